@@ -163,7 +163,7 @@ def _training(directory: Path, bin_tokens: int) -> list[_Finding]:
     return [
         _Finding("model", _description(sizes)),
         _serves(sizes),
-        _Finding("training", packing),
+        _Finding("training", packing + _trained(sizes)),
         *_memory(directory, sizes, bin_tokens),
     ]
 
@@ -174,15 +174,27 @@ def _description(sizes: "ModelSizes") -> str:
     return f"{sizes.architecture}, {_count(sizes.weights)} weights{active}, {sizes.layers} layers{images}"
 
 
+def _trained(sizes: "ModelSizes") -> str:
+    if sizes.served == sizes.weights:
+        return ""
+    others = _count(sizes.served - sizes.weights)
+    return f"; trained: the text layers; the vision tower, {others} weights, is published as it is"
+
+
 def _count(weights: int) -> str:
     return f"{weights / 1e9:.1f} billion" if weights >= 1e8 else f"{weights / 1e6:.1f} million"
 
 
 def _serves(sizes: "ModelSizes") -> _Finding:
+    from importlib.util import find_spec
+
     try:
         from vllm import ModelRegistry, __version__
     except ImportError as error:
         return _Finding("serving", f"not tried: vLLM is not installed here ({error})")
+    if sizes.has_vision and find_spec("torchvision") is None:
+        text = f"vLLM {__version__} needs torchvision to serve {sizes.architecture}; install the release for this torch"
+        return _Finding("serving", text, is_problem=True)
     known = sizes.architecture in ModelRegistry.get_supported_archs()
     return _Finding(
         "serving", f"vLLM {__version__} {'serves' if known else 'does not serve'} {sizes.architecture}", not known

@@ -5,11 +5,12 @@ same directory. Module-level imports are the standard library, `ratchet.errors` 
 workers and vLLM's processes import this file too.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 MAX_FILE_BYTES = 5 * 10**9
 """A larger model is written in several files, which are written, fsynced and digested side by side."""
+UNTOUCHED = "untouched.safetensors"
+"""File of a version with the tensors of its base that are not trained, such as those of a vision tower."""
+_WHOLE = "model.safetensors"
+_INDEX = f"{_WHOLE}.index.json"
 _WRITERS = 8
 _COPIED_SUFFIXES = (".json", ".jinja", ".txt", ".model")
 
@@ -88,20 +93,77 @@ def link_version(model: Path, directory: Path) -> list[JsonObject]:
     return describe_files(directory)
 
 
-def publish_policy(state: "Mapping[str, Tensor]", base: Path, directory: Path) -> list[JsonObject]:
-    """Write `state`, and the config, tokenizer and template of `base`, to `directory`; return `describe_files`."""
+def tensor_files(directory: Path) -> dict[str, Path]:
+    """Return the file of each tensor of a model directory, as transformers finds them."""
+    from safetensors import safe_open
+
+    index = directory / _INDEX
+    if index.is_file() and not (directory / _WHOLE).is_file():
+        return {name: directory / file for name, file in json.loads(index.read_text())["weight_map"].items()}
+    with safe_open(directory / _WHOLE, "pt") as stored:
+        return dict.fromkeys(stored.keys(), directory / _WHOLE)
+
+
+class UntouchedTensors:
+    """The tensors of a base that no step changes: its first version gets a file of them, each later one a hard link."""
+
+    def __init__(self, base: Path, names: Sequence[str]) -> None:
+        self.base = base
+        self.names = names
+        self._written: Path | None = None
+        self._sha256 = ""
+
+    def place(self, file: Path) -> None:
+        """Make `file`: a link to that of the version before if it is unchanged, else a new one."""
+        if self._written is not None:
+            with contextlib.suppress(OSError):  # that version may have been deleted
+                os.link(self._written, file)
+                if file_sha256(file) == self._sha256:
+                    return
+        file.unlink(missing_ok=True)
+        _save_tensors(dict(self._read()), file)
+
+    def was_placed(self, directory: Path, files: Sequence[JsonObject]) -> None:
+        """Remember the version `directory` with these files, whose file later ones link to."""
+        self._written = directory / UNTOUCHED
+        self._sha256 = next(file["sha256"] for file in files if file["name"] == UNTOUCHED)
+
+    def _read(self) -> "Iterator[tuple[str, Tensor]]":
+        from safetensors import safe_open
+
+        files = tensor_files(self.base)
+        for path in sorted({files[name] for name in self.names}):
+            with safe_open(path, "pt") as stored:
+                for name in self.names:
+                    if files[name] == path:
+                        yield name, stored.get_tensor(name)
+
+
+def publish_policy(
+    state: "Mapping[str, Tensor]", base: Path, directory: Path, untouched: UntouchedTensors | None = None
+) -> list[JsonObject]:
+    """Write `state`, and the config, tokenizer and template of `base`, to `directory`; return `describe_files`.
+
+    `untouched`: further tensors of `base`, if it has any.
+    """
     from huggingface_hub import split_torch_state_dict_into_shards
 
+    others = untouched if untouched is not None and untouched.names else None
     contiguous = {name: tensor.contiguous() for name, tensor in state.items()}
-    split = split_torch_state_dict_into_shards(contiguous, max_shard_size=MAX_FILE_BYTES)
+    # transformers reads a file of the usual name alone, without its index
+    names = "model{suffix}.safetensors" if others is None else "text{suffix}.safetensors"
+    split = split_torch_state_dict_into_shards(contiguous, filename_pattern=names, max_shard_size=MAX_FILE_BYTES)
+    weight_map = split.tensor_to_filename | dict.fromkeys(others.names if others else (), UNTOUCHED)
 
     def fill(building: Path) -> None:
         for path in base.iterdir():
             if path.suffix in _COPIED_SUFFIXES and not path.name.endswith(".index.json"):
                 shutil.copyfile(path, building / path.name)
-        if split.is_sharded:
-            index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-            (building / "model.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True))
+        if others is not None:
+            others.place(building / UNTOUCHED)
+        if split.is_sharded or others is not None:
+            index = {"metadata": split.metadata, "weight_map": weight_map}
+            (building / _INDEX).write_text(json.dumps(index, indent=2, sort_keys=True))
 
         def write(file: str) -> None:
             _save_tensors({name: contiguous[name] for name in split.filename_to_tensors[file]}, building / file)
@@ -109,7 +171,10 @@ def publish_policy(state: "Mapping[str, Tensor]", base: Path, directory: Path) -
         with ThreadPoolExecutor(_WRITERS) as pool:
             list(pool.map(write, split.filename_to_tensors))
 
-    return _publish(directory, fill)
+    files = _publish(directory, fill)
+    if others is not None:
+        others.was_placed(directory, files)
+    return files
 
 
 def publish_adapter(

@@ -1,10 +1,12 @@
 """Settings for every test: property tests try the same examples on every machine and have no deadline."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from stack.ports import free_port
 from tests.standins.tiny_model import make_tokenizer, make_weights
 
 settings.register_profile("ratchet", derandomize=True, deadline=None)
@@ -24,3 +26,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_tokenizer(directory, vocab_size=400)
     make_weights(directory)
     return directory
+
+
+@pytest.fixture(scope="module")
+def single_rank() -> Iterator[None]:
+    """A gloo process group whose only rank is this process, with one compute thread.
+
+    One per module, because every learner opens groups of its own: dozens of file descriptors that end with this one.
+    """
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{free_port()}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()

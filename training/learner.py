@@ -28,7 +28,7 @@ from transformers import AutoConfig
 
 from engine import canary, policy_files
 from ratchet.types import JsonObject
-from training import checkpoint, lora
+from training import checkpoint, lora, model_files
 from training.largest_ratios import LargestRatios
 from training.loss import TokenBatch, clip_masks, find_loss, token_loss
 from training.metrics import (
@@ -104,6 +104,10 @@ class RankLearner:
                 lambda: policy_files.weight_files(policy_files.describe_files(model_path))
             )
             self.adapter = lora.describe(training.lora, self.base_files)
+        self.untouched: policy_files.UntouchedTensors | None = None
+        if training.lora is None and self.rank == 0:
+            names = model_files.untouched_names(self.policy.model, model_path)
+            self.untouched = policy_files.UntouchedTensors(model_path, names)
         self.trained = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
         self.optimiser = torch.optim.AdamW(
             self.trained,
@@ -260,7 +264,8 @@ class RankLearner:
         files are written, which may take longer than a collective on a GPU is given.
         """
         own = self.policy.state_dict()
-        tensors = published_tensors(own, self.model_path) if self.adapter is None else lora.adapter_tensors(own)
+        model = self.policy.model
+        tensors = published_tensors(model, own, self.model_path) if self.adapter is None else lora.adapter_tensors(own)
         state: dict[str, Tensor] = {}
         for name, tensor in tensors:
             whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -272,10 +277,13 @@ class RankLearner:
 
     def _write(self, state: Mapping[str, Tensor], directory: Path) -> list[JsonObject]:
         settings = self.config.training.lora
+        model = self.policy.model
         if settings is None:
-            return policy_files.publish_policy(state, self.model_path, directory)
+            tensors = model_files.as_in_files(model, state)
+            return policy_files.publish_policy(tensors, self.model_path, directory, self.untouched)
         peft = lora.peft_config(settings, self.model_path)
-        return policy_files.publish_adapter(state, peft, self.model_path, self.base_files, directory)
+        tensors = model_files.adapter_as_in_files(model, state)
+        return policy_files.publish_adapter(tensors, peft, self.model_path, self.base_files, directory)
 
     def canary(self) -> JsonObject:
         """Score the canary text with the current weights. A collective of all ranks."""
@@ -304,11 +312,12 @@ def _advantages_and_weights(bin: Bin, members: Mapping[int, Member]) -> npt.NDAr
     return np.array(values, dtype=np.float32)[rollout_N]
 
 
-def published_tensors(state: Mapping[str, Any], model_path: Path) -> Iterator[tuple[str, Tensor]]:
-    """Yield a policy's tensors under the model's own names and in its own dtype, tied tensors once."""
+def published_tensors(model: Any, state: Mapping[str, Any], model_path: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yield a policy's tensors under the names of `model` and in the dtype of the directory, tied tensors once."""
     settings = AutoConfig.from_pretrained(model_path, local_files_only=True)
-    dtype = settings.dtype if isinstance(settings.dtype, torch.dtype) else torch.float32
+    named = (settings.dtype, settings.get_text_config().dtype)
+    dtype = next((one for one in named if isinstance(one, torch.dtype)), torch.float32)
     for name, tensor in state.items():
         own_name = name.removeprefix("model.")
-        if isinstance(tensor, Tensor) and not (settings.tie_word_embeddings and own_name == "lm_head.weight"):
+        if isinstance(tensor, Tensor) and not (model.config.tie_word_embeddings and own_name == "lm_head.weight"):
             yield own_name, tensor.detach().to(dtype)

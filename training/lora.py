@@ -22,6 +22,8 @@ if TYPE_CHECKING:  # a step needs no pydantic
 
 _NAME = "default"
 """PEFT's name of the only adapter, which its files leave out."""
+PEFT_PREFIX = "base_model.model."
+"""What PEFT's files have before the name of a tensor in the model."""
 
 
 def add_adapters(model: Any, lora: LoraConfig, base_dtype: torch.dtype | None = None) -> None:
@@ -85,7 +87,7 @@ def adapter_tensors(state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in state.items():
         if is_adapter_parameter(name):
             own_name = name.removeprefix("model.").replace(f".{_NAME}.", ".")
-            yield f"base_model.model.{own_name}", tensor.detach()
+            yield PEFT_PREFIX + own_name, tensor.detach()
 
 
 def describe(lora: LoraConfig, base_files: list[JsonObject]) -> str:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from ratchet.config import LoraConfig
-from training import lora
+from training import lora, model_files
 from training.policy_model import (
     TrainablePolicy,
     active_weights,
@@ -34,13 +34,14 @@ _LAYER_ACTIVATIONS = 16
 class ModelSizes:
     """What a model directory says about its model.
 
-    `weights`: all of them, tied ones once. `adapter_weights`: those of the adapters that were asked for. `active`:
-    those that a token passes. `cache_bytes`: of one token's keys and values in an engine, in bfloat16. `no_segments`:
-    why chains cannot share prefixes in training, None if they can.
+    `weights`: those of the text model, tied ones once. `served`: those and a vision tower's. `adapter_weights`: those
+    of the adapters that were asked for. `active`: those that a token passes. `cache_bytes`: of one token's keys and
+    values in an engine, in bfloat16. `no_segments`: why chains cannot share prefixes in training, None if they can.
     """
 
     architecture: str
     weights: int
+    served: int
     adapter_weights: int
     active: int
     largest_layer: int
@@ -66,9 +67,11 @@ def read_sizes(path: Path, adapters: LoraConfig | None = None) -> ModelSizes:
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     experts = getattr(text, "num_experts_per_tok", None) or 0
     intermediate = experts * getattr(text, "moe_intermediate_size", 0) if experts else text.intermediate_size
+    weights = sum(one.numel() for one in policy.parameters())
     sizes = ModelSizes(
         architecture=(settings.architectures or ["unknown"])[0],
-        weights=sum(weights.numel() for weights in policy.parameters()),
+        weights=weights,
+        served=_served(settings) if model_files.wraps_text_model(settings, model) else weights,
         adapter_weights=0,
         active=active_weights(policy),
         largest_layer=max(layers),
@@ -77,13 +80,20 @@ def read_sizes(path: Path, adapters: LoraConfig | None = None) -> ModelSizes:
         intermediate=intermediate,
         vocabulary=text.vocab_size,
         cache_bytes=2 * 2 * attention_layers(text) * heads * head_size(text),
-        no_segments=why_no_segments(settings),
+        no_segments=why_no_segments(model),
         has_vision=hasattr(settings, "vision_config"),
     )
     if adapters is None:
         return sizes
     lora.add_adapters(model, adapters)
     return replace(sizes, adapter_weights=sum(one.numel() for one in model.parameters() if one.requires_grad))
+
+
+def _served(settings: Any) -> int:
+    """Return the weights of the class that wraps a text model."""
+    with torch.device("meta"):
+        model = AutoModelForImageTextToText.from_config(settings, dtype=torch.float32)
+    return sum(one.numel() for one in model.parameters())
 
 
 def learner_gib(sizes: ModelSizes, num_ranks: int, bin_tokens: int, has_reference: bool = False) -> float:
@@ -105,4 +115,4 @@ def learner_gib(sizes: ModelSizes, num_ranks: int, bin_tokens: int, has_referenc
 
 def engine_gib(sizes: ModelSizes, num_gpus: int, cached_tokens: int) -> float:
     """Return the GiB of one GPU of an engine: weights in bfloat16 and the cache of so many tokens, over `num_gpus`."""
-    return (2 * sizes.weights + cached_tokens * sizes.cache_bytes) / num_gpus / _GIB
+    return (2 * sizes.served + cached_tokens * sizes.cache_bytes) / num_gpus / _GIB

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from training import attention, delta_net, lora
+from training import attention, delta_net, lora, model_files
 from training.packing import Packing
 from training.policy_model import ForwardWork, TrainablePolicy, choose_packing, pair_cost
 from training.prefix_tree import Segment
@@ -74,9 +74,9 @@ def load_policy(path: Path, config: RunConfig, device: torch.device) -> LoadedPo
     transformers_logging.disable_progress_bar()
     training = config.training
     settings = AutoConfig.from_pretrained(path, local_files_only=True)
-    packing = choose_packing(training.packing, settings)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
+    packing = choose_packing(training.packing, model)
     on_gpu = device.type == "cuda"
     if on_gpu if training.activation_checkpointing is None else training.activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -89,7 +89,7 @@ def load_policy(path: Path, config: RunConfig, device: torch.device) -> LoadedPo
     _shard(policy, make_mesh(device, training.shard_ranks), dtype)
     policy.to_empty(device=device)
     _fill(policy, _load_on_rank_zero(path, policy), device, config.seed)
-    rounded = _BFLOAT16_EXPERTS if getattr(settings, "num_experts_per_tok", None) else _BFLOAT16
+    rounded = _BFLOAT16_EXPERTS if getattr(model.config, "num_experts_per_tok", None) else _BFLOAT16
     _check(policy, packing, path, device, _FLOAT32 if dtype == torch.float32 else rounded)
     return LoadedPolicy(policy, packing, work, cost)
 
@@ -142,7 +142,7 @@ def _load_on_rank_zero(path: Path, policy: TrainablePolicy) -> Any:
 
     def load() -> None:
         nonlocal model
-        model = AutoModelForCausalLM.from_pretrained(path, dtype="auto", local_files_only=True)
+        model = model_files.load_causal_lm(path, "auto")
         _require_same_tensors(model, policy)
 
     try:
@@ -169,6 +169,8 @@ def _fill(policy: TrainablePolicy, source: Any, device: torch.device, seed: int)
     """Copy parameters and buffers of rank 0's model into the ranks' shards, and begin adapters. A collective."""
     parameters = {} if source is None else dict(source.named_parameters())
     buffers = {} if source is None else dict(source.named_buffers())
+    if source is not None:
+        model_files.keep_names(policy.model, source)
     with torch.no_grad():
         for name, parameter in policy.model.named_parameters():
             assert isinstance(parameter, DTensor)

@@ -181,9 +181,10 @@ class TrainablePolicy(nn.Module):
 # ---------------------------------------------------------------- what an architecture allows
 
 
-def why_no_segments(settings: Any) -> str | None:
-    """Return why this architecture cannot share prefixes exactly, or None if it can."""
-    name = (settings.architectures or ["unknown"])[0]
+def why_no_segments(model: Any) -> str | None:
+    """Return why this model of transformers cannot share prefixes exactly, or None if it can."""
+    name = type(model).__name__
+    settings = model.config
     if name not in SEGMENT_ARCHITECTURES:
         return (
             f"{name} is not registered for segment attention (registered: {', '.join(sorted(SEGMENT_ARCHITECTURES))})"
@@ -206,12 +207,12 @@ def why_no_segments(settings: Any) -> str | None:
     return None
 
 
-def choose_packing(wanted: str, settings: Any) -> Packing:
-    """Return the packing; `auto` is `tree` if it is exact for this architecture, else `padded`.
+def choose_packing(wanted: str, model: Any) -> Packing:
+    """Return the packing; `auto` is `tree` if it is exact for this model, else `padded`.
 
-    Raises ValueError if the wanted packing is not exact for this architecture.
+    Raises ValueError if the wanted packing is not exact for it.
     """
-    reason = why_no_segments(settings)
+    reason = why_no_segments(model)
     if wanted == "auto":
         return "padded" if reason else "tree"
     if reason and wanted != "padded":

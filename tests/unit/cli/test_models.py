@@ -8,6 +8,7 @@ from adapter.prompt.parser_choice import FittingParser, fitting_parsers
 from adapter.prompt.renderer import Renderer
 from cli.models import _training
 from ratchet.config import LoraConfig
+from tests.standins.wrapped_model import EXPERTS, TEXT, make_wrapped_model
 from tests.unit.training.test_gradients import MOE, TINY, make_architecture
 from training.memory_estimate import engine_gib, learner_gib, read_sizes
 
@@ -53,3 +54,21 @@ def test_memory_and_training_are_read_from_the_config(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "unheard_of"}')
     (problem,) = _training(tmp_path, 4096)
     assert problem.is_problem and "no causal language model" in problem.text
+
+
+def test_of_a_class_with_a_vision_tower_the_text_layers_are_trained(tmp_path: Path) -> None:
+    """The learner's memory is that of the text model alone, the engine's that of the whole class."""
+    name = "Qwen3_5MoeForConditionalGeneration"
+    sizes = read_sizes(make_wrapped_model(name, tmp_path / "wrapped"))
+    text = read_sizes(make_architecture("Qwen3_5MoeForCausalLM", tmp_path, **TEXT, **EXPERTS))
+    assert sizes.architecture == name and sizes.has_vision and not text.has_vision
+    assert sizes.weights == text.weights == text.served < sizes.served
+    assert sizes.no_segments is None and learner_gib(sizes, 1, 4096) == learner_gib(text, 1, 4096)
+    assert engine_gib(sizes, 1, 1000) - engine_gib(text, 1, 1000) == pytest.approx(
+        2 * (sizes.served - sizes.weights) / 2**30
+    )
+    found = {one.name: one.text for one in _training(tmp_path / "wrapped", 4096)}
+    assert "images are named in the prompt, not shown" in found["model"]
+    assert "trained: the text layers" in found["training"] and "training.packing: tree" in found["training"]
+    plain = {one.name: one.text for one in _training(tmp_path / "Qwen3_5MoeForCausalLM", 4096)}
+    assert "trained:" not in plain["training"] and "images" not in plain["model"]

@@ -1,0 +1,62 @@
+"""The real vLLM serves a published version of a class with a vision tower, and agrees with the learner.
+
+vLLM's CPU kernels of Gated DeltaNet need bfloat16 and heads of 128, so learner and engine agree up to rounding only.
+Weights are not replaced in the running engine: with experts, vLLM 0.32 computes other logprobs after that on a CPU,
+even from the same files (docs/models.md). `make slow` runs it, in two minutes on idle cores.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from engine.client import EngineClient
+from engine.weight_update import score_canary
+from ratchet.store.database import Database
+from ratchet.types import EngineState
+from tests.integration.engine.real_vllm import add_run, record, wait_for_engine, wrapper, wrapper_settings
+from tests.standins.tiny_model import make_tokenizer
+from tests.standins.wrapped_model import make_wrapped_model
+from tests.unit.training.cuts import make_config, make_plan, make_rollouts
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), pytest.mark.usefixtures("single_rank")]
+
+SIZES = {
+    "vocab_size": 640,
+    "max_position_embeddings": 4096,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
+}
+
+
+async def test_an_engine_agrees_with_the_learner_after_training(
+    database: Database, postgres_url: str, tmp_path: Path
+) -> None:
+    from training.learner import RankLearner
+
+    root = tmp_path / "policies"
+    base = make_wrapped_model("Qwen3_5MoeForConditionalGeneration", tmp_path / "base", "bfloat16", **SIZES)
+    make_tokenizer(base)
+    learner = RankLearner(base, make_config(learning_rate=3e-2))
+    before = learner.canary()
+    rollouts = make_rollouts(6)
+    chains = [chain for one in rollouts for chain in one.chains([True])]
+    for _ in range(3):
+        learner.step(make_plan(rollouts, "token_mean"), chains)
+    files = learner.publish(root / "1.e1")
+    after = learner.canary()
+    gaps = [abs(one - other) for one, other in zip(before["logprobs"], after["logprobs"], strict=True)]
+    assert sum(gaps) / len(gaps) > 0.3, "training has changed little more than the canary takes for rounding"
+
+    await add_run(database)
+    version = await record(database, 1, root / "1.e1", files)
+    text_only = ("--enforce-eager", "--language-model-only")
+    settings = wrapper_settings(base, tmp_path, root, postgres_url, dtype="bfloat16", extra_args=text_only)
+    async with wrapper(settings), EngineClient(settings.address) as client:
+        row = await wait_for_engine(database, EngineState.READY)
+        assert row.version == version.version == await client.version()
+        found = await score_canary(client, after, before)
+        print({"canary_gap_mean": found.mean_gap, "canary_gap_max": found.max_gap})
+        assert found.reason is None
+        assert (await score_canary(client, before)).reason is not None
