@@ -11,6 +11,10 @@ from typing import Annotated, NoReturn
 
 import typer
 
+# Before torch is imported, here and in the parts that this process starts: its threads would spin between two
+# operations, which on busy cores takes several times the CPU time of the work.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 from cli import (
     advise,
     agents,

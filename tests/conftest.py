@@ -1,7 +1,10 @@
 """Settings for every test: property tests try the same examples on every machine and have no deadline."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported, as in `cli.main`
 
 import pytest
 from hypothesis import settings
