@@ -27,6 +27,7 @@ def down(
             say(f"{asyncio.run(kill_stack_boxes(stack.environment()))} sandboxes stopped")
         except RatchetError as error:
             say(f"could not stop sandboxes ({error}); they expire at their TTL")
+    say("stopping the stack; runs that are open go on after `ratchet up`")
     supervisor.down()
     say("the stack is down")
 

@@ -86,7 +86,7 @@ def _verdicts(grades: list[dict[str, Any]]) -> list[list[str]]:
             str(grade["id"]),
             f"{grade['grader']} {grade['grader_version']}",
             "rejected" if grade["rejected"] else "solved" if grade["solved"] else "not solved",
-            "compared" if grade["has_oracle"] else "none: not admitted",
+            "compared" if grade["has_oracle"] else "not compared",
             _control(grade["control"]),
             ", ".join(sorted({flag["what"] for flag in grade["flags"]})),
         ]

@@ -49,7 +49,7 @@ def _collect() -> dict[str, Any]:
 
     from stack.engine_parts import engine_addresses
     from stack.part_health import PartHealth, read_fresh_health
-    from stack.parts import Stack
+    from stack.parts import WATCHER, Stack
     from stack.placement import part_kind
     from stack.supervisor import Supervisor
 
@@ -80,6 +80,8 @@ def _collect() -> dict[str, Any]:
     note = (
         ""
         if fresh is not None or not any(part["pid"] for part in parts)
+        else "the watcher has not looked at the parts yet"
+        if any(part["name"] == WATCHER and part["uptime_seconds"] for part in parts)
         else "the parts are not probed: no watcher runs"
     )
     answers = health.get("postgres", PartHealth("postgres")).state == "answering"

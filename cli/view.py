@@ -70,9 +70,15 @@ def viewer_settings(stack: "Stack", host: str) -> "ViewerSettings":
 
 
 def _path_of(target: str) -> str:
+    """Return the page of a rollout or a run. Raises ConfigError if neither exists."""
     from urllib.parse import quote
 
-    return f"/rollouts/{found}" if (found := _rollout_id(target)) is not None else f"/runs/{quote(target)}"
+    from cli.store_access import query
+    from client.reading import require_run
+
+    if (found := _rollout_id(target)) is not None:
+        return f"/rollouts/{found}"
+    return f"/runs/{quote(query(lambda connection: require_run(connection, target)))}"
 
 
 def _rollout_id(target: str) -> int | None:
