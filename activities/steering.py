@@ -69,7 +69,9 @@ async def reset_stage(
         target = await steering_targets.find_target(connection, what)
     pending = await _pending_stages(client, target)
     if stage not in pending:
-        names = ", ".join(sorted(pending)) or "none"
+        if not pending:
+            raise ConfigError(f"{target.workflow_id} has no stage that is pending: it has ended, or is between two")
+        names = ", ".join(sorted(pending))
         raise ConfigError(f"{target.workflow_id} has no stage {stage!r} that is pending; there is {names}")
     async with database.begin() as connection:
         request = Request(target.run_id, request_id, by, reason)

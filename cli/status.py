@@ -33,7 +33,7 @@ def status(json: Annotated[bool, typer.Option("--json")] = False) -> None:
             print(f"{part['name']}: {part['problem']}")
         elif part["last_error"]:
             print(f"{part['name']}: last error before its newest restart: {part['last_error']}")
-        elif part_kind(part["name"]) in ("engine", "learner") and part["detail"]:
+        elif part["pid"] and part_kind(part["name"]) in ("engine", "learner") and part["detail"]:
             print(f"{part['name']}: {part['detail']}")
     for line in found["boxes"]:
         print(line)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 _WIDTH = 79
 _HEIGHT = 24
 _MAX_LINES = 3
+_ANSWER_LINES = 8
 
 
 def why(
@@ -46,10 +47,10 @@ def lines_of(found: "Diagnosis") -> list[str]:
     from stack.diagnosis import UNKNOWN
 
     if found.state == UNKNOWN:
-        lines = [f"nothing is known of run {found.run_id}", *_wrap("", found.answer)]
+        lines = [f"nothing is known of run {found.run_id}", *_wrap("", found.answer, _ANSWER_LINES)]
     else:
         progress = "started by hand" if found.is_by_hand else f"step {found.step} of {found.num_steps}"
-        lines = [f"run {found.run_id} is {found.state}, {progress}", *_wrap("waits for: ", found.answer)]
+        lines = [f"run {found.run_id} is {found.state}, {progress}", *_wrap("waits for: ", found.answer, _ANSWER_LINES)]
     if found.stages:
         lines.append(f"{'open rollouts':<24} {'count':>6} {'longest':>9}")
         lines += [
@@ -74,8 +75,9 @@ def lines_of(found: "Diagnosis") -> list[str]:
     return lines if len(lines) <= _HEIGHT else [*lines[: _HEIGHT - 1], "… `ratchet why --json` shows everything"]
 
 
-def _wrap(title: str, text: str) -> list[str]:
-    """Return at most three lines, the later ones indented."""
+def _wrap(title: str, text: str, max_lines: int = _MAX_LINES) -> list[str]:
+    """Return at most so many lines, the later ones indented."""
     import textwrap
 
-    return textwrap.wrap(title + " ".join(text.split()), _WIDTH, subsequent_indent="  ", max_lines=3, placeholder=" …")
+    words = title + " ".join(text.split())
+    return textwrap.wrap(words, _WIDTH, subsequent_indent="  ", max_lines=max_lines, placeholder=" …")

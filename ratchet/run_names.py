@@ -30,6 +30,6 @@ def require_target_name(name: str) -> str:
     if not _TARGET.fullmatch(name):
         raise ConfigError(
             f"{name!r} names no group, rollout or evaluation: name a rollout by its number in `ratchet rollouts`, or a "
-            "workflow, such as group/RUN/3, rollout/RUN/3/0 or evaluate/RUN/start-t1; `ratchet stop RUN` ends a run"
+            "workflow, such as group/RUN/3, rollout/RUN/3/0 or evaluate/RUN/start-t1"
         )
     return name

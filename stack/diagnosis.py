@@ -228,6 +228,13 @@ async def describe_work(stack: Stack, workflow_id: str) -> list[str]:
     return found
 
 
+def _state(found: Diagnosis) -> str:
+    """Return the state with its reason, which may begin with the state."""
+    if found.reason.startswith(found.state):
+        return found.reason
+    return f"it is {found.state}" + (f": {found.reason}" if found.reason else "")
+
+
 def _answer(found: Diagnosis) -> str:
     """Return the first cause that explains the wait: the run's own state, a part, a retried activity, the slowest."""
     if found.state == UNKNOWN:
@@ -236,9 +243,9 @@ def _answer(found: Diagnosis) -> str:
         reason = (parts + notes)[0]
         return f"the store cannot be reached: {reason}; `ratchet up` starts a stack that is stopped"
     if found.state == RunState.PAUSED:
-        return f"it is paused: {found.reason}; `ratchet resume {found.run_id}` when it is mended"
+        return f"{_state(found)}; `ratchet resume {found.run_id}` lets it go on"
     if found.state != RunState.RUNNING:
-        return f"it is {found.state}" + (f": {found.reason}" if found.reason else "")
+        return _state(found)
     if found.parts:
         name, words = next(iter(found.parts.items()))
         return f"{name}: {words}"

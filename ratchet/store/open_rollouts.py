@@ -33,7 +33,7 @@ class StageCount:
 class OpenRollout:
     """An open rollout, its stage, and for how long it has been in it.
 
-    `group`: the workflow id of its group, by which commands name it; empty for a rollout by hand.
+    `group`: the workflow id of its group, or of its evaluation, by which commands name it; empty for a rollout by hand.
     """
 
     rollout_id: int
@@ -42,6 +42,10 @@ class OpenRollout:
     member: int
     stage: str
     seconds: float
+
+
+_target = func.regexp_replace(RolloutGroupTable.workflow_id, "(evaluate/[^/]+/[^/]+)/.*", r"\1")
+"""Without the number of a group in its evaluation, which is cancelled and retried as a whole."""
 
 
 def _by_stage(run_id: str) -> Select[int, int | None, str, int, str, float]:
@@ -73,7 +77,7 @@ def _by_stage(run_id: str) -> Select[int, int | None, str, int, str, float]:
         select(
             RolloutTable.id,
             RolloutTable.group_id,
-            func.coalesce(RolloutGroupTable.workflow_id, "").label("group"),
+            func.coalesce(_target, "").label("group"),
             RolloutTable.member,
             stage.label("stage"),
             seconds.label("seconds"),

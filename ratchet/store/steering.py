@@ -146,7 +146,7 @@ async def record_resume(connection: AsyncConnection, request: Request) -> Steeri
     before = run.state if stopped_because is not None else run.wish
     await record(connection, request, SteeringAction.RESUME, "", before, RunState.RUNNING, run.next_step)
     why = stopped_because if stopped_because is not None else f"it was about to {run.wish}"
-    return SteeringAnswer(f"run {run.run_id} goes on; it had stopped: {why}")
+    return SteeringAnswer(f"run {run.run_id} goes on; before: {why}")
 
 
 async def record_drain(connection: AsyncConnection, request: Request) -> SteeringAnswer:

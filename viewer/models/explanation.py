@@ -21,7 +21,7 @@ _MAX_NAMES = 3
 _EXITS = {
     AgentExit.DONE: "ended by itself",
     AgentExit.TURN_LIMIT: "was ended by its limit of model calls",
-    AgentExit.CONTEXT_FULL: "ran out of context",
+    AgentExit.CONTEXT_FULL: "ended because its context was full or an answer was cut at its token limit",
     AgentExit.TIME_BUDGET: "ran out of time",
     AgentExit.CRASHED: "crashed",
     AgentExit.STARVED: "made no model call, or could not reach its model,",
@@ -107,7 +107,9 @@ def _agent(facts: RewardFactsView) -> WhySentence | None:
     if leaving is None:
         return None
     words = _EXITS.get(AgentExit(leaving), leaving) if leaving in list(AgentExit) else leaving
-    text = f"The agent {words}" + (f" after {head.num_turns} model calls" if head.outcome is not None else "")
+    text = f"The agent {words}" + (
+        f" after {head.num_turns} model call{'' if head.num_turns == 1 else 's'}" if head.outcome is not None else ""
+    )
     if newest is not None and newest.used_seconds:
         text += f" {'after' if head.outcome is None else 'and'} {newest.used_seconds:.0f} s"
     if len(facts.attempts) > 1:

@@ -19,7 +19,7 @@ from ratchet.store.plans import PlanRow
 from ratchet.store.runs import RunRow
 from ratchet.store.schema import PolicyVersionTable, RolloutGroupTable, RolloutTable, RunTable, TaskTable
 from ratchet.store.steering import Request, SteeringAnswer
-from ratchet.store.steering_targets import Target
+from ratchet.store.steering_targets import Target, TargetKind
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import GroupState, Outcome, Purpose, RunState, SteeringAction, Wish
 from tests.integration.training.records import make_config, make_group, make_run
@@ -249,6 +249,15 @@ async def test_the_names_in_the_list_of_open_rollouts_are_those_that_requests_ta
         found = await open_rollouts.list_slowest(connection, targets.run_id, 1)
     assert (await targets.find(found[0].group)).id == group_id
     assert (await targets.find(str(found[0].rollout_id))).group_id == group_id
+
+
+async def test_an_open_rollout_of_an_evaluation_is_listed_under_its_evaluation(targets: Targets) -> None:
+    name = await targets.evaluation()
+    async with targets.database.begin() as connection:
+        await connection.execute(update(RolloutTable).values(outcome=None))
+        found = await open_rollouts.list_slowest(connection, targets.run_id, 99)
+    assert found and {one.group for one in found} == {name}
+    assert (await targets.find(name)).kind is TargetKind.EVALUATION
 
 
 async def test_a_rollout_that_is_replaced_is_not_replaced_again(targets: Targets) -> None:
