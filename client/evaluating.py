@@ -149,6 +149,11 @@ async def _evaluate_open_run(
             if set(labels) <= ended:
                 return await read_reports(stack, row.run_id, labels)
             assert found is not None
+            if found.state == RunState.PAUSED:
+                raise ConfigError(
+                    f"run {row.run_id} is paused ({found.state_reason}): {', '.join(labels)} is kept, and begins after "
+                    f"`ratchet resume {row.run_id}`"
+                )
             if found.state != RunState.RUNNING:
                 raise ConfigError(f"run {row.run_id} is {found.state}: {found.state_reason}")
             now = f"step {found.step}: {len(set(labels) & ended)} of {len(labels)} evaluations have ended"
