@@ -3,15 +3,11 @@
 Boxes have no network, so the programs that run in them are pinned and fetched once per machine, from npm or PyPI.
 """
 
-import fcntl
 import json
-import os
 import platform
 import shutil
 import subprocess
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 
@@ -19,6 +15,7 @@ from activities.harnesses import agent_programs
 from activities.harnesses.agent_programs import RECORD, AgentProgram
 from ratchet.errors import ConfigError, MachineError
 from sandbox_gateway.python_layer import PYTHON_LAYER_PATH
+from stack.make_once import making
 from stack.progress import ReportProgress
 
 FETCHABLE: dict[str, Callable[[], AgentProgram]] = {
@@ -67,14 +64,13 @@ def fetch_program(program: AgentProgram, say: ReportProgress) -> Path:
     target = program.host_directory
     if (target / RECORD).is_file():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with _only_one(target), tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as temporary:
+    with making(target, say) as scratch:
         if (target / RECORD).is_file():
             return target
-        fresh = Path(temporary) / "layer"
+        fresh = scratch / "layer"
         fresh.mkdir(mode=0o755)
         lay_out = _lay_out_python if program.name == "mini_swe_agent" else _lay_out_npm
-        source, version = lay_out(program, fresh, Path(temporary), say)
+        source, version = lay_out(program, fresh, scratch, say)
         (fresh / RECORD).write_text(json.dumps({"version": version, "source": source}))
         fresh.rename(target)
     return target
@@ -87,19 +83,6 @@ def installed_programs() -> list[dict[str, str]]:
         facts = json.loads(record.read_text())
         found.append({"agent": record.parent.name.split("-")[0], **facts, "directory": str(record.parent)})
     return found
-
-
-@contextmanager
-def _only_one(target: Path) -> Iterator[None]:
-    """Serialise processes that lay out the same program. The kernel releases the lock when this process ends, however
-    it ends.
-    """
-    descriptor = os.open(target.with_name(f".{target.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _lay_out_npm(program: AgentProgram, layer: Path, temporary: Path, say: ReportProgress) -> tuple[str, str]:

@@ -4,20 +4,17 @@ go.mod and go.sum pin every version. Go's own caches make a second build a matte
 -modcache` frees them.
 """
 
-import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
-import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from ratchet import paths
 from ratchet.errors import MachineError
+from stack.make_once import making
 from stack.progress import CountedLine, ReportProgress
 
 SOURCES = Path(__file__).parent / "temporal"
@@ -46,10 +43,9 @@ def ensure_server_program(say: ReportProgress) -> Path:
     go = find_go()
     if go is None:
         raise MachineError("Temporal's server cannot be built, because Go is not installed")
-    program.parent.mkdir(parents=True, exist_ok=True)
-    with _only_one(program), tempfile.TemporaryDirectory(prefix=".temporal-", dir=program.parent) as temporary:
+    with making(program, say) as scratch:
         if not program.is_file():
-            built = Path(temporary) / "temporal-server"
+            built = scratch / "temporal-server"
             started = time.monotonic()
             say("building Temporal's server and UI with Go, once; this takes some minutes")
             _build(go, built, say)
@@ -87,14 +83,3 @@ def _run(command: list[str], environment: dict[str, str]) -> str:
     if done.returncode != 0:
         raise MachineError(f"Temporal's server cannot be built: {done.stderr.strip()[-400:]}")
     return done.stdout
-
-
-@contextmanager
-def _only_one(program: Path) -> Iterator[None]:
-    """Serialise processes that build the same program. The kernel releases the lock when this process ends."""
-    descriptor = os.open(program.with_name(f".{program.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

@@ -6,7 +6,6 @@ It is made locally because no download of weights can be assumed, and a laptop m
 import json
 import random
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3ForCaus
 from transformers.utils import logging as transformers_logging
 
 from ratchet.errors import MachineError, UserError
+from stack.make_once import making
 from stack.tiny_policy.bug_tasks import endless_tasks, held_out_tasks, task_digests, train_tasks
 from stack.tiny_policy.settings import TinyPolicySettings, settings_digest, template_text
 from stack.tiny_policy.solve_tasks import measure_solve_rate, play_tasks
@@ -64,21 +64,31 @@ def make_tiny_policy(
     """
     settings = settings or TinyPolicySettings()
     digest = settings_digest(settings)
+    if (existing := _made_already(out, digest, seed, progress)) is not None:
+        return existing
+    try:
+        with making(out, progress) as scratch:
+            if (existing := _made_already(out, digest, seed, progress)) is not None:
+                return existing
+            made = scratch / "policy"
+            report = build_policy(made, settings, digest, seed, progress)
+            put_in_place(made, out, scratch / "old")
+    except OSError as error:
+        raise MachineError(f"cannot write the tiny policy to {out}: {error.strerror or error}") from error
+    return report
+
+
+def _made_already(out: Path, digest: str, seed: int, progress: Progress) -> TinyPolicyReport | None:
+    """Return the report of the policy at `out` if it has these settings and this seed. Raises MachineError if `out`
+    holds something else than a tiny policy.
+    """
     existing = read_report(out)
     if existing is not None and (existing.recipe, existing.seed) == (digest, seed):
         progress(f"the tiny policy exists already: {out}")
         return existing
     if existing is None and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise MachineError(f"{out} exists and is not a tiny policy; name another directory or remove it")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
-            made = Path(scratch) / "policy"
-            report = build_policy(made, settings, digest, seed, progress)
-            put_in_place(made, out, Path(scratch) / "old")
-    except OSError as error:
-        raise MachineError(f"cannot write the tiny policy to {out}: {error.strerror or error}") from error
-    return report
+    return None
 
 
 def read_report(folder: Path) -> TinyPolicyReport | None:

@@ -7,6 +7,7 @@ Shapes: B transcripts, T tokens (padded on the right), V vocabulary.
 
 import math
 import random
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
@@ -19,6 +20,7 @@ from stack.tiny_policy.transcripts import TURN_END, Piece, write_transcript
 
 VOCABULARY_MULTIPLE = 64
 UPDATES_PER_REPORT = 50
+SECONDS_PER_REPORT = 15.0
 PADDING = "<|endoftext|>"
 
 Encoded = tuple[list[int], list[bool]]
@@ -98,6 +100,7 @@ def warm_start(
     model.set_attn_implementation(
         "eager"
     )  # for sequences this short the fused kernel's backward pass in bfloat16 is slower
+    reported_at = time.monotonic()
     for update in range(num_updates):
         if update == settings.num_clean_updates:
             clean_exact = clean_exact_match(model, tokenizer, tasks, rng, settings.num_clean_checks)
@@ -109,7 +112,8 @@ def warm_start(
         loss = take_update(
             model, optimizer, *draw_batch(tokenizer, settings, tasks, rng, mix), settings.max_gradient_norm
         )
-        if (update + 1) % UPDATES_PER_REPORT == 0:
+        if (update + 1) % UPDATES_PER_REPORT == 0 or time.monotonic() - reported_at > SECONDS_PER_REPORT:
+            reported_at = time.monotonic()
             text = f"warm start: update {update + 1} of {num_updates}, loss {loss:.3f}"
             progress(CountedLine(text, "warm start", update + 1, num_updates))
     model.set_attn_implementation("sdpa")
