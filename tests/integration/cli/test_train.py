@@ -163,7 +163,7 @@ def test_a_database_that_does_not_answer(machine: Machine) -> None:
         other.bind(("127.0.0.1", 0))
         url = f"postgresql://somebody:secret@127.0.0.1:{other.getsockname()[1]}/ratchet"
         sentence = machine.train(RATCHET_DATABASE_URL=url)
-    assert "does not work" in sentence and "unset RATCHET_DATABASE_URL" in sentence
+    assert "refuses connections" in sentence and "unset RATCHET_DATABASE_URL" in sentence
     assert "secret" not in sentence
     assert not (machine.home / "supervisord.pid").exists()
 
