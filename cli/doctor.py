@@ -33,13 +33,13 @@ def _checks() -> list[dict[str, Any]]:
     import shutil
 
     from ratchet.errors import MachineError
-    from stack.parts import Stack, existing, require_space
+    from stack.parts import Stack, nearest_existing, require_space
 
     stack = Stack()
     checks = _sandbox_checks(stack)
     try:
         require_space(stack.home)
-        free = shutil.disk_usage(existing(stack.home)).free >> 30
+        free = shutil.disk_usage(nearest_existing(stack.home)).free >> 30
         checks.append({"what": "disk", "ok": True, "needed": True, "detail": f"{free} GiB free at {stack.home}"})
     except MachineError as error:
         checks.append({"what": "disk", "ok": False, "needed": True, "detail": str(error)})

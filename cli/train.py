@@ -61,7 +61,11 @@ def train(
     if from_store is not None:
         _train_from_store(stack, resolved, name, from_store, new, detach, json)
         return
-    run_id = asyncio.run(start_run(stack, resolved, name, new, say))
+    try:
+        run_id = asyncio.run(start_run(stack, resolved, name, new, say))
+    except KeyboardInterrupt:
+        say("interrupted; a run that was named above goes on, and `ratchet runs` lists it once it is accepted")
+        raise typer.Exit(130) from None
     say(f"run {run_id}: {stack.temporal_ui}/namespaces/default/workflows/run%2F{run_id}")
     if not detach:
         _follow(stack, run_id, config, pattern, json)

@@ -74,11 +74,14 @@ def _path_of(target: str) -> str:
     from urllib.parse import quote
 
     from cli.store_access import query
-    from client.reading import require_run
+    from ratchet.errors import ConfigError
+    from ratchet.store import runs
 
     if (found := _rollout_id(target)) is not None:
         return f"/rollouts/{found}"
-    return f"/runs/{quote(query(lambda connection: require_run(connection, target)))}"
+    if query(lambda connection: runs.get_run(connection, target)) is None:
+        raise ConfigError(f"there is no run or rollout {target!r}; see `ratchet runs` and `ratchet rollouts`")
+    return f"/runs/{quote(target)}"
 
 
 def _rollout_id(target: str) -> int | None:

@@ -145,16 +145,17 @@ async def _evaluate_open_run(
         while True:
             async with database.begin() as connection:
                 ended = await evaluations.ended_evaluations(connection, row.run_id)
+                begun = {one.label for one in await evaluations.begun_evaluations(connection, row.run_id)}
                 found = await runs.get_run(connection, row.run_id)
             if set(labels) <= ended:
                 return await read_reports(stack, row.run_id, labels)
             assert found is not None
-            if found.state == RunState.PAUSED:
+            if found.state == RunState.PAUSED and (waiting := [one for one in labels if one not in begun]):
                 raise ConfigError(
-                    f"run {row.run_id} is paused ({found.state_reason}): {', '.join(labels)} is kept, and begins after "
-                    f"`ratchet resume {row.run_id}`"
+                    f"run {row.run_id} is paused ({found.state_reason}): {', '.join(waiting)} is kept, "
+                    f"and begins after `ratchet resume {row.run_id}`"
                 )
-            if found.state != RunState.RUNNING:
+            if found.state not in (RunState.RUNNING, RunState.PAUSED):
                 raise ConfigError(f"run {row.run_id} is {found.state}: {found.state_reason}")
             now = f"step {found.step}: {len(set(labels) & ended)} of {len(labels)} evaluations have ended"
             if now != line:

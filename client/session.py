@@ -28,11 +28,13 @@ from ratchet.store.runs import RunRow
 from ratchet.store.steering import SteeringAnswer
 from ratchet.store.steering_targets import TargetKind, find_target
 from ratchet.store.views.rollout_list import RolloutFilter, list_rollout_lines
+from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import JsonObject, SteeringAction
 from stack.diagnosis import Diagnosis, diagnose
 from stack.follow_run import collect_result, start_run, watch_run
 from stack.parts import Stack
 from stack.progress import ReportProgress
+from stack.startup import connect_running
 from viewer.models.advice import Advice, advise_run
 
 _T = TypeVar("_T")
@@ -113,7 +115,12 @@ class Client:
         else:
             values = config.model_dump(mode="json") if isinstance(config, RunConfig) else config
             resolved = resolve_config(values, "the config", Path.cwd())
-        return Run(self, run_blocking(start_run(self.stack, resolved, name, new, say)))
+
+        async def start() -> str:
+            await connect_running(self.stack, load_temporal_settings())  # refuses at once if the stack is stopped
+            return await start_run(self.stack, resolved, name, new, say)
+
+        return Run(self, run_blocking(start()))
 
     def evaluate(
         self,
@@ -271,6 +278,7 @@ class Run:
         """Follow the run to its end and return its result. Raises ConfigError if it fails or is paused."""
 
         async def follow() -> JsonObject:
+            await connect_running(self.client.stack, load_temporal_settings())
             await watch_run(self.client.stack, self.run_id, say)
             return await collect_result(self.client.stack, self.run_id)
 

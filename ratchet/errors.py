@@ -135,14 +135,12 @@ class StoreUnavailableError(RatchetError):
     """Postgres cannot be reached, or answers with an error that a healthy server would not give."""
 
     retryable = True
-    cli_exit_code = 2  # as a MachineError, with which most commands end if the stack is stopped
 
 
 class TemporalUnavailableError(RatchetError):
     """Temporal does not answer an activity's question about other workflows."""
 
     retryable = True
-    cli_exit_code = 2
 
 
 class LearnerLostError(RatchetError):

@@ -7,7 +7,7 @@ import re
 
 from ratchet.errors import ConfigError
 
-_RUN_ID = re.compile(r"[^\s/@]+")
+RUN_ID = re.compile(r"[A-Za-z0-9._-]+")
 _TARGET = re.compile(
     r"\d{1,18}"  # a rollout's number
     r"|group/[^\s/]+/\d+"
@@ -18,7 +18,7 @@ _TARGET = re.compile(
 
 def require_run_id(name: str) -> str:
     """Return the name. Raises ConfigError if no run can have it."""
-    if not _RUN_ID.fullmatch(name):
+    if not RUN_ID.fullmatch(name):
         raise ConfigError(f"{name!r} cannot be the id of a run; `ratchet runs` lists those that there are")
     return name
 

@@ -19,6 +19,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from ratchet.errors import MachineError, TemporalUnavailableError
 from ratchet.payloads import TrainRunInput
+from ratchet.secrets import without_secrets
 from ratchet.temporal_settings import TemporalSettings
 
 GRACEFUL_SHUTDOWN = timedelta(seconds=5)
@@ -112,7 +113,7 @@ def heartbeat_text(activity: PendingActivityInfo) -> str:
     """Return what the newest heartbeat of an activity says, such as the command that runs; empty without words."""
     for payload in activity.heartbeat_details.payloads:
         told = pydantic_data_converter.payload_converter.from_payload(payload)
-        return told if isinstance(told, str) else ""
+        return without_secrets(told) if isinstance(told, str) else ""
     return ""
 
 

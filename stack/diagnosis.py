@@ -155,8 +155,9 @@ async def _look_at_store(connection: AsyncConnection, found: Diagnosis) -> None:
     learner = await learners.get_learner(connection, found.run_id)
     work = f"step {planned} is planned" if planned is not None else "no step is planned"
     if await learners.is_starting(connection, found.run_id):
-        loads = f"it loads the model and the checkpoint of step {row.checkpoint_step}"
-        found.learner = f"it starts anew: {loads}, which takes about a minute, and longer for a large model; {work}"
+        loads = f"the model and the checkpoint of step {row.checkpoint_step}" if row.checkpoint_step else "the model"
+        anew = "" if learner is None else " anew"
+        found.learner = f"it starts{anew} and loads {loads}, a minute or more; `ratchet logs learner` says more; {work}"
         found.is_learner_starting = True
         found.is_step_planned = planned is not None
     elif learner is not None:
@@ -228,7 +229,7 @@ async def describe_work(stack: Stack, workflow_id: str) -> list[str]:
     return found
 
 
-def _state(found: Diagnosis) -> str:
+def _state_sentence(found: Diagnosis) -> str:
     """Return the state with its reason, which may begin with the state."""
     if found.reason.startswith(found.state):
         return found.reason
@@ -238,14 +239,14 @@ def _state(found: Diagnosis) -> str:
 def _answer(found: Diagnosis) -> str:
     """Return the first cause that explains the wait: the run's own state, a part, a retried activity, the slowest."""
     if found.state == UNKNOWN:
-        parts = [f"{name} {words}" for name, words in found.parts.items()]
+        parts = [f"{name} {words}" for name, words in found.parts.items() if name == "postgres"]
         notes = [note.removeprefix(_STORE_NOTE) for note in found.notes if note.startswith(_STORE_NOTE)]
         reason = (parts + notes)[0]
         return f"the store cannot be reached: {reason}; `ratchet up` starts a stack that is stopped"
     if found.state == RunState.PAUSED:
-        return f"{_state(found)}; `ratchet resume {found.run_id}` lets it go on"
+        return f"{_state_sentence(found)}; `ratchet resume {found.run_id}` lets it go on"
     if found.state != RunState.RUNNING:
-        return _state(found)
+        return _state_sentence(found)
     if found.parts:
         name, words = next(iter(found.parts.items()))
         return f"{name}: {words}"

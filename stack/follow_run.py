@@ -6,7 +6,6 @@
 import asyncio
 import base64
 import contextlib
-import re
 import secrets
 import time
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
 from ratchet.payloads import TrainRunInput
+from ratchet.run_names import RUN_ID
 from ratchet.store import reports, runs
 from ratchet.temporal_client import root_cause, start_train_run
 from ratchet.temporal_settings import load_temporal_settings
@@ -30,7 +30,7 @@ from stack.curve import summary
 from stack.part_health import HealthState, read_health
 from stack.parts import Stack
 from stack.progress import CountedLine, ReportProgress
-from stack.startup import connect_running
+from stack.startup import connect_stack
 from stack.supervisor import Supervisor
 
 _ACCEPT_SECONDS = 60.0
@@ -40,7 +40,6 @@ _LOOK_SHARE = 20.0
 """A look at a large run is followed by a pause of so many times its own duration."""
 _REPORT_SECONDS = 10.0
 _PROBLEM_SECONDS = 15.0
-_RUN_ID = re.compile(r"[A-Za-z0-9._-]+")
 
 
 async def start_run(stack: Stack, config: RunConfig, name: str, new: bool, say: ReportProgress) -> str:
@@ -50,6 +49,7 @@ async def start_run(stack: Stack, config: RunConfig, name: str, new: bool, say: 
     Raises ConfigError if another run is open, or with the reason for which the new run is refused.
     """
     settings = load_temporal_settings()
+    client = await connect_stack(stack, settings)  # before anything is changed
     async with stack.database() as database, database.begin() as connection:
         unfinished = None if new else await runs.newest_unfinished_run(connection, config)
         reason = await runs.resume_run(connection, unfinished) if unfinished is not None else None
@@ -58,14 +58,14 @@ async def start_run(stack: Stack, config: RunConfig, name: str, new: bool, say: 
             await runs.require_no_other_run(connection, "")
     if unfinished is not None:
         say(f"continuing run {unfinished} (same config)" + (f"; it was paused: {reason}" if reason else ""))
-        await start_train_run(await connect_running(stack, settings), settings, unfinished)
+        await start_train_run(client, settings, unfinished)
         return unfinished
     if stopped is not None and not new:
         say(f"run {stopped} has the same config and was stopped early; `ratchet resume {stopped}` would continue it")
     run_id = new_run_id(settings.own(name))
-    client = await connect_running(stack, settings)
     argument = TrainRunInput(config=config.model_dump(mode="json"))
     handle = await client.start_workflow("TrainRun", argument, id=f"run/{run_id}", task_queue=settings.own("control"))
+    say(f"run {run_id} is started; from now on it goes on without this command")
     await _wait_until_accepted(stack, handle, run_id, say)
     return run_id
 
@@ -89,6 +89,7 @@ async def _wait_until_accepted(
                             return
                 if result.done():
                     await result
+                    return
         say(f"run {run_id} is not accepted yet: its weights are read, or no worker runs (`ratchet status`)")
     except RPCError as error:
         say(f"whether run {run_id} is accepted is not known, because Temporal does not answer: {error.message}")
@@ -107,7 +108,7 @@ def new_run_id(name: str) -> str:
     """Return an id that no run has: name, STAMP or the day, and four random characters. Raises ConfigError."""
     suffix = base64.b32encode(secrets.token_bytes(5)).decode().lower()[:4]
     run_id = f"{name}-{value_of('STAMP') or f'{datetime.now(UTC):%y%m%d}'}-{suffix}"
-    if not _RUN_ID.fullmatch(run_id):
+    if not RUN_ID.fullmatch(run_id):
         raise ConfigError(
             f"{run_id!r} cannot be the id of a run: use letters, digits, `.`, `_` and `-` in the config file's name, "
             "EXP_TAG and STAMP"
@@ -131,7 +132,7 @@ async def watch_run(stack: Stack, run_id: str, say: ReportProgress) -> Cost:
 
     Raises ConfigError with the reason if the run failed or is paused, MachineError if the stack was stopped meanwhile.
     """
-    client = await connect_running(stack, load_temporal_settings())
+    client = await connect_stack(stack, load_temporal_settings())
     handle = client.get_workflow_handle(f"run/{run_id}")
     result = asyncio.create_task(handle.result())
     progress = _Progress(stack, run_id, say)

@@ -98,7 +98,7 @@ class PartHealth:
     restarts: int = 0
     last_error: str = ""
     pid: int | None = None
-    started_at: float = 0.0
+    started_at: float | None = None
     first_answer_at: float | None = None
     last_answer_at: float = 0.0
     short_lives: list[float] = field(default_factory=list)
@@ -114,12 +114,15 @@ class PartHealth:
 
     # ------------------------------------------------------------ what supervisord says
 
-    def ends(self, pid: int | None, started_at: float) -> int:
-        """Return how many processes have ended since the last look: 0, 1, or 2 if the newest was never seen alive."""
-        return (self.pid is not None and pid != self.pid) + (pid is None and started_at != self.started_at)
+    def num_ended(self, pid: int | None, started_at: float | None) -> int:
+        """Return how many ends of processes are seen that were not seen at the last look: that of the one that lived
+        then, and that of the newest if it was never seen alive. More may have come and gone between the two.
+        """
+        never_seen = pid is None and self.started_at not in (None, started_at)  # None: a watcher of an earlier version
+        return (self.pid is not None and pid != self.pid) + never_seen
 
     def see_process(
-        self, pid: int | None, started_at: float, wanted: bool, now: float, last_error: str
+        self, pid: int | None, started_at: float | None, wanted: bool, now: float, last_error: str
     ) -> HealthAction:
         """Take in supervisord's view of the newest process, `pid` while it lives. `wanted`: supervisord runs the part
         or starts it again.
@@ -131,7 +134,7 @@ class PartHealth:
             return HealthAction.NOTHING
         if self.state in (HealthState.STOPPED, HealthState.GIVEN_UP):  # a person has started it
             self._begin(HealthState.STARTING, now)
-        ended = self.ends(pid, started_at)
+        ended = self.num_ended(pid, started_at)
         self.pid = pid
         self.started_at = started_at
         action = HealthAction.NOTHING
@@ -143,6 +146,7 @@ class PartHealth:
     def _begin(self, state: HealthState, now: float) -> None:
         self.enter(state, now)
         self.pid = None
+        self.started_at = 0.0
         self.restarts = 0
         self.last_error = ""
         self.first_answer_at = None

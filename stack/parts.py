@@ -318,14 +318,14 @@ def bind_host(public_host: str) -> str:
     return "0.0.0.0"
 
 
-def existing(directory: Path) -> Path:
+def nearest_existing(directory: Path) -> Path:
     """Return the directory, or the nearest one above it that exists."""
     return next(one for one in (directory, *directory.absolute().parents) if one.exists())
 
 
 def require_space(home: Path, needed_bytes: int = 2 << 30) -> None:
     """Raise MachineError if the state directory's disk has less than `needed_bytes` free."""
-    status = os.statvfs(existing(home))
+    status = os.statvfs(nearest_existing(home))
     free = status.f_bavail * status.f_frsize
     if free < needed_bytes:
         raise MachineError(

@@ -126,7 +126,7 @@ class Watcher:
         wanted = state is not None and state.state in _WANTED
         pid, started_at = (state.pid, state.started_at) if state is not None else (None, health.started_at)
         size = log_size(part_log(self.stack, name))
-        error = self._log_error(name) if health.ends(pid, started_at) else ""
+        error = self._log_error(name) if health.num_ended(pid, started_at) else ""
         if (pid, started_at) != (health.pid, health.started_at):  # what it has written since the look before is its own
             self.log_starts[name] = self.log_sizes.get(name, size)
         self.log_sizes[name] = size

@@ -5,6 +5,7 @@ transformers' AutoModelForCausalLM loads the text model of it alone: its layers 
 tensors of the files (the vision tower, layers that predict several tokens) are published as they are.
 """
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,9 @@ def load_causal_lm(path: Path, dtype: torch.dtype | str) -> Any:
         model, loaded = AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype, local_files_only=True, output_loading_info=True
         )
-    except RuntimeError:  # an expert's tensor is missing, which is not named
-        _require(_missing_parts(path))
+    except RuntimeError:  # an expert's tensor may be missing, which is not named
+        with contextlib.suppress(OSError):  # there is no file of the usual name
+            _require(_missing_parts(path))
         raise
     _require(_names(model, {name: model.get_parameter_or_buffer(name) for name in loaded["missing_keys"]}))
     untouched_names(model, path)

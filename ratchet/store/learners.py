@@ -92,8 +92,14 @@ async def count_learner_failure(
     return count
 
 
+def _wants_learner() -> ColumnElement[bool]:
+    """Whether a run is running and has steps left to commit."""
+    is_training = and_(RunTable.state == RunState.RUNNING, RunTable.config_name != ADHOC)
+    return and_(is_training, RunTable.checkpoint_step < last_step())
+
+
 async def is_starting(connection: AsyncConnection, run_id: str) -> bool:
-    """Return whether a running run has steps left to train, and its learner has not begun to wait for a plan.
+    """Return whether a run wants a learner, and its learner has not begun to wait for a plan.
 
     It starts when a run begins, is resumed or extended, and anew after `ratchet skip-step`, which fences the other one.
     """
@@ -102,8 +108,7 @@ async def is_starting(connection: AsyncConnection, run_id: str) -> bool:
         await connection.execute(
             select(RunTable.epoch, LearnerTable.epoch.label("of_learner"), LearnerTable.phase, silent)
             .outerjoin(LearnerTable, LearnerTable.run_id == RunTable.run_id)
-            .where(RunTable.run_id == run_id, RunTable.state == RunState.RUNNING)
-            .where(RunTable.checkpoint_step < last_step())
+            .where(RunTable.run_id == run_id, _wants_learner())
         )
     ).one_or_none()
     if row is None:
@@ -151,8 +156,7 @@ async def runs_wanting_learner(connection: AsyncConnection) -> dict[str, float |
     statement = (
         select(RunTable.run_id, silent)
         .outerjoin(LearnerTable, LearnerTable.run_id == RunTable.run_id)
-        .where(RunTable.state == RunState.RUNNING, RunTable.config_name != ADHOC)
-        .where(RunTable.checkpoint_step < last_step())
+        .where(_wants_learner())
         .order_by(RunTable.created_at)
     )
     return {row[0]: None if row[1] is None else float(row[1]) for row in await connection.execute(statement)}

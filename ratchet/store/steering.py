@@ -153,6 +153,9 @@ async def record_drain(connection: AsyncConnection, request: Request) -> Steerin
     """Make no new groups of a running run; it ends when those in flight are trained, or will never be."""
     run = await _lock(connection, request.run_id)
     _require_open(run, "drained")
+    if await is_known(connection, request):
+        words = "is to drain already" if run.wish == Wish.DRAIN else "was drained by this request before"
+        return SteeringAnswer(f"run {run.run_id} {words}", changed=False)
     if run.state == RunState.PAUSED:
         raise ConfigError(f"run {run.run_id} is paused, so nothing in flight would be trained: resume it, or stop it")
     if run.wish == Wish.STOP:
@@ -162,10 +165,6 @@ async def record_drain(connection: AsyncConnection, request: Request) -> Steerin
         )
     if run.wish == Wish.DRAIN:
         return SteeringAnswer(f"run {run.run_id} is to drain already", changed=False)
-    if await is_known(connection, request):
-        return SteeringAnswer(
-            f"run {run.run_id} was drained by this request, and has been resumed since", changed=False
-        )
     await connection.execute(update(RunTable).where(RunTable.run_id == run.run_id).values(wish=Wish.DRAIN))
     await record(connection, request, SteeringAction.DRAIN, "", Wish.NONE, Wish.DRAIN, run.next_step)
     return SteeringAnswer(f"run {run.run_id} starts no new groups, and ends when those in flight are settled")

@@ -3,6 +3,7 @@
 The chart is rendered by helm; skipped without it.
 """
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,6 +14,7 @@ import yaml
 
 from engine.process import EngineSettings, vllm_command, vllm_environment
 from ratchet.config_engines import PlacedEnginesConfig
+from ratchet.errors import RatchetError, UserError
 from stack.parts import Stack
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
@@ -47,6 +49,19 @@ def test_the_chart_makes_an_engine_for_each_address(chart: list[dict[str, Any]])
     assert config["model"] == "/models/x"
     assert addresses == [f"http://{name}-{at}.{engines['spec']['serviceName']}:8000" for at in (0, 1)]
     assert engines["spec"]["replicas"] == 2
+
+
+def test_no_outage_fails_the_job_for_good() -> None:
+    """Its pod is replaced unless it ended with the code of what a person must mend."""
+    head = (DEPLOY / "helm" / "templates" / "head.yaml").read_text()
+    assert re.findall(r"action: FailJob\n.*onExitCodes: .*values: \[(.*)\]", head) == [str(UserError.cli_exit_code)]
+    _assert_outages_exit_otherwise(RatchetError)
+
+
+def _assert_outages_exit_otherwise(error: type[RatchetError]) -> None:
+    assert not (error.retryable and error.cli_exit_code == UserError.cli_exit_code), error
+    for below in error.__subclasses__():
+        _assert_outages_exit_otherwise(below)
 
 
 def test_an_engine_of_the_chart_has_the_arguments_of_the_stack(chart: list[dict[str, Any]], tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import func, update
 
-from ratchet.store import learners, plans
+from ratchet.store import learners, plans, runs
 from ratchet.store.database import Database
 from ratchet.store.plans import PlanRow
 from ratchet.store.schema import LearnerTable, RunTable
@@ -60,6 +60,11 @@ async def test_a_learner_starts_until_it_waits_for_a_plan(learner: Learner) -> N
     assert not await learner.starts(), "a paused run gets no learner"
 
 
+async def test_rollouts_by_hand_wait_for_no_learner(learner: Learner) -> None:
+    await learner.run(config_name=runs.ADHOC)
+    assert not await learner.starts()
+
+
 async def test_why_says_that_the_run_waits_for_it(
     learner: Learner, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,5 +74,5 @@ async def test_why_says_that_the_run_waits_for_it(
     await learner.run(epoch=1)
     await learner.beats(learners.TRAINED_ALL)
     found = await diagnose(Stack(tmp_path), learner.run_id)
-    assert found.answer.startswith("the learner: it starts anew: it loads the model and the checkpoint of step 0")
+    assert found.answer.startswith("the learner: it starts anew and loads the model, a minute or more")
     assert found.answer.endswith("step 1 is planned")
