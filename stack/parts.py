@@ -71,6 +71,9 @@ def free_ports(home: Path) -> None:
     (home / "ports.json").write_text(json.dumps({name: free_port() for name in PREFERRED_PORTS}))
 
 
+_ADAPTER_HOSTS = ("ADAPTER_PUBLIC_HOST", "MASTER_ADDR")
+
+
 class Stack:
     """The stack of one checkout; all its state is in `home`."""
 
@@ -189,7 +192,6 @@ class Stack:
 
     def _own(self) -> dict[str, str]:
         gateway = f"http://127.0.0.1:{self.ports['gateway']}"
-        public = os.environ.get("MASTER_ADDR") or "127.0.0.1"
         return {
             "RATCHET_HOME": str(self.home),
             "RATCHET_DATABASE_URL": database_url(self.ports["postgres"]),
@@ -202,11 +204,16 @@ class Stack:
             # By default Ray on Linux announces the machine's outer address; this switch keeps a local cluster on
             # loopback.
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-            "ADAPTER_PUBLIC_HOST": public,
-            "ADAPTER_BIND_HOST": bind_host(os.environ.get("ADAPTER_PUBLIC_HOST") or public),
+            "ADAPTER_PUBLIC_HOST": os.environ.get("MASTER_ADDR") or "127.0.0.1",
+            "ADAPTER_BIND_HOST": bind_host(self.adapter_host),
             "ADAPTER_PORT": str(self.ports["adapter"]),
             "RATCHET_WORKER_METRICS": f"127.0.0.1:{self.ports['worker_metrics']}",
         }
+
+    @property
+    def adapter_host(self) -> str:
+        """The host by which boxes call the adapter, other than those of the stack's own gateway."""
+        return next((host for name in _ADAPTER_HOSTS if (host := os.environ.get(name))), "127.0.0.1")
 
     def is_external(self, name: str) -> bool:
         """Return whether the user's environment sets this variable to a service other than the stack's own."""

@@ -10,4 +10,7 @@ def egress() -> None:
     from activities.sandboxes.docker_settings import adapter_address
     from stack.docker_egress import DockerEgress
 
-    asyncio.run(DockerEgress(adapter_address(Stack().environment())).run())
+    # Also on a machine whose own boxes are not Docker's: a daemon's host need not be the adapter's.
+    stack = Stack()
+    address = adapter_address(stack.environment() | {"ADAPTER_PUBLIC_HOST": stack.adapter_host})
+    asyncio.run(DockerEgress(address).run())
