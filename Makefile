@@ -23,7 +23,8 @@ $(BOOT)/bin/uv:
 
 environment: $(UV)
 	@echo "$(if $(wildcard $(VENV)/pyvenv.cfg),checking the python environment ($(EXTRA)) against uv.lock,making the python environment ($(EXTRA)); with empty caches this takes some minutes)"
-	@(for minute in $(MINUTES); do sleep 60 >/dev/null 2>&1; echo "still making it: $$minute min"; done) & clock=$$!; trap "kill $$clock 2>/dev/null" EXIT; \
+	@(for minute in $(MINUTES); do sleep 60 >/dev/null 2>&1; echo "still making it: $$minute min"; done) & \
+		clock=$$!; trap "kill $$clock 2>/dev/null" EXIT; \
 		UV_LINK_MODE=$${UV_LINK_MODE:-hardlink} $(UV) sync --locked --quiet --extra $(EXTRA) --group dev $(COMPILE)
 
 setup: environment

@@ -77,13 +77,11 @@ def _collect() -> dict[str, Any]:
                 "detail": part.detail,
             }
         )
-    note = (
-        ""
-        if fresh is not None or not any(part["pid"] for part in parts)
-        else "the watcher has not looked at the parts yet"
-        if any(part["name"] == WATCHER and part["uptime_seconds"] for part in parts)
-        else "the parts are not probed: no watcher runs"
-    )
+    living = {part["name"] for part in parts if part["pid"]}
+    note = ""
+    if fresh is None and living:
+        why = "the watcher has not looked at them lately" if WATCHER in living else "no watcher runs"
+        note = f"the parts are not probed: {why}"
     answers = health.get("postgres", PartHealth("postgres")).state == "answering"
     boxes = asyncio.run(_box_caps(stack)) if answers else []
     return {"home": str(stack.home), "temporal_ui": stack.temporal_ui, "note": note, "parts": parts, "boxes": boxes}

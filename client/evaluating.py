@@ -144,13 +144,14 @@ async def _evaluate_open_run(
         line = ""
         while True:
             async with database.begin() as connection:
-                ended = await evaluations.ended_evaluations(connection, row.run_id)
-                begun = {one.label for one in await evaluations.begun_evaluations(connection, row.run_id)}
+                begun = await evaluations.begun_evaluations(connection, row.run_id)
                 found = await runs.get_run(connection, row.run_id)
+            ended = {one.label for one in begun if one.has_ended}
             if set(labels) <= ended:
                 return await read_reports(stack, row.run_id, labels)
             assert found is not None
-            if found.state == RunState.PAUSED and (waiting := [one for one in labels if one not in begun]):
+            waiting = [label for label in labels if label not in {one.label for one in begun}]
+            if found.state == RunState.PAUSED and waiting:
                 raise ConfigError(
                     f"run {row.run_id} is paused ({found.state_reason}): {', '.join(waiting)} is kept, "
                     f"and begins after `ratchet resume {row.run_id}`"

@@ -8,9 +8,10 @@ import re
 from ratchet.errors import ConfigError
 
 RUN_ID = re.compile(r"[A-Za-z0-9._-]+")
+_ROLLOUT_NUMBER = re.compile(r"\d{1,18}")
+"""A larger number is no id."""
 _TARGET = re.compile(
-    r"\d{1,18}"  # a rollout's number
-    r"|group/[^\s/]+/\d+"
+    _ROLLOUT_NUMBER.pattern + r"|group/[^\s/]+/\d+"
     r"|evaluate/[^\s/]+/[^\s/]+"
     r"|(\S+-)?rollout/\S+"  # with the installation's prefix, if it shares its namespace
 )
@@ -21,6 +22,11 @@ def require_run_id(name: str) -> str:
     if not RUN_ID.fullmatch(name):
         raise ConfigError(f"{name!r} cannot be the id of a run; `ratchet runs` lists those that there are")
     return name
+
+
+def rollout_number(name: str) -> int | None:
+    """Return the number of the rollout that a name gives, None if it is a workflow id."""
+    return int(name) if _ROLLOUT_NUMBER.fullmatch(name) else None
 
 
 def require_target_name(name: str) -> str:

@@ -153,13 +153,13 @@ async def _look_at_store(connection: AsyncConnection, found: Diagnosis) -> None:
         found.endpoint = f"{waiting.num_waiting} rollouts wait for their endpoint: {waiting.reason}"
     planned = await plans.unfinished_step(connection, found.run_id)
     learner = await learners.get_learner(connection, found.run_id)
+    found.is_step_planned = planned is not None
     work = f"step {planned} is planned" if planned is not None else "no step is planned"
     if await learners.is_starting(connection, found.run_id):
         loads = f"the model and the checkpoint of step {row.checkpoint_step}" if row.checkpoint_step else "the model"
         anew = "" if learner is None else " anew"
         found.learner = f"it starts{anew} and loads {loads}, a minute or more; `ratchet logs learner` says more; {work}"
         found.is_learner_starting = True
-        found.is_step_planned = planned is not None
     elif learner is not None:
         found.learner = (
             f"{learner.phase} {learner.step}, heartbeat {max(0.0, learner.silent_seconds):.0f} s ago; {work}"
@@ -239,9 +239,8 @@ def _state_sentence(found: Diagnosis) -> str:
 def _answer(found: Diagnosis) -> str:
     """Return the first cause that explains the wait: the run's own state, a part, a retried activity, the slowest."""
     if found.state == UNKNOWN:
-        parts = [f"{name} {words}" for name, words in found.parts.items() if name == "postgres"]
-        notes = [note.removeprefix(_STORE_NOTE) for note in found.notes if note.startswith(_STORE_NOTE)]
-        reason = (parts + notes)[0]
+        note = next(note for note in found.notes if note.startswith(_STORE_NOTE)).removeprefix(_STORE_NOTE)
+        reason = f"postgres {found.parts['postgres']}" if "postgres" in found.parts else note
         return f"the store cannot be reached: {reason}; `ratchet up` starts a stack that is stopped"
     if found.state == RunState.PAUSED:
         return f"{_state_sentence(found)}; `ratchet resume {found.run_id}` lets it go on"

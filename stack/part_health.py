@@ -137,11 +137,10 @@ class PartHealth:
         ended = self.num_ended(pid, started_at)
         self.pid = pid
         self.started_at = started_at
-        action = HealthAction.NOTHING
         for _ in range(ended):
-            if action is HealthAction.NOTHING:
-                action = self._see_end(now, last_error)
-        return action
+            if self._see_end(now, last_error) is HealthAction.STOP:
+                return HealthAction.STOP
+        return HealthAction.NOTHING
 
     def _begin(self, state: HealthState, now: float) -> None:
         self.enter(state, now)

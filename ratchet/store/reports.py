@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import Integer, cast, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from ratchet.run_names import rollout_number
 from ratchet.store.arrays import unpack_text
 from ratchet.store.schema import (
     AttemptTable,
@@ -75,8 +76,8 @@ def _named(endpoint: JsonObject | None) -> JsonObject | None:
 
 async def find_rollout(connection: AsyncConnection, name: str) -> int | None:
     """Return the id of the rollout with this id or workflow id, None without one."""
-    is_id = name.isdecimal() and len(name) <= 18  # a larger number is no id
-    column = RolloutTable.id == int(name) if is_id else RolloutTable.workflow_id == name
+    number = rollout_number(name)
+    column = RolloutTable.id == number if number is not None else RolloutTable.workflow_id == name
     return (await connection.execute(select(RolloutTable.id).where(column))).scalar_one_or_none()
 
 

@@ -12,6 +12,7 @@ from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import ConfigError
+from ratchet.run_names import rollout_number
 from ratchet.store import evaluations, groups, plans, runs, steering
 from ratchet.store.schema import EvaluationTable, RolloutGroupTable, RolloutTable, RunTable
 from ratchet.store.steering import Request, SteeringAnswer
@@ -64,7 +65,7 @@ async def find_target(connection: AsyncConnection, name: str) -> Target:
         if found is not None:
             return Target(TargetKind.GROUP, found.id, found.run_id, name, found.purpose, found.id, found.state)
     else:
-        is_id = name.isdecimal() and len(name) <= 18  # a larger number is no id
+        number = rollout_number(name)
         rollout = select(
             RolloutTable.id,
             RolloutTable.run_id,
@@ -73,7 +74,7 @@ async def find_target(connection: AsyncConnection, name: str) -> Target:
             RolloutTable.group_id,
             RolloutTable.outcome,
             RolloutTable.owner.is_not(None).label("is_claimed"),
-        ).where(RolloutTable.id == int(name) if is_id else RolloutTable.workflow_id == name)
+        ).where(RolloutTable.id == number if number is not None else RolloutTable.workflow_id == name)
         row = (await connection.execute(rollout)).one_or_none()
         if row is not None:
             return Target(TargetKind.ROLLOUT, *row)

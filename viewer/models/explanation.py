@@ -107,9 +107,9 @@ def _agent(facts: RewardFactsView) -> WhySentence | None:
     if leaving is None:
         return None
     words = _EXITS.get(AgentExit(leaving), leaving) if leaving in list(AgentExit) else leaving
-    text = f"The agent {words}" + (
-        f" after {head.num_turns} model call{'' if head.num_turns == 1 else 's'}" if head.outcome is not None else ""
-    )
+    text = f"The agent {words}"
+    if head.outcome is not None:
+        text += f" after {head.num_turns} model {'call' if head.num_turns == 1 else 'calls'}"
     if newest is not None and newest.used_seconds:
         text += f" {'after' if head.outcome is None else 'and'} {newest.used_seconds:.0f} s"
     if len(facts.attempts) > 1:

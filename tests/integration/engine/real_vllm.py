@@ -139,7 +139,7 @@ async def wait_for_engine(database: Database, state: EngineState, timeout_second
 
 
 async def wait_for_tokens(engine: httpx.AsyncClient, more_than: float = 0.0) -> float:
-    """Wait until the server has sampled more tokens than `before`, by its own count; return the count."""
+    """Wait until the server has sampled more than so many tokens, by its own count; return the count."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             text = (await engine.get("/metrics")).text

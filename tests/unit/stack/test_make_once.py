@@ -9,7 +9,7 @@ from pathlib import Path
 from stack.make_once import making
 
 MAKE = """
-import sys, time
+import sys
 from pathlib import Path
 from stack.make_once import making
 target = Path(sys.argv[1])
@@ -17,30 +17,33 @@ with making(target, lambda line: print(line, flush=True)) as scratch:
     if not target.exists():
         (scratch / "half").write_text("")
         print("making", flush=True)
-        time.sleep(float(sys.argv[2]))
-        target.write_text(sys.argv[2])
+        sys.stdin.readline()
+        target.write_text("made")
 """
 
 
-def start(target: Path, seconds: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-c", MAKE, str(target), seconds]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3])
+def start(target: Path, stdin: int = subprocess.PIPE) -> "subprocess.Popen[str]":
+    """Start a process that makes the target once its standard input ends."""
+    command = [sys.executable, "-c", MAKE, str(target)]
+    return subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3])
 
 
 def test_the_second_process_waits_and_says_so(tmp_path: Path) -> None:
     target = tmp_path / "deep" / "policy"
-    first = start(target, "2")
+    first = start(target)
     assert first.stdout is not None and first.stdout.readline() == "making\n"
-    second = start(target, "0")
-    assert second.communicate(timeout=60)[0] == f"another process is making {target}; waiting for it\n"
+    second = start(target)
+    assert second.stdout is not None
+    assert second.stdout.readline() == f"another process is making {target}; waiting for it\n"
     first.communicate(timeout=60)
-    assert first.returncode == 0 and target.read_text() == "2"
+    assert first.returncode == 0 and target.read_text() == "made"
+    assert second.communicate(timeout=60)[0] == ""
     assert list(target.parent.iterdir()) == [target]
 
 
 def test_of_many_processes_one_makes_it(tmp_path: Path) -> None:
     target = tmp_path / "policy"
-    found = [one.communicate(timeout=100)[0] for one in [start(target, "0.2") for _ in range(6)]]
+    found = [one.communicate(timeout=100)[0] for one in [start(target, subprocess.DEVNULL) for _ in range(6)]]
     assert sum("making\n" in lines.splitlines(keepends=True) for lines in found) == 1
     assert list(tmp_path.iterdir()) == [target]
 
@@ -48,7 +51,7 @@ def test_of_many_processes_one_makes_it(tmp_path: Path) -> None:
 def test_what_a_killed_process_leaves_is_deleted_by_the_next_one(tmp_path: Path) -> None:
     target, neighbour = tmp_path / "policy", tmp_path / ".policy-2.making-x"
     neighbour.mkdir()  # of another target
-    process = start(target, "1000")
+    process = start(target)
     assert process.stdout is not None and process.stdout.readline() == "making\n"
     (left,) = tmp_path.glob(".policy.making-*")
     os.kill(process.pid, signal.SIGKILL)
