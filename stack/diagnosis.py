@@ -157,8 +157,9 @@ async def _look_at_store(connection: AsyncConnection, found: Diagnosis) -> None:
     work = f"step {planned} is planned" if planned is not None else "no step is planned"
     if await learners.is_starting(connection, found.run_id):
         loads = f"the model and the checkpoint of step {row.checkpoint_step}" if row.checkpoint_step else "the model"
-        anew = "" if learner is None else " anew"
-        found.learner = f"it starts{anew} and loads {loads}, a minute or more; `ratchet logs learner` says more; {work}"
+        failures = learner.failures_since(row.checkpoint_step) if learner is not None else 0
+        begins = f"has failed {failures} times and starts anew" if failures else "starts" + (" anew" if learner else "")
+        found.learner = f"it {begins} and loads {loads}, a minute or more; `ratchet logs learner` says more; {work}"
         found.is_learner_starting = True
     elif learner is not None:
         found.learner = (

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import func, update
 
-from ratchet.store import learners, plans, runs
+from ratchet.store import learner_commits, learners, plans, runs
 from ratchet.store.database import Database
 from ratchet.store.plans import PlanRow
 from ratchet.store.schema import LearnerTable, RunTable
@@ -76,3 +76,18 @@ async def test_why_says_that_the_run_waits_for_it(
     found = await diagnose(Stack(tmp_path), learner.run_id)
     assert found.answer.startswith("the learner: it starts anew and loads the model, a minute or more")
     assert found.answer.endswith("step 1 is planned")
+
+
+async def test_why_says_that_it_has_failed_before(
+    learner: Learner, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RATCHET_DATABASE_URL", postgres_url)
+    for _ in range(2):
+        async with learner.database.begin() as connection:
+            lease = await learner_commits.take_lease(connection, learner.run_id)
+            await learner_commits.fail_run(connection, lease, 1, "out of memory")
+    found = await diagnose(Stack(tmp_path), learner.run_id)
+    assert found.answer.startswith("the learner: it has failed 2 times and starts anew and loads the model")
+    await learner.run(checkpoint_step=1)
+    found = await diagnose(Stack(tmp_path), learner.run_id)
+    assert "has failed" not in found.answer, "the checkpoint starts the count again"
