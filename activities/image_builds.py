@@ -101,7 +101,7 @@ def _require_old(image: str, built_at: datetime) -> None:
 
 
 class ImageBuildActivities:
-    """The activity that builds. `builder` None: the boxes' service takes no images from here."""
+    """The activity that builds. `builder` None: nothing builds for this provider of boxes."""
 
     def __init__(self, database: Database, builder: ImageBuilder | None) -> None:
         self.database = database
@@ -114,8 +114,8 @@ class ImageBuildActivities:
         """
         if self.builder is None:
             raise ConfigError(
-                "images for this service are not built here: build a template from the task's environment/Dockerfile "
-                "with the service's own tools, and name it by environment.docker_image in task.toml"
+                "images for this sandbox provider are not built here: build one from the task's environment/Dockerfile "
+                "with the provider's own tools, and name it by environment.docker_image in task.toml"
             )
         async with self.database.begin() as connection:
             context = await build_contexts.read_build_context(connection, input.image)

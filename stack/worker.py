@@ -111,13 +111,18 @@ def sandbox_provider() -> SandboxProvider:
 
 
 def image_builder() -> ImageBuilder | None:
-    """Return what builds images for the boxes of `sandbox_provider`; None for a service that is not of this machine."""
+    """Return what builds images for the boxes of `sandbox_provider`; None for a provider of the user's own."""
+    from activities.sandboxes.e2b_image_builder import E2BImageBuilder
     from activities.sandboxes.image_builders import DockerImageBuilder, LocalImageBuilder
 
     if docker_settings.is_chosen():
         return DockerImageBuilder()
-    is_local = urlsplit(os.environ.get("E2B_API_URL") or "").hostname in LOOPBACK
-    return LocalImageBuilder(paths.images()) if is_local else None
+    if os.environ.get("RATCHET_SANDBOX_PROVIDER", "e2b") not in ("", "e2b"):
+        return None
+    url = os.environ.get("E2B_API_URL")
+    if urlsplit(url or "").hostname in LOOPBACK:  # the gateway of this machine
+        return LocalImageBuilder(paths.images())
+    return E2BImageBuilder(os.environ.get("E2B_API_KEY", ""), url)
 
 
 def _own_provider(path: str) -> SandboxProvider:

@@ -49,6 +49,13 @@ def pack_build_context(directory: Path) -> BuildContext:
     return BuildContext(built_image(hashlib.sha256(packed).hexdigest()), archive, found[-1] if found else None)
 
 
+def unpack_build_context(archive: bytes, directory: Path) -> None:
+    """Write the files of a packed context into a new directory."""
+    directory.mkdir()
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        tar.extractall(directory, filter="data")
+
+
 def _pack(directory: Path) -> bytes:
     """Return a tar of the directory's files, links and directories, which depends on nothing but their contents."""
     buffer = io.BytesIO()

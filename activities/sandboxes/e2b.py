@@ -1,6 +1,6 @@
 """The E2B back end, over the unmodified SDK: E2B's cloud, a self-hosted fleet, or the local gateway.
 
-Only this file and `e2b_errors.py` import `e2b`; the SDK's exceptions and settings do not leave them.
+Only the files `e2b*.py` import `e2b`; the SDK's exceptions and settings do not leave them.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import structlog
 from activities.sandboxes.base import BoxLimits, Capabilities, CommandResult, Sandbox, SandboxInfo
 from activities.sandboxes.e2b_errors import cancellable, is_plain_timeout, sdk_errors, translate, translated_errors
 from activities.sandboxes.e2b_network import LOOPBACK, hosts_of_agents
+from ratchet.built_images import is_built
 from ratchet.errors import CommandFailedError, ConfigError, UnknownImageError
 from ratchet.vime_names import value_of
 
@@ -106,7 +107,7 @@ class E2BProvider:
         hosts = hosts_of_agents(self._api_url, self._adapter_url) if network else None
         with translated_errors("the new box", missing=UnknownImageError):
             box = await AsyncSandbox.create(
-                self._template.replace("{image}", image),
+                image if is_built(image) else self._template.replace("{image}", image),
                 timeout=ttl_seconds,
                 metadata={**metadata, self._image_metadata_key: image},
                 envs=dict(env or {}),

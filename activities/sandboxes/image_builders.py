@@ -7,11 +7,11 @@ as `ratchet images import` does.
 import asyncio
 import io
 import shutil
-import tarfile
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from activities.datasets.build_context import unpack_build_context
 from activities.sandboxes.base import BuildFailedError
 from ratchet.errors import ConfigError, MachineError, SandboxBusyError
 from sandbox_gateway.image_store import ImageStore
@@ -59,19 +59,13 @@ class LocalImageBuilder:
             )
         with tempfile.TemporaryDirectory(prefix="ratchet-build-") as name:
             directory, archive = Path(name) / "context", Path(name) / "image.tar"
-            await asyncio.to_thread(_unpack, context, directory)
+            await asyncio.to_thread(unpack_build_context, context, directory)
             await _run([program, "build", "-t", image, str(directory)], on_lines)
             await _run(_save(program, image, archive), on_lines)
             try:
                 await asyncio.to_thread(self._store.add, archive, image, on_lines)
             except ConfigError as error:
                 raise BuildFailedError(f"the image that {program} has built cannot be imported: {error}") from error
-
-
-def _unpack(context: bytes, directory: Path) -> None:
-    directory.mkdir()
-    with tarfile.open(fileobj=io.BytesIO(context)) as tar:
-        tar.extractall(directory, filter="data")
 
 
 def _save(program: str, image: str, archive: Path) -> list[str]:
