@@ -139,7 +139,8 @@ class SessionTable(Base):
     `limits`: `ratchet.store.sessions.SessionLimits`. `away_before`: the adapters' away seconds at the first token.
     `endpoint`: the server that answers instead of the policy (`EndpointConfig`), NULL: the policy.
     `endpoint_error`: why that server did not answer the last call, NULL if it did. `refused_at`: when a call was
-    first refused for what it contained, which leaves no turn. `engine_waits`: when calls waited for an engine, or
+    first refused for what it contained, which leaves no turn. `refusal`: why; NULL also if an adapter of an earlier
+    version refused it. `engine_waits`: when calls waited for an engine, or
     for more than five seconds for the store, or the agent was suspended at its deadline, in all
     `engine_wait_seconds`; waits that adapters of earlier versions counted are only in the latter.
     """
@@ -157,6 +158,7 @@ class SessionTable(Base):
     endpoint: Mapped[dict[str, Any] | None]
     endpoint_error: Mapped[str | None]
     refused_at: Mapped[datetime | None]
+    refusal: Mapped[str | None]
     engine_waits: Mapped[Any] = mapped_column(TSTZMULTIRANGE, server_default="{}")
     created_at: Mapped[datetime] = now()
     closed_at: Mapped[datetime | None]

@@ -91,3 +91,15 @@ async def test_why_says_that_it_has_failed_before(
     await learner.run(checkpoint_step=1)
     found = await diagnose(Stack(tmp_path), learner.run_id)
     assert "has failed" not in found.answer, "the checkpoint starts the count again"
+
+
+async def test_a_learner_that_has_trained_all_is_not_waited_for(
+    learner: Learner, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RATCHET_DATABASE_URL", postgres_url)
+    await learner.run(epoch=1, step=6, checkpoint_step=6)
+    await learner.beats(learners.TRAINED_ALL)
+    async with learner.database.begin() as connection:
+        await connection.execute(update(LearnerTable).values(heartbeat_at=func.now() - func.make_interval(0, 0, 0, 1)))
+    found = await diagnose(Stack(tmp_path), learner.run_id)
+    assert "learner" not in found.parts and found.learner.startswith("it has ended after step 1")
