@@ -47,14 +47,17 @@ async def test_without_a_call_no_end_is_graded_and_the_boxes_are_bounded(loop: L
     assert row.outcome_reason.startswith(ended)
 
 
-async def test_a_first_call_that_was_begun_is_evidence(loop: Loop) -> None:
-    """Its program is unknown to us: only the store tells that its one call was refused, or was in flight."""
+async def test_a_first_call_that_was_begun_is_evidence_and_one_that_was_refused_is_none(loop: Loop) -> None:
+    """Their program is unknown to us: only the store tells that the one call was in flight, or was refused.
+
+    A prompt that does not fit before the policy has answered is nobody's work but the user's, so no box more is tried.
+    """
     await loop.script("never delivered", hold="first")
     in_flight = await start(loop, ASK.replace("NUM_WORDS", "1"), agent_seconds=4)
     refused = await start(loop, "cd /workspace/repo && echo two > a.txt; " + ASK.replace("NUM_WORDS", "300000"))
     (_, first), (_, second) = await asyncio.gather(finish(loop, in_flight), finish(loop, refused))
     await loop.release("first")
     assert (first.outcome, first.reward, first.agent_exit) == ("graded", 0.0, "time_budget"), first.outcome_reason
-    assert (second.outcome, second.reward, second.agent_exit, second.num_turns) == ("graded", 1.0, "crashed", 0), (
-        second.outcome_reason
-    )
+    assert (second.outcome, second.reward, second.agent_exit, second.num_turns) == ("infra_failed", None, "starved", 0)
+    assert "first model call was refused: " in second.outcome_reason
+    assert len(await of_attempts(loop, second.id, AttemptTable.agent_exit)) == 1
