@@ -16,9 +16,12 @@ from ratchet.secrets import without_secrets
 from ratchet.types import JsonObject
 
 RANGE_BYTES = 8 << 20
-_RANGES_AT_ONCE = 8
+RANGES_AT_ONCE = 8
 FILES_AT_ONCE = 4
-"""Files that are moved side by side; a reader has at most RANGE_BYTES x _RANGES_AT_ONCE of each in memory."""
+"""Files that are moved side by side; a reader has at most RANGE_BYTES x RANGES_AT_ONCE of each in memory."""
+
+_EXTRAS = {"s3": "s3", "gs": "gs", "gcs": "gs"}
+"""Scheme -> extra of this package with which its back end is installed."""
 
 
 class DamagedVersionError(StorageUnavailableError):
@@ -50,10 +53,9 @@ def check_address(key: str, address: str) -> None:
         known = "s3, gs, file, or another that fsspec knows"
         raise ConfigError(f"{key}: {address!r} has the unknown scheme {scheme!r}; expected {known}") from None
     except ImportError as error:
-        extra = "gs" if scheme == "gcs" else scheme
+        how = f' with `make environment EXTRA="cpu --extra {_EXTRAS[scheme]}"`' if scheme in _EXTRAS else ""
         raise ConfigError(
-            f"{key}: {scheme}:// needs a package that is not installed ({error}); install it on every host, "
-            f'for example with `make environment EXTRA="cpu --extra {extra}"`'
+            f"{key}: {scheme}:// needs a package that is not installed ({error}); install it on every host{how}"
         ) from None
 
 
@@ -88,7 +90,7 @@ def read_file(uri: str, start: int, size: int) -> Iterator[bytes]:
     if found != size:
         raise DamagedVersionError(f"{uri} has {found} bytes, expected {size}")
     while start < size:
-        starts = list(range(start, size, RANGE_BYTES))[:_RANGES_AT_ONCE]
+        starts = list(range(start, size, RANGE_BYTES))[:RANGES_AT_ONCE]
         ends = [min(one + RANGE_BYTES, size) for one in starts]
         with storage_errors(uri):
             pieces = place.storage.cat_ranges([place.path] * len(starts), starts, ends, on_error="raise")
