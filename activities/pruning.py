@@ -175,4 +175,4 @@ def _subdirectories(directory: Path, kept: set[str]) -> list[Path]:
     """Return the subdirectories without those in `kept`; none if `kept` is empty, because then nothing is known."""
     if not kept or not directory.is_dir():
         return []
-    return [path for path in directory.iterdir() if path.name not in kept]
+    return [path for path in directory.iterdir() if path.is_dir() and path.name not in kept]
