@@ -83,6 +83,9 @@ class PolicyFetcher:
                 wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
             except StoreUnavailableError:
                 pass
+            except Exception as error:  # a bug: the engine goes on with the weights that it has, and says so
+                await self._report(repr(error))
+                wait = _LONGEST_WAIT_SECONDS
             await asyncio.sleep(wait)
 
     async def _first_intact(

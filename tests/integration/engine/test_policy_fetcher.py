@@ -19,6 +19,8 @@ from ratchet.store.database import Database
 from ratchet.store.engines import EngineRow
 from ratchet.store.schema import PolicyVersionTable
 from ratchet.types import JsonObject, policy_version
+from stack.diagnosis import diagnose
+from stack.parts import Stack
 from tests.integration.training.records import make_config, make_run
 from tests.s3_storage import S3Storage
 
@@ -104,7 +106,9 @@ async def test_each_new_version_is_fetched_and_the_engines_row_says_so(node: Nod
     assert (node.root / second / WEIGHTS).read_bytes() == b"weights 2"
 
 
-async def test_an_outage_is_waited_for_and_said(node: Node, s3: S3Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_outage_is_waited_for_and_said(
+    node: Node, s3: S3Storage, tmp_path: Path, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     node.address = f"{s3.make_bucket(f'weights-{uuid.uuid4().hex[:8]}')}/runs"
     version = await node.publish(node.write(1))
     s3.link.cut()
@@ -112,6 +116,9 @@ async def test_an_outage_is_waited_for_and_said(node: Node, s3: S3Storage, monke
         async with node.fetching():
             row = await node.row_with(lambda row: row.fetch_error)
             assert version in str(row.fetch_error) and not row.has_fetched(version)
+            monkeypatch.setenv("RATCHET_DATABASE_URL", postgres_url)
+            said = (await diagnose(Stack(tmp_path), node.run_id)).engines
+            assert [f"waits for newer weights: {row.fetch_error}" in line for line in said] == [True]
             starting = asyncio.create_task(node.fetcher.newest_intact(None))  # another engine's start would wait, too
             s3.link.mend()
             row = await node.row_with(lambda row: row.has_fetched(version))
