@@ -101,7 +101,7 @@ class PolicyFetcher:
                 self._damaged[policy.version] += 1
                 if self._damaged[policy.version] < _TRIES_IF_DAMAGED:
                     raise
-            if is_fetching:
+            if is_fetching or not is_address(policy.uri):
                 _LOG.error(
                     "policy cannot be served: files are missing or differ", version=policy.version, uri=policy.uri
                 )

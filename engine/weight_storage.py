@@ -64,8 +64,12 @@ def version_address(address: str, version: str) -> str:
     return f"{address.rstrip('/')}/{version}"
 
 
-def upload_version(directory: Path, uri: str, files: Sequence[JsonObject]) -> None:
-    """Copy a version's files to `uri`, replacing what is there. Raises StorageUnavailableError."""
+def upload_version(directory: Path, uri: str, files: Sequence[JsonObject], stored: set[str] | None = None) -> None:
+    """Copy a version's files to `uri`, replacing what is there. Raises StorageUnavailableError.
+
+    `stored`: names of files that an earlier try has copied, which this one leaves out; it adds those that it copies.
+    """
+    done = set() if stored is None else stored
     with storage_errors(uri):
         place = _open(uri)
         if "file" in _protocols(place):
@@ -73,9 +77,10 @@ def upload_version(directory: Path, uri: str, files: Sequence[JsonObject]) -> No
 
         def upload(name: str) -> None:
             place.storage.put_file(str(directory / name), f"{place.path}/{name}")
+            done.add(name)
 
         with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
-            list(pool.map(upload, (file["name"] for file in files)))
+            list(pool.map(upload, [file["name"] for file in files if file["name"] not in done]))
 
 
 def read_file(uri: str, start: int, size: int) -> Iterator[bytes]:

@@ -261,7 +261,7 @@ class EngineWrapper:
             await self._finish_catch_up()
 
     async def _finish_catch_up(self) -> None:
-        await self._load_newer_versions()
+        await self._load_newer_versions(only_here=True)  # the lease must not wait for a storage
         await self._set_ready(EngineState.SYNCING)
         self.holds_pause = False
 
@@ -284,10 +284,12 @@ class EngineWrapper:
                 await self.client.resume()
         await self._set_ready(EngineState.SYNCING)
 
-    async def _load_newer_versions(self) -> None:
-        """Load the newest version, until no newer one was published meanwhile."""
+    async def _load_newer_versions(self, only_here: bool = False) -> None:
+        """Load the newest version, or the newest on this node, until no newer one was published meanwhile."""
         async with running_beside(self._heartbeat_while_loading()):
-            while (policy := await self.fetcher.newest_intact(self.loaded)) and policy.version != self.loaded:
+            while policy := await self.fetcher.newest_intact(self.loaded, only_here):
+                if policy.version == self.loaded:
+                    return
                 await self._load(policy)
 
     async def _load(self, policy: PublishedPolicy) -> None:

@@ -97,8 +97,9 @@ class Publisher:
     def _upload(self, directory: Path, uri: str, files: Sequence[JsonObject], metrics: dict[str, float]) -> None:
         """Store the files at the address, too, and wait for as long as it is unavailable. Raises FencedError."""
         started = time.monotonic()
+        stored: set[str] = set()
         try:
-            self.context.when_storage_answers(lambda: weight_storage.upload_version(directory, uri, files))
+            self.context.when_storage_answers(lambda: weight_storage.upload_version(directory, uri, files, stored))
         except FencedError:
             shutil.rmtree(directory, ignore_errors=True)
             raise

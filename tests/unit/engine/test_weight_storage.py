@@ -6,7 +6,7 @@ import pytest
 
 from engine import weight_storage
 from engine.policy_files import describe_files
-from ratchet.errors import ConfigError
+from ratchet.errors import ConfigError, StorageUnavailableError
 
 
 @pytest.mark.parametrize(
@@ -46,3 +46,20 @@ def test_versions_are_stored_listed_read_and_deleted(tmp_path: Path) -> None:
     for _ in range(2):
         weight_storage.delete_version(uri)
     assert weight_storage.list_versions(address, "run-1") == []
+
+
+def test_what_an_earlier_try_has_stored_is_left_out(tmp_path: Path) -> None:
+    source, uri = tmp_path / "3.e1", f"file://{tmp_path}/stored/run-1/3.e1"
+    source.mkdir()
+    for name in ("a.safetensors", "b.safetensors"):
+        (source / name).write_bytes(name.encode())
+    files = describe_files(source)
+    (source / "b.safetensors").rename(source / "away")
+    stored: set[str] = set()
+    with pytest.raises(StorageUnavailableError):
+        weight_storage.upload_version(source, uri, files, stored)
+    assert stored == {"a.safetensors"}
+    (source / "away").rename(source / "b.safetensors")
+    (source / "a.safetensors").unlink()
+    weight_storage.upload_version(source, uri, files, stored)
+    assert sorted(path.name for path in (tmp_path / "stored" / "run-1" / "3.e1").iterdir()) == sorted(stored)
