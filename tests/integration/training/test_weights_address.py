@@ -15,7 +15,8 @@ from activities.pruning import PruneTask, prune_run
 from activities.run_configs import RunConfigs
 from activities.run_lifecycle import RunActivities
 from engine import weight_storage
-from engine.policy_files import describe_files, is_intact, policy_directory
+from engine.policy_fetcher import PolicyFetcher
+from engine.policy_files import describe_files, is_intact, policy_directory, whole_model
 from ratchet.payloads import PrepareRunInput, TrainRunInput
 from ratchet.store import learner_commits, learners, runs
 from ratchet.store.database import Database
@@ -107,6 +108,24 @@ async def test_a_learner_that_waits_ends_when_another_takes_over(stored_runs: St
     assert await asyncio.to_thread(waiting.wait) == [0]
     assert [one.step for one in await stored_runs.versions(settings)] == [0]
     assert not (settings.policies / settings.run_id / "1.e1").exists()
+
+
+@pytest.mark.filterwarnings("ignore:.*tie_word_embeddings.*")
+async def test_adapters_of_a_run_reach_another_node_with_their_base(
+    database: Database, model: Path, tmp_path: Path
+) -> None:
+    training = {"steps": 2, "lora": {"rank": 4, "alpha": 8}, "weights_address": f"file://{tmp_path}/stored"}
+    stored_runs = StoredRuns(database, model, tmp_path, make_config(training=training))
+    settings = await stored_runs.make()
+    assert await stored_runs.train(settings, 1, []) == 1
+    shutil.rmtree(settings.policies)
+    fetcher = PolicyFetcher(database, tmp_path / "node")
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        found = await fetcher.newest_intact(None)
+    assert found is not None and found.version == f"{settings.run_id}/2.e1"
+    directory = policy_directory(found.uri, tmp_path / "node")
+    assert is_intact(directory, found.files), "with the digests of its base"
+    assert describe_files(whole_model(directory)) == describe_files(model)
 
 
 async def _phase(stored_runs: StoredRuns, settings: RankSettings) -> str:
