@@ -75,5 +75,6 @@ async def test_an_engine_gets_its_weights_from_s3(
         assert row.version == two == await client.version() and row.details["canary"]["reason"] is None
         np.testing.assert_allclose(await client.score(IDS), truth(learner / two), atol=1e-3)
     async with database.begin() as connection:
-        took = dict((await connection.execute(select(MetricTable.name, MetricTable.value))).tuples().all())
+        rows = await connection.execute(select(MetricTable.name, MetricTable.value))
+        took = {name: value for name, value in rows}
     assert 0 < took["sync_pause_seconds"] < took["sync_seconds"]
