@@ -20,6 +20,7 @@ from activities.graders.base import Grader
 from activities.graders.evidence import has_passed
 from activities.graders.oracle import Oracle, merge_oracles
 from activities.graders.registry import GRADERS
+from activities.image_builds import ImageBuilds
 from activities.judge_patch import GradingLimits, PatchJudge, find_grader
 from activities.sandboxes.base import Sandbox, SandboxProvider
 from activities.stage import activity_stage, heartbeating
@@ -51,12 +52,17 @@ class AdmitActivities:
     """List the tasks to examine, run one trial, record the decision."""
 
     def __init__(
-        self, database: Database, provider: SandboxProvider, settings: TemporalSettings, installation: UUID
+        self,
+        database: Database,
+        provider: SandboxProvider,
+        settings: TemporalSettings,
+        installation: UUID,
+        builds: ImageBuilds | None = None,
     ) -> None:
         self.database = database
         self.provider = provider
         self.settings = settings
-        self._creator = BoxCreator(database, provider, installation)
+        self._creator = BoxCreator(database, provider, installation, builds)
 
     @activity_stage("admit_page")
     async def admit_page(self, input: AdmitInput) -> AdmitPage:

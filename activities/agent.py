@@ -14,6 +14,7 @@ import structlog
 
 from activities.box_lifecycle import box_ttl_seconds, connected_box
 from activities.harnesses.base import DEFAULT_PROMPT, BaseHarness, ExitReport, HarnessSpec, render_prompt
+from activities.harnesses.cli_exits import exit_of_error
 from activities.harnesses.registry import Harnesses
 from activities.progress_reader import ProgressReader
 from activities.run_configs import RunConfigs
@@ -111,7 +112,14 @@ class AgentActivities:
                 await require_wall_time(self.database, self.configs, input)
         progress = await self._session_progress(input)
         starved = cut_short(ended, config.limits.agent_seconds, progress.waited_seconds)
-        reason = "" if progress.has_called else uncalled(ended)
+        reason = "" if progress.has_called else uncalled(ended, progress.refusal)
+        is_final = not progress.has_called and is_too_long(ended, progress.refusal)
+        if is_final:
+            limit = config.sampling.max_context_tokens
+            reason += (
+                f"; what the agent says by itself does not fit into sampling.max_context_tokens ({limit}): raise that, "
+                "or choose an agent that says less"
+            )
         exit = AgentExit.STARVED if starved or reason else ended.kind
         async with self.database.begin() as connection:
             await context.write_attempt(
@@ -123,6 +131,7 @@ class AgentActivities:
             num_turns=progress.num_turns,
             used_seconds=ended.used_seconds,
             reason=reason,
+            is_final=is_final,
             waited_seconds=round(progress.waited_seconds, 1),
         )
 
@@ -286,12 +295,19 @@ def owed_seconds(ended: ExitReport, budget_seconds: float, waited_seconds: float
     return waited_seconds - ended.suspended_seconds - (ended.used_seconds - budget_seconds)
 
 
-def uncalled(ended: ExitReport) -> str:
-    """Return the reason why an agent that has made no model call is starved, however it ended.
+def is_too_long(ended: ExitReport, refusal: str | None) -> bool:
+    """Return whether an agent that has had no answer could not say what it says first: no other box changes that."""
+    return exit_of_error(refusal) is AgentExit.CONTEXT_FULL if refusal else ended.kind is AgentExit.CONTEXT_FULL
+
+
+def uncalled(ended: ExitReport, refusal: str | None) -> str:
+    """Return the reason why an agent whose model has answered no call is starved, however it ended.
 
     The policy acts only through its answers. Without a call it has had no influence on the agent, so the end says
-    nothing about it, and a policy cannot use this to avoid verdicts.
+    nothing about it, and a policy cannot use this to avoid verdicts. `refusal`: why its first call was refused.
     """
+    if refusal is not None:
+        return f"the agent's first model call was refused: {secrets.without_secrets(refusal)[:_MAX_DETAIL_CHARS]}"
     code = "" if ended.exit_code is None else f" with exit code {ended.exit_code}"
     said = secrets.without_secrets(ended.detail)[-_MAX_DETAIL_CHARS:]
     return f"the agent made no model call; it ended as {ended.kind}{code}" + (f": {said}" if said else "")

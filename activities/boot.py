@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio import activity
 
 from activities.box_lifecycle import BoxCreator, box_ttl_seconds, kill_and_record
+from activities.image_builds import ImageBuilds
 from activities.run_configs import RunConfigs
 from activities.sandboxes.base import BoxLimits, SandboxProvider
 from activities.stage import activity_stage, heartbeating
@@ -29,11 +30,18 @@ _KEPT_SECONDS = 5.0
 class BootActivities:
     """Boot and release, with one line of waiting boots per role."""
 
-    def __init__(self, database: Database, provider: SandboxProvider, configs: RunConfigs, installation: UUID) -> None:
+    def __init__(
+        self,
+        database: Database,
+        provider: SandboxProvider,
+        configs: RunConfigs,
+        installation: UUID,
+        builds: ImageBuilds | None = None,
+    ) -> None:
         self.database = database
         self.provider = provider
         self.configs = configs
-        self._creator = BoxCreator(database, provider, installation)
+        self._creator = BoxCreator(database, provider, installation, builds)
         self._waiting_lines = {role: asyncio.Lock() for role in SandboxRole}
         self._held = ""
         self._held_until = 0.0
@@ -42,8 +50,8 @@ class BootActivities:
     async def boot(self, input: StageInput) -> LiveSandbox:
         """Return a live, unused box for this attempt and role; adopt the box of an earlier try if there is one.
 
-        Raises SandboxBusyError if no box is free within a minute, GuardSpentError if the rollout may have no further
-        box.
+        Raises SandboxBusyError if no box is free within a minute or the image is being built, GuardSpentError if the
+        rollout may have no further box.
         """
         config = await self.configs.of_rollout(input.rollout_id)
         max_ttl_seconds = self.provider.capabilities.max_ttl_seconds

@@ -10,9 +10,18 @@ from uuid import UUID
 
 import structlog
 
+from activities.image_builds import ImageBuilds
 from activities.sandboxes.base import BoxLimits, Sandbox, SandboxProvider
+from ratchet.built_images import is_built
 from ratchet.config import RunConfig
-from ratchet.errors import ConfigError, RatchetError, SandboxBusyError, SandboxGoneError, StoreUnavailableError
+from ratchet.errors import (
+    ConfigError,
+    RatchetError,
+    SandboxBusyError,
+    SandboxGoneError,
+    StoreUnavailableError,
+    UnknownImageError,
+)
 from ratchet.store import sandboxes
 from ratchet.store.arrays import storable_text
 from ratchet.store.database import Database
@@ -48,12 +57,15 @@ def box_ttl_seconds(config: RunConfig, settings: TemporalSettings, max_ttl_secon
 
 
 class BoxCreator:
-    """Creates boxes of this installation."""
+    """Creates boxes of this installation. `builds`: makes the images that come as Dockerfiles."""
 
-    def __init__(self, database: Database, provider: SandboxProvider, installation: UUID) -> None:
+    def __init__(
+        self, database: Database, provider: SandboxProvider, installation: UUID, builds: ImageBuilds | None = None
+    ) -> None:
         self.database = database
         self.provider = provider
         self.installation = installation
+        self.builds = builds
 
     async def create(
         self,
@@ -69,6 +81,7 @@ class BoxCreator:
 
         That is the id of another try's box if that try was faster; the box made here is killed then. Raises
         SandboxGoneError if the box is not wanted any more, and the provider's own errors, which the ledger then holds.
+        If the image has yet to be built, the row is given up and SandboxBusyError raised.
         """
         try:
             box = await self.provider.create(
@@ -80,6 +93,10 @@ class BoxCreator:
                 limits=limits,
             )
         except RatchetError as error:
+            if isinstance(error, UnknownImageError) and is_built(image) and self.builds is not None:
+                # Its place is for boxes that can be made now.
+                await kill_and_record(self.database, self.provider, [row])
+                await self.builds.raise_state(image)
             is_waiting = isinstance(error, SandboxBusyError) and error.is_full
             with suppress(StoreUnavailableError):  # the provider's error is what the caller has to know
                 async with self.database.begin() as connection:

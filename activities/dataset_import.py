@@ -1,16 +1,19 @@
 """Import datasets into the store, a chunk at a time, and choose the tasks that a run may take."""
 
+import base64
 from itertools import islice
 from typing import Protocol
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from activities.datasets.build_context import BUILD_CONTEXT
 from activities.datasets.formats import dataset_digest, read_rows
 from activities.graders.registry import GRADERS
 from ratchet.config import DatasetConfig, RunConfig
 from ratchet.errors import DatasetError
-from ratchet.store import admissions, tasks
+from ratchet.store import admissions, build_contexts, tasks
 from ratchet.store.admissions import GraderVersion
+from ratchet.store.tasks import NewTask
 
 _CHUNK = 200
 
@@ -45,10 +48,19 @@ async def import_dataset(connection: AsyncConnection, dataset: DatasetConfig, di
     added = 0
     while chunk := list(islice(rows, _CHUNK)):
         seen += len(chunk)
+        await build_contexts.add_build_contexts(connection, _take_build_contexts(chunk))
         added += await tasks.import_tasks(connection, chunk)
     if not seen:
         raise DatasetError(f"{dataset.path}: is empty; expected at least one task")
     return added
+
+
+def _take_build_contexts(rows: list[NewTask]) -> dict[str, bytes]:
+    """Remove the archives of images that have to be built from the rows, and return them by image: every stage of a
+    rollout reads its task, and none of them needs the archive.
+    """
+    taken = {row["image"]: row["spec"].pop(BUILD_CONTEXT, None) for row in rows}
+    return {image: base64.b64decode(archive) for image, archive in taken.items() if archive is not None}
 
 
 def grader_versions() -> list[GraderVersion]:

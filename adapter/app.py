@@ -157,8 +157,8 @@ async def _call(parts: _Parts, dialect: Dialect, request: Request) -> Response:
         present = await parts.auth.authenticate(request.headers)
         try:
             return await parts.capture.start(present, body, dialect, request.headers)
-        except REFUSALS:
-            await parts.refusals.note(present.id)
+        except REFUSALS as error:
+            await parts.refusals.note(present.id, classify(error).message)
             raise
 
     async def start_when_available() -> PendingCall:
@@ -175,8 +175,10 @@ async def _call(parts: _Parts, dialect: Dialect, request: Request) -> Response:
         parts.capture.note_access(session_id, began_at)
         try:
             body = await _body(parts, request)
-        except BodyTooLargeError:
-            await _held_for_client(parts, request, session_id, 0, partial(parts.refusals.note, session_id))
+        except BodyTooLargeError as error:
+            await _held_for_client(
+                parts, request, session_id, 0, partial(parts.refusals.note, session_id, classify(error).message)
+            )
             raise
         try:
             with parts.capture.storing(session_id):

@@ -1,11 +1,11 @@
 """Record which sessions had a call refused, before its client hears of it, since a refused call has no turn.
 
-The agent stage must not take an agent that ends with a refused call for one that made no call.
+An agent whose first call is refused ends without an answer; the agent stage says why it was.
 """
 
 from collections import OrderedDict
 
-from ratchet.store import sessions
+from ratchet.store import session_notes
 from ratchet.store.database import Database
 
 _MOST_NOTED = 10_000
@@ -18,12 +18,12 @@ class RefusalNotes:
         self._database = database
         self._noted: OrderedDict[int, None] = OrderedDict()  # sessions, the least recently noted first
 
-    async def note(self, session_id: int) -> None:
+    async def note(self, session_id: int, reason: str) -> None:
         """Raises StoreUnavailableError; then it may be repeated."""
         if session_id in self._noted:
             return
         async with self._database.begin() as connection:
-            await sessions.note_refusal(connection, session_id)
+            await session_notes.note_refusal(connection, session_id, reason)
         self._noted[session_id] = None
         if len(self._noted) > _MOST_NOTED:
             self._noted.popitem(last=False)

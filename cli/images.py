@@ -1,4 +1,4 @@
-"""`ratchet images`: import, list and remove the images that local sandboxes boot."""
+"""`ratchet images`: import, build, list and remove the images of sandboxes."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 images_app = typer.Typer(
-    name="images", help="Import, list and remove images for local sandboxes.", no_args_is_help=True
+    name="images", help="Import, build, list and remove images for sandboxes.", no_args_is_help=True
 )
 
 
@@ -35,6 +35,39 @@ def import_image(
     say(f"{image.reference}: {image.size_bytes / 1e6:.1f} MB at {image.directory}")
     if json:
         print_json(image.model_dump(mode="json"))
+
+
+@images_app.command(name="build")
+def build_images(
+    dataset: Annotated[Path, typer.Argument(help="A folder of Harbor tasks, or one of them.")],
+    json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """Build the images of tasks that come with a Dockerfile. Without it each is built when its first box is wanted.
+
+    The stack must be up. An image is named by the digest of its Dockerfile and the files beside it. Exit code 1 if one
+    of them cannot be built.
+    """
+    import asyncio
+    from dataclasses import asdict
+
+    from cli.console import print_json, print_table, say
+    from client.images import build_dataset_images
+    from ratchet.config import DatasetConfig
+    from ratchet.errors import DatasetError
+    from stack.parts import Stack
+
+    if not dataset.is_dir():
+        raise DatasetError(f"{dataset}: is no folder; only tasks in Harbor's format come with Dockerfiles")
+    built = asyncio.run(build_dataset_images(Stack(), DatasetConfig(path=str(dataset.resolve())), say))
+    if json:
+        print_json([asdict(one) for one in built])
+    elif not built:
+        say("no task of it comes with a Dockerfile")
+    else:
+        rows = [[one.image[:28], ", ".join(one.tasks), one.failure or f"built, {one.seconds:.0f} s"] for one in built]
+        print_table("images", ["image", "tasks", "result"], rows)
+    if any(one.failure for one in built):
+        raise typer.Exit(1)
 
 
 @images_app.command(name="list")

@@ -30,7 +30,7 @@ class _Finding:
     is_problem: bool = False
 
 
-@models_app.callback()
+@models_app.callback(help="Check a model directory before it is served and trained.")
 def _group() -> None:
     """Keep `check` a command of its own while it is the only one."""
 

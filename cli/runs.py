@@ -1,6 +1,6 @@
 """`ratchet runs`: list the runs of this installation."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -24,7 +24,7 @@ def runs(
     rows = [
         [
             run["run_id"],
-            run["state"] if run["wish"] == "none" else f"{run['state']}, {run['wish']}",
+            _state(run),
             "by hand" if run["config_name"] == ADHOC else f"{run['step']}/{run['steps']}",
             "" if run["config_name"] == ADHOC else str(run["checkpoint_step"]),
             "" if run["best_step"] is None else f"{run['best_step']} ({run['best_rate']:.3f})",
@@ -41,3 +41,11 @@ def runs(
         if run["wish"] != "none":
             end = "when what is in flight is settled" if run["stop_at"] is None else f"after step {run['stop_at']}"
             print(f"{run['run_id']} is asked to {run['wish']}: it ends {end}; `ratchet steering {run['run_id']}`")
+
+
+def _state(run: dict[str, Any]) -> str:
+    from ratchet.store.runs import ADHOC
+
+    if run["config_name"] == ADHOC and run["state"] == "running":
+        return "open"  # it takes rollouts for ever, and runs none by itself
+    return run["state"] if run["wish"] == "none" else f"{run['state']}, {run['wish']}"

@@ -20,4 +20,4 @@ def up(
 
     stack = Stack()
     bring_up(stack, load_config(config, set or []), say)
-    say(f"ready; Temporal UI {stack.temporal_ui}; `ratchet status` shows the parts, `ratchet down` stops them")
+    say("ready; `ratchet status` shows the parts, `ratchet down` stops them")

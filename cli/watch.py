@@ -95,6 +95,8 @@ def _progress_bar(found: TimeLeft) -> "RenderableType":
     from cli.console import duration_in_words
 
     left = "" if found.seconds is None else f"about {duration_in_words(found.seconds)} left"
+    if 0 < found.total <= found.done:
+        left = "all steps are trained"
     table = Table.grid(padding=(0, 1))
     table.add_row(
         f"step {found.done} of {found.total}",

@@ -17,11 +17,14 @@ not used: vLLM 0.32 keeps that flag and the path with each call, so that it read
 and a call in flight reads those of the version it began with, under the new version's label.
 """
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from vllm.distributed.weight_transfer import base
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
@@ -120,10 +123,11 @@ class DiskWeightTransferEngine(base.WeightTransferEngine[DiskInitInfo, DiskUpdat
         """Replace all weights of the model; an engine with LoRA serves them without an adapter."""
         self._base = None
         initialize_layerwise_reload(self.model)
-        self.model.load_weights(read_tensors(paths))
-        # Finalise here, not in `finish`: the process that drives the update may die in between, and the engine must
-        # stay usable.
-        finalize_layerwise_reload(self.model, self.model_config)
+        with _packing_experts(self.model):
+            self.model.load_weights(read_tensors(paths))
+            # Finalise here, not in `finish`: the process that drives the update may die in between, and the engine must
+            # stay usable.
+            finalize_layerwise_reload(self.model, self.model_config)
         _repack_tied_head(self.model)
         self._base = sorted(sha256)
         if self._adapter is not None:
@@ -154,6 +158,27 @@ class DiskWeightTransferEngine(base.WeightTransferEngine[DiskInitInfo, DiskUpdat
         if self._nccl is not None:
             self._nccl.shutdown()
             self._nccl = None
+
+
+@contextlib.contextmanager
+def _packing_experts(model: Any) -> Iterator[None]:
+    """On a CPU, let vLLM pad and pack the experts that are loaded in the block as it does when it starts.
+
+    vLLM 0.32 does it only while a layer has no kernel yet, so that an update would leave plain weights to a kernel that
+    reads packed ones (0.39 in logprob on a small Qwen3.5-MoE), and fail for experts that have to be padded. The kernels
+    are put back afterwards: they refer to the tensors into which layer-wise reloading copies its result.
+    """
+    kernels = {}
+    if current_platform.is_cpu():
+        methods = (getattr(layer, "quant_method", None) for layer in model.modules())
+        kernels = {one: one.moe_kernel for one in methods if isinstance(one, UnquantizedFusedMoEMethod)}
+    for method in kernels:
+        method.moe_kernel = None
+    try:
+        yield
+    finally:
+        for method, kernel in kernels.items():
+            method.moe_kernel = kernel
 
 
 def _repack_tied_head(model: Any) -> None:

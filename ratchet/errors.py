@@ -10,6 +10,7 @@ answers, `NoVerdictError` ends a rollout within its workflow, and `WeakPolicyErr
     RatchetError
     ├── UserError                 a mistake of the user, or something that the machine lacks: one sentence, exit code 2
     │   ├── ConfigError           a config key or value cannot be used
+    │   │   └── UnknownImageError the sandbox service does not have the image
     │   ├── DatasetError          a dataset row cannot be used: file, row, field, what was expected
     │   └── MachineError          the machine lacks something: bubblewrap, a port, disk space, a database
     ├── SandboxBusyError          the sandbox service is busy or cannot be reached
@@ -69,6 +70,10 @@ class UserError(RatchetError):
 
 class ConfigError(UserError):
     """A config key or value cannot be used."""
+
+
+class UnknownImageError(ConfigError):
+    """The sandbox service does not have the image. One that is built from a Dockerfile is then built."""
 
 
 class DatasetError(UserError):

@@ -148,12 +148,14 @@ class LiveSandbox(StageResult):
 
 class AgentResult(StageResult):
     """How the agent's program ended, and after how many completed model calls. `reason`: why it is starved, if that is
-    known better than that it could not reach its model. `waited_seconds`: for an engine or the adapter, which its
-    budget does not count; 0 from workers of earlier versions."""
+    known better than that it could not reach its model. `is_final`: another box would end in the same way.
+    `waited_seconds`: for an engine or the adapter, which its budget does not count; 0 from workers of earlier
+    versions."""
 
     agent_exit: AgentExit
     num_turns: int = 0
     reason: str = ""
+    is_final: bool = False
     waited_seconds: float = 0.0
 
 

@@ -16,7 +16,7 @@ from ratchet.errors import ConfigError
 from ratchet.payloads import StageOptions
 
 _INSTALLATION = r"[a-z0-9]*"
-QUEUES = ("control", "boot", "agent", "grade", "learn")
+QUEUES = ("control", "boot", "agent", "grade", "learn", "image")
 DEFAULT_PATH = Path(__file__).parent.parent / "temporal.yaml"
 
 
@@ -168,7 +168,7 @@ class TemporalSettings(_Section):
     retention_days: int
     """Days for which Temporal keeps the histories of closed workflows."""
     queues: dict[str, Queue]
-    """Task queues by name: exactly control, boot, agent, grade and learn."""
+    """Task queues by name: exactly control, boot, agent, grade, learn and image, of which image may be left out (2)."""
     boot_workers: int
     """Number of worker processes of the boot queue, by which its slots are divided."""
     agent_workers: int
@@ -177,6 +177,8 @@ class TemporalSettings(_Section):
     """Number of workflows that a worker keeps in memory; others are replayed from their history when they wake."""
     stages: Stages
     """Timeouts and retries by stage."""
+    image_build: Stage = Stage(queue="image", start_to_close=7200, heartbeat=60, retry_initial=5, retry_max=60, tries=0)
+    """Builds the image of a task that comes with a Dockerfile."""
     rollout: RolloutNumbers
     """Limits of one rollout."""
     train_run: TrainRunNumbers
@@ -197,7 +199,13 @@ class TemporalSettings(_Section):
 
     def stage_options(self, name: str, start_to_close_seconds: float | None = None) -> StageOptions:
         """Return the options of one stage for the SDK. `start_to_close_seconds` replaces a null `start_to_close`."""
-        stage: Stage = getattr(self.stages, name)
+        return self._options(getattr(self.stages, name), start_to_close_seconds)
+
+    def image_options(self) -> StageOptions:
+        """Return the options of the activity that builds an image."""
+        return self._options(self.image_build)
+
+    def _options(self, stage: Stage, start_to_close_seconds: float | None = None) -> StageOptions:
         seconds = stage.start_to_close if stage.start_to_close is not None else start_to_close_seconds
         assert seconds is not None, "a stage without start_to_close needs the run's limit"
         return StageOptions(
@@ -236,6 +244,8 @@ def load_temporal_settings(path: Path | None = None) -> TemporalSettings:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
     except ValidationError as error:
         raise explain_validation(error, str(path), TemporalSettings) from None
+    # Files of earlier versions do not have this queue.
+    settings = settings.model_copy(update={"queues": {"image": Queue(slots=2), **settings.queues}})
     boots = positive_number("SWE_BOOT_CONCURRENCY", 0)
     if boots and "boot" in settings.queues:
         settings = settings.model_copy(update={"queues": {**settings.queues, "boot": Queue(slots=boots)}})

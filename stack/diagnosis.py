@@ -16,7 +16,7 @@ from temporalio.service import RPCError
 from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
 from ratchet.run_names import require_run_id
 from ratchet.secrets import without_secrets
-from ratchet.store import box_cap, engines, learners, lock_waits, open_rollouts, plans, runs, sessions
+from ratchet.store import box_cap, engines, learners, lock_waits, open_rollouts, plans, runs, session_notes
 from ratchet.store.database import Database
 from ratchet.store.open_rollouts import StageCount
 from ratchet.stored_config import read_stored_config
@@ -149,7 +149,7 @@ async def _look_at_store(connection: AsyncConnection, found: Diagnosis) -> None:
     cap = await box_cap.read_cap(connection, found.run_id) if config.sandbox.adaptive else None
     if cap is not None:
         found.boxes = cap.sentence(config.sandbox.max_boxes)
-    if (waiting := await sessions.endpoint_errors(connection, found.run_id)) is not None:
+    if (waiting := await session_notes.endpoint_errors(connection, found.run_id)) is not None:
         found.endpoint = f"{waiting.num_waiting} rollouts wait for their endpoint: {waiting.reason}"
     planned = await plans.unfinished_step(connection, found.run_id)
     learner = await learners.get_learner(connection, found.run_id)
@@ -157,9 +157,12 @@ async def _look_at_store(connection: AsyncConnection, found: Diagnosis) -> None:
     work = f"step {planned} is planned" if planned is not None else "no step is planned"
     if await learners.is_starting(connection, found.run_id):
         loads = f"the model and the checkpoint of step {row.checkpoint_step}" if row.checkpoint_step else "the model"
-        anew = "" if learner is None else " anew"
-        found.learner = f"it starts{anew} and loads {loads}, a minute or more; `ratchet logs learner` says more; {work}"
+        failures = learner.failures_since(row.checkpoint_step) if learner is not None else 0
+        begins = f"has failed {failures} times and starts anew" if failures else "starts" + (" anew" if learner else "")
+        found.learner = f"it {begins} and loads {loads}, a minute or more; `ratchet logs learner` says more; {work}"
         found.is_learner_starting = True
+    elif learner is not None and learner.phase == learners.TRAINED_ALL:
+        found.learner = f"it has ended after step {learner.step}; {work}"
     elif learner is not None:
         found.learner = (
             f"{learner.phase} {learner.step}, heartbeat {max(0.0, learner.silent_seconds):.0f} s ago; {work}"
@@ -266,4 +269,7 @@ def _answer(found: Diagnosis) -> str:
     if found.stages and found.stages[0].longest_seconds > _LONG_SECONDS:
         slowest = found.stages[0]
         return f"the slowest of {slowest.count} rollouts: {slowest.stage} for {slowest.longest_seconds:.0f} s"
+    if 0 < found.num_steps <= found.step and found.stages:
+        num_open = sum(stage.count for stage in found.stages)
+        return f"nothing is stuck: all steps are trained, and {num_open} rollouts of the last evaluation are open"
     return "nothing is stuck"

@@ -97,6 +97,7 @@ async def _wait_until_accepted(
         raise ConfigError(f"run {run_id} is refused: {root_cause(error)}") from None
     finally:
         result.cancel()
+        await asyncio.gather(result, return_exceptions=True)  # else a failure that comes now is printed as unretrieved
 
 
 def run_name(config: Path) -> str:

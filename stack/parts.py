@@ -308,6 +308,17 @@ class Stack:
     def temporal_ui(self) -> str:
         return f"http://127.0.0.1:{self.ports['temporal_ui']}"
 
+    def pages(self) -> str:
+        """Say where the viewer and the Temporal UI are, and that a usual port of theirs was taken if it was."""
+        found = []
+        for name, port, address in (
+            ("viewer", VIEWER, self.viewer_address),
+            ("Temporal UI", "temporal_ui", self.temporal_ui),
+        ):
+            usual = PREFERRED_PORTS[port]
+            found.append(f"{name} {address}" + (f" (port {usual} was taken)" if self.ports[port] != usual else ""))
+        return ", ".join(found)
+
 
 def bind_host(public_host: str) -> str:
     """Return the address that the adapter listens on, if ADAPTER_BIND_HOST names none.

@@ -50,8 +50,8 @@ async def wait_until_answering(stack: Stack, starts: LogSizes, say: ReportProgre
             _require_hope(stack, part, starts.get(part.name, 0), began)
         if time.monotonic() - reported_at > _REPORT_SECONDS:
             reported_at = time.monotonic()
-            for part in open_parts:
-                say(f"{part.name}: {part.summary(time.time())}")
+            waiting = (f"{part.name} ({part.reason})" if part.reason else part.name for part in open_parts)
+            say(f"not ready after {time.time() - began:.0f} s: {', '.join(waiting)}")
         await asyncio.sleep(_LOOK_SECONDS)
 
 

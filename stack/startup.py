@@ -135,7 +135,7 @@ async def _make_ready(
         if warning := await too_many_connections(stack, settings, config):
             say(warning)
         await wait_until_answering(stack, starts, say)
-        say("every part answers")
+        say(f"every part answers: {stack.pages()}")
         if await worker_versions.make_current(client, settings, build_id()):
             say("the workers of this version get the work now")
         for run_id in await continue_runs(client, database, settings):

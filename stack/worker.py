@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import UUID
 
 import structlog
@@ -38,17 +39,19 @@ from activities.grade import GradeActivities
 from activities.graders.registry import GRADERS
 from activities.group_members import GroupRecordActivities
 from activities.harnesses.registry import Harnesses
+from activities.image_builds import ImageBuildActivities, ImageBuilds
 from activities.learning import LearnActivities
 from activities.regrade import RegradeActivities
 from activities.run_configs import RunConfigs
 from activities.run_lifecycle import RunActivities
 from activities.sandboxes import docker_settings
-from activities.sandboxes.base import SandboxProvider
+from activities.sandboxes.base import ImageBuilder, SandboxProvider
 from activities.sandboxes.e2b import E2BProvider, image_metadata_key
+from activities.sandboxes.e2b_network import LOOPBACK
 from activities.stage_telemetry import StageTelemetry
 from activities.sweep import SweepActivities
 from activities.workspace import WorkspaceActivities
-from ratchet import temporal_client, temporal_namespace
+from ratchet import paths, temporal_client, temporal_namespace
 from ratchet.errors import ConfigError
 from ratchet.import_path import import_object
 from ratchet.store import sandboxes
@@ -58,6 +61,7 @@ from ratchet.temporal_settings import TemporalSettings, positive_number
 from ratchet.worker_versions import worker_deployment
 from stack.build_id import build_id
 from workflows.admit_tasks import AdmitTasks
+from workflows.build_image import BuildImage
 from workflows.evaluate import Evaluate
 from workflows.regrade import Regrade
 from workflows.rollout import Rollout
@@ -69,7 +73,7 @@ _LOG = structlog.get_logger()
 
 _HEARTBEAT_INTERVAL = timedelta(seconds=5)
 
-WORKFLOWS = [Rollout, RolloutGroup, TrainRun, Evaluate, Sweep, AdmitTasks, Regrade]
+WORKFLOWS = [Rollout, RolloutGroup, TrainRun, Evaluate, Sweep, AdmitTasks, Regrade, BuildImage]
 
 _RUNNER = SandboxedWorkflowRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules("workflows"))
 """Workflows run with the code that this process has loaded. By default the SDK reads their files again for each
@@ -106,6 +110,21 @@ def sandbox_provider() -> SandboxProvider:
     )
 
 
+def image_builder() -> ImageBuilder | None:
+    """Return what builds images for the boxes of `sandbox_provider`; None for a provider of the user's own."""
+    from activities.sandboxes.e2b_image_builder import E2BImageBuilder
+    from activities.sandboxes.image_builders import DockerImageBuilder, LocalImageBuilder
+
+    if docker_settings.is_chosen():
+        return DockerImageBuilder()
+    if os.environ.get("RATCHET_SANDBOX_PROVIDER", "e2b") not in ("", "e2b"):
+        return None
+    url = os.environ.get("E2B_API_URL")
+    if urlsplit(url or "").hostname in LOOPBACK:  # the gateway of this machine
+        return LocalImageBuilder(paths.images())
+    return E2BImageBuilder(os.environ.get("E2B_API_KEY", ""), url)
+
+
 def _own_provider(path: str) -> SandboxProvider:
     try:
         if ":" not in path:
@@ -133,14 +152,15 @@ def _activities(
     """Return queue → its activities."""
     provider = sandbox_provider()
     harnesses = Harnesses()
-    boot = BootActivities(database, provider, configs, installation)
+    builds = ImageBuilds(client, settings)
+    boot = BootActivities(database, provider, configs, installation, builds)
     record = RolloutRecordActivities(database, settings, configs)
     group = GroupRecordActivities(database, settings, configs)
     evaluation = EvaluationActivities(database, settings, configs)
     adhoc = AdhocRolloutActivities(database, settings)
     run = RunActivities(database, settings, configs, client, AdapterReachability(provider, adapter_url()))
     learn = LearnActivities(database, configs)
-    admit = AdmitActivities(database, provider, settings, installation)
+    admit = AdmitActivities(database, provider, settings, installation, builds)
     grade = GradeActivities(database, provider, configs, GRADERS)
     regrade = RegradeActivities(database, settings, configs)
     sweep = SweepActivities(database, provider, settings, client, installation)
@@ -169,6 +189,7 @@ def _activities(
         ],
         "grade": [boot.boot, grade.grade, grade.control_run, admit.admit_trial],
         "learn": [learn.step, learn.find_engines, learn.sync],
+        "image": [ImageBuildActivities(database, image_builder()).build_image],
     }
 
 

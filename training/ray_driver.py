@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ratchet.logs import configure_logs
 from training.rank_runtime import RankSettings
 from training.train_loop import train_rank
 
@@ -18,6 +19,11 @@ _UNUSED_CALLBACKS = ("PlacementGroupCleanerCallback", "DatasetsCallback")
 The cleaner is a detached actor. It outlives a killed driver, for ever if the cluster has no dashboard to ask; our ranks
 and their placement group belong to the driver's job and end with it. Plan rows need no actors of Ray Data.
 """
+
+
+def _train_rank(values: dict[str, Any]) -> None:
+    configure_logs("learner")
+    train_rank(RankSettings(**values))
 
 
 def run_driver(settings: RankSettings, num_workers: int) -> None:
@@ -43,7 +49,7 @@ def run_driver(settings: RankSettings, num_workers: int) -> None:
         )
     use_gpu = torch.cuda.is_available()
     trainer = Trainer(
-        lambda values: train_rank(RankSettings(**values)),
+        _train_rank,
         train_loop_config={field.name: getattr(settings, field.name) for field in fields(settings)},
         torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo"),
         scaling_config=train.ScalingConfig(num_workers=num_workers, use_gpu=use_gpu, resources_per_worker={"CPU": 1}),

@@ -18,10 +18,12 @@ import structlog
 from ratchet import paths
 from ratchet.config import RunConfig
 from ratchet.errors import BugError, StoreUnavailableError
+from ratchet.logs import is_json
 from ratchet.store import learners, runs
 from ratchet.store.database import Database
 from ratchet.store.migration import wait_for_schema
 from ratchet.stored_config import read_stored_config
+from training.driver_lines import MAX_LINE_BYTES, relay_lines
 
 _LOG = structlog.get_logger()
 
@@ -29,6 +31,7 @@ _URL_VARIABLE = "RATCHET_DATABASE_URL"
 _POLL_SECONDS = 1.0
 _GPUS = Path("/proc/driver/nvidia/gpus")
 _MAX_BACKOFF_SECONDS = 30.0
+_LAST_LINES_SECONDS = 5.0
 _TERMINATE_SECONDS = 10.0
 """Time between SIGTERM and SIGKILL to a driver."""
 _SILENT_SECONDS = 20.0
@@ -141,9 +144,9 @@ async def _keep_driver(run_id: str, url: str) -> None:
         command = [sys.executable, "-P", "-m", "training.service", run_id, str(os.getpid())]
         # Ray puts the driver's working directory in front of the ranks' module path. The state directory has no module.
         environment = {**os.environ, _URL_VARIABLE: url, "RATCHET_HOME": str(paths.home())}
-        process = await asyncio.create_subprocess_exec(*command, env=environment, cwd=paths.home())
+        process = await _start_driver(command, environment)
         try:
-            if await process.wait() == 0:
+            if await _wait_for_driver(process, run_id) == 0:
                 _LOG.info("driver ended", run=run_id)
                 return
         except asyncio.CancelledError:
@@ -152,6 +155,33 @@ async def _keep_driver(run_id: str, url: str) -> None:
         _LOG.warning("driver died", run=run_id, code=process.returncode)
         await asyncio.sleep(backoff)
         backoff = min(backoff * 2, _MAX_BACKOFF_SECONDS)
+
+
+async def _start_driver(command: list[str], environment: dict[str, str]) -> Process:
+    """Start the driver. Its lines go into the service's own log or, if that has JSON, to a pipe."""
+    if not is_json():
+        return await asyncio.create_subprocess_exec(*command, env=environment, cwd=paths.home())
+    return await asyncio.create_subprocess_exec(
+        *command,
+        env={**environment, "RAY_COLOR_PREFIX": "0", "RAY_DEDUP_LOGS": "0"},
+        cwd=paths.home(),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        limit=MAX_LINE_BYTES,
+    )
+
+
+async def _wait_for_driver(process: Process, run_id: str) -> int:
+    """Print the driver's lines until it has ended, and return its exit code."""
+    if process.stdout is None:
+        return await process.wait()
+    relay = asyncio.create_task(relay_lines(process.stdout, run_id))
+    try:
+        code = await process.wait()
+        await asyncio.wait({relay}, timeout=_LAST_LINES_SECONDS)  # a process that it has left may hold the pipe open
+        return code
+    finally:
+        relay.cancel()
 
 
 async def _terminate(process: Process) -> None:

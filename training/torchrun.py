@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ratchet import paths
+from ratchet.logs import configure_logs
 from training.rank_runtime import RankSettings
 from training.train_loop import train_rank
 
@@ -27,6 +28,7 @@ def run_torchrun() -> NoReturn:
     parser.add_argument("run_id")
     parser.add_argument("--threads", type=int, default=1, help="compute threads of each rank on a CPU")
     options = parser.parse_args()
+    configure_logs("learner")
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")

@@ -77,6 +77,7 @@ def train_rank(settings: RankSettings, after_point: Callable[[str, int], None] =
     their row), `save` (of the checkpoint files) and `commit`; the fault tests end the process there.
     """
     torch.set_num_threads(settings.num_threads)
+    structlog.contextvars.bind_contextvars(run_id=settings.run_id)
     store = BlockingStore(settings.database_url)
     sinks = MetricSinks()
     try:

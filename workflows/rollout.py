@@ -198,7 +198,8 @@ class Rollout:
         did = f"{worked.agent_exit}, {worked.num_turns} model calls{_waited(worked)}"
         self._show(agent=did)
         if worked.agent_exit is AgentExit.STARVED:
-            raise StarvedAgentError(worked.reason or "the agent could not reach its model")
+            reason = worked.reason or "the agent could not reach its model"
+            raise NoVerdictError("infra_failed", reason) if worked.is_final else StarvedAgentError(reason)
         self._show("diff")
         taken = await run_activity(DiffActivities.diff, work, claim.stages["diff"], f"agent: {did}")
         self._count_seconds("diff", taken)

@@ -1,7 +1,7 @@
 """Dataset format: Harbor task directories with `instruction.md`, `task.toml`, `tests/test.sh` and `solution/`.
 
 The tests travel in the row and are put into the grading box only. The image is `environment.docker_image` or
-`environment.image` of task.toml; a task with only a Dockerfile is a problem, because images are not built here.
+`environment.image` of task.toml; without one it is built from the folder `environment` with its Dockerfile.
 `test.sh` runs unprivileged; solved means exit code 0 and, if the script writes a reward file, the reward 1.
 """
 
@@ -12,6 +12,7 @@ from typing import Any
 
 from activities.datasets.archives import File, pack_archive
 from activities.datasets.base import Problem, RawRow
+from activities.datasets.build_context import BUILD_CONTEXT, DOCKERFILE, BuildContext, pack_build_context
 from ratchet.config import DatasetConfig
 
 _SCRIPT = (
@@ -46,17 +47,18 @@ def _task(directory: Path, number: int) -> RawRow | Problem:
     except tomllib.TOMLDecodeError as error:
         return Problem(str(directory / "task.toml"), number, "", f"is not TOML: {error}")
     environment = settings.get("environment", {})
+    built: BuildContext | None = None
     image = environment.get("docker_image") or environment.get("image")
     if not image:
-        return Problem(
-            str(directory),
-            number,
-            "environment.docker_image",
-            "expected an image reference in task.toml; Dockerfiles are not built here",
-        )
+        try:
+            built = _build_context(directory / "environment")
+        except ValueError as error:
+            return Problem(str(directory / "environment"), number, "environment.docker_image", str(error))
+        image = built.image
     if not (directory / "tests" / "test.sh").is_file():
         return Problem(str(directory), number, "tests/test.sh", "expected a file, found nothing")
-    workdir = str(environment.get("workdir") or settings.get("workdir") or "/app")
+    own_workdir = built.workdir if built is not None else None
+    workdir = str(environment.get("workdir") or settings.get("workdir") or own_workdir or "/app")
     files = [
         path.relative_to(directory).as_posix() for path in sorted((directory / "tests").rglob("*")) if path.is_file()
     ]
@@ -68,14 +70,21 @@ def _task(directory: Path, number: int) -> RawRow | Problem:
         "tests_archive": _archive_of(directory, files),
         "eval_cmd": _SCRIPT.format(workdir=workdir, tests=f"{workdir}/tests"),
     }
+    if built is not None:
+        metadata[BUILD_CONTEXT] = built.archive
     solution = directory / "solution" / "solve.sh"
-    return RawRow(
-        number,
-        directory.name,
-        None,
-        {**metadata, **({"solution_script": solution.read_text()} if solution.is_file() else {})},
-        str(directory),
-    )
+    if solution.is_file():
+        metadata["solution_script"] = solution.read_text()
+    return RawRow(number, directory.name, None, metadata, str(directory))
+
+
+def _build_context(directory: Path) -> BuildContext:
+    """Return what the task's image is built from. Raises ValueError if it cannot be built."""
+    if not (directory / DOCKERFILE).is_file():
+        raise ValueError("expected an image reference in task.toml or environment/Dockerfile, found neither")
+    if composed := next((path.name for path in sorted(directory.glob("*compose*.y*ml"))), None):
+        raise ValueError(f"expected one image, found {composed}: tasks of several containers are not supported")
+    return pack_build_context(directory)
 
 
 def _archive_of(root: Path, names: list[str]) -> str:

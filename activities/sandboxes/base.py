@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
+from ratchet.errors import RatchetError
+
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
@@ -165,4 +167,20 @@ class SandboxProvider(Protocol):
 
     async def close(self) -> None:
         """Close the client's connections; the boxes live on."""
+        ...
+
+
+class BuildFailedError(RatchetError):
+    """A step of the Dockerfile has failed, or its base image cannot be had; the printed lines say why."""
+
+
+class ImageBuilder(Protocol):
+    """Builds images for the boxes of one service."""
+
+    async def build(self, image: str, context: bytes, on_lines: Callable[[str], None]) -> None:
+        """Build `image` from a tar.gz with a Dockerfile; afterwards the service has it. Idempotent.
+
+        `on_lines` gets what the build prints. Raises BuildFailedError, SandboxBusyError if the service cannot be
+        reached, and MachineError if this machine lacks what the build needs.
+        """
         ...

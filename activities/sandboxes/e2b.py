@@ -1,6 +1,6 @@
 """The E2B back end, over the unmodified SDK: E2B's cloud, a self-hosted fleet, or the local gateway.
 
-Only this file imports `e2b`; the SDK's exceptions and settings do not leave it.
+Only the files `e2b*.py` import `e2b`; the SDK's exceptions and settings do not leave them.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 from urllib.parse import urlsplit
 
-import httpx
 import structlog
 
 from activities.sandboxes.base import BoxLimits, Capabilities, CommandResult, Sandbox, SandboxInfo
+from activities.sandboxes.e2b_errors import cancellable, is_plain_timeout, sdk_errors, translate, translated_errors
 from activities.sandboxes.e2b_network import LOOPBACK, hosts_of_agents
-from ratchet.errors import CommandFailedError, ConfigError, RatchetError, SandboxBusyError, SandboxGoneError
+from ratchet.built_images import is_built
+from ratchet.errors import CommandFailedError, ConfigError, UnknownImageError
 from ratchet.vime_names import value_of
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 _CANNOT_START = 126
 _TRANSFER_SECONDS = 600.0
 _PAGE_SIZE = 100
-_RETRYABLE_STATUS = 500
 
 _log = structlog.get_logger(__name__)
 
@@ -105,9 +105,9 @@ class E2BProvider:
             )
 
         hosts = hosts_of_agents(self._api_url, self._adapter_url) if network else None
-        with _service_errors("the new box"):
+        with translated_errors("the new box", missing=UnknownImageError):
             box = await AsyncSandbox.create(
-                self._template.replace("{image}", image),
+                image if is_built(image) else self._template.replace("{image}", image),
                 timeout=ttl_seconds,
                 metadata={**metadata, self._image_metadata_key: image},
                 envs=dict(env or {}),
@@ -121,21 +121,21 @@ class E2BProvider:
     async def connect(self, sandbox_id: str) -> Sandbox:
         from e2b import AsyncSandbox
 
-        with _service_errors(sandbox_id):
+        with translated_errors(sandbox_id):
             # Without a timeout the SDK sets 300 seconds, which would extend a box that ends sooner.
             return E2BSandbox(await AsyncSandbox.connect(sandbox_id, timeout=1, **self._options))
 
     async def kill(self, sandbox_id: str) -> bool:
         from e2b import AsyncSandbox
 
-        with _service_errors(sandbox_id):
+        with translated_errors(sandbox_id):
             return bool(await AsyncSandbox.kill(sandbox_id, **self._options))
 
     async def list(self, metadata: Mapping[str, str]) -> list[SandboxInfo]:
         from e2b import AsyncSandbox, SandboxQuery
 
         found: list[SandboxInfo] = []
-        with _service_errors("the list of boxes"):
+        with translated_errors("the list of boxes"):
             pages = AsyncSandbox.list(query=SandboxQuery(metadata=dict(metadata)), limit=_PAGE_SIZE, **self._options)
             while pages.has_next:
                 for item in await pages.next_items():
@@ -202,10 +202,10 @@ class E2BSandbox:
             result = CommandResult(ended.exit_code, ended.stdout, ended.stderr)
         except CommandExitException as ended_badly:
             result = CommandResult(ended_badly.exit_code, ended_badly.stdout, ended_badly.stderr)
-        except _sdk_errors() as error:
-            if timeout is not None and time.monotonic() - started >= timeout and _is_plain_timeout(error):
+        except sdk_errors() as error:
+            if timeout is not None and time.monotonic() - started >= timeout and is_plain_timeout(error):
                 raise CommandFailedError(cmd, None, *_output(handle), timed_out=True) from error
-            unable = _translate(error, self.id)
+            unable = translate(error, self.id)
             if not isinstance(unable, ConfigError):
                 raise unable from error
             result = CommandResult(_CANNOT_START, "", str(error))
@@ -218,7 +218,7 @@ class E2BSandbox:
         self, cmd: str, *, user: str = "root", env: Mapping[str, str] | None = None, cwd: str | None = None
     ) -> None:
         try:
-            with _service_errors(self.id):
+            with translated_errors(self.id):
                 handle = await self._box.commands.run(
                     cmd, background=True, user=user, envs=dict(env or {}), cwd=cwd, timeout=0
                 )
@@ -261,11 +261,11 @@ class E2BSandbox:
                     yield chunk
 
     async def set_ttl(self, seconds: int) -> None:
-        with _service_errors(self.id):
+        with translated_errors(self.id):
             await self._box.set_timeout(seconds)
 
     async def kill(self) -> None:
-        with _service_errors(self.id):
+        with translated_errors(self.id):
             await self._box.kill()
 
     async def close(self) -> None:
@@ -285,7 +285,7 @@ class E2BSandbox:
         from e2b import FileNotFoundException
 
         try:
-            with _service_errors(self.id):
+            with translated_errors(self.id):
                 yield
         except ConfigError as error:
             if isinstance(error.__cause__, FileNotFoundException):
@@ -312,85 +312,6 @@ def _prepare_sdk(max_connections: int, urls: tuple[str | None, ...]) -> None:
         for name in ("NO_PROXY", "no_proxy"):
             known = [host for host in os.environ.get(name, "").split(",") if host]
             os.environ[name] = ",".join([*known, *(host for host in LOOPBACK if host not in known)])
-
-
-def _sdk_errors() -> tuple[type[Exception], ...]:
-    """Return every exception class that the SDK and its transports raise for a failed call."""
-    from connectrpc.errors import ConnectError
-    from e2b.exceptions import AuthenticationException, SandboxException, ServiceBusyException
-    from pyqwest import ReadError, StreamError, WriteError
-
-    return (
-        SandboxException, AuthenticationException, ServiceBusyException, ConnectError,
-        ReadError, StreamError, WriteError, httpx.HTTPError, OSError,
-    )  # fmt: skip
-
-
-@contextmanager
-def _service_errors(subject: str) -> Iterator[None]:
-    try:
-        with cancellable():
-            yield
-    except _sdk_errors() as error:
-        raise _translate(error, subject) from error
-
-
-@contextmanager
-def cancellable() -> Iterator[None]:
-    """Leave a task that is cancelled in the block cancelled.
-
-    The SDK's transport (connectrpc) turns a cancellation into an error of its own, which its command handle may drop,
-    so that the canceller would wait for ever. Clean-up of a task that was cancelled before the block is not disturbed.
-    """
-    task = asyncio.current_task()
-    assert task is not None, "the SDK runs in a task"
-    before = task.cancelling()
-    try:
-        yield
-    except Exception as error:
-        if task.cancelling() > before:
-            raise asyncio.CancelledError from error
-        raise
-    if task.cancelling() > before:
-        raise asyncio.CancelledError
-
-
-def _translate(error: Exception, subject: str) -> RatchetError:
-    """The only mapping from the SDK's exceptions to errors of this program; ConfigError for refusals that are final."""
-    from e2b import exceptions as sdk
-
-    words = f"{subject}: {error}" if str(error) else f"{subject}: {type(error).__name__}"
-    if isinstance(error, (sdk.SandboxNotRunningException, sdk.SandboxNotFoundException)):
-        return SandboxGoneError(words)
-    if isinstance(error, (sdk.ServiceBusyException, sdk.RateLimitException)):
-        return SandboxBusyError(words, is_full=True)
-    if isinstance(error, sdk.TimeoutException):
-        return SandboxBusyError(words)
-    if isinstance(error, sdk.AuthenticationException):
-        return ConfigError(f"The sandbox service refuses the API key or the user: {words}")
-    if isinstance(error, sdk.SandboxException):
-        refused = (sdk.InvalidArgumentException, sdk.NotFoundException, sdk.NotEnoughSpaceException)
-        final = isinstance(error, refused) or _is_client_error(error)
-        return ConfigError(f"The sandbox service refuses {words}") if final else SandboxBusyError(words)
-    return SandboxBusyError(words)
-
-
-def _is_client_error(error: Exception) -> bool:
-    """Return whether the service refused the request itself: a status below 500, or a Connect refusal of that kind."""
-    status = getattr(error, "status_code", None)
-    if status is not None:
-        return bool(status < _RETRYABLE_STATUS)
-    text = str(error)
-    codes = ("400:", "403:", "404:", "405:", "409:", "413:", "415:", "501:")
-    words = ("UNIMPLEMENTED", "FAILED_PRECONDITION", "PERMISSION_DENIED", "ALREADY_EXISTS")
-    return text.startswith(codes) or any(word in text.upper().partition(":")[0] for word in words)
-
-
-def _is_plain_timeout(error: Exception) -> bool:
-    """Return whether the command's own limit expired; subclasses mean that the box is gone or unreachable."""
-    from e2b.exceptions import TimeoutException
-
-    return type(error) is TimeoutException
 
 
 def _output(handle: AsyncCommandHandle[str] | None) -> tuple[str, str]:

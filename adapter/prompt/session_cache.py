@@ -15,7 +15,7 @@ from adapter.prompt.preamble_cache import PreambleCache
 from adapter.prompt.renderer import Renderer
 from adapter.prompt.request_parser import HistoryRepairs
 from adapter.turns.tree import AttachPoint, TurnGrowth, TurnTree
-from ratchet.store import sessions
+from ratchet.store import session_notes
 from ratchet.store.arrays import ids_from_bytes, unpack_json
 from ratchet.store.database import Database
 from ratchet.store.sessions import SessionRow
@@ -86,7 +86,7 @@ class SessionCache:
             async with self._database.begin() as conn:
                 stored = await load_tree(conn, session.row.id, list(session.tree.turn_ids()))
                 if not session.loaded:
-                    await sessions.note_template(conn, session.row.rollout_id, template.digest, template.kwargs)
+                    await session_notes.note_template(conn, session.row.rollout_id, template.digest, template.kwargs)
             for number, turn in enumerate(stored, start=1):
                 self._add(session.tree, turn)
                 if number % _LOADED_AT_ONCE == 0:

@@ -34,7 +34,7 @@ from adapter.turns.telemetry import endpoint_span
 from engine.generation import Generation
 from ratchet.config_sections import EndpointConfig
 from ratchet.errors import ConfigError
-from ratchet.store import sessions, turns
+from ratchet.store import session_notes, turns
 from ratchet.store.database import Database
 from ratchet.store.turns import KnownCall
 from ratchet.types import JsonObject, TurnState
@@ -142,7 +142,7 @@ class TurnForwarder:
 
     async def _note(self, session_id: int, reason: str | None) -> None:
         async with self._database.begin() as conn:
-            await sessions.note_endpoint_error(conn, session_id, reason)
+            await session_notes.note_endpoint_error(conn, session_id, reason)
 
     async def _known(self, turn_id: int) -> KnownCall | None:
         async with self._database.begin() as conn:

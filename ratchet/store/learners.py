@@ -34,6 +34,11 @@ class LearnerRow:
     silent_seconds: float
     details: JsonObject
 
+    def failures_since(self, checkpoint_step: int) -> int:
+        """Return how many learners in a row have failed since the checkpoint of this step."""
+        failures = self.details.get("failures", {})
+        return int(failures.get("count", 0)) if failures.get("step") == checkpoint_step else 0
+
 
 async def heartbeat_learner(
     connection: AsyncConnection,

@@ -11,8 +11,21 @@ from datetime import datetime
 from typing import Any, NamedTuple, NotRequired, TypedDict
 from uuid import UUID
 
-from sqlalchemy import ARRAY, DateTime, bindparam, cast, func, literal, literal_column, select, text, tuple_, update
-from sqlalchemy.dialects.postgresql import JSONB, insert
+from sqlalchemy import (
+    ARRAY,
+    DateTime,
+    bindparam,
+    case,
+    cast,
+    func,
+    literal,
+    literal_column,
+    select,
+    text,
+    tuple_,
+    update,
+)
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.types import BigInteger, LargeBinary
@@ -68,6 +81,8 @@ class SessionRow:
 WAITS_RECORDED_SECONDS = 1.0
 """How often adapters write the waits of their calls (`add_engine_waits`)."""
 
+_UNKNOWN_REFUSAL = "for what it contained"
+
 AttemptKey = tuple[int, int]
 """A rollout's id, and which of its attempts."""
 
@@ -76,18 +91,19 @@ AttemptKey = tuple[int, int]
 class SessionProgress:
     """How far an agent is.
 
-    `has_called`: a model call was begun, or refused for what it contained; only then can the policy have influenced
-    the agent. `last_call_age_seconds`: since its last call started or ended, None without a call.
-    `engine_wait_seconds`: time in which its calls waited for an engine or the store, or in which it was suspended
-    at its deadline. `away_seconds`: time since its first token without any adapter. `both_seconds`: time that both
-    of them have. `silent_seconds`: time for which the process of its newest call, which is in flight, has not
-    renewed its lease although other adapters work: it has lost the store or was killed; without what
-    `engine_wait_seconds` has of it. `idle_seconds`: since its last call ended, or since its first token; 0 while a
-    call is in flight, which `has_open_call` says.
+    `has_called`: a model call was begun; only then can the policy have influenced the agent. `refusal`: why a call was
+    first refused for what it contained, None if none was. `last_call_age_seconds`: since its last call started or
+    ended, None without a call. `engine_wait_seconds`: time in which its calls waited for an engine or the store, or
+    in which it was suspended at its deadline. `away_seconds`: time since its first token without any adapter.
+    `both_seconds`: time that both of them have. `silent_seconds`: time for which the process of its newest call, which
+    is in flight, has not renewed its lease although other adapters work: it has lost the store or was killed; without
+    what `engine_wait_seconds` has of it. `idle_seconds`: since its last call ended, or since its first token; 0 while
+    a call is in flight, which `has_open_call` says.
     """
 
     num_turns: int
     has_called: bool
+    refusal: str | None
     last_call_age_seconds: float | None
     engine_wait_seconds: float
     away_seconds: float
@@ -293,7 +309,8 @@ async def read_progress(conn: AsyncConnection, attempts: Collection[AttemptKey])
         0.0, adapters_away_seconds() - func.coalesce(SessionTable.away_before, adapters_away_seconds())
     ).label("away")
     key = (SessionTable.rollout_id, SessionTable.attempt)
-    of_session = (SessionTable.engine_wait_seconds, SessionTable.refused_at, _AWAY_WHILE_WAITING.label("both"))
+    refusal = case((SessionTable.refused_at.is_not(None), func.coalesce(SessionTable.refusal, _UNKNOWN_REFUSAL)))
+    of_session = (SessionTable.engine_wait_seconds, refusal.label("refusal"), _AWAY_WHILE_WAITING.label("both"))
     silent = (adapters_alive_seconds(since=turns.c.leased_until) - _WAITED_SINCE_LEASE).label("silent")
     columns = (*key, *of_session, away, *turns.c, opened, silent)
     rows = await conn.execute(select(*columns).where(tuple_(*key).in_(list(attempts))))
@@ -303,11 +320,11 @@ async def read_progress(conn: AsyncConnection, attempts: Collection[AttemptKey])
 def _progress(row: Any) -> SessionProgress:
     age = None if row.age is None else float(row.age)
     idle = 0.0 if row.num_in_flight else float(row.opened) if age is None else age
-    has_called = bool(row.num_begun) or row.refused_at is not None
     silent = 0.0 if row.silent is None else max(0.0, float(row.silent))
     return SessionProgress(
         num_turns=row.num_turns,
-        has_called=has_called,
+        has_called=bool(row.num_begun),
+        refusal=row.refusal,
         last_call_age_seconds=age,
         engine_wait_seconds=row.engine_wait_seconds,
         away_seconds=float(row.away),
@@ -353,47 +370,3 @@ async def session_id_of(conn: AsyncConnection, rollout_id: int, attempt: int) ->
     if session_id is None:
         raise FencedError(f"attempt {attempt} of rollout {rollout_id} has no session")
     return int(session_id)
-
-
-async def note_template(conn: AsyncConnection, rollout_id: int, digest: str, kwargs: Mapping[str, Any]) -> None:
-    """Record in the rollout's provenance the chat template that its prompts are rendered with; the newest one stays."""
-    noted = {"template_digest": digest, "chat_template_kwargs": dict(kwargs)}
-    differs = RolloutTable.provenance["template_digest"].astext.is_distinct_from(digest)
-    statement = update(RolloutTable).where(RolloutTable.id == rollout_id, differs)
-    await conn.execute(statement.values(provenance=RolloutTable.provenance.concat(cast(noted, JSONB))))
-
-
-async def note_refusal(conn: AsyncConnection, session_id: int) -> None:
-    """Record that a call of the session was refused for what it contained; the first time stays."""
-    statement = update(SessionTable).where(SessionTable.id == session_id, SessionTable.refused_at.is_(None))
-    await conn.execute(statement.values(refused_at=func.now()))
-
-
-async def note_endpoint_error(conn: AsyncConnection, session_id: int, reason: str | None) -> None:
-    """Record why the session's endpoint did not answer the last call; None: it did."""
-    differs = SessionTable.endpoint_error.is_distinct_from(reason)
-    statement = update(SessionTable).where(SessionTable.id == session_id, differs)
-    await conn.execute(statement.values(endpoint_error=reason))
-
-
-class EndpointErrors(NamedTuple):
-    """How many open sessions wait for their endpoint, and why one of them does."""
-
-    num_waiting: int
-    reason: str
-
-
-async def endpoint_errors(conn: AsyncConnection, run_id: str) -> EndpointErrors | None:
-    """Return what the run's open sessions wait for; None if none waits for an endpoint."""
-    statement = (
-        select(func.count(), func.max(SessionTable.endpoint_error))
-        .join(RolloutTable, RolloutTable.id == SessionTable.rollout_id)
-        .where(
-            RolloutTable.run_id == run_id,
-            RolloutTable.outcome.is_(None),
-            SessionTable.state == SessionState.OPEN,
-            SessionTable.endpoint_error.is_not(None),
-        )
-    )
-    count, reason = (await conn.execute(statement)).one()
-    return EndpointErrors(count, reason or "") if count else None

@@ -128,7 +128,8 @@ async def record_pause(connection: AsyncConnection, request: Request) -> Steerin
     reason = f"paused by {request.asked_by}" + (f": {request.reason}" if request.reason else "")
     await run_pause.pause_run(connection, run.run_id, reason)
     await record(connection, request, SteeringAction.PAUSE, "", run.state, RunState.PAUSED, run.next_step)
-    return SteeringAnswer(f"run {run.run_id} is paused; what is in flight goes on")
+    before = "" if run.wish == Wish.NONE else f"; it was to {run.wish}, which `ratchet resume {run.run_id}` takes back"
+    return SteeringAnswer(f"run {run.run_id} is paused; what is in flight goes on{before}")
 
 
 async def record_resume(connection: AsyncConnection, request: Request) -> SteeringAnswer:

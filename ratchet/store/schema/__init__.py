@@ -7,9 +7,7 @@ by Postgres `now()`. States are text columns with the values of `ratchet.types`.
 from ratchet.store.schema.base import Base
 from ratchet.store.schema.rollouts import (
     GROUP_READY_SEQ,
-    AdmissionTable,
     AttemptTable,
-    BrokenOracleTable,
     ChainSpanTable,
     ChainTable,
     GradeTable,
@@ -20,8 +18,6 @@ from ratchet.store.schema.rollouts import (
     SandboxTable,
     SessionTable,
     SessionTokenTable,
-    TaskTable,
-    TrialTable,
     TurnTable,
 )
 from ratchet.store.schema.runs import (
@@ -41,6 +37,7 @@ from ratchet.store.schema.runs import (
     StepTokenTable,
 )
 from ratchet.store.schema.search import RolloutWordsTable
+from ratchet.store.schema.tasks import AdmissionTable, BrokenOracleTable, BuildContextTable, TaskTable, TrialTable
 
 __all__ = [
     "GROUP_READY_SEQ",
@@ -51,6 +48,7 @@ __all__ = [
     "BatchItemTable",
     "BatchTable",
     "BrokenOracleTable",
+    "BuildContextTable",
     "ChainSpanTable",
     "ChainTable",
     "CheckpointTable",

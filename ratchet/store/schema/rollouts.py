@@ -1,4 +1,4 @@
-"""Tables of tasks, groups and rollouts, with their attempts, sessions, turns, boxes, patches, grades and chains."""
+"""Tables of groups and rollouts, with their attempts, sessions, turns, boxes, patches, grades and chains."""
 
 from datetime import datetime
 from typing import Any
@@ -9,27 +9,6 @@ from sqlalchemy.dialects.postgresql import TSTZMULTIRANGE
 from sqlalchemy.orm import Mapped, mapped_column
 
 from ratchet.store.schema.base import Base, identity, now, reference
-
-
-class TaskTable(Base):
-    """One row of a dataset, immutable; importing the same file again adds no row."""
-
-    __tablename__ = "task"
-    id: Mapped[int] = identity()
-    dataset: Mapped[str]
-    dataset_digest: Mapped[str]
-    row_digest: Mapped[str]
-    row_no: Mapped[int]
-    label: Mapped[str]
-    image: Mapped[str]
-    workdir: Mapped[str]
-    grader: Mapped[str]
-    spec: Mapped[dict[str, Any]]
-    created_at: Mapped[datetime] = now()
-    __table_args__ = (
-        UniqueConstraint("dataset_digest", "row_digest"),
-        Index("ix_task_dataset_digest_row_no", "dataset_digest", "row_no"),
-    )
 
 
 class RunTaskTable(Base):
@@ -160,7 +139,8 @@ class SessionTable(Base):
     `limits`: `ratchet.store.sessions.SessionLimits`. `away_before`: the adapters' away seconds at the first token.
     `endpoint`: the server that answers instead of the policy (`EndpointConfig`), NULL: the policy.
     `endpoint_error`: why that server did not answer the last call, NULL if it did. `refused_at`: when a call was
-    first refused for what it contained, which leaves no turn. `engine_waits`: when calls waited for an engine, or
+    first refused for what it contained, which leaves no turn. `refusal`: why; NULL also if an adapter of an earlier
+    version refused it. `engine_waits`: when calls waited for an engine, or
     for more than five seconds for the store, or the agent was suspended at its deadline, in all
     `engine_wait_seconds`; waits that adapters of earlier versions counted are only in the latter.
     """
@@ -178,6 +158,7 @@ class SessionTable(Base):
     endpoint: Mapped[dict[str, Any] | None]
     endpoint_error: Mapped[str | None]
     refused_at: Mapped[datetime | None]
+    refusal: Mapped[str | None]
     engine_waits: Mapped[Any] = mapped_column(TSTZMULTIRANGE, server_default="{}")
     created_at: Mapped[datetime] = now()
     closed_at: Mapped[datetime | None]
@@ -319,50 +300,6 @@ class GradeTable(Base):
     __table_args__ = (
         Index("ix_grade_flagged", "rollout_id", postgresql_where=text("jsonb_array_length(flags) > 0 OR rejected")),
     )
-
-
-class AdmissionTable(Base):
-    """Whether one grader version admits a task: its gold patch always passed and the empty one never did.
-
-    `evidence`: [{"patch": "gold" or "empty", "solved", "reason", "seconds", "tests"}], one per repeat. `oracle`: what
-    the gold runs have in common (`activities/graders/oracle.py`); NULL if there is none.
-    """
-
-    __tablename__ = "admission"
-    id: Mapped[int] = identity()
-    task_id: Mapped[int] = reference("task.id")
-    grader: Mapped[str]
-    grader_version: Mapped[str]
-    admitted: Mapped[bool]
-    reason: Mapped[str] = mapped_column(server_default="")
-    evidence: Mapped[list[Any]]
-    oracle: Mapped[dict[str, Any] | None]
-    gold_seconds: Mapped[float | None]
-    created_at: Mapped[datetime] = now()
-    __table_args__ = (UniqueConstraint("task_id", "grader", "grader_version"),)
-
-
-class TrialTable(Base):
-    """The gold run of one trial, kept until the admission's oracle is made of all of them."""
-
-    __tablename__ = "trial"
-    task_id: Mapped[int] = reference("task.id", primary_key=True)
-    grader: Mapped[str] = mapped_column(primary_key=True)
-    grader_version: Mapped[str] = mapped_column(primary_key=True)
-    repeat: Mapped[int] = mapped_column(primary_key=True)
-    oracle: Mapped[dict[str, Any]]
-
-
-class BrokenOracleTable(Base):
-    """One of a task's broken oracles (`activities/graders/broken_oracles.py`). `number` counts the tries to make one,
-    so that numbers may be missing."""
-
-    __tablename__ = "broken_oracle"
-    task_id: Mapped[int] = reference("task.id", primary_key=True)
-    grader: Mapped[str] = mapped_column(primary_key=True)
-    grader_version: Mapped[str] = mapped_column(primary_key=True)
-    number: Mapped[int] = mapped_column(primary_key=True)
-    content: Mapped[dict[str, Any]]
 
 
 class ChainTable(Base):

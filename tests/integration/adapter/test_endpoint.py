@@ -15,7 +15,7 @@ from sqlalchemy import select, update
 
 from adapter.turns.loss_mask import build_chains
 from ratchet.config_sections import EndpointConfig
-from ratchet.store import sessions, turns
+from ratchet.store import session_notes, sessions, turns
 from ratchet.store.arrays import unpack_json
 from ratchet.store.database import Database
 from ratchet.store.schema import SessionTable
@@ -138,7 +138,7 @@ async def test_a_call_waits_while_the_endpoint_is_busy_or_away(adapter: str, dat
         )
         assert "ConnectError" in await until_noted(database, opened, True)
         async with database.begin() as conn:
-            waiting = await sessions.endpoint_errors(conn, "run-1")
+            waiting = await session_notes.endpoint_errors(conn, "run-1")
         assert waiting is not None and waiting.num_waiting == 1 and str(port) in waiting.reason
         with ChatEngine([refuses(429), refuses(503), says("at last")], port) as server:
             answer = await asking

@@ -98,7 +98,7 @@ async def test_refused_calls_whose_note_waits_for_the_store_are_counted(
         assert (await waiting).status_code == 413
         async with opened.database.begin() as connection:
             key = (opened.rollout_id, 1)
-            assert (await sessions.read_progress(connection, [key]))[key].has_called
+            assert (await sessions.read_progress(connection, [key]))[key].refusal
         line.cut()
         assert (await http.post("/v1/chat/completions", json=refused)).status_code == 400
         assert (await http.post("/v1/chat/completions", json=large)).status_code == 413

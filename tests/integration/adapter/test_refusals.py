@@ -6,16 +6,20 @@ from typing import Any
 import httpx
 import pytest
 
+from activities.harnesses.cli_exits import exit_of_error
 from ratchet.store import sessions
+from ratchet.store.sessions import SessionProgress
+from ratchet.types import AgentExit
 from tests.integration.adapter.conftest import Opened, ScriptedEngine, adapter_here, adapter_settings
 
 HELLO = [{"role": "user", "content": "hello"}]
+LONG = [{"role": "user", "content": "word " * 3000}]
 
 
-async def has_called(opened: Opened) -> bool:
+async def progress(opened: Opened) -> SessionProgress:
     key = (opened.rollout_id, 1)
     async with opened.database.begin() as connection:
-        return (await sessions.read_progress(connection, [key]))[key].has_called
+        return (await sessions.read_progress(connection, [key]))[key]
 
 
 async def ask(address: str, token: str, path: str = "/v1/chat/completions", **body: Any) -> int:
@@ -25,21 +29,37 @@ async def ask(address: str, token: str, path: str = "/v1/chat/completions", **bo
 
 
 @pytest.mark.parametrize(
-    ("body", "status"),
+    ("body", "status", "words", "exit"),
     [
-        ({"messages": [{"role": "user", "content": "word " * 3000}]}, 400),  # the context is full
-        ({"messages": HELLO, "padding": "x" * 200_000}, 413),  # the request is too large
-        ({"messages": HELLO, "n": 2}, 400),  # it cannot be served
-        ({"messages": HELLO, "model": "another"}, 404),
+        (
+            {"messages": [{"role": "user", "content": "word " * 3000}]},
+            400,
+            "prompt is too long",
+            AgentExit.CONTEXT_FULL,
+        ),
+        ({"messages": HELLO, "padding": "x" * 200_000}, 413, "100000", AgentExit.CONTEXT_FULL),
+        ({"messages": HELLO, "n": 2}, 400, "n", AgentExit.CRASHED),
+        ({"messages": HELLO, "model": "another"}, 404, "another", AgentExit.CRASHED),
     ],
 )
-async def test_a_refused_first_call_is_recorded(
-    postgres_url: str, model_dir: Path, opened: Opened, body: dict[str, Any], status: int
+async def test_a_refused_first_call_is_recorded_with_its_reason(
+    postgres_url: str,
+    model_dir: Path,
+    opened: Opened,
+    body: dict[str, Any],
+    status: int,
+    words: str,
+    exit: AgentExit,
 ) -> None:
     async with adapter_here(adapter_settings(postgres_url, model_dir, max_body_bytes=100_000)) as address:
-        assert not await has_called(opened)
+        assert (await progress(opened)).refusal is None
         assert await ask(address, opened.token, **body) == status
-    assert await has_called(opened) and not await opened.turns()
+        found = await progress(opened)
+        assert not found.has_called and found.refusal is not None and words in found.refusal
+        assert exit_of_error(found.refusal) is exit, found.refusal
+        assert await ask(address, opened.token, messages=HELLO, n=3) == 400
+        assert (await progress(opened)).refusal == found.refusal, "the first one stays"
+    assert not await opened.turns()
 
 
 async def test_what_is_no_model_call_is_not_recorded(adapter: str, opened: Opened) -> None:
@@ -47,10 +67,11 @@ async def test_what_is_no_model_call_is_not_recorded(adapter: str, opened: Opene
     assert await ask(adapter, "another token", messages=HELLO) == 401
     assert await ask(adapter, opened.token, "/v1/completions", prompt="hello") == 404
     assert await ask(adapter, opened.token, "/v1/messages/count_tokens", messages=[{"role": "nobody"}]) == 400
-    assert not await has_called(opened)
+    found = await progress(opened)
+    assert not found.has_called and found.refusal is None
 
 
 async def test_a_call_that_is_answered_is_recorded(adapter: str, engine: ScriptedEngine, opened: Opened) -> None:
     await engine.say("hello")
     assert await ask(adapter, opened.token, messages=HELLO) == 200
-    assert await has_called(opened)
+    assert (await progress(opened)).has_called

@@ -8,7 +8,8 @@ from connectrpc.code import Code
 from connectrpc.errors import ConnectError
 
 from activities.sandboxes.base import Sandbox
-from activities.sandboxes.e2b import E2BProvider, cancellable
+from activities.sandboxes.e2b import E2BProvider
+from activities.sandboxes.e2b_errors import cancellable
 from ratchet.errors import CommandFailedError, ConfigError, SandboxBusyError, SandboxGoneError
 from stack.ports import free_port
 from stack.worker import sandbox_provider

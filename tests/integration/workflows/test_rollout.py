@@ -89,6 +89,17 @@ async def test_nothing_done_is_a_verdict_not_a_failure(loop: Loop) -> None:
         ).scalar_one() == 0
 
 
+async def test_a_first_prompt_that_does_not_fit_is_the_configs_fault_and_no_zero(loop: Loop) -> None:
+    """The policy has not answered yet, so no box more is tried, and the reason names what to change."""
+    dataset = loop.dataset(pre_commands=[PRE], eval_cmd="true", problem_statement="word " * 400)
+    _, row = await finish(
+        loop, await loop.start(dataset, sampling={"max_context_tokens": 256, "max_response_tokens": 64})
+    )
+    assert (row.outcome, row.reward, row.num_turns) == ("infra_failed", None, 0)
+    assert "prompt is too long" in row.outcome_reason and "max_context_tokens (256)" in row.outcome_reason
+    assert len(await of_attempts(loop, row.id, AttemptTable.agent_exit)) == 1
+
+
 async def test_whatever_the_agent_does_to_git_its_files_count(loop: Loop) -> None:
     """Staged, committed, new, deleted, binary and mode changes are in one patch, which applies in the fresh box."""
     pre = (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from activities.agent import cut_short, owed_seconds, uncalled
+from activities.agent import cut_short, is_too_long, owed_seconds, uncalled
 from activities.harnesses.base import ExitReport
 from ratchet import secrets
 from ratchet.types import AgentExit
@@ -45,10 +45,29 @@ def test_an_agent_is_owed_what_it_waited_before_its_deadline(
 def test_the_reason_of_an_agent_without_a_call_names_its_end_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", "hunter22")
     secrets.with_secrets("harness.extra_env", {"KEY": "${MY_KEY}"})
-    crashed = uncalled(ExitReport(AgentExit.CRASHED, 127, 0.1, "sh: claude: not found (hunter22)"))
+    crashed = uncalled(ExitReport(AgentExit.CRASHED, 127, 0.1, "sh: claude: not found (hunter22)"), None)
     assert crashed == (
         "the agent made no model call; it ended as crashed with exit code 127: sh: claude: not found (***)"
     )
-    assert uncalled(ExitReport(AgentExit.DONE, 0, 0.1, "")) == (
+    assert uncalled(ExitReport(AgentExit.DONE, 0, 0.1, ""), None) == (
         "the agent made no model call; it ended as done with exit code 0"
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "refusal", "is_final"),
+    [
+        (AgentExit.TIME_BUDGET, "prompt is too long: 3000 tokens > 512 maximum", True),
+        (AgentExit.CRASHED, "request too large: the request is larger than 100 bytes", True),
+        (AgentExit.CONTEXT_FULL, None, True),  # the program has measured its prompt by itself
+        (AgentExit.CRASHED, "unknown model: 'gpt'", False),
+        (AgentExit.CONTEXT_FULL, "for what it contained", False),  # by an adapter of an earlier version
+        (AgentExit.CRASHED, None, False),
+    ],
+)
+def test_only_a_prompt_that_does_not_fit_ends_a_rollout_at_once(
+    kind: AgentExit, refusal: str | None, is_final: bool
+) -> None:
+    report = ExitReport(kind, 1, 0.1, "")
+    assert is_too_long(report, refusal) is is_final
+    assert (refusal or "made no model call") in uncalled(report, refusal)

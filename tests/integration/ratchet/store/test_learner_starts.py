@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import func, update
 
-from ratchet.store import learners, plans, runs
+from ratchet.store import learner_commits, learners, plans, runs
 from ratchet.store.database import Database
 from ratchet.store.plans import PlanRow
 from ratchet.store.schema import LearnerTable, RunTable
@@ -76,3 +76,30 @@ async def test_why_says_that_the_run_waits_for_it(
     found = await diagnose(Stack(tmp_path), learner.run_id)
     assert found.answer.startswith("the learner: it starts anew and loads the model, a minute or more")
     assert found.answer.endswith("step 1 is planned")
+
+
+async def test_why_says_that_it_has_failed_before(
+    learner: Learner, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RATCHET_DATABASE_URL", postgres_url)
+    for _ in range(2):
+        async with learner.database.begin() as connection:
+            lease = await learner_commits.take_lease(connection, learner.run_id)
+            await learner_commits.fail_run(connection, lease, 1, "out of memory")
+    found = await diagnose(Stack(tmp_path), learner.run_id)
+    assert found.answer.startswith("the learner: it has failed 2 times and starts anew and loads the model")
+    await learner.run(checkpoint_step=1)
+    found = await diagnose(Stack(tmp_path), learner.run_id)
+    assert "has failed" not in found.answer, "the checkpoint starts the count again"
+
+
+async def test_a_learner_that_has_trained_all_is_not_waited_for(
+    learner: Learner, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RATCHET_DATABASE_URL", postgres_url)
+    await learner.run(epoch=1, step=6, checkpoint_step=6)
+    await learner.beats(learners.TRAINED_ALL)
+    async with learner.database.begin() as connection:
+        await connection.execute(update(LearnerTable).values(heartbeat_at=func.now() - func.make_interval(0, 0, 0, 1)))
+    found = await diagnose(Stack(tmp_path), learner.run_id)
+    assert "learner" not in found.parts and found.learner.startswith("it has ended after step 1")

@@ -205,6 +205,13 @@ async def test_a_paused_run_that_is_stopped_ends_without_the_step_that_it_cannot
     assert ended.ended
 
 
+async def test_a_pause_says_that_the_run_was_to_stop(steered: Steered) -> None:
+    await steered.make()
+    await steered.ask(SteeringAction.STOP)
+    paused = await steered.ask(SteeringAction.PAUSE)
+    assert paused.text.endswith(f"it was to stop, which `ratchet resume {steered.run_id}` takes back")
+
+
 async def test_a_run_that_is_paused_after_it_was_stopped_ends_if_it_is_stopped_again(steered: Steered) -> None:
     await steered.make(num_groups=6)
     await steered.plan()

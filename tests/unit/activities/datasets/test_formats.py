@@ -12,6 +12,7 @@ from pyarrow import parquet
 
 from activities.datasets.base import Problem
 from activities.datasets.formats import check_rows, dataset_digest, read_rows
+from ratchet.built_images import is_built
 from ratchet.config import DatasetConfig
 
 META = {"image": "host", "workdir": "/w", "eval_cmd": "pytest -q"}
@@ -206,6 +207,19 @@ def test_harbor_directories(tmp_path: Path) -> None:
 def test_harbor_without_an_image_is_named(tmp_path: Path) -> None:
     (problem,) = check_rows(harbor(tmp_path, image=True))
     assert isinstance(problem, Problem) and problem.field == "environment.docker_image" and "one" in problem.file
+    assert "environment/Dockerfile, found neither" in problem.message
+
+
+def test_harbor_with_a_dockerfile(tmp_path: Path) -> None:
+    dataset = harbor(tmp_path, image=True)
+    environment = tmp_path / "tasks" / "one" / "environment"
+    environment.mkdir()
+    (environment / "Dockerfile").write_text("FROM python:3.12\nWORKDIR /code\n")
+    row = only(dataset)
+    assert is_built(row["image"]) and row["workdir"] == "/code" and row["spec"]["build_context"]
+    (environment / "docker-compose.yaml").write_text("services: {}\n")
+    (problem,) = check_rows(dataset)
+    assert isinstance(problem, Problem) and "docker-compose.yaml" in problem.message
 
 
 _READ = """

@@ -1,0 +1,96 @@
+"""Build an image from a Dockerfile for the boxes of a service: in a Docker daemon, or for the local gateway.
+
+The gateway has no builder of its own. A program that builds images on this machine does it, and the result is imported
+as `ratchet images import` does.
+"""
+
+import asyncio
+import io
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from activities.datasets.build_context import unpack_build_context
+from activities.sandboxes.base import BuildFailedError
+from ratchet.errors import ConfigError, MachineError, SandboxBusyError
+from sandbox_gateway.image_store import ImageStore
+
+_PROGRAMS = ("docker", "podman", "buildah")
+_END_SECONDS = 10.0
+
+
+class DockerImageBuilder:
+    """Builds in the Docker daemon that runs the boxes. `url` None: DOCKER_HOST, else the local socket."""
+
+    def __init__(self, url: str | None = None) -> None:
+        self._url = url
+
+    async def build(self, image: str, context: bytes, on_lines: Callable[[str], None]) -> None:
+        import aiodocker
+        import aiohttp
+        from aiodocker.exceptions import DockerError
+
+        try:
+            async with aiodocker.Docker(url=self._url) as client:
+                lines = client.images.build(fileobj=io.BytesIO(context), encoding="gzip", tag=image, stream=True)
+                async for line in lines:
+                    on_lines(str(line.get("stream") or line.get("status") or ""))
+        except DockerError as error:
+            on_lines(error.message)
+            raise BuildFailedError(f"Docker cannot build {image}") from error
+        except (aiohttp.ClientError, OSError, ValueError, TimeoutError) as error:  # ValueError: there is no socket
+            raise SandboxBusyError(f"there is no Docker daemon to build {image}: {error}") from error
+
+
+class LocalImageBuilder:
+    """Builds with docker, podman or buildah of this machine, and imports the result for the local gateway's boxes."""
+
+    def __init__(self, images: Path) -> None:
+        self._store = ImageStore(images)
+
+    async def build(self, image: str, context: bytes, on_lines: Callable[[str], None]) -> None:
+        program = next((name for name in _PROGRAMS if shutil.which(name)), None)
+        if program is None:
+            raise MachineError(
+                f"image {image} has to be built from a Dockerfile, and this machine has none of "
+                f"{', '.join(_PROGRAMS)}; install one (Debian: `apt-get install buildah`), then run "
+                "`ratchet images build`"
+            )
+        with tempfile.TemporaryDirectory(prefix="ratchet-build-") as name:
+            directory, archive = Path(name) / "context", Path(name) / "image.tar"
+            await asyncio.to_thread(unpack_build_context, context, directory)
+            await _run([program, "build", "-t", image, str(directory)], on_lines)
+            await _run(_save(program, image, archive), on_lines)
+            try:
+                await asyncio.to_thread(self._store.add, archive, image, on_lines)
+            except ConfigError as error:
+                raise BuildFailedError(f"the image that {program} has built cannot be imported: {error}") from error
+
+
+def _save(program: str, image: str, archive: Path) -> list[str]:
+    if program == "buildah":
+        return [program, "push", image, f"docker-archive:{archive}:{image}"]
+    return [program, "save", "-o", str(archive), image]
+
+
+async def _run(command: Sequence[str], on_lines: Callable[[str], None]) -> None:
+    """Run a command to its end, which a cancelled task does not outlive. Raises BuildFailedError."""
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    assert process.stdout is not None
+    try:
+        while chunk := await process.stdout.read(1 << 16):
+            on_lines(chunk.decode(errors="replace"))
+        status = await process.wait()
+    finally:
+        if process.returncode is None:
+            process.terminate()
+            try:
+                async with asyncio.timeout(_END_SECONDS):
+                    await process.wait()
+            except TimeoutError:
+                process.kill()
+    if status != 0:
+        raise BuildFailedError(f"`{' '.join(command[:2])}` has ended with status {status}")

@@ -1,0 +1,55 @@
+"""The E2B SDK builds a template from a task's Dockerfile, and its errors are those of the contract."""
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from activities.datasets.build_context import pack_build_context
+from activities.sandboxes.base import BuildFailedError
+from activities.sandboxes.e2b_image_builder import E2BImageBuilder
+from ratchet.errors import SandboxBusyError
+from tests.standins.e2b_builds import Builds, serving_builds
+
+
+@pytest.fixture
+def builds() -> Iterator[Builds]:
+    with serving_builds() as builds:
+        yield builds
+
+
+async def build(builds: Builds, directory: Path, *steps: str) -> tuple[str, list[str]]:
+    """Build an image of one file and these steps; return its name and the printed lines."""
+    directory.mkdir()
+    (directory / "Dockerfile").write_text("\n".join(["FROM python:3.12", "COPY shop.py /app/shop.py", *steps]))
+    (directory / "shop.py").write_text("stock = 1\n")
+    context = pack_build_context(directory)
+    lines: list[str] = []
+    await E2BImageBuilder("e2b_" + 40 * "0", builds.url).build(
+        context.image, base64.b64decode(context.archive), lines.append
+    )
+    return context.image, lines
+
+
+async def test_a_dockerfile_becomes_a_template_with_its_digest_as_tag(builds: Builds, tmp_path: Path) -> None:
+    image, lines = await build(builds, tmp_path / "one", "RUN pip install pytest", "WORKDIR /app")
+    assert builds.names == [image] and len(builds.uploads) == 1 and len(builds.uploads[0]) > 0
+    assert builds.started[0]["fromImage"] == "python:3.12"
+    assert any("pip install pytest" in line for line in lines)
+
+
+async def test_a_failed_step_is_the_dockerfiles_and_a_service_that_is_away_is_not(
+    builds: Builds, tmp_path: Path
+) -> None:
+    with pytest.raises(BuildFailedError):
+        await build(builds, tmp_path / "one", "RUN fail")
+    with pytest.raises(BuildFailedError):  # a second stage
+        await build(builds, tmp_path / "two", "FROM debian", "RUN true")
+    for status in (500, 503, 429):
+        builds.status = status
+        with pytest.raises(SandboxBusyError):
+            await build(builds, tmp_path / str(status))
+    builds.url = "http://127.0.0.1:9"
+    with pytest.raises(SandboxBusyError):
+        await build(builds, tmp_path / "three")
