@@ -11,6 +11,7 @@ from temporalio import activity
 
 from activities.run_configs import RunConfigs
 from activities.stage import activity_stage, heartbeating
+from engine.policy_files import is_address
 from engine.weight_update import load_from_files, update_engine
 from ratchet import paths
 from ratchet.errors import BugError, LearnerLostError, StoreUnavailableError
@@ -131,13 +132,15 @@ class LearnActivities:
     async def sync(self, input: SyncInput) -> StageResult:
         """Bring one engine to the step's version in place; safe to repeat.
 
-        An unreachable engine is skipped, because its wrapper starts from the newest published version.
+        An unreachable engine is skipped, because its wrapper starts from the newest published version. Waits without a
+        pause until a version from an address is on the engine's node.
         """
-        async with heartbeating():
-            started = asyncio.get_running_loop().time()
-            config = await self.configs.of_run(input.run_id)
-            while config.training.weight_transport == "nccl" and await self._is_broadcasting(input):
-                await asyncio.sleep(_POLL_SECONDS)
+        started = asyncio.get_running_loop().time()
+        config = await self.configs.of_run(input.run_id)
+        while config.training.weight_transport == "nccl" and await self._is_broadcasting(input):
+            activity.heartbeat("the learner broadcasts the weights")
+            await asyncio.sleep(_POLL_SECONDS)
+        while True:
             async with self.database.begin() as connection:
                 engine = await engines.get_engine(connection, input.engine_id)
                 version = await runs.newest_version(connection, input.run_id, input.step)
@@ -145,11 +148,16 @@ class LearnActivities:
                 raise BugError(f"step {input.step} of {input.run_id} is not published")
             if engine is None or not engine.reachable:
                 return StageResult()
-            if engine.version != version.version or engine.state is EngineState.SYNCING:
-                await update_engine(
-                    self.database, engine, version, load_from_files(version, paths.policies()), config.engine.keep_cache
-                )
-            return StageResult(used_seconds=asyncio.get_running_loop().time() - started)
+            if engine.version == version.version and engine.state is not EngineState.SYNCING:
+                return StageResult(used_seconds=asyncio.get_running_loop().time() - started)
+            if not is_address(version.uri) or engine.has_fetched(version.version):
+                break
+            activity.heartbeat(f"{engine.address} fetches {version.version}: {engine.fetch_error or 'it has begun'}")
+            await asyncio.sleep(_POLL_SECONDS)
+        async with heartbeating():
+            transfer = load_from_files(version, paths.policies())
+            await update_engine(self.database, engine, version, transfer, config.engine.keep_cache)
+        return StageResult(used_seconds=asyncio.get_running_loop().time() - started)
 
     async def _is_broadcasting(self, input: SyncInput) -> bool:
         """Return whether the learner still broadcasts these weights itself (`training/weight_broadcast.py`)."""

@@ -30,8 +30,10 @@ from pathlib import Path
 
 import structlog
 
+from engine import weight_storage
 from ratchet import paths
-from ratchet.store import retention
+from ratchet.errors import StorageUnavailableError
+from ratchet.store import retention, runs
 from ratchet.store.database import Database
 from ratchet.stored_config import read_stored_config
 from ratchet.temporal_settings import Retention
@@ -138,7 +140,25 @@ async def _delete_weights(database: Database, run_id: str) -> int:
     unused = await _unused_directories(database, run_id)
     for path in unused:
         await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+    await _delete_stored_weights(database, run_id)
     return len(unused)
+
+
+async def _delete_stored_weights(database: Database, run_id: str) -> None:
+    """Delete what nothing needs at the run's address. If it is unavailable, the next prune does it."""
+    async with database.begin() as connection:
+        row = await runs.get_run(connection, run_id)
+        kept = await retention.kept_files(connection, run_id)
+    address = None if row is None else read_stored_config(row.config).training.weights_address
+    if address is None or not kept.versions:
+        return
+    try:
+        for name in await asyncio.to_thread(weight_storage.list_versions, address, run_id):
+            if name not in kept.versions:
+                uri = weight_storage.version_address(address, f"{run_id}/{name}")
+                await asyncio.to_thread(weight_storage.delete_version, uri)
+    except StorageUnavailableError as error:
+        _LOG.warning("weights not deleted", run=run_id, reason=str(error))
 
 
 async def _unused_directories(database: Database, run_id: str) -> list[Path]:
@@ -155,4 +175,4 @@ def _subdirectories(directory: Path, kept: set[str]) -> list[Path]:
     """Return the subdirectories without those in `kept`; none if `kept` is empty, because then nothing is known."""
     if not kept or not directory.is_dir():
         return []
-    return [path for path in directory.iterdir() if path.name not in kept]
+    return [path for path in directory.iterdir() if path.is_dir() and path.name not in kept]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from activities.graders.rewards import find_reward
 from activities.harnesses.registry import Harnesses
+from engine.weight_storage import check_address
 from ratchet import secrets
 from ratchet.config import TINY, RunConfig
 from ratchet.errors import ConfigError
@@ -38,6 +39,8 @@ def check_run(config: RunConfig, settings: TemporalSettings) -> None:
         if name is not None and known and name not in known:
             names = ", ".join(sorted(known))
             raise ConfigError(f"{key}: vLLM has no parser {name!r}; it has {names}{did_you_mean(name, known)}")
+    if config.training.weights_address is not None:
+        check_address("training.weights_address", config.training.weights_address)
     if config.init_from is None and config.model != TINY and config.endpoint is None:
         require_model(model_of(config))
     if config.loss.reference_kl and config.loss.reference_model is not None:

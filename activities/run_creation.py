@@ -6,6 +6,7 @@ Training runs and the runs that hold rollouts started by hand are created here.
 import asyncio
 import random
 from pathlib import Path
+from typing import NamedTuple
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -13,6 +14,8 @@ from activities.dataset_import import import_dataset, usable_task_ids
 from activities.datasets.formats import dataset_digest
 from activities.run_checks import check_run
 from adapter.endpoint import check_endpoint
+from engine import weight_storage
+from engine.policy_cache import PolicyCache
 from engine.policy_files import link_version
 from ratchet import paths
 from ratchet.config import TINY, RunConfig
@@ -22,10 +25,17 @@ from ratchet.store import runs
 from ratchet.store.database import Database
 from ratchet.store.runs import NewRun, OrderedTask
 from ratchet.temporal_settings import TemporalSettings
-from ratchet.types import Purpose, policy_version
+from ratchet.types import JsonObject, Purpose, policy_version
 
 _NAMED_STEPS = 5
 """How many published steps an error names."""
+
+
+class InitialVersion(NamedTuple):
+    """The URI of a run's version 0, and the description of its files."""
+
+    uri: str
+    files: list[JsonObject]
 
 
 async def create_run_from_config(
@@ -40,15 +50,14 @@ async def create_run_from_config(
     async with database.begin() as connection:
         if name != runs.ADHOC:
             await runs.require_no_other_run(connection, run_id)
-        model = None if config.endpoint else await model_directory(connection, config)
+    model = None if config.endpoint else await model_directory(database, config)
     if config.endpoint is not None:
         evaluated = config.evaluation
         await check_endpoint(config.endpoint, [*evaluated.temperatures, *evaluated.start_temperatures])
-        first, files = config.endpoint.url, []
+        first = InitialVersion(config.endpoint.url, [])
     else:
         assert model is not None
-        directory = paths.policies() / run_id / "0.e0"
-        first, files = str(directory), await asyncio.to_thread(link_version, model, directory)
+        first = await asyncio.to_thread(publish_model, model, run_id, config)
     async with database.begin() as connection:
         order = await _import_tasks(connection, config)
         if name != runs.ADHOC:
@@ -56,23 +65,43 @@ async def create_run_from_config(
         await runs.create_run(connection, NewRun.of_config(run_id, name, config, model))
         for purpose, ordered in order.items():
             await runs.set_task_order(connection, run_id, purpose, ordered)
-        await runs.publish_initial(connection, policy_version(run_id, 0, 0), run_id, first, files)
+        await runs.publish_initial(connection, policy_version(run_id, 0, 0), run_id, *first)
 
 
-async def model_directory(connection: AsyncConnection, config: RunConfig) -> Path:
-    """Return the directory of the run's initial weights. Raises ConfigError naming what is missing."""
+def publish_model(model: Path, run_id: str, config: RunConfig) -> InitialVersion:
+    """Make the files of the run's version 0 and store them at the run's address, if it has one. Safe to repeat.
+
+    Raises ConfigError if the model is an adapter, StorageUnavailableError if the address does not answer.
+    """
+    version = policy_version(run_id, 0, 0)
+    directory = paths.policies() / version
+    files = link_version(model, directory)
+    if config.training.weights_address is None:
+        return InitialVersion(str(directory), files)
+    uri = weight_storage.version_address(config.training.weights_address, version)
+    weight_storage.upload_version(directory, uri, files)
+    return InitialVersion(uri, files)
+
+
+async def model_directory(database: Database, config: RunConfig) -> Path:
+    """Return the directory of the run's initial weights, fetched from their address if they are not here.
+
+    Raises ConfigError naming what is missing, StorageUnavailableError if an address does not answer.
+    """
     if config.init_from is not None and "@" in config.init_from and not Path(config.init_from).exists():
         run_id, _, step = config.init_from.rpartition("@")
-        version = await runs.newest_version(connection, run_id, int(step)) if step.isdigit() else None
+        async with database.begin() as connection:
+            version = await runs.newest_version(connection, run_id, int(step)) if step.isdigit() else None
+            steps = [] if version else await runs.published_steps(connection, run_id, _NAMED_STEPS)
         if version is None:
-            steps = await runs.published_steps(connection, run_id, _NAMED_STEPS)
             there = f"its newest are {', '.join(map(str, steps))}" if steps else f"there is none of a run {run_id!r}"
             raise ConfigError(
                 f"init_from: {config.init_from!r} names no published step; {there}. Expected a directory or RUN@step"
             )
         if not version.files:
             raise ConfigError(f"init_from: run {run_id} was answered by {version.uri}, so it has no weights")
-        return Path(version.uri)
+        with PolicyCache(paths.policies()) as cache:
+            return await asyncio.to_thread(cache.fetch, version.uri, version.files)
     model = Path(config.init_from) if config.init_from else model_of(config)
     if config.model == TINY and config.init_from is None and not model.exists():
         raise ConfigError(f"model: {model} does not exist; make it with `ratchet tiny-policy`")

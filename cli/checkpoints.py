@@ -63,11 +63,15 @@ def export_checkpoint_command(
         )
     if directory.exists():
         raise ConfigError(f"{directory} exists already; name a directory that does not")
+    from engine.policy_cache import PolicyCache
+    from ratchet import paths
     from training.checkpoint import DamagedCheckpointError
     from training.policy_export import export_checkpoint
 
     try:
-        export_checkpoint(Path(chosen.initial_uri), chosen.uri, directory.resolve())
+        with PolicyCache(paths.policies()) as cache:
+            initial = cache.fetch(chosen.initial_uri, chosen.initial_files)
+            export_checkpoint(initial, chosen.uri, directory.resolve())
     except DamagedCheckpointError as error:
         raise ConfigError(f"{error}; choose another checkpoint with --step") from error
     say(f"step {chosen.step} of {run} written to {directory}")

@@ -50,9 +50,18 @@ def weight_files(files: Sequence[JsonObject]) -> list[JsonObject]:
     return [file for file in files if file["name"].endswith(".safetensors")]
 
 
-def policy_directory(uri: str) -> Path:
-    """Return the directory of a policy version's URI."""
-    return Path(uri.removeprefix("file://"))
+def is_address(uri: str) -> bool:
+    """Return whether a policy version's files are at an address of fsspec, and not on a path that all hosts share."""
+    return "://" in uri
+
+
+def policy_directory(uri: str, root: Path) -> Path:
+    """Return the directory of a policy version on this machine.
+
+    `root`: the directory of all policies. Files at an address have a copy below it: the learner's own, or one that
+    `engine/policy_cache.py` fetches.
+    """
+    return root.joinpath(*uri.rstrip("/").split("/")[-2:]) if is_address(uri) else Path(uri)
 
 
 def is_intact(directory: Path, files: Sequence[JsonObject]) -> bool:
@@ -202,12 +211,12 @@ def _publish(directory: Path, fill: Callable[[Path], None]) -> list[JsonObject]:
     building = _empty_building_directory(directory)
     fill(building)
     with ThreadPoolExecutor(_WRITERS) as pool:
-        list(pool.map(_fsync, building.iterdir()))
-        _fsync(building)
+        list(pool.map(fsync, building.iterdir()))
+        fsync(building)
         files = list(pool.map(_describe, _model_files(building)))
     shutil.rmtree(directory, ignore_errors=True)
     building.rename(directory)
-    _fsync(directory.parent)
+    fsync(directory.parent)
     return files
 
 
@@ -236,7 +245,8 @@ def _empty_building_directory(directory: Path) -> Path:
     return building
 
 
-def _fsync(path: Path) -> None:
+def fsync(path: Path) -> None:
+    """Write a file, or the entries of a directory, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

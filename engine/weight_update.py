@@ -56,10 +56,11 @@ Transfer = Callable[[EngineClient], Awaitable[None]]
 def load_from_files(version: PolicyVersionTable | PublishedPolicy, root: Path) -> Transfer:
     """Return a transfer in which the engine checks all digests and then reads the version's files.
 
-    `root`: the directory below which all policies are published, on this machine. Raises MachineError if the version
-    lies outside of it.
+    `root`: the directory below which all policies are published, on this machine. `engine/policy_fetcher.py` brings a
+    version from an address to the same relative path on the engine's node. Raises MachineError if the
+    version lies outside of the root.
     """
-    directory = policy_directory(version.uri).resolve()
+    directory = policy_directory(version.uri, root).resolve()
     if not directory.is_relative_to(root.resolve()):
         raise MachineError(
             f"policy {version.version} lies in {directory}, outside of {root.resolve()}; "

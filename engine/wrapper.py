@@ -14,11 +14,13 @@ import contextlib
 import os
 import signal
 import time
+from typing import Any
 
 import structlog
 
 from engine.client import EngineClient
-from engine.policy_files import is_intact, policy_directory, whole_model
+from engine.policy_fetcher import PolicyFetcher
+from engine.policy_files import policy_directory, whole_model
 from engine.process import EngineSettings, end_leftover_engines, port_taken, vllm_process
 from engine.weight_update import load_from_files, replace_weights, score_canary
 from ratchet.background_task import running_beside
@@ -72,6 +74,7 @@ class EngineWrapper:
         self.client = client
         self.stop = stop
         self.engine_id = 0
+        self.fetcher = PolicyFetcher(database, settings.policies_root)
         self.is_up = False
         self.holds_pause = False
         self.loaded: str | None = None
@@ -93,6 +96,7 @@ class EngineWrapper:
             self.engine_id = await engines.register_engine(
                 conn, self.settings.address, str(self.settings.model_path), details
             )
+        self.fetcher.engine_id = self.engine_id
         try:
             await (self._attach() if self.settings.is_attached else self._run_vllm())
         finally:
@@ -125,8 +129,11 @@ class EngineWrapper:
 
         If that is an adapter, vLLM starts from its base, and the adapter is loaded as a newer version.
         """
-        policy = await self._newest_intact_policy()
-        directory = policy_directory(policy.uri) if policy else self.settings.model_path
+        choosing = asyncio.create_task(self.fetcher.newest_intact(self.loaded))
+        if not await self._ends_before_stop(choosing):
+            return
+        policy = choosing.result()
+        directory = policy_directory(policy.uri, self.settings.policies_root) if policy else self.settings.model_path
         model = whole_model(directory)
         if model != directory:
             policy = None
@@ -145,6 +152,16 @@ class EngineWrapper:
             if died in done and not self.stop.is_set():
                 raise EngineUnavailableError(f"vLLM at {self.settings.address} ended with status {process.returncode}")
 
+    async def _ends_before_stop(self, work: "asyncio.Task[Any]") -> bool:
+        """Send heartbeats until the work has ended, and return True; cancel it at a signal, and return False."""
+        stopped = asyncio.create_task(self.stop.wait())
+        async with running_beside(self._heartbeat_while_loading()):
+            await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        is_done = work.done()
+        for task in (work, stopped):
+            task.cancel()
+        return is_done
+
     async def _serve(self, started_from: PublishedPolicy | None) -> None:
         """Bring the engine to `ready`, then send heartbeats until cancelled."""
         await self._wait_until_healthy()
@@ -162,10 +179,12 @@ class EngineWrapper:
                 f"vLLM at {self.settings.address} has the weights {label} of another run; start it anew"
             )
         await self._set_ready(EngineState.STARTING)
-        await self._catch_up()
-        while True:
-            await self._heartbeat()
-            await asyncio.sleep(HEARTBEAT_SECONDS)
+        async with running_beside(self._heartbeat_while_loading()):
+            await self._catch_up()
+        async with running_beside(self.fetcher.keep_fetching()):
+            while True:
+                await self._heartbeat()
+                await asyncio.sleep(HEARTBEAT_SECONDS)
 
     async def _wait_until_healthy(self) -> None:
         deadline = asyncio.get_running_loop().time() + START_SECONDS
@@ -213,7 +232,7 @@ class EngineWrapper:
     async def _heartbeat_while_loading(self) -> None:
         """Write heartbeats beside a load, until cancelled: a large policy takes longer than an engine may be silent."""
         while True:
-            if await self.client.health():
+            if not self.is_up or await self.client.health():
                 with contextlib.suppress(StoreUnavailableError):
                     async with self.database.begin() as conn:
                         await engines.heartbeat_engine(conn, self.engine_id)
@@ -233,8 +252,8 @@ class EngineWrapper:
 
     async def _catch_up(self) -> None:
         """If a newer version is published, pause the engine under a lease and load it."""
-        policies = await self._published_policies()
-        if not policies or policies[0].version == self.loaded:
+        newest = await self.fetcher.newest_intact(self.loaded)  # before the pause
+        if newest is None or newest.version == self.loaded:
             return
         async with self.database.begin() as conn:
             self.holds_pause = await engines.begin_engine_pause(conn, self.engine_id, RECOVERY_LEASE_SECONDS)
@@ -242,7 +261,7 @@ class EngineWrapper:
             await self._finish_catch_up()
 
     async def _finish_catch_up(self) -> None:
-        await self._load_newer_versions()
+        await self._load_newer_versions(only_here=True)  # the lease must not wait for a storage
         await self._set_ready(EngineState.SYNCING)
         self.holds_pause = False
 
@@ -254,7 +273,7 @@ class EngineWrapper:
         _LOG.warning("the pause's lease has run out; loading the newest policy and resuming")
         async with running_beside(self._heartbeat_while_loading()):
             await self.client.pause()
-            policy = await self._newest_intact_policy()
+            policy = await self.fetcher.newest_intact(self.loaded, only_here=True)
             if policy:
                 await self._load(policy)
             elif (label := await self.client.version()) is not None:
@@ -265,10 +284,12 @@ class EngineWrapper:
                 await self.client.resume()
         await self._set_ready(EngineState.SYNCING)
 
-    async def _load_newer_versions(self) -> None:
-        """Load the newest version, until no newer one was published meanwhile."""
+    async def _load_newer_versions(self, only_here: bool = False) -> None:
+        """Load the newest version, or the newest on this node, until no newer one was published meanwhile."""
         async with running_beside(self._heartbeat_while_loading()):
-            while (policy := await self._newest_intact_policy()) and policy.version != self.loaded:
+            while policy := await self.fetcher.newest_intact(self.loaded, only_here):
+                if policy.version == self.loaded:
+                    return
                 await self._load(policy)
 
     async def _load(self, policy: PublishedPolicy) -> None:
@@ -294,19 +315,3 @@ class EngineWrapper:
             changed = await engines.set_engine_state(conn, self.engine_id, expected, EngineState.READY)
         if changed:
             _LOG.info("engine ready", version=self.loaded, address=self.settings.address)
-
-    async def _published_policies(self) -> list[PublishedPolicy]:
-        async with self.database.begin() as conn:
-            return await engines.newest_published_policies(conn)
-
-    async def _newest_intact_policy(self) -> PublishedPolicy | None:
-        """Return the newest published version whose files have their digests, or None.
-
-        The version that is loaded already is not checked again.
-        """
-        for policy in await self._published_policies():
-            directory = policy_directory(policy.uri)
-            if policy.version == self.loaded or await asyncio.to_thread(is_intact, directory, policy.files):
-                return policy
-            _LOG.error("policy cannot be served: files are missing or differ", version=policy.version, uri=policy.uri)
-        return None

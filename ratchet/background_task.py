@@ -1,10 +1,15 @@
-"""Run a coroutine beside a block of code, such as a heartbeat or the renewal of a lease."""
+"""Run a coroutine beside a block of code, such as a heartbeat or the renewal of a lease, or work in a thread that may
+hang."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextvars import Context
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
 
 
 def start_process_task(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
@@ -22,3 +27,31 @@ async def running_beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
+
+
+async def in_abandonable_thread(work: Callable[[], _T], seconds: float | None = None) -> _T:
+    """Return what `work` returns in a daemon thread.
+
+    After `seconds`, or if the caller is cancelled, the thread is left behind: it keeps no process from ending. Raises
+    what `work` raises, and TimeoutError.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[_T] = loop.create_future()
+
+    def settle(settling: Callable[[], None]) -> None:
+        if not done.done():
+            settling()
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as raised:
+            settling = partial(done.set_exception, raised)
+        else:
+            settling = partial(done.set_result, result)
+        with contextlib.suppress(RuntimeError):  # the event loop has ended
+            loop.call_soon_threadsafe(settle, settling)
+
+    threading.Thread(target=run, daemon=True).start()
+    async with asyncio.timeout(seconds):
+        return await done

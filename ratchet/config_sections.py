@@ -289,6 +289,11 @@ class TrainingConfig(Section):
     """How running engines get new weights. `disk`, the default: each engine reads the published files. `nccl`: the
     learner's first rank reads them once and broadcasts them from its GPU, which no engine may use; an engine that
     misses the broadcast, or starts later, reads the files. The benefit of nccl is not measured yet."""
+    weights_address: str | None = None
+    """Address below which every published version is stored, too, in the form of fsspec: `s3://BUCKET/DIRECTORY`,
+    `gs://…`, `file:///DIRECTORY`. Engines on hosts that do not share the state directory fetch it from there before
+    they are paused. Credentials come from the environment. None, the default, stores nothing: all hosts then read the
+    learner's files on a path that they share."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Data type of the learner's computation. `auto`, the default, means bfloat16 on a GPU and float32 on a CPU. Master
     weights, optimiser moments and gradient sums are always float32."""

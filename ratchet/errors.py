@@ -20,6 +20,7 @@ answers, `NoVerdictError` ends a rollout within its workflow, and `WeakPolicyErr
     ├── EngineUnavailableError    no engine answers, or all are paused
     ├── EngineRejectedError       the engine refused a request (4xx): a repeated request would fail, too
     ├── StoreUnavailableError     Postgres does not answer, or answers with an error of its own
+    ├── StorageUnavailableError   the storage of weights does not answer, refuses, or gave damaged files
     ├── TemporalUnavailableError  Temporal does not answer an activity's question about other workflows
     ├── LearnerLostError          the learner has sent no heartbeat, or written no checkpoint, for too long
     ├── GraderFailedError         the grader could not run
@@ -37,6 +38,7 @@ answers, `NoVerdictError` ends a rollout within its workflow, and `WeakPolicyErr
 | adapter ↔ engine  | EngineRejectedError    | not retried                 | the vendor's 400 to the agent      |
 | activity ↔ Postgres | StoreUnavailableError | Temporal, after a delay   | nothing                            |
 | service ↔ Postgres | StoreUnavailableError | the process; the adapter holds its calls | nothing               |
+| service ↔ storage of weights | StorageUnavailableError | the process | engine details, learner's phase |
 | activity ↔ Temporal | TemporalUnavailableError | Temporal, without limit | the stage's failure, in its UI     |
 | workflow ↔ learner| LearnerLostError       | Temporal, without limit     | the stage's failure, in its UI     |
 | grade             | GraderFailedError      | the workflow: a new box     | grader_failed after 3              |
@@ -138,6 +140,12 @@ class EngineRejectedError(RatchetError):
 
 class StoreUnavailableError(RatchetError):
     """Postgres cannot be reached, or answers with an error that a healthy server would not give."""
+
+    retryable = True
+
+
+class StorageUnavailableError(RatchetError):
+    """The storage of weights (`training.weights_address`) does not answer, refuses, or gave files that are damaged."""
 
     retryable = True
 

@@ -177,8 +177,9 @@ async def _look_at_store(connection: AsyncConnection, found: Diagnosis) -> None:
             )
     for engine in await engines.list_engines(connection):
         silent = "" if engine.silent_seconds < engines.SILENT_SECONDS else f", silent for {engine.silent_seconds:.0f} s"
-        found.engines.append(f"engine {engine.id} {engine.state}, weights {engine.version or 'none'}{silent}")
-        if engine.state not in (EngineState.READY, EngineState.SYNCING) or silent:
+        waits = f", waits for newer weights: {engine.fetch_error}" if engine.fetch_error else ""
+        found.engines.append(f"engine {engine.id} {engine.state}, weights {engine.version or 'none'}{silent}{waits}")
+        if engine.state not in (EngineState.READY, EngineState.SYNCING) or silent or waits:
             found.parts.setdefault("engine", found.engines[-1])
 
 

@@ -227,8 +227,10 @@ class Probes:
         async with self.database.begin() as connection:
             row = next((row for row in await engines.list_engines(connection) if row.address == address), None)
         if row is None or row.state is EngineState.STARTING:
-            raise ProbeFailedError("vLLM loads its model")
+            raise ProbeFailedError((row and row.fetch_error) or "vLLM loads its model")
         version = row.version or "initial weights"
+        if row.fetch_error:
+            version = f"{version}; waits for newer weights: {row.fetch_error}"
         if row.state is EngineState.SYNCING and row.silent_seconds < engines.SILENT_SECONDS:
             return f"{version}; new weights are being loaded"
         if row.state is not EngineState.READY:

@@ -9,9 +9,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from activities.run_creation import model_directory
-from engine.policy_files import file_sha256, link_version
-from ratchet import paths
+from activities.run_creation import model_directory, publish_model
+from engine.policy_files import file_sha256
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError, StoreUnavailableError
 from ratchet.store import learners, retention, runs
@@ -33,7 +32,7 @@ async def create_stored_run(database: Database, run_id: str, source_run_id: str,
     """
     async with database.begin() as connection:
         source = await runs.get_run(connection, source_run_id)
-        model = await model_directory(connection, config)
+    model = await model_directory(database, config)
     if source is None:
         raise ConfigError(f"--from-store: run {source_run_id!r} does not exist; `ratchet runs` lists those that do")
     if source.resolved_config.endpoint is not None:
@@ -41,12 +40,11 @@ async def create_stored_run(database: Database, run_id: str, source_run_id: str,
             f"--from-store: run {source_run_id} was answered by an endpoint, whose tokens are not captured"
         )
     _require_same_tokenizer(Path(source.model_path), model, source_run_id)
-    first = paths.policies() / run_id / "0.e0"
-    files = await asyncio.to_thread(link_version, model, first)
+    first = await asyncio.to_thread(publish_model, model, run_id, config)
     async with database.begin() as connection:
         await retention.require_turns(connection, source_run_id)
         await runs.create_run(connection, runs.NewRun.of_config(run_id, name, config, model, source_run_id))
-        await runs.publish_initial(connection, policy_version(run_id, 0, 0), run_id, str(first), files)
+        await runs.publish_initial(connection, policy_version(run_id, 0, 0), run_id, first.uri, first.files)
         num_steps = await planner.plan_stored(connection, run_id, source_run_id, config)
         if num_steps == 0:
             raise ConfigError(

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -267,8 +267,14 @@ def discard_all_but(directory: Path, kept: Collection[str], epoch: int) -> None:
     That includes those whose learner died before their rows were written. Those of a later epoch stay: a learner that
     was replaced while it was stopped has an outdated `kept`.
     """
+    if not directory.is_dir():
+        return
+    for name in discarded((path.name for path in directory.iterdir()), kept, epoch):
+        shutil.rmtree(directory / name, ignore_errors=True)
+
+
+def discarded(found: Iterable[str], kept: Collection[str], epoch: int) -> list[str]:
+    """Return those names of directories that `discard_all_but` deletes. `kept`: paths or addresses."""
     names = {Path(uri).name for uri in kept}  # not paths: another machine may mount the same directory elsewhere
-    for path in directory.iterdir() if directory.is_dir() else ():
-        written = _EPOCH.search(path.name)
-        if path.name not in names and written is not None and int(written[1]) <= epoch:
-            shutil.rmtree(path, ignore_errors=True)
+    written = ((name, _EPOCH.search(name)) for name in found if name not in names)
+    return [name for name, match in written if match is not None and int(match[1]) <= epoch]

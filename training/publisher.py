@@ -1,4 +1,7 @@
-"""Publish the weights of a step: write the files, record the version, send it to the engines, retire old versions."""
+"""Publish the weights of a step: write the files, record the version, send it to the engines, retire old versions.
+
+With `training.weights_address` the files are stored there, too, before the version is recorded.
+"""
 
 import shutil
 import time
@@ -8,9 +11,11 @@ from pathlib import Path
 
 import structlog
 
+from engine import weight_storage
 from ratchet.config import RunConfig
-from ratchet.errors import FencedError, StoreUnavailableError
+from ratchet.errors import FencedError, StorageUnavailableError, StoreUnavailableError
 from ratchet.store import learner_commits, learners, runs
+from ratchet.types import JsonObject, policy_version
 from training import checkpoint
 from training.learner import RankLearner
 from training.metrics import alarms
@@ -32,6 +37,7 @@ class Publisher:
         self.context = context
         self.learner = learner
         self.config = config
+        self.address = config.training.weights_address
         self._broadcast = self._make_broadcast() if is_sampled else None
 
     def _make_broadcast(self) -> WeightBroadcast | None:
@@ -54,21 +60,28 @@ class Publisher:
         """
         context = self.context
         context.heartbeat.set_phase(learners.PUBLISHING, step)
-        directory = context.settings.policies / context.lease.run_id / f"{step}.e{context.lease.epoch}"
+        version = policy_version(context.lease.run_id, step, context.lease.epoch)
+        directory = context.settings.policies / version
         started = time.monotonic()
         files = self.learner.publish(directory)
         canary = self.learner.canary()
         context.after_point("write", step)
         metrics["publish_seconds"] = time.monotonic() - started
+        uri = str(directory)
+        if self.address is not None:
+            uri = weight_storage.version_address(self.address, version)
+            context.ranks.on_rank_zero(lambda: self._upload(directory, uri, files, metrics))
+            context.after_point("upload", step)
         self._raise_alarms(step, metrics)
         try:
             context.ranks.transaction(
                 lambda connection: learner_commits.record_published(
-                    connection, context.lease, step, directory, files, metrics, canary, list(map(asdict, tokens))
+                    connection, context.lease, step, uri, files, metrics, canary, list(map(asdict, tokens))
                 )
             )
         except FencedError:
-            # The directory's name has this learner's epoch, so no other learner uses it.
+            # The directory's name has this learner's epoch, so no other learner uses it. What is left at the address
+            # is deleted by the next learner (`_retire_versions`).
             shutil.rmtree(directory, ignore_errors=True)
             raise
         context.after_point("publish", step)
@@ -80,6 +93,17 @@ class Publisher:
         """Leave the broadcast group, if there is one."""
         if self._broadcast is not None:
             self._broadcast.close()
+
+    def _upload(self, directory: Path, uri: str, files: Sequence[JsonObject], metrics: dict[str, float]) -> None:
+        """Store the files at the address, too, and wait for as long as it is unavailable. Raises FencedError."""
+        started = time.monotonic()
+        stored: set[str] = set()
+        try:
+            self.context.when_storage_answers(lambda: weight_storage.upload_version(directory, uri, files, stored))
+        except FencedError:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+        metrics["upload_seconds"] = time.monotonic() - started
 
     def _raise_alarms(self, step: int, metrics: dict[str, float]) -> None:
         """Log the step's alarms and add them to its metrics; hand all of them to the sinks. Only on rank 0."""
@@ -112,3 +136,16 @@ class Publisher:
             lambda connection: learner_commits.retire_versions(connection, lease, num_kept)
         )
         self.context.ranks.on_rank_zero(lambda: checkpoint.discard_all_but(directory, kept, lease.epoch))
+        if self.address is not None:
+            self.context.ranks.on_rank_zero(lambda: self._delete_stored_but(kept))
+
+    def _delete_stored_but(self, kept: Sequence[str]) -> None:
+        """Delete at the address what was deleted here. If it is unavailable, the next step's publisher does it."""
+        assert self.address is not None
+        lease = self.context.lease
+        try:
+            stored = weight_storage.list_versions(self.address, lease.run_id)
+            for name in checkpoint.discarded(stored, kept, lease.epoch):
+                weight_storage.delete_version(weight_storage.version_address(self.address, f"{lease.run_id}/{name}"))
+        except StorageUnavailableError as error:
+            _LOG.warning("old weights not deleted", reason=str(error))

@@ -19,8 +19,8 @@ import structlog
 import torch.distributed as dist
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.errors import FencedError, StoreUnavailableError
-from ratchet.store import learners
+from ratchet.errors import FencedError, StorageUnavailableError, StoreUnavailableError
+from ratchet.store import learner_commits, learners
 from ratchet.store.database import Database
 from ratchet.store.learner_commits import RunLease
 from training.metric_sinks.fan_out import MetricSinks
@@ -32,6 +32,8 @@ Transaction = Callable[[AsyncConnection], Awaitable[_T]]
 """Work in one transaction. It may run more than once, so running it again must change nothing."""
 
 _HEARTBEAT_SECONDS = 5.0
+_FIRST_WAIT_SECONDS = 1.0
+_LONGEST_WAIT_SECONDS = 30.0
 _PLAN_TIMEOUT = timedelta(days=30)
 """Time limit of a collective in which ranks wait for rank 0, which waits for rollouts.
 
@@ -190,3 +192,22 @@ class RankContext:
     def store(self) -> BlockingStore:
         """The store of this rank."""
         return self.ranks.store
+
+    def when_storage_answers(self, work: Callable[[], _T]) -> _T:
+        """Return what `work` returns, after trying again for as long as the storage of weights is unavailable.
+
+        The learner's phase says what it waits for. Raises FencedError if another learner has taken over meanwhile.
+        """
+        phase, step = self.heartbeat.phase, self.heartbeat.step
+        delay = _FIRST_WAIT_SECONDS
+        while True:
+            try:
+                found = work()
+                self.heartbeat.set_phase(phase, step)
+                return found
+            except StorageUnavailableError as error:
+                _LOG.warning("waiting for the storage of weights", reason=str(error))
+                self.heartbeat.set_phase(f"{phase} (waits for {error}) at step", step)
+            self.store.transaction(lambda connection: learner_commits.hold_lease(connection, self.lease))
+            time.sleep(delay)
+            delay = min(2 * delay, _LONGEST_WAIT_SECONDS)

@@ -28,13 +28,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import structlog
 import torch
 import torch.distributed as dist
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from engine.policy_cache import PolicyCache
 from ratchet import secrets
 from ratchet.config import RunConfig
 from ratchet.errors import FencedError, StoreUnavailableError
@@ -45,6 +45,7 @@ from ratchet.store.learners import NextStep
 from ratchet.store.metrics import read_metric, read_metric_values, record_metrics
 from ratchet.store.run_pause import pause_run
 from ratchet.stored_config import read_stored_config
+from ratchet.types import JsonObject
 from training import plan_loader
 from training.checkpoint import DamagedCheckpointError
 from training.checkpoint_writer import CheckpointWriter
@@ -125,12 +126,14 @@ def _first_line(error: Exception) -> str:
 class _RunRecord:
     """What the loop reads from the store at its start.
 
-    `model_path`: the run's version 0, which exists even if the user deletes the model that the config names.
+    `model_uri`: the run's version 0, which exists even if the user deletes the model that the config names, and its
+    `model_files`.
     `is_stored`: the run trains on the groups of another run, and has no rollouts of its own.
     """
 
     config: RunConfig
-    model_path: Path
+    model_uri: str
+    model_files: list[JsonObject]
     is_stored: bool
 
 
@@ -149,7 +152,9 @@ class TrainLoop:
             shown = secrets.redact_config(record.config.model_dump(mode="json", exclude={"metrics"}))
             sunk = SinkRun(self.lease.run_id, self.lease.epoch, context.settings.metrics, shown)
             context.sinks.open(record.config.metrics.sinks, sunk)
-        self.learner = RankLearner(record.model_path, record.config)
+        cache = PolicyCache(context.settings.policies)
+        model_path = context.when_storage_answers(lambda: cache.fetch(record.model_uri, record.model_files))
+        self.learner = RankLearner(model_path, record.config)
         self.publisher = Publisher(context, self.learner, record.config, is_sampled=not record.is_stored)
         self.checkpoints = CheckpointWriter(context, self.learner)
         if self.lease.uri is not None:
@@ -329,8 +334,10 @@ async def _read_run(connection: AsyncConnection, run_id: str) -> _RunRecord:
     row = await runs.get_run(connection, run_id)
     initial = await runs.newest_version(connection, run_id, 0)
     assert row is not None
-    model_path = Path(initial.uri if initial else row.model_path)
-    return _RunRecord(read_stored_config(row.config), model_path, row.source_run_id is not None)
+    config, is_stored = read_stored_config(row.config), row.source_run_id is not None
+    if initial is None:
+        return _RunRecord(config, row.model_path, [], is_stored)
+    return _RunRecord(config, initial.uri, initial.files, is_stored)
 
 
 def _warn_if_size_changed(context: RankContext, rows: Sequence[CheckpointRow]) -> None:

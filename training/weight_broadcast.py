@@ -12,10 +12,8 @@ a GPU yet.
 """
 
 import asyncio
-import contextlib
 import socket
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
@@ -26,6 +24,7 @@ from engine.client import EngineClient
 from engine.policy_files import policy_directory, weight_files
 from engine.vllm_plugin import read_tensors
 from engine.weight_update import load_from_files, update_engine
+from ratchet.background_task import in_abandonable_thread
 from ratchet.errors import RatchetError
 from ratchet.store import engines
 from ratchet.store.database import Database
@@ -137,7 +136,7 @@ class WeightBroadcast:
             return
         try:
             await self._join(answering, num_workers)
-            files = [policy_directory(version.uri) / file["name"] for file in weight_files(version.files)]
+            files = [policy_directory(version.uri, self.root) / file["name"] for file in weight_files(version.files)]
             one_broadcast = _Broadcast(self.group, self.root, database, version, files, keep_cache, len(answering))
             if not await one_broadcast.run(answering):
                 # An engine that left in the middle of a broadcast must not receive the rest of it in the next one.
@@ -164,7 +163,7 @@ class WeightBroadcast:
         port = _free_port()
         world_size = 1 + sum(num_workers[engine.id] for engine in found)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(_in_abandonable_thread(lambda: self.group.open(address, port, world_size), _JOIN_SECONDS))
+            tasks.create_task(in_abandonable_thread(lambda: self.group.open(address, port, world_size), _JOIN_SECONDS))
             rank_offset = 1
             for engine in found:
                 nccl = {
@@ -247,7 +246,7 @@ class _Broadcast:
 
     async def _send(self) -> None:
         """Send the tensors. After an engine has failed, allow _GRACE_SECONDS. Raises TimeoutError and NCCL's errors."""
-        sending = asyncio.create_task(_in_abandonable_thread(lambda: self.group.broadcast(self.files), _SEND_SECONDS))
+        sending = asyncio.create_task(in_abandonable_thread(lambda: self.group.broadcast(self.files), _SEND_SECONDS))
         failed = asyncio.create_task(self._one_failed.wait())
         try:
             await asyncio.wait({sending, failed}, return_when=asyncio.FIRST_COMPLETED)
@@ -290,29 +289,6 @@ def describe_tensors(files: Sequence[Path]) -> TensorList:
                 tensors.dtypes.append(_DTYPES[tensor.get_dtype()])
                 tensors.shapes.append(list(tensor.get_shape()))
     return tensors
-
-
-async def _in_abandonable_thread(work: Callable[[], None], seconds: float) -> None:
-    """Run `work` in a daemon thread. If it hangs, as NCCL may, raise TimeoutError and leave the thread behind."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
-
-    def settle(error: BaseException | None) -> None:
-        if not done.done():
-            done.set_result(None) if error is None else done.set_exception(error)
-
-    def run() -> None:
-        error: BaseException | None = None
-        try:
-            work()
-        except BaseException as raised:
-            error = raised
-        with contextlib.suppress(RuntimeError):  # the event loop has ended
-            loop.call_soon_threadsafe(settle, error)
-
-    threading.Thread(target=run, daemon=True).start()
-    async with asyncio.timeout(seconds):
-        await done
 
 
 def _address_towards(url: str) -> str:

@@ -12,7 +12,9 @@ from ratchet.types import JsonObject
 
 @dataclass(slots=True, frozen=True)
 class CheckpointRow:
-    """One checkpoint. `initial_uri`: the run's version 0, which holds the model config and tokenizer of the weights."""
+    """One checkpoint. `initial_uri`: the run's version 0, which holds the model config and tokenizer of the weights,
+    and its `initial_files`.
+    """
 
     step: int
     epoch: int
@@ -20,9 +22,12 @@ class CheckpointRow:
     world_size: int
     num_threads: int
     initial_uri: str
+    initial_files: list[JsonObject]
 
     def as_dict(self) -> JsonObject:
-        return asdict(self)
+        values = asdict(self)
+        del values["initial_files"]
+        return values
 
 
 async def list_checkpoints(connection: AsyncConnection, run_id: str) -> list[CheckpointRow]:
@@ -38,4 +43,5 @@ async def list_checkpoints(connection: AsyncConnection, run_id: str) -> list[Che
     rows = await connection.execute(
         select(*columns).where(CheckpointTable.run_id == run_id).order_by(CheckpointTable.step.desc())
     )
-    return [CheckpointRow(*row, first.uri if first else "") for row in rows]
+    initial = (first.uri, first.files) if first else ("", [])
+    return [CheckpointRow(*row, *initial) for row in rows]

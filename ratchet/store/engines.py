@@ -19,6 +19,10 @@ from ratchet.types import EngineState, JsonObject, PolicyVersionState, RunState
 
 SILENT_SECONDS = 20.0
 """Time without a heartbeat after which an engine gets no calls and no weights until it has loaded the newest ones."""
+FETCHED = "fetched"
+"""Key of `details`: the versions from an address that are on the engine's node."""
+FETCH_ERROR = "fetch_error"
+"""Key of `details`: why the newest version is not there yet, None if it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,15 @@ class EngineRow:
     def reachable(self) -> bool:
         """Whether the engine serves, or is paused for new weights, and has sent a recent heartbeat."""
         return self.state in (EngineState.READY, EngineState.SYNCING) and self.silent_seconds < SILENT_SECONDS
+
+    @property
+    def fetch_error(self) -> str | None:
+        """What the engine's node waits for, if it cannot fetch the newest weights."""
+        return self.details.get(FETCH_ERROR)
+
+    def has_fetched(self, version: str) -> bool:
+        """Return whether a version from an address is on the engine's node."""
+        return version in self.details.get(FETCHED, [])
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ and the consumption of batches move in one transaction; exactly-once training re
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import delete, func, or_, select, update
@@ -68,7 +67,7 @@ async def record_published(
     connection: AsyncConnection,
     lease: RunLease,
     step: int,
-    directory: Path,
+    uri: str,
     files: list[JsonObject],
     metrics: Mapping[str, float],
     canary: JsonObject | None = None,
@@ -77,7 +76,8 @@ async def record_published(
     """Record the published version, the batch's state `stepped`, the step's metrics and the tokens whose ratios are
     furthest from 1, in one transaction.
 
-    Call it after the files are written and fsynced. Running it again changes nothing. Raises FencedError.
+    Call it after the files are written and fsynced, and stored at `uri` if that is an address. Running it again changes
+    nothing. Raises FencedError.
     """
     await hold_lease(connection, lease)
     version = policy_version(lease.run_id, step, lease.epoch)
@@ -85,7 +85,7 @@ async def record_published(
         "run_id": lease.run_id,
         "step": step,
         "epoch": lease.epoch,
-        "uri": str(directory),
+        "uri": uri,
         "files": files,
         "canary": canary,
     }

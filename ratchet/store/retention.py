@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, delete, exists, func, or_, select, text, update
+from sqlalchemy import ColumnElement, Select, delete, exists, func, literal, or_, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import DeclarativeBase, aliased
 
@@ -237,7 +237,8 @@ def _needed_versions(run_id: str) -> tuple[ColumnElement[bool], ColumnElement[bo
     version = aliased(PolicyVersionTable)
     of_run = (version.run_id == run_id) & (version.state == PolicyVersionState.PUBLISHED)
     newest = select(func.max(version.step)).where(of_run).scalar_subquery()
-    begun_from = exists().where(aliased(RunTable).model_path == PolicyVersionTable.uri)
+    begun = aliased(RunTable)  # its model_path is the version's directory, also if the version has an address
+    begun_from = exists().where(begun.model_path.endswith(literal("/") + PolicyVersionTable.version))
     best = select(RunTable.best_step).where(RunTable.run_id == run_id).scalar_subquery()
     needed = or_(PolicyVersionTable.step.in_([0, newest]), func.coalesce(PolicyVersionTable.step == best, False))
     return published, or_(needed, begun_from)

@@ -12,6 +12,7 @@ from ratchet.store.migration import migrate
 from ratchet.store.schema import Base
 from stack.ports import free_port
 from stack.postgres import database_url, embedded_server
+from tests.s3_storage import S3Storage, s3_storage
 
 
 @pytest.fixture(scope="session")
@@ -38,6 +39,13 @@ async def database(postgres_url: str) -> AsyncIterator[Database]:
         await connection.exec_driver_sql(f"TRUNCATE {names} RESTART IDENTITY CASCADE")
     yield database
     await database.close()
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3Storage]:
+    """An S3 server; the environment of this process and of those that it starts names it."""
+    with s3_storage() as storage:
+        yield storage
 
 
 @pytest.fixture

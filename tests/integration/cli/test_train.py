@@ -54,6 +54,11 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
+def test_an_address_of_weights_that_cannot_be_used(machine: Machine) -> None:
+    said = machine.train(RATCHET_TRAINING__WEIGHTS_ADDRESS="s4://bucket/weights")
+    assert "training.weights_address: 's4://bucket/weights' has the unknown scheme 's4'; expected s3, gs, file" in said
+
+
 def test_an_unknown_key(machine: Machine) -> None:
     with (machine.directory / "run.yaml").open("a") as file:
         file.write("trainning: {steps: 3}\n")

@@ -55,12 +55,12 @@ async def test_a_run_that_an_endpoint_answered_says_so_and_trains_nothing(
         assert not await engines.newest_published_policies(connection), "no engine loads its weights"
         listed = (await reports.list_runs(connection))[0]
         assert listed["endpoint"] == ENDPOINT and "no tokens are captured" in answered_by(listed["endpoint"])
-        with pytest.raises(ConfigError, match="has no weights"):
-            await model_directory(connection, make_config(init_from=f"{run_id}@0"))
         with pytest.raises(ConfigError, match="tokens are not captured"):
             await export_run(connection, run_id, ["jsonl"], tmp_path)
         with pytest.raises(ConfigError, match="nothing can be trained"):
             await steering.record_extension(connection, steering.Request(run_id, "r", "anna"), 1)
+    with pytest.raises(ConfigError, match="has no weights"):
+        await model_directory(database, make_config(init_from=f"{run_id}@0"))
     with pytest.raises(ConfigError, match="tokens are not captured"):
         await create_stored_run(database, f"{run_id}-b", run_id, make_config(init_from=str(model_here(tmp_path))), "x")
     report = await read_reports(Stack(tmp_path), run_id)

@@ -5,6 +5,7 @@ Calls go on, a session keeps its engine, and a late engine has the newest weight
 
 import asyncio
 import contextlib
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -16,8 +17,9 @@ import httpx
 import pytest
 from sqlalchemy import insert
 
+from engine import weight_storage
 from engine.client import EngineClient
-from engine.policy_files import file_sha256
+from engine.policy_files import describe_files, file_sha256
 from engine.process import EngineSettings
 from ratchet.store import engines
 from ratchet.store.database import Database
@@ -87,14 +89,22 @@ class Fleet:
                     return ready
                 await asyncio.sleep(0.05)
 
-    async def publish(self, step: int) -> str:
-        """Publish the weights of a step as the learner does: the files first, then the row."""
+    async def publish(self, step: int, address: str | None = None) -> str:
+        """Publish the weights of a step as the learner does: the files first, then the row.
+
+        With an address only what was uploaded is left, as on a host that shares nothing with the learner's.
+        """
         directory = self.home / "policies" / "run-1" / f"{step}.e1"
         directory.mkdir(parents=True)
         file = directory / "model.safetensors"
         file.write_bytes(b"weights %d" % step)
         values = {"version": f"run-1/{step}.e1", "run_id": "run-1", "step": step, "epoch": 1, "uri": str(directory)}
+        if address is not None:
+            values["uri"] = uri = weight_storage.version_address(address, f"run-1/{step}.e1")
+            weight_storage.upload_version(directory, uri, describe_files(directory))
         files = [{"name": file.name, "sha256": file_sha256(file), "bytes": file.stat().st_size}]
+        if address is not None:
+            shutil.rmtree(directory)
         async with self.database.begin() as connection:
             await connection.execute(insert(PolicyVersionTable).values(**values, files=files))
         return f"run-1/{step}.e1"
@@ -193,3 +203,32 @@ async def test_weights_of_another_run_are_not_taken_for_the_models_own(fleet: Fl
         async with fleet.engine(port=int(address.rpartition(":")[2]), is_attached=True) as wrapper:
             assert await asyncio.to_thread(wrapper.wait) != 0
         assert await fleet.rows() == []
+
+
+async def test_an_engine_without_the_shared_path_starts_and_goes_on_generating_while_it_fetches(fleet: Fleet) -> None:
+    await open_rollout(fleet.database)
+    address = f"file://{fleet.home}/stored"
+    first = await fleet.publish(1, address)
+    async with asyncio.timeout(300), fleet.engine():
+        [row] = await fleet.wait_ready(1)
+        assert row.version == first and row.has_fetched(first)
+        before = await seen(row.address)
+        second = await fleet.publish(2, address)
+        while not (row := (await fleet.rows())[0]).has_fetched(second):
+            await asyncio.sleep(0.05)
+        assert (row.state, row.version) == (EngineState.READY, first)
+        assert (await seen(row.address))["pauses"] == before["pauses"], "the pause is for loading, by learn.sync"
+
+
+async def test_an_engine_that_waits_for_the_storage_ends_on_a_signal(fleet: Fleet) -> None:
+    await open_rollout(fleet.database)
+    await fleet.publish(1, f"file://{fleet.home}/stored")
+    shutil.rmtree(fleet.home / "stored")
+    async with asyncio.timeout(300), fleet.engine() as wrapper:
+        while not [row for row in await fleet.rows() if row.fetch_error]:
+            await asyncio.sleep(0.05)
+        [row] = await fleet.rows()
+        assert row.state is EngineState.STARTING
+        wrapper.terminate()
+        assert await asyncio.to_thread(wrapper.wait) == 0
+    assert await fleet.rows() == []

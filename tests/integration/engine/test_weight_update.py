@@ -44,11 +44,13 @@ class Stage:
     engine_id: int
     process: "subprocess.Popen[bytes]"
 
-    async def sync(self) -> None:
+    async def sync(self, said: list[str] | None = None) -> None:
+        """Run `learn.sync`; `said` gets what it says in its heartbeats."""
         activities = LearnActivities(self.database, RunConfigs(self.database, load_temporal_settings()))
-        await ActivityEnvironment().run(
-            activities.sync, SyncInput(run_id=self.run_id, step=1, engine_id=self.engine_id)
-        )
+        environment = ActivityEnvironment()
+        if said is not None:
+            environment.on_heartbeat = lambda *details: said.extend(details)
+        await environment.run(activities.sync, SyncInput(run_id=self.run_id, step=1, engine_id=self.engine_id))
 
     async def row(self) -> engines.EngineRow:
         async with self.database.begin() as connection:
@@ -202,3 +204,43 @@ async def test_a_long_update_keeps_its_lease(stage: Stage, monkeypatch: pytest.M
     await syncing
     row = await stage.row()
     assert (row.state, row.version) == (EngineState.READY, policy_version(stage.run_id, 1, 1))
+
+
+async def test_a_version_at_an_address_is_fetched_before_the_pause(stage: Stage) -> None:
+    """The engine's node fetches it; until the engine's row says that it is there, the engine generates."""
+    version = policy_version(stage.run_id, 1, 1)
+    async with stage.database.begin() as connection:
+        storing = update(PolicyVersionTable).where(PolicyVersionTable.version == version)
+        await connection.execute(storing.values(uri=f"s3://bucket/runs/{version}"))
+        await engines.set_engine_details(connection, stage.engine_id, {engines.FETCH_ERROR: "s3://bucket: no answer"})
+    await stage.script(scores=NEW)
+    said: list[str] = []
+    syncing = asyncio.create_task(stage.sync(said))
+    async with asyncio.timeout(60):
+        while len(said) < 3:
+            await asyncio.sleep(0.05)
+    assert f"fetches {version}: s3://bucket: no answer" in said[0]
+    assert (await stage.row()).state is EngineState.READY and not syncing.done()
+    assert (await stage.client.get("/calls")).json()["pauses"] == []
+    async with stage.database.begin() as connection:
+        await engines.set_engine_details(connection, stage.engine_id, {engines.FETCHED: [version]})
+    async with asyncio.timeout(60):
+        await syncing
+    assert (await stage.row()).version == version
+    [loaded] = (await stage.client.get("/calls")).json()["updates"]
+    assert loaded["files"] == [f"{version}/model.safetensors"]
+
+
+async def test_an_engine_that_ends_while_it_fetches_is_skipped(stage: Stage) -> None:
+    version = policy_version(stage.run_id, 1, 1)
+    async with stage.database.begin() as connection:
+        storing = update(PolicyVersionTable).where(PolicyVersionTable.version == version)
+        await connection.execute(storing.values(uri=f"s3://bucket/runs/{version}"))
+    said: list[str] = []
+    syncing = asyncio.create_task(stage.sync(said))
+    async with asyncio.timeout(60):
+        while not said:
+            await asyncio.sleep(0.05)
+        async with stage.database.begin() as connection:
+            await engines.set_engine_gone(connection, stage.engine_id)
+        await syncing

@@ -35,7 +35,7 @@ async def test_kills_change_nothing_and_versions_are_adapters(database: Database
     for settings in (undisturbed, killed):
         await equal_runs.assert_trained_once(settings)
         version = await last_version(equal_runs, settings)
-        directory = policy_directory(version.uri)
+        directory = policy_directory(version.uri, settings.policies)
         assert [file["name"] for file in version.files] == [
             adapter_files.CONFIG,
             adapter_files.WEIGHTS,

@@ -59,7 +59,7 @@ class Retried(Training):
             async with self.loop.database.begin() as connection:
                 return await plans.unfinished_step(connection, self.run_id)
 
-        weights = self.loop.home / "policies" / self.run_id / "0.e0"
+        weights = str(self.loop.home / "policies" / self.run_id / "0.e0")
         step = await self.loop.until(planned, "the step is planned")
         async with self.loop.database.begin() as connection:
             lease = await learner_commits.take_lease(connection, self.run_id)

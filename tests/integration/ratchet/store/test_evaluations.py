@@ -1,7 +1,5 @@
 """The best step of a run, which keeps its weights and checkpoint, and the report of an evaluation."""
 
-from pathlib import Path
-
 import pytest
 from sqlalchemy import insert, select, update
 
@@ -240,7 +238,7 @@ async def test_weights_and_checkpoint_of_the_best_step_stay(evaluated: Evaluatio
     await evaluated.evaluate(2, solved=4)
     async with evaluated.database.begin() as connection:
         for step in range(1, 11):
-            await learner_commits.record_published(connection, lease, step, Path(f"/p/{step}.e0"), [], {"loss": 0.0})
+            await learner_commits.record_published(connection, lease, step, f"/p/{step}.e0", [], {"loss": 0.0})
             uris = await learner_commits.retire_versions(connection, lease, num_kept=1)
             if step % 2 == 0:
                 kept = await learner_commits.commit_checkpoint(

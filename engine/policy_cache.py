@@ -1,0 +1,180 @@
+"""Copies of policy versions on this machine, fetched from their address.
+
+A version's copy lies where the learner would have written it, so everything that reads weights finds it there, and the
+relative path from an adapter to its base holds. Processes share the copies:
+
+| file below the root       | meaning                                                                    |
+|---------------------------|----------------------------------------------------------------------------|
+| RUN/STEP.eEPOCH/          | the version; complete, because it appears by a rename after all digests     |
+| RUN/STEP.eEPOCH.fetching/ | files that are checked, and NAME.part, which a later try goes on with       |
+| RUN/STEP.eEPOCH.lock      | it was fetched. Exclusive lock: it is fetched or deleted now; shared: in use |
+
+A directory without a lock file was written here by the learner or lies on a shared path. It is used, and never deleted
+from here. A lock ends with its process, also if that is killed.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from engine import weight_storage
+from engine.policy_files import file_sha256, fsync, is_address, policy_directory
+from engine.weight_storage import DamagedVersionError
+from ratchet.types import JsonObject
+
+KEPT_VERSIONS = 3
+"""Fetched versions that stay on a machine: one that is loaded while a newer one is fetched, and the base of both if
+they are adapters. A process holds as many."""
+
+
+class PolicyCache:
+    """The versions that this process uses. Its methods block; several threads may call them."""
+
+    def __init__(self, root: Path) -> None:
+        """`root`: the directory of all policies on this machine."""
+        self.root = root
+        self._held: OrderedDict[Path, int] = OrderedDict()  # directory -> descriptor of its lock, last used at the end
+        self._changing = threading.Lock()
+
+    def fetch(self, uri: str, files: Sequence[JsonObject]) -> Path:
+        """Return the directory of a version, after copying its files here if they are at an address.
+
+        Until this process has used KEPT_VERSIONS others, no process deletes it. Raises StorageUnavailableError; what
+        was copied stays for the next try. Raises DamagedVersionError if a file is not as its row says.
+        """
+        directory = policy_directory(uri, self.root)
+        if not is_address(uri):
+            return directory
+        lock = _lock_of(directory)
+        while not (directory.is_dir() and not lock.exists()):
+            descriptor = _locked(lock, fcntl.LOCK_SH)
+            if directory.is_dir():
+                self._hold(directory, descriptor)
+                break
+            os.close(descriptor)
+            descriptor = _locked(lock, fcntl.LOCK_EX)
+            try:
+                if not directory.is_dir():
+                    _copy_version(uri, files, directory)
+            finally:
+                os.close(descriptor)
+        self._evict()
+        return directory
+
+    def __enter__(self) -> "PolicyCache":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let go of all versions."""
+        with self._changing:
+            while self._held:
+                os.close(self._held.popitem()[1])
+
+    def discard(self, directory: Path) -> None:
+        """Delete a fetched version whose files have changed on the disk, unless another process uses it."""
+        with self._changing:
+            if (descriptor := self._held.pop(directory, None)) is not None:
+                os.close(descriptor)
+        _delete(_lock_of(directory))
+
+    def _hold(self, directory: Path, descriptor: int) -> None:
+        os.utime(_lock_of(directory))
+        with self._changing:
+            surplus = [before] if (before := self._held.pop(directory, None)) is not None else []
+            self._held[directory] = descriptor
+            while len(self._held) > KEPT_VERSIONS:
+                surplus.append(self._held.popitem(last=False)[1])
+        for one in surplus:
+            os.close(one)
+
+    def _evict(self) -> None:
+        """Delete the fetched versions that no process holds, except the KEPT_VERSIONS that were used last."""
+        locks = sorted(self.root.glob("*/*.lock"), key=_time_of_use, reverse=True)
+        for lock in locks[KEPT_VERSIONS:]:
+            _delete(lock)
+
+
+def _copy_version(uri: str, files: Sequence[JsonObject], directory: Path) -> None:
+    building = directory.with_name(directory.name + ".fetching")
+    with weight_storage.storage_errors(uri):  # of this machine's disk, too
+        building.mkdir(parents=True, exist_ok=True)
+        with ThreadPoolExecutor(weight_storage.FILES_AT_ONCE) as pool:
+            list(pool.map(lambda file: _copy_file(uri, file, building), files))
+        fsync(building)
+        building.rename(directory)
+        fsync(directory.parent)
+
+
+def _copy_file(uri: str, file: JsonObject, building: Path) -> None:
+    """Copy one file, from where an earlier try has stopped. Raises DamagedVersionError if its digest differs."""
+    name, size = str(file["name"]), int(file["bytes"])
+    if (building / name).exists():  # an earlier try has checked it
+        return
+    part = building / f"{name}.part"
+    with part.open("ab") as copy:
+        if copy.tell() > size:
+            copy.truncate(0)
+        for piece in weight_storage.read_file(f"{uri}/{name}", copy.tell(), size):
+            copy.write(piece)
+    fsync(part)
+    if (found := file_sha256(part)) != file["sha256"]:
+        part.unlink()
+        raise DamagedVersionError(f"{uri}/{name} has sha256 {found}, expected {file['sha256']}")
+    part.rename(building / name)
+
+
+def _lock_of(directory: Path) -> Path:
+    return directory.with_name(directory.name + ".lock")
+
+
+def _locked(lock: Path, kind: int) -> int:
+    """Return a descriptor of the lock file, locked; wait for it. The file is made if it does not exist."""
+    while True:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+        fcntl.flock(descriptor, kind)
+        if _is_at(lock, descriptor):
+            return descriptor
+        os.close(descriptor)  # deleted while this process waited
+
+
+def _delete(lock: Path) -> None:
+    """Delete a fetched version with its lock file, unless a process uses it."""
+    try:
+        descriptor = os.open(lock, os.O_RDWR)
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_at(lock, descriptor):
+            directory, deleting = lock.with_suffix(""), lock.with_suffix(".deleting")
+            shutil.rmtree(deleting, ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError):
+                directory.rename(deleting)  # a directory of this name is always complete
+            shutil.rmtree(deleting, ignore_errors=True)
+            shutil.rmtree(lock.with_suffix(".fetching"), ignore_errors=True)
+            lock.unlink()
+    except BlockingIOError:
+        pass
+    finally:
+        os.close(descriptor)
+
+
+def _is_at(lock: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(lock), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _time_of_use(lock: Path) -> float:
+    try:
+        return lock.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

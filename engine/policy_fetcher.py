@@ -1,0 +1,159 @@
+"""Bring published versions to the engine's node, before the update that loads them.
+
+An engine generates while its next version is fetched, and the pause lasts for loading only: `learn.sync` waits until
+the engine's row says that the version is here. What a fetch waits for is in the same row (`EngineRow.fetch_error`).
+"""
+
+import asyncio
+import contextlib
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from pathlib import Path
+
+import structlog
+
+from engine import adapter_files
+from engine.policy_cache import KEPT_VERSIONS, PolicyCache
+from engine.policy_files import is_address, is_intact, policy_directory
+from engine.weight_storage import DamagedVersionError
+from ratchet.background_task import in_abandonable_thread
+from ratchet.errors import StorageUnavailableError, StoreUnavailableError
+from ratchet.store import engines
+from ratchet.store.database import Database
+from ratchet.store.engines import PublishedPolicy
+from ratchet.types import JsonObject
+
+_LOG = structlog.get_logger("ratchet.engine")
+_LOOK_SECONDS = 1.0
+_FIRST_WAIT_SECONDS = 1.0
+_LONGEST_WAIT_SECONDS = 30.0
+_TRIES_IF_DAMAGED = 3
+"""So often a version is fetched whose files are not as its row says, before an older version is served instead."""
+
+
+class PolicyFetcher:
+    """The versions of one engine's node. `engine_id`: its row, set once it is registered."""
+
+    def __init__(self, database: Database, root: Path) -> None:
+        self.database = database
+        self.root = root
+        self.engine_id = 0
+        self._cache = PolicyCache(root)
+        self._fetched: deque[str] = deque(maxlen=KEPT_VERSIONS)
+        self._damaged: Counter[str] = Counter()
+        self._reported: JsonObject = {}
+
+    async def published(self) -> list[PublishedPolicy]:
+        """Return the versions that engines may serve, newest first."""
+        async with self.database.begin() as connection:
+            return await engines.newest_published_policies(connection)
+
+    async def newest_intact(self, loaded: str | None, only_here: bool = False) -> PublishedPolicy | None:
+        """Return the newest published version whose files are here with their digests, or None.
+
+        Waits while the storage of weights is unavailable. `loaded`: a version that is not checked again. `only_here`
+        fetches nothing if some version is here already.
+        """
+        wait = _FIRST_WAIT_SECONDS
+        while True:
+            try:
+                policies = await self.published()
+                if only_here and (found := await self._first_intact(policies, loaded, is_fetching=False)):
+                    return found
+                return await self._first_intact(policies, loaded, is_fetching=True)
+            except StorageUnavailableError as error:
+                await self._report(str(error))
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
+
+    async def keep_fetching(self) -> None:
+        """Fetch every new version, until cancelled."""
+        wait = _LOOK_SECONDS
+        while True:
+            try:
+                policies = await self.published()
+                if policies and is_address(policies[0].uri):
+                    if policies[0].version not in self._fetched:
+                        await self._fetch(policies[0], policies)
+                    await self._report(None)
+                wait = _LOOK_SECONDS
+            except StorageUnavailableError as error:
+                await self._report(str(error))
+                wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
+            except StoreUnavailableError:
+                pass
+            except Exception as error:  # a bug: the engine goes on with the weights that it has, and says so
+                await self._report(repr(error))
+                wait = _LONGEST_WAIT_SECONDS
+            await asyncio.sleep(wait)
+
+    async def _first_intact(
+        self, policies: Sequence[PublishedPolicy], loaded: str | None, is_fetching: bool
+    ) -> PublishedPolicy | None:
+        for policy in policies:
+            if policy.version == loaded:
+                return policy
+            try:
+                if await self._is_intact(policy, policies, is_fetching):
+                    return policy
+            except DamagedVersionError:
+                self._damaged[policy.version] += 1
+                if self._damaged[policy.version] < _TRIES_IF_DAMAGED:
+                    raise
+            if is_fetching or not is_address(policy.uri):
+                _LOG.error(
+                    "policy cannot be served: files are missing or differ", version=policy.version, uri=policy.uri
+                )
+        return None
+
+    async def _is_intact(self, policy: PublishedPolicy, policies: Sequence[PublishedPolicy], is_fetching: bool) -> bool:
+        """Return whether the files are here with their digests. Raises StorageUnavailableError if they are fetched."""
+        directory = policy_directory(policy.uri, self.root)
+        if is_fetching and is_address(policy.uri):
+            await self._fetch(policy, policies)
+        if await asyncio.to_thread(is_intact, directory, policy.files):
+            return True
+        if is_fetching and is_address(policy.uri):
+            base = _base_of(directory, policy)
+            for changed in (directory, base):
+                if changed is not None:
+                    await asyncio.to_thread(self._cache.discard, changed)
+            raise DamagedVersionError(f"{directory}: files have changed on the disk")
+        return False
+
+    async def _fetch(self, policy: PublishedPolicy, policies: Sequence[PublishedPolicy]) -> None:
+        """Fetch a version and, if it is an adapter, its base, which is among `policies`.
+
+        Raises StorageUnavailableError. The thread is left behind if the engine ends meanwhile: a back end may wait for
+        minutes.
+        """
+        started = time.monotonic()
+        directory = await in_abandonable_thread(lambda: self._cache.fetch(policy.uri, policy.files))
+        at = _base_of(directory, policy)
+        base = next((one for one in policies if policy_directory(one.uri, self.root).resolve() == at), None)
+        if base is not None:
+            await in_abandonable_thread(lambda: self._cache.fetch(base.uri, base.files))
+        if policy.version not in self._fetched:
+            self._fetched.append(policy.version)
+            _LOG.info("policy fetched", version=policy.version, seconds=round(time.monotonic() - started, 3))
+        await self._report(None)
+
+    async def _report(self, error: str | None) -> None:
+        """Write to the engine's row which versions are here, and what the fetch of the next one waits for."""
+        if error is not None:
+            _LOG.warning("waiting for the storage of weights", reason=error)
+        details: JsonObject = {engines.FETCHED: list(self._fetched), engines.FETCH_ERROR: error}
+        if details == self._reported:
+            return
+        with contextlib.suppress(StoreUnavailableError):  # the next call of keep_fetching writes it
+            async with self.database.begin() as connection:
+                await engines.set_engine_details(connection, self.engine_id, details)
+            self._reported = details
+
+
+def _base_of(directory: Path, policy: PublishedPolicy) -> Path | None:
+    """Return the directory of an adapter's base, None if the version is no adapter."""
+    if not adapter_files.is_adapter(file["name"] for file in policy.files):
+        return None
+    return adapter_files.read_base(directory).directory

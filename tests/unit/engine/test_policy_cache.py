@@ -1,0 +1,189 @@
+"""The copies of versions on a node: complete or not there, fetched once, never deleted while in use."""
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+import pytest
+
+from engine.policy_cache import KEPT_VERSIONS, PolicyCache
+from engine.policy_files import describe_files, is_intact
+from engine.weight_storage import RANGE_BYTES, DamagedVersionError, upload_version
+from ratchet.errors import StorageUnavailableError
+from ratchet.types import JsonObject
+
+WEIGHTS = "model.safetensors"
+_processes = multiprocessing.get_context("forkserver")
+
+
+class Storage:
+    """Versions of one run in a directory that is addressed by fsspec."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.files: dict[str, list[JsonObject]] = {}
+
+    def uri(self, name: str) -> str:
+        return f"file://{self.home}/stored/run-1/{name}"
+
+    def stored(self, name: str) -> Path:
+        return self.home / "stored" / "run-1" / name
+
+    def store(self, name: str, num_bytes: int = 1000) -> None:
+        source = self.home / "learner" / name
+        source.mkdir(parents=True)
+        (source / WEIGHTS).write_bytes(name.encode() + os.urandom(num_bytes))
+        (source / "config.json").write_text("{}")
+        self.files[name] = describe_files(source)
+        upload_version(source, self.uri(name), self.files[name])
+
+    def fetch(self, cache: PolicyCache, name: str) -> Path:
+        return cache.fetch(self.uri(name), self.files[name])
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Storage:
+    return Storage(tmp_path)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "policies"
+
+
+def test_a_version_is_fetched_to_the_place_of_the_learners_own(storage: Storage, root: Path) -> None:
+    storage.store("1.e1", num_bytes=2 * RANGE_BYTES + 5)
+    with PolicyCache(root) as cache:
+        directory = storage.fetch(cache, "1.e1")
+    assert directory == root / "run-1" / "1.e1" and is_intact(directory, storage.files["1.e1"])
+    assert sorted(path.name for path in directory.iterdir()) == ["config.json", WEIGHTS]
+
+
+def test_versions_on_a_shared_path_and_the_learners_own_are_neither_copied_nor_deleted(
+    storage: Storage, root: Path
+) -> None:
+    storage.store("0.e0")
+    own = root / "run-1" / "0.e0"
+    own.mkdir(parents=True)
+    with PolicyCache(root) as cache:
+        assert cache.fetch("/shared/run-1/7.e1", []) == Path("/shared/run-1/7.e1")
+        assert storage.fetch(cache, "0.e0") == own
+        cache.discard(own)
+    assert list(own.iterdir()) == [] and not own.with_name("0.e0.lock").exists()
+
+
+def test_a_fetch_goes_on_where_an_earlier_one_has_stopped(storage: Storage, root: Path) -> None:
+    storage.store("1.e1", num_bytes=RANGE_BYTES)
+    weights = (storage.stored("1.e1") / WEIGHTS).read_bytes()
+    building = root / "run-1" / "1.e1.fetching"
+    building.mkdir(parents=True)
+    (building / f"{WEIGHTS}.part").write_bytes(weights[:1000])
+    # What is there already is not read again: its beginning may now be damaged at the address.
+    (storage.stored("1.e1") / WEIGHTS).write_bytes(bytes(1000) + weights[1000:])
+    with PolicyCache(root) as cache:
+        assert (storage.fetch(cache, "1.e1") / WEIGHTS).read_bytes() == weights
+    assert not building.exists()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [(lambda weights: weights[:-1], "bytes, expected"), (lambda weights: b"x" + weights[1:], "has sha256")],
+)
+def test_a_damaged_file_is_refused_and_fetched_again(
+    storage: Storage, root: Path, damage: Callable[[bytes], bytes], message: str
+) -> None:
+    storage.store("1.e1")
+    stored = storage.stored("1.e1") / WEIGHTS
+    weights = stored.read_bytes()
+    stored.write_bytes(damage(weights))
+    with PolicyCache(root) as cache:
+        with pytest.raises(DamagedVersionError, match=message):
+            storage.fetch(cache, "1.e1")
+        assert not (root / "run-1" / "1.e1").exists()
+        stored.write_bytes(weights)
+        assert is_intact(storage.fetch(cache, "1.e1"), storage.files["1.e1"])
+
+
+def test_a_file_that_is_not_there_is_waited_for(storage: Storage, root: Path) -> None:
+    storage.store("1.e1")
+    (storage.stored("1.e1") / WEIGHTS).unlink()
+    with PolicyCache(root) as cache, pytest.raises(StorageUnavailableError, match="FileNotFoundError") as raised:
+        storage.fetch(cache, "1.e1")
+    assert not isinstance(raised.value, DamagedVersionError)
+
+
+def test_several_fetches_at_once_copy_once(storage: Storage, root: Path) -> None:
+    """Each thread has a cache of its own, as each engine of a node has. A second copy could not get the name."""
+    storage.store("1.e1", num_bytes=RANGE_BYTES)
+    caches = [PolicyCache(root) for _ in range(6)]
+    with ThreadPoolExecutor(len(caches)) as pool:
+        directories = list(pool.map(lambda cache: storage.fetch(cache, "1.e1"), caches))
+    assert len(set(directories)) == 1 and is_intact(directories[0], storage.files["1.e1"])
+    assert sorted(path.name for path in (root / "run-1").iterdir()) == ["1.e1", "1.e1.lock"]
+    for cache in caches:
+        cache.__exit__()
+
+
+def test_the_versions_that_were_used_last_stay(storage: Storage, root: Path) -> None:
+    names = [f"{step}.e1" for step in range(KEPT_VERSIONS + 2)]
+    for name in names:
+        storage.store(name)
+        with PolicyCache(root) as cache:
+            storage.fetch(cache, names[0])  # the base of adapters, for example
+            storage.fetch(cache, name)
+        _next_time(root)
+    there = {path.name for path in (root / "run-1").iterdir() if path.is_dir()}
+    assert there == {names[0], *names[-(KEPT_VERSIONS - 1) :]}
+
+
+def test_a_version_in_use_stays(storage: Storage, root: Path) -> None:
+    names = [f"{step}.e1" for step in range(2 * KEPT_VERSIONS)]
+    for name in names:
+        storage.store(name)
+    with PolicyCache(root) as user:
+        first = storage.fetch(user, names[0])
+        for name in names[1:]:
+            _next_time(root)
+            with PolicyCache(root) as other:
+                storage.fetch(other, name)
+        user.discard(root / "run-1" / names[-1])  # it does not use that one
+        assert is_intact(first, storage.files[names[0]])
+        # Its own newer versions take the place of those that it has used before them.
+        for name in names[-KEPT_VERSIONS:]:
+            _next_time(root)
+            storage.fetch(user, name)
+        assert not first.exists() and len(list((root / "run-1").glob("*.lock"))) == KEPT_VERSIONS
+
+
+def _next_time(root: Path) -> None:
+    """Let what follows be used later than everything so far: times of files are as coarse as the kernel's clock."""
+    for lock in root.glob("*/*.lock"):
+        used = lock.stat()
+        os.utime(lock, (used.st_atime - 10, used.st_mtime - 10))
+
+
+def _hold(root: Path, uri: str, files: list[JsonObject], holds: Event) -> None:
+    PolicyCache(root).fetch(uri, files)
+    holds.set()
+    time.sleep(600)
+
+
+def test_what_a_killed_process_used_is_free(storage: Storage, root: Path) -> None:
+    storage.store("0.e0")
+    holds = _processes.Event()
+    process = _processes.Process(target=_hold, args=(root, storage.uri("0.e0"), storage.files["0.e0"], holds))
+    process.start()
+    assert holds.wait(60)
+    with PolicyCache(root) as cache:
+        cache.discard(root / "run-1" / "0.e0")
+        assert (root / "run-1" / "0.e0").exists()
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        cache.discard(root / "run-1" / "0.e0")
+        assert list((root / "run-1").iterdir()) == []
