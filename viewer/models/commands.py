@@ -1,4 +1,4 @@
-"""Which shell commands agents ran, by the commands' first words, in rollouts that solved their task and in others."""
+"""Which shell commands agents ran, by first words or as a whole, in rollouts that solved their task and in others."""
 
 import re
 from collections import defaultdict
@@ -12,6 +12,7 @@ from ratchet.types import JsonObject
 from viewer.models.tools import read_tool_use
 
 _MAX_COMMANDS = 50
+_MAX_CHARS = 160
 _SEPARATOR = re.compile(r"&&|\|\||[;|\n]")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=\S*$")
 _SUBCOMMAND = re.compile(r"[a-z][a-z-]*$")
@@ -22,8 +23,9 @@ _QUOTED = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
 
 @dataclass(slots=True, frozen=True)
 class CommandCount:
-    """A command by its first words. `num_unsolved`, `num_solved`: rollouts that ran it. `newest_unsolved`: one of
-    them, None if it is in solved ones only. `num_uses`: how often it was run, in all of them."""
+    """A command by its first words, or its first line. `num_unsolved`, `num_solved`: rollouts that ran it.
+    `newest_unsolved`: one of them, None if it is in solved ones only. `num_uses`: how often it was run, in all of
+    them."""
 
     command: str
     num_unsolved: int
@@ -32,13 +34,17 @@ class CommandCount:
     newest_unsolved: int | None
 
 
-def count_commands(rollouts: Sequence[JudgedRollout], answers: Iterable[PackedAnswer]) -> list[CommandCount]:
-    """Return the commands that are in most unsolved rollouts first; of equal ones, those in fewer solved ones."""
+def count_commands(
+    rollouts: Sequence[JudgedRollout], answers: Iterable[PackedAnswer], by_line: bool = False
+) -> list[CommandCount]:
+    """Return the commands that are in most unsolved rollouts first; of equal ones, those in fewer solved ones.
+
+    `by_line`: commands are equal if their first lines are; otherwise, if their first words are."""
     solved = {one.rollout_id: one.solved for one in rollouts}
     users: defaultdict[str, set[int]] = defaultdict(set)
     uses: defaultdict[str, int] = defaultdict(int)
     for answer in answers:
-        for command in _commands_of(answer.answer):
+        for command in _commands_of(answer.answer, by_line):
             users[command].add(answer.rollout_id)
             uses[command] += 1
     counts = []
@@ -52,11 +58,14 @@ def count_commands(rollouts: Sequence[JudgedRollout], answers: Iterable[PackedAn
     return counts[:_MAX_COMMANDS]
 
 
-def _commands_of(packed: bytes | None) -> list[str]:
+def _commands_of(packed: bytes | None, by_line: bool) -> list[str]:
     answered: JsonObject = unpack_json(packed) if packed else {}  # type: ignore[assignment]
     message = answered.get("message") or {}
     uses = [read_tool_use(one) for one in message.get("tool_calls") or ()]
-    return [command for use in uses if use.kind == "shell" for command in first_words(use.body)]
+    shell = [use for use in uses if use.kind == "shell"]
+    if by_line:
+        return [use.title[:_MAX_CHARS] for use in shell if use.title]
+    return [command for use in shell for command in first_words(use.body)]
 
 
 def first_words(script: str) -> list[str]:
@@ -76,5 +85,5 @@ def first_words(script: str) -> list[str]:
             program += f" {words[1]}"
         elif program.startswith("python") and len(words) > 2 and words[1] == "-m":
             program += f" -m {words[2]}"
-        found.append(program[:60])
+        found.append(program[:_MAX_CHARS])
     return found

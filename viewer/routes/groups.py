@@ -34,7 +34,8 @@ class MemberColumn:
 @dataclass(slots=True, frozen=True)
 class GroupPage:
     """`rewards`: those that count, so not of members that were replaced or ended late. `has_signal`: whether they
-    differ; None if this is not decided or has no meaning. `stages`: of the open members, by id. `others`: the members without a column."""
+    differ; None if this is not decided or has no meaning. `stages`: of the open members, by id. `others`: the members
+    without a column."""
 
     run_id: str
     group: GroupLine

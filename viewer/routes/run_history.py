@@ -27,11 +27,13 @@ class VersionsPage:
 
 @dataclass(slots=True, frozen=True)
 class CommandsPage:
-    """`step`: only rollouts of groups that this step consumed are counted, None: of the whole run. `num_turns`: how
-    many answers were read; `is_cut`: there are more than are read, of these rollouts or of others."""
+    """`step`: only rollouts of groups that this step consumed are counted, None: of the whole run. `by_line`: commands
+    are counted by their first lines, not by their first words. `num_turns`: how many answers were read; `is_cut`: there
+    are more than are read, of these rollouts or of others."""
 
     run_id: str
     step: int | None
+    by_line: bool
     num_unsolved: int
     num_solved: int
     num_turns: int
@@ -50,7 +52,7 @@ async def show_versions(request: Request, run_id: str, before: int | None = None
 
 
 @page_route(run_history_pages, "/runs/{run_id}/commands")
-async def show_commands(request: Request, run_id: str, step: int | None = None) -> Response:
+async def show_commands(request: Request, run_id: str, step: int | None = None, by_line: bool = False) -> Response:
     async with request.app.state.store.read() as connection:
         found(await run_views.read_run_head(connection, run_id), f"run {run_id}")
         rollouts = await command_views.list_judged_rollouts(connection, run_id, step, _MAX_ROLLOUTS + 1)
@@ -61,7 +63,7 @@ async def show_commands(request: Request, run_id: str, step: int | None = None) 
         )
     is_cut = has_more or len(answers) > _MAX_TURNS
     answers = answers[:_MAX_TURNS]
-    commands = await asyncio.to_thread(count_commands, rollouts, answers)
+    commands = await asyncio.to_thread(count_commands, rollouts, answers, by_line)
     num_solved = sum(one.solved for one in rollouts)
-    page = CommandsPage(run_id, step, len(rollouts) - num_solved, num_solved, len(answers), is_cut, commands)
+    page = CommandsPage(run_id, step, by_line, len(rollouts) - num_solved, num_solved, len(answers), is_cut, commands)
     return await respond(request, "commands.html", page)

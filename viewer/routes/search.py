@@ -22,9 +22,10 @@ _MAX_TASKS = 20
 
 @dataclass(slots=True, frozen=True)
 class SearchPage:
-    """`tasks`: those of the run whose labels contain the words, at most 20. `num_turns`: how many turns were read for this page. `num_unindexed`: how many rollouts of the run have no words
-    in the index, so that their turns are read; at most one more than `MAX_COUNTED`. `next_page`: continues behind the
-    last hit; None if the whole run is searched."""
+    """`tasks`: those of the run whose labels contain the words, at most 20. `num_turns`: how many turns were read for
+    this page. `num_unindexed`: how many rollouts of the run have no words in the index, so that their turns are read;
+    at most one more than `MAX_COUNTED`. `next_page`: continues behind the last hit; None if the whole run is
+    searched."""
 
     words: str
     run_id: str | None

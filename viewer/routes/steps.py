@@ -38,8 +38,7 @@ class StepMember:
 @dataclass(slots=True, frozen=True)
 class StepPage:
     """`largest_ratios`: as the learner recorded them, equal tokens of equal commands together. A step of an earlier
-    version has none, and `rare_tokens` of the
-    `num_scanned` members with the largest advantages instead."""
+    version has none, and `rare_tokens` of the `num_scanned` members with the largest advantages instead."""
 
     run: RunHead
     step: StepHead

@@ -276,7 +276,9 @@ def _has_flags(grade: type[GradeTable]) -> ColumnElement[bool]:
 
 @dataclass(slots=True, frozen=True)
 class GroupLine:
-    """A group in a list. `group_no`: its number in its run, by which people and commands name it. `use`: what the step that consumed it did with it; None without one."""
+    """A group in a list. `group_no`: its number in its run, by which people and commands name it.
+
+    `use`: what the step that consumed it did with it; None without one."""
 
     group_id: int
     group_no: int
