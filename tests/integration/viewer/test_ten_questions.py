@@ -54,7 +54,7 @@ QUESTIONS = {
     ),
     "which command is in most rollouts that did not solve their task?": (
         ["asked", r"/commands$", r"by_line=true"],
-        ["cat calc.py -n 1 33%"],
+        ["cat calc.py -n 1 50%"],
     ),
     "which rollouts work now?": (["asked", r"stage=no%20model%20call%20yet|stage=agent%20works"], ["agent works"]),
 }
