@@ -28,8 +28,8 @@ class VersionsPage:
 @dataclass(slots=True, frozen=True)
 class CommandsPage:
     """`step`: only rollouts of groups that this step consumed are counted, None: of the whole run. `by_line`: commands
-    are counted by their first lines, not by their first words. `num_turns`: how many answers were read; `is_cut`: there
-    are more than are read, of these rollouts or of others."""
+    are counted by their first lines, not by their first words. `num_turns`: of these rollouts; `is_cut`: older
+    rollouts are not counted."""
 
     run_id: str
     step: int | None
@@ -62,7 +62,10 @@ async def show_commands(request: Request, run_id: str, step: int | None = None, 
             connection, [one.rollout_id for one in rollouts], _MAX_TURNS + 1
         )
     is_cut = has_more or len(answers) > _MAX_TURNS
-    answers = answers[:_MAX_TURNS]
+    if len(answers) > _MAX_TURNS:  # a rollout of which some answers were not read may have run any command
+        partly = answers[-1].rollout_id
+        rollouts = [one for one in rollouts if one.rollout_id > partly]
+        answers = [one for one in answers if one.rollout_id > partly]
     commands = await asyncio.to_thread(count_commands, rollouts, answers, by_line)
     num_solved = sum(one.solved for one in rollouts)
     page = CommandsPage(run_id, step, by_line, len(rollouts) - num_solved, num_solved, len(answers), is_cut, commands)

@@ -28,7 +28,7 @@ class PackedAnswer:
 async def list_judged_rollouts(
     connection: AsyncConnection, run_id: str, step: int | None, limit: int
 ) -> list[JudgedRollout]:
-    """Return the newest training rollouts of the run with a verdict; `step`: only of groups that this step consumed."""
+    """Return the newest rollouts of the run with a verdict; `step`: only of groups that this step consumed."""
     statement = (
         select(RolloutTable.id, GradeTable.solved)
         .join(GradeTable, GradeTable.id == RolloutTable.grade_id)
@@ -45,11 +45,11 @@ async def list_judged_rollouts(
 async def read_packed_answers(
     connection: AsyncConnection, rollout_ids: Sequence[int], limit: int
 ) -> list[PackedAnswer]:
-    """Return the newest `limit` answers of these rollouts."""
+    """Return the first `limit` answers, those of the newest rollouts first."""
     statement = (
         select(TurnTable.rollout_id, TurnTable.answer)
         .where(TurnTable.rollout_id.in_(rollout_ids), TurnTable.answer.is_not(None))
-        .order_by(TurnTable.id.desc())
+        .order_by(TurnTable.rollout_id.desc(), TurnTable.id)
         .limit(limit)
     )
     return [PackedAnswer(*row) for row in await connection.execute(statement)]

@@ -1,8 +1,7 @@
 """The versions of a run have their times, and commands are counted in the rollouts that the page says."""
 
-from pathlib import Path
-
 import httpx
+import pytest
 from sqlalchemy import insert
 
 from ratchet.store.database import Database
@@ -11,6 +10,7 @@ from ratchet.store.schema import PolicyVersionTable
 from ratchet.types import policy_version
 from tests.integration.viewer.filled_store import FilledRun
 from viewer.rendering import clock
+from viewer.routes import run_history
 
 
 async def test_each_version_has_the_time_of_its_publication(
@@ -33,11 +33,18 @@ async def test_each_version_has_the_time_of_its_publication(
     assert [one["step"] for one in earlier["versions"]] == [one["step"] for one in page["versions"][1:]]
 
 
-async def test_commands_of_a_step_and_of_a_run(client: httpx.AsyncClient, filled: FilledRun, model: Path) -> None:
+async def test_commands_of_a_step_and_of_a_run(
+    client: httpx.AsyncClient, filled: FilledRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = (await client.get(f"/runs/{filled.run_id}/commands.json")).json()
     assert (whole["num_unsolved"], whole["num_solved"], whole["is_cut"]) == (2, 2, False)
     cat = {"command": "cat", "num_unsolved": 1, "num_solved": 1, "num_uses": 2, "newest_unsolved": filled.unsolved}
     assert whole["commands"] == [cat]
+    monkeypatch.setattr(run_history, "_MAX_TURNS", 7)  # each of the two rollouts of the trained group has five
+    cut = (await client.get(f"/runs/{filled.run_id}/commands.json")).json()
+    assert cut["is_cut"] and cut["num_turns"] == 5, "a rollout that is not read as a whole is not counted"
+    assert [(one["num_unsolved"], one["num_solved"]) for one in cut["commands"]] == [(1, 0)]
+    monkeypatch.undo()
     step = (await client.get(f"/runs/{filled.run_id}/commands.json?step=1&by_line=true")).json()
     assert (step["num_unsolved"], step["num_solved"]) == (2, 1), "the evaluation is in no step"
     assert [one["command"] for one in step["commands"]] == ["cat calc.py -n", "cat calc.py"]
