@@ -42,7 +42,7 @@ def make_environment(settings: ViewerSettings) -> Environment:
     environment.filters |= {
         "seconds": in_words,
         "ago": ago,
-        "clock": clock,
+        "clock": clock_time,
         "took": took,
         "longest_stage": longest_stage,
         "number": short_number,
@@ -138,10 +138,10 @@ def ago(moment: datetime | None) -> Markup:
     if moment is None:
         return Markup()
     age = in_words((datetime.now(UTC) - moment).total_seconds())
-    return Markup('<time datetime="{0}" title="{0}">{1} ago</time>').format(clock(moment), age)
+    return Markup('<time datetime="{0}" title="{0}">{1} ago</time>').format(clock_time(moment), age)
 
 
-def clock(moment: datetime | None) -> str:
+def clock_time(moment: datetime | None) -> str:
     """Return the time in UTC to the second, as ISO 8601 writes it; empty for None."""
     return "" if moment is None else f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
 

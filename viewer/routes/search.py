@@ -8,7 +8,7 @@ from starlette.responses import RedirectResponse, Response
 from ratchet.store import runs as run_rows
 from ratchet.store.reports import find_rollout
 from ratchet.store.views import run_views, task_views, text_search
-from ratchet.store.views.task_views import LabelledTask
+from ratchet.store.views.task_views import FoundTask
 from ratchet.store.views.text_search import TextHit
 from viewer.rendering import respond, wants_json
 from viewer.routes.registration import next_link, page_route
@@ -30,7 +30,7 @@ class SearchPage:
     words: str
     run_id: str | None
     run_ids: list[str]
-    tasks: list[LabelledTask]
+    tasks: list[FoundTask]
     hits: list[TextHit]
     num_turns: int
     num_unindexed: int
@@ -47,7 +47,7 @@ async def show_search(request: Request, q: str = "", run: str = "", before: int 
                 return RedirectResponse(f"/rollouts/{rollout_id}", 303)
         run_ids = [one.run_id for one in await run_views.list_run_summaries(connection, _MAX_RUNS)]
         run_id = run or await run_rows.newest_run(connection)
-        tasks: list[LabelledTask] = []
+        tasks: list[FoundTask] = []
         hits: list[TextHit] = []
         number = 0
         num_unindexed = 0

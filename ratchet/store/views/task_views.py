@@ -62,12 +62,12 @@ class ContradictingPatch:
 
 
 @dataclass(slots=True, frozen=True)
-class LabelledTask:
+class FoundTask:
     id: int
     label: str
 
 
-async def find_tasks(connection: AsyncConnection, run_id: str, words: str, limit: int) -> list[LabelledTask]:
+async def find_tasks(connection: AsyncConnection, run_id: str, words: str, limit: int) -> list[FoundTask]:
     """Return tasks of the run whose labels contain the words, the shortest labels first.
 
     Those of rollouts by hand are not in the run's plan, so they are read from its rollouts; such runs are small.
@@ -80,7 +80,7 @@ async def find_tasks(connection: AsyncConnection, run_id: str, words: str, limit
         .order_by(func.length(TaskTable.label), TaskTable.label, TaskTable.id)
         .limit(limit)
     )
-    return [LabelledTask(*row) for row in await connection.execute(statement)]
+    return [FoundTask(*row) for row in await connection.execute(statement)]
 
 
 async def read_task_head(connection: AsyncConnection, task_id: int) -> TaskHead | None:

@@ -9,7 +9,7 @@ from ratchet.store.metrics import record_metrics
 from ratchet.store.schema import PolicyVersionTable
 from ratchet.types import policy_version
 from tests.integration.viewer.filled_store import FilledRun
-from viewer.rendering import clock
+from viewer.rendering import clock_time
 from viewer.routes import run_history
 
 
@@ -28,7 +28,7 @@ async def test_each_version_has_the_time_of_its_publication(
     listed = [(one["step"], one["sync_seconds"]) for one in page["versions"] if one["step"]]
     assert listed == [(2, 12.0), (1, None)]
     html = (await client.get(f"/runs/{filled.run_id}/versions")).text
-    assert all(f"<td>{clock(one)}</td>" in html for one in moments) and "12 s" in html
+    assert all(f"<td>{clock_time(one)}</td>" in html for one in moments) and "12 s" in html
     earlier = (await client.get(f"/runs/{filled.run_id}/versions.json?before=2")).json()
     assert [one["step"] for one in earlier["versions"]] == [one["step"] for one in page["versions"][1:]]
 
