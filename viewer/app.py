@@ -27,6 +27,7 @@ from viewer.routes.groups import group_pages
 from viewer.routes.prometheus import prometheus_route
 from viewer.routes.rollout_parts import rollout_part_pages
 from viewer.routes.rollouts import rollout_pages
+from viewer.routes.run_history import run_history_pages
 from viewer.routes.run_tasks import run_task_pages
 from viewer.routes.runs import run_pages
 from viewer.routes.search import search_pages
@@ -67,6 +68,7 @@ def create_viewer_app(settings: ViewerSettings) -> FastAPI:
         run_pages,
         cost_pages,
         run_task_pages,
+        run_history_pages,
         group_pages,
         task_pages,
         rollout_part_pages,

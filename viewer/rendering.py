@@ -16,6 +16,7 @@ from pygments.lexers import get_lexer_by_name
 from starlette.responses import HTMLResponse, Response
 
 from viewer.models.diffs import read_patch
+from viewer.models.durations import longest_stage, took
 from viewer.settings import ViewerSettings
 
 FOLDER = Path(__file__).parent
@@ -41,6 +42,9 @@ def make_environment(settings: ViewerSettings) -> Environment:
     environment.filters |= {
         "seconds": in_words,
         "ago": ago,
+        "clock": clock_time,
+        "took": took,
+        "longest_stage": longest_stage,
         "number": short_number,
         "code": highlighted,
         "patch": read_patch,
@@ -129,8 +133,17 @@ def in_words(seconds: float | None) -> str:
     )
 
 
-def ago(moment: datetime | None) -> str:
-    return "" if moment is None else f"{in_words((datetime.now(UTC) - moment).total_seconds())} ago"
+def ago(moment: datetime | None) -> Markup:
+    """Return the age of a moment, with the time of the clock in its title; empty for None."""
+    if moment is None:
+        return Markup()
+    age = in_words((datetime.now(UTC) - moment).total_seconds())
+    return Markup('<time datetime="{0}" title="{0}">{1} ago</time>').format(clock_time(moment), age)
+
+
+def clock_time(moment: datetime | None) -> str:
+    """Return the time in UTC to the second, as ISO 8601 writes it; empty for None."""
+    return "" if moment is None else f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def short_number(value: Any) -> str:

@@ -1,5 +1,6 @@
 """The open rollouts of a run by stage, and for how long."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from sqlalchemy import Exists, Select, case, desc, exists, func, select
@@ -48,8 +49,39 @@ _target = func.regexp_replace(RolloutGroupTable.workflow_id, "(evaluate/[^/]+/[^
 """Without the number of a group in its evaluation, which is cancelled and retried as a whole."""
 
 
+STAGES = (
+    NOT_STARTED,
+    WAITS_FOR_BOX,
+    BOOT_FAILS,
+    BOOTS,
+    NO_CALL_YET,
+    AGENT_WORKS,
+    WAITS_FOR_GRADING_BOX,
+    IS_GRADED,
+    ENDS,
+)
+
+
 def _by_stage(run_id: str) -> Select[int, int | None, str, int, str, float]:
     """Select the run's open rollouts, each with its stage and how long it has been in it."""
+    return _open_by_stage().where(RolloutTable.run_id == run_id)
+
+
+def ids_in_stage(run_id: str, stage: str) -> Select[int]:
+    """Select the ids of the run's open rollouts that are in this one of `STAGES`."""
+    open_rollouts = _by_stage(run_id).subquery()
+    return select(open_rollouts.c.id).where(open_rollouts.c.stage == stage)
+
+
+async def stages_of(connection: AsyncConnection, rollout_ids: Collection[int]) -> dict[int, str]:
+    """Return the stage of each of these rollouts that is open, by id."""
+    if not rollout_ids:
+        return {}
+    rows = await connection.execute(_open_by_stage().where(RolloutTable.id.in_(rollout_ids)))
+    return {row.id: row.stage for row in rows}
+
+
+def _open_by_stage() -> Select[int, int | None, str, int, str, float]:
     held = SandboxTable.state != SandboxState.RELEASED
     newest = (
         select(SandboxTable.role, SandboxTable.state, SandboxTable.boot_error, SandboxTable.created_at)
@@ -85,7 +117,7 @@ def _by_stage(run_id: str) -> Select[int, int | None, str, int, str, float]:
         .select_from(RolloutTable)
         .outerjoin(RolloutGroupTable, RolloutGroupTable.id == RolloutTable.group_id)
         .outerjoin(newest, newest.c.role.is_not(None))
-        .where(RolloutTable.run_id == run_id, RolloutTable.outcome.is_(None))
+        .where(RolloutTable.outcome.is_(None))
     )
 
 

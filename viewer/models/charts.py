@@ -59,9 +59,15 @@ _METRIC_CHARTS = (
     ),
     (
         "ratios",
-        "Ratios",
-        "Effective sample size of the ratios (1 is on policy) and the share of tokens without gradient.",
-        ("ratio_ess", "masked_fraction"),
+        "Effective sample size of ratios",
+        "As a share of the tokens; 1 is on policy.",
+        ("ratio_ess",),
+    ),
+    (
+        "masked",
+        "Tokens without gradient",
+        "Share of the trained tokens whose ratios are out of bounds, and the parts below and above.",
+        ("masked_fraction", "masked_low_fraction", "masked_high_fraction"),
     ),
     (
         "staleness",

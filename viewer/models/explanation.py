@@ -14,8 +14,9 @@ from ratchet.store.views.rollout_views import (
     PatchView,
     PlannedUse,
     RolloutHead,
+    TrainingRules,
 )
-from ratchet.types import AgentExit, JsonObject, Outcome
+from ratchet.types import TRUNCATED_EXITS, AgentExit, JsonObject, Outcome
 
 _MAX_NAMES = 3
 _EXITS = {
@@ -38,7 +39,7 @@ class WhySentence:
 
 @dataclass(slots=True, frozen=True)
 class RewardFactsView:
-    """The facts that the sentences are made from. `group` and `use` are None if there is none."""
+    """The facts that the sentences are made from. `group`, `use` and `rules` are None if there is none."""
 
     head: RolloutHead
     attempts: Sequence[AttemptView]
@@ -46,6 +47,7 @@ class RewardFactsView:
     grades: Sequence[GradeView]
     group: GroupRewards | None
     use: PlannedUse | None
+    rules: TrainingRules | None = None
 
 
 def explain_reward(facts: RewardFactsView) -> list[WhySentence]:
@@ -169,7 +171,7 @@ def _training(facts: RewardFactsView) -> WhySentence | None:
         return WhySentence("It ended after its group did, so it enters no step.", link)
     if facts.use is not None:
         text = f"{spread}, so its advantage in step {facts.use.step} is {facts.use.advantage:+.3g}"
-        text += f", on {facts.use.num_tokens} trained tokens"
+        text += f", on {facts.use.num_tokens} trained tokens{_why_untrained(facts)}"
         return WhySentence(text + ".", f"/runs/{quote(head.run_id)}/steps/{facts.use.step}#rollout-{head.id}")
     if group.use == "no_signal":
         return WhySentence(f"{spread}, so the group has no signal and step {group.step} left it out.", link)
@@ -179,6 +181,21 @@ def _training(facts: RewardFactsView) -> WhySentence | None:
         return WhySentence(f"{spread}; step {group.step} used the group, but no token of this rollout.", link)
     waiting = f"; {group.num_open} members still run" if group.num_open else ""
     return WhySentence(f"{spread}{waiting}; no step has used the group yet.", link)
+
+
+def _why_untrained(facts: RewardFactsView) -> str:
+    """Return by which key of the config no token of a rollout of a trained group is trained; empty if none says so."""
+    use, group, rules = facts.use, facts.group, facts.rules
+    if use is None or use.num_tokens or group is None or not group.rewards or rules is None:
+        return ""
+    is_above = use.reward > sum(group.rewards) / len(group.rewards)
+    if not is_above and rules.negative_weight == 0:
+        return ": the config's training.negative_weight is 0, so only rewards above the mean are trained"
+    if not is_above and rules.loss_preset == "sft":
+        return ": the config's loss.preset is sft, so only rewards above the mean are trained"
+    if rules.truncated == "mask" and facts.head.agent_exit in TRUNCATED_EXITS:
+        return ": the config's training.truncated is mask, so agents that a limit ended are not trained"
+    return ""
 
 
 def _spread(group: GroupRewards) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ratchet.store.runs import ADHOC
 from ratchet.store.views.curve_views import Metrics
 from ratchet.store.views.evaluation_views import EvaluationRate
 from ratchet.store.views.run_views import FailureCount, GroupLine, OutcomeCount, RunHead
@@ -53,6 +54,8 @@ def explain_run(facts: RunFacts) -> list[str]:
     head = facts.head
     reason = f": {head.state_reason}" if head.state_reason else ""
     said = [f"{head.run_id} is {head.state} at step {head.step} of {facts.num_steps}{reason}."]
+    if head.config_name == ADHOC:
+        said = [f"{head.run_id} holds rollouts by hand; it trains nothing."]
     before, now = _mean(facts.first, "reward_mean"), _mean(facts.last, "reward_mean")
     if before is not None and now is not None:
         steps = f"{_range(facts.first)} to {now:.3f} in {_range(facts.last)}"

@@ -35,6 +35,16 @@ class RatioTokenView:
 
 
 @dataclass(slots=True, frozen=True)
+class RatioTokenGroup:
+    """Tokens that are equal and helped to write the same command; the furthest from 1 comes first."""
+
+    token_id: int
+    text: str | None
+    command: str
+    tokens: list[RatioTokenView]
+
+
+@dataclass(slots=True, frozen=True)
 class TokenContext:
     """What explains a token: its rollout's use in the step, its turn (archived ones are missing), its tokenizer."""
 
@@ -60,6 +70,14 @@ def view_ratio_tokens(tokens: Sequence[StepToken], context: TokenContext) -> lis
         )
         for one in tokens
     ]
+
+
+def group_ratio_tokens(tokens: Sequence[RatioTokenView]) -> list[RatioTokenGroup]:
+    """Put equal tokens of equal commands together, in the order of the first of each."""
+    groups: dict[tuple[int, str], list[RatioTokenView]] = {}
+    for one in tokens:
+        groups.setdefault((one.token.token_id, one.command), []).append(one)
+    return [RatioTokenGroup(key[0], found[0].text, key[1], found) for key, found in groups.items()]
 
 
 def view_rare_tokens(tokens: Sequence[RareToken], context: TokenContext) -> list[RareTokenView]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from ratchet.store.open_rollouts import stages_of
 from ratchet.store.views import rollout_list, rollout_views, run_views, turn_views
 from ratchet.store.views.rollout_list import RolloutLine
 from ratchet.store.views.rollout_views import PlannedUse
@@ -33,13 +34,15 @@ class MemberColumn:
 @dataclass(slots=True, frozen=True)
 class GroupPage:
     """`rewards`: those that count, so not of members that were replaced or ended late. `has_signal`: whether they
-    differ; None if this is not decided or has no meaning. `others`: the members without a column."""
+    differ; None if this is not decided or has no meaning. `stages`: of the open members, by id. `others`: the members
+    without a column."""
 
     run_id: str
     group: GroupLine
     rewards: list[float]
     has_signal: bool | None
     members: list[MemberColumn]
+    stages: dict[int, str]
     others: list[RolloutLine]
 
 
@@ -58,7 +61,8 @@ async def show_group(request: Request, group_id: int) -> Response:
             turns = read_conversation(contents)
             difference = first_difference(columns[0].turns, turns) if columns else None
             columns.append(MemberColumn(one, uses.get(one.id), turns, difference))
-    page = GroupPage(run_id, line, rewards, _signal_of(line, rewards), columns, rollouts[_MAX_COLUMNS:])
+        stages = await stages_of(connection, [one.id for one in rollouts if one.outcome is None])
+    page = GroupPage(run_id, line, rewards, _signal_of(line, rewards), columns, stages, rollouts[_MAX_COLUMNS:])
     return await respond(request, "group.html", page)
 
 

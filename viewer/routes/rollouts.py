@@ -1,6 +1,6 @@
 """The list of rollouts with its filters, and the page of one rollout."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeVar
@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
+from ratchet.store import open_rollouts
 from ratchet.store.views import rollout_list, rollout_views, turn_views
 from ratchet.store.views.rollout_list import RolloutFilter, RolloutLine
 from ratchet.store.views.rollout_views import (
@@ -32,22 +33,32 @@ _N = TypeVar("_N", int, float)
 _PAGE_ROLLOUTS = 50
 _PAGE_TURNS = 25
 _MAX_TURN_LINES = 500
+SORTS = ("newest", "longest")
 
 
 @dataclass(slots=True, frozen=True)
 class RolloutsPage:
+    """`stages`: of the open rollouts, by id. `sort`: newest or longest; longest among the `longest_of` newest."""
+
     wanted: RolloutFilter
+    task: str
+    sort: str
+    longest_of: int
     rollouts: list[RolloutLine]
+    stages: dict[int, str]
     next_page: str | None
 
 
 @dataclass(slots=True, frozen=True)
 class RolloutPage:
-    """`turns`: the page of the conversation that begins behind the turn `after`. `turn_lines`: the first turns, of
+    """`stage`: None once it has ended. `versions`: the policy versions that sampled its turns, in order of their first
+    use. `turns`: the page of the conversation that begins behind the turn `after`. `turn_lines`: the first turns, of
     `num_turns`, which the time line and the graph show. `previous` and `next`: the rollouts of the same run beside this
     one."""
 
     head: RolloutHead
+    stage: str | None
+    versions: list[str]
     trace_id: str
     why: list[WhySentence]
     attempts: list[AttemptView]
@@ -83,9 +94,20 @@ async def show_rollouts(
     step: str = "",
     evaluation: str | None = None,
     flagged: bool = False,
+    stage: str | None = None,
+    sort: str = SORTS[0],
     before: int | None = None,
 ) -> Response:
-    """Empty values, which forms send for fields that are not filled in, are no conditions."""
+    """Empty values, which forms send for fields that are not filled in, are no conditions.
+
+    `task`: a task's id, or a part of its label."""
+    if sort not in SORTS:
+        raise HTTPException(422, f"sort is one of {', '.join(SORTS)}, not {sort[:40]!r}")
+    if stage and stage not in open_rollouts.STAGES:
+        raise HTTPException(422, f"stage is one of {', '.join(open_rollouts.STAGES)}, not {stage[:40]!r}")
+    if stage and not run:
+        raise HTTPException(422, "stage needs a run: add its id")
+    is_id = task.isascii() and task.isdigit()
     wanted = RolloutFilter(
         run_id=run or None,
         purpose=purpose or None,
@@ -93,16 +115,21 @@ async def show_rollouts(
         agent_exit=agent_exit or None,
         reward_from=_read(float, "reward_from", reward_from),
         reward_to=_read(float, "reward_to", reward_to),
-        task_id=_read(int, "task", task),
+        task_id=_read(int, "task", task) if is_id else None,
+        task=None if is_id else task.strip() or None,
         reason=reason or None,
         policy_step=_read(int, "step", step),
         evaluation=evaluation or None,
         flagged=flagged,
+        stage=stage or None,
     )
+    read = rollout_list.list_longest_rollouts if sort == "longest" else rollout_list.list_rollout_lines
     async with request.app.state.store.read() as connection:
-        lines = await rollout_list.list_rollout_lines(connection, wanted, _PAGE_ROLLOUTS, before)
+        lines = await read(connection, wanted, _PAGE_ROLLOUTS, before)
+        stages = await open_rollouts.stages_of(connection, [one.id for one in lines if one.outcome is None])
     more = next_link(request, before=lines[-1].id) if len(lines) == _PAGE_ROLLOUTS else None
-    return await respond(request, "rollouts.html", RolloutsPage(wanted, lines, more))
+    page = RolloutsPage(wanted, task.strip(), sort, rollout_list.LONGEST_OF, lines, stages, more)
+    return await respond(request, "rollouts.html", page)
 
 
 def _read(kind: Callable[[str], _N], name: str, text: str) -> _N | None:
@@ -149,6 +176,8 @@ async def read_rollout_page(
     patch = facts.patches[-1] if facts.patches else None
     return RolloutPage(
         head=head,
+        stage=(await open_rollouts.stages_of(connection, [rollout_id])).get(rollout_id),
+        versions=_versions_of(lines),
         trace_id=await rollout_views.read_trace_id(connection, rollout_id),
         why=explain_reward(facts),
         attempts=list(facts.attempts),
@@ -171,13 +200,19 @@ async def read_rollout_page(
     )
 
 
+def _versions_of(turns: Sequence[TurnLine]) -> list[str]:
+    spans = (span for turn in turns for span in turn.version_spans or ())
+    return list(dict.fromkeys(str(span.get("version")) for span in spans))
+
+
 async def read_reward_facts(connection: AsyncConnection, head: RolloutHead) -> RewardFactsView:
     """Read what `explain_reward` needs."""
-    group = use = None
+    group = use = rules = None
     if head.group_id is not None:
         group = await rollout_views.read_group_rewards(connection, head.run_id, head.group_id)
         if group.step is not None and group.use == "trained":
             use = (await rollout_views.planned_uses(connection, head.run_id, group.step)).get(head.id)
+            rules = await rollout_views.read_training_rules(connection, head.run_id)
     return RewardFactsView(
         head,
         await rollout_views.list_attempts(connection, head.id),
@@ -185,4 +220,5 @@ async def read_reward_facts(connection: AsyncConnection, head: RolloutHead) -> R
         await rollout_views.list_grades(connection, head.id),
         group,
         use,
+        rules,
     )

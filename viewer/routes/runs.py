@@ -11,6 +11,7 @@ from starlette.responses import RedirectResponse, Response
 
 from ratchet.store.engines import list_engines
 from ratchet.store.open_rollouts import OpenRollout, StageCount, count_open_rollouts, list_open_rollouts
+from ratchet.store.runs import ADHOC
 from ratchet.store.views import curve_views, evaluation_views, run_views
 from ratchet.store.views.curve_views import Metrics
 from ratchet.store.views.run_views import (
@@ -30,6 +31,7 @@ from viewer.step_rewards import StepRewards
 
 run_pages = APIRouter()
 _PAGE_RUNS = 25
+_MAX_BY_HAND = 10
 _MAX_STEPS = 400
 _MAX_REWARD_STEPS = 100
 """Steps whose rewards are read with their spread: all rollouts of a step are read for it."""
@@ -42,7 +44,12 @@ _NEWEST_STEPS = 20
 
 @dataclass(slots=True, frozen=True)
 class RunsPage:
+    """`by_hand`: the newest runs that hold rollouts by hand,; `only_by_hand`: `runs` are such."""
+
     runs: list[RunSummary]
+    by_hand: list[RunSummary]
+    has_more_by_hand: bool
+    only_by_hand: bool
     next_page: str | None
 
 
@@ -77,6 +84,7 @@ class RunPage:
     are more than fit. `cut`: the fields whose lists go on, beyond what a page shows."""
 
     head: RunHead
+    is_by_hand: bool
     num_steps: int
     is_live: bool
     waits: list[StageCount]
@@ -113,8 +121,9 @@ async def show_home(request: Request) -> Response:
 
 
 @page_route(run_pages, "/runs")
-async def show_runs(request: Request, before: str | None = None) -> Response:
-    """`before`: created_at and id of the last run of the page before, with a comma between."""
+async def show_runs(request: Request, before: str | None = None, by_hand: bool = False) -> Response:
+    """`before`: created_at and id of the last run of the page before, with a comma between. `by_hand`: list only runs
+    that hold rollouts by hand."""
     key = None
     if before:
         moment, _, run_id = before.partition(",")
@@ -125,10 +134,14 @@ async def show_runs(request: Request, before: str | None = None) -> Response:
         if key is None or key[0].tzinfo is None:
             raise HTTPException(422, "`before` is not a time with its zone and a run's id with a comma between")
     async with request.app.state.store.read() as connection:
-        listed = await run_views.list_run_summaries(connection, _PAGE_RUNS, key)
+        listed = await run_views.list_run_summaries(connection, _PAGE_RUNS, key, by_hand)
+        others: list[RunSummary] = []
+        if not by_hand and key is None:
+            others = await run_views.list_run_summaries(connection, _MAX_BY_HAND + 1, by_hand=True)
     last = listed[-1] if len(listed) == _PAGE_RUNS else None
     more = next_link(request, before=f"{last.created_at.isoformat()},{last.run_id}") if last else None
-    return await respond(request, "runs.html", RunsPage(listed, more))
+    page = RunsPage(listed, others[:_MAX_BY_HAND], len(others) > _MAX_BY_HAND, by_hand, more)
+    return await respond(request, "runs.html", page)
 
 
 @page_route(run_pages, "/runs/{run_id}")
@@ -177,6 +190,7 @@ async def read_run_page(connection: AsyncConnection, rewards: StepRewards, run_i
     verdicts = await run_views.count_verdicts(connection, run_id)
     return RunPage(
         head=head,
+        is_by_hand=head.config_name == ADHOC,
         num_steps=int(head.config.get("training", {}).get("steps") or 0),
         is_live=head.state in ("running", "paused"),
         waits=await count_open_rollouts(connection, run_id),

@@ -1,4 +1,4 @@
-"""Search: a rollout by its id or workflow id, or a text in the conversations of a run."""
+"""Search: a rollout by its id or workflow id, a run's tasks by their labels, or a text in its conversations."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,8 @@ from starlette.responses import RedirectResponse, Response
 
 from ratchet.store import runs as run_rows
 from ratchet.store.reports import find_rollout
-from ratchet.store.views import run_views, text_search
+from ratchet.store.views import run_views, task_views, text_search
+from ratchet.store.views.task_views import FoundTask
 from ratchet.store.views.text_search import TextHit
 from viewer.rendering import respond, wants_json
 from viewer.routes.registration import next_link, page_route
@@ -16,17 +17,20 @@ search_pages = APIRouter()
 _MAX_HITS = 40
 _SECONDS = 1.5
 _MAX_RUNS = 100
+_MAX_TASKS = 20
 
 
 @dataclass(slots=True, frozen=True)
 class SearchPage:
-    """`num_turns`: how many turns were read for this page. `num_unindexed`: how many rollouts of the run have no words
-    in the index, so that their turns are read; at most one more than `MAX_COUNTED`. `next_page`: continues behind the
-    last hit; None if the whole run is searched."""
+    """`tasks`: those of the run whose labels contain the words, at most 20. `num_turns`: how many turns were read for
+    this page. `num_unindexed`: how many rollouts of the run have no words in the index, so that their turns are read;
+    at most one more than `MAX_COUNTED`. `next_page`: continues behind the last hit; None if the whole run is
+    searched."""
 
     words: str
     run_id: str | None
     run_ids: list[str]
+    tasks: list[FoundTask]
     hits: list[TextHit]
     num_turns: int
     num_unindexed: int
@@ -43,16 +47,18 @@ async def show_search(request: Request, q: str = "", run: str = "", before: int 
                 return RedirectResponse(f"/rollouts/{rollout_id}", 303)
         run_ids = [one.run_id for one in await run_views.list_run_summaries(connection, _MAX_RUNS)]
         run_id = run or await run_rows.newest_run(connection)
+        tasks: list[FoundTask] = []
         hits: list[TextHit] = []
         number = 0
         num_unindexed = 0
         more = None
         if words and run_id:
+            tasks = await task_views.find_tasks(connection, run_id, words, _MAX_TASKS)
             result = await text_search.search_run(connection, run_id, words, before, _MAX_HITS, _SECONDS)
             hits = result.hits
             number = result.num_turns
             num_unindexed = await text_search.count_rollouts_without_words(connection, run_id)
             if result.next_before is not None:
                 more = next_link(request, run=run_id, before=result.next_before)
-    page = SearchPage(words, run_id, run_ids, hits, number, num_unindexed, more)
+    page = SearchPage(words, run_id, run_ids, tasks, hits, number, num_unindexed, more)
     return await respond(request, "search.html", page)

@@ -12,7 +12,14 @@ from ratchet.store.views.rollout_list import RolloutLine
 from ratchet.store.views.rollout_views import PlannedUse
 from ratchet.store.views.run_views import GroupLine, RunHead
 from ratchet.store.views.step_views import StepHead
-from viewer.models.step_tokens import RareTokenView, RatioTokenView, TokenContext, view_rare_tokens, view_ratio_tokens
+from viewer.models.step_tokens import (
+    RareTokenView,
+    RatioTokenGroup,
+    TokenContext,
+    group_ratio_tokens,
+    view_rare_tokens,
+    view_ratio_tokens,
+)
 from viewer.models.tokens import load_tokenizer
 from viewer.rendering import respond
 from viewer.routes.registration import found, page_route
@@ -30,15 +37,15 @@ class StepMember:
 
 @dataclass(slots=True, frozen=True)
 class StepPage:
-    """`largest_ratios`: as the learner recorded them. A step of an earlier version has none, and `rare_tokens` of the
-    `num_scanned` members with the largest advantages instead."""
+    """`largest_ratios`: as the learner recorded them, equal tokens of equal commands together. A step of an earlier
+    version has none, and `rare_tokens` of the `num_scanned` members with the largest advantages instead."""
 
     run: RunHead
     step: StepHead
     metrics: Metrics
     groups: list[GroupLine]
     members: list[StepMember]
-    largest_ratios: list[RatioTokenView]
+    largest_ratios: list[RatioTokenGroup]
     rare_tokens: list[RareTokenView]
     num_scanned: int
     previous: int | None
@@ -70,7 +77,7 @@ async def show_step(request: Request, run_id: str, step: int) -> Response:
         metrics,
         groups,
         members,
-        view_ratio_tokens(recorded, context),
+        group_ratio_tokens(view_ratio_tokens(recorded, context)),
         view_rare_tokens(rare, context),
         len(scanned),
         step - 1 if step - 1 in near else None,

@@ -1,12 +1,13 @@
-"""Lists of rollouts with filters, newest first, paged by the id of the last one."""
+"""Lists of rollouts with filters, newest or longest first, paged by the id of the last one."""
 
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Select, false, select
+from sqlalchemy import Label, Select, false, func, literal, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from ratchet.store.open_rollouts import ids_in_stage
 from ratchet.store.schema import GradeTable, RolloutGroupTable, RolloutTable, TaskTable
 from ratchet.store.views.run_views import is_flagged
 from ratchet.types import JsonObject
@@ -15,6 +16,8 @@ OPEN = "open"
 """The value of the outcome filter for rollouts without an outcome."""
 NO_EXIT = "none"
 """The value of the filter of agents' exits for rollouts without one."""
+LONGEST_OF = 1000
+"""The rollouts that are sorted by their duration: the newest that match. No index has durations."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -23,7 +26,8 @@ class RolloutFilter:
 
     `task`: a part of the task's label. `reason`: a part of the outcome's reason, such as an error's class.
     `policy_step`: newest published step when the rollout's group was made. `evaluation`: an evaluation's label.
-    `flagged`: only grades with flags or a rejection.
+    `flagged`: only grades with flags or a rejection. `stage`: one of `ratchet.store.open_rollouts.STAGES`; it needs
+    `run_id`.
     """
 
     run_id: str | None = None
@@ -39,15 +43,19 @@ class RolloutFilter:
     policy_step: int | None = None
     evaluation: str | None = None
     flagged: bool = False
+    stage: str | None = None
 
 
 @dataclass(slots=True, frozen=True)
 class RolloutLine:
-    """A rollout in a list."""
+    """A rollout in a list. `group_no`: the group's number in its run, by which people and commands name it.
+
+    `timings`: seconds of its stages, once it has ended."""
 
     id: int
     run_id: str
     group_id: int | None
+    group_no: int | None
     member: int
     purpose: str
     task_id: int
@@ -66,7 +74,9 @@ class RolloutLine:
     rule: str | None
     flags: list[JsonObject] | None
     created_at: datetime
+    claimed_at: datetime | None
     ended_at: datetime | None
+    timings: dict[str, float]
     workflow_id: str
 
 
@@ -76,6 +86,7 @@ def _lines() -> Select[*tuple[Any, ...]]:
             RolloutTable.id,
             RolloutTable.run_id,
             RolloutTable.group_id,
+            RolloutGroupTable.group_no,
             RolloutTable.member,
             RolloutTable.purpose,
             RolloutTable.task_id,
@@ -94,7 +105,9 @@ def _lines() -> Select[*tuple[Any, ...]]:
             GradeTable.rule,
             GradeTable.flags,
             RolloutTable.created_at,
+            RolloutTable.claimed_at,
             RolloutTable.ended_at,
+            RolloutTable.timings,
             RolloutTable.workflow_id,
         )
         .join(TaskTable, TaskTable.id == RolloutTable.task_id)
@@ -133,6 +146,8 @@ def _filtered(statement: Select[*tuple[Any, ...]], wanted: RolloutFilter) -> Sel
         statement = statement.where(RolloutTable.outcome_reason.icontains(wanted.reason, autoescape=True))
     if wanted.flagged:
         statement = statement.where(is_flagged())
+    if wanted.stage and wanted.run_id:
+        statement = statement.where(RolloutTable.id.in_(ids_in_stage(wanted.run_id, wanted.stage)))
     return statement
 
 
@@ -144,6 +159,34 @@ async def list_rollout_lines(
     if before is not None:
         statement = statement.where(RolloutTable.id < before)
     return [RolloutLine(*row) for row in await connection.execute(statement)]
+
+
+async def list_longest_rollouts(
+    connection: AsyncConnection, wanted: RolloutFilter, limit: int, before: int | None = None
+) -> list[RolloutLine]:
+    """Return rollouts, the longest first, among the `LONGEST_OF` newest that match; open ones count until now.
+
+    `before`: the id of the last rollout of the page before.
+    """
+    seconds = _duration()
+    joined = select(RolloutTable.id, seconds).join(TaskTable, TaskTable.id == RolloutTable.task_id)
+    joined = joined.outerjoin(RolloutGroupTable, RolloutGroupTable.id == RolloutTable.group_id)
+    joined = joined.outerjoin(GradeTable, GradeTable.id == RolloutTable.grade_id)
+    window = _filtered(joined, wanted).order_by(RolloutTable.id.desc()).limit(LONGEST_OF).subquery()
+    order = tuple_(window.c.duration, window.c.id)
+    page = select(window.c.id).order_by(window.c.duration.desc(), window.c.id.desc()).limit(limit)
+    if before is not None:
+        last = select(_duration()).where(RolloutTable.id == before).scalar_subquery()
+        page = page.where(order < tuple_(last, literal(before)))
+    ids = list((await connection.execute(page)).scalars())
+    lines = await lines_of_ids(connection, ids)
+    return [lines[one] for one in ids]
+
+
+def _duration() -> Label[Any]:
+    return func.coalesce(RolloutTable.ended_at - RolloutTable.created_at, func.now() - RolloutTable.created_at).label(
+        "duration"
+    )
 
 
 async def list_members(connection: AsyncConnection, group_id: int) -> list[RolloutLine]:

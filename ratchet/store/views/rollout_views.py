@@ -19,6 +19,7 @@ from ratchet.store.schema import (
     GradeTable,
     InstallationTable,
     PatchTable,
+    RolloutGroupTable,
     RolloutTable,
     RunTable,
     SandboxTable,
@@ -37,6 +38,7 @@ class RolloutHead:
     id: int
     run_id: str
     group_id: int | None
+    group_no: int | None
     task_id: int
     task: str
     member: int
@@ -187,6 +189,7 @@ class GroupRewards:
 
 async def read_rollout_head(connection: AsyncConnection, rollout_id: int) -> RolloutHead | None:
     other: dict[str, Any] = {
+        "group_no": RolloutGroupTable.group_no,
         "task": TaskTable.label,
         "model_path": RunTable.model_path,
         "problem": func.coalesce(TaskTable.spec["problem_statement"].astext, TaskTable.spec["prompt"].astext, ""),
@@ -197,6 +200,7 @@ async def read_rollout_head(connection: AsyncConnection, rollout_id: int) -> Rol
         select(*columns)
         .join(TaskTable, TaskTable.id == RolloutTable.task_id)
         .join(RunTable, RunTable.run_id == RolloutTable.run_id)
+        .outerjoin(RolloutGroupTable, RolloutGroupTable.id == RolloutTable.group_id)
         .where(RolloutTable.id == rollout_id)
     )
     row = (await connection.execute(statement)).one_or_none()
@@ -334,6 +338,22 @@ async def planned_uses(connection: AsyncConnection, run_id: str, step: int) -> d
         )
         for one in members
     }
+
+
+@dataclass(slots=True, frozen=True)
+class TrainingRules:
+    """The config keys by which a rollout of a trained group is not trained; None if the config lacks the key."""
+
+    negative_weight: float | None
+    truncated: str | None
+    loss_preset: str | None
+
+
+async def read_training_rules(connection: AsyncConnection, run_id: str) -> TrainingRules:
+    training, loss = RunTable.config["training"], RunTable.config["loss"]
+    columns = (training["negative_weight"].astext, training["truncated"].astext, loss["preset"].astext)
+    row = (await connection.execute(select(*columns).where(RunTable.run_id == run_id))).one()
+    return TrainingRules(None if row[0] is None else float(row[0]), row[1], row[2])
 
 
 @dataclass(slots=True, frozen=True)

@@ -24,6 +24,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import aliased
 
 from ratchet import secrets
+from ratchet.store.runs import ADHOC
 from ratchet.store.schema import (
     BatchItemTable,
     GradeTable,
@@ -38,7 +39,8 @@ from ratchet.types import GroupState, JsonObject, Outcome, Purpose
 
 @dataclass(slots=True, frozen=True)
 class RunSummary:
-    """One line of the list of runs. `mean_reward`: of the groups that the newest step trained, so of those
+    """One line of the list of runs. `is_by_hand`: it holds rollouts that people start; it trains nothing and never
+    ends. `mean_reward`: of the groups that the newest step trained, so of those
     with signal; None before the first step. `num_groups`: groups that were started. `num_open`: rollouts that have not
     ended."""
 
@@ -53,6 +55,7 @@ class RunSummary:
     mean_reward: float | None
     created_at: datetime
     ended_at: datetime | None
+    is_by_hand: bool
 
 
 @dataclass(slots=True, frozen=True)
@@ -137,12 +140,19 @@ class FlaggedRollout:
 
 
 async def list_run_summaries(
-    connection: AsyncConnection, limit: int, before: tuple[datetime, str] | None = None
+    connection: AsyncConnection,
+    limit: int,
+    before: tuple[datetime, str] | None = None,
+    by_hand: bool | None = None,
 ) -> list[RunSummary]:
-    """Return runs, newest first; `before`: the (created_at, run_id) of the last run of the page before."""
+    """Return runs, newest first; `before`: the (created_at, run_id) of the last run of the page before.
+
+    `by_hand`: only those of rollouts by hand, or only the others; None: both."""
     page = select(RunTable).order_by(RunTable.created_at.desc(), RunTable.run_id.desc()).limit(limit)
     if before is not None:
         page = page.where(tuple_(RunTable.created_at, RunTable.run_id) < tuple_(*map(literal, before)))
+    if by_hand is not None:
+        page = page.where((RunTable.config_name == ADHOC) == by_hand)
     run = page.subquery()
     counts = (
         select(func.count().label("open"))
@@ -166,6 +176,7 @@ async def list_run_summaries(
         reward,
         run.c.created_at,
         run.c.ended_at,
+        run.c.config_name == ADHOC,
     ).join(counts, true())
     rows = await connection.execute(statement.order_by(run.c.created_at.desc(), run.c.run_id.desc()))
     return [RunSummary(*row) for row in rows]
@@ -265,9 +276,11 @@ def _has_flags(grade: type[GradeTable]) -> ColumnElement[bool]:
 
 @dataclass(slots=True, frozen=True)
 class GroupLine:
-    """A group in a list. `use`: what the step that consumed it did with it; None without one."""
+    """A group in a list. `group_no`: its number in its run, by which people and commands name it.
 
-    id: int
+    `use`: what the step that consumed it did with it; None without one."""
+
+    group_id: int
     group_no: int
     task_id: int
     task: str

@@ -6,7 +6,7 @@ from datetime import datetime
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.store.schema import AdmissionTable, GradeTable, RolloutGroupTable, RolloutTable, TaskTable
+from ratchet.store.schema import AdmissionTable, GradeTable, RolloutGroupTable, RolloutTable, RunTaskTable, TaskTable
 from ratchet.types import JsonObject
 
 
@@ -59,6 +59,28 @@ class ContradictingPatch:
     grader_version: str
     num_solved: int
     num_unsolved: int
+
+
+@dataclass(slots=True, frozen=True)
+class FoundTask:
+    id: int
+    label: str
+
+
+async def find_tasks(connection: AsyncConnection, run_id: str, words: str, limit: int) -> list[FoundTask]:
+    """Return tasks of the run whose labels contain the words, the shortest labels first.
+
+    Those of rollouts by hand are not in the run's plan, so they are read from its rollouts; such runs are small.
+    """
+    planned = select(RunTaskTable.task_id).where(RunTaskTable.run_id == run_id)
+    by_hand = select(RolloutTable.task_id).where(RolloutTable.run_id == run_id, RolloutTable.group_id.is_(None))
+    statement = (
+        select(TaskTable.id, TaskTable.label)
+        .where(TaskTable.id.in_(planned.union(by_hand)), TaskTable.label.icontains(words, autoescape=True))
+        .order_by(func.length(TaskTable.label), TaskTable.label, TaskTable.id)
+        .limit(limit)
+    )
+    return [FoundTask(*row) for row in await connection.execute(statement)]
 
 
 async def read_task_head(connection: AsyncConnection, task_id: int) -> TaskHead | None:

@@ -23,14 +23,20 @@ def pages_of(filled: FilledRun) -> list[str]:
     rollouts = (filled.solved, filled.unsolved, filled.rejected, filled.failed, filled.running)
     return [
         "/runs",
+        "/runs?by_hand=true",
         run,
         f"{run}?axis=hours",
         f"{run}?axis=tokens",
         f"{run}/costs",
         f"{run}/tasks",
+        f"{run}/versions",
+        f"{run}/commands",
+        f"{run}/commands?step=1&by_line=true",
         f"{run}/steps/1",
         f"/compare?run={quote(filled.run_id)}&axis=tokens",
         f"/rollouts?run={quote(filled.run_id)}",
+        f"/rollouts?run={quote(filled.run_id)}&sort=longest",
+        f"/rollouts?run={quote(filled.run_id)}&stage=agent%20works",
         f"/groups/{filled.trained_group}",
         f"/groups/{filled.silent_group}",
         f"/groups/{filled.open_group}",
@@ -165,14 +171,16 @@ async def test_a_step_shows_the_largest_ratios_that_the_learner_recorded(
         "rollout_id": token["rollout_id"], "turn_id": token["turn_id"], "position": token["position"],
         "token_id": token["id"], "behaviour": -3.0, "logprob": -1.0, "entropy": 0.5, "masked": True,
     }  # fmt: skip
+    again = recorded | {"position": token["position"] + 1, "logprob": -2.0}
     gone = recorded | {"rollout_id": 10**12, "turn_id": 10**12, "logprob": -2.5, "masked": False}
     async with database.begin() as connection:
         await record_step_tokens(connection, filled.run_id, 1, [gone])
-        await record_step_tokens(connection, filled.run_id, 1, [recorded, gone])  # the step is replayed
+        await record_step_tokens(connection, filled.run_id, 1, [recorded, again, gone])  # the step is replayed
     page = (await client.get(f"/runs/{filled.run_id}/steps/1.json")).json()
     assert page["rare_tokens"] == [] and len(page["largest_ratios"]) == 2
     first = page["largest_ratios"][0]
-    assert first["ratio"] == pytest.approx(7.389, abs=1e-3) and first["command"] == before[0]["command"]
+    assert first["command"] == before[0]["command"] and len(first["tokens"]) == 2, "equal tokens of equal commands"
+    assert [one["ratio"] for one in first["tokens"]] == pytest.approx([7.389, 2.718], abs=1e-3)
     html = await get(client, f"/runs/{filled.run_id}/steps/1")
     link = f"/rollouts/{token['rollout_id']}/tokens?turn={token['turn_id']}&amp;position={token['position']}"
     assert link in html and "none: out of bounds" in html
@@ -263,7 +271,9 @@ async def test_errors_are_sentences(client: httpx.AsyncClient, filled: FilledRun
         (f"/rollouts?before={2**63}", 422, "too large"),
         ("/runs/a%00b", 422, "cannot hold"),
         ("/rollouts?reason=%00", 422, "cannot hold"),
-        ("/rollouts?task=²", 422, "task is a number, not"),
+        ("/rollouts?sort=oldest", 422, "sort is one of newest, longest, not"),
+        ("/rollouts?run=a&stage=sleeps", 422, "stage is one of not started,"),
+        ("/rollouts?stage=ends", 422, "stage needs a run"),
         ("/rollouts?reward_from=much", 422, "reward_from is a number, not"),
         (f"/rollouts?step={'9' * 5000}", 422, "step is a number, not"),
         ("/runs?before=2026-01-01T00:00:00,x", 422, "a time with its zone"),

@@ -1,4 +1,4 @@
-"""Ten questions about a run, each answered by following at most three links from the list of runs."""
+"""Questions about a run, each answered by following at most three links from the list of runs."""
 
 import re
 from html import unescape
@@ -48,6 +48,15 @@ QUESTIONS = {
         ["asked", r"outcome=rejected", r"/rollouts/REJECTED$"],
         ["runner_tampered", "conftest.py"],
     ),
+    "which rollout took longest, and on what?": (
+        ["asked", r"sort=longest"],
+        ["so far", "waits between stages", "among the newest 1,000 rollouts"],
+    ),
+    "which command is in most rollouts that did not solve their task?": (
+        ["asked", r"/commands$", r"by_line=true"],
+        ["cat calc.py -n 1 50%"],
+    ),
+    "which rollouts work now?": (["asked", r"stage=no%20model%20call%20yet|stage=agent%20works"], ["agent works"]),
 }
 
 

@@ -1,6 +1,7 @@
 """Texts of agents cannot become markup, numbers are short, and links to Temporal are complete."""
 
 import threading
+from datetime import UTC, datetime, timedelta
 
 import httpx
 import pytest
@@ -8,7 +9,7 @@ from jinja2 import DictLoader
 from markupsafe import escape
 
 from viewer.app import create_viewer_app
-from viewer.rendering import _data_json, highlighted, in_words, short_number, workflow_link
+from viewer.rendering import _data_json, ago, clock_time, highlighted, in_words, short_number, workflow_link
 from viewer.settings import ViewerSettings
 
 MARKUP = "</script><script>alert(1)</script>"
@@ -61,6 +62,13 @@ def test_numbers_and_durations() -> None:
         "2.5 h",
         "5 d",
     ]
+
+
+def test_an_age_has_the_time_of_the_clock() -> None:
+    moment = datetime.now(UTC) - timedelta(minutes=30)
+    assert ago(moment) == f'<time datetime="{clock_time(moment)}" title="{clock_time(moment)}">30 min ago</time>'
+    assert clock_time(datetime.fromisoformat("2026-11-26T08:00:01.5+01:00")) == "2026-11-26T07:00:01Z"
+    assert (ago(None), clock_time(None)) == ("", "")
 
 
 def test_a_workflow_id_with_slashes_is_one_part_of_the_address() -> None:

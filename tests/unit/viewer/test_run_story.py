@@ -1,5 +1,6 @@
 """The story of a run and of a step says what is stored, and nothing of what is not."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,6 +24,12 @@ def test_a_run_without_steps_has_no_figures() -> None:
         "quick-1 is paused at step 7 of 10: the disk is full.",
         "It has no rollouts yet.",
     ]
+
+
+def test_rollouts_by_hand_are_no_run_that_trains() -> None:
+    facts = run_facts()
+    by_hand = replace(facts.head, config_name="adhoc", state="running", state_reason="")
+    assert explain_run(replace(facts, head=by_hand))[0] == "quick-1 holds rollouts by hand; it trains nothing."
 
 
 def test_a_run_says_how_it_learns_and_how_rollouts_ended() -> None:

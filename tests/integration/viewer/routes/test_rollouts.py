@@ -1,14 +1,17 @@
-"""The page of a rollout with more turns than its time line shows."""
+"""The list of rollouts with its orders and filters, and the page of one."""
 
 from pathlib import Path
+from typing import Any
 
 import httpx
-from sqlalchemy import select
+import pytest
+from sqlalchemy import select, update
 
 from ratchet.store.database import Database
 from ratchet.store.sandboxes import installation_id
-from ratchet.store.schema import TurnTable
+from ratchet.store.schema import BatchTable, RolloutTable, RunTable, TurnTable
 from ratchet.tracing import RolloutTrace
+from ratchet.types import policy_version
 from tests.integration.viewer.filled_store import FilledRun, RunFiller, said
 from viewer.app import create_viewer_app
 from viewer.settings import ViewerSettings
@@ -62,3 +65,86 @@ async def test_the_page_links_to_the_rollouts_trace(database: Database, filled: 
             html = (await client.get(f"/rollouts/{filled.solved}")).text
             assert (link.format(trace.hex) in html) == (">trace</a>" in html) == bool(url)
             assert (await client.get(f"/rollouts/{filled.solved}.json")).json()["trace_id"] == trace.hex
+
+
+async def test_rollouts_are_listed_by_their_duration(
+    client: httpx.AsyncClient, database: Database, filled: FilledRun
+) -> None:
+    async with database.begin() as connection:
+        lasting = {filled.failed: "3 hours", filled.solved: "2 hours"}
+        for rollout_id, duration in lasting.items():
+            await connection.exec_driver_sql(
+                f"UPDATE rollout SET ended_at = created_at + interval '{duration}',"
+                f" timings = '{{\"agent\": 6000}}' WHERE id = {rollout_id}"
+            )
+    address = f"/rollouts.json?run={filled.run_id}&sort=longest"
+    ids = [one["id"] for one in (await client.get(address)).json()["rollouts"]]
+    assert ids[:3] == [filled.failed, filled.solved, filled.running] and len(ids) == 7
+    behind = (await client.get(f"{address}&before={filled.solved}")).json()
+    assert [one["id"] for one in behind["rollouts"]] == ids[2:]
+    ended = (await client.get(f"{address}&outcome=graded")).json()
+    assert ended["rollouts"][0]["id"] == filled.solved
+    html = (await client.get(address.replace(".json", ""))).text
+    assert "agent <span" in html and "100 min" in html and "so far" in html
+
+
+async def test_rollouts_are_found_by_stage_and_by_label(client: httpx.AsyncClient, filled: FilledRun) -> None:
+    async def page(query: str) -> dict[str, Any]:
+        found: dict[str, Any] = (await client.get(f"/rollouts.json?run={filled.run_id}&{query}")).json()
+        return found
+
+    working = await page("stage=agent works")
+    assert [one["id"] for one in working["rollouts"]] == [filled.running]
+    assert working["stages"] == {str(filled.running): "agent works"}
+    assert (await page("stage=not started"))["rollouts"] == []
+    assert len((await page("task=SHOP-0"))["rollouts"]) == len((await page(f"task={filled.task}"))["rollouts"]) == 7
+    assert (await page("task=shop-1"))["rollouts"] == []
+    html = (await client.get(f"/runs/{filled.run_id}")).text
+    assert f"/rollouts?run={filled.run_id}&stage=agent%20works" in html
+
+
+async def test_a_group_has_one_number_on_every_page(client: httpx.AsyncClient, filled: FilledRun) -> None:
+    number = 0
+    assert filled.trained_group != number
+    link = f'<a href="/groups/{filled.trained_group}">{number}</a>'
+    step = (await client.get(f"/runs/{filled.run_id}/steps/1")).text
+    assert step.count(link) == 3, "as a group, and for each of its two rollouts"
+    assert link in (await client.get(f"/rollouts?run={filled.run_id}")).text
+    rollout = (await client.get(f"/rollouts/{filled.solved}")).text
+    assert f'<a href="/groups/{filled.trained_group}">group {number}</a>' in rollout
+    assert f"<h1>Group {number} " in (await client.get(f"/groups/{filled.trained_group}")).text
+    head = (await client.get(f"/rollouts/{filled.solved}.json")).json()["head"]
+    group = (await client.get(f"/groups/{filled.trained_group}.json")).json()["group"]
+    for found in (head, group):
+        assert (found["group_no"], found["group_id"]) == (number, filled.trained_group)
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        ({"training": {"negative_weight": 0}}, "training.negative_weight is 0"),
+        ({"loss": {"preset": "sft"}}, "loss.preset is sft"),
+        ({"training": {"truncated": "mask"}}, "training.truncated is mask"),
+        ({}, "on 0 trained tokens."),
+    ],
+)
+async def test_a_rollout_without_trained_tokens_says_by_which_key(
+    client: httpx.AsyncClient, database: Database, filled: FilledRun, rules: dict[str, dict[str, Any]], words: str
+) -> None:
+    async with database.begin() as connection:
+        members = (await connection.execute(select(BatchTable.members))).scalar_one()
+        untrained = [
+            one | ({"num_tokens": 0, "advantage": 0.0} if one["rollout_id"] == filled.unsolved else {})
+            for one in members
+        ]
+        await connection.execute(update(BatchTable).values(members=untrained))
+        config = (await connection.execute(select(RunTable.config))).scalar_one()
+        changed = {part: config[part] | rules.get(part, {}) for part in ("training", "loss")}
+        await connection.execute(update(RunTable).values(config=config | changed))
+        limited = update(RolloutTable).where(RolloutTable.id == filled.unsolved).values(agent_exit="turn_limit")
+        await connection.execute(limited)
+    page = (await client.get(f"/rollouts/{filled.unsolved}.json")).json()
+    assert words in page["why"][-1]["text"]
+    trained = (await client.get(f"/rollouts/{filled.solved}.json")).json()
+    assert "config" not in trained["why"][-1]["text"]
+    assert trained["versions"] == [policy_version(filled.run_id, 0, 0)]

@@ -3,12 +3,13 @@
 from pathlib import Path
 
 import httpx
-from sqlalchemy import update
+from sqlalchemy import insert, update
 
 from ratchet.store.database import Database
 from ratchet.store.metrics import record_metrics
-from ratchet.store.schema import RolloutTable, RunTable
+from ratchet.store.schema import RolloutTable, RunTable, RunTaskTable
 from ratchet.store.views import curve_views
+from tests.integration.training.records import make_config, make_run
 from tests.integration.viewer.filled_store import FilledRun, RunFiller
 
 
@@ -100,3 +101,35 @@ async def test_a_list_that_is_cut_says_so(
     html = (await client.get(address)).text
     for words in ("and more groups", "Only the oldest open rollouts", "there are more", "these are the newest"):
         assert words in html, words
+
+
+async def test_runs_of_rollouts_by_hand_are_a_list_of_their_own(
+    client: httpx.AsyncClient, database: Database, filled: FilledRun, model: Path
+) -> None:
+    for number in range(11):
+        await make_run(database, f"adhoc-{number}", make_config(), model)
+    async with database.begin() as connection:
+        await connection.execute(update(RunTable).where(RunTable.run_id.like("adhoc-%")).values(config_name="adhoc"))
+    page = (await client.get("/runs.json")).json()
+    assert [one["run_id"] for one in page["runs"]] == [filled.run_id]
+    assert len(page["by_hand"]) == 10 and page["has_more_by_hand"]
+    assert all(one["is_by_hand"] for one in page["by_hand"])
+    html = (await client.get("/runs")).text
+    before, _, behind = html.partition("Rollouts by hand</h2>")
+    assert filled.run_id in before and "adhoc-" not in before and ">open</span>" in behind and "running" not in behind
+    every = (await client.get("/runs.json?by_hand=true")).json()
+    assert len(every["runs"]) == 11 and every["by_hand"] == []
+    one = (await client.get("/runs/adhoc-3")).text
+    assert "rollouts by hand; it trains nothing" in one and "checkpoint at step" not in one
+
+
+async def test_a_search_finds_the_tasks_of_the_run_by_label(
+    client: httpx.AsyncClient, database: Database, filled: FilledRun
+) -> None:
+    async with database.begin() as connection:
+        visited = {"run_id": filled.run_id, "purpose": "train", "position": 0, "task_id": filled.task}
+        await connection.execute(insert(RunTaskTable).values(visited))
+    html = (await client.get(f"/search?q=Shop-0&run={filled.run_id}")).text
+    assert f'<a href="/tasks/{filled.task}">shop-0</a>' in html
+    page = (await client.get(f"/search.json?q=shop_0&run={filled.run_id}")).json()
+    assert page["tasks"] == [], "_ is a character, not a pattern"

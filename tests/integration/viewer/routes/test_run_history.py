@@ -1,0 +1,50 @@
+"""The versions of a run have their times, and commands are counted in the rollouts that the page says."""
+
+import httpx
+import pytest
+from sqlalchemy import insert
+
+from ratchet.store.database import Database
+from ratchet.store.metrics import record_metrics
+from ratchet.store.schema import PolicyVersionTable
+from ratchet.types import policy_version
+from tests.integration.viewer.filled_store import FilledRun
+from viewer.rendering import clock_time
+from viewer.routes import run_history
+
+
+async def test_each_version_has_the_time_of_its_publication(
+    client: httpx.AsyncClient, database: Database, filled: FilledRun
+) -> None:
+    moments = []
+    async with database.begin() as connection:
+        for step in (1, 2):
+            version = policy_version(filled.run_id, step, 1)
+            values = {"version": version, "run_id": filled.run_id, "step": step, "epoch": 1, "uri": "", "files": []}
+            adding = insert(PolicyVersionTable).values(**values).returning(PolicyVersionTable.created_at)
+            moments.append((await connection.execute(adding)).scalar_one())
+        await record_metrics(connection, filled.run_id, 2, {"sync_seconds": 12.0})
+    page = (await client.get(f"/runs/{filled.run_id}/versions.json")).json()
+    listed = [(one["step"], one["sync_seconds"]) for one in page["versions"] if one["step"]]
+    assert listed == [(2, 12.0), (1, None)]
+    html = (await client.get(f"/runs/{filled.run_id}/versions")).text
+    assert all(f"<td>{clock_time(one)}</td>" in html for one in moments) and "12 s" in html
+    earlier = (await client.get(f"/runs/{filled.run_id}/versions.json?before=2")).json()
+    assert [one["step"] for one in earlier["versions"]] == [one["step"] for one in page["versions"][1:]]
+
+
+async def test_commands_of_a_step_and_of_a_run(
+    client: httpx.AsyncClient, filled: FilledRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = (await client.get(f"/runs/{filled.run_id}/commands.json")).json()
+    assert (whole["num_unsolved"], whole["num_solved"], whole["is_cut"]) == (2, 2, False)
+    cat = {"command": "cat", "num_unsolved": 1, "num_solved": 1, "num_uses": 2, "newest_unsolved": filled.unsolved}
+    assert whole["commands"] == [cat]
+    monkeypatch.setattr(run_history, "_MAX_TURNS", 7)  # each of the two rollouts of the trained group has five
+    cut = (await client.get(f"/runs/{filled.run_id}/commands.json")).json()
+    assert cut["is_cut"] and cut["num_turns"] == 5, "a rollout that is not read as a whole is not counted"
+    assert [(one["num_unsolved"], one["num_solved"]) for one in cut["commands"]] == [(1, 0)]
+    monkeypatch.undo()
+    step = (await client.get(f"/runs/{filled.run_id}/commands.json?step=1&by_line=true")).json()
+    assert (step["num_unsolved"], step["num_solved"]) == (2, 1), "the evaluation is in no step"
+    assert [one["command"] for one in step["commands"]] == ["cat calc.py -n", "cat calc.py"]

@@ -1,0 +1,43 @@
+"""Commands of shell scripts are counted by program, once a rollout, apart for solved and unsolved rollouts."""
+
+import pytest
+
+from ratchet.store.arrays import pack_json
+from ratchet.store.views.command_views import JudgedRollout, PackedAnswer
+from viewer.models.commands import count_commands, first_words
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("cat calc.py", ["cat"]),
+        ("cd /w && git diff | head -5", ["git diff", "head"]),
+        ("PYTHONPATH=. /usr/bin/python -m pytest -q; echo 'a; b && c'", ["python -m pytest", "echo"]),
+        ("cat > a.py <<'EOF'\nimport os; rm = 1\nEOF\npip install -e .", ["cat", "pip install"]),
+        ("for f in *.py\ndo sed -i s/a/b/ $f\ndone", ["for", "sed"]),
+        ("# a comment\n\n", []),
+    ],
+)
+def test_first_words(script: str, expected: list[str]) -> None:
+    assert first_words(script) == expected
+
+
+def answer(rollout_id: int, *commands: str) -> PackedAnswer:
+    calls = [{"function": {"name": "bash", "arguments": {"command": one}}} for one in commands]
+    return PackedAnswer(rollout_id, pack_json({"message": {"role": "assistant", "content": "", "tool_calls": calls}}))
+
+
+def test_unsolved_rollouts_come_first_and_a_rollout_counts_once() -> None:
+    rollouts = [JudgedRollout(1, False), JudgedRollout(2, False), JudgedRollout(3, True)]
+    answers = [
+        answer(1, "cat a", "cat b"),
+        answer(2, "cat a"),
+        answer(2, "ls"),
+        answer(3, "cat a"),
+        answer(3, "git st"),
+    ]
+    found = [(one.command, one.num_unsolved, one.num_solved, one.num_uses) for one in count_commands(rollouts, answers)]
+    assert found == [("cat", 2, 1, 4), ("ls", 1, 0, 1), ("git st", 0, 1, 1)]
+    assert [one.newest_unsolved for one in count_commands(rollouts, answers)] == [2, 2, None]
+    by_line = [(one.command, one.num_unsolved) for one in count_commands(rollouts, answers, by_line=True)]
+    assert by_line == [("cat a", 2), ("cat b", 1), ("ls", 1), ("git st", 0)]
