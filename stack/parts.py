@@ -305,6 +305,10 @@ class Stack:
         """Return the token that readers need if the viewer does not listen on loopback; made once."""
         return self._kept_secret("viewer.token", "")
 
+    def box_host_key(self) -> str:
+        """Return the API key of the gateway on another host of a launch; made once."""
+        return self._kept_secret("box_host.key", "e2b_")
+
     def codec_token(self) -> str:
         """Return the token in the path of the codec server; made once."""
         return self._kept_secret("codec.token", "")
