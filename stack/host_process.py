@@ -23,11 +23,11 @@ while IFS= read -r line <&3 && [ -n "$line" ]; do export "$line"; done
 cd {directory} || exit 1
 setsid env {variables} {command} </dev/null &
 process=$!
-(cat <&3 >/dev/null 2>&1; kill -TERM $process; sleep {patience}; kill -KILL -- -$process) >/dev/null 2>&1 &
+(cat <&3 >/dev/null 2>&1; kill -TERM $process; sleep {patience}; kill -KILL -$process) >/dev/null 2>&1 &
 guard=$!
 wait $process
 status=$?
-kill -KILL -- -$process 2>/dev/null
+kill -KILL -$process 2>/dev/null
 kill $guard 2>/dev/null
 exit $status
 """
