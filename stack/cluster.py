@@ -73,6 +73,8 @@ def read_cluster(path: Path) -> Cluster:
     values: dict[str, Any] = (
         _yaml_values(path, text) if path.suffix in (".yaml", ".yml") else {"hosts": _hosts(path, text)}
     )
+    if "hosts" in values and values["hosts"] is None:  # the key without a value, which is none of them
+        values["hosts"] = {}
     hosts = values.get("hosts")
     if isinstance(hosts, list):
         values["hosts"] = {str(host): {} for host in hosts}

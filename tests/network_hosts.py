@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 
@@ -28,6 +29,14 @@ class NetworkHost:
     def inside(self, *command: str) -> list[str]:
         """Return the command that runs another one with this host's network."""
         return ["nsenter", f"--net=/run/netns/{self.namespace}", *command]
+
+    def commands(self) -> list[str]:
+        """Return the commands of the processes with this host's network."""
+        found = []
+        for pid in _ip("netns", "pids", self.namespace).split():
+            with contextlib.suppress(psutil.Error):
+                found.append(" ".join(psutil.Process(int(pid)).cmdline()))
+        return found
 
     def cut(self) -> None:
         _ip("link", "set", self.link, "down")
@@ -67,8 +76,8 @@ def network_hosts(count: int) -> Iterator[list[NetworkHost]]:
         subprocess.run(["ip", "link", "delete", bridge], capture_output=True, check=False)
 
 
-def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+def _ip(*arguments: str) -> str:
+    return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True).stdout
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import yaml
 
 from stack.parts import free_ports
 from stack.ports import free_port
-from tests.network_hosts import NetworkHost, network_hosts, ssh_server
+from tests.network_hosts import network_hosts, ssh_server
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
@@ -50,16 +50,6 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Answer).serve_forever()
 """
 
 
-def commands_on(host: NetworkHost) -> list[str]:
-    found = []
-    for pid in subprocess.run(["ip", "netns", "pids", host.namespace], capture_output=True, text=True).stdout.split():
-        try:
-            found.append(" ".join(psutil.Process(int(pid)).cmdline()))
-        except psutil.Error:
-            continue
-    return found
-
-
 def eventually(holds: Callable[[], bool], said: Callable[[], str], seconds: float = 60) -> None:
     until = time.monotonic() + seconds
     while not holds():
@@ -78,7 +68,7 @@ def test_boxes_on_another_host_reach_the_adapter_of_the_head(tmp_path: Path) -> 
         cluster.write_text(yaml.safe_dump({"head": head.address, "hosts": hosts, "ssh": list(ssh), "user": "root"}))
         log = tmp_path / "log"
         adapter = subprocess.Popen(head.inside(sys.executable, "-c", ADAPTER, str(port)))
-        before = commands_on(other)
+        before = other.commands()
         variables = {"RATCHET_HOME": str(state), "ADAPTER_PORT": str(port)}
         with log.open("wb") as output:
             user = subprocess.Popen(
@@ -93,7 +83,7 @@ def test_boxes_on_another_host_reach_the_adapter_of_the_head(tmp_path: Path) -> 
             eventually(lambda: "box said" in log.read_text() or user.poll() is not None, log.read_text, 120)
             assert "box said b'the adapter of the head'" in log.read_text(), log.read_text()
             key = (state / "box_host.key").read_text()
-            there = commands_on(other)
+            there = other.commands()
             for part in ("gateway", "worker --queue=boot --queue=agent --queue=grade"):
                 assert any(f"ratchet {part}" in line for line in there), there
             assert not any(key in " ".join(one.info["cmdline"] or []) for one in psutil.process_iter(["cmdline"]))
@@ -101,10 +91,10 @@ def test_boxes_on_another_host_reach_the_adapter_of_the_head(tmp_path: Path) -> 
             victim = next(one for one in psutil.process_iter(["cmdline"]) if " ".join(one.info["cmdline"]) == gateway)
             victim.send_signal(signal.SIGKILL)
             eventually(lambda: f"the gateway of {other.address} has ended" in log.read_text(), log.read_text)
-            eventually(lambda: any(line.endswith("ratchet gateway") for line in commands_on(other)), log.read_text)
+            eventually(lambda: any(line.endswith("ratchet gateway") for line in other.commands()), log.read_text)
         finally:
             user.communicate(b"\n", timeout=60)
             adapter.kill()
             adapter.wait()
         assert user.returncode == 0, log.read_text()
-        eventually(lambda: sorted(commands_on(other)) == sorted(before), lambda: str(commands_on(other)))
+        eventually(lambda: sorted(other.commands()) == sorted(before), lambda: str(other.commands()))

@@ -42,6 +42,7 @@ def test_a_yaml_file_names_ports_and_users(tmp_path: Path) -> None:
     found = read_cluster(write(tmp_path, text, "cluster.yaml"))
     assert (found.user, found.ssh, found.hosts["10.0.0.3"].gpus) == ("train", ("-p", "2222"), None)
     assert list(read_cluster(write(tmp_path, "head: a\nhosts: [b, c]", "c.yaml")).hosts) == ["b", "c"]
+    assert read_cluster(write(tmp_path, "head: a\nhosts:\n", "c.yaml")).hosts == {}
 
 
 @pytest.mark.parametrize(("text", "name", "named"), [
