@@ -23,11 +23,13 @@ from tests.network_hosts import NetworkHost
 
 @dataclass
 class Launch:
-    """`output`: its stdout and stderr. `directory`: of its log and dumps."""
+    """`output`: its stdout and stderr. `directory`: of its log and dumps. `seconds`: how long it took, once it is done."""
 
     process: "subprocess.Popen[bytes]"
     output: Path
     directory: Path
+    started_at: float
+    seconds: float = 0.0
 
     def until(self, holds: Callable[[], bool], seconds: float = 600) -> None:
         """Wait for a condition; fail if the launch ends before."""
@@ -39,6 +41,7 @@ class Launch:
     def wait_done(self, seconds: float = 900) -> None:
         """Wait for its end and require that it has succeeded."""
         self.process.wait(seconds)
+        self.seconds = time.monotonic() - self.started_at
         assert self.process.returncode == 0, self.words()
 
     def said(self) -> str:
@@ -67,6 +70,7 @@ def launching(
     name = f"{home.parent.name}-{home.name}"
     own = {"RATCHET_HOME": str(home / "state"), "STAMP": "launched", "EXP_TAG": name}
     directory = ROOT / "runs" / f"{name}_launched"
+    started_at = time.monotonic()
     with (home / "launch.out").open("wb") as output:
         process = subprocess.Popen(
             head.inside(str(ROOT / ".venv/bin/ratchet"), "launch", *names),
@@ -76,7 +80,7 @@ def launching(
             stderr=subprocess.STDOUT,
         )
     try:
-        yield Launch(process, home / "launch.out", directory)
+        yield Launch(process, home / "launch.out", directory, started_at)
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)

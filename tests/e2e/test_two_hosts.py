@@ -47,6 +47,15 @@ def hosts() -> Iterator[tuple[NetworkHost, NetworkHost]]:
 
 
 @pytest.fixture
+def bystander(hosts: tuple[NetworkHost, NetworkHost]) -> "Iterator[subprocess.Popen[bytes]]":
+    """A process of the other host that no launch may touch."""
+    process = subprocess.Popen(hosts[1].inside("sleep", "100000"), start_new_session=True)
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
 def database_url(hosts: tuple[NetworkHost, NetworkHost], home: Path) -> Iterator[str]:
     """A Postgres that both hosts reach."""
     import asyncpg
@@ -77,10 +86,13 @@ def config_of(path: Path, **values: object) -> dict[str, Any]:
 
 
 def test_the_engine_on_the_other_host(
-    hosts: tuple[NetworkHost, NetworkHost], database_url: str, home: Path, config_path: Path
+    hosts: tuple[NetworkHost, NetworkHost],
+    bystander: "subprocess.Popen[bytes]",
+    database_url: str,
+    home: Path,
+    config_path: Path,
 ) -> None:
     head, worker = hosts
-    bystander = subprocess.Popen(worker.inside("sleep", "100000"), start_new_session=True)
     port = free_port()
     config = config_of(config_path, engines=[{"host": worker.address}])
     variables = {"RATCHET_DATABASE_URL": database_url, "ADAPTER_PUBLIC_HOST": head.address}
@@ -96,18 +108,15 @@ def test_the_engine_on_the_other_host(
     left = processes_with(str(home / "engine"), f"{head.address}:{port}", f"ratchet-ray-{os.getuid()}-{port}")
     assert left == [], "everything that the launch has started has ended"
     assert bystander.poll() is None
-    bystander.kill()
-    bystander.wait()
     assert f"the Ray node of {worker.address} has ended" in said and "engine answers again" in said
     asyncio.run(require_nothing_lost(database_url, dumped, STEPS, GROUP_SIZE))
 
 
 def test_boxes_and_a_worker_on_the_other_host(
-    hosts: tuple[NetworkHost, NetworkHost], home: Path, config_path: Path
+    hosts: tuple[NetworkHost, NetworkHost], bystander: "subprocess.Popen[bytes]", home: Path, config_path: Path
 ) -> None:
     """Postgres and Temporal are those of the stack, on loopback; ssh joins the ports."""
     head, worker = hosts
-    bystander = subprocess.Popen(worker.inside("sleep", "100000"), start_new_session=True)
     with ssh_server([worker.address], 22, worker.inside()) as ssh:
         idle = worker.commands()
         cluster = {"head": head.address, "hosts": {worker.address: {"boxes": True}}, "ssh": list(ssh), "user": "root"}
@@ -126,8 +135,6 @@ def test_boxes_and_a_worker_on_the_other_host(
         assert sorted(worker.commands()) == sorted(idle), "everything that the launch has started has ended"
     assert processes_with(str(home / "boxes")) == []
     assert bystander.poll() is None
-    bystander.kill()
-    bystander.wait()
     state = home / "boxes" / "state"
     port = Stack(state).ports["postgres"]
     with embedded_server(state / "postgres", port):
