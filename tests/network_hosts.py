@@ -81,10 +81,12 @@ def _ip(*arguments: str) -> str:
 
 
 @contextlib.contextmanager
-def ssh_server(addresses: Sequence[str], port: int, prefix: Sequence[str] = ()) -> Iterator[tuple[str, ...]]:
-    """Run a server with a key of its own on these addresses; give ssh's arguments that reach it.
+def ssh_server(
+    addresses: Sequence[str], port: int, prefixes: Sequence[Sequence[str]] = ()
+) -> Iterator[tuple[str, ...]]:
+    """Run a server per address, with keys of their own; give ssh's arguments that reach all of them.
 
-    `prefix`: what its command begins with, such as that of a host. Skips the test if there is no sshd.
+    `prefixes`: what each server's command begins with, such as that of a host. Skips the test if there is no sshd.
     """
     program = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
     if program is None or shutil.which("ssh") is None:
@@ -93,22 +95,22 @@ def ssh_server(addresses: Sequence[str], port: int, prefix: Sequence[str] = ()) 
     for name in ("host", "user"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", directory / name], check=True)
     settings = {
-        "HostKey": directory / "host", "AuthorizedKeysFile": directory / "user.pub", "PidFile": directory / "pid",
+        "HostKey": directory / "host", "AuthorizedKeysFile": directory / "user.pub", "PidFile": "none",
         "StrictModes": "no", "UsePAM": "no", "PermitRootLogin": "prohibit-password",
     }  # fmt: skip
-    lines = [f"{name} {value}" for name, value in settings.items()]
-    lines += [f"ListenAddress {address}:{port}" for address in addresses]
-    (directory / "sshd_config").write_text("\n".join(lines) + "\n")
+    (directory / "sshd_config").write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
     Path("/run/sshd").mkdir(exist_ok=True)
-    log = directory / "log"
-    server = subprocess.Popen([*prefix, program, "-D", "-E", log, "-f", directory / "sshd_config"])
-    try:
-        while not log.exists() or log.read_text().count("listening") < len(addresses):
-            assert server.poll() is None, log.read_text()
-            time.sleep(0.05)
+    with contextlib.ExitStack() as ended:
+        ended.callback(shutil.rmtree, directory)
+        for number, address in enumerate(addresses):
+            log = directory / f"log{number}"
+            listen = ["-o", f"ListenAddress={address}:{port}"]
+            command = [program, "-D", "-E", log, "-f", directory / "sshd_config", *listen]
+            server = subprocess.Popen([*(prefixes[number] if prefixes else ()), *command])
+            ended.callback(server.wait)
+            ended.callback(server.kill)
+            while not log.exists() or "listening" not in log.read_text():
+                assert server.poll() is None, log.read_text()
+                time.sleep(0.05)
         unknown = ("-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR")
         yield ("-p", str(port), "-i", str(directory / "user"), *unknown)
-    finally:
-        server.kill()
-        server.wait()
-        shutil.rmtree(directory)

@@ -23,7 +23,7 @@ from tests.network_hosts import NetworkHost
 
 @dataclass
 class Launch:
-    """`output`: its stdout and stderr. `directory`: of its log and dumps. `seconds`: how long it took, once it is done."""
+    """`output`: stdout and stderr. `directory`: of its log and dumps. `seconds`: how long it took, once it is done."""
 
     process: "subprocess.Popen[bytes]"
     output: Path

@@ -81,14 +81,10 @@ def test_eight_hosts_start_and_end_by_one_command(
     head, *others = hosts
     port = free_port()
     variables = {"RATCHET_DATABASE_URL": database_url, "ADAPTER_PUBLIC_HOST": head.address}
-    with contextlib.ExitStack() as servers:
-        # One sshd per host, all with the key of the first.
-        keys = [servers.enter_context(ssh_server([host.address], 22, host.inside())) for host in others]
-        identities = [word for key in keys for flag, word in zip(key, key[1:], strict=False) if flag == "-i"]
-        ssh = [*keys[0], *(word for one in identities[1:] for word in ("-i", one))]
+    with ssh_server([host.address for host in others], 22, [host.inside() for host in others]) as ssh:
         before = {host.address: sorted(host.commands()) for host in others}
         nodes = {host.address: {"gpus": 0} for host in others}
-        cluster = {"head": head.address, "hosts": nodes, "ssh": ssh, "user": "root", "port": port}
+        cluster = {"head": head.address, "hosts": nodes, "ssh": list(ssh), "user": "root", "port": port}
         with launching(home / "eight", head, cluster, config_of(config_path, home, engines), variables) as launch:
             launch.wait_done(1500)
             assert f"with {1 + NUM_HOSTS} nodes" in launch.said()

@@ -96,7 +96,7 @@ def test_the_engine_on_the_other_host(
     port = free_port()
     config = config_of(config_path, engines=[{"host": worker.address}])
     variables = {"RATCHET_DATABASE_URL": database_url, "ADAPTER_PUBLIC_HOST": head.address}
-    with ssh_server([worker.address], 22, worker.inside()) as ssh:
+    with ssh_server([worker.address], 22, [worker.inside()]) as ssh:
         cluster = {"head": head.address, "hosts": {worker.address: {"gpus": 0}}, "ssh": list(ssh), "port": port}
         with launching(home / "engine", head, cluster | {"user": "root"}, config, variables) as launch:
             launch.until(lambda: "step 1:" in launch.said())
@@ -117,7 +117,7 @@ def test_boxes_and_a_worker_on_the_other_host(
 ) -> None:
     """Postgres and Temporal are those of the stack, on loopback; ssh joins the ports."""
     head, worker = hosts
-    with ssh_server([worker.address], 22, worker.inside()) as ssh:
+    with ssh_server([worker.address], 22, [worker.inside()]) as ssh:
         idle = worker.commands()
         cluster = {"head": head.address, "hosts": {worker.address: {"boxes": True}}, "ssh": list(ssh), "user": "root"}
         with launching(home / "boxes", head, cluster, config_of(config_path), {}) as launch:

@@ -62,7 +62,7 @@ def test_boxes_on_another_host_reach_the_adapter_of_the_head(tmp_path: Path) -> 
     state.mkdir()
     free_ports(state)
     port = free_port()
-    with network_hosts(2) as (head, other), ssh_server([other.address], 22, other.inside()) as ssh:
+    with network_hosts(2) as (head, other), ssh_server([other.address], 22, [other.inside()]) as ssh:
         cluster = tmp_path / "cluster.yaml"
         hosts = {other.address: {"boxes": True}}
         cluster.write_text(yaml.safe_dump({"head": head.address, "hosts": hosts, "ssh": list(ssh), "user": "root"}))
