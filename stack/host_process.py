@@ -5,6 +5,7 @@ No other process of a host is touched, so several launches can share one.
 """
 
 import contextlib
+import random
 import shlex
 import subprocess
 import threading
@@ -16,19 +17,21 @@ from typing import IO
 
 from stack.cluster import Cluster
 
-_END_SECONDS, _AGAIN_SECONDS = 60.0, 5.0
+_END_SECONDS = 60.0
+_AGAIN_SECONDS = (5.0, 30.0)
+"""Between these a pause is chosen at random: those that have ended together would be in each other's way again."""
 _SCRIPT = """
 exec 3<&0
 while IFS= read -r line <&3 && [ -n "$line" ]; do export "$line"; done
 cd {directory} || exit 1
 setsid env {variables} {command} </dev/null &
 process=$!
-(cat <&3 >/dev/null 2>&1; kill -TERM $process; sleep {patience}; kill -KILL -$process) >/dev/null 2>&1 &
+setsid sh -c 'cat; kill -TERM $0; sleep {patience}; kill -KILL -$0' $process <&3 >/dev/null 2>&1 &
 guard=$!
 wait $process
 status=$?
 kill -KILL -$process 2>/dev/null
-kill $guard 2>/dev/null
+kill -KILL $guard -$guard 2>/dev/null
 exit $status
 """
 """Takes NAME=VALUE lines up to an empty one, because arguments can be read by every user of a host; runs the command in
@@ -82,7 +85,7 @@ class HostProcess:
             self.is_up.clear()
             if not self.is_ending:
                 self.say(f"{self.name} has ended with status {status}: {self.words()}; starting again")
-                time.sleep(_AGAIN_SECONDS)
+                time.sleep(random.uniform(*_AGAIN_SECONDS))
 
     def _start(self) -> "subprocess.Popen[str]":
         process = subprocess.Popen(

@@ -37,7 +37,7 @@ def test_variables_come_by_its_input_and_output_goes_to_a_file(cluster: Cluster,
 def test_it_is_started_again_until_it_is_ended(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_process, "_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(host_process, "_AGAIN_SECONDS", (0.01, 0.01))
     said: list[str] = []
     process = HostProcess("it", here(cluster, ["sh", "-c", "echo no luck; exit 3"], {}), said.append)
     eventually(lambda: len(said) > 1)
@@ -51,9 +51,12 @@ def test_its_whole_group_ends_with_its_input(cluster: Cluster, tmp_path: Path) -
     process = HostProcess("it", here(cluster, ["sh", "-c", script], {}), print, "up")
     assert process.is_up.wait(60)
     child = psutil.Process(int((tmp_path / "child").read_text()))
+    own = child.parent()
+    assert own is not None
     process.end()
     process.wait_ended()
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    assert not [one for one in psutil.process_iter(["cmdline"]) if str(own.pid) in (one.info["cmdline"] or [])]
 
 
 def test_over_ssh_the_connections_own_options_come_first(cluster: Cluster) -> None:
