@@ -84,7 +84,7 @@ def test_eight_hosts_start_and_end_by_one_command(
     with ssh_server([host.address for host in others], 22, [host.inside() for host in others]) as ssh:
         before = {host.address: sorted(host.commands()) for host in others}
         nodes = {host.address: {"gpus": 0} for host in others}
-        cluster = {"head": head.address, "hosts": nodes, "ssh": list(ssh), "user": "root", "port": port}
+        cluster = {"head": head.address, "hosts": nodes, "ssh": list(ssh), "user": "root", "port": port, "at_once": 2}
         with launching(home / "eight", head, cluster, config_of(config_path, home, engines), variables) as launch:
             launch.wait_done(1500)
             assert f"with {1 + NUM_HOSTS} nodes" in launch.said()
