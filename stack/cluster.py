@@ -32,8 +32,7 @@ class Cluster(BaseModel):
     """The hosts of one launch; the head is the machine that launches. Without hosts everything runs there.
 
     `head`: its address, as the workers reach it. `ssh`: further arguments of ssh, such as `[-p, "2222"]`. `port`: of
-    Ray's head. `directory`: the checkout, at the same path on every host. `at_once`: number of Ray nodes that start at
-    the same time. Ray gives a node 30 s to start, which is too short if many read from a slow shared file system.
+    Ray's head. `directory`: the checkout, at the same path on every host.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -43,7 +42,6 @@ class Cluster(BaseModel):
     user: str | None = None
     ssh: tuple[str, ...] = ()
     port: Annotated[int, Field(gt=0, lt=65536)] = 6379
-    at_once: Annotated[int, Field(gt=0)] = 8
     directory: Path = Field(default_factory=Path.cwd)
 
     @property

@@ -5,7 +5,6 @@ No other process of a host is touched, so several launches can share one.
 """
 
 import contextlib
-import random
 import shlex
 import subprocess
 import threading
@@ -17,9 +16,7 @@ from typing import IO
 
 from stack.cluster import Cluster
 
-_END_SECONDS = 60.0
-_AGAIN_SECONDS = (5.0, 30.0)
-"""Between these a pause is chosen at random: those that have ended together would be in each other's way again."""
+_END_SECONDS, _AGAIN_SECONDS = 60.0, 5.0
 _SCRIPT = """
 exec 3<&0
 while IFS= read -r line <&3 && [ -n "$line" ]; do export "$line"; done
@@ -85,7 +82,7 @@ class HostProcess:
             self.is_up.clear()
             if not self.is_ending:
                 self.say(f"{self.name} has ended with status {status}: {self.words()}; starting again")
-                time.sleep(random.uniform(*_AGAIN_SECONDS))
+                time.sleep(_AGAIN_SECONDS)
 
     def _start(self) -> "subprocess.Popen[str]":
         process = subprocess.Popen(

@@ -42,10 +42,9 @@ def ray_nodes(cluster: Cluster, placement: Placement, say: Say) -> Iterator[None
     try:
         start(LOCAL)
         _wait_up(nodes)
-        for at in range(0, len(cluster.ray_hosts), cluster.at_once):
-            for host in cluster.ray_hosts[at : at + cluster.at_once]:
-                start(host)
-            _wait_up(nodes)
+        for host in cluster.ray_hosts:
+            start(host)
+        _wait_up(nodes)
         say(f"Ray is up at {cluster.ray_address} with {len(nodes)} nodes")
         yield
     finally:

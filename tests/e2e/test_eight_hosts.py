@@ -81,10 +81,13 @@ def test_eight_hosts_start_and_end_by_one_command(
     head, *others = hosts
     port = free_port()
     variables = {"RATCHET_DATABASE_URL": database_url, "ADAPTER_PUBLIC_HOST": head.address}
-    with ssh_server([host.address for host in others], 22, [host.inside() for host in others]) as ssh:
+    # Ray's nodes look for free names of sockets in their session's directory, which several hosts do not share.
+    sockets = Path(f"/tmp/ratchet-ray-{os.getuid()}-{port}")
+    prefixes = [host.inside_with_own(sockets) for host in others]
+    with ssh_server([host.address for host in others], 22, prefixes) as ssh:
         before = {host.address: sorted(host.commands()) for host in others}
         nodes = {host.address: {"gpus": 0} for host in others}
-        cluster = {"head": head.address, "hosts": nodes, "ssh": list(ssh), "user": "root", "port": port, "at_once": 2}
+        cluster = {"head": head.address, "hosts": nodes, "ssh": list(ssh), "user": "root", "port": port}
         with launching(home / "eight", head, cluster, config_of(config_path, home, engines), variables) as launch:
             launch.wait_done(1500)
             assert f"with {1 + NUM_HOSTS} nodes" in launch.said()

@@ -57,7 +57,7 @@ def test_a_cluster_comes_up_over_ssh_and_leaves_nothing(
 ) -> None:
     import ray
 
-    monkeypatch.setattr(host_process, "_AGAIN_SECONDS", (0.1, 0.1))
+    monkeypatch.setattr(host_process, "_AGAIN_SECONDS", 0.1)
     config = RunConfig.model_validate(
         {"datasets": [{"path": "x"}], "training": {"gpus": {HOSTS[0]: [1, 3], HOSTS[1]: [0]}}}
     )

@@ -37,7 +37,7 @@ def test_variables_come_by_its_input_and_output_goes_to_a_file(cluster: Cluster,
 def test_it_is_started_again_until_it_is_ended(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_process, "_AGAIN_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr(host_process, "_AGAIN_SECONDS", 0.01)
     said: list[str] = []
     process = HostProcess("it", here(cluster, ["sh", "-c", "echo no luck; exit 3"], {}), said.append)
     eventually(lambda: len(said) > 1)
