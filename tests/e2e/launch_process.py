@@ -17,6 +17,7 @@ from sqlalchemy import select
 
 from ratchet.store.database import Database
 from ratchet.store.schema import BatchItemTable, BatchTable, RolloutTable, RunTable
+from stack.parts import free_ports
 from tests.e2e.conftest import ROOT
 from tests.network_hosts import NetworkHost
 
@@ -63,12 +64,14 @@ def launching(
     variables: Mapping[str, str],
 ) -> Iterator[Launch]:
     """Run `ratchet launch` on the head with the state directory `home`/state; end it if the block fails."""
-    home.mkdir(mode=0o755, exist_ok=True)
+    state = home / "state"
+    state.mkdir(mode=0o755, parents=True)
+    free_ports(state)  # of the machine: a port that is free on a host only may name a directory that another stack has
     (home / "launch.yaml").write_text(yaml.safe_dump(dict(config)))
     (home / "cluster.yaml").write_text(yaml.safe_dump(dict(cluster)))
     names = [str(home / "cluster.yaml"), "--config", str(home / "launch.yaml")]
     name = f"{home.parent.name}-{home.name}"
-    own = {"RATCHET_HOME": str(home / "state"), "STAMP": "launched", "EXP_TAG": name}
+    own = {"RATCHET_HOME": str(state), "STAMP": "launched", "EXP_TAG": name}
     directory = ROOT / "runs" / f"{name}_launched"
     started_at = time.monotonic()
     with (home / "launch.out").open("wb") as output:
