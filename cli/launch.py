@@ -34,9 +34,11 @@ def launch_command(
 
     from ratchet.config_sources import load_config
     from ratchet.vime_names import dump_pattern, value_of
+    from stack.box_host import box_host
     from stack.cluster import read_cluster, require_hosts
     from stack.follow_run import run_name
     from stack.gpus import usable_gpus
+    from stack.parts import Stack
     from stack.placement import place
     from stack.ray_nodes import ray_nodes
     from stack.run_size import describe_run
@@ -60,9 +62,12 @@ def launch_command(
     say = _Log(directory / "run.log")
     say(f"log and dumps: {directory}")
     _end_in_order()
-    if hosts.hosts:
+    if hosts.ray_hosts:
         os.environ["RAY_ADDRESS"] = hosts.ray_address
-    with ray_nodes(hosts, placement, say) if hosts.hosts else contextlib.nullcontext():
+    with contextlib.ExitStack() as started:
+        started.enter_context(box_host(hosts, Stack(), directory, say))
+        if hosts.ray_hosts:
+            started.enter_context(ray_nodes(hosts, placement, say))
         _train(resolved, name, pattern or str(directory / "rollout_dumps" / "rollout_{rollout_id}.json"), say)
 
 
@@ -92,7 +97,7 @@ def _require_reachable(cluster: "Cluster") -> None:
         raise MachineError(
             f"the stack in {stack.home} is up, with another Ray than that of this launch: `ratchet down` first"
         )
-    if cluster.hosts and not stack.is_external("RATCHET_DATABASE_URL"):
+    if cluster.ray_hosts and not stack.is_external("RATCHET_DATABASE_URL"):
         raise MachineError(
             "learner and engines on other hosts need Postgres, and this stack's own listens on 127.0.0.1 only: set "
             "RATCHET_DATABASE_URL to a server that every host reaches (docs/fleet.md)"

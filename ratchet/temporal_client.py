@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Collection
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import IntEnum
 
@@ -12,12 +13,12 @@ from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionRequest, DescribeWorkflowExecutionResponse
 from temporalio.client import Client
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConfig
 from temporalio.runtime import Runtime
 from temporalio.service import RPCError, RPCStatusCode
 
 from ratchet.errors import MachineError, TemporalUnavailableError
+from ratchet.payload_codec import payload_converter
 from ratchet.payloads import TrainRunInput
 from ratchet.secrets import without_secrets
 from ratchet.temporal_settings import TemporalSettings
@@ -31,16 +32,18 @@ async def connect_temporal(
 ) -> Client:
     """Connect, retrying for `wait_seconds`; TEMPORAL_* variables override temporal.yaml. Raises MachineError.
 
+    The client encrypts payloads if RATCHET_PAYLOAD_KEY_FILE is set (`ratchet.payload_codec`).
     `runtime`: of the SDK, None for the one that all clients of the process share.
     """
     arguments = dict(ClientConfig.load_client_connect_config())
     arguments.setdefault("target_host", settings.address)
     arguments.setdefault("namespace", settings.namespace)
+    converter = payload_converter()
     deadline = asyncio.get_running_loop().time() + wait_seconds
     while True:
         try:
             client = await Client.connect(
-                data_converter=pydantic_data_converter,
+                data_converter=converter,
                 runtime=runtime,
                 **arguments,  # type: ignore[arg-type]
             )
@@ -101,20 +104,38 @@ async def describe_workflow(client: Client, workflow_id: str) -> DescribeWorkflo
         raise
 
 
-async def pending_activities(client: Client, workflow_id: str) -> list[PendingActivityInfo] | None:
-    """Return the activities of an open workflow that have not ended; None if it is not open. Raises RPCError."""
+@dataclass(slots=True, frozen=True)
+class PendingActivity:
+    """An activity that has not ended. `heartbeat`: what its newest heartbeat says, such as the command that runs.
+
+    `error`: what the try before this one failed with. Both are empty without words.
+    """
+
+    name: str
+    attempt: int
+    heartbeat: str
+    error: str
+
+
+async def pending_activities(client: Client, workflow_id: str) -> list[PendingActivity] | None:
+    """Return the activities of an open workflow that have not ended; None if it is not open.
+
+    Raises RPCError, and PayloadKeyError if what they say cannot be decrypted.
+    """
     described = await describe_workflow(client, workflow_id)
     if described is None or not WorkflowState(described.workflow_execution_info.status).is_open:
         return None
-    return list(described.pending_activities)
+    return [await _pending_activity(client, info) for info in described.pending_activities]
 
 
-def heartbeat_text(activity: PendingActivityInfo) -> str:
-    """Return what the newest heartbeat of an activity says, such as the command that runs; empty without words."""
-    for payload in activity.heartbeat_details.payloads:
-        told = pydantic_data_converter.payload_converter.from_payload(payload)
-        return without_secrets(told) if isinstance(told, str) else ""
-    return ""
+async def _pending_activity(client: Client, info: PendingActivityInfo) -> PendingActivity:
+    told = await client.data_converter.decode(list(info.heartbeat_details.payloads)[:1])
+    heartbeat = without_secrets(told[0]) if told and isinstance(told[0], str) else ""
+    error = ""
+    if info.HasField("last_failure"):
+        failure = await client.data_converter.decode_failure(info.last_failure)
+        error = without_secrets(str(getattr(failure, "message", failure)))
+    return PendingActivity(info.activity_type.name, info.attempt, heartbeat, error)
 
 
 async def workflow_states(client: Client, workflow_ids: Collection[str]) -> dict[str, WorkflowState | None]:

@@ -16,6 +16,7 @@ another server it changes nothing but the schedule, and names what an administra
 """
 
 import asyncio
+import contextlib
 import time
 from dataclasses import replace
 from datetime import timedelta
@@ -24,6 +25,7 @@ from uuid import UUID
 import structlog
 from google.protobuf.duration_pb2 import Duration
 from sqlalchemy import select
+from temporalio.api.common.v1 import Payload
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.namespace.v1 import NamespaceConfig
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
@@ -43,6 +45,7 @@ from temporalio.client import (
 from temporalio.service import RPCError, RPCStatusCode
 
 from ratchet.errors import MachineError
+from ratchet.payload_codec import PayloadKeyError, codec_of
 from ratchet.store import sandboxes
 from ratchet.store.database import Database
 from ratchet.store.schema import InstallationTable
@@ -91,12 +94,7 @@ async def require_own_namespace(client: Client, database: Database, settings: Te
             "`UPDATE installation SET namespace_id = NULL` and `ratchet up` starts the open runs here"
         )
     name = settings.own(SWEEP_SCHEDULE)
-    try:
-        owner = await _owner(client, (await client.get_schedule_handle(name).describe()).schedule)
-    except RPCError as error:
-        if error.status is not RPCStatusCode.NOT_FOUND:
-            raise
-        return
+    owner = await _schedule_owner(client, name)
     if owner is not None and (row is None or owner != str(row.uuid)):
         raise MachineError(
             f"another installation ({owner}) works in namespace {client.namespace} under the same names: set "
@@ -121,6 +119,27 @@ async def wait_for_namespace(client: Client, database: Database) -> None:
             _LOG.warning("waiting for `ratchet up` to prepare the namespace", reason=reason if known else "it is new")
             said = time.monotonic()
         await asyncio.sleep(_LOOK_SECONDS)
+
+
+async def require_payload_keys(client: Client, settings: TemporalSettings) -> None:
+    """Raise PayloadKeyError, with the remedy, if this process cannot decrypt what the last `ratchet up` has encrypted,
+    or the payload that it could not decrypt last."""
+    await codec_of(client.data_converter).retry_refused()
+    await _schedule_owner(client, settings.own(SWEEP_SCHEDULE))
+
+
+async def wait_for_payload_keys(client: Client, settings: TemporalSettings, stopping: asyncio.Event) -> None:
+    """Wait until `require_payload_keys` passes, or until `stopping` is set: work that cannot be read is not taken."""
+    said = -_SAY_SECONDS
+    while not stopping.is_set():
+        try:
+            return await require_payload_keys(client, settings)
+        except (PayloadKeyError, RPCError) as error:
+            if time.monotonic() - said >= _SAY_SECONDS:
+                _LOG.warning("waiting for the keys of Temporal's payloads", reason=str(error))
+                said = time.monotonic()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopping.wait(), _LOOK_SECONDS)
 
 
 async def _namespace_id(client: Client) -> str:
@@ -195,15 +214,31 @@ async def _schedule_sweep(client: Client, settings: TemporalSettings, installati
         return
     except ScheduleAlreadyRunningError:
         handle = client.get_schedule_handle(name)
-    owner = await _owner(client, (await handle.describe()).schedule)
-    await handle.update(lambda known: _with_numbers_of(known, schedule, owner is None))
+    signed = _signature((await handle.describe()).schedule)
+    # Signed with the newest key, so that every worker that lacks it waits.
+    is_signed = signed is not None and codec_of(client.data_converter).has_newest_key(signed)
+    await handle.update(lambda known: _with_numbers_of(known, schedule, not is_signed))
 
 
-async def _owner(client: Client, schedule: Schedule) -> str | None:
-    """Return the id of the installation that made the schedule; None if an earlier version made it."""
-    action = schedule.action
-    payload = (action.memo or {}).get(_OWNER) if isinstance(action, ScheduleActionStartWorkflow) else None
+async def _schedule_owner(client: Client, name: str) -> str | None:
+    """Return the id of the installation that made the sweep's schedule; None if there is none, or if an earlier version
+    made it. Raises PayloadKeyError."""
+    try:
+        described = await client.get_schedule_handle(name).describe()
+    except RPCError as error:
+        if error.status is not RPCStatusCode.NOT_FOUND:
+            raise
+        return None
+    payload = _signature(described.schedule)
     return None if payload is None else str((await client.data_converter.decode([payload], [str]))[0])
+
+
+def _signature(schedule: Schedule) -> Payload | None:
+    action = schedule.action
+    payload: Payload | None = None
+    if isinstance(action, ScheduleActionStartWorkflow):
+        payload = (action.memo or {}).get(_OWNER)
+    return payload
 
 
 def _with_numbers_of(known: ScheduleUpdateInput, wanted: Schedule, sign: bool) -> ScheduleUpdate | None:

@@ -16,11 +16,16 @@ from ratchet.errors import ConfigError
 
 
 class ClusterHost(BaseModel):
-    """One worker host. `gpus`: number of its GPUs, None if it is not known; the launch then checks no index."""
+    """One worker host.
+
+    `gpus`: number of its GPUs, None if it is not known; the launch then checks no index. `boxes`: whether all boxes run
+    there, with a worker beside them; such a host is no Ray node unless its GPUs are given.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     gpus: Annotated[int, Field(ge=0)] | None = None
+    boxes: bool = False
 
 
 class Cluster(BaseModel):
@@ -43,6 +48,16 @@ class Cluster(BaseModel):
     def ray_address(self) -> str:
         return f"{self.head}:{self.port}"
 
+    @property
+    def ray_hosts(self) -> list[str]:
+        """The hosts that are nodes of the Ray cluster, on which engines and ranks can be placed."""
+        return [address for address, host in self.hosts.items() if not host.boxes or host.gpus is not None]
+
+    @property
+    def box_host(self) -> str | None:
+        """The host on which the boxes run; None for this machine, or a service."""
+        return next((address for address, host in self.hosts.items() if host.boxes), None)
+
     def num_gpus(self, of_head: int) -> dict[str, int]:
         """Return node -> number of its GPUs, as far as it is known."""
         known = {address: host.gpus for address, host in self.hosts.items() if host.gpus is not None}
@@ -58,6 +73,8 @@ def read_cluster(path: Path) -> Cluster:
     values: dict[str, Any] = (
         _yaml_values(path, text) if path.suffix in (".yaml", ".yml") else {"hosts": _hosts(path, text)}
     )
+    if "hosts" in values and values["hosts"] is None:  # the key without a value, which is none of them
+        values["hosts"] = {}
     hosts = values.get("hosts")
     if isinstance(hosts, list):
         values["hosts"] = {str(host): {} for host in hosts}
@@ -73,13 +90,18 @@ def read_cluster(path: Path) -> Cluster:
 
 
 def require_hosts(cluster: Cluster, config: RunConfig) -> None:
-    """Raise ConfigError if the config places a part on a host that the cluster does not have, or a host has no part."""
+    """Raise ConfigError if the config places a part on a host that the cluster does not have, if a host has no part, or
+    if several hosts are to have the boxes."""
+    if len(box_hosts := [address for address, host in cluster.hosts.items() if host.boxes]) > 1:
+        raise ConfigError(f"hosts {', '.join(box_hosts)} have `boxes: true`; all boxes of a run are on one host")
     named = {entry.host for entry in config.engines if entry.address is None} | set(config.training.gpus or {})
-    for host in sorted(named - {LOCAL, *cluster.hosts}):
+    for host in sorted(named - {LOCAL, *cluster.ray_hosts}):
+        if host in cluster.hosts:
+            raise ConfigError(f"host {host} has boxes only; give its number of GPUs (gpus) to place other parts on it")
         raise ConfigError(
             f"host {host} of engines or training.gpus is not among the cluster's: {', '.join(cluster.hosts)}"
         )
-    for host in cluster.hosts:
+    for host in cluster.ray_hosts:
         if host not in named and config.training.gpus is not None:
             raise ConfigError(f"host {host} has no part; name it in engines or training.gpus, or leave it out")
 

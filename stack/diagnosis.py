@@ -20,7 +20,7 @@ from ratchet.store import box_cap, engines, learners, lock_waits, open_rollouts,
 from ratchet.store.database import Database
 from ratchet.store.open_rollouts import StageCount
 from ratchet.stored_config import read_stored_config
-from ratchet.temporal_client import heartbeat_text, pending_activities
+from ratchet.temporal_client import pending_activities
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import EngineState, JsonObject, RunState, Wish
 from stack.part_health import read_fresh_health
@@ -198,15 +198,15 @@ async def _look_at_workflows(found: Diagnosis, stack: Stack, workflow_ids: list[
     counts: Counter[tuple[str, str]] = Counter()
     tries: dict[tuple[str, str], int] = {}
     for activity in (one for listed in pending for one in listed or []):
-        if activity.attempt > 1 and activity.HasField("last_failure"):
-            key = (activity.activity_type.name, activity.last_failure.message)
+        if activity.attempt > 1 and activity.error:
+            key = (activity.name, activity.error)
             counts[key] += 1
             tries[key] = max(tries.get(key, 0), activity.attempt)
     found.working = [
-        f"{name}, {one.activity_type.name}: {text}"
+        f"{name}, {one.name}: {one.heartbeat}"
         for name, listed in zip(workflow_ids[1:], pending[1:], strict=True)
         for one in listed or []
-        if (text := heartbeat_text(one))
+        if one.heartbeat
     ]
     found.retried = [
         RetriedActivity(name, count, tries[name, error], error) for (name, error), count in counts.most_common()
@@ -226,9 +226,9 @@ async def describe_work(stack: Stack, workflow_id: str) -> list[str]:
         return [f"not known, because Temporal does not answer: {' '.join(str(error).split()) or 'no answer'}"]
     found = []
     for one in pending:
-        words = [f"{one.activity_type.name}, try {one.attempt}", heartbeat_text(one)]
-        if one.HasField("last_failure"):
-            words.append(f"the try before failed: {without_secrets(one.last_failure.message)}")
+        words = [f"{one.name}, try {one.attempt}", one.heartbeat]
+        if one.error:
+            words.append(f"the try before failed: {one.error}")
         found.append(": ".join(word for word in words if word))
     return found
 

@@ -42,6 +42,7 @@ PREFERRED_PORTS = {
     "ray_agent": 6382,
     "viewer": 8420,
     "worker_metrics": 8421,
+    "codec_server": 8422,
 }
 
 
@@ -303,6 +304,14 @@ class Stack:
     def viewer_token(self) -> str:
         """Return the token that readers need if the viewer does not listen on loopback; made once."""
         return self._kept_secret("viewer.token", "")
+
+    def box_host_key(self) -> str:
+        """Return the API key of the gateway on another host of a launch; made once."""
+        return self._kept_secret("box_host.key", "e2b_")
+
+    def codec_token(self) -> str:
+        """Return the token in the path of the codec server; made once."""
+        return self._kept_secret("codec.token", "")
 
     @property
     def temporal_ui(self) -> str:

@@ -42,8 +42,9 @@ from temporalio.client import Client
 
 from activities.sandboxes.e2b import E2BProvider
 from engine.client import EngineClient, Sampling
-from ratchet import temporal_client
+from ratchet import temporal_client, temporal_namespace
 from ratchet.errors import RatchetError, SandboxBusyError
+from ratchet.payload_codec import PayloadKeyError
 from ratchet.store import engines, learners, lock_waits
 from ratchet.store.database import Database, async_url
 from ratchet.store.schema import InstallationTable
@@ -297,6 +298,11 @@ class Probes:
                     if poller.identity == identity:
                         age = time.time() - poller.last_access_time.ToSeconds()
                         ages[queue] = min(age, ages.get(queue, age))
+        if not ages or min(ages.values()) > _POLL_SECONDS:
+            try:
+                await temporal_namespace.require_payload_keys(await self._client(), self.settings)
+            except PayloadKeyError as error:
+                raise ProbeFailedError(str(error), restart_helps=False) from None
         if not ages:
             raise ProbeFailedError(f"no poll of {identity} is known to Temporal")
         if min(ages.values()) > _POLL_SECONDS:

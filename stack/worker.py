@@ -54,6 +54,7 @@ from activities.workspace import WorkspaceActivities
 from ratchet import paths, temporal_client, temporal_namespace
 from ratchet.errors import ConfigError
 from ratchet.import_path import import_object
+from ratchet.payload_codec import codec_of
 from ratchet.store import sandboxes
 from ratchet.store.database import Database
 from ratchet.store.migration import wait_for_schema
@@ -229,24 +230,37 @@ async def run_worker(queues: Sequence[str], settings: TemporalSettings, database
     configs = RunConfigs(database, settings)
     activities = _activities(client, database, settings, configs, installation)
     deployment = worker_deployment(settings, build_id())
-    async with contextlib.AsyncExitStack() as stack:
-        for queue in queues:
-            worker = Worker(
-                client,
-                task_queue=settings.own(queue),
-                workflows=WORKFLOWS if queue == "control" else [],
-                activities=activities[queue],
-                interceptors=[StageTelemetry(installation, configs)],
-                max_concurrent_activities=slots(queue, settings),
-                workflow_runner=_RUNNER,
-                max_cached_workflows=settings.max_cached_workflows,
-                deployment_config=deployment,
-                graceful_shutdown_timeout=temporal_client.GRACEFUL_SHUTDOWN,
-                # The SDK's default is four fifths of the heartbeat timeout, too close to it on a busy machine.
-                max_heartbeat_throttle_interval=_HEARTBEAT_INTERVAL,
-                default_heartbeat_throttle_interval=_HEARTBEAT_INTERVAL,
-            )
-            await stack.enter_async_context(worker)
-        _LOG.info("worker ready", queues=list(queues))
-        await stopping.wait()
+
+    def worker(queue: str) -> Worker:
+        return Worker(
+            client,
+            task_queue=settings.own(queue),
+            workflows=WORKFLOWS if queue == "control" else [],
+            activities=activities[queue],
+            interceptors=[StageTelemetry(installation, configs)],
+            max_concurrent_activities=slots(queue, settings),
+            workflow_runner=_RUNNER,
+            max_cached_workflows=settings.max_cached_workflows,
+            deployment_config=deployment,
+            graceful_shutdown_timeout=temporal_client.GRACEFUL_SHUTDOWN,
+            # The SDK's default is four fifths of the heartbeat timeout, too close to it on a busy machine.
+            max_heartbeat_throttle_interval=_HEARTBEAT_INTERVAL,
+            default_heartbeat_throttle_interval=_HEARTBEAT_INTERVAL,
+        )
+
+    while not stopping.is_set():
+        await temporal_namespace.wait_for_payload_keys(client, settings, stopping)
+        async with contextlib.AsyncExitStack() as stack:
+            for queue in queues:
+                await stack.enter_async_context(worker(queue))
+            _LOG.info("worker ready", queues=list(queues))
+            # Without the key of a payload it takes no more work, because each task would fail.
+            await _first_of(stopping, codec_of(client.data_converter).is_refused)
     await database.close()
+
+
+async def _first_of(*events: asyncio.Event) -> None:
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()

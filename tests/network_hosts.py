@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 
@@ -28,6 +29,19 @@ class NetworkHost:
     def inside(self, *command: str) -> list[str]:
         """Return the command that runs another one with this host's network."""
         return ["nsenter", f"--net=/run/netns/{self.namespace}", *command]
+
+    def inside_with_own(self, directory: Path, *command: str) -> list[str]:
+        """Do what `inside` does, with an empty directory of the host's own at this path: hosts share all others."""
+        script = 'mkdir -p "$0" && mount -t tmpfs none "$0" && exec "$@"'
+        return self.inside("unshare", "--mount", "sh", "-c", script, str(directory), *command)
+
+    def commands(self) -> list[str]:
+        """Return the commands of the processes with this host's network."""
+        found = []
+        for pid in _ip("netns", "pids", self.namespace).split():
+            with contextlib.suppress(psutil.Error):
+                found.append(" ".join(psutil.Process(int(pid)).cmdline()))
+        return found
 
     def cut(self) -> None:
         _ip("link", "set", self.link, "down")
@@ -67,15 +81,17 @@ def network_hosts(count: int) -> Iterator[list[NetworkHost]]:
         subprocess.run(["ip", "link", "delete", bridge], capture_output=True, check=False)
 
 
-def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+def _ip(*arguments: str) -> str:
+    return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True).stdout
 
 
 @contextlib.contextmanager
-def ssh_server(addresses: Sequence[str], port: int, prefix: Sequence[str] = ()) -> Iterator[tuple[str, ...]]:
-    """Run a server with a key of its own on these addresses; give ssh's arguments that reach it.
+def ssh_server(
+    addresses: Sequence[str], port: int, prefixes: Sequence[Sequence[str]] = ()
+) -> Iterator[tuple[str, ...]]:
+    """Run a server per address, with keys of their own; give ssh's arguments that reach all of them.
 
-    `prefix`: what its command begins with, such as that of a host. Skips the test if there is no sshd.
+    `prefixes`: what each server's command begins with, such as that of a host. Skips the test if there is no sshd.
     """
     program = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
     if program is None or shutil.which("ssh") is None:
@@ -84,22 +100,22 @@ def ssh_server(addresses: Sequence[str], port: int, prefix: Sequence[str] = ()) 
     for name in ("host", "user"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", directory / name], check=True)
     settings = {
-        "HostKey": directory / "host", "AuthorizedKeysFile": directory / "user.pub", "PidFile": directory / "pid",
+        "HostKey": directory / "host", "AuthorizedKeysFile": directory / "user.pub", "PidFile": "none",
         "StrictModes": "no", "UsePAM": "no", "PermitRootLogin": "prohibit-password",
     }  # fmt: skip
-    lines = [f"{name} {value}" for name, value in settings.items()]
-    lines += [f"ListenAddress {address}:{port}" for address in addresses]
-    (directory / "sshd_config").write_text("\n".join(lines) + "\n")
+    (directory / "sshd_config").write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
     Path("/run/sshd").mkdir(exist_ok=True)
-    log = directory / "log"
-    server = subprocess.Popen([*prefix, program, "-D", "-E", log, "-f", directory / "sshd_config"])
-    try:
-        while not log.exists() or log.read_text().count("listening") < len(addresses):
-            assert server.poll() is None, log.read_text()
-            time.sleep(0.05)
+    with contextlib.ExitStack() as ended:
+        ended.callback(shutil.rmtree, directory)
+        for number, address in enumerate(addresses):
+            log = directory / f"log{number}"
+            listen = ["-o", f"ListenAddress={address}:{port}"]
+            command = [program, "-D", "-E", log, "-f", directory / "sshd_config", *listen]
+            server = subprocess.Popen([*(prefixes[number] if prefixes else ()), *command])
+            ended.callback(server.wait)
+            ended.callback(server.kill)
+            while not log.exists() or "listening" not in log.read_text():
+                assert server.poll() is None, log.read_text()
+                time.sleep(0.05)
         unknown = ("-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR")
         yield ("-p", str(port), "-i", str(directory / "user"), *unknown)
-    finally:
-        server.kill()
-        server.wait()
-        shutil.rmtree(directory)

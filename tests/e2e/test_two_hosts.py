@@ -1,29 +1,28 @@
-"""`ratchet launch` over two hosts: the services and boxes on one, the engine on the other, the cable cut in mid-run.
+"""`ratchet launch` over two hosts, the cable cut in mid-run: the engine on the other host, or all boxes and a worker.
 
 The hosts are network namespaces, each with its own address; the second one has a real sshd, and Postgres listens on the
-first one's address. Skipped without root, iproute2 or openssh-server.
+first one's address if the engine is there. Skipped without root, iproute2 or openssh-server.
 """
 
 import asyncio
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import psutil
 import pytest
 import yaml
-from sqlalchemy import select
 
 from ratchet.store.database import Database
-from ratchet.store.schema import BatchItemTable, BatchTable, RolloutTable, RunTable
+from stack.parts import Stack
 from stack.ports import free_port
-from tests.e2e.conftest import ROOT
+from stack.postgres import database_url as own_database_url
+from stack.postgres import embedded_server
+from tests.e2e.launch_process import launching, processes_with, require_nothing_lost
 from tests.network_hosts import NetworkHost, network_hosts, ssh_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -45,6 +44,15 @@ os.execv(program, [program, "-D", str(data), "-h", address, "-p", "5432", "-k", 
 def hosts() -> Iterator[tuple[NetworkHost, NetworkHost]]:
     with network_hosts(2) as (head, worker):
         yield head, worker
+
+
+@pytest.fixture
+def bystander(hosts: tuple[NetworkHost, NetworkHost]) -> "Iterator[subprocess.Popen[bytes]]":
+    """A process of the other host that no launch may touch."""
+    process = subprocess.Popen(hosts[1].inside("sleep", "100000"), start_new_session=True)
+    yield process
+    process.kill()
+    process.wait()
 
 
 @pytest.fixture
@@ -71,86 +79,63 @@ def database_url(hosts: tuple[NetworkHost, NetworkHost], home: Path) -> Iterator
         server.wait(60)
 
 
-def write_files(home: Path, config_path: Path, worker: NetworkHost, cluster: dict[str, object]) -> tuple[str, str]:
-    config = yaml.safe_load(config_path.read_text())
+def config_of(path: Path, **values: object) -> dict[str, Any]:
+    config: dict[str, Any] = yaml.safe_load(path.read_text())
     config["training"] |= {"steps": STEPS, "group_size": GROUP_SIZE, "checkpoint_every": 1}
-    config["engines"] = [{"host": worker.address}]
-    (home / "fleet.yaml").write_text(yaml.safe_dump(config))
-    (home / "cluster.yaml").write_text(yaml.safe_dump(cluster))
-    return str(home / "cluster.yaml"), str(home / "fleet.yaml")
+    return config | values
 
 
-def eventually(holds: Callable[[], bool], launch: "subprocess.Popen[bytes]", log: Path, seconds: float = 600) -> None:
-    until = time.monotonic() + seconds
-    while not holds():
-        assert launch.poll() is None and time.monotonic() < until, log.read_text()[-4000:]
-        time.sleep(0.5)
-
-
-def processes_with(*words: str) -> list[str]:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            line = " ".join(process.cmdline())
-        except psutil.Error:
-            continue
-        if process.pid != os.getpid() and any(word in line for word in words):
-            found.append(line)
-    return found
-
-
-def test_a_launch_over_two_hosts_survives_a_cut_cable(
-    hosts: tuple[NetworkHost, NetworkHost], database_url: str, home: Path, config_path: Path
+def test_the_engine_on_the_other_host(
+    hosts: tuple[NetworkHost, NetworkHost],
+    bystander: "subprocess.Popen[bytes]",
+    database_url: str,
+    home: Path,
+    config_path: Path,
 ) -> None:
     head, worker = hosts
-    bystander = subprocess.Popen(worker.inside("sleep", "100000"), start_new_session=True)
-    port, log, stamp = free_port(), home / "launch.out", "twohosts"
-    with ssh_server([worker.address], 22, worker.inside()) as ssh:
+    port = free_port()
+    config = config_of(config_path, engines=[{"host": worker.address}])
+    variables = {"RATCHET_DATABASE_URL": database_url, "ADAPTER_PUBLIC_HOST": head.address}
+    with ssh_server([worker.address], 22, [worker.inside()]) as ssh:
         cluster = {"head": head.address, "hosts": {worker.address: {"gpus": 0}}, "ssh": list(ssh), "port": port}
-        names = write_files(home, config_path, worker, cluster | {"user": "root"})
-        command = head.inside(str(ROOT / ".venv/bin/ratchet"), "launch", names[0], "--config", names[1])
-        variables = {"RATCHET_DATABASE_URL": database_url, "ADAPTER_PUBLIC_HOST": head.address}
-        variables |= {"RATCHET_HOME": str(home / "state"), "STAMP": stamp, "EXP_TAG": home.name}
-        with log.open("wb") as output:
-            launch = subprocess.Popen(
-                command, cwd=ROOT, env={**os.environ, **variables}, stdout=output, stderr=subprocess.STDOUT
-            )
-        try:
-            eventually(lambda: "step 1:" in log.read_text(), launch, log)
+        with launching(home / "engine", head, cluster | {"user": "root"}, config, variables) as launch:
+            launch.until(lambda: "step 1:" in launch.said())
             worker.cut()
             time.sleep(CUT_SECONDS)  # the length of the cut
             worker.mend()
-            launch.wait(900)
-        finally:
-            if launch.poll() is None:
-                launch.send_signal(signal.SIGTERM)
-                launch.wait(300)
-    assert launch.returncode == 0, log.read_text()[-4000:]
-    left = processes_with(str(home / "state"), f"{head.address}:{port}", f"ratchet-ray-{os.getuid()}-{port}")
+            launch.wait_done()
+            said, dumped = (launch.directory / "run.log").read_text(), launch.dumped()
+    left = processes_with(str(home / "engine"), f"{head.address}:{port}", f"ratchet-ray-{os.getuid()}-{port}")
     assert left == [], "everything that the launch has started has ended"
     assert bystander.poll() is None
-    bystander.kill()
-    bystander.wait()
-    output_directory = ROOT / "runs" / f"{home.name}_{stamp}"
-    dumped = {path.stem for path in (output_directory / "rollout_dumps").iterdir()}
-    said = (output_directory / "run.log").read_text()
     assert f"the Ray node of {worker.address} has ended" in said and "engine answers again" in said
-    shutil.rmtree(output_directory)
-    asyncio.run(require_nothing_lost(database_url, dumped))
+    asyncio.run(require_nothing_lost(database_url, dumped, STEPS, GROUP_SIZE))
 
 
-async def require_nothing_lost(database_url: str, dumped: set[str]) -> None:
-    """Every step was committed once, from whole groups; no member counts twice, and every graded one was dumped."""
-    async with Database(database_url, pool_size=1) as database, database.begin() as connection:
-        run = (await connection.execute(select(RunTable.state, RunTable.step))).one()
-        batches = (await connection.execute(select(BatchTable.step, BatchTable.state))).all()
-        used = (await connection.execute(select(BatchItemTable.group_id))).scalars().all()
-        rollouts = (await connection.execute(select(RolloutTable.__table__))).mappings().all()
-    assert tuple(run) == ("done", STEPS)
-    assert {tuple(batch) for batch in batches} == {(step, "committed") for step in range(1, STEPS + 1)}
-    kept = Counter((one["group_id"], one["member"]) for one in rollouts if one["replaced_by"] is None)
-    assert set(kept.values()) == {1}
-    graded = [one for one in rollouts if one["outcome"] == "graded"]
-    assert Counter(one["group_id"] for one in graded if one["group_id"] in used) == dict.fromkeys(used, GROUP_SIZE)
-    assert [one["outcome_reason"] for one in rollouts if one["outcome"] not in ("graded", "cancelled")] == []
-    assert {f"rollout_{one['id']}" for one in graded} == dumped
+def test_boxes_and_a_worker_on_the_other_host(
+    hosts: tuple[NetworkHost, NetworkHost], bystander: "subprocess.Popen[bytes]", home: Path, config_path: Path
+) -> None:
+    """Postgres and Temporal are those of the stack, on loopback; ssh joins the ports."""
+    head, worker = hosts
+    with ssh_server([worker.address], 22, [worker.inside()]) as ssh:
+        idle = worker.commands()
+        cluster = {"head": head.address, "hosts": {worker.address: {"boxes": True}}, "ssh": list(ssh), "user": "root"}
+        with launching(home / "boxes", head, cluster, config_of(config_path), {}) as launch:
+            launch.until(lambda: "step 1:" in launch.said())
+            there = worker.commands()
+            for part in ("ratchet gateway", "ratchet worker --queue=boot --queue=agent --queue=grade"):
+                assert any(line.endswith(part) for line in there), there
+            assert not any(line.endswith(" gateway") for line in head.commands())
+            worker.cut()
+            time.sleep(CUT_SECONDS)  # the length of the cut
+            worker.mend()
+            launch.wait_done()
+            dumped = launch.dumped()
+            assert "worker ready" in (launch.directory / "worker.log").read_text()
+        assert sorted(worker.commands()) == sorted(idle), "everything that the launch has started has ended"
+    assert processes_with(str(home / "boxes")) == []
+    assert bystander.poll() is None
+    state = home / "boxes" / "state"
+    port = Stack(state).ports["postgres"]
+    with embedded_server(state / "postgres", port):
+        asyncio.run(require_nothing_lost(own_database_url(port), dumped, STEPS, GROUP_SIZE))

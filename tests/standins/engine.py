@@ -1,6 +1,6 @@
 """A scripted engine: a process with the part of vLLM's HTTP API that we use, and answers that a test sets.
 
-A real engine does not die, pause or hold calls on demand. Run as `python -m tests.standins.engine PORT`.
+A real engine does not die, pause or hold calls on demand. Run as `python -m tests.standins.engine PORT [HOST]`.
 
     POST /script {"outputs": [{"ids": [...], "finish": "stop", "hold": "name", "die": false, "status": 200,
                                "logprobs": [...], "at": 0}]}
@@ -220,4 +220,5 @@ class Engine:
 
 
 if __name__ == "__main__":
-    uvicorn.run(Engine().app(), host="127.0.0.1", port=int(sys.argv[1]), log_level="warning")
+    host = sys.argv[2] if len(sys.argv) > 2 else "127.0.0.1"
+    uvicorn.run(Engine().app(), host=host, port=int(sys.argv[1]), log_level="warning")

@@ -15,6 +15,7 @@ import pytest
 
 from ratchet.config import RunConfig
 from ratchet.errors import MachineError
+from stack import host_process
 from stack import ray_nodes as module
 from stack.cluster import Cluster
 from stack.placement import place
@@ -56,7 +57,7 @@ def test_a_cluster_comes_up_over_ssh_and_leaves_nothing(
 ) -> None:
     import ray
 
-    monkeypatch.setattr(module, "_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(host_process, "_AGAIN_SECONDS", 0.1)
     config = RunConfig.model_validate(
         {"datasets": [{"path": "x"}], "training": {"gpus": {HOSTS[0]: [1, 3], HOSTS[1]: [0]}}}
     )

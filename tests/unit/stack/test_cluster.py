@@ -42,6 +42,7 @@ def test_a_yaml_file_names_ports_and_users(tmp_path: Path) -> None:
     found = read_cluster(write(tmp_path, text, "cluster.yaml"))
     assert (found.user, found.ssh, found.hosts["10.0.0.3"].gpus) == ("train", ("-p", "2222"), None)
     assert list(read_cluster(write(tmp_path, "head: a\nhosts: [b, c]", "c.yaml")).hosts) == ["b", "c"]
+    assert read_cluster(write(tmp_path, "head: a\nhosts:\n", "c.yaml")).hosts == {}
 
 
 @pytest.mark.parametrize(("text", "name", "named"), [
@@ -64,6 +65,19 @@ def test_parts_and_hosts_must_fit() -> None:
         require_hosts(cluster, config(engines=[{"host": "10.0.0.7"}]))
     with pytest.raises(ConfigError, match=r"host 10.0.0.2 has no part"):
         require_hosts(cluster, config(training={"gpus": {"local": [0]}}))
+
+
+def test_a_host_of_boxes_is_no_ray_node_unless_its_gpus_are_given(tmp_path: Path) -> None:
+    text = "head: 10.0.0.1\nhosts: {10.0.0.2: {boxes: true}, 10.0.0.3: {gpus: 0, boxes: false}}\n"
+    cluster = read_cluster(write(tmp_path, text, "cluster.yaml"))
+    assert (cluster.box_host, cluster.ray_hosts) == ("10.0.0.2", ["10.0.0.3"])
+    require_hosts(cluster, config(training={"gpus": {"10.0.0.3": [0]}}))
+    with pytest.raises(ConfigError, match=r"host 10.0.0.2 has boxes only; give its number of GPUs"):
+        require_hosts(cluster, config(engines=[{"host": "10.0.0.2"}]))
+    both = Cluster.model_validate({"head": "a", "hosts": {"b": {"gpus": 0, "boxes": True}, "c": {"boxes": True}}})
+    assert both.ray_hosts == ["b"]
+    with pytest.raises(ConfigError, match="hosts b, c have `boxes: true`"):
+        require_hosts(both, config())
 
 
 def test_a_node_offers_the_learners_gpus_and_no_others(tmp_path: Path) -> None:

@@ -1,0 +1,163 @@
+"""One process of a launch on one host, for as long as this process lives: here as a child, elsewhere over ssh.
+
+It ends when its input ends: that is when this process ends it, when this process dies, and when the connection is lost.
+No other process of a host is touched, so several launches can share one.
+"""
+
+import contextlib
+import shlex
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from stack.cluster import Cluster
+
+_END_SECONDS, _AGAIN_SECONDS = 60.0, 5.0
+_SCRIPT = """
+exec 3<&0
+while IFS= read -r line <&3 && [ -n "$line" ]; do export "$line"; done
+cd {directory} || exit 1
+setsid env {variables} {command} </dev/null &
+process=$!
+setsid sh -c 'cat; kill -TERM $0; sleep {patience}; kill -KILL -$0' $process <&3 >/dev/null 2>&1 &
+guard=$!
+wait $process
+status=$?
+kill -KILL -$process 2>/dev/null
+kill -KILL $guard -$guard 2>/dev/null
+exit $status
+"""
+"""Takes NAME=VALUE lines up to an empty one, because arguments can be read by every user of a host; runs the command in
+a process group of its own, and ends that group when the script's input ends."""
+_PATIENCE_SECONDS = 20
+Say = Callable[[str], None]
+
+
+class HostProcess:
+    """It is started again, after a pause, if it ends by itself.
+
+    `name`: for messages. `started`: a text in its output that says that it is up. `environment`: variables that no
+    command line shows. `log`: a file that gets its output, None for none.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: list[str],
+        say: Say,
+        started: str = "",
+        environment: Mapping[str, str] | None = None,
+        log: Path | None = None,
+    ) -> None:
+        self.name = name
+        self.command = command
+        self.say = say
+        self.started = started
+        self.environment = environment or {}
+        self.log = log
+        self.is_ending = False
+        self.is_up = threading.Event()
+        self.last_lines: deque[str] = deque(maxlen=5)
+        self.process: subprocess.Popen[str] | None = None
+        self.lock = threading.Lock()
+        self.keeper = threading.Thread(target=self._keep, name=name, daemon=True)
+        self.keeper.start()
+
+    def _keep(self) -> None:
+        while True:
+            with self.lock:
+                if self.is_ending:
+                    return
+                self.process = self._start()
+            assert self.process.stdin is not None and self.process.stdout is not None
+            with self.process.stdout:
+                self._read(self.process.stdout)
+            status = self.process.wait()
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
+            self.is_up.clear()
+            if not self.is_ending:
+                self.say(f"{self.name} has ended with status {status}: {self.words()}; starting again")
+                time.sleep(_AGAIN_SECONDS)
+
+    def _start(self) -> "subprocess.Popen[str]":
+        process = subprocess.Popen(
+            self.command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for this process, which then ends the others in order
+        )
+        assert process.stdin is not None
+        with contextlib.suppress(OSError):  # it has ended at once; its output says why
+            process.stdin.write("".join(f"{name}={value}\n" for name, value in self.environment.items()) + "\n")
+            process.stdin.flush()
+        return process
+
+    def _read(self, output: IO[str]) -> None:
+        with self.log.open("a") if self.log is not None else contextlib.nullcontext() as log:
+            for line in output:
+                if log is not None:
+                    log.write(line)
+                    log.flush()
+                if line.strip():
+                    self.last_lines.append(line.strip())
+                if self.started and self.started in line:
+                    self.is_up.set()
+
+    def words(self) -> str:
+        """Return what it has said last."""
+        return "; ".join(self.last_lines)[-300:] or "it said nothing"
+
+    def end(self) -> None:
+        """Close its input, without waiting for its end."""
+        with self.lock:
+            self.is_ending = True
+            if self.process is not None and self.process.stdin is not None:
+                with contextlib.suppress(OSError):
+                    self.process.stdin.close()
+
+    def wait_ended(self) -> None:
+        if self.process is None:
+            return
+        try:
+            self.process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:  # the host does not answer; its guard ends the process once it notices
+            self.process.kill()
+        self.keeper.join()
+
+
+def here(cluster: Cluster, command: Sequence[str], variables: Mapping[str, str]) -> list[str]:
+    """Return the command that runs another one on this machine, in the cluster's directory."""
+    return ["sh", "-c", _script(cluster, command, variables)]
+
+
+def over_ssh(
+    cluster: Cluster,
+    host: str,
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    options: Sequence[str] = (),
+) -> list[str]:
+    """Return the command that runs another one on a host. `options`: of this connection.
+
+    `variables`: which everybody on both machines may read.
+    """
+    login = f"{cluster.user}@{host}" if cluster.user else host
+    # Without BatchMode, ssh would ask for a password.
+    arguments = ["-o", "BatchMode=yes", *options, *cluster.ssh, login]
+    return ["ssh", *arguments, f"sh -c {shlex.quote(_script(cluster, command, variables))}"]
+
+
+def _script(cluster: Cluster, command: Sequence[str], variables: Mapping[str, str]) -> str:
+    return _SCRIPT.format(
+        directory=shlex.quote(str(cluster.directory)),
+        variables=shlex.join(f"{name}={value}" for name, value in variables.items()),
+        command=shlex.join(command),
+        patience=_PATIENCE_SECONDS,
+    )
