@@ -46,7 +46,7 @@ async def show_versions(request: Request, run_id: str, before: int | None = None
     """`before`: only versions of earlier steps."""
     async with request.app.state.store.read() as connection:
         found(await run_views.read_run_head(connection, run_id), f"run {run_id}")
-        versions = await version_views.list_versions(connection, run_id, _PAGE_VERSIONS, before)
+        versions = await version_views.published_versions(connection, run_id, _PAGE_VERSIONS, before)
     more = next_link(request, before=versions[-1].step) if len(versions) == _PAGE_VERSIONS else None
     return await respond(request, "versions.html", VersionsPage(run_id, versions, more))
 

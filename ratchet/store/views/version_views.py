@@ -21,7 +21,7 @@ class VersionLine:
     sync_seconds: float | None
 
 
-async def list_versions(
+async def published_versions(
     connection: AsyncConnection, run_id: str, limit: int, before_step: int | None = None
 ) -> list[VersionLine]:
     """Return the run's versions, newest first; `before_step`: only those of earlier steps."""

@@ -50,7 +50,7 @@ async def test_without_a_call_no_end_is_graded_and_the_boxes_are_bounded(loop: L
 async def test_a_first_call_that_was_begun_is_evidence_and_one_that_was_refused_is_none(loop: Loop) -> None:
     """Their program is unknown to us: only the store tells that the one call was in flight, or was refused.
 
-    A prompt that does not fit before the policy has answered is nobody's work but the user's, so no box more is tried.
+    A prompt that does not fit before the policy has answered is the work of no policy, so no box more is tried.
     """
     await loop.script("never delivered", hold="first")
     in_flight = await start(loop, ASK.replace("NUM_WORDS", "1"), agent_seconds=4)
