@@ -110,8 +110,8 @@ class HarnessConfig(Section):
 
     name: str = "bash_agent"
     """Name of the agent program: bash_agent, claude_code, codex, mini_swe_agent, opencode, qwen_code, or the import
-    path of a class as `package.module:Class`. bash_agent is the default because it needs nothing to be fetched. The others
-    have long prompts of their own, for which `sampling.max_context_tokens` must have room."""
+    path of a class as `package.module:Class`. bash_agent is the default because it needs nothing to be fetched. The
+    others have long prompts of their own, for which `sampling.max_context_tokens` must have room."""
     prompt: str | None = None
     """Template of the user message, in which `{problem_statement}` and `{workdir}` are replaced. None, the default,
     uses the prompt of activities/harnesses/base.py."""
