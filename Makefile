@@ -56,10 +56,10 @@ site: docs
 test: setup
 	@$(RUN)/pytest -n 3 --dist loadfile tests/integration tests/unit tests/replay --ignore tests/integration/workflows -m "not slow"
 
-# Whole rollouts: first with a scripted engine and everything else real, then the whole stack with real agents, then a run whose stack is
+# Whole rollouts: first with a scripted engine and everything else real, on two stacks since they wait for most of the time, then the whole stack with real agents, then a run whose stack is
 # upgraded. A broken stack fails each test after minutes, so the third failure is the last that is waited for.
 e2e: setup
-	@$(RUN)/pytest --maxfail 3 tests/integration/workflows
+	@$(RUN)/pytest --maxfail 3 -n 2 --dist loadfile tests/integration/workflows
 	@$(RUN)/pytest --maxfail 3 tests/e2e -m "not slow"
 	@$(RUN)/pytest --maxfail 3 tests/upgrade
 
