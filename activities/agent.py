@@ -117,8 +117,8 @@ class AgentActivities:
         if is_final:
             limit = config.sampling.max_context_tokens
             reason += (
-                f"; what the agent says by itself does not fit into sampling.max_context_tokens ({limit}): raise that, "
-                "or choose an agent that says less"
+                f"; what the agent says by itself does not fit (sampling.max_context_tokens is {limit}): give it more "
+                "room, or choose an agent that says less"
             )
         exit = AgentExit.STARVED if starved or reason else ended.kind
         async with self.database.begin() as connection:
@@ -182,9 +182,12 @@ class AgentActivities:
         suspended_seconds = suspended.suspended_seconds + time.monotonic() - asked
         async with self.database.begin() as connection:
             await outages.add_suspension(connection, session_id, suspended_seconds)
+            gateway_seconds = await outages.gateway_away_seconds(connection, session_id)
         progress = await self._session_progress(input)
         report = dataclasses.replace(suspended, suspended_seconds=suspended_seconds)
-        owed = owed_seconds(report, budget_seconds, progress.waited_seconds)
+        # The gateway's outage ends at the latest with the suspension, which is among the waits.
+        waited_seconds = progress.waited_seconds + max(0.0, gateway_seconds - suspended_seconds)
+        owed = owed_seconds(report, budget_seconds, waited_seconds)
         _LOG.info("agent at its deadline", rollout_id=input.rollout_id, owed_seconds=round(owed, 1))
         if owed > _LEAST_RESUMED_SECONDS:
             await harness.resume_suspended(box, input.attempt, owed)

@@ -60,6 +60,7 @@ class BootActivities:
             if await self._is_further_box(input):
                 await require_wall_time(self.database, self.configs, input)
             new = await self._requested(input, config)
+            self._creator.require_not_building(new.image)
             row = await self._reserve(input, new, config)
             if row.state == SandboxState.LIVE and row.provider_id is not None:
                 return LiveSandbox(sandbox_id=row.id, provider_id=row.provider_id)

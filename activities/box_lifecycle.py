@@ -67,6 +67,11 @@ class BoxCreator:
         self.installation = installation
         self.builds = builds
 
+    def require_not_building(self, image: str) -> None:
+        """Raise SandboxBusyError if the image is being built, as far as this process knows: no row is needed yet."""
+        if self.builds is not None:
+            self.builds.require_not_under_way(image)
+
     async def create(
         self,
         row: LedgerRow,

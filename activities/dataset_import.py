@@ -6,7 +6,7 @@ from typing import Protocol
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from activities.datasets.build_context import BUILD_CONTEXT
+from activities.datasets.build_context import BUILD_CONTEXT, check_build_context
 from activities.datasets.formats import dataset_digest, read_rows
 from activities.graders.registry import GRADERS
 from ratchet.config import DatasetConfig, RunConfig
@@ -59,8 +59,21 @@ def _take_build_contexts(rows: list[NewTask]) -> dict[str, bytes]:
     """Remove the archives of images that have to be built from the rows, and return them by image: every stage of a
     rollout reads its task, and none of them needs the archive.
     """
-    taken = {row["image"]: row["spec"].pop(BUILD_CONTEXT, None) for row in rows}
-    return {image: base64.b64decode(archive) for image, archive in taken.items() if archive is not None}
+    taken: dict[str, bytes] = {}
+    for row in rows:
+        archive = row["spec"].pop(BUILD_CONTEXT, None)
+        if archive is not None and row["image"] not in taken:
+            taken[row["image"]] = _checked(row, archive)
+    return taken
+
+
+def _checked(row: NewTask, text: str) -> bytes:
+    try:
+        archive = base64.b64decode(text)
+        check_build_context(row["image"], archive)
+    except ValueError as error:
+        raise DatasetError(f"{row['dataset']}: task {row['label']}: metadata.{BUILD_CONTEXT}: {error}") from None
+    return archive
 
 
 def grader_versions() -> list[GraderVersion]:

@@ -5,10 +5,11 @@
 | missing  | the service does not know the image (`create`) | the boot that finds it so starts workflow `image/DIGEST` |
 | building | that workflow is open                          | it ends: present, or failed                              |
 | present  | the service makes boxes of it                  | somebody removes the image: missing                      |
-| failed   | that workflow has ended without a result       | `ratchet images build` starts it again: building         |
+| failed   | that workflow has failed                       | a boot 15 minutes later, or `ratchet images build`       |
 
 Nothing else records the state, so nothing can contradict the service. A boot that waits gives its box's place and its
-slot back, and asks again every few seconds.
+slot back, and asks again every few seconds. A failed build is tried again later, because a mirror or a registry that is
+away fails it like a mistake in the Dockerfile.
 """
 
 import asyncio
@@ -17,22 +18,27 @@ from collections import deque
 from datetime import UTC, datetime
 from typing import NoReturn
 
+from temporalio.api.workflow.v1 import WorkflowExecutionInfo
 from temporalio.client import Client, WorkflowFailureError
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.service import RPCError
 
-from activities.sandboxes.base import BuildFailedError, ImageBuilder
+from activities.sandboxes.base import ImageBuilder
 from activities.stage import activity_stage, heartbeating
 from ratchet.built_images import build_workflow_id
-from ratchet.errors import ConfigError, SandboxBusyError, TemporalUnavailableError
+from ratchet.errors import BuildFailedError, ConfigError, SandboxBusyError, TemporalUnavailableError
 from ratchet.image_payloads import BuildImageInput, BuildImageResult
+from ratchet.payload_codec import PayloadKeyError
+from ratchet.secrets import without_secrets
 from ratchet.store import build_contexts
 from ratchet.store.database import Database
 from ratchet.temporal_client import WorkflowState, describe_workflow, root_cause
 from ratchet.temporal_settings import TemporalSettings
 
 _ASK_AGAIN_SECONDS = 5.0
-_JUST_BUILT_SECONDS = 60.0
+_JUST_BUILT_SECONDS, _FAILED_SECONDS = 60.0, 900.0
+_BUILD_SECONDS = 6000.0
+"""Limit of one try, below that of the activity, so that a step which hangs ends as a failure of the Dockerfile."""
 _TRIES, _TRY_AGAIN_SECONDS = 3, 5.0
 """A build step may fail because of a mirror or a registry, which looks like the Dockerfile's own mistake."""
 _KEPT_LINES, _MAX_CHARS = 20, 600
@@ -44,6 +50,19 @@ class ImageBuilds:
     def __init__(self, client: Client, settings: TemporalSettings) -> None:
         self.client = client
         self.settings = settings
+        self._under_way: dict[str, float] = {}  # image -> until when it need not be asked for again, monotonic clock
+
+    def require_not_under_way(self, image: str) -> None:
+        """Raise SandboxBusyError if the image was found to be under way a moment ago, without asking again: thousands
+        of boots may wait for it.
+        """
+        if time.monotonic() < self._under_way.get(image, 0.0):
+            raise self._is_building(image)
+
+    def _is_building(self, image: str) -> SandboxBusyError:
+        workflow_id = self.settings.own(build_workflow_id(image))
+        words = f"image {image} is being built by workflow {workflow_id}"
+        return SandboxBusyError(words, _ASK_AGAIN_SECONDS, is_full=True)
 
     async def raise_state(self, image: str) -> NoReturn:
         """Start the build of an image that the service does not have, unless it is under way.
@@ -56,24 +75,38 @@ class ImageBuilds:
             found = await describe_workflow(self.client, workflow_id)
             info = found.workflow_execution_info if found is not None else None
             state = WorkflowState(info.status) if info is not None else None
-            if info is not None and state is WorkflowState.COMPLETED:
-                _require_old(image, info.close_time.ToDatetime(UTC))
-            elif state is not None and not state.is_open:
-                raise ConfigError(
-                    f"image {image} cannot be built: {await self._failure(workflow_id)}; mend its Dockerfile and "
-                    "import the tasks again, or try again with `ratchet images build`"
-                )
+            # What a person has cancelled or terminated was not the Dockerfile's failure.
+            if info is not None and state in (WorkflowState.COMPLETED, WorkflowState.FAILED):
+                await self._require_old(image, workflow_id, info, has_failed=state is WorkflowState.FAILED)
             if state is None or not state.is_open:
                 await self._start(image, workflow_id)
-        except RPCError as error:
-            raise TemporalUnavailableError(f"Temporal cannot tell about {workflow_id}: {error.message}") from error
-        raise SandboxBusyError(
-            f"image {image} is being built by workflow {workflow_id}", _ASK_AGAIN_SECONDS, is_full=True
-        )
+        except (RPCError, PayloadKeyError) as error:
+            raise TemporalUnavailableError(f"Temporal cannot tell about {workflow_id}: {error}") from error
+        self._under_way[image] = time.monotonic() + _ASK_AGAIN_SECONDS
+        raise self._is_building(image)
 
-    async def _failure(self, workflow_id: str) -> str:
+    async def _require_old(self, image: str, workflow_id: str, info: WorkflowExecutionInfo, has_failed: bool) -> None:
+        """Raise the error of a build that has ended lately: ConfigError if it has failed, and SandboxBusyError if not,
+        since the service should know the image.
+        """
+        ended_at = info.close_time.ToDatetime(UTC)
+        age = (datetime.now(UTC) - ended_at).total_seconds()
+        if has_failed and age < _FAILED_SECONDS:
+            raise ConfigError(
+                f"image {image} cannot be built: {await self._failure(workflow_id, info.execution.run_id)}; mend its "
+                "Dockerfile and import the tasks again, or try again with `ratchet images build`"
+            )
+        if not has_failed and age < _JUST_BUILT_SECONDS:
+            raise SandboxBusyError(
+                f"image {image} was built at {ended_at:%H:%M:%S} UTC, and the sandbox service does not have it: "
+                "workers of queue `image` must run beside the service's gateway or daemon only",
+                _ASK_AGAIN_SECONDS,
+                is_full=True,
+            )
+
+    async def _failure(self, workflow_id: str, run_id: str) -> str:
         try:
-            await self.client.get_workflow_handle(workflow_id).result()
+            await self.client.get_workflow_handle(workflow_id, run_id=run_id).result()
         except WorkflowFailureError as error:
             return root_cause(error)
         return "its build was ended"
@@ -86,17 +119,6 @@ class ImageBuilds:
             task_queue=self.settings.own("control"),
             id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-        )
-
-
-def _require_old(image: str, built_at: datetime) -> None:
-    """Raise SandboxBusyError if the image was built a moment ago: the service should know it."""
-    if (datetime.now(UTC) - built_at).total_seconds() < _JUST_BUILT_SECONDS:
-        raise SandboxBusyError(
-            f"image {image} was built at {built_at:%H:%M:%S} UTC, and the sandbox service does not have it: a worker "
-            "of queue `image` must run beside the service's gateway or daemon",
-            _ASK_AGAIN_SECONDS,
-            is_full=True,
         )
 
 
@@ -126,8 +148,15 @@ class ImageBuildActivities:
         async with heartbeating(lines.newest):
             for tries_left in reversed(range(_TRIES)):
                 try:
-                    await self.builder.build(input.image, context, lines.add)
+                    async with asyncio.timeout(_BUILD_SECONDS):
+                        await self.builder.build(input.image, context, lines.add)
                     break
+                except TimeoutError:
+                    raise ConfigError(f"its build has not ended after {_BUILD_SECONDS:.0f} s: {lines.end()}") from None
+                except ValueError as error:
+                    raise ConfigError(str(error)) from error
+                except OSError as error:  # this machine's disk is full, for example
+                    raise SandboxBusyError(f"{input.image} cannot be built now: {error}", 60.0) from error
                 except BuildFailedError as error:
                     if not tries_left:
                         raise ConfigError(f"{error}: {lines.end()}") from error
@@ -143,7 +172,8 @@ class BuildLines:
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
 
     def add(self, text: str) -> None:
-        self._lines.extend(line.strip() for line in text.splitlines() if line.strip())
+        shown = without_secrets(text)  # before a line is cut, which could leave a part of one
+        self._lines.extend(line.strip() for line in shown.splitlines() if line.strip())
 
     async def newest(self) -> str:
         """Return the newest line, for the heartbeat's details."""

@@ -32,7 +32,7 @@ import structlog
 
 from engine import weight_storage
 from ratchet import paths
-from ratchet.errors import StorageUnavailableError
+from ratchet.errors import WeightStorageError
 from ratchet.store import retention, runs
 from ratchet.store.database import Database
 from ratchet.stored_config import read_stored_config
@@ -157,7 +157,7 @@ async def _delete_stored_weights(database: Database, run_id: str) -> None:
             if name not in kept.versions:
                 uri = weight_storage.version_address(address, f"{run_id}/{name}")
                 await asyncio.to_thread(weight_storage.delete_version, uri)
-    except StorageUnavailableError as error:
+    except WeightStorageError as error:
         _LOG.warning("weights not deleted", run=run_id, reason=str(error))
 
 

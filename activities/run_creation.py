@@ -57,7 +57,9 @@ async def create_run_from_config(
         first = InitialVersion(config.endpoint.url, [])
     else:
         assert model is not None
-        first = await asyncio.to_thread(publish_model, model, run_id, config)
+        # No engine reads the version of rollouts by hand, which the engines answer with what they have.
+        address = None if name == runs.ADHOC else config.training.weights_address
+        first = await asyncio.to_thread(publish_model, model, run_id, address)
     async with database.begin() as connection:
         order = await _import_tasks(connection, config)
         if name != runs.ADHOC:
@@ -68,17 +70,17 @@ async def create_run_from_config(
         await runs.publish_initial(connection, policy_version(run_id, 0, 0), run_id, *first)
 
 
-def publish_model(model: Path, run_id: str, config: RunConfig) -> InitialVersion:
-    """Make the files of the run's version 0 and store them at the run's address, if it has one. Safe to repeat.
+def publish_model(model: Path, run_id: str, address: str | None) -> InitialVersion:
+    """Make the files of the run's version 0 and store them at `address`, if there is one. Safe to repeat.
 
-    Raises ConfigError if the model is an adapter, StorageUnavailableError if the address does not answer.
+    Raises ConfigError if the model is an adapter, WeightStorageError if the address does not answer.
     """
     version = policy_version(run_id, 0, 0)
     directory = paths.policies() / version
     files = link_version(model, directory)
-    if config.training.weights_address is None:
+    if address is None:
         return InitialVersion(str(directory), files)
-    uri = weight_storage.version_address(config.training.weights_address, version)
+    uri = weight_storage.version_address(address, version)
     weight_storage.upload_version(directory, uri, files)
     return InitialVersion(uri, files)
 
@@ -86,7 +88,7 @@ def publish_model(model: Path, run_id: str, config: RunConfig) -> InitialVersion
 async def model_directory(database: Database, config: RunConfig) -> Path:
     """Return the directory of the run's initial weights, fetched from their address if they are not here.
 
-    Raises ConfigError naming what is missing, StorageUnavailableError if an address does not answer.
+    Raises ConfigError naming what is missing, WeightStorageError if an address does not answer.
     """
     if config.init_from is not None and "@" in config.init_from and not Path(config.init_from).exists():
         run_id, _, step = config.init_from.rpartition("@")

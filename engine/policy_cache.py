@@ -20,7 +20,6 @@ import shutil
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from engine import weight_storage
@@ -45,7 +44,7 @@ class PolicyCache:
     def fetch(self, uri: str, files: Sequence[JsonObject]) -> Path:
         """Return the directory of a version, after copying its files here if they are at an address.
 
-        Until this process has used KEPT_VERSIONS others, no process deletes it. Raises StorageUnavailableError; what
+        Until this process has used KEPT_VERSIONS others, no process deletes it. Raises WeightStorageError; what
         was copied stays for the next try. Raises DamagedVersionError if a file is not as its row says.
         """
         directory = policy_directory(uri, self.root)
@@ -104,8 +103,8 @@ def _copy_version(uri: str, files: Sequence[JsonObject], directory: Path) -> Non
     building = directory.with_name(directory.name + ".fetching")
     with weight_storage.storage_errors(uri):  # of this machine's disk, too
         building.mkdir(parents=True, exist_ok=True)
-        with ThreadPoolExecutor(weight_storage.FILES_AT_ONCE) as pool:
-            list(pool.map(lambda file: _copy_file(uri, file, building), files))
+        for file in files:  # not in a pool, whose threads Python waits for at its end; each file is read in many ranges
+            _copy_file(uri, file, building)
         fsync(building)
         building.rename(directory)
         fsync(directory.parent)

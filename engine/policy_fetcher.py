@@ -18,7 +18,7 @@ from engine.policy_cache import KEPT_VERSIONS, PolicyCache
 from engine.policy_files import is_address, is_intact, policy_directory
 from engine.weight_storage import DamagedVersionError
 from ratchet.background_task import in_abandonable_thread
-from ratchet.errors import StorageUnavailableError, StoreUnavailableError
+from ratchet.errors import StoreUnavailableError, WeightStorageError
 from ratchet.store import engines
 from ratchet.store.database import Database
 from ratchet.store.engines import PublishedPolicy
@@ -44,10 +44,10 @@ class PolicyFetcher:
         self._damaged: Counter[str] = Counter()
         self._reported: JsonObject = {}
 
-    async def published(self) -> list[PublishedPolicy]:
-        """Return the versions that engines may serve, newest first."""
+    async def published(self, most: int | None = None) -> list[PublishedPolicy]:
+        """Return the versions that engines may serve, newest first, at most `most`."""
         async with self.database.begin() as connection:
-            return await engines.newest_published_policies(connection)
+            return await engines.newest_published_policies(connection, most)
 
     async def newest_intact(self, loaded: str | None, only_here: bool = False) -> PublishedPolicy | None:
         """Return the newest published version whose files are here with their digests, or None.
@@ -62,7 +62,7 @@ class PolicyFetcher:
                 if only_here and (found := await self._first_intact(policies, loaded, is_fetching=False)):
                     return found
                 return await self._first_intact(policies, loaded, is_fetching=True)
-            except StorageUnavailableError as error:
+            except WeightStorageError as error:
                 await self._report(str(error))
             await asyncio.sleep(wait)
             wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
@@ -72,13 +72,13 @@ class PolicyFetcher:
         wait = _LOOK_SECONDS
         while True:
             try:
-                policies = await self.published()
-                if policies and is_address(policies[0].uri):
-                    if policies[0].version not in self._fetched:
-                        await self._fetch(policies[0], policies)
+                newest = await self.published(most=1)
+                if newest and is_address(newest[0].uri):
+                    if newest[0].version not in self._fetched:
+                        await self._fetch(newest[0], await self.published())
                     await self._report(None)
                 wait = _LOOK_SECONDS
-            except StorageUnavailableError as error:
+            except WeightStorageError as error:
                 await self._report(str(error))
                 wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
             except StoreUnavailableError:
@@ -108,24 +108,28 @@ class PolicyFetcher:
         return None
 
     async def _is_intact(self, policy: PublishedPolicy, policies: Sequence[PublishedPolicy], is_fetching: bool) -> bool:
-        """Return whether the files are here with their digests. Raises StorageUnavailableError if they are fetched."""
+        """Return whether the files are here with their digests. Raises WeightStorageError if they are fetched."""
         directory = policy_directory(policy.uri, self.root)
         if is_fetching and is_address(policy.uri):
             await self._fetch(policy, policies)
         if await asyncio.to_thread(is_intact, directory, policy.files):
             return True
-        if is_fetching and is_address(policy.uri):
-            base = _base_of(directory, policy)
-            for changed in (directory, base):
+        if not is_address(policy.uri):
+            return False
+        if directory.is_dir():  # a copy that has changed on the disk; the next fetch makes it anew
+            for changed in (directory, _base_of(directory, policy)):
                 if changed is not None:
                     await asyncio.to_thread(self._cache.discard, changed)
-            raise DamagedVersionError(f"{directory}: files have changed on the disk")
+            if policy.version in self._fetched:
+                self._fetched.remove(policy.version)
+            if is_fetching:
+                raise DamagedVersionError(f"{directory}: files have changed on the disk")
         return False
 
     async def _fetch(self, policy: PublishedPolicy, policies: Sequence[PublishedPolicy]) -> None:
         """Fetch a version and, if it is an adapter, its base, which is among `policies`.
 
-        Raises StorageUnavailableError. The thread is left behind if the engine ends meanwhile: a back end may wait for
+        Raises WeightStorageError. The thread is left behind if the engine ends meanwhile: a back end may wait for
         minutes.
         """
         started = time.monotonic()

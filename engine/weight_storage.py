@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ratchet.errors import ConfigError, StorageUnavailableError
+from ratchet.errors import ConfigError, WeightStorageError
 from ratchet.secrets import without_secrets
 from ratchet.types import JsonObject
 
@@ -24,7 +24,7 @@ _EXTRAS = {"s3": "s3", "gs": "gs", "gcs": "gs"}
 """Scheme -> extra of this package with which its back end is installed."""
 
 
-class DamagedVersionError(StorageUnavailableError):
+class DamagedVersionError(WeightStorageError):
     """A stored file has another size or digest than its row says."""
 
 
@@ -65,7 +65,7 @@ def version_address(address: str, version: str) -> str:
 
 
 def upload_version(directory: Path, uri: str, files: Sequence[JsonObject], stored: set[str] | None = None) -> None:
-    """Copy a version's files to `uri`, replacing what is there. Raises StorageUnavailableError.
+    """Copy a version's files to `uri`, replacing what is there. Raises WeightStorageError.
 
     `stored`: names of files that an earlier try has copied, which this one leaves out; it adds those that it copies.
     """
@@ -86,7 +86,7 @@ def upload_version(directory: Path, uri: str, files: Sequence[JsonObject], store
 def read_file(uri: str, start: int, size: int) -> Iterator[bytes]:
     """Yield the contents of a stored file of `size` bytes from `start` on, several ranges at once.
 
-    Raises DamagedVersionError if the file has another size, else StorageUnavailableError.
+    Raises DamagedVersionError if the file has another size, else WeightStorageError.
     """
     with storage_errors(uri):
         place = _open(uri)
@@ -100,13 +100,13 @@ def read_file(uri: str, start: int, size: int) -> Iterator[bytes]:
         with storage_errors(uri):
             pieces = place.storage.cat_ranges([place.path] * len(starts), starts, ends, on_error="raise")
         if sum(map(len, pieces)) != ends[-1] - start:
-            raise StorageUnavailableError(f"{uri}: the answer is shorter than the {ends[-1] - start} bytes asked for")
+            raise WeightStorageError(f"{uri}: the answer is shorter than the {ends[-1] - start} bytes asked for")
         yield from pieces
         start = ends[-1]
 
 
 def list_versions(address: str, run_id: str) -> list[str]:
-    """Return the names of a run's directories at the address. Raises StorageUnavailableError."""
+    """Return the names of a run's directories at the address. Raises WeightStorageError."""
     uri = version_address(address, run_id)
     with storage_errors(uri):
         place = _open(uri)
@@ -119,7 +119,7 @@ def list_versions(address: str, run_id: str) -> list[str]:
 
 
 def delete_version(uri: str) -> None:
-    """Delete a version's files, if there are any. Raises StorageUnavailableError."""
+    """Delete a version's files, if there are any. Raises WeightStorageError."""
     with storage_errors(uri), contextlib.suppress(FileNotFoundError):
         place = _open(uri)
         place.storage.invalidate_cache()
@@ -139,11 +139,11 @@ def _protocols(place: _Place) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def storage_errors(uri: str) -> Iterator[None]:
-    """Raise StorageUnavailableError for any error of a back end; each has classes of its own."""
+    """Raise WeightStorageError for any error of a back end; each has classes of its own."""
     try:
         yield
-    except StorageUnavailableError:
+    except WeightStorageError:
         raise
     except Exception as error:
         reason = " ".join(without_secrets(str(error)).split())[:300]
-        raise StorageUnavailableError(f"{uri}: {type(error).__name__}: {reason}") from error
+        raise WeightStorageError(f"{uri}: {type(error).__name__}: {reason}") from error

@@ -15,12 +15,13 @@ answers, `NoVerdictError` ends a rollout within its workflow, and `WeakPolicyErr
     │   └── MachineError          the machine lacks something: bubblewrap, a port, disk space, a database
     ├── SandboxBusyError          the sandbox service is busy or cannot be reached
     ├── SandboxGoneError          the box does not exist any more
+    ├── BuildFailedError          a step of a Dockerfile has failed, or its base image cannot be had
     ├── CommandFailedError        a command in a box ended with a non-zero status or ran out of time
     ├── BoxSpentError             another try has used the box: boot a new one
     ├── EngineUnavailableError    no engine answers, or all are paused
     ├── EngineRejectedError       the engine refused a request (4xx): a repeated request would fail, too
     ├── StoreUnavailableError     Postgres does not answer, or answers with an error of its own
-    ├── StorageUnavailableError   the storage of weights does not answer, refuses, or gave damaged files
+    ├── WeightStorageError   the storage of weights does not answer, refuses, or gave damaged files
     ├── TemporalUnavailableError  Temporal does not answer an activity's question about other workflows
     ├── LearnerLostError          the learner has sent no heartbeat, or written no checkpoint, for too long
     ├── GraderFailedError         the grader could not run
@@ -32,13 +33,14 @@ answers, `NoVerdictError` ends a rollout within its workflow, and `WeakPolicyErr
 | user ↔ any        | UserError              | not retried                 | the run's or rollout's reason      |
 | activity ↔ box    | SandboxBusyError       | Temporal, after a delay     | nothing: the call is repeated      |
 | activity ↔ box    | SandboxGoneError       | the workflow: a new box     | attempt lost; infra_failed after 3 |
+| activity ↔ builder of images | BuildFailedError | twice, by `build_image` | the reason of rollouts of that image |
 | activity ↔ box    | CommandFailedError     | not retried                 | the stage's own outcome            |
 | activity ↔ box    | BoxSpentError          | the workflow: a new box     | nothing                            |
 | adapter ↔ engine  | EngineUnavailableError | the adapter (pings if streaming) | engine wait of the turn            |
 | adapter ↔ engine  | EngineRejectedError    | not retried                 | the vendor's 400 to the agent      |
 | activity ↔ Postgres | StoreUnavailableError | Temporal, after a delay   | nothing                            |
 | service ↔ Postgres | StoreUnavailableError | the process; the adapter holds its calls | nothing               |
-| service ↔ storage of weights | StorageUnavailableError | the process | engine details, learner's phase |
+| service ↔ storage of weights | WeightStorageError | the process | engine details, learner's phase |
 | activity ↔ Temporal | TemporalUnavailableError | Temporal, without limit | the stage's failure, in its UI     |
 | workflow ↔ learner| LearnerLostError       | Temporal, without limit     | the stage's failure, in its UI     |
 | grade             | GraderFailedError      | the workflow: a new box     | grader_failed after 3              |
@@ -103,6 +105,10 @@ class SandboxGoneError(RatchetError):
     """The box was killed, expired or never existed. Only a new box helps."""
 
 
+class BuildFailedError(RatchetError):
+    """A step of the Dockerfile has failed, or its base image cannot be had; the printed lines say why."""
+
+
 class CommandFailedError(RatchetError):
     """A command in a box failed: `exit_code` is None exactly when `timed_out`.
 
@@ -144,7 +150,7 @@ class StoreUnavailableError(RatchetError):
     retryable = True
 
 
-class StorageUnavailableError(RatchetError):
+class WeightStorageError(RatchetError):
     """The storage of weights (`training.weights_address`) does not answer, refuses, or gave files that are damaged."""
 
     retryable = True

@@ -61,6 +61,11 @@ class EncryptionCodec(PayloadCodec):
         self._refused = None
         self.is_refused.clear()
 
+    def forget_refused(self) -> None:
+        """Give up the payload that was refused last, so that only its own workflow waits for its key."""
+        self._refused = None
+        self.is_refused.clear()
+
     def has_newest_key(self, payload: Payload) -> bool:
         """Return whether a payload is encrypted with the key that encrypts now, or with none if none does."""
         return (_key_id(payload) if _is_encrypted(payload) else None) == self.newest

@@ -57,6 +57,7 @@ _LOG = structlog.get_logger()
 SWEEP_SCHEDULE = "sweep"
 _OWNER = "ratchet_installation"
 """Key of the memo of the sweep's workflow, which holds the installation's id."""
+_REFUSED_SECONDS = 60.0
 _LOOK_SECONDS = 1.0
 _SAY_SECONDS = 30.0
 
@@ -129,9 +130,14 @@ async def require_payload_keys(client: Client, settings: TemporalSettings) -> No
 
 
 async def wait_for_payload_keys(client: Client, settings: TemporalSettings, stopping: asyncio.Event) -> None:
-    """Wait until `require_payload_keys` passes, or until `stopping` is set: work that cannot be read is not taken."""
-    said = -_SAY_SECONDS
+    """Wait until `require_payload_keys` passes, or until `stopping` is set: work that cannot be read is not taken.
+
+    A single payload is waited for a minute only. Its key may be lost for ever, which must not stop all other workflows.
+    """
+    began, said = time.monotonic(), -_SAY_SECONDS
     while not stopping.is_set():
+        if time.monotonic() - began > _REFUSED_SECONDS:
+            codec_of(client.data_converter).forget_refused()
         try:
             return await require_payload_keys(client, settings)
         except (PayloadKeyError, RPCError) as error:

@@ -17,6 +17,8 @@ from ratchet.payloads import StageOptions
 
 _INSTALLATION = r"[a-z0-9]*"
 QUEUES = ("control", "boot", "agent", "grade", "learn", "image")
+QUEUES_VARIABLE = "RATCHET_WORKER_QUEUES"
+"""Names the queues of a worker without `--queue`, separated by commas."""
 DEFAULT_PATH = Path(__file__).parent.parent / "temporal.yaml"
 
 

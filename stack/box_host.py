@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 
 from ratchet.errors import ConfigError, MachineError
+from ratchet.temporal_settings import QUEUES, QUEUES_VARIABLE
 from stack.cluster import Cluster
 from stack.host_process import HostProcess, Say, over_ssh
 from stack.parts import Stack
@@ -21,7 +22,8 @@ from stack.parts import Stack
 _START_SECONDS, _LOOK_SECONDS = 120.0, 0.5
 _PREFIXES = ("ADAPTER_", "E2B_", "OTEL_", "RATCHET_", "SWE_", "TEMPORAL_")
 """Of variables of this process that the processes there get, too."""
-_QUEUES = ("boot", "agent", "grade")
+_QUEUES = ("boot", "agent", "grade", "image")
+"""Of the worker beside the gateway. Only it builds images, since they are imported into that gateway's cache."""
 # The connection and all that runs there live through an outage of ten minutes.
 _OPTIONS = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=40", "-o", "ExitOnForwardFailure=yes")
 
@@ -79,6 +81,7 @@ def _gateway_variables(stack: Stack) -> dict[str, str]:
         "E2B_API_URL": url,
         "E2B_SANDBOX_URL": url,
         "ADAPTER_PUBLIC_HOST": "127.0.0.1",
+        QUEUES_VARIABLE: ",".join(queue for queue in QUEUES if queue != "image"),  # of the worker on this machine
     }
 
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from temporalio.client import WorkflowFailureError, WorkflowHandle
+from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 from temporalio.service import RPCError, RPCStatusCode
 
 from ratchet.config import RunConfig
@@ -21,7 +21,7 @@ from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
 from ratchet.payloads import TrainRunInput
 from ratchet.run_names import RUN_ID
 from ratchet.store import reports, runs
-from ratchet.temporal_client import root_cause, start_train_run
+from ratchet.temporal_client import pending_activities, root_cause, start_train_run
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import RunState
 from ratchet.vime_names import value_of
@@ -66,12 +66,12 @@ async def start_run(stack: Stack, config: RunConfig, name: str, new: bool, say: 
     argument = TrainRunInput(config=config.model_dump(mode="json"))
     handle = await client.start_workflow("TrainRun", argument, id=f"run/{run_id}", task_queue=settings.own("control"))
     say(f"run {run_id} is started; from now on it goes on without this command")
-    await _wait_until_accepted(stack, handle, run_id, say)
+    await _wait_until_accepted(stack, client, handle, run_id, say)
     return run_id
 
 
 async def _wait_until_accepted(
-    stack: Stack, handle: WorkflowHandle[Any, Any], run_id: str, say: ReportProgress
+    stack: Stack, client: Client, handle: WorkflowHandle[Any, Any], run_id: str, say: ReportProgress
 ) -> None:
     """Wait until the run has its row, for at most a minute, because weights of many GB are read before.
 
@@ -90,7 +90,7 @@ async def _wait_until_accepted(
                 if result.done():
                     await result
                     return
-        say(f"run {run_id} is not accepted yet: its weights are read, or no worker runs (`ratchet status`)")
+        say(f"run {run_id} is not accepted yet: {await _why_not_accepted(client, handle.id)}")
     except RPCError as error:
         say(f"whether run {run_id} is accepted is not known, because Temporal does not answer: {error.message}")
     except WorkflowFailureError as error:
@@ -98,6 +98,14 @@ async def _wait_until_accepted(
     finally:
         result.cancel()
         await asyncio.gather(result, return_exceptions=True)  # else a failure that comes now is printed as unretrieved
+
+
+async def _why_not_accepted(client: Client, workflow_id: str) -> str:
+    """Say what a run without a row waits for. Raises RPCError."""
+    for pending in await pending_activities(client, workflow_id) or []:
+        if pending.error:
+            return f"try {pending.attempt - 1} of its preparation failed: {pending.error}"
+    return "its weights are read, or no worker runs (`ratchet status`)"
 
 
 def run_name(config: Path) -> str:

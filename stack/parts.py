@@ -309,6 +309,12 @@ class Stack:
         """Return the API key of the gateway on another host of a launch; made once."""
         return self._kept_secret("box_host.key", "e2b_")
 
+    @property
+    def has_box_host(self) -> bool:
+        """Whether the boxes are those of a gateway that `ratchet launch` has started on another host."""
+        key = self.home / "box_host.key"
+        return key.is_file() and os.environ.get("E2B_API_KEY") == key.read_text().strip()
+
     def codec_token(self) -> str:
         """Return the token in the path of the codec server; made once."""
         return self._kept_secret("codec.token", "")

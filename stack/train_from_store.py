@@ -40,7 +40,7 @@ async def create_stored_run(database: Database, run_id: str, source_run_id: str,
             f"--from-store: run {source_run_id} was answered by an endpoint, whose tokens are not captured"
         )
     _require_same_tokenizer(Path(source.model_path), model, source_run_id)
-    first = await asyncio.to_thread(publish_model, model, run_id, config)
+    first = await asyncio.to_thread(publish_model, model, run_id, config.training.weights_address)
     async with database.begin() as connection:
         await retention.require_turns(connection, source_run_id)
         await runs.create_run(connection, runs.NewRun.of_config(run_id, name, config, model, source_run_id))

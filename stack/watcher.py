@@ -55,6 +55,8 @@ class Watcher:
         self.supervisor = Supervisor(stack)
         self.parts = {part.name: part for part in stack.parts() if part.name != WATCHER}
         self.external = [name for name in ("postgres", "temporal") if name not in self.parts]
+        if stack.has_box_host:  # whose outages are not the rollouts' time
+            self.external.append("gateway")
         known = read_health(stack.home)
         self.health = {name: known.get(name, PartHealth(name)) for name in (*self.parts, *self.external)}
         self.states: dict[str, PartState] = {}

@@ -44,7 +44,8 @@ _DIGESTS = "sha256.json"
 _ADAPTER = "adapter"
 """Key of the description of the adapters (`training/lora.py`), which only checkpoints of LoRA have."""
 
-_EPOCH = re.compile(r"\.e(\d+)")
+_EPOCH = re.compile(r"\.e(\d+)(?!.*\.(?:fetching|deleting|lock)$)")
+"""Not what a node's copies of versions leave while they are made (`engine/policy_cache.py`)."""
 
 
 def _options(adapter: str | None) -> StateDictOptions:

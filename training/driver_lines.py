@@ -31,10 +31,13 @@ async def relay_lines(stream: StreamReader, run_id: str) -> None:
             continue
         found = _PROCESS.match(text)
         line = text[found.end() :] if found else text
-        if _is_object(line):
-            print(line, flush=True)
-        else:
-            log.info(line, run_id=run_id, process=found[1] if found else "driver")
+        try:
+            if _is_object(line):
+                print(line, flush=True)
+            else:
+                log.info(line, run_id=run_id, process=found[1] if found else "driver")
+        except (OSError, UnicodeError):  # a line that cannot be written must not stop the driver, which waits for us
+            continue
 
 
 def _is_object(line: str) -> bool:

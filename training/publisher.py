@@ -13,7 +13,7 @@ import structlog
 
 from engine import weight_storage
 from ratchet.config import RunConfig
-from ratchet.errors import FencedError, StorageUnavailableError, StoreUnavailableError
+from ratchet.errors import FencedError, StoreUnavailableError, WeightStorageError
 from ratchet.store import learner_commits, learners, runs
 from ratchet.types import JsonObject, policy_version
 from training import checkpoint
@@ -147,5 +147,5 @@ class Publisher:
             stored = weight_storage.list_versions(self.address, lease.run_id)
             for name in checkpoint.discarded(stored, kept, lease.epoch):
                 weight_storage.delete_version(weight_storage.version_address(self.address, f"{lease.run_id}/{name}"))
-        except StorageUnavailableError as error:
+        except WeightStorageError as error:
             _LOG.warning("old weights not deleted", reason=str(error))

@@ -19,7 +19,7 @@ import structlog
 import torch.distributed as dist
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.errors import FencedError, StorageUnavailableError, StoreUnavailableError
+from ratchet.errors import FencedError, StoreUnavailableError, WeightStorageError
 from ratchet.store import learner_commits, learners
 from ratchet.store.database import Database
 from ratchet.store.learner_commits import RunLease
@@ -205,7 +205,7 @@ class RankContext:
                 found = work()
                 self.heartbeat.set_phase(phase, step)
                 return found
-            except StorageUnavailableError as error:
+            except WeightStorageError as error:
                 _LOG.warning("waiting for the storage of weights", reason=str(error))
                 self.heartbeat.set_phase(f"{phase} (waits for {error}) at step", step)
             self.store.transaction(lambda connection: learner_commits.hold_lease(connection, self.lease))

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Self
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from activities.datasets.build_context import BUILD_CONTEXT
 from activities.graders.broken_oracles import BrokenOracle, spec_sources
 from ratchet.config import DatasetConfig
 from ratchet.errors import DatasetError
@@ -197,7 +198,9 @@ def validate_row(raw: RawRow, dataset: DatasetConfig) -> TaskFields | Problem:
 
 def with_identity(row: TaskFields, path: Path, digest: str, number: int) -> NewTask:
     """Return the row for import. Equal rows of a dataset have equal digests, so that a second import adds nothing."""
-    row_digest = hashlib.sha256(orjson.dumps(row, option=orjson.OPT_SORT_KEYS)).hexdigest()
+    # Without an archive, whose bytes depend on the version of zlib; the image's name is the digest of its contents.
+    known = {**row, "spec": {name: value for name, value in row["spec"].items() if name != BUILD_CONTEXT}}
+    row_digest = hashlib.sha256(orjson.dumps(known, option=orjson.OPT_SORT_KEYS)).hexdigest()
     return {"dataset": str(path), "dataset_digest": digest, "row_digest": row_digest, "row_no": number, **row}
 
 

@@ -10,16 +10,21 @@ import hashlib
 import io
 import re
 import tarfile
+import zlib
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from ratchet.built_images import built_image
 
 DOCKERFILE = "Dockerfile"
 BUILD_CONTEXT = "build_context"
 """Key of a row's metadata; the import moves it out of the row into the store's table of the same name."""
-MAX_CONTEXT_BYTES = 32 << 20
-"""A larger context does not fit into a task's row."""
+MAX_CONTEXT_BYTES = 8 << 20
+"""Of the files of one context, of which an import holds up to 200 at a time."""
+_MAX_TAR_BYTES = 4 * MAX_CONTEXT_BYTES
+"""Also of many small files, whose headers take more than their contents."""
+_GZIP = 31
+"""`wbits` of zlib for the gzip format."""
 _WORKDIR = re.compile(r"^\s*WORKDIR\s+\"?(/[^\s\"$]*)", re.IGNORECASE | re.MULTILINE)
 
 
@@ -42,6 +47,9 @@ def pack_build_context(directory: Path) -> BuildContext:
             f"expected at most {MAX_CONTEXT_BYTES >> 20} MiB to build an image from, found {size >> 20} MiB; build it "
             "yourself, and name it by environment.docker_image"
         )
+    if outside := next((path for path in sorted(directory.rglob("*")) if _leads_out(path, directory)), None):
+        where = f"{outside.relative_to(directory)} -> {outside.readlink()}"
+        raise ValueError(f"expected links inside of the folder, found {where}")
     packed = _pack(directory)
     found = _WORKDIR.findall((directory / DOCKERFILE).read_text(errors="replace"))
     archive = base64.b64encode(gzip.compress(packed, mtime=0)).decode()
@@ -49,11 +57,48 @@ def pack_build_context(directory: Path) -> BuildContext:
     return BuildContext(built_image(hashlib.sha256(packed).hexdigest()), archive, found[-1] if found else None)
 
 
-def unpack_build_context(archive: bytes, directory: Path) -> None:
-    """Write the files of a packed context into a new directory."""
+def check_build_context(image: str, archive: bytes) -> bytes:
+    """Return the tar of an archive. Raises ValueError unless the image's name is its digest: else the author of one row
+    could put other files under the name of another author's image.
+    """
+    try:
+        tar = zlib.decompressobj(_GZIP).decompress(archive, _MAX_TAR_BYTES + 1)
+    except zlib.error as error:
+        raise ValueError(f"the files of image {image} are no gzip archive: {error}") from None
+    if len(tar) > _MAX_TAR_BYTES or built_image(hashlib.sha256(tar).hexdigest()) != image:
+        raise ValueError(f"image {image} is not named by the digest of its files")
+    return tar
+
+
+def unpack_build_context(image: str, archive: bytes, directory: Path) -> None:
+    """Write the files of an archive into a new directory. Raises ValueError if they are not those of the image, or if
+    one of them would lie outside.
+    """
     directory.mkdir()
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        tar.extractall(directory, filter="data")
+    links: set[PurePosixPath] = set()
+    with tarfile.open(fileobj=io.BytesIO(check_build_context(image, archive))) as tar:
+        for member in tar:
+            name = PurePosixPath(member.name)
+            if name.is_absolute() or ".." in name.parts or not links.isdisjoint(name.parents):
+                raise ValueError(f"{member.name!r} of image {image} leads out of its folder")
+            path = directory / name
+            if member.isdir():
+                path.mkdir(parents=True, exist_ok=True)
+            elif member.issym():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.symlink_to(member.linkname)
+                links.add(name)
+            elif (content := tar.extractfile(member)) is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content.read())
+                path.chmod(member.mode & 0o755)
+            if _leads_out(path, directory):
+                raise ValueError(f"{member.name!r} of image {image} leads out of its folder")
+
+
+def _leads_out(path: Path, directory: Path) -> bool:
+    """Return whether a path is a link to what lies outside of the directory."""
+    return path.is_symlink() and not (path.parent / path.readlink()).resolve().is_relative_to(directory.resolve())
 
 
 def _pack(directory: Path) -> bytes:
@@ -70,6 +115,7 @@ def _pack(directory: Path) -> bytes:
             found.mode = 0o755 if found.isdir() or found.mode & 0o100 else 0o644
             if path.is_file() and not path.is_symlink():
                 found.type = tarfile.REGTYPE  # also the second name of a hard link
+                found.linkname = ""
                 content = path.read_bytes()
                 found.size = len(content)
                 tar.addfile(found, io.BytesIO(content))

@@ -12,8 +12,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
-from ratchet.errors import RatchetError
-
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
@@ -170,10 +168,6 @@ class SandboxProvider(Protocol):
         ...
 
 
-class BuildFailedError(RatchetError):
-    """A step of the Dockerfile has failed, or its base image cannot be had; the printed lines say why."""
-
-
 class ImageBuilder(Protocol):
     """Builds images for the boxes of one service."""
 
@@ -181,6 +175,6 @@ class ImageBuilder(Protocol):
         """Build `image` from a tar.gz with a Dockerfile; afterwards the service has it. Idempotent.
 
         `on_lines` gets what the build prints. Raises BuildFailedError, SandboxBusyError if the service cannot be
-        reached, and MachineError if this machine lacks what the build needs.
+        reached or this machine lacks what the build needs.
         """
         ...

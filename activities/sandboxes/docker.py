@@ -19,7 +19,7 @@ from activities.sandboxes.base import BoxLimits, Capabilities, Sandbox, SandboxI
 from activities.sandboxes.docker_box import DEADLINE_FILE, DockerSandbox
 from activities.sandboxes.docker_errors import remove_container, require_running, service_errors
 from activities.sandboxes.docker_settings import EGRESS_LABEL
-from ratchet.errors import SandboxBusyError, SandboxGoneError, UnknownImageError
+from ratchet.errors import ConfigError, SandboxBusyError, SandboxGoneError, UnknownImageError
 
 _MAKING_SECONDS = 20.0
 _MAKING_POLL_SECONDS = 0.1
@@ -90,7 +90,7 @@ class DockerProvider:
     ) -> Sandbox:
         name = f"ratchet-{idempotency_key}"
         has_way = network and self._network is None
-        with service_errors(f"the new box of image {image}", missing=UnknownImageError):
+        with service_errors(f"the new box of image {image}", missing=ConfigError):
             config: dict[str, Any] = {
                 "Image": image,
                 "Entrypoint": ["/bin/sh", "-c", _LIFE, "life"],
@@ -106,6 +106,8 @@ class DockerProvider:
             try:
                 container = await self._docker().containers.create(config, name=name)
             except DockerError as error:
+                if error.status == 404 and "image" in error.message.lower():
+                    raise UnknownImageError(f"the new box of image {image}: {error.message}") from error
                 if error.status != 409:
                     raise
                 container = await self._being_made(name)

@@ -3,6 +3,7 @@
 An image `ratchet-build:DIGEST` is the build with the tag DIGEST of the template `ratchet-build`.
 """
 
+import asyncio
 import re
 import tempfile
 from collections.abc import Callable
@@ -10,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from activities.datasets.build_context import DOCKERFILE, unpack_build_context
-from activities.sandboxes.base import BuildFailedError
 from activities.sandboxes.e2b_errors import translated_errors
-from ratchet.errors import SandboxBusyError
+from ratchet.errors import BuildFailedError, SandboxBusyError
 
 _SERVICE_FAULT = re.compile(r"5\d\d: ")
 """How the SDK's message begins if the service, and not a step of the build, has failed."""
@@ -32,7 +32,7 @@ class E2BImageBuilder:
 
         with tempfile.TemporaryDirectory(prefix="ratchet-build-") as name, translated_errors(f"the build of {image}"):
             directory = Path(name) / "context"
-            unpack_build_context(context, directory)
+            await asyncio.to_thread(unpack_build_context, image, context, directory)
             try:
                 template = AsyncTemplate(file_context_path=directory).from_dockerfile(str(directory / DOCKERFILE))
                 await AsyncTemplate.build(

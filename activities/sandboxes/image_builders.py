@@ -11,13 +11,13 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from activities.datasets.build_context import unpack_build_context
-from activities.sandboxes.base import BuildFailedError
-from ratchet.errors import ConfigError, MachineError, SandboxBusyError
+from activities.datasets.build_context import DOCKERFILE, unpack_build_context
+from ratchet.errors import BuildFailedError, ConfigError, SandboxBusyError
 from sandbox_gateway.image_store import ImageStore
 
 _PROGRAMS = ("docker", "podman", "buildah")
 _END_SECONDS = 10.0
+_AWAY_SECONDS, _MAX_CHARS = 30.0, 300
 
 
 class DockerImageBuilder:
@@ -52,20 +52,34 @@ class LocalImageBuilder:
     async def build(self, image: str, context: bytes, on_lines: Callable[[str], None]) -> None:
         program = next((name for name in _PROGRAMS if shutil.which(name)), None)
         if program is None:
-            raise MachineError(
+            raise SandboxBusyError(
                 f"image {image} has to be built from a Dockerfile, and this machine has none of "
-                f"{', '.join(_PROGRAMS)}; install one (Debian: `apt-get install buildah`), then run "
-                "`ratchet images build`"
+                f"{', '.join(_PROGRAMS)}; install one (Debian: `apt-get install buildah`)",
+                _AWAY_SECONDS,
             )
         with tempfile.TemporaryDirectory(prefix="ratchet-build-") as name:
             directory, archive = Path(name) / "context", Path(name) / "image.tar"
-            await asyncio.to_thread(unpack_build_context, context, directory)
-            await _run([program, "build", "-t", image, str(directory)], on_lines)
+            await asyncio.to_thread(unpack_build_context, image, context, directory)
+            try:
+                await _run([program, "build", "-t", image, "-f", str(directory / DOCKERFILE), str(directory)], on_lines)
+            except BuildFailedError:
+                await _require_working(program, image)
+                raise
             await _run(_save(program, image, archive), on_lines)
             try:
                 await asyncio.to_thread(self._store.add, archive, image, on_lines)
             except ConfigError as error:
                 raise BuildFailedError(f"the image that {program} has built cannot be imported: {error}") from error
+
+
+async def _require_working(program: str, image: str) -> None:
+    """Raise SandboxBusyError if the program cannot build anything, for example because its daemon is away."""
+    said: list[str] = []
+    try:
+        await _run([program, "info"], said.append)
+    except BuildFailedError as error:
+        words = " ".join(" ".join(said).split())[-_MAX_CHARS:]
+        raise SandboxBusyError(f"{program} cannot build {image} now: {words}", _AWAY_SECONDS) from error
 
 
 def _save(program: str, image: str, archive: Path) -> list[str]:

@@ -218,8 +218,10 @@ async def take_over_engine_pause(conn: AsyncConnection, engine_id: int, seconds:
     )
 
 
-async def newest_published_policies(conn: AsyncConnection) -> list[PublishedPolicy]:
-    """Return the published versions of the open run that published last, newest first; empty if no run is open."""
+async def newest_published_policies(conn: AsyncConnection, most: int | None = None) -> list[PublishedPolicy]:
+    """Return the published versions of the open run that published last, newest first, at most `most`; empty if no run
+    is open.
+    """
     trains = (
         RunTable.state.in_((RunState.RUNNING, RunState.PAUSED))
         & (RunTable.config_name != ADHOC)
@@ -238,5 +240,6 @@ async def newest_published_policies(conn: AsyncConnection) -> list[PublishedPoli
         select(PolicyVersionTable.version, PolicyVersionTable.uri, PolicyVersionTable.files, PolicyVersionTable.canary)
         .where(PolicyVersionTable.run_id == latest, PolicyVersionTable.state == PolicyVersionState.PUBLISHED)
         .order_by(PolicyVersionTable.step.desc(), PolicyVersionTable.epoch.desc())
+        .limit(most)
     )
     return [PublishedPolicy(row.version, row.uri, row.files, row.canary) for row in rows]

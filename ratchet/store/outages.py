@@ -45,6 +45,16 @@ _RECORDED_AWAY: ColumnElement[float] = literal_column(f"""(
 """The part of a session's time without an adapter that is in the table `outage`; heartbeats of adapters need both."""
 
 
+_OF_GATEWAY = text("""
+SELECT coalesce(sum(extract(epoch FROM upper(span) - lower(span))), 0)
+FROM (SELECT min(created_at) AS at FROM session_token WHERE session_id = :session_id) AS first_token,
+LATERAL (
+  SELECT unnest(range_agg(tstzrange(greatest(began_at, at), greatest(began_at, at, ended_at)))) AS span
+  FROM outage WHERE part = 'gateway' AND ended_at > at
+) AS recorded
+""")
+
+
 @dataclass(slots=True, frozen=True)
 class Outage:
     """A time in which `part` did not answer; its end moves on while it lasts."""
@@ -93,3 +103,11 @@ async def add_suspension(connection: AsyncConnection, session_id: int, seconds: 
     await sessions.add_engine_waits(
         connection, {session_id: [sessions.EngineWait(now - timedelta(seconds=seconds), now)]}
     )
+
+
+async def gateway_away_seconds(connection: AsyncConnection, session_id: int) -> float:
+    """Return for how long the boxes' gateway has been away since the session's first token, as far as it is recorded.
+
+    If the gateway is on another host, the agent's calls do not reach the adapter in this time.
+    """
+    return float((await connection.execute(_OF_GATEWAY, {"session_id": session_id})).scalar_one())

@@ -44,7 +44,7 @@ _NEWEST_STEPS = 20
 
 @dataclass(slots=True, frozen=True)
 class RunsPage:
-    """`by_hand`: the newest runs that hold rollouts by hand,; `only_by_hand`: `runs` are such."""
+    """`by_hand`: the newest runs that hold rollouts by hand; `only_by_hand`: `runs` are such."""
 
     runs: list[RunSummary]
     by_hand: list[RunSummary]

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from activities.datasets.build_context import pack_build_context
-from activities.sandboxes.base import BuildFailedError
 from activities.sandboxes.e2b_image_builder import E2BImageBuilder
-from ratchet.errors import SandboxBusyError
+from ratchet.errors import BuildFailedError, SandboxBusyError
 from tests.standins.e2b_builds import Builds, serving_builds
 
 

@@ -10,7 +10,7 @@ from engine import weight_storage
 from engine.policy_cache import PolicyCache
 from engine.policy_files import describe_files, is_intact
 from engine.weight_storage import RANGE_BYTES, RANGES_AT_ONCE, DamagedVersionError
-from ratchet.errors import StorageUnavailableError
+from ratchet.errors import WeightStorageError
 from ratchet.types import JsonObject
 from tests.s3_storage import S3Storage
 
@@ -55,7 +55,7 @@ def test_a_fetch_that_was_cut_goes_on_when_the_server_is_back(s3: S3Storage, tmp
     with PolicyCache(tmp_path / "policies") as cache:
         s3.link.cut(after_bytes=first + RANGE_BYTES // 2)
         try:
-            with pytest.raises(StorageUnavailableError, match=f"^{version.uri}/{WEIGHTS}: "):
+            with pytest.raises(WeightStorageError, match=f"^{version.uri}/{WEIGHTS}: "):
                 cache.fetch(version.uri, version.files)
         finally:
             s3.link.mend()
@@ -69,7 +69,7 @@ def test_a_fetch_that_was_cut_goes_on_when_the_server_is_back(s3: S3Storage, tmp
 def test_an_upload_without_a_server_is_repeated(s3: S3Storage, version: Version) -> None:
     s3.link.cut()
     try:
-        with pytest.raises(StorageUnavailableError, match=f"^{version.uri}: ") as raised:
+        with pytest.raises(WeightStorageError, match=f"^{version.uri}: ") as raised:
             version.upload()
     finally:
         s3.link.mend()
@@ -94,5 +94,5 @@ def test_a_damaged_object_is_refused_until_it_is_whole(version: Version, tmp_pat
 
 def test_a_bucket_that_does_not_exist_is_waited_for(s3: S3Storage, tmp_path: Path) -> None:
     uri = "s3://no-such-bucket/run-1/1.e1"
-    with PolicyCache(tmp_path) as cache, pytest.raises(StorageUnavailableError, match="FileNotFoundError"):
+    with PolicyCache(tmp_path) as cache, pytest.raises(WeightStorageError, match="FileNotFoundError"):
         cache.fetch(uri, [{"name": WEIGHTS, "sha256": "00", "bytes": 1}])

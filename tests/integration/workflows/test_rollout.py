@@ -96,7 +96,7 @@ async def test_a_first_prompt_that_does_not_fit_is_the_configs_fault_and_no_zero
         loop, await loop.start(dataset, sampling={"max_context_tokens": 256, "max_response_tokens": 64})
     )
     assert (row.outcome, row.reward, row.num_turns) == ("infra_failed", None, 0)
-    assert "prompt is too long" in row.outcome_reason and "max_context_tokens (256)" in row.outcome_reason
+    assert "prompt is too long" in row.outcome_reason and "max_context_tokens is 256" in row.outcome_reason
     assert len(await of_attempts(loop, row.id, AttemptTable.agent_exit)) == 1
 
 

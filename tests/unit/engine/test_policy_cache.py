@@ -14,7 +14,7 @@ import pytest
 from engine.policy_cache import KEPT_VERSIONS, PolicyCache
 from engine.policy_files import describe_files, is_intact
 from engine.weight_storage import RANGE_BYTES, DamagedVersionError, upload_version
-from ratchet.errors import StorageUnavailableError
+from ratchet.errors import WeightStorageError
 from ratchet.types import JsonObject
 
 WEIGHTS = "model.safetensors"
@@ -112,7 +112,7 @@ def test_a_damaged_file_is_refused_and_fetched_again(
 def test_a_file_that_is_not_there_is_waited_for(storage: Storage, root: Path) -> None:
     storage.store("1.e1")
     (storage.stored("1.e1") / WEIGHTS).unlink()
-    with PolicyCache(root) as cache, pytest.raises(StorageUnavailableError, match="FileNotFoundError") as raised:
+    with PolicyCache(root) as cache, pytest.raises(WeightStorageError, match="FileNotFoundError") as raised:
         storage.fetch(cache, "1.e1")
     assert not isinstance(raised.value, DamagedVersionError)
 

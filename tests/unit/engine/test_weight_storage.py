@@ -6,7 +6,7 @@ import pytest
 
 from engine import weight_storage
 from engine.policy_files import describe_files
-from ratchet.errors import ConfigError, StorageUnavailableError
+from ratchet.errors import ConfigError, WeightStorageError
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_what_an_earlier_try_has_stored_is_left_out(tmp_path: Path) -> None:
     files = describe_files(source)
     (source / "b.safetensors").rename(source / "away")
     stored: set[str] = set()
-    with pytest.raises(StorageUnavailableError):
+    with pytest.raises(WeightStorageError):
         weight_storage.upload_version(source, uri, files, stored)
     assert stored == {"a.safetensors"}
     (source / "away").rename(source / "b.safetensors")

@@ -280,3 +280,21 @@ async def test_no_heartbeat_is_sent_while_a_lock_stops_calls(
                 await asyncio.sleep(0.05)
         assert beating.done() is not stops_calls
     await beating
+
+
+async def test_the_gateways_outages_since_an_agent_began(database: Database, rollout: tuple[int, str]) -> None:
+    """They count once if they overlap, from the session's first token on, and only those of the gateway."""
+    async with database.begin() as connection:
+        session_id = (
+            await connection.execute(select(SessionTable.id).where(SessionTable.rollout_id == rollout[0]).limit(1))
+        ).scalar_one()
+        await connection.execute(
+            insert(SessionTokenTable).values(
+                token_hash=b"of-the-gateways-test", session_id=session_id, created_at=func.now() - timedelta(hours=4)
+            )
+        )
+    await away(database, "gateway", 6, 3.5)
+    await away(database, "gateway", 2, 1)
+    await away(database, "adapter", 3, 2)
+    async with database.begin() as connection:
+        assert await outages.gateway_away_seconds(connection, session_id) == pytest.approx(1.5 * HOUR, abs=5)

@@ -1,6 +1,8 @@
 """What an image is built from: equal files give equal names, and a change gives another."""
 
 import base64
+import gzip
+import hashlib
 import io
 import os
 import tarfile
@@ -9,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from activities.datasets import build_context
-from activities.datasets.build_context import pack_build_context
-from ratchet.built_images import build_workflow_id, is_built
+from activities.datasets.build_context import check_build_context, pack_build_context, unpack_build_context
+from ratchet.built_images import build_workflow_id, built_image, is_built
 
 
 def write(directory: Path, dockerfile: str = "FROM x\nWORKDIR /srv/app\n") -> Path:
@@ -82,3 +84,48 @@ def test_a_context_that_is_too_large_is_refused_by_size(tmp_path: Path, monkeypa
     (directory / "big").write_bytes(bytes(2 << 20))
     with pytest.raises(ValueError, match=r"at most 1 MiB .* found 2 MiB"):
         pack_build_context(directory)
+
+
+def test_links_that_lead_out_are_refused(tmp_path: Path) -> None:
+    directory = write(tmp_path / "one")
+    (directory / "deep" / "out").symlink_to("../../elsewhere")
+    with pytest.raises(ValueError, match=r"deep/out -> \.\./\.\./elsewhere"):
+        pack_build_context(directory)
+
+
+def test_what_is_packed_is_unpacked(tmp_path: Path) -> None:
+    packed = pack_build_context(write(tmp_path / "one"))
+    unpack_build_context(packed.image, base64.b64decode(packed.archive), tmp_path / "two")
+    assert pack_build_context(tmp_path / "two") == packed
+
+
+def test_an_archive_under_another_images_name_is_refused(tmp_path: Path) -> None:
+    """Else one author's row could replace the image of another author's task."""
+    honest = pack_build_context(write(tmp_path / "one"))
+    other = pack_build_context(write(tmp_path / "two", "FROM evil\n"))
+    for archive in (base64.b64decode(other.archive), b"no gzip", gzip.compress(bytes(200 << 20))):
+        with pytest.raises(ValueError, match=r"is not named by the digest|are no gzip archive"):
+            check_build_context(honest.image, archive)
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [("../evil", tarfile.REGTYPE, "")],
+        [("/etc/evil", tarfile.REGTYPE, "")],
+        [("link", tarfile.SYMTYPE, "/etc"), ("link/evil", tarfile.REGTYPE, "")],
+        [("link", tarfile.SYMTYPE, "."), ("link/evil", tarfile.REGTYPE, "")],
+        [("deep", tarfile.DIRTYPE, ""), ("deep/link", tarfile.SYMTYPE, "../../evil")],
+    ],
+)
+def test_members_that_lead_out_are_refused(tmp_path: Path, members: list[tuple[str, bytes, str]]) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name, kind, target in members:
+            member = tarfile.TarInfo(name)
+            member.type = kind
+            member.linkname = target
+            tar.addfile(member)
+    image = built_image(hashlib.sha256(buffer.getvalue()).hexdigest())
+    with pytest.raises(ValueError, match="leads out of its folder"):
+        unpack_build_context(image, gzip.compress(buffer.getvalue()), tmp_path / "out")
