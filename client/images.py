@@ -13,6 +13,7 @@ from ratchet.image_payloads import BuildImageInput, BuildImageResult
 from ratchet.temporal_settings import load_temporal_settings
 from stack.parts import Stack
 from stack.progress import CountedLine, ReportProgress
+from stack.startup import connect_running
 
 _AT_ONCE = 8
 
@@ -33,6 +34,8 @@ async def build_dataset_images(stack: Stack, dataset: DatasetConfig, say: Report
     What is built already costs the builder a look at its layers. Raises DatasetError for a row that cannot be used,
     MachineError if the stack is stopped.
     """
+    settings = load_temporal_settings()
+    await connect_running(stack, settings)  # refuses at once if the stack is stopped
     digest = await asyncio.to_thread(dataset_digest, dataset)
     async with stack.database() as database, database.begin() as connection:
         await import_dataset(connection, dataset, digest)
@@ -40,7 +43,7 @@ async def build_dataset_images(stack: Stack, dataset: DatasetConfig, say: Report
     for row in read_rows(dataset, digest):
         if is_built(row["image"]):
             tasks.setdefault(row["image"], []).append(row["label"])
-    stage = load_temporal_settings().image_options()
+    stage = settings.image_options()
     limit, results = asyncio.Semaphore(_AT_ONCE), list[BuiltImage]()
 
     async def build(image: str) -> None:

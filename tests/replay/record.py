@@ -22,7 +22,7 @@ from stack.parts import Stack
 from stack.startup import connect_stack
 
 HISTORIES = Path(__file__).parent / "histories"
-NAMES = ("rollout", "rollout_group", "evaluate", "train_run", "sweep", "admit_tasks", "regrade")
+NAMES = ("rollout", "rollout_group", "evaluate", "train_run", "sweep", "admit_tasks", "regrade", "build_image")
 
 
 def _without_machine(text: str, stack: Stack) -> str:
@@ -78,6 +78,7 @@ async def record_all(client: Client, stack: Stack, folder: Path) -> None:
     The tests of the workflows call it if RATCHET_RECORD_HISTORIES names a folder. What is kept gets the name
     `<workflow>.<branch>.json.gz` in `histories/`.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     async for found in client.list_workflows(""):
         name = found.id.replace("/", "_")
         status = found.status.name.lower() if found.status else "unknown"

@@ -45,11 +45,12 @@ ASKING = {
     "checkpoints list": ["RUN"],
     "tasks list": [],
     "tasks admit": ["datasets/quickstart/train.jsonl"],
+    "images build": ["datasets"],
 }
 """Command → arguments with which it asks the stack."""
 STARTING = {"train", "launch", "rollout", "up", "restore"}
 """Commands that start the stack, or refuse to write while it runs."""
-WITHOUT = {"down", "status", "doctor", "logs", "env", "mcp", "tiny-policy", "bench", "setup", "config"}
+WITHOUT = {"down", "status", "doctor", "logs", "env", "mcp", "tiny-policy", "bench", "setup", "config", "codec-server"}
 """Commands that need no stack, or say themselves what is stopped."""
 
 
@@ -104,5 +105,5 @@ def test_what_cannot_be_a_run_is_refused_before_anything_is_asked(
 def test_every_command_is_tried_or_needs_no_stack() -> None:
     names = {function.__module__.rsplit(".", 1)[-1].replace("_", "-") for function in COMMANDS}
     assert {name.split()[0] for name in ASKING} | STARTING | WITHOUT == names | {
-        group.info.name for group in GROUPS if group.info.name in ("sandboxes", "checkpoints", "tasks")
+        group.info.name for group in GROUPS if group.info.name in ("sandboxes", "checkpoints", "tasks", "images")
     }
