@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -91,14 +92,22 @@ def link_version(model: Path, directory: Path) -> list[JsonObject]:
             "(merge_and_unload), save the result, and name that directory"
         )
     if not directory.exists():
-        building = _empty_building_directory(directory)
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        # Of this call's own: rollouts that are started by hand at the same moment make the same version.
+        building = Path(tempfile.mkdtemp(prefix=f"{directory.name}.building-", dir=directory.parent))
+        building.chmod(0o755)
         for path in model.iterdir():
             if _is_model_file(path):
                 try:
                     os.link(path.resolve(), building / path.name)
                 except OSError:
                     shutil.copyfile(path, building / path.name)
-        building.rename(directory)
+        try:
+            building.rename(directory)
+        except OSError:
+            shutil.rmtree(building, ignore_errors=True)
+            if not directory.is_dir():  # else another call was faster
+                raise
     return describe_files(directory)
 
 

@@ -140,7 +140,9 @@ async def test_a_program_that_compacts_continues(
     """It is given the size of the context, asks for a summary before it is full, and continues from the summary."""
     limit = feature.context_tokens
     opened = await testbed.open(max_context_tokens=limit)
-    results = [cli.call(f"printf 'some words of code %.0s' $(seq {number})") for number in feature.num_words]
+    # Qwen Code loses the output of some commands that end within milliseconds.
+    command = "printf 'some words of code %.0s' $(seq {}); sleep 0.5"
+    results = [cli.call(command.format(number)) for number in feature.num_words]
     await testbed.engine.say(*results, f"<{feature.tag}>\n{SUMMARY}\n</{feature.tag}>", "All done.")
     running = start(cli, testbed.address, opened.token, directory, max_context_tokens=limit, max_response_tokens=2000)
     events = await running.end()

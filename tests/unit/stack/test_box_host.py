@@ -2,10 +2,14 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.errors import ConfigError
+from ratchet.errors import ConfigError, SandboxBusyError
+from ratchet.temporal_settings import load_temporal_settings
 from stack.box_host import box_host
 from stack.cluster import Cluster
-from stack.parts import Stack
+from stack.parts import Stack, free_ports
+from stack.ports import free_port
+from stack.probes import Probes
+from stack.watcher import Watcher
 
 
 def test_other_boxes_of_the_environment_are_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,3 +20,19 @@ def test_other_boxes_of_the_environment_are_not_replaced(tmp_path: Path, monkeyp
         box_host(cluster, Stack(tmp_path), tmp_path, print),
     ):
         pass
+
+
+async def test_the_gateway_on_another_host_is_probed_at_its_port_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free_ports(tmp_path)
+    stack = Stack(tmp_path)
+    assert not stack.has_box_host
+    closed = f"http://127.0.0.1:{free_port()}"
+    variables = {"E2B_API_KEY": stack.box_host_key(), "E2B_API_URL": closed, "E2B_SANDBOX_URL": closed}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert stack.has_box_host and not stack.has_gateway
+    assert "gateway" in Watcher(stack).external
+    with pytest.raises(SandboxBusyError):
+        await Probes(stack, load_temporal_settings(), lambda name: None).gateway()
