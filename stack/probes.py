@@ -199,7 +199,7 @@ class Probes:
 
     async def gateway(self) -> str:
         known = {**os.environ, **self.environment}  # a gateway on another host is known by this process's environment
-        provider = E2BProvider(*(known[name] for name in ("E2B_API_KEY", "E2B_API_URL", "E2B_SANDBOX_URL")))
+        provider = E2BProvider(known["E2B_API_KEY"], known["E2B_API_URL"], known["E2B_SANDBOX_URL"])
         boxes = await provider.list({})
         if time.monotonic() - self.box_at > _BOX_SECONDS:
             with contextlib.suppress(SandboxBusyError):  # it is full, and says so
