@@ -11,7 +11,9 @@
 
   function yRange(_, low, high) {
     if (low === null) return [0, 1];
-    return low === high ? [low - Math.abs(low || 1) / 2, high + Math.abs(high || 1) / 2] : uPlot.rangeNum(low, high, 0.1, true);
+    const size = Math.max(Math.abs(low), Math.abs(high)) || 1;
+    // Values that differ by rounding only, such as 1 and 1.0000000001, would need marks that no number can tell apart.
+    return high - low <= 1e-6 * size ? [low - size / 2, high + size / 2] : uPlot.rangeNum(low, high, 0.1, true);
   }
 
   function drawChart(figure) {

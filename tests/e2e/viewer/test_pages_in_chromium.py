@@ -97,7 +97,7 @@ async def test_a_running_rollout_is_shown_as_it_goes_on(
     database: Database,
 ) -> None:
     await page.goto(f"{address}/rollouts/{filled.running}")
-    await expect(page.locator("h1 .badge")).to_have_text("running")
+    await expect(page.locator("h1 .badge")).to_have_text("agent works")
     await page.evaluate("window.isSamePage = true")
     async with database.begin() as connection:
         await connection.execute(
