@@ -18,7 +18,8 @@ from ratchet.types import JsonObject
 RANGE_BYTES = 8 << 20
 RANGES_AT_ONCE = 8
 FILES_AT_ONCE = 4
-"""Files that are moved side by side; a reader has at most RANGE_BYTES x RANGES_AT_ONCE of each in memory."""
+"""Files that are uploaded side by side. They are read one after the other, at most RANGE_BYTES x RANGES_AT_ONCE of one
+in memory."""
 
 _EXTRAS = {"s3": "s3", "gs": "gs", "gcs": "gs"}
 """Scheme -> extra of this package with which its back end is installed."""

@@ -50,6 +50,17 @@ def line_formatter(part: str) -> logging.Formatter:
     )
 
 
+def json_object(line: str) -> dict[str, Any] | None:
+    """Return the JSON object that a line consists of, None for any other line."""
+    if not line.startswith("{"):
+        return None
+    try:
+        found = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
 def text_line(fields: dict[str, Any]) -> str:
     """Return the fields of a line in JSON as a line of text."""
     return str(_TEXT(None, "", dict(fields)))

@@ -36,7 +36,7 @@ class PayloadKeyError(MachineError):
 class EncryptionCodec(PayloadCodec):
     """AES-256-GCM: a random nonce, then the encrypted payload; the key's id is authenticated and in the metadata.
 
-    `is_refused` is set from the first payload that cannot be decrypted until `retry_refused` has decrypted it.
+    `is_refused` is set from the first payload that cannot be decrypted until it can be, or is given up.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -58,8 +58,7 @@ class EncryptionCodec(PayloadCodec):
         """Raise PayloadKeyError if the payload that was refused last still cannot be decrypted."""
         if self._refused is not None:
             await self.decode([self._refused])
-        self._refused = None
-        self.is_refused.clear()
+        self.forget_refused()
 
     def forget_refused(self) -> None:
         """Give up the payload that was refused last, so that only its own workflow waits for its key."""

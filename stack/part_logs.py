@@ -4,9 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-import orjson
-
-from ratchet.logs import text_line
+from ratchet.logs import json_object, text_line
 from ratchet.secrets import without_secrets
 
 _TAIL_BYTES = 64 << 10
@@ -52,13 +50,8 @@ def readable(line: str) -> str:
 
 def _fields(line: str) -> dict[str, Any] | None:
     """Return the fields of a line that a part has written in JSON, None for any other line."""
-    if not line.startswith("{"):
-        return None
-    try:
-        fields = orjson.loads(line)
-    except orjson.JSONDecodeError:
-        return None
-    return fields if isinstance(fields, dict) and "event" in fields and "level" in fields else None
+    fields = json_object(line)
+    return fields if fields is not None and "event" in fields and "level" in fields else None
 
 
 def _short(line: str) -> str:

@@ -7,8 +7,9 @@ name is removed from the lines of our own logger, and any other line becomes an 
 import re
 from asyncio import StreamReader
 
-import orjson
 import structlog
+
+from ratchet.logs import json_object
 
 MAX_LINE_BYTES = 1 << 20
 """A longer line is left out."""
@@ -32,18 +33,9 @@ async def relay_lines(stream: StreamReader, run_id: str) -> None:
         found = _PROCESS.match(text)
         line = text[found.end() :] if found else text
         try:
-            if _is_object(line):
+            if json_object(line) is not None:
                 print(line, flush=True)
             else:
                 log.info(line, run_id=run_id, process=found[1] if found else "driver")
         except (OSError, UnicodeError):  # a line that cannot be written must not stop the driver, which waits for us
             continue
-
-
-def _is_object(line: str) -> bool:
-    if not line.startswith("{"):
-        return False
-    try:
-        return isinstance(orjson.loads(line), dict)
-    except orjson.JSONDecodeError:
-        return False

@@ -32,7 +32,7 @@ from ratchet import temporal_client, temporal_namespace
 from ratchet.errors import StoreUnavailableError
 from ratchet.store.database import Database
 from ratchet.store.migration import migrate
-from ratchet.store.schema import EngineTable, RolloutTable
+from ratchet.store.schema import EngineTable, RolloutTable, TurnTable
 from ratchet.temporal_settings import TemporalSettings, load_temporal_settings
 from ratchet.types import EngineState
 from stack.parts import Stack, free_ports
@@ -159,6 +159,19 @@ class Loop:
             assert loop.time() < deadline, f"timed out waiting until {what}"
             await asyncio.sleep(0.1)
         return found
+
+    async def until_a_call_waits(self, handle: WorkflowHandle[Any, Any]) -> None:
+        """Wait until a model call of the rollout is with the engine, which the script holds."""
+
+        async def waits() -> bool:
+            row = await self.rollout(handle)
+            if row is None:
+                return False
+            async with self.database.begin() as connection:
+                statement = select(func.count()).where(TurnTable.rollout_id == row.id, TurnTable.state == "in_flight")
+                return bool((await connection.execute(statement)).scalar_one())
+
+        await self.until(waits, "the agent waits for its model")
 
     async def result(self, handle: WorkflowHandle[Any, Any], seconds: float = 400) -> Any:
         """Return the workflow's result; raise AssertionError if a part that it needs has died, since nothing restarts

@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 from google.protobuf.json_format import MessageToDict
-from sqlalchemy import func, select
 from temporalio.client import WorkflowHandle
 
 from ratchet import temporal_client, temporal_namespace
 from ratchet.payload_codec import KEY_FILE_SETTING, PayloadKeyError
-from ratchet.store.schema import TurnTable
 from tests.integration.workflows.conftest import Loop
 from tests.integration.workflows.test_rollout import TASK, call
 
@@ -50,16 +48,7 @@ async def begin(loop: Loop, hold: str) -> WorkflowHandle[Any, Any]:
     await loop.script(call("echo two > a.txt"), hold=hold)
     await loop.script("Done.")
     handle = await loop.start(loop.dataset(**TASK))
-
-    async def waits() -> bool:
-        row = await loop.rollout(handle)
-        if row is None:
-            return False
-        async with loop.database.begin() as connection:
-            statement = select(func.count()).where(TurnTable.rollout_id == row.id, TurnTable.state == "in_flight")
-            return bool((await connection.execute(statement)).scalar_one())
-
-    await loop.until(waits, "the agent waits for its model")
+    await loop.until_a_call_waits(handle)
     return handle
 
 

@@ -311,16 +311,7 @@ async def test_an_agent_whose_deadline_came_while_the_stack_was_away_goes_on(loo
 async def test_cancelling_records_it_and_releases_the_box(loop: Loop) -> None:
     await loop.script("never", hold="cancel")
     handle = await loop.start(loop.dataset(**TASK))
-
-    async def live() -> bool:
-        row = await loop.rollout(handle)
-        if row is None:
-            return False
-        async with loop.database.begin() as connection:
-            statement = select(func.count()).where(TurnTable.rollout_id == row.id, TurnTable.state == "in_flight")
-            return bool((await connection.execute(statement)).scalar_one())
-
-    await loop.until(live, "the agent waits for its model")
+    await loop.until_a_call_waits(handle)
     await handle.cancel()
     with pytest.raises(WorkflowFailureError):
         await loop.result(handle, 200)
