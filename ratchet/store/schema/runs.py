@@ -211,7 +211,7 @@ class EngineLoadTable(Base):
 
     __tablename__ = "engine_load"
     id: Mapped[int] = identity()
-    engine_id: Mapped[int] = mapped_column(BigInteger, ForeignKey("engine.id"))
+    engine_id: Mapped[int] = mapped_column(BigInteger, ForeignKey("engine.id"), index=True)
     version: Mapped[str] = mapped_column(index=True)
     loaded_at: Mapped[datetime] = now()
 

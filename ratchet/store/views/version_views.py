@@ -49,6 +49,7 @@ async def published_versions(
             loads.c.first,
             loads.c.last,
         )
+        .select_from(PolicyVersionTable)
         .join(loads, true())
         .outerjoin(
             MetricTable,

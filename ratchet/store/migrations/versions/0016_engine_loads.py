@@ -20,7 +20,8 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_engine_load")),
         if_not_exists=True,
     )
-    op.create_index(op.f("ix_engine_load_version"), "engine_load", ["version"], if_not_exists=True)
+    for column in ("engine_id", "version"):
+        op.create_index(op.f(f"ix_engine_load_{column}"), "engine_load", [column], if_not_exists=True)
 
 
 def downgrade() -> None:
