@@ -194,7 +194,7 @@ async def measure_containers(count: int) -> dict[str, Any]:
 
     with (
         tempfile.TemporaryDirectory() as name,
-        private_gateway(Path(name) / "gateway") as local,
+        private_gateway(Path(name) / "gateway", max_boxes=count) as local,
     ):
         containers = sandbox_provider()
         try:
