@@ -23,7 +23,7 @@ from stack.postgres import database_url, embedded_server
 from tests.e2e.conftest import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
-STEPS, GROUPS, GROUP_SIZE = 14, 3, 4
+STEPS, GROUPS, GROUP_SIZE = 20, 3, 4
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol")
 CONFIG = """
 ClusterName=ratchet
@@ -133,7 +133,7 @@ def test_a_chain_of_cut_jobs_trains_the_run_of_one_job(slurm: None, home: Path, 
     config = yaml.safe_load(config_path.read_text())
     config["training"] |= {"steps": STEPS, "groups_per_step": GROUPS, "group_size": GROUP_SIZE, "checkpoint_every": 1}
     (home / "chain.yaml").write_text(yaml.safe_dump(config))
-    num_cuts = train(home / "chain.yaml", home / "cut", minutes=3)
+    num_cuts = train(home / "chain.yaml", home / "cut", minutes=4)
     print(f"{num_cuts} cuts", file=sys.stderr)
     assert num_cuts >= 3, "give the chain more steps if this machine trains them within three jobs"
     assert train(home / "chain.yaml", home / "uncut", minutes=60) == 0
