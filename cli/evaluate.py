@@ -32,8 +32,10 @@ def evaluate(
 ) -> None:
     """Evaluate held-out tasks: pass@k and pass^k with 95% intervals over tasks, by dataset and by family.
 
-    RUN: an open run is evaluated at its next step boundary. Otherwise a run of zero steps is started; if the command is
-    cut, the same command goes on with what has no verdict. Rollouts without a verdict are counted, not failures.
+    RUN: an open run is evaluated with its own tasks at its next step boundary, and trains no step meanwhile.
+
+    RUN@STEP, of a run that has ended, and all others: a run of zero steps is started. If the command is cut, the same
+    command goes on with what has no verdict. Rollouts without a verdict are counted, not failures.
 
     Endpoint: any server with OpenAI's Chat Completions, such as https://api.openai.com/v1. Its tokens are not captured,
     so nothing of it can be trained. Calls wait while it is away or busy. The key is looked up by adapter and workers in
@@ -116,6 +118,6 @@ def _print_comparison(found: dict[str, Any]) -> None:
     print(f"{found['second']} - {found['first']}, paired over {difference['num_tasks']} tasks{left_out}")
     print(f"solve rate: {difference['mean']:+.3f} [{difference['low']:+.3f}, {difference['high']:+.3f}]")
     print(
-        f"tasks that only one solves: {found['only_first']} and {found['only_second']}; "
-        f"McNemar's exact test: p = {found['p_value']:.3g}"
+        f"tasks solved more often: {found['first_better']} by {found['first']}, "
+        f"{found['second_better']} by {found['second']}; {found['test']}: p = {found['p_value']:.3g}"
     )

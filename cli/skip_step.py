@@ -11,7 +11,8 @@ def skip_step(
 ) -> None:
     """Discard the batch of a paused run's next step, for example one whose gradient is not finite.
 
-    Its groups are never trained on. After `ratchet resume` the step is planned from other groups.
+    Its groups are never trained on. After `ratchet resume` the step is planned from other groups; the learner starts
+    anew at its newest checkpoint for that, and trains the steps since then once more, with the same batches.
     """
     from cli.console import say
     from client import Client

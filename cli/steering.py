@@ -33,10 +33,14 @@ def request_lines(requests: list[dict[str, Any]], width: int | None) -> list[str
     """Return a paragraph per request, of lines that are no longer than `width`; None: not broken."""
     import textwrap
 
+    from ratchet.steering import describe_change
+
     lines: list[str] = []
     for one in requests:
         told = [f"{one['asked_at']:%Y-%m-%d %H:%M:%S}  {one['asked_by']}"]
-        told.append(f"{one['action']} {one['target']}".strip() + _change(one["action"], one["before"], one["after"]))
+        told.append(
+            f"{one['action']} {one['target']}".strip() + describe_change(one["action"], one["before"], one["after"])
+        )
         told.append(f"first step planned after it: {one['from_step']}")
         if one["reason"]:
             told.append(f"why: {one['reason']}")
@@ -45,19 +49,3 @@ def request_lines(requests: list[dict[str, Any]], width: int | None) -> list[str
             flat = indent + " ".join(text.split()) if number else text
             lines += textwrap.wrap(flat, width, subsequent_indent=_INDENT * 2) if width is not None else [flat]
     return lines
-
-
-def _change(action: str, before: Any, after: Any) -> str:
-    """Return what has changed, with values as in a config file."""
-    if isinstance(after, dict) and "stop_at" in after:  # of `ratchet stop`
-        return f" after step {after['stop_at']}"
-    if before is None and action != "set":
-        return "" if after is None else f": {_value(after)}"
-    return f": {_value(before)} → {_value(after)}"
-
-
-def _value(value: Any) -> str:
-    import yaml
-
-    text: str = yaml.safe_dump(value, default_flow_style=True, width=float("inf"), allow_unicode=True, sort_keys=False)
-    return text.removesuffix("\n").removesuffix("\n...")

@@ -26,6 +26,7 @@ from stack.progress import ReportProgress
 from stack.startup import bring_up
 
 _POLL_SECONDS = 1.0
+_NAMED_STEPS = 5
 
 
 @dataclass(slots=True, frozen=True)
@@ -76,11 +77,28 @@ async def run_evaluation(
                 f"run {run_id} is open at step {row.step}, and the engines serve one policy at a time: "
                 f"`ratchet evaluate {run_id}` evaluates it at its next step boundary, or wait for its end"
             )
+        if settings.datasets or settings.config is not None:
+            raise ConfigError(
+                f"run {run_id} is open, and is evaluated with its own held-out tasks: leave --dataset and --config "
+                "out, or wait for its end"
+            )
         return await _evaluate_open_run(stack, row, settings, by, say)
     config = RunConfig.model_validate(row.config, extra="ignore")
+    if step and config.endpoint is None:
+        await _require_published(stack, run_id, int(step))
     if config.endpoint is None:
         config = config.model_copy(update={"init_from": f"{run_id}@{step or row.step}"})
     return await _evaluate_config(stack, config, f"{run_id}-step{step or row.step}", settings, say)
+
+
+async def _require_published(stack: Stack, run_id: str, step: int) -> None:
+    """Raise ConfigError if the weights of a step are not there any more, before anything is started for it."""
+    async with stack.database() as database, database.begin() as connection:
+        if await runs.newest_version(connection, run_id, step) is not None:
+            return
+        steps = await runs.published_steps(connection, run_id, _NAMED_STEPS)
+    there = f"its newest are {', '.join(map(str, steps))}" if steps else "it has none"
+    raise ConfigError(f"run {run_id} has no weights of step {step}; {there} (training.kept_versions)")
 
 
 def endpoint_config(url: str, settings: EvaluationSettings) -> RunConfig:

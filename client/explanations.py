@@ -40,7 +40,8 @@ async def _explain_step(connection: AsyncConnection, run_id: str, step: int) -> 
     metrics = (await curve_views.metrics_by_step(connection, run_id, step, step)).get(step, {})
     groups = await run_views.list_groups_of_step(connection, run_id, step)
     commands = {number: main_command(turn) for number, turn in turns.items()}
-    return explain_step(StepFacts(head, metrics, groups, tokens, commands))
+    discarded = await step_views.discarded_plans(connection, run_id, step)
+    return explain_step(StepFacts(head, metrics, groups, tokens, commands, discarded))
 
 
 async def _explain_run(connection: AsyncConnection, run_id: str) -> list[str] | None:

@@ -38,15 +38,16 @@ class Estimate:
 class PairedComparison:
     """Two evaluations on the tasks for which both have verdicts.
 
-    `difference`: of the solve rates, the second less the first. `only_first` and `only_second`: tasks that only this
-    one solves, in at least half of its rollouts; `p_value`: of McNemar's exact two-sided test on them. `num_left_out`:
-    tasks for which only one evaluation, or none, has a verdict.
+    `difference`: of the solve rates, the second less the first. `first_better` and `second_better`: tasks that this one
+    solves more often. `p_value`: two-sided, of the `test` (`sign_flip_test`). `num_left_out`: tasks for which only one
+    evaluation, or none, has a verdict.
     """
 
     difference: Estimate
-    only_first: int
-    only_second: int
+    first_better: int
+    second_better: int
     p_value: float
+    test: str
     num_left_out: int
 
 
@@ -99,12 +100,25 @@ def compare(first: Mapping[str, SolvedCount], second: Mapping[str, SolvedCount])
         if first[task].num_verdicts and second[task].num_verdicts
     ]
     rates = np.array([[one.num_solved / one.num_verdicts for one in pair] for pair in paired]).reshape(-1, 2)
-    solved = rates >= 0.5
-    only_first = int((solved[:, 0] & ~solved[:, 1]).sum())
-    only_second = int((solved[:, 1] & ~solved[:, 0]).sum())
-    difference = interval(rates[:, 1] - rates[:, 0])
+    differences = rates[:, 1] - rates[:, 0]
+    first_better, second_better = int((differences < 0).sum()), int((differences > 0).sum())
     num_left_out = len(first.keys() | second.keys()) - len(paired)
-    return PairedComparison(difference, only_first, only_second, mcnemar(only_first, only_second), num_left_out)
+    if np.isin(np.abs(differences), (0.0, 1.0)).all():  # as with one rollout per task
+        p_value, test = mcnemar(first_better, second_better), "McNemar's exact test"
+    else:
+        p_value, test = sign_flip_test(differences), "sign-flip test"
+    return PairedComparison(interval(differences), first_better, second_better, p_value, test, num_left_out)
+
+
+def sign_flip_test(differences: npt.NDArray[np.float64], seed: int = 0) -> float:
+    """Return the p-value of the mean of paired differences, each of which could as well have the other sign.
+
+    With one rollout per task this is McNemar's exact test; here the signs are drawn 10,000 times.
+    """
+    moved = differences[differences != 0]
+    signs = np.random.default_rng(seed).integers(0, 2, size=(_DRAWS, len(moved))) * 2 - 1
+    as_extreme = np.abs(signs @ moved) >= abs(moved.sum()) - 1e-9
+    return (1 + int(as_extreme.sum())) / (1 + _DRAWS)
 
 
 def mcnemar(only_first: int, only_second: int) -> float:

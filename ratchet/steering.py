@@ -19,6 +19,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import yaml
 from pydantic import ValidationError
 
 from ratchet.config import RunConfig
@@ -26,7 +27,7 @@ from ratchet.config_sources import explain_validation
 from ratchet.errors import ConfigError
 from ratchet.stored_config import read_stored_config
 from ratchet.suggestions import config_keys, did_you_mean
-from ratchet.types import JsonObject
+from ratchet.types import JsonObject, SteeringAction
 
 CHANGEABLE = {
     "training.groups_per_step": "the next plan",
@@ -139,3 +140,18 @@ def with_last_step(config: RunConfig, stop_at: int | None) -> RunConfig:
         return config
     training = config.training.model_copy(update={"steps": stop_at})
     return config.model_copy(update={"training": training})
+
+
+def describe_change(action: str, before: Any, after: Any) -> str:
+    """Return what a request has changed, with values as in a config file; it begins with what goes after the action's
+    name."""
+    if isinstance(after, dict) and "stop_at" in after:  # of `ratchet stop`
+        return f" after step {after['stop_at']}"
+    if before is None and action != SteeringAction.SET:
+        return "" if after is None else f": {_written(after)}"
+    return f": {_written(before)} → {_written(after)}"
+
+
+def _written(value: Any) -> str:
+    text: str = yaml.safe_dump(value, default_flow_style=True, width=float("inf"), allow_unicode=True, sort_keys=False)
+    return text.removesuffix("\n").removesuffix("\n...")

@@ -16,7 +16,7 @@ from temporalio.service import RPCError
 from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
 from ratchet.run_names import require_run_id
 from ratchet.secrets import without_secrets
-from ratchet.store import box_cap, engines, learners, lock_waits, open_rollouts, plans, runs, session_notes
+from ratchet.store import box_cap, engines, evaluations, learners, lock_waits, open_rollouts, plans, runs, session_notes
 from ratchet.store.database import Database
 from ratchet.store.open_rollouts import StageCount
 from ratchet.stored_config import read_stored_config
@@ -54,8 +54,9 @@ class Diagnosis:
 
     `working`: what the stages of the oldest rollouts say of their work, such as the command that runs.
 
-    `groups`: number by state. `boxes`: the adaptive limit of boxes and its cause. `endpoint`: why calls wait for
-    the endpoint of an evaluation. `notes`: what could not be looked at.
+    `groups`: number by state. `evaluating`: labels of the evaluations that have begun and not ended. `boxes`: the
+    adaptive limit of boxes and its cause. `endpoint`: why calls wait for the endpoint of an evaluation. `notes`: what
+    could not be looked at.
     """
 
     run_id: str
@@ -75,6 +76,7 @@ class Diagnosis:
     endpoint: str = ""
     boxes: str = ""
     engines: list[str] = field(default_factory=list)
+    evaluating: list[str] = field(default_factory=list)
     quarantined: list[QuarantinedTask] = field(default_factory=list)
     parts: dict[str, str] = field(default_factory=dict)
     retried: list[RetriedActivity] = field(default_factory=list)
@@ -151,6 +153,9 @@ async def _look_at_store(connection: AsyncConnection, found: Diagnosis) -> None:
         found.boxes = cap.sentence(config.sandbox.max_boxes)
     if (waiting := await session_notes.endpoint_errors(connection, found.run_id)) is not None:
         found.endpoint = f"{waiting.num_waiting} rollouts wait for their endpoint: {waiting.reason}"
+    found.evaluating = [
+        one.label for one in await evaluations.begun_evaluations(connection, found.run_id) if not one.has_ended
+    ]
     planned = await plans.unfinished_step(connection, found.run_id)
     learner = await learners.get_learner(connection, found.run_id)
     found.is_step_planned = planned is not None
@@ -268,7 +273,8 @@ def _answer(found: Diagnosis) -> str:
         return found.notes[0]
     if found.stages and found.stages[0].longest_seconds > _LONG_SECONDS:
         slowest = found.stages[0]
-        return f"the slowest of {slowest.count} rollouts: {slowest.stage} for {slowest.longest_seconds:.0f} s"
+        name = f"evaluation {', '.join(found.evaluating)}, during which no step begins; " if found.evaluating else ""
+        return f"{name}the slowest of {slowest.count} rollouts: {slowest.stage} for {slowest.longest_seconds:.0f} s"
     if 0 < found.num_steps <= found.step and found.stages:
         num_open = sum(stage.count for stage in found.stages)
         return f"nothing is stuck: all steps are trained, and {num_open} rollouts of the last evaluation are open"

@@ -36,7 +36,8 @@ async def record_skipped_step(connection: AsyncConnection, request: Request) -> 
     if run.source_run_id is not None:
         raise ConfigError(f"run {run_id} trains on stored rollouts: all of its plan rows are written, and none is left")
     if run.state != RunState.PAUSED:
-        raise ConfigError(f"run {run_id} is {run.state}; a step is discarded while its run is paused")
+        first = f": `ratchet pause {run_id}` first" if run.state == RunState.RUNNING else ""
+        raise ConfigError(f"run {run_id} is {run.state}; a step is discarded while its run is paused{first}")
     step = await plans.unfinished_step(connection, run_id)
     if step is None:
         raise ConfigError(f"run {run_id} has no step that is planned and not trained")

@@ -168,7 +168,12 @@ async def record_drain(connection: AsyncConnection, request: Request) -> Steerin
         return SteeringAnswer(f"run {run.run_id} is to drain already", changed=False)
     await connection.execute(update(RunTable).where(RunTable.run_id == run.run_id).values(wish=Wish.DRAIN))
     await record(connection, request, SteeringAction.DRAIN, "", Wish.NONE, Wish.DRAIN, run.next_step)
-    return SteeringAnswer(f"run {run.run_id} starts no new groups, and ends when those in flight are settled")
+    at_end = read_stored_config(run.config).evaluation.at
+    left_out = f"; the evaluation at its end is left out: `ratchet evaluate {run.run_id}` then makes one"
+    return SteeringAnswer(
+        f"run {run.run_id} starts no new groups, and ends when those in flight are settled"
+        + (left_out if "end" in at_end else "")
+    )
 
 
 async def record_stop(connection: AsyncConnection, request: Request) -> SteeringAnswer:

@@ -186,6 +186,7 @@ async def bench(url: str) -> dict[str, Any]:
         "commands": f"/runs/{RUN}/commands",
         "commands of a step": f"/runs/{RUN}/commands?step=200",
         "versions": f"/runs/{RUN}/versions",
+        "steering": f"/runs/{RUN}/steering",
         "search": f"/search?q=look&run={RUN}",
         "step": f"/runs/{RUN}/steps/200",
         "rollouts": f"/rollouts?run={RUN}",

@@ -179,6 +179,8 @@ def _training(facts: RewardFactsView) -> WhySentence | None:
         return WhySentence(f"{spread}; step {group.step} left the group out, because its tokens are too old.", link)
     if group.use == "trained":
         return WhySentence(f"{spread}; step {group.step} used the group, but no token of this rollout.", link)
+    if group.discarded:
+        return WhySentence(f"{spread}; {group.discarded.rstrip('.')}.", link)
     waiting = f"; {group.num_open} members still run" if group.num_open else ""
     return WhySentence(f"{spread}{waiting}; no step has used the group yet.", link)
 

@@ -7,7 +7,7 @@ from ratchet.store.runs import ADHOC
 from ratchet.store.views.curve_views import Metrics
 from ratchet.store.views.evaluation_views import EvaluationRate
 from ratchet.store.views.run_views import FailureCount, GroupLine, OutcomeCount, RunHead
-from ratchet.store.views.step_views import StepHead, StepToken
+from ratchet.store.views.step_views import DiscardedPlan, StepHead, StepToken
 
 _MAX_LISTED = 3
 _ALARM = "alarm_"
@@ -40,13 +40,15 @@ class RunFacts:
 
 @dataclass(slots=True, frozen=True)
 class StepFacts:
-    """`tokens`: those with the largest ratios. `commands`: what the turns of these tokens wrote, by turn."""
+    """`tokens`: those with the largest ratios. `commands`: what the turns of these tokens wrote, by turn. `discarded`:
+    earlier plans of the step."""
 
     head: StepHead
     metrics: Metrics
     groups: Sequence[GroupLine]
     tokens: Sequence[StepToken]
     commands: Mapping[int, str]
+    discarded: Sequence[DiscardedPlan] = ()
 
 
 def explain_run(facts: RunFacts) -> list[str]:
@@ -89,6 +91,7 @@ def explain_step(facts: StepFacts) -> list[str]:
         uses[group.use or "unused"] = uses.get(group.use or "unused", 0) + 1
     groups = ", ".join(f"{number} {use.replace('_', ' ')}" for use, number in sorted(uses.items()))
     said = [f"Step {head.step} is {head.state}; of its groups: {groups or 'none'}."]
+    said += [f"{plan.sentence().rstrip('.')}." for plan in facts.discarded]
     if not metrics:
         return [*said, "The learner has not trained it yet."]
     said.append("; ".join(words.format(metrics[name]) for name, words in _FIGURES.items() if name in metrics) + ".")

@@ -6,10 +6,11 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ratchet.store.open_rollouts import stages_of
-from ratchet.store.views import rollout_list, rollout_views, run_views, turn_views
+from ratchet.store.views import rollout_list, rollout_views, run_views, steering_views, turn_views
 from ratchet.store.views.rollout_list import RolloutLine
 from ratchet.store.views.rollout_views import PlannedUse
 from ratchet.store.views.run_views import GroupLine
+from ratchet.store.views.steering_views import SteeringLine
 from ratchet.types import GroupState, Purpose
 from viewer.models.conversation import TurnView, read_conversation
 from viewer.models.differences import FirstDifference, first_difference
@@ -35,7 +36,7 @@ class MemberColumn:
 class GroupPage:
     """`rewards`: those that count, so not of members that were replaced or ended late. `has_signal`: whether they
     differ; None if this is not decided or has no meaning. `stages`: of the open members, by id. `others`: the members
-    without a column."""
+    without a column. `requests`: what people asked of the group."""
 
     run_id: str
     group: GroupLine
@@ -44,6 +45,7 @@ class GroupPage:
     members: list[MemberColumn]
     stages: dict[int, str]
     others: list[RolloutLine]
+    requests: list[SteeringLine]
 
 
 @page_route(group_pages, "/groups/{group_id}")
@@ -61,8 +63,11 @@ async def show_group(request: Request, group_id: int) -> Response:
             turns = read_conversation(contents)
             difference = first_difference(columns[0].turns, turns) if columns else None
             columns.append(MemberColumn(one, uses.get(one.id), turns, difference))
+        requests = await steering_views.list_requests(connection, run_id, group_id)
         stages = await stages_of(connection, [one.id for one in rollouts if one.outcome is None])
-    page = GroupPage(run_id, line, rewards, _signal_of(line, rewards), columns, stages, rollouts[_MAX_COLUMNS:])
+    page = GroupPage(
+        run_id, line, rewards, _signal_of(line, rewards), columns, stages, rollouts[_MAX_COLUMNS:], requests
+    )
     return await respond(request, "group.html", page)
 
 

@@ -1,4 +1,4 @@
-"""Pages of a run beside its own: the policy versions with their times, and the shell commands of its agents."""
+"""Pages of a run beside its own: its versions with their times, what people asked of it, its agents' commands."""
 
 import asyncio
 from dataclasses import dataclass
@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ratchet.store.views import command_views, run_views, version_views
+from ratchet.store.views import command_views, run_views, steering_views, version_views
+from ratchet.store.views.steering_views import SteeringLine
 from ratchet.store.views.version_views import VersionLine
 from viewer.models.commands import CommandCount, count_commands
 from viewer.rendering import respond
@@ -23,6 +24,12 @@ class VersionsPage:
     run_id: str
     versions: list[VersionLine]
     next_page: str | None
+
+
+@dataclass(slots=True, frozen=True)
+class SteeringPage:
+    run_id: str
+    requests: list[SteeringLine]
 
 
 @dataclass(slots=True, frozen=True)
@@ -49,6 +56,14 @@ async def show_versions(request: Request, run_id: str, before: int | None = None
         versions = await version_views.published_versions(connection, run_id, _PAGE_VERSIONS, before)
     more = next_link(request, before=versions[-1].step) if len(versions) == _PAGE_VERSIONS else None
     return await respond(request, "versions.html", VersionsPage(run_id, versions, more))
+
+
+@page_route(run_history_pages, "/runs/{run_id}/steering")
+async def show_steering(request: Request, run_id: str) -> Response:
+    async with request.app.state.store.read() as connection:
+        found(await run_views.read_run_head(connection, run_id), f"run {run_id}")
+        requests = await steering_views.list_requests(connection, run_id)
+    return await respond(request, "steering.html", SteeringPage(run_id, requests))
 
 
 @page_route(run_history_pages, "/runs/{run_id}/commands")

@@ -11,7 +11,7 @@ from ratchet.store.views.curve_views import Metrics
 from ratchet.store.views.rollout_list import RolloutLine
 from ratchet.store.views.rollout_views import PlannedUse
 from ratchet.store.views.run_views import GroupLine, RunHead
-from ratchet.store.views.step_views import StepHead
+from ratchet.store.views.step_views import DiscardedPlan, StepHead
 from viewer.models.step_tokens import (
     RareTokenView,
     RatioTokenGroup,
@@ -38,7 +38,8 @@ class StepMember:
 @dataclass(slots=True, frozen=True)
 class StepPage:
     """`largest_ratios`: as the learner recorded them, equal tokens of equal commands together. A step of an earlier
-    version has none, and `rare_tokens` of the `num_scanned` members with the largest advantages instead."""
+    version has none, and `rare_tokens` of the `num_scanned` members with the largest advantages instead. `discarded`:
+    earlier plans of the step."""
 
     run: RunHead
     step: StepHead
@@ -48,6 +49,7 @@ class StepPage:
     largest_ratios: list[RatioTokenGroup]
     rare_tokens: list[RareTokenView]
     num_scanned: int
+    discarded: list[DiscardedPlan]
     previous: int | None
     next: int | None
 
@@ -69,6 +71,7 @@ async def show_step(request: Request, run_id: str, step: int) -> Response:
         turns = await turn_views.read_turns(connection, turn_ids)
         near = await curve_views.times_by_step(connection, run_id, step - 1, step + 1)
         groups = await run_views.list_groups_of_step(connection, run_id, step)
+        discarded = await step_views.discarded_plans(connection, run_id, step)
     tokenizer = await asyncio.to_thread(load_tokenizer, head.model_path)
     context = TokenContext(uses, turns, tokenizer)
     page = StepPage(
@@ -80,6 +83,7 @@ async def show_step(request: Request, run_id: str, step: int) -> Response:
         group_ratio_tokens(view_ratio_tokens(recorded, context)),
         view_rare_tokens(rare, context),
         len(scanned),
+        discarded,
         step - 1 if step - 1 in near else None,
         step + 1 if step + 1 in near else None,
     )

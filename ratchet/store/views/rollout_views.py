@@ -27,6 +27,7 @@ from ratchet.store.schema import (
     TaskTable,
     TurnTable,
 )
+from ratchet.store.views.step_views import discarded_plans
 from ratchet.tracing import RolloutTrace
 from ratchet.types import REWARDED_OUTCOMES, JsonObject
 
@@ -179,12 +180,14 @@ class PlannedUse:
 
 @dataclass(slots=True, frozen=True)
 class GroupRewards:
-    """The rewards of a rollout's group, and what became of the group. `use` is None before a step consumed it."""
+    """The rewards of a rollout's group, and what became of the group. `use` is None before a step consumed it.
+    `discarded`: how a person has discarded the plan with the group, empty if nobody has."""
 
     rewards: list[float]
     num_open: int
     step: int | None
     use: str | None
+    discarded: str = ""
 
 
 async def read_rollout_head(connection: AsyncConnection, rollout_id: int) -> RolloutHead | None:
@@ -320,11 +323,16 @@ async def read_group_rewards(connection: AsyncConnection, run_id: str, group_id:
         BatchItemTable.run_id == run_id, BatchItemTable.group_id == group_id
     )
     consumed = (await connection.execute(item)).one_or_none()
+    discarded = []
+    if consumed is None:
+        named = select(RolloutGroupTable.workflow_id).where(RolloutGroupTable.id == group_id)
+        discarded = await discarded_plans(connection, run_id, group=(await connection.execute(named)).scalar_one())
     return GroupRewards(
         [row.reward for row in rows if row.outcome in REWARDED_OUTCOMES],
         sum(row.outcome is None for row in rows),
         consumed.step if consumed else None,
         consumed.use if consumed else None,
+        discarded[-1].sentence() if discarded else "",
     )
 
 

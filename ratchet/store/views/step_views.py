@@ -1,13 +1,13 @@
-"""One step for people: its plan row, and the tokens whose ratios are furthest from 1."""
+"""One step for people: its plan row, discarded ones, and the tokens whose ratios are furthest from 1."""
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.store.schema import BatchTable, StepTokenTable
-from ratchet.types import JsonObject
+from ratchet.store.schema import BatchTable, SteeringTable, StepTokenTable
+from ratchet.types import JsonObject, SteeringAction
 
 
 @dataclass(slots=True, frozen=True)
@@ -29,6 +29,38 @@ async def read_step_head(connection: AsyncConnection, run_id: str, step: int) ->
     statement = select(*columns).where(BatchTable.run_id == run_id, BatchTable.step == step)
     row = (await connection.execute(statement)).one_or_none()
     return None if row is None else StepHead(*row)
+
+
+@dataclass(slots=True, frozen=True)
+class DiscardedPlan:
+    """A plan row of `step` that a person has discarded (`ratchet skip-step`), with the workflows of its groups."""
+
+    step: int
+    asked_by: str
+    reason: str
+    at: datetime
+    groups: list[str]
+
+    def sentence(self) -> str:
+        number = len(self.groups)
+        return (
+            f"{self.asked_by} discarded a plan of step {self.step} at {self.at.astimezone(UTC):%Y-%m-%d %H:%M} UTC, "
+            f"with {number} {'group' if number == 1 else 'groups'} that no step trains: {self.reason}"
+        )
+
+
+async def discarded_plans(
+    connection: AsyncConnection, run_id: str, step: int | None = None, group: str | None = None
+) -> list[DiscardedPlan]:
+    """Return the discarded plans of a step, or those with the group of this workflow, oldest first."""
+    wanted = (SteeringTable.run_id == run_id) & (SteeringTable.action == SteeringAction.SKIP_STEP)
+    if step is not None:
+        wanted &= SteeringTable.target == f"step/{step}"
+    if group is not None:
+        wanted &= SteeringTable.before.contains([group])
+    columns = (SteeringTable.from_step, SteeringTable.asked_by, SteeringTable.reason, SteeringTable.asked_at)
+    statement = select(*columns, SteeringTable.before).where(wanted).order_by(SteeringTable.id)
+    return [DiscardedPlan(*row) for row in await connection.execute(statement)]
 
 
 @dataclass(slots=True, frozen=True)

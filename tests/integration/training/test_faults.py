@@ -14,6 +14,7 @@ import pytest
 from sqlalchemy import cast, delete, select, update
 from sqlalchemy.dialects.postgresql import JSONB
 
+from client.explanations import explain_thing
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError
 from ratchet.store import learner_commits, learners, metrics, runs, skipped_steps
@@ -509,10 +510,16 @@ async def test_a_poison_batch_is_discarded_and_another_one_takes_its_place(equal
         assert len(audit.before) == equal_runs.config.training.groups_per_step
         state = update(RunTable).where(RunTable.run_id == settings.run_id)
         await connection.execute(state.values(state="running", state_reason="", stop_at=1))
-    with pytest.raises(ConfigError, match="is running"):
+    with pytest.raises(ConfigError, match=rf"is running.*`ratchet pause {settings.run_id}` first"):
         await ask("third")
     async with equal_runs.database.begin() as connection:
         assert await planner.plan_step(connection, settings.run_id, equal_runs.config) == 1
+        said = await explain_thing(connection, f"{settings.run_id}@1")
+        assert said is not None and "anna discarded a plan of step 1" in said[1] and "an infinite gradient" in said[1]
+        of_group = select(RolloutTable.id).join(RolloutGroupTable, RolloutGroupTable.id == RolloutTable.group_id)
+        one = of_group.where(RolloutGroupTable.workflow_id == audit.before[0]).limit(1)
+        said = await explain_thing(connection, str((await connection.execute(one)).scalar_one()))
+        assert said is not None and "anna discarded a plan of step 1" in said[-1]
         mine = select(BatchItemTable.group_id).where(BatchItemTable.run_id == settings.run_id)
         states_now = select(RolloutGroupTable.workflow_id, RolloutGroupTable.state).where(
             RolloutGroupTable.id.in_(mine) | RolloutGroupTable.workflow_id.in_(audit.before)

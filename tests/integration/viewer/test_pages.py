@@ -30,6 +30,7 @@ def pages_of(filled: FilledRun) -> list[str]:
         f"{run}/costs",
         f"{run}/tasks",
         f"{run}/versions",
+        f"{run}/steering",
         f"{run}/commands",
         f"{run}/commands?step=1&by_line=true",
         f"{run}/steps/1",

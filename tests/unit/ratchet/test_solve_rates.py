@@ -16,6 +16,7 @@ from ratchet.solve_rates import (
     pass_all_k,
     pass_at_k,
     reported_ks,
+    sign_flip_test,
 )
 
 
@@ -83,12 +84,12 @@ def test_a_paired_comparison_needs_both_verdicts() -> None:
         "e": SolvedCount(1, 1),
     }
     found = compare(first, second)
-    assert (found.only_first, found.only_second) == (0, 2)
+    assert (found.first_better, found.second_better) == (0, 2)
     assert found.difference.num_tasks == 3 and math.isclose(found.difference.mean, 0.5)
-    assert found.p_value == 0.5
+    assert found.p_value == pytest.approx(0.5, abs=0.03) and found.test == "sign-flip test"
     assert found.num_left_out == 2, "d lacks a verdict in the first, e is only in the second"
     swapped = compare(second, first)
-    assert (swapped.only_first, swapped.p_value) == (2, 0.5) and math.isclose(swapped.difference.mean, -0.5)
+    assert (swapped.first_better, swapped.p_value) == (2, found.p_value) and math.isclose(swapped.difference.mean, -0.5)
 
 
 @pytest.mark.parametrize(
@@ -98,3 +99,23 @@ def test_a_paired_comparison_needs_both_verdicts() -> None:
 def test_mcnemar(only_first: int, only_second: int, expected: float) -> None:
     """The two-sided values of the exact binomial test with p = 0.5."""
     assert math.isclose(mcnemar(only_first, only_second), expected, rel_tol=1e-5)
+
+
+def test_the_sign_flip_test_is_mcnemars_with_one_rollout_per_task() -> None:
+    differences = np.array([1.0] * 11 + [-1.0] * 4 + [0.0] * 20)
+    assert sign_flip_test(differences) == pytest.approx(mcnemar(4, 11), abs=0.01)
+
+
+@pytest.mark.parametrize("samples", [(1, 1), (2, 2), (2, 1), (8, 3)])
+def test_evaluations_of_one_policy_differ_as_often_as_the_test_says(samples: tuple[int, int]) -> None:
+    """Also if one has more samples: a task that is solved in half of two rollouts is no task that is solved."""
+    random = np.random.default_rng(3)
+    alarms = 0
+    for _ in range(200):
+        chances = random.beta(0.5, 1.5, 60)
+        counts = [
+            {str(n): SolvedCount(number, int(random.binomial(number, chance))) for n, chance in enumerate(chances)}
+            for number in samples
+        ]
+        alarms += compare(*counts).p_value < 0.05
+    assert alarms <= 0.09 * 200

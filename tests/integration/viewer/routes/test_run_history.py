@@ -2,13 +2,14 @@
 
 import httpx
 import pytest
-from sqlalchemy import insert
+from sqlalchemy import insert, select
 
-from ratchet.store import engines
+from ratchet.store import engines, steering
 from ratchet.store.database import Database
 from ratchet.store.metrics import record_metrics
-from ratchet.store.schema import PolicyVersionTable
-from ratchet.types import EngineState, policy_version
+from ratchet.store.schema import PolicyVersionTable, RolloutGroupTable
+from ratchet.store.steering import Request
+from ratchet.types import EngineState, SteeringAction, policy_version
 from tests.integration.viewer.filled_store import FilledRun
 from viewer.rendering import clock_time
 from viewer.routes import run_history
@@ -42,6 +43,31 @@ async def test_each_version_has_the_time_of_its_publication(
     assert all(f"<td>{clock_time(one)}</td>" in html for one in moments) and "12 s" in html
     earlier = (await client.get(f"/runs/{filled.run_id}/versions.json?before=2")).json()
     assert [one["step"] for one in earlier["versions"]] == [one["step"] for one in page["versions"][1:]]
+
+
+async def test_what_people_asked_is_on_the_run_and_on_the_group(
+    client: httpx.AsyncClient, database: Database, filled: FilledRun
+) -> None:
+    async with database.begin() as connection:
+        first = select(RolloutGroupTable.id, RolloutGroupTable.workflow_id).where(
+            RolloutGroupTable.run_id == filled.run_id
+        )
+        groups = (await connection.execute(first.order_by(RolloutGroupTable.id).limit(2))).all()
+        asked = [
+            (SteeringAction.SET, "training.learning_rate", 1e-3, 1e-4, "too fast"),
+            (SteeringAction.CANCEL, groups[0].workflow_id, "open", "cancelled", "a bad task"),
+            (SteeringAction.SKIP_STEP, "step/2", [groups[1].workflow_id], "discarded", "a suspect batch"),
+        ]
+        for number, (action, target, before, after, reason) in enumerate(asked):
+            request = Request(filled.run_id, f"request-{number}", "anna@desk", reason)
+            await steering.record(connection, request, action, target, before, after, 3)
+    page = (await client.get(f"/runs/{filled.run_id}/steering.json")).json()
+    assert [one["reason"] for one in page["requests"]] == ["a suspect batch", "a bad task", "too fast"]
+    assert page["requests"][-1]["what"] == "set training.learning_rate: 0.001 → 0.0001"
+    assert "anna@desk" in (await client.get(f"/runs/{filled.run_id}/steering")).text
+    for group, word in zip(groups, ("a bad task", "a suspect batch"), strict=True):
+        html = (await client.get(f"/groups/{group.id}")).text
+        assert "asked by anna@desk at" in html and word in html and "too fast" not in html
 
 
 async def test_commands_of_a_step_and_of_a_run(
