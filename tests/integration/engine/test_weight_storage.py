@@ -67,8 +67,9 @@ def test_a_fetch_that_was_cut_goes_on_when_the_server_is_back(s3: S3Storage, tmp
     assert s3.link.num_bytes - before < 2 * RANGE_BYTES, "what is here is not read again"
 
 
-def test_beside_the_version_before_only_a_delta_is_read(s3: S3Storage, version: Version, tmp_path: Path) -> None:
-    """The link is cut in the middle of the delta, which a second try then reads to its end."""
+def test_beside_the_version_before_only_a_delta_is_read(s3: S3Storage, tmp_path: Path) -> None:
+    """The link is cut in the middle of the delta, which a second try then reads."""
+    version = Version(s3, tmp_path, 4_000_000)
     version.upload()
     after, deltas = tmp_path / "after", tmp_path / "deltas"
     after.mkdir()
