@@ -3,10 +3,11 @@
 After a small step most bfloat16 numbers are what they were, so a delta has the 16-bit words that differ, as the XOR of
 both. A file is the XOR of the whole file that its chain begins with and of all deltas since, in any order.
 
-A delta is one zstd stream. For each PIECE_BYTES of the file it holds the number of words that differ (4 bytes), their
-distances (4 bytes each: 0 for a word that follows the one before, or that is the first of its piece), and their XOR
-(2 bytes each), all little endian. Of distances and XORs come all lowest bytes first, then all next ones, and so on,
-because the high bytes are mostly zero. A file with an odd number of bytes counts as one with a zero byte after it.
+A delta is one zstd stream. For each PIECE_BYTES of the file it holds twice, for the words at even and at odd places
+(low and high halves of float32 numbers), the number of those that differ (4 bytes), their distances (4 bytes each: the
+number of equal words between one and the one before) and their XOR (2 bytes each), all little endian. Of distances and
+XORs come all lowest bytes first, then all next ones, and so on, because the high bytes are mostly zero. A file with an
+odd number of bytes counts as one with a zero byte after it.
 
 A file that is stored as a delta has a "chain" in its entry of the version's row, so that one row is enough to make it:
 
@@ -21,6 +22,7 @@ import hashlib
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -108,10 +110,11 @@ def write_delta(before: Path, sha256: str, after: Path, delta: Path) -> bool:
             earlier = old.read(len(piece))
             digest.update(earlier)
             changes = _words(piece) ^ _words(earlier)
-            places = np.flatnonzero(changes)
-            packed.write(np.array(len(places), _COUNT).tobytes())
-            packed.write(_apart(np.diff(places, prepend=-1).astype(_COUNT) - 1))
-            packed.write(_apart(changes[places]))
+            for half in (changes[::2], changes[1::2]):
+                places = np.flatnonzero(half)
+                packed.write(np.array(len(places), _COUNT).tobytes())
+                packed.write(_apart(np.diff(places, prepend=-1).astype(_COUNT) - 1))
+                packed.write(_apart(half[places]))
             if stored.tell() > most:
                 return False
     return digest.hexdigest() == sha256 and delta.stat().st_size <= most
@@ -128,10 +131,10 @@ def apply_deltas(whole: Path, deltas: Sequence[Path], file: Path) -> str:
         readers = [stack.enter_context(zstandard.open(delta, "rb")) for delta in deltas]
         while piece := source.read(PIECE_BYTES):
             words = _words(piece).copy()
-            for reader in readers:
+            for reader, half in product(readers, (words[::2], words[1::2])):
                 count = int(_read(reader, _COUNT, 1)[0])
                 places = np.cumsum(_read(reader, _COUNT, count) + 1, dtype=np.int64) - 1
-                words[places] ^= _read(reader, _WORD, count)
+                half[places] ^= _read(reader, _WORD, count)
             made = words.tobytes()[: len(piece)]
             digest.update(made)
             target.write(made)
