@@ -124,14 +124,15 @@ def _make_file(uri: str, file: JsonObject, building: Path) -> None:
     if (building / name).exists():  # an earlier try has checked it
         return
     address, root = uri.rsplit("/", 2)[0], building.parent.parent
-    here = [number for number, link in enumerate(chain) if (root / link["version"] / name).is_file()]
+    copies = [root / link["version"] / name for link in chain]
+    here = [number for number, copy in enumerate(copies) if _has_size(copy, file["bytes"])]
     made = building / f"{name}.made"
     for start in (*here[-1:], None):
         if start is None:
             whole = building / f"{name}.whole"
             _copy_file(f"{address}/{chain[0]['version']}/{name}", chain[0], whole)
         else:
-            whole = root / chain[start]["version"] / name
+            whole = copies[start]
         deltas = []
         for number, link in enumerate(chain):
             if number > (start or 0) and link["bytes"]:
@@ -141,7 +142,16 @@ def _make_file(uri: str, file: JsonObject, building: Path) -> None:
             fsync(made)
             made.rename(building / name)
             return
+    for path in (whole, *deltas):  # they have changed on this disk since they were checked
+        path.unlink()
     raise DamagedVersionError(f"{uri}/{name}: the deltas make a file of sha256 {found}, expected {file['sha256']}")
+
+
+def _has_size(path: Path, num_bytes: int) -> bool:
+    try:
+        return path.stat().st_size == num_bytes
+    except FileNotFoundError:
+        return False
 
 
 def _copy_file(uri: str, expected: JsonObject, copy: Path) -> None:

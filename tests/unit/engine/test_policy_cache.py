@@ -205,11 +205,14 @@ def test_beside_the_version_before_its_delta_is_enough(storage: Storage, root: P
         assert is_intact(storage.fetch(cache, "3.e1"), storage.files["3.e1"])
 
 
-def test_a_version_before_that_has_changed_on_the_disk_is_not_used(storage: Storage, root: Path) -> None:
+@pytest.mark.parametrize("num_bytes", [-1, 0, 1])
+def test_a_version_before_that_has_changed_on_the_disk_is_not_used(
+    storage: Storage, root: Path, num_bytes: int
+) -> None:
     storage.store_chain(3)
     with PolicyCache(root) as cache:
         here = storage.fetch(cache, "1.e1") / WEIGHTS
-        here.write_bytes(bytes(here.stat().st_size))
+        here.write_bytes(bytes(here.stat().st_size + num_bytes))
         assert is_intact(storage.fetch(cache, "2.e1"), storage.files["2.e1"])
 
 
@@ -257,6 +260,17 @@ def test_what_a_killed_process_has_fetched_of_a_chain_is_not_fetched_again(stora
             path.unlink()
     with PolicyCache(root) as cache:
         assert is_intact(storage.fetch(cache, "2.e1"), storage.files["2.e1"])
+
+
+def test_what_has_changed_on_the_disk_since_it_was_checked_is_fetched_again(storage: Storage, root: Path) -> None:
+    storage.store_chain(2)
+    building = root / "run-1" / "1.e1.fetching"
+    building.mkdir(parents=True)
+    (building / f"{WEIGHTS}.whole").write_bytes(bytes((storage.stored("0.e1") / WEIGHTS).stat().st_size))
+    with PolicyCache(root) as cache:
+        with pytest.raises(DamagedVersionError, match="the deltas make a file of sha256"):
+            storage.fetch(cache, "1.e1")
+        assert is_intact(storage.fetch(cache, "1.e1"), storage.files["1.e1"])
 
 
 @pytest.mark.parametrize("damaged", ["0.e1", "1.e1", "2.e1"])
