@@ -2,10 +2,11 @@
 
 `ratchet bench weight_deltas`. Random Qwen3 models: the tiny policy's shape in float32 with the quickstart's optimiser,
 and Qwen3-0.6B's shape in bfloat16 with float32 master weights and the default betas, at two learning rates. Each
-version follows a real AdamW step on random tokens and is written as the learner does it. Whole: uploaded, then fetched
-and digested by a node that has nothing. Delta: encoded and uploaded by the learner's code, then fetched, applied and
-digested by a node that has the version before. The address is a directory (`file://`), so the seconds are the cost
-without a network. Adam's first steps are its largest. The 0.6B takes 9 GiB of memory; `-- tiny` runs the cases with that name only. Prints JSON.
+version follows a real AdamW step on random tokens, and is written as the learner does it. AdamW's first steps are its
+largest. Whole: uploaded, then fetched and digested by a node that has nothing. Delta: encoded and uploaded by the
+learner's code, then fetched, applied and digested by a node that has the version before. The address is a directory
+(`file://`), so the seconds are the cost without a network. The 0.6B takes 9 GiB of memory; `-- tiny` runs the cases
+with that name only. Prints JSON.
 """
 
 import json
@@ -18,7 +19,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -142,7 +142,7 @@ def delta_round(home: Path, node: PolicyCache, version: LocalVersion, encode_sec
 
 
 def measure(home: Path, case: Case) -> dict[str, Any]:
-    """Return the figures of each step, and their medians."""
+    """Return the figures of each step."""
     trainer = Trainer(home, case)
     before, rounds = trainer.publish(0), []
     with PolicyCache(home / "node") as node:
@@ -162,8 +162,7 @@ def measure(home: Path, case: Case) -> dict[str, Any]:
             print(rounds[-1], file=sys.stderr, flush=True)
             shutil.rmtree(before.directory)
             before = stored
-    medians = {key: median(one[key] for one in rounds) for key in rounds[0]}
-    return {"median": medians, "steps": rounds}
+    return {key: [one[key] for one in rounds] for key in rounds[0]}
 
 
 def main() -> None:
