@@ -150,11 +150,11 @@ async def _delete_stored_weights(database: Database, run_id: str) -> None:
         row = await runs.get_run(connection, run_id)
         kept = await retention.kept_files(connection, run_id)
     address = None if row is None else read_stored_config(row.config).training.weights_address
-    if address is None or not kept.versions:
+    if address is None or not kept.stored:
         return
     try:
         for name in await asyncio.to_thread(weight_storage.list_versions, address, run_id):
-            if name not in kept.versions:
+            if name not in kept.stored:
                 uri = weight_storage.version_address(address, f"{run_id}/{name}")
                 await asyncio.to_thread(weight_storage.delete_version, uri)
     except WeightStorageError as error:

@@ -6,7 +6,7 @@ relative path from an adapter to its base holds. Processes share the copies:
 | file below the root       | meaning                                                                    |
 |---------------------------|----------------------------------------------------------------------------|
 | RUN/STEP.eEPOCH/          | the version; complete, because it appears by a rename after all digests     |
-| RUN/STEP.eEPOCH.fetching/ | files that are checked, and NAME.part, which a later try goes on with       |
+| RUN/STEP.eEPOCH.fetching/ | files and deltas that are checked, and NAME.part, which a later try goes on with |
 | RUN/STEP.eEPOCH.lock      | it was fetched. Exclusive lock: it is fetched or deleted now; shared: in use |
 
 A directory without a lock file was written here by the learner or lies on a shared path. It is used, and never deleted
@@ -22,7 +22,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine import weight_storage
+from engine import weight_deltas, weight_storage
 from engine.policy_files import file_sha256, fsync, is_address, policy_directory
 from engine.weight_storage import DamagedVersionError
 from ratchet.types import JsonObject
@@ -104,28 +104,74 @@ def _copy_version(uri: str, files: Sequence[JsonObject], directory: Path) -> Non
     with weight_storage.storage_errors(uri):  # of this machine's disk, too
         building.mkdir(parents=True, exist_ok=True)
         for file in files:  # not in a pool, whose threads Python waits for at its end; each file is read in many ranges
-            _copy_file(uri, file, building)
+            if "chain" in file:
+                _make_file(uri, file, building)
+            else:
+                _copy_file(f"{uri}/{file['name']}", file, building / file["name"])
+        for path in set(building.iterdir()) - {building / file["name"] for file in files}:
+            path.unlink()  # deltas, and what a killed try has left
         fsync(building)
         building.rename(directory)
         fsync(directory.parent)
 
 
-def _copy_file(uri: str, file: JsonObject, building: Path) -> None:
-    """Copy one file, from where an earlier try has stopped. Raises DamagedVersionError if its digest differs."""
-    name, size = str(file["name"]), int(file["bytes"])
+def _make_file(uri: str, file: JsonObject, building: Path) -> None:
+    """Make a file from the newest version of its chain that is on this machine, else from the whole one at the address.
+
+    Raises DamagedVersionError if a delta has another digest, or the file that they make.
+    """
+    name, chain = file["name"], file["chain"]
     if (building / name).exists():  # an earlier try has checked it
         return
-    part = building / f"{name}.part"
-    with part.open("ab") as copy:
-        if copy.tell() > size:
-            copy.truncate(0)
-        for piece in weight_storage.read_file(f"{uri}/{name}", copy.tell(), size):
-            copy.write(piece)
+    address, root = uri.rsplit("/", 2)[0], building.parent.parent
+    copies = [root / link["version"] / name for link in chain]
+    here = [number for number, copy in enumerate(copies) if _has_size(copy, file["bytes"])]
+    made = building / f"{name}.made"
+    for start in (*here[-1:], None):
+        if start is None:
+            whole = building / f"{name}.whole"
+            _copy_file(f"{address}/{chain[0]['version']}/{name}", chain[0], whole)
+        else:
+            whole = copies[start]
+        deltas = []
+        for number, link in enumerate(chain):
+            if number > (start or 0) and link["bytes"]:
+                deltas.append(building / f"{name}.{number}")
+                _copy_file(f"{address}/{link['version']}/{name}{weight_deltas.SUFFIX}", link, deltas[-1])
+        if (found := weight_deltas.apply_deltas(whole, deltas, made)) == file["sha256"]:
+            fsync(made)
+            made.rename(building / name)
+            return
+    for path in (whole, *deltas):  # they have changed on this disk since they were checked
+        path.unlink()
+    raise DamagedVersionError(f"{uri}/{name}: the deltas make a file of sha256 {found}, expected {file['sha256']}")
+
+
+def _has_size(path: Path, num_bytes: int) -> bool:
+    try:
+        return path.stat().st_size == num_bytes
+    except FileNotFoundError:
+        return False
+
+
+def _copy_file(uri: str, expected: JsonObject, copy: Path) -> None:
+    """Copy one file, from where an earlier try has stopped.
+
+    Raises DamagedVersionError if it is not of the `expected` "bytes" and "sha256".
+    """
+    if copy.exists():  # an earlier try has checked it
+        return
+    part = copy.with_name(f"{copy.name}.part")
+    with part.open("ab") as file:
+        if file.tell() > expected["bytes"]:
+            file.truncate(0)
+        for piece in weight_storage.read_file(uri, file.tell(), expected["bytes"]):
+            file.write(piece)
     fsync(part)
-    if (found := file_sha256(part)) != file["sha256"]:
+    if (found := file_sha256(part)) != expected["sha256"]:
         part.unlink()
-        raise DamagedVersionError(f"{uri}/{name} has sha256 {found}, expected {file['sha256']}")
-    part.rename(building / name)
+        raise DamagedVersionError(f"{uri} has sha256 {found}, expected {expected['sha256']}")
+    part.rename(copy)
 
 
 def _lock_of(directory: Path) -> Path:

@@ -294,6 +294,9 @@ class TrainingConfig(Section):
     `gs://…`, `file:///DIRECTORY`. Engines on hosts that do not share the state directory fetch it from there before
     they are paused. Credentials come from the environment. None, the default, stores nothing: all hosts then read the
     learner's files on a path that they share."""
+    full_weights_every: Positive = 1
+    """Every so many versions one is stored whole at `weights_address`, the others as what changed since the version
+    before. 1, the default, stores every version whole, so that each can be read without another."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Data type of the learner's computation. `auto`, the default, means bfloat16 on a GPU and float32 on a CPU. Master
     weights, optimiser moments and gradient sums are always float32."""

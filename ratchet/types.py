@@ -39,6 +39,7 @@ lease: a claim in Postgres that expires by the database's clock unless it is ren
 fence: a number that increases with every try of a stage; writes that carry an older number match no row.
 """
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any
 
@@ -334,6 +335,14 @@ SEARCH_ATTRIBUTES: dict[str, str] = {
 def policy_version(run_id: str, step: int, epoch: int) -> str:
     """Return `<run_id>/<step>.e<epoch>`, the label of published weights."""
     return f"{run_id}/{step}.e{epoch}"
+
+
+def chained_versions(files: Iterable[JsonObject]) -> set[str]:
+    """Return the versions whose files at an address are needed to make these `files` of a version's row.
+
+    That is none if all of them are stored whole (`engine/weight_deltas.py`).
+    """
+    return {link["version"] for file in files for link in file.get("chain", ())}
 
 
 def policy_step(version: str) -> int:

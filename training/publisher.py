@@ -1,6 +1,7 @@
 """Publish the weights of a step: write the files, record the version, send it to the engines, retire old versions.
 
-With `training.weights_address` the files are stored there, too, before the version is recorded.
+With `training.weights_address` the files are stored there, too, before the version is recorded: whole or, with
+`training.full_weights_every`, mostly as deltas to the version before.
 """
 
 import shutil
@@ -11,10 +12,12 @@ from pathlib import Path
 
 import structlog
 
-from engine import weight_storage
+from engine import weight_deltas, weight_storage
+from engine.policy_files import policy_directory
+from engine.weight_deltas import LocalVersion
 from ratchet.config import RunConfig
 from ratchet.errors import FencedError, StoreUnavailableError, WeightStorageError
-from ratchet.store import learner_commits, learners, runs
+from ratchet.store import engines, learner_commits, learners, runs
 from ratchet.types import JsonObject, policy_version
 from training import checkpoint
 from training.learner import RankLearner
@@ -70,7 +73,8 @@ class Publisher:
         uri = str(directory)
         if self.address is not None:
             uri = weight_storage.version_address(self.address, version)
-            context.ranks.on_rank_zero(lambda: self._upload(directory, uri, files, metrics))
+            written = LocalVersion(version, directory, files)
+            files = context.ranks.on_rank_zero(lambda: self._upload(written, step, uri, metrics))
             context.after_point("upload", step)
         self._raise_alarms(step, metrics)
         try:
@@ -94,16 +98,48 @@ class Publisher:
         if self._broadcast is not None:
             self._broadcast.close()
 
-    def _upload(self, directory: Path, uri: str, files: Sequence[JsonObject], metrics: dict[str, float]) -> None:
-        """Store the files at the address, too, and wait for as long as it is unavailable. Raises FencedError."""
+    def _upload(self, written: LocalVersion, step: int, uri: str, metrics: dict[str, float]) -> list[JsonObject]:
+        """Store a version at the address, too, and wait for as long as it is unavailable; return the files of its row.
+
+        Raises FencedError.
+        """
         started = time.monotonic()
+        directory = written.directory
+        deltas = directory.with_name(f"{directory.name}.deltas")  # the next learner deletes it if this one is killed
         stored: set[str] = set()
         try:
-            self.context.when_storage_answers(lambda: weight_storage.upload_version(directory, uri, files, stored))
+            files = self._with_deltas(written, step, deltas)
+            version = LocalVersion(written.version, directory, files)
+            self.context.when_storage_answers(lambda: weight_deltas.upload(version, deltas, uri, stored))
         except FencedError:
             shutil.rmtree(directory, ignore_errors=True)
             raise
+        finally:
+            shutil.rmtree(deltas, ignore_errors=True)
         metrics["upload_seconds"] = time.monotonic() - started
+        metrics["upload_bytes"] = float(weight_deltas.stored_bytes(files))
+        metrics["version_bytes"] = float(sum(file["bytes"] for file in files))
+        return files
+
+    def _with_deltas(self, written: LocalVersion, step: int, deltas: Path) -> list[JsonObject]:
+        """Write the deltas of a version, if it is to have some; return the files of its row.
+
+        An engine that cannot fetch may wait for a damaged delta, so the next version is then whole.
+        """
+        run_id, store = self.context.lease.run_id, self.context.store
+        num_links = self.config.training.full_weights_every
+        if num_links == 1 or store.transaction(engines.cannot_fetch):
+            return list(written.files)
+        before = store.transaction(lambda connection: learner_commits.version_before(connection, run_id, step))
+        if before is None:
+            return list(written.files)
+        here = policy_directory(before.uri, self.context.settings.policies)
+        try:
+            earlier = LocalVersion(before.version, here, before.files)
+            return weight_deltas.with_deltas(written, earlier, deltas, num_links)
+        except OSError as error:
+            _LOG.warning("weights stored whole", version=written.version, reason=str(error))
+            return list(written.files)
 
     def _raise_alarms(self, step: int, metrics: dict[str, float]) -> None:
         """Log the step's alarms and add them to its metrics; hand all of them to the sinks. Only on rank 0."""
@@ -135,12 +171,12 @@ class Publisher:
         kept = self.context.ranks.transaction(
             lambda connection: learner_commits.retire_versions(connection, lease, num_kept)
         )
-        self.context.ranks.on_rank_zero(lambda: checkpoint.discard_all_but(directory, kept, lease.epoch))
+        self.context.ranks.on_rank_zero(lambda: checkpoint.discard_all_but(directory, kept.uris, lease.epoch))
         if self.address is not None:
-            self.context.ranks.on_rank_zero(lambda: self._delete_stored_but(kept))
+            self.context.ranks.on_rank_zero(lambda: self._delete_stored_but([*kept.uris, *kept.chained]))
 
     def _delete_stored_but(self, kept: Sequence[str]) -> None:
-        """Delete at the address what was deleted here. If it is unavailable, the next step's publisher does it."""
+        """Delete all other versions at the address. If it is unavailable, the next step's publisher does it."""
         assert self.address is not None
         lease = self.context.lease
         try:

@@ -133,6 +133,11 @@ async def ready_engines(conn: AsyncConnection, max_silent_seconds: float = SILEN
     return [_engine_row(row) for row in rows]
 
 
+async def cannot_fetch(conn: AsyncConnection) -> bool:
+    """Return whether the node of some live engine waits for weights that it cannot fetch."""
+    return any(row.fetch_error and row.silent_seconds < SILENT_SECONDS for row in await list_engines(conn))
+
+
 async def set_engine_state(conn: AsyncConnection, engine_id: int, expected: EngineState, state: EngineState) -> bool:
     """Change the state from `expected` to `state`; return False if it was another. Leaving `syncing` ends the lease."""
     values: dict[str, object] = {"state": state}

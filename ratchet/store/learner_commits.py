@@ -6,7 +6,7 @@ and the consumption of batches move in one transaction; exactly-once training re
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import delete, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
@@ -18,7 +18,7 @@ from ratchet.store.metrics import record_metrics
 from ratchet.store.run_pause import pause_run
 from ratchet.store.schema import BatchTable, CheckpointTable, PolicyVersionTable, RunTable
 from ratchet.store.step_tokens import record_step_tokens
-from ratchet.types import BatchState, JsonObject, PolicyVersionState, RunState, policy_version
+from ratchet.types import BatchState, JsonObject, PolicyVersionState, RunState, chained_versions, policy_version
 
 KEPT_CHECKPOINTS = 2
 """Number of checkpoints of a run that are kept, beside that of its best step."""
@@ -36,6 +36,13 @@ class RunLease:
     epoch: int
     step: int
     uri: str | None
+
+
+class KeptVersions(NamedTuple):
+    """The URIs of a run's published versions, and the versions whose files at an address they are made of."""
+
+    uris: list[str]
+    chained: set[str]
 
 
 async def take_lease(connection: AsyncConnection, run_id: str) -> RunLease:
@@ -102,16 +109,24 @@ async def record_published(
     await record_step_tokens(connection, lease.run_id, step, tokens)
 
 
-async def retire_versions(connection: AsyncConnection, lease: RunLease, num_kept: int) -> list[str]:
-    """Retire old published versions; return the URIs of those that remain.
+async def version_before(connection: AsyncConnection, run_id: str, step: int) -> PolicyVersionTable | None:
+    """Return the newest published weights of the steps before `step`; the higher epoch wins."""
+    version = PolicyVersionTable
+    earlier = (version.run_id == run_id) & (version.step < step) & (version.state == PolicyVersionState.PUBLISHED)
+    newest = select(version).where(earlier).order_by(version.step.desc(), version.epoch.desc()).limit(1)
+    row = (await connection.execute(newest)).one_or_none()
+    return PolicyVersionTable(**row._mapping) if row else None
+
+
+async def retire_versions(connection: AsyncConnection, lease: RunLease, num_kept: int) -> KeptVersions:
+    """Retire old published versions; return those that remain.
 
     The newest version of each of these steps remains: the newest `num_kept` steps, the steps of the kept checkpoints,
     the run's best step, and step 0. Raises FencedError.
     """
     await hold_lease(connection, lease)
-    columns = select(PolicyVersionTable.version, PolicyVersionTable.step, PolicyVersionTable.uri).order_by(
-        PolicyVersionTable.step.desc()
-    )
+    version = PolicyVersionTable
+    columns = select(version.version, version.step, version.uri, version.files).order_by(version.step.desc())
     of_run = (PolicyVersionTable.run_id == lease.run_id) & (PolicyVersionTable.state == PolicyVersionState.PUBLISHED)
     rows = (await connection.execute(columns.where(of_run).order_by(PolicyVersionTable.epoch.desc()))).all()
     saved = (
@@ -127,7 +142,8 @@ async def retire_versions(connection: AsyncConnection, lease: RunLease, num_kept
     old = [row.version for row in rows if row not in remaining.values()]
     retiring = update(PolicyVersionTable).where(PolicyVersionTable.version.in_(old))
     await connection.execute(retiring.values(state=PolicyVersionState.RETIRED))
-    return [row.uri for row in remaining.values()]
+    kept = remaining.values()
+    return KeptVersions([row.uri for row in kept], set().union(*(chained_versions(row.files) for row in kept)))
 
 
 async def commit_checkpoint(

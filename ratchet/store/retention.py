@@ -36,7 +36,7 @@ from ratchet.store.schema import (
     RunTable,
     TurnTable,
 )
-from ratchet.types import JsonObject, PolicyVersionState, RunState
+from ratchet.types import JsonObject, PolicyVersionState, RunState, chained_versions
 
 ARCHIVED_TABLES: dict[str, type[DeclarativeBase]] = {
     "turn": TurnTable,
@@ -60,10 +60,14 @@ class EndedRun:
 
 @dataclass(slots=True, frozen=True)
 class KeptFiles:
-    """Names of the directories of an ended run that stay: of published weights and of checkpoints."""
+    """Names of the directories of an ended run that stay: of published weights and of checkpoints.
+
+    `stored`: those at an address, which are those of the published weights and what their files are made of.
+    """
 
     versions: set[str]
     checkpoints: set[str]
+    stored: set[str]
 
 
 async def runs_to_archive(connection: AsyncConnection, days: float | None) -> list[str]:
@@ -213,7 +217,8 @@ async def kept_files(connection: AsyncConnection, run_id: str) -> KeptFiles:
     The newest weights stay, those of the best step, those of step 0, which tell architecture and tokenizer, and those
     that another run was started from; of the checkpoints, the newest and that of the best step.
     """
-    uris = (await connection.execute(select(PolicyVersionTable.uri).where(*_needed_versions(run_id)))).scalars()
+    version = PolicyVersionTable
+    needed = (await connection.execute(select(version.uri, version.files).where(*_needed_versions(run_id)))).all()
     pointer = select(RunTable.checkpoint_uri).where(RunTable.run_id == run_id)
     best = (
         select(CheckpointTable.uri)
@@ -221,7 +226,9 @@ async def kept_files(connection: AsyncConnection, run_id: str) -> KeptFiles:
         .where(RunTable.run_id == run_id)
     )
     checkpoints = [*(await connection.execute(pointer)).scalars(), *(await connection.execute(best)).scalars()]
-    return KeptFiles(_names(uris), _names(uri for uri in checkpoints if uri))
+    versions = _names(row.uri for row in needed)
+    chained = _names(set().union(*(chained_versions(row.files) for row in needed)))
+    return KeptFiles(versions, _names(uri for uri in checkpoints if uri), versions | chained)
 
 
 async def retire_weights(connection: AsyncConnection, run_id: str) -> None:
@@ -245,5 +252,5 @@ def _needed_versions(run_id: str) -> tuple[ColumnElement[bool], ColumnElement[bo
 
 
 def _names(uris: Iterable[str]) -> set[str]:
-    """Return the last parts of paths; another machine may mount the same directory elsewhere."""
+    """Return the last parts of paths or versions; another machine may mount the same directory elsewhere."""
     return {uri.rstrip("/").rpartition("/")[2] for uri in uris}

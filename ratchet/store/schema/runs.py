@@ -176,8 +176,8 @@ class CheckpointTable(Base):
 
 
 class PolicyVersionTable(Base):
-    """Published weights: a complete model directory, fsynced before this row. `files`: [{"name", "sha256",
-    "bytes"}]."""
+    """Published weights: a complete model directory, fsynced before this row. `files`: [{"name", "sha256", "bytes"}],
+    with "chain" if a file is stored as a delta at an address (`engine/weight_deltas.py`)."""
 
     __tablename__ = "policy_version"
     version: Mapped[str] = mapped_column(primary_key=True)

@@ -9,6 +9,7 @@ import pytest
 from engine import weight_storage
 from engine.policy_cache import PolicyCache
 from engine.policy_files import describe_files, is_intact
+from engine.weight_deltas import LocalVersion, upload, with_deltas
 from engine.weight_storage import RANGE_BYTES, RANGES_AT_ONCE, DamagedVersionError
 from ratchet.errors import WeightStorageError
 from ratchet.types import JsonObject
@@ -23,7 +24,7 @@ class Version:
     def __init__(self, s3: S3Storage, home: Path, num_bytes: int = 5000) -> None:
         self.source = home / "learner"
         self.source.mkdir()
-        (self.source / WEIGHTS).write_bytes(os.urandom(num_bytes))
+        (self.source / WEIGHTS).write_bytes(bytes(8) + os.urandom(num_bytes - 8))
         (self.source / "config.json").write_text("{}")
         self.files: list[JsonObject] = describe_files(self.source)
         self.address = f"{s3.make_bucket(f'weights-{uuid.uuid4().hex[:8]}')}/runs"
@@ -64,6 +65,32 @@ def test_a_fetch_that_was_cut_goes_on_when_the_server_is_back(s3: S3Storage, tmp
         before = s3.link.num_bytes
         assert is_intact(cache.fetch(version.uri, version.files), version.files)
     assert s3.link.num_bytes - before < 2 * RANGE_BYTES, "what is here is not read again"
+
+
+def test_beside_the_version_before_only_a_delta_is_read(s3: S3Storage, tmp_path: Path) -> None:
+    """The link is cut in the middle of the delta, which a second try then reads."""
+    version = Version(s3, tmp_path, 4_000_000)
+    version.upload()
+    after, deltas = tmp_path / "after", tmp_path / "deltas"
+    after.mkdir()
+    weights = (version.source / WEIGHTS).read_bytes()
+    changes = os.urandom(len(weights) // 4)
+    (after / WEIGHTS).write_bytes(weights[: -len(changes)] + changes)
+    (after / "config.json").write_text("{}")
+    before = LocalVersion("run-1/1.e1", version.source, version.files)
+    files = with_deltas(LocalVersion("run-1/2.e1", after, describe_files(after)), before, deltas, max_links=2)
+    uri = weight_storage.version_address(version.address, "run-1/2.e1")
+    upload(LocalVersion("run-1/2.e1", after, files), deltas, uri, set())
+    with PolicyCache(tmp_path / "policies") as cache:
+        cache.fetch(version.uri, version.files)
+        weight_storage.delete_version(version.uri)
+        s3.link.cut(after_bytes=len(changes) // 2)
+        try:
+            with pytest.raises(WeightStorageError, match=f"^{uri}/{WEIGHTS}.delta: "):
+                cache.fetch(uri, files)
+        finally:
+            s3.link.mend()
+        assert is_intact(cache.fetch(uri, files), files)
 
 
 def test_an_upload_without_a_server_is_repeated(s3: S3Storage, version: Version) -> None:

@@ -15,14 +15,16 @@ from activities.pruning import PruneTask, prune_run
 from activities.run_configs import RunConfigs
 from activities.run_lifecycle import RunActivities
 from engine import weight_storage
+from engine.policy_cache import PolicyCache
 from engine.policy_fetcher import PolicyFetcher
 from engine.policy_files import describe_files, is_intact, policy_directory, whole_model
+from ratchet.background_task import running_beside
 from ratchet.payloads import PrepareRunInput, TrainRunInput
-from ratchet.store import learner_commits, learners, runs
+from ratchet.store import engines, learner_commits, learners, runs
 from ratchet.store.database import Database
-from ratchet.store.schema import PolicyVersionTable
+from ratchet.store.schema import BatchTable, PolicyVersionTable
 from ratchet.temporal_settings import load_temporal_settings
-from ratchet.types import RunState
+from ratchet.types import JsonObject, RunState
 from tests.integration.training.ranks import Group
 from tests.integration.training.records import make_config
 from tests.integration.training.test_faults import Runs
@@ -108,6 +110,85 @@ async def test_a_learner_that_waits_ends_when_another_takes_over(stored_runs: St
     assert await asyncio.to_thread(waiting.wait) == [0]
     assert [one.step for one in await stored_runs.versions(settings)] == [0]
     assert not (settings.policies / settings.run_id / "1.e1").exists()
+
+
+def _delta_runs(database: Database, model: Path, home: Path, steps: int) -> StoredRuns:
+    """Runs of updates that are small beside the weights."""
+    training = {"steps": steps, "kept_versions": 2, "weights_address": f"file://{home}/stored"}
+    training |= {"full_weights_every": 3, "learning_rate": 1e-5}
+    return StoredRuns(database, model, home, make_config(training=training))
+
+
+def _chain(version: PolicyVersionTable) -> list[str]:
+    """Return the names of the versions that the version's weights are made of."""
+    weights: JsonObject = next(file for file in version.files if file["name"] == "model.safetensors")
+    return [link["version"].rpartition("/")[2] for link in weights.get("chain", [])]
+
+
+async def test_deltas_stay_for_as_long_as_a_version_needs_them(
+    database: Database, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The learner is killed after the checkpoint of step 4, so that step 5's chain is of two learners."""
+    delta_runs = _delta_runs(database, model, tmp_path, steps=5)
+    settings = await delta_runs.make()
+    left = settings.policies / settings.run_id / "1.e0.deltas"  # by a learner that was killed while it stored them
+    left.mkdir()
+    assert await delta_runs.train(settings, 1, [("commit", 4, 0)]) == 2
+    await delta_runs.assert_trained_once(settings)
+    versions = {one.version.rpartition("/")[2]: one for one in await delta_runs.versions(settings)}
+    chains = {name: _chain(one) for name, one in versions.items()}
+    assert chains["2.e1"] == ["0.e0", "1.e1", "2.e1"] and chains["3.e1"] == []
+    assert chains["5.e2"] == ["3.e1", "4.e1", "5.e2"]
+    async with database.begin() as connection:
+        of_run = BatchTable.run_id == settings.run_id
+        rows = await connection.execute(select(BatchTable.step, BatchTable.metrics).where(of_run))
+        shares = {row.step: row.metrics["upload_bytes"] / row.metrics["version_bytes"] for row in rows}
+    assert shares[3] == 1 and all(0 < shares[step] < 0.7 for step in (1, 2, 4, 5))
+
+    published = {name for name, one in versions.items() if one.state == "published"}
+    assert published == {path.name for path in (settings.policies / settings.run_id).iterdir()}
+    assert {"0.e0", "4.e1", "5.e2"} <= published and "3.e1" not in published
+    stored = weight_storage.list_versions(delta_runs.address, settings.run_id)
+    assert set(stored) == published.union(*(chains[name] for name in published))
+    for name in published:
+        with PolicyCache(tmp_path / f"node-{name}") as node:
+            assert is_intact(node.fetch(versions[name].uri, versions[name].files), versions[name].files)
+            own = settings.policies / versions[name].version
+            assert describe_files(own) == describe_files(policy_directory(versions[name].uri, node.root))
+
+    async with database.begin() as connection:
+        await runs.end_run(connection, settings.run_id, RunState.DONE)
+    monkeypatch.setenv("RATCHET_HOME", str(tmp_path / "home"))
+    await prune_run(database, PruneTask(settings.run_id, turns=False))
+    stored = weight_storage.list_versions(delta_runs.address, settings.run_id)
+    assert set(stored) == {"0.e0", "3.e1", "4.e1", "5.e2"}
+
+
+async def test_while_an_engine_cannot_fetch_versions_are_whole(database: Database, model: Path, tmp_path: Path) -> None:
+    """The version that it waits for may have a damaged delta, and so may all that follow from it."""
+    delta_runs = _delta_runs(database, model, tmp_path, steps=2)
+    settings = await delta_runs.make()
+
+    async def wait_for_weights() -> None:
+        async with database.begin() as connection:
+            engine_id = await engines.register_engine(connection, "http://127.0.0.1:1", "", {})
+            await engines.set_engine_details(connection, engine_id, {engines.FETCH_ERROR: "a delta has sha256 0"})
+        while True:
+            async with database.begin() as connection:
+                await engines.heartbeat_engine(connection, engine_id)
+            await asyncio.sleep(1)
+
+    async with running_beside(wait_for_weights()):
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not await _has_engine(database):
+                await asyncio.sleep(0.05)
+        assert await delta_runs.train(settings, 1, []) == 1
+    assert [_chain(one) for one in await delta_runs.versions(settings)] == [[], [], []]
+
+
+async def _has_engine(database: Database) -> bool:
+    async with database.begin() as connection:
+        return await engines.cannot_fetch(connection)
 
 
 @pytest.mark.filterwarnings("ignore:.*tie_word_embeddings.*")

@@ -2,22 +2,26 @@
 
 import multiprocessing
 import os
+import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
 
+from engine import weight_deltas
 from engine.policy_cache import KEPT_VERSIONS, PolicyCache
 from engine.policy_files import describe_files, is_intact
+from engine.weight_deltas import LocalVersion
 from engine.weight_storage import RANGE_BYTES, DamagedVersionError, upload_version
 from ratchet.errors import WeightStorageError
 from ratchet.types import JsonObject
 
 WEIGHTS = "model.safetensors"
+DELTA = f"{WEIGHTS}{weight_deltas.SUFFIX}"
 _processes = multiprocessing.get_context("forkserver")
 
 
@@ -34,13 +38,32 @@ class Storage:
     def stored(self, name: str) -> Path:
         return self.home / "stored" / "run-1" / name
 
+    def learner(self, name: str) -> Path:
+        return self.home / "learner" / name
+
     def store(self, name: str, num_bytes: int = 1000) -> None:
-        source = self.home / "learner" / name
+        source = self.learner(name)
         source.mkdir(parents=True)
-        (source / WEIGHTS).write_bytes(name.encode() + os.urandom(num_bytes))
+        (source / WEIGHTS).write_bytes(bytes(8) + name.encode() + os.urandom(num_bytes))
         (source / "config.json").write_text("{}")
         self.files[name] = describe_files(source)
         upload_version(source, self.uri(name), self.files[name])
+
+    def store_chain(self, length: int) -> None:
+        """Store versions 0.e1, 1.e1 and so on, the first one whole, of the others what changed."""
+        self.store("0.e1")
+        for step in range(1, length):
+            name, before = f"{step}.e1", f"{step - 1}.e1"
+            shutil.copytree(self.learner(before), self.learner(name))
+            weights = bytearray((self.learner(name) / WEIGHTS).read_bytes())
+            weights[-step] ^= 255
+            (self.learner(name) / WEIGHTS).write_bytes(weights)
+            earlier = LocalVersion(f"run-1/{before}", self.learner(before), self.files[before])
+            written = LocalVersion(f"run-1/{name}", self.learner(name), describe_files(self.learner(name)))
+            deltas = self.home / "deltas" / name
+            self.files[name] = weight_deltas.with_deltas(written, earlier, deltas, max_links=length)
+            version = LocalVersion(written.version, written.directory, self.files[name])
+            weight_deltas.upload(version, deltas, self.uri(name), set())
 
     def fetch(self, cache: PolicyCache, name: str) -> Path:
         return cache.fetch(self.uri(name), self.files[name])
@@ -158,6 +181,122 @@ def test_a_version_in_use_stays(storage: Storage, root: Path) -> None:
             _next_time(root)
             storage.fetch(user, name)
         assert not first.exists() and len(list((root / "run-1").glob("*.lock"))) == KEPT_VERSIONS
+
+
+def test_a_version_is_made_of_a_whole_one_and_deltas(storage: Storage, root: Path) -> None:
+    storage.store_chain(4)
+    with PolicyCache(root) as cache:
+        directory = storage.fetch(cache, "3.e1")
+    assert is_intact(directory, storage.files["3.e1"])
+    assert sorted(path.name for path in directory.iterdir()) == ["config.json", WEIGHTS]
+    assert [path.name for path in storage.stored("3.e1").iterdir()] == [DELTA]
+
+
+@pytest.mark.parametrize("is_learners", [False, True])
+def test_beside_the_version_before_its_delta_is_enough(storage: Storage, root: Path, is_learners: bool) -> None:
+    storage.store_chain(4)
+    with PolicyCache(root) as cache:
+        if is_learners:
+            shutil.copytree(storage.learner("2.e1"), root / "run-1" / "2.e1")
+        else:
+            storage.fetch(cache, "2.e1")
+        for name in ("0.e1", "1.e1", "2.e1"):
+            shutil.rmtree(storage.stored(name))
+        assert is_intact(storage.fetch(cache, "3.e1"), storage.files["3.e1"])
+
+
+@pytest.mark.parametrize("num_bytes", [-1, 0, 1])
+def test_a_version_before_that_has_changed_on_the_disk_is_not_used(
+    storage: Storage, root: Path, num_bytes: int
+) -> None:
+    storage.store_chain(3)
+    with PolicyCache(root) as cache:
+        here = storage.fetch(cache, "1.e1") / WEIGHTS
+        here.write_bytes(bytes(here.stat().st_size + num_bytes))
+        assert is_intact(storage.fetch(cache, "2.e1"), storage.files["2.e1"])
+
+
+def test_a_fetch_of_deltas_goes_on_where_an_earlier_one_has_stopped(storage: Storage, root: Path) -> None:
+    """One delta is here and checked, another in part, and the file that they make is half written."""
+    storage.store_chain(3)
+    checked, partial = (storage.stored(name) / DELTA for name in ("1.e1", "2.e1"))
+    building = root / "run-1" / "2.e1.fetching"
+    building.mkdir(parents=True)
+    (building / f"{WEIGHTS}.1").write_bytes(checked.read_bytes())
+    (building / f"{WEIGHTS}.2.part").write_bytes(partial.read_bytes()[:10])
+    (building / f"{WEIGHTS}.made").write_bytes(b"half")
+    # What is there already is not read again: it may now be gone or damaged at the address.
+    checked.unlink()
+    partial.write_bytes(bytes(10) + partial.read_bytes()[10:])
+    with PolicyCache(root) as cache:
+        directory = storage.fetch(cache, "2.e1")
+    assert is_intact(directory, storage.files["2.e1"]) and not building.exists()
+    assert sorted(path.name for path in directory.iterdir()) == ["config.json", WEIGHTS]
+
+
+def _stop_before_the_file_is_made(root: Path, uri: str, files: list[JsonObject], stops: Event) -> None:
+    apply_deltas = weight_deltas.apply_deltas
+
+    def stop(whole: Path, deltas: Sequence[Path], file: Path) -> str:
+        if deltas:
+            stops.set()
+            time.sleep(600)
+        return apply_deltas(whole, deltas, file)
+
+    weight_deltas.apply_deltas = stop
+    PolicyCache(root).fetch(uri, files)
+
+
+def test_what_a_killed_process_has_fetched_of_a_chain_is_not_fetched_again(storage: Storage, root: Path) -> None:
+    storage.store_chain(3)
+    stops, fetch = _processes.Event(), (root, storage.uri("2.e1"), storage.files["2.e1"])
+    process = _processes.Process(target=_stop_before_the_file_is_made, args=(*fetch, stops))
+    process.start()
+    assert stops.wait(60)
+    process.kill()
+    process.join()
+    for name in ("0.e1", "1.e1", "2.e1"):
+        for path in storage.stored(name).glob(f"{WEIGHTS}*"):
+            path.unlink()
+    with PolicyCache(root) as cache:
+        assert is_intact(storage.fetch(cache, "2.e1"), storage.files["2.e1"])
+
+
+def test_what_has_changed_on_the_disk_since_it_was_checked_is_fetched_again(storage: Storage, root: Path) -> None:
+    storage.store_chain(2)
+    building = root / "run-1" / "1.e1.fetching"
+    building.mkdir(parents=True)
+    (building / f"{WEIGHTS}.whole").write_bytes(bytes((storage.stored("0.e1") / WEIGHTS).stat().st_size))
+    with PolicyCache(root) as cache:
+        with pytest.raises(DamagedVersionError, match="the deltas make a file of sha256"):
+            storage.fetch(cache, "1.e1")
+        assert is_intact(storage.fetch(cache, "1.e1"), storage.files["1.e1"])
+
+
+@pytest.mark.parametrize("damaged", ["0.e1", "1.e1", "2.e1"])
+def test_a_damaged_link_is_refused_until_it_is_whole_or_a_version_does_without(
+    storage: Storage, root: Path, damaged: str
+) -> None:
+    storage.store_chain(3)
+    stored = storage.stored(damaged) / (WEIGHTS if damaged == "0.e1" else DELTA)
+    content = stored.read_bytes()
+    stored.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    storage.store("3.e1")
+    with PolicyCache(root) as cache:
+        with pytest.raises(DamagedVersionError, match=f"{stored} has sha256"):
+            storage.fetch(cache, "2.e1")
+        assert not (root / "run-1" / "2.e1").exists()
+        assert is_intact(storage.fetch(cache, "3.e1"), storage.files["3.e1"]), "which is whole"
+        stored.write_bytes(content)
+        assert is_intact(storage.fetch(cache, "2.e1"), storage.files["2.e1"])
+
+
+def test_a_link_that_is_gone_is_waited_for(storage: Storage, root: Path) -> None:
+    storage.store_chain(3)
+    shutil.rmtree(storage.stored("1.e1"))
+    with PolicyCache(root) as cache, pytest.raises(WeightStorageError, match="FileNotFoundError") as raised:
+        storage.fetch(cache, "2.e1")
+    assert not isinstance(raised.value, DamagedVersionError)
 
 
 def _next_time(root: Path) -> None:

@@ -239,13 +239,13 @@ async def test_weights_and_checkpoint_of_the_best_step_stay(evaluated: Evaluatio
     async with evaluated.database.begin() as connection:
         for step in range(1, 11):
             await learner_commits.record_published(connection, lease, step, f"/p/{step}.e0", [], {"loss": 0.0})
-            uris = await learner_commits.retire_versions(connection, lease, num_kept=1)
+            remaining = await learner_commits.retire_versions(connection, lease, num_kept=1)
             if step % 2 == 0:
                 kept = await learner_commits.commit_checkpoint(
                     connection, lease, step, f"/c/step{step}.e0", 1, 1, {"s": 0.0}
                 )
     assert kept == ["/c/step10.e0", "/c/step8.e0", "/c/step2.e0"]
-    assert set(uris) == {"/p/10.e0", "/p/8.e0", "/p/6.e0", "/p/2.e0"}, "newest, kept checkpoints, best"
+    assert set(remaining.uris) == {"/p/10.e0", "/p/8.e0", "/p/6.e0", "/p/2.e0"}, "newest, kept checkpoints, best"
     async with evaluated.database.begin() as connection:
         await runs.end_run(connection, evaluated.run_id, RunState.DONE)
         await retention.retire_weights(connection, evaluated.run_id)
