@@ -14,7 +14,7 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 
-class ExpertsModelRunner(CPUModelRunner):
+class ExpertsModelRunner(CPUModelRunner):  # type: ignore[misc]
     """Record the experts of each step in vLLM's connector, and add what it returns to the step's output."""
 
     def initialize_kv_cache(self, kv_cache_config: Any, is_profiling: bool = False, **more: Any) -> None:
@@ -41,7 +41,8 @@ class ExpertsModelRunner(CPUModelRunner):
     def sample_tokens(self, grammar_output: Any) -> Any:
         """Sample, and add the experts of the requests that have got a token."""
         output = super().sample_tokens(grammar_output)
-        pending, self.pending_experts = self.pending_experts, None
+        pending = self.pending_experts
+        self.pending_experts = None
         if pending is not None:
             num_sampled = np.array([len(ids) for ids in output.sampled_token_ids])
             pending.enqueue_cpu_copy(num_sampled, num_rejected=np.zeros_like(num_sampled))
@@ -49,7 +50,7 @@ class ExpertsModelRunner(CPUModelRunner):
         return output
 
 
-class ExpertsWorker(CPUWorker):
+class ExpertsWorker(CPUWorker):  # type: ignore[misc]
     """vLLM's CPU worker with the model runner above."""
 
     def init_device(self) -> None:

@@ -63,7 +63,7 @@ def install(model: Any) -> list[LayerRouter]:
         raise ValueError(f"training.router_replay: {reason}; leave it out")
     found = []
     for number, layer in enumerate(model.get_decoder().layers):
-        router = getattr(layer.mlp, "gate", None)
+        router: Any = getattr(layer.mlp, "gate", None)
         if type(router).__name__ in _ROUTERS:  # other layers are dense
             router.recorded = None
             router.forward = MethodType(_router_forward, router)

@@ -180,7 +180,8 @@ class TurnTable(Base):
     prompt = parent stream[:kept_tokens] ++ suffix_ids, stream = prompt ++ sampled_ids; a root has kept_tokens 0.
     `version_spans`: [{"version", "start", "end"}] over the sampled ids, end exclusive. `routed_experts`: the experts of
     the stream's tokens from the last kept one on, without the last sampled one (`ratchet.routed_experts`); NULL if the
-    engine returned none, or after the turn is trained. `delivered`: the answer's last byte was written. `worker`, `lease_owner`, `lease_expires_at`: see `ratchet.store.turns`."""
+    engine returned none, or once no step can need them. `delivered`: the answer's last byte was written. `worker`,
+    `lease_owner`, `lease_expires_at`: see `ratchet.store.turns`."""
 
     __tablename__ = "turn"
     id: Mapped[int] = identity()

@@ -29,15 +29,16 @@ async def read(database: Database, opened: Opened) -> list[chains.ChainArrays]:
 
 @pytest.fixture
 async def forked(adapter: str, engine: ScriptedEngine, database: Database, opened: Opened) -> list[chains.ChainArrays]:
-    """A conversation of three turns; the second question is then asked in other words, so that the chain forks inside
-    of a turn, and a second chain begins with its root.
+    """A conversation of three turns. Then the client shows the policy the first answer without its end, so that a
+    second chain forks inside of that answer.
     """
-    await say(engine, "one", "two", "three", "another two")
+    await say(engine, "one and a half", "two", "three", "another two")
     history: list[Any] = [{"role": "user", "content": "fix the thing"}]
     for question in ("go on", "and now?", ""):
         answer = (await ask(adapter, opened.token, messages=history)).json()["choices"][0]["message"]
         history = [*history, answer, {"role": "user", "content": question}]
-    await ask(adapter, opened.token, messages=[*history[:2], {"role": "user", "content": "go away"}])
+    shortened = {"role": "assistant", "content": "one and"}
+    await ask(adapter, opened.token, messages=[history[0], shortened, {"role": "user", "content": "go on"}])
     await opened.wait_delivered(4)
     return await read(database, opened)
 
@@ -52,8 +53,9 @@ async def test_a_turn_stores_the_experts_of_its_own_tokens(forked: list[chains.C
         assert len(stored) == len(row.suffix_ids) // 4 + row.num_sampled - (row.kept_tokens == 0)
 
 
-async def test_every_token_of_a_chain_has_its_experts(forked: list[chains.ChainArrays]) -> None:
-    assert len(forked) == 2
+async def test_every_token_of_a_chain_has_its_experts(forked: list[chains.ChainArrays], opened: Opened) -> None:
+    rows = await opened.turns()
+    assert len(forked) == 2 and 0 < rows[3].kept_tokens < len(rows[0].suffix_ids) // 4 + rows[0].num_sampled
     for chain in forked:
         assert chain.experts is not None and chain.experts.known.tolist() == [True] * (len(chain.ids) - 1) + [False]
         assert (chain.experts.ids[:-1] == experts_of(chain.ids[:-1])).all(), "the last token was not computed"
@@ -68,7 +70,7 @@ async def test_turns_without_experts_leave_their_tokens_to_the_learner(
         await say(engine, text, experts=experts)
         answer = (await ask(adapter, opened.token, messages=history)).json()["choices"][0]["message"]
         history = [*history, answer, {"role": "user", "content": "go on"}]
-    first, second, third = await opened.wait_delivered(3)
+    _, second, third = await opened.wait_delivered(3)
     (chain,) = await read(database, opened)
     assert chain.experts is not None and second.routed_experts is None
     known = chain.experts.known

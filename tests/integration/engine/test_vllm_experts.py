@@ -1,4 +1,4 @@
-"""The real vLLM returns the experts that it chose, and with them the learner agrees with it as it does on a dense model.
+"""The real vLLM returns the experts that it chose, and with them the learner agrees with it as on a dense model.
 
 In bfloat16, in which both round differently. `make slow` runs it, in two minutes on idle cores: vLLM starts twice.
 """
@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.client import EngineClient, Sampling
-from engine.generation import Generation
+from engine.client import EngineClient, IdsText, Sampling
+from engine.generation import Generation, SampledTokens
 from engine.process import vllm_process
 from ratchet.routed_experts import RoutedExperts
 from tests.cpu_vllm import cpu_settings, wait_until_healthy
@@ -60,14 +60,31 @@ async def sample(model: Path, home: Path, router_replay: bool) -> list[Generatio
         )
         found = await asyncio.gather(*calls)
         if router_replay:
-            stream = [*PROMPTS[0], *found[0].token_ids.tolist()]
-            again = await client.generate(stream, Sampling(1, 1.0, experts_from=len(PROMPTS[0])), "again")
-            first = found[0].routed_experts
-            assert first is not None and again.routed_experts is not None
-            assert len(again.routed_experts) == NEW_TOKENS, "the last sampled token is computed with the next call"
-            cached = again.routed_experts[: len(first) - len(PROMPTS[0])]
-            assert (cached == first[len(PROMPTS[0]) :]).mean() > 0.9
+            await check_later_calls(client, found[0])
         return found
+
+
+async def check_later_calls(client: EngineClient, first: Generation) -> None:
+    """A call that continues the first one, whose prefix is cached, and one that is paused and computed again."""
+    stream = [*PROMPTS[0], *first.token_ids.tolist()]
+    again = await client.generate(stream, Sampling(1, 1.0, experts_from=len(PROMPTS[0])), "again")
+    assert first.routed_experts is not None and again.routed_experts is not None
+    assert len(again.routed_experts) == NEW_TOKENS, "the last sampled token is computed with the next call"
+    same = again.routed_experts[:-1] == first.routed_experts[len(PROMPTS[0]) :]
+    assert same.mean() > 0.9
+    sampled = SampledTokens()
+    call = asyncio.create_task(
+        client.stream(IdsText.of(PROMPTS[1]), Sampling(300, 1.0, experts_from=8), "paused", None, sampled)
+    )
+    while len(sampled.token_ids) < 20:
+        await asyncio.sleep(0.01)
+    await client.pause()
+    assert not call.done()
+    await client.resume()
+    await call
+    paused = sampled.generation()
+    assert paused.routed_experts is not None and len(paused.token_ids) == 300
+    assert len(paused.routed_experts) == len(PROMPTS[1]) - 8 + 300 - 1
 
 
 def sequences(generations: Sequence[Generation], with_experts: bool) -> list[TrainingSequence]:
@@ -108,6 +125,6 @@ async def test_replay_leaves_the_mismatch_of_a_dense_model(tmp_path: Path) -> No
         "experts, replayed": mismatch(moe, sequences(of_moe, with_experts=True), router_replay=True),
     }
     print(found)
-    replayed, own = found["experts, replayed"], found["experts"]
-    for name in ("mismatch_abs", "mismatch_kl"):
-        assert replayed[name] < 1.5 * found["dense"][name] < own[name]
+    for name in ("mismatch_abs", "mismatch_kl", "mismatch_max"):
+        replayed = found["experts, replayed"][name]
+        assert replayed < 1.2 * found["dense"][name] and replayed < found["experts"][name] / 2, name

@@ -39,7 +39,7 @@ async def test_experts_stay_while_a_kept_checkpoint_may_need_them(database: Data
     left = []
     for step in (1, 2, 3):
         async with database.begin() as connection:
-            await learner_commits.commit_checkpoint(connection, lease, step, f"/c/step{step}.e1", 1, 1, {})
+            await learner_commits.commit_checkpoint(connection, lease, step, f"/c/step{step}.e1", 1, 1, {"s": 0.0})
             await learner_commits.drop_routed_experts(connection, lease)
         left.append(await steps_with_experts(database, run_id))
     assert left == [{1, 2, 3}, {2, 3}, {3}], "of the evaluation at once, of a step with the checkpoint after its own"

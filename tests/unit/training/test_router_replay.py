@@ -136,7 +136,9 @@ def test_what_cannot_be_replayed_is_refused_by_name(model: Path, tmp_path: Path)
 
 def test_experts_of_another_model_are_refused(tmp_path: Path) -> None:
     name = "Qwen3MoeForCausalLM"
-    learner = RankLearner(make_architecture(name, tmp_path, **arguments_of(name)), make_config(4096, router_replay=True))
+    learner = RankLearner(
+        make_architecture(name, tmp_path, **arguments_of(name)), make_config(4096, router_replay=True)
+    )
     family = make_relatives(5)
     members = {member.rollout_id: member for member in make_plan(family, "token_mean").members}
     chains = with_experts([chain for one in family for chain in one.chains([False])], 3)
