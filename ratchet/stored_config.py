@@ -13,7 +13,7 @@ _ADDED_KEYS = {
     "engine": ("images", "restore_reasoning", "stop_token_ids"),
     "sandbox": ("adaptive",),
     "loss": ("chain_credit", "reference_kl", "reference_model"),
-    "training": ("lora", "max_skipped_steps", "shard_ranks", "weights_address"),
+    "training": ("lora", "max_skipped_steps", "router_replay", "shard_ranks", "weights_address"),
     "evaluation": ("every",),
     "grading": ("control_share",),
 }
