@@ -45,6 +45,8 @@ def check_run(config: RunConfig, settings: TemporalSettings) -> None:
         require_model(model_of(config))
     if config.loss.reference_kl and config.loss.reference_model is not None:
         require_config("loss.reference_model", Path(config.loss.reference_model))
+    if config.loss.distillation and config.loss.teacher_model is not None:
+        require_config("loss.teacher_model", Path(config.loss.teacher_model))
 
 
 def check_boxes(config: RunConfig, settings: TemporalSettings) -> None:

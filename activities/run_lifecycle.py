@@ -126,7 +126,7 @@ class RunActivities:
             row = await runs.get_run(connection, input.run_id)
             assert row is not None
             config = row.resolved_config
-            await group_selection.consume_without_signal(connection, input.run_id, config.training)
+            await group_selection.consume_without_signal(connection, input.run_id, config)
             await group_selection.pause_if_all_fail(connection, input.run_id, config.training)
             row = await runs.get_run(connection, input.run_id)
             assert row is not None
@@ -135,7 +135,7 @@ class RunActivities:
                 row = await runs.get_run(connection, input.run_id)
                 assert row is not None
             in_force = await group_selection.config_in_force(connection, row)
-            plannable = await group_selection.plannable(connection, input.run_id, in_force.training)
+            plannable = await group_selection.plannable(connection, input.run_id, in_force)
             open_groups = await runs.open_groups(connection, input.run_id)
             if row.wish == Wish.DRAIN and row.state == RunState.RUNNING and not open_groups and not plannable:
                 await steering.end_drained(connection, input.run_id)

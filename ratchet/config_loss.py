@@ -1,8 +1,8 @@
 """The section `loss` of a run's config, and the values of its presets."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ratchet.config_sections import Positive, Section
 
@@ -24,7 +24,8 @@ class LossConfig(Section):
     mask_high: Annotated[float, Field(gt=0)] = 5.0
     """Upper bound of icepop: a token whose ratio to its recorded probability is above this gets no gradient."""
     ratio_cap: Annotated[float, Field(gt=0)] = 5.0
-    """Upper bound of the probability ratio: of a token in tis, cispo and reference_kl, of a turn in seq_mis."""
+    """Upper bound of the probability ratio: of a token in tis, cispo, reference_kl and distillation, of a turn in
+    seq_mis."""
     entropy_bonus: Annotated[float, Field(ge=0)] = 0.0
     """Factor of the policy's entropy at each trained token, subtracted from the token's loss. 0, the default, computes
     the entropy for the metrics only."""
@@ -42,6 +43,24 @@ class LossConfig(Section):
     reference_model: str | None = None
     """Directory of the reference for `reference_kl`. None, the default, means the weights that the run began with
     (REF_MODEL_PATH)."""
+    distillation: Annotated[float, Field(ge=0)] = 0.0
+    """Factor of on-policy distillation (training/teacher.py): at each trained token the policy is drawn towards the
+    teacher. Groups of equal rewards, and rollouts without a positive advantage, are then trained, too. 0, the default,
+    loads no teacher."""
+    teacher_model: str | None = None
+    """Directory of the teacher for `distillation`, a model with the policy's tokenizer, for example a larger one. None
+    by default."""
+    reward_factor: Annotated[float, Field(ge=0)] = 1.0
+    """Factor of the preset's loss, which the rewards drive. 1 by default; 0 learns from the teacher and the reference
+    alone."""
+
+    @model_validator(mode="after")
+    def _has_teacher(self) -> Self:
+        if self.distillation and self.teacher_model is None:
+            raise ValueError("distillation: needs teacher_model, the directory of the model to learn from")
+        if self.distillation and self.preset == "sft":
+            raise ValueError("distillation: the preset sft trains solved rollouts only; use another preset with it")
+        return self
 
 
 LOSS_PRESET_VALUES: dict[str, dict[str, Any]] = {

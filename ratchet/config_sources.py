@@ -197,7 +197,9 @@ def resolve_config(values: Mapping[str, Any], source: str, base: Path) -> RunCon
     model = config.model if config.model == TINY else absolute(config.model)
     init_from = config.init_from if config.init_from is None or "@" in config.init_from else absolute(config.init_from)
     reference = config.loss.reference_model if config.loss.reference_kl else None  # otherwise it is not read
-    loss = config.loss.model_copy(update={"reference_model": None if reference is None else absolute(reference)})
+    teacher = config.loss.teacher_model if config.loss.distillation else None
+    frozen = {"reference_model": reference, "teacher_model": teacher}
+    loss = config.loss.model_copy(update={key: path and absolute(path) for key, path in frozen.items()})
     return config.model_copy(update={"datasets": datasets, "model": model, "init_from": init_from, "loss": loss})
 
 

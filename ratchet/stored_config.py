@@ -12,7 +12,7 @@ _CHANGED_DEFAULTS = {"dtype": ("auto", "float32"), "activation_checkpointing": (
 _ADDED_KEYS = {
     "engine": ("images", "restore_reasoning", "stop_token_ids"),
     "sandbox": ("adaptive",),
-    "loss": ("chain_credit", "reference_kl", "reference_model"),
+    "loss": ("chain_credit", "distillation", "reference_kl", "reference_model", "reward_factor", "teacher_model"),
     "training": ("lora", "max_skipped_steps", "router_replay", "shard_ranks", "weights_address"),
     "evaluation": ("every",),
     "grading": ("control_share",),

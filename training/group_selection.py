@@ -11,7 +11,7 @@ from ratchet.store import groups, plans, training_groups
 from ratchet.store.run_pause import pause_run
 from ratchet.store.runs import RunRow
 from ratchet.types import GroupState, Wish
-from training.advantage import has_signal
+from training.plan_builder import gives_gradient
 
 _PATIENCE = 4
 """A run is paused after this many times `max_groups_seen` groups that gave no step."""
@@ -64,30 +64,32 @@ def has_enough_groups(num_useful: int, num_consumed: int, training: TrainingConf
     return num_consumed + num_useful >= max_groups_seen(training) and num_useful >= training.min_groups
 
 
-async def plannable(connection: AsyncConnection, run_id: str, training: TrainingConfig) -> bool:
+async def plannable(connection: AsyncConnection, run_id: str, config: RunConfig) -> bool:
     """Return whether `plan_step` should run: a planned step is not trained, or enough groups are ready for the next.
 
     Staleness is not checked here. If it leaves too few groups, `plan_step` consumes the expired ones and returns None.
     """
+    training = config.training
     if await plans.unfinished_step(connection, run_id) is not None:
         return True
     step = await plans.newest_planned_step(connection, run_id) + 1
     if step > training.steps:
         return False
     ready = await training_groups.ready_groups(connection, run_id, training.truncated)
-    num_useful = sum(has_signal(group.rewards) for group in ready)
+    num_useful = sum(gives_gradient(group.rewards, config) for group in ready)
     num_consumed = await training_groups.count_consumed_groups(connection, run_id, step)
     return has_enough_groups(num_useful, num_consumed, training)
 
 
-async def consume_without_signal(connection: AsyncConnection, run_id: str, training: TrainingConfig) -> None:
-    """Consume ready groups whose rewards are all equal, as `no_signal`; they give no gradient and make room for others.
+async def consume_without_signal(connection: AsyncConnection, run_id: str, config: RunConfig) -> None:
+    """Consume ready groups that give no gradient, as `no_signal`; they make room for others.
 
     Pauses the run with the reason if it finds no other groups for too long: it would sample for ever without learning.
     """
+    training = config.training
     await plans.lock_run_for_planning(connection, run_id)
     ready = await training_groups.ready_groups(connection, run_id, training.truncated, lock=True)
-    without_signal = [group.group_id for group in ready if not has_signal(group.rewards)]
+    without_signal = [group.group_id for group in ready if not gives_gradient(group.rewards, config)]
     step = await plans.newest_planned_step(connection, run_id) + 1
     await training_groups.consume_ready_groups(connection, run_id, without_signal, step, "no_signal")
     if len(ready) - len(without_signal) < training.min_groups:

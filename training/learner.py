@@ -49,6 +49,7 @@ from training.prefix_tree import Segment
 from training.rank_zero import read_on_rank_zero
 from training.reference import kl_estimates, load_reference
 from training.router_replay import RecordedExperts
+from training.teacher import load_teacher, teacher_gaps, teacher_losses
 
 if TYPE_CHECKING:  # a step needs no pydantic
     from ratchet.config import RunConfig
@@ -95,6 +96,7 @@ class RankLearner:
         loaded = load_policy(model_path, config, self.device)
         self.policy, self.packing, self.work, self.pair_cost = loaded
         self.reference = load_reference(config, model_path, loaded, self.device)
+        self.teacher = load_teacher(config, model_path, loaded, self.device)
         self.peak_flops = peak_flops(self.device, compute_dtype(training.dtype, self.device))
         self._save_group = dist.new_group(backend="gloo")
         self._waiting_group = dist.new_group(backend="gloo", timeout=_WRITE_TIMEOUT)
@@ -172,6 +174,7 @@ class RankLearner:
         Every rank runs the same number of passes, since FSDP's passes are collectives. `fresh_step`: policy step of the
         current weights; None once an update has changed them.
         """
+        router_replay.require_same_experts(self.policy.model.config, sequences)
         bin_tokens = self.config.training.bin_tokens
         dealt = deal_bins(sequences, self.world_size, bin_tokens, self.packing, self.pair_cost)
         sums = StepSums()
@@ -203,20 +206,27 @@ class RankLearner:
         turns_N = np.unique(bin.turn_ids, return_inverse=True)[1]
         tokens = TokenBatch(logprobs_M[predictions_N], self._tensor(bin.behaviour), advantages_N, self._tensor(turns_N))
         entropies_N = entropies_M[predictions_N]
-        losses_N = token_loss(tokens, self.config.loss)
-        reference_kl_N = None
+        losses_N = self.config.loss.reward_factor * token_loss(tokens, self.config.loss)
+        reference_kl_N = teacher_gaps_N = None
+        ratios_N = tokens.ratios.clamp(max=self.config.loss.ratio_cap)
         if self.reference is not None:
             with torch.no_grad():
-                reference_M = self.reference(*inputs, bin.temperature).logprobs
-            ratios_N = tokens.ratios.clamp(max=self.config.loss.ratio_cap)
-            reference_kl_N = kl_estimates(tokens.logprobs, reference_M[predictions_N], ratios_N)
+                reference_N = self.reference(*inputs, bin.temperature).logprobs[predictions_N]
+            reference_kl_N = kl_estimates(tokens.logprobs, reference_N, ratios_N)
             losses_N = losses_N + self.config.loss.reference_kl * reference_kl_N
+        if self.teacher is not None:
+            with torch.no_grad():
+                teacher_N = self.teacher(*inputs, bin.temperature).logprobs[predictions_N]
+            teacher_gaps_N = teacher_gaps(tokens.logprobs, teacher_N)
+            distilled_N = teacher_losses(tokens.logprobs, teacher_gaps_N, ratios_N)
+            losses_N = losses_N + self.config.loss.distillation * distilled_N
         if self.config.loss.entropy_bonus:
             losses_N = losses_N - self.config.loss.entropy_bonus * entropies_N
         loss = (losses_N * weights_N).sum()
         if sums is not None:
             is_fresh_N = None if fresh_step is None else self._tensor(bin.policy_steps == fresh_step)
-            sums.add(tokens, entropies_N, loss.detach(), self.config.loss, is_fresh_N, reference_kl_N)
+            sums.add(tokens, entropies_N, loss.detach(), self.config.loss, is_fresh_N)
+            sums.add_frozen(reference_kl_N, teacher_gaps_N)
             if largest is not None:
                 low, high = clip_masks(tokens, self.config.loss)
                 largest.add(bin, tokens, entropies_N, low | high)
@@ -226,10 +236,9 @@ class RankLearner:
         return loss
 
     def _experts(self, bin: Bin) -> RecordedExperts | None:
-        """Return the bin's recorded experts on the device. Raises ValueError if they are of another model."""
+        """Return the bin's recorded experts on the device."""
         if bin.experts is None:
             return None
-        router_replay.require_same_experts(self.policy.model.config, bin.experts)
         return RecordedExperts(self._tensor(bin.experts.ids), self._tensor(bin.experts.known))
 
     def _tensor(self, array: Any) -> Tensor:

@@ -101,15 +101,15 @@ def _served(settings: Any) -> int:
     return sum(one.numel() for one in model.parameters())
 
 
-def learner_gib(sizes: ModelSizes, num_ranks: int, bin_tokens: int, has_reference: bool = False) -> float:
+def learner_gib(sizes: ModelSizes, num_ranks: int, bin_tokens: int, frozen_weights: int = 0) -> float:
     """Return the GiB of one rank on a GPU: bfloat16, activation checkpointing, sharded over `num_ranks`.
 
-    `has_reference`: with a reference of the same size (`loss.reference_kl`), whose weights are float32, too. With
+    `frozen_weights`: number of weights of the reference and the teacher together, which are float32, too. With
     adapters the other weights are frozen in bfloat16.
     """
     trained = sizes.adapter_weights or sizes.weights
     frozen = sizes.weights if sizes.adapter_weights else 0
-    held = (_MASTER_BYTES * trained + 2 * frozen + 4 * has_reference * sizes.weights) / num_ranks
+    held = (_MASTER_BYTES * trained + 2 * frozen + 4 * frozen_weights) / num_ranks
     gathered = 2 * 2 * sizes.largest_layer + 2 * 2 * sizes.vocabulary * sizes.hidden  # one layer ahead; embedding, head
     kept = 2 * sizes.layers * bin_tokens * sizes.hidden
     recomputed = 2 * bin_tokens * (_LAYER_ACTIVATIONS * sizes.hidden + 4 * sizes.intermediate)

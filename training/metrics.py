@@ -51,6 +51,8 @@ class StepSums:
     abs_engine_noise: float = 0.0
     reference_tokens: float = 0.0
     reference_kl: float = 0.0
+    teacher_tokens: float = 0.0
+    teacher_kl: float = 0.0
     peak_mismatch: float = 0.0
     peak_noise: float = 0.0
 
@@ -61,9 +63,8 @@ class StepSums:
         weighted_loss: Tensor,
         loss: LossConfig,
         fresh: Tensor | None = None,
-        reference_kl: Tensor | None = None,
     ) -> None:
-        """Add one bin. `fresh`: bool (N,), the tokens sampled by the current weights. `reference_kl`: per token, (N,).
+        """Add one bin. `fresh`: bool (N,), the tokens sampled by the current weights.
 
         `mismatch_kl` is the k3 estimator of KL(recorded || now) (Schulman, "Approximating KL divergence").
         """
@@ -87,9 +88,15 @@ class StepSums:
                 self.fresh_tokens += float(fresh.sum())
                 self.abs_engine_noise += float(gaps[fresh].sum())
                 self.peak_noise = max(self.peak_noise, float(gaps[fresh].max()))
-            if reference_kl is not None:
-                self.reference_tokens += len(reference_kl)
-                self.reference_kl += float(reference_kl.sum())
+
+    def add_frozen(self, reference_kl: Tensor | None, teacher_gaps: Tensor | None) -> None:
+        """Add what the reference and the teacher say of the tokens of a bin, (N,) each, None without such a model."""
+        if reference_kl is not None:
+            self.reference_tokens += len(reference_kl)
+            self.reference_kl += float(reference_kl.detach().sum())
+        if teacher_gaps is not None:
+            self.teacher_tokens += len(teacher_gaps)
+            self.teacher_kl += float(teacher_gaps.sum())
 
     def as_list(self) -> list[float]:
         """Return all sums but the peaks, which cannot be added over ranks."""
@@ -105,9 +112,11 @@ def token_metrics(totals: Sequence[float]) -> dict[str, float]:
     tokens = max(sums.num_tokens, 1.0)
     engine_noise = {"engine_noise_abs": sums.abs_engine_noise / sums.fresh_tokens} if sums.fresh_tokens else {}
     reference = {"reference_kl": sums.reference_kl / sums.reference_tokens} if sums.reference_tokens else {}
+    teacher = {"teacher_kl": sums.teacher_kl / sums.teacher_tokens} if sums.teacher_tokens else {}
     return (
         engine_noise
         | reference
+        | teacher
         | {
             "loss": sums.loss,
             "trained_tokens": sums.num_tokens,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from ratchet.types import TRUNCATED_EXITS
-from training.advantage import advantages, over_batch, weigh_negative
+from training.advantage import advantages, has_signal, over_batch, weigh_negative
 from training.loss_reducers import reducer_weights
 from training.plan_types import Member
 
@@ -37,6 +37,12 @@ class ChainLengths:
 
     longest: dict[int, int]
     trained: dict[int, int]
+
+
+def gives_gradient(rewards: Sequence[float], config: RunConfig) -> bool:
+    """Return whether a group with these rewards can be trained: the rewards differ, or there is a teacher, who says
+    something of every token."""
+    return has_signal(rewards) or config.loss.distillation > 0
 
 
 def draft_members(group: ReadyGroup, lengths: ChainLengths, step: int, config: RunConfig) -> list[Member]:
@@ -73,7 +79,7 @@ def _is_masked(member: ReadyMember, advantage: float, config: RunConfig) -> bool
     if config.training.truncated == "mask" and member.agent_exit in TRUNCATED_EXITS:
         return True
     trains_positive_only = config.loss.preset == "sft" or config.training.negative_weight == 0
-    return trains_positive_only and advantage <= 0
+    return trains_positive_only and advantage <= 0 and not config.loss.distillation
 
 
 def plan_members(drafts: Sequence[Sequence[Member]], step: int, config: RunConfig) -> list[Member]:

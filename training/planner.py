@@ -17,9 +17,8 @@ from ratchet.store import chains, plans, training_groups
 from ratchet.store.plans import PlanRow
 from ratchet.store.training_groups import GroupUse, ReadyGroup
 from ratchet.types import GroupState
-from training.advantage import has_signal
 from training.group_selection import has_enough_groups
-from training.plan_builder import ChainLengths, denominators, draft_members, plan_members
+from training.plan_builder import ChainLengths, denominators, draft_members, gives_gradient, plan_members
 from training.plan_types import Member
 
 _GROUPS_PER_QUERY = 256
@@ -43,9 +42,9 @@ async def plan_step(connection: AsyncConnection, run_id: str, config: RunConfig)
         return None
     min_policy_step = max(0, step - 1 - training.max_staleness)
     ready = await training_groups.ready_groups(connection, run_id, training.truncated, lock=True)
-    without_signal = [group.group_id for group in ready if not has_signal(group.rewards)]
+    without_signal = [group.group_id for group in ready if not gives_gradient(group.rewards, config)]
     await training_groups.consume_ready_groups(connection, run_id, without_signal, step, "no_signal")
-    with_signal = [group for group in ready if has_signal(group.rewards)]
+    with_signal = [group for group in ready if gives_gradient(group.rewards, config)]
     lengths = await _chain_lengths(connection, with_signal, min_policy_step)
     drafts = [draft_members(group, lengths, step, config) for group in with_signal]
     useful = [members for members in drafts if _has_trained_tokens(members)]
@@ -75,9 +74,9 @@ async def plan_stored(connection: AsyncConnection, run_id: str, source_run_id: s
     stored = await training_groups.ready_groups(connection, source_run_id, training.truncated, states=states)
     for number, group in enumerate(stored):
         if number % _GROUPS_PER_QUERY == 0:
-            batch = [one for one in stored[number : number + _GROUPS_PER_QUERY] if has_signal(one.rewards)]
+            batch = [one for one in stored[number : number + _GROUPS_PER_QUERY] if gives_gradient(one.rewards, config)]
             lengths = await _chain_lengths(connection, batch, 0)
-        draft = draft_members(group, lengths, step, config) if has_signal(group.rewards) else []
+        draft = draft_members(group, lengths, step, config) if gives_gradient(group.rewards, config) else []
         useful = _has_trained_tokens(draft)
         uses.append(GroupUse(group.group_id, step, "trained" if useful else "expired" if draft else "no_signal"))
         chosen += [draft] if useful else []

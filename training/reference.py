@@ -34,20 +34,32 @@ def load_reference(
     if not config.loss.reference_kl:
         return None
     path = Path(config.loss.reference_model or model_path)
+    return load_frozen("loss.reference_model", path, config, model_path, loaded, device)
+
+
+def load_frozen(
+    key: str, path: Path, config: RunConfig, model_path: Path, loaded: LoadedPolicy, device: torch.device
+) -> TrainablePolicy:
+    """Load the model that the config's `key` names like the policy, sharded over all ranks, and freeze it. A
+    collective.
+
+    Raises ValueError if it cannot score the tokens of `loaded`, the policy from `model_path`, in the same bins.
+    """
     if path != model_path and canary.canary_ids(path) != canary.canary_ids(model_path):
         raise ValueError(
-            f"loss.reference_model: {path} has another tokenizer than the policy, so it cannot score the policy's "
+            f"{key}: {path} has another tokenizer than the policy, so it cannot score the policy's "
             "tokens; name a model of the same family"
         )
-    whole = config.model_copy(update={"training": config.training.model_copy(update={"lora": None})})
-    reference = load_policy(path, whole, device)
-    if reference.packing != loaded.packing:
+    own = {"lora": None, "router_replay": False}  # of the policy alone
+    whole = config.model_copy(update={"training": config.training.model_copy(update=own)})
+    frozen = load_policy(path, whole, device)
+    if frozen.packing != loaded.packing:
         raise ValueError(
-            f"loss.reference_model: {path} needs training.packing: {reference.packing}, and the policy uses "
+            f"{key}: {path} needs training.packing: {frozen.packing}, and the policy uses "
             f"{loaded.packing}; set training.packing: padded"
         )
-    reference.policy.requires_grad_(False)
-    return reference.policy.eval()
+    frozen.policy.requires_grad_(False)
+    return frozen.policy.eval()
 
 
 def kl_estimates(logprobs: Tensor, reference: Tensor, ratios: Tensor) -> Tensor:

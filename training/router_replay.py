@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from ratchet.routed_experts import RoutedExperts
+from training.plan_types import TrainingSequence
 
 REPLAY_ARCHITECTURES = frozenset({"Qwen3MoeForCausalLM", "Qwen3_5MoeForCausalLM"})
 """Architectures whose router takes the softmax of its logits first, and then the K largest."""
@@ -71,16 +71,20 @@ def install(model: Any) -> list[LayerRouter]:
     return found
 
 
-def require_same_experts(settings: Any, experts: RoutedExperts) -> None:
+def require_same_experts(settings: Any, sequences: Sequence[TrainingSequence]) -> None:
     """Raise ValueError if experts were recorded with a model of another shape than that of these settings."""
-    expected = (settings.num_hidden_layers, settings.num_experts_per_tok)
-    found = experts.ids.shape[1:]
-    if found != expected or int(experts.ids.max()) >= settings.num_experts:
-        raise ValueError(
-            f"training.router_replay: the recorded turns have {found[1]} of more than {experts.ids.max()} experts in "
-            f"{found[0]} layers, the model has {expected[1]} of {settings.num_experts} in {expected[0]}; "
-            "they were sampled with another model"
-        )
+    for one in sequences:
+        if one.experts is None or not one.experts.known.any():
+            continue
+        layers, chosen = one.experts.ids.shape[1:]
+        highest = int(one.experts.ids.max())
+        expected = (settings.num_hidden_layers, settings.num_experts_per_tok)
+        if (layers, chosen) != expected or highest >= settings.num_experts:
+            raise ValueError(
+                f"training.router_replay: rollout {one.rollout_id} has experts up to {highest}, {chosen} in each of "
+                f"{layers} layers, and the model {settings.num_experts} experts, {expected[1]} in each of "
+                f"{expected[0]} layers; it was sampled with another model"
+            )
 
 
 def replay(routers: Sequence[LayerRouter], experts: RecordedExperts | None) -> None:

@@ -36,9 +36,13 @@ class AdmitTasks:
         counts = {"admitted": 0, "quarantined": 0, **input.counts}
         page = await run_activity(AdmitActivities.admit_page, input, FIRST_STAGE)
         window = asyncio.Semaphore(input.window)
-        for admitted in await asyncio.gather(*(self._examine(input, page, task, window) for task in page.tasks)):
+
+        async def examine(task: LabelledTask) -> None:
+            admitted = await self._examine(input, page, task, window)
             counts["admitted" if admitted else "quarantined"] += 1
-        workflow.set_current_details(f"{counts['admitted']} admitted, {counts['quarantined']} quarantined")
+            workflow.set_current_details(f"{counts['admitted']} admitted, {counts['quarantined']} quarantined")
+
+        await asyncio.gather(*(examine(task) for task in page.tasks))
         if page.last is not None:
             workflow.continue_as_new(input.model_copy(update={"after": page.last, "counts": counts}))
         return AdmitResult(admitted=counts["admitted"], quarantined=counts["quarantined"])

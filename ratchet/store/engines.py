@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import func, literal, select, update
+from sqlalchemy import ColumnElement, func, literal, select, update
 from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.store.runs import ADHOC
-from ratchet.store.schema import EngineTable, PolicyVersionTable, RunTable
+from ratchet.store.schema import EngineLoadTable, EngineTable, PolicyVersionTable, RunTable
 from ratchet.types import EngineState, JsonObject, PolicyVersionState, RunState
 
 SILENT_SECONDS = 20.0
@@ -153,7 +153,20 @@ async def set_engine_gone(conn: AsyncConnection, engine_id: int) -> None:
 
 async def set_engine_version(conn: AsyncConnection, engine_id: int, version: str | None) -> None:
     """Record which weights the engine serves."""
+    await _record_load(conn, engine_id, version)
     await conn.execute(update(EngineTable).where(EngineTable.id == engine_id).values(version=version))
+
+
+async def _record_load(
+    conn: AsyncConnection, engine_id: int, version: str | None, condition: ColumnElement[bool] | None = None
+) -> None:
+    """Record that the engine, if its row fulfils `condition`, has loaded `version`, unless the row names it already.
+    Call this before the row is changed."""
+    if version is None:
+        return
+    wanted = (EngineTable.id == engine_id) & EngineTable.version.is_distinct_from(version)
+    loaded = select(EngineTable.id, literal(version)).where(wanted if condition is None else wanted & condition)
+    await conn.execute(insert(EngineLoadTable).from_select(["engine_id", "version"], loaded))
 
 
 async def set_engine_details(conn: AsyncConnection, engine_id: int, details: JsonObject) -> None:
@@ -198,6 +211,7 @@ async def end_engine_pause(
     Return False if the lease has expired, in which case the wrapper has taken over or will.
     """
     alive = (EngineTable.state == EngineState.SYNCING) & (EngineTable.paused_until > func.now())
+    await _record_load(conn, engine_id, version, alive)
     statement = update(EngineTable).where(EngineTable.id == engine_id, alive)
     return bool((await conn.execute(statement.values(state=state, version=version, paused_until=None))).rowcount)
 

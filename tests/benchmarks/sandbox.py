@@ -3,6 +3,9 @@
 `--full` takes more repeats. Each figure is compared with the same work without a box, in turns: a command under plain
 `bwrap` for a create with its first command, a login shell for a command, a copied file for a transfer. Times vary with
 the machine's load; the ratio varies less.
+
+With RATCHET_SANDBOX_PROVIDER=docker it only times creates, of containers of the image `host` at DOCKER_HOST, with local
+boxes in turns.
 """
 
 import asyncio
@@ -22,9 +25,11 @@ from typing import Any
 
 import orjson
 
+from activities.sandboxes import docker_settings
 from activities.sandboxes.base import Sandbox, SandboxProvider
 from cli.console import say
 from stack.private_gateway import private_gateway
+from stack.worker import sandbox_provider
 from tests.benchmarks._commit import commit
 from tests.benchmarks._options import asks_for_all_repetitions
 
@@ -178,6 +183,35 @@ async def measure(size: Size) -> dict[str, Any]:
     return {"machine": machine(), "load_before": round(load, 2), **found}
 
 
+async def measure_containers(count: int) -> dict[str, Any]:
+    """Time creates of containers without a network, such as grade a patch, in turns with local boxes."""
+    load = os.getloadavg()[0]
+    made: list[Sandbox] = []
+
+    async def create(provider: SandboxProvider) -> None:
+        identity = {"metadata": {"purpose": "benchmark"}, "idempotency_key": uuid.uuid4().hex}
+        made.append(await provider.create("host", ttl_seconds=TTL_SECONDS, network=False, **identity))
+
+    with (
+        tempfile.TemporaryDirectory() as name,
+        private_gateway(Path(name) / "gateway", max_boxes=count) as local,
+    ):
+        containers = sandbox_provider()
+        try:
+            seconds = [
+                (await timed(lambda: create(containers)), await timed(lambda: create(local))) for _ in range(count)
+            ]
+        finally:
+            for box in made:
+                await box.kill()
+            await containers.close()
+    shares = {}
+    for kind, of_kind in zip(("container", "local_box"), zip(*seconds, strict=True), strict=True):
+        shares[f"{kind}_ms"] = round(1000 * median(of_kind), 1)
+        shares[f"{kind}_p95_ms"] = round(1000 * quantiles(of_kind, n=20)[-1], 1)
+    return {"machine": machine(), "load_before": round(load, 2), "create": {**shares, "count": count}}
+
+
 def machine() -> dict[str, Any]:
     """Describe the machine of the measurement."""
     facts = dict(line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if ":" in line)
@@ -198,7 +232,8 @@ def main() -> None:
         if full
         else Size(creates=30, commands=100, transfers=5, idle=1000)
     )
-    result = asyncio.run(measure(size))
+    is_docker = docker_settings.is_chosen()
+    result = asyncio.run(measure_containers(size.creates) if is_docker else measure(size))
     sys.stdout.buffer.write(
         orjson.dumps({"commit": commit(), **result}, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
     )

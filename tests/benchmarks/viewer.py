@@ -73,6 +73,10 @@ INSERT INTO metric (run_id, step, name, value)
     'ratio_ess', 'masked_fraction', 'staleness_mean', 'staleness_max', 'loss', 'grad_norm', 'trained_tokens',
     'chain_tokens_per_second', 'step_seconds', 'wait_for_batch_seconds', 'load_seconds', 'publish_seconds',
     'groups_with_signal_fraction']) name;
+INSERT INTO policy_version (version, run_id, step, epoch, uri, files)
+  SELECT run_id || '/' || step || '.e1', run_id, step, 1, '', '[]' FROM batch;
+INSERT INTO engine (address, model_path) SELECT 'http://10.0.0.' || n, 'm' FROM generate_series(1, 64) n;
+INSERT INTO engine_load (engine_id, version) SELECT engine.id, policy_version.version FROM policy_version, engine;
 INSERT INTO attempt (rollout_id, n) SELECT id, 1 FROM rollout;
 INSERT INTO session (rollout_id, attempt, temperature, model, limits) SELECT id, 1, 1, 'policy', '{{}}' FROM rollout;
 INSERT INTO turn (session_id, rollout_id, attempt, digest, ordinal, state, dialect, prompt_tokens, suffix_ids,

@@ -23,7 +23,7 @@ from stack.postgres import database_url, embedded_server
 from tests.e2e.conftest import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
-STEPS, GROUPS, GROUP_SIZE = 6, 3, 4
+STEPS, GROUPS, GROUP_SIZE = 14, 3, 4
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol")
 CONFIG = """
 ClusterName=ratchet
@@ -135,7 +135,7 @@ def test_a_chain_of_cut_jobs_trains_the_run_of_one_job(slurm: None, home: Path, 
     (home / "chain.yaml").write_text(yaml.safe_dump(config))
     num_cuts = train(home / "chain.yaml", home / "cut", minutes=3)
     print(f"{num_cuts} cuts", file=sys.stderr)
-    assert num_cuts >= 1
+    assert num_cuts >= 3, "give the chain more steps if this machine trains them within three jobs"
     assert train(home / "chain.yaml", home / "uncut", minutes=60) == 0
     plans, tasks = stored(home / "cut")
     assert plans == [(step, "committed", GROUPS * GROUP_SIZE) for step in range(1, STEPS + 1)]

@@ -14,7 +14,7 @@ import re
 import sys
 import tarfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,7 +29,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from activities.sandboxes.base import BoxLimits, Capabilities, CommandResult, SandboxInfo
+from activities.sandboxes.base import BoxLimits, Capabilities, CommandResult, SandboxInfo, SandboxProvider
 from ratchet.errors import SandboxBusyError, SandboxGoneError
 
 URL_VARIABLE = "SCRIPTED_BOXES"
@@ -177,6 +177,7 @@ class ScriptedBox:
         timeout: float | None = 60,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
+        on_stderr: Callable[[str], None] | None = None,
     ) -> CommandResult:
         found = await _ask(self._http, "POST", f"/boxes/{self._id}/commands", content=cmd.encode())
         return CommandResult(0, found["stdout"], "")
@@ -267,7 +268,7 @@ async def _ask(http: httpx.AsyncClient, method: str, path: str, content: bytes |
     return orjson.loads(reply.raise_for_status().content)
 
 
-def make_provider() -> ScriptedProvider:
+def make_provider() -> SandboxProvider:
     """Return the provider that SCRIPTED_BOXES names."""
     return ScriptedProvider(os.environ[URL_VARIABLE])
 

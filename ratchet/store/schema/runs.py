@@ -206,6 +206,16 @@ class EngineTable(Base):
     created_at: Mapped[datetime] = now()
 
 
+class EngineLoadTable(Base):
+    """An engine has loaded a policy version: at its start, by a sync, or when it caught up."""
+
+    __tablename__ = "engine_load"
+    id: Mapped[int] = identity()
+    engine_id: Mapped[int] = mapped_column(BigInteger, ForeignKey("engine.id"), index=True)
+    version: Mapped[str] = mapped_column(index=True)
+    loaded_at: Mapped[datetime] = now()
+
+
 class LearnerTable(Base):
     """The phase and heartbeat of a run's learner, which `learn.step` watches."""
 

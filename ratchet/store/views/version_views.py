@@ -1,30 +1,43 @@
-"""The policy versions of a run, and when each was published and loaded."""
+"""The policy versions of a run, when each was published, and when the engines loaded it."""
 
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import select
+from sqlalchemy import func, select, true
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.store.schema import MetricTable, PolicyVersionTable
+from ratchet.store.schema import EngineLoadTable, MetricTable, PolicyVersionTable
 
 
 @dataclass(slots=True, frozen=True)
 class VersionLine:
     """A published version. `sync_seconds`: how long the slowest engine took to load it, the pause of its calls
-    included; None if no engine has loaded it as an update. When an engine began is not stored."""
+    included; None if no engine has loaded it as an update. `num_loads`: how often engines loaded it, at their starts
+    too; `first_loaded_at` and `last_loaded_at`: the first and the last of these, None if no engine did."""
 
     version: str
     step: int
     state: str
     published_at: datetime
     sync_seconds: float | None
+    num_loads: int
+    first_loaded_at: datetime | None
+    last_loaded_at: datetime | None
 
 
 async def published_versions(
     connection: AsyncConnection, run_id: str, limit: int, before_step: int | None = None
 ) -> list[VersionLine]:
     """Return the run's versions, newest first; `before_step`: only those of earlier steps."""
+    loads = (
+        select(
+            func.count().label("num_loads"),
+            func.min(EngineLoadTable.loaded_at).label("first"),
+            func.max(EngineLoadTable.loaded_at).label("last"),
+        )
+        .where(EngineLoadTable.version == PolicyVersionTable.version)
+        .lateral()
+    )
     statement = (
         select(
             PolicyVersionTable.version,
@@ -32,7 +45,12 @@ async def published_versions(
             PolicyVersionTable.state,
             PolicyVersionTable.created_at,
             MetricTable.value,
+            loads.c.num_loads,
+            loads.c.first,
+            loads.c.last,
         )
+        .select_from(PolicyVersionTable)
+        .join(loads, true())
         .outerjoin(
             MetricTable,
             (MetricTable.run_id == PolicyVersionTable.run_id)

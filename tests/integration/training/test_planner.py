@@ -76,7 +76,7 @@ async def test_the_oldest_ready_groups_enter_and_planning_again_changes_nothing(
     config = make_config()
     groups = await make(database, run_id, config, {}, {}, {})
     async with database.begin() as connection:
-        assert await plannable(connection, run_id, config.training)
+        assert await plannable(connection, run_id, config)
         assert await plan_step(connection, run_id, config) == 1
         assert await plan_step(connection, run_id, config) == 1
         planned = await load_step_plan(connection, run_id, 1)
@@ -118,7 +118,7 @@ async def test_concurrent_planners_write_one_row(database: Database, run_id: str
 
     async def viewer() -> None:
         async with database.begin() as connection:
-            await group_selection.consume_without_signal(connection, run_id, config.training)
+            await group_selection.consume_without_signal(connection, run_id, config)
 
     assert set(await asyncio.gather(planner(), viewer(), planner(), viewer(), planner())) - {None} == {1}
     assert len(await uses(database, run_id)) == 2
@@ -140,9 +140,9 @@ async def test_equal_rewards_are_consumed_and_make_the_step_smaller(database: Da
     config = make_config(training={"groups_per_step": 3, "max_groups_seen": 4})
     await make(database, run_id, config, {}, {"rewards": [1.0] * 4}, {"rewards": [0.0] * 4}, {})
     async with database.begin() as connection:
-        await group_selection.consume_without_signal(connection, run_id, config.training)
-        await group_selection.consume_without_signal(connection, run_id, config.training)
-        assert await plannable(connection, run_id, config.training), "four groups seen, two of them with signal"
+        await group_selection.consume_without_signal(connection, run_id, config)
+        await group_selection.consume_without_signal(connection, run_id, config)
+        assert await plannable(connection, run_id, config), "four groups seen, two of them with signal"
     planned = await plan(database, run_id, config)
     assert planned is not None and len(planned.members) == 8
     assert {number: use for number, (_, use) in (await uses(database, run_id)).items()} == {
@@ -151,6 +151,18 @@ async def test_equal_rewards_are_consumed_and_make_the_step_smaller(database: Da
         2: "no_signal",
         3: "trained",
     }
+
+
+async def test_a_teacher_gives_equal_rewards_a_signal(database: Database, run_id: str) -> None:
+    distilled = {"distillation": 1.0, "teacher_model": "/models/teacher"}
+    config = make_config(training={"groups_per_step": 3}, loss=distilled)
+    await make(database, run_id, config, {}, {"rewards": [1.0] * 4}, {"rewards": [0.0] * 4})
+    async with database.begin() as connection:
+        await group_selection.consume_without_signal(connection, run_id, config)
+        assert await plannable(connection, run_id, config)
+    planned = await plan(database, run_id, config)
+    assert planned is not None and all(member.num_tokens and member.weight for member in planned.members)
+    assert [use for _, use in (await uses(database, run_id)).values()] == ["trained"] * 3
 
 
 async def test_a_run_that_finds_no_signal_is_paused(database: Database, run_id: str) -> None:
@@ -164,7 +176,7 @@ async def test_a_run_that_finds_no_signal_is_paused(database: Database, run_id: 
                 await make_group(connection, run_id, group_no, dull)
             number += count
             await connection.execute(update(RunTable).where(RunTable.run_id == run_id).values(next_group_no=number))
-            await group_selection.consume_without_signal(connection, run_id, config.training)
+            await group_selection.consume_without_signal(connection, run_id, config)
             return await run_state(connection, run_id)
 
     await make_run(database, run_id, config)
@@ -327,8 +339,8 @@ async def test_excluding_truncated_members_may_leave_no_signal(database: Databas
     config = make_config(training={"groups_per_step": 1, "truncated": "exclude"})
     await make(database, run_id, config, {"members": [{"agent_exit": "context_full"}]})
     async with database.begin() as connection:
-        assert not await plannable(connection, run_id, config.training)
-        await group_selection.consume_without_signal(connection, run_id, config.training)
+        assert not await plannable(connection, run_id, config)
+        await group_selection.consume_without_signal(connection, run_id, config)
     assert await uses(database, run_id) == {0: (1, "no_signal")}, (
         "or it would take the place of a group that can be trained on"
     )

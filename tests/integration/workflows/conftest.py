@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -173,10 +173,14 @@ class Loop:
 
         await self.until(waits, "the agent waits for its model")
 
-    async def result(self, handle: WorkflowHandle[Any, Any], seconds: float = 400) -> Any:
-        """Return the workflow's result; raise AssertionError if a part that it needs has died, since nothing restarts
-        it here."""
-        result = asyncio.ensure_future(handle.result())
+    async def result(
+        self, handle: WorkflowHandle[Any, Any], seconds: float = 400, by: Awaitable[Any] | None = None
+    ) -> Any:
+        """Return the workflow's result, which `by` waits for instead of the handle if it is given.
+
+        Raise AssertionError if a part that the workflow needs has died, since nothing restarts it here.
+        """
+        result = asyncio.ensure_future(handle.result() if by is None else by)
         try:
             async with asyncio.timeout(seconds):
                 while not (await asyncio.wait({result}, timeout=1))[0]:

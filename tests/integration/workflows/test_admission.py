@@ -12,11 +12,13 @@ from sqlalchemy import func, select, update
 from activities.dataset_import import import_dataset, usable_task_ids
 from activities.datasets.formats import dataset_digest, read_rows
 from activities.datasets.package_recipes import PYTHON, write_rows
+from client.workflows import follow_workflow
 from ratchet import paths
 from ratchet.config import DatasetConfig, RunConfig
 from ratchet.errors import DatasetError
 from ratchet.store import tasks
 from ratchet.store.schema import AdmissionTable, GradeTable, RolloutTable, SandboxTable, TaskTable, TurnTable
+from stack.progress import ReportProgress
 from tests.integration.workflows.conftest import ROOT, Loop
 from tests.integration.workflows.test_rollout import PRE, TASK, call, finish
 
@@ -36,9 +38,10 @@ def dataset(loop: Loop, **rows: dict[str, Any]) -> str:
     return str(path)
 
 
-async def run(loop: Loop, workflow: str, argument: dict[str, Any]) -> Any:
+async def run(loop: Loop, workflow: str, argument: dict[str, Any], say: ReportProgress = lambda _: None) -> Any:
     id = f"{workflow}/{uuid4().hex[:8]}"
-    return await loop.result(await loop.client.start_workflow(workflow, argument, id=id, task_queue="control"))
+    handle = await loop.client.start_workflow(workflow, argument, id=id, task_queue="control")
+    return await loop.result(handle, by=follow_workflow(handle, workflow, say))
 
 
 async def test_admission_tells_good_broken_and_flaky_tasks_apart(loop: Loop) -> None:
@@ -53,8 +56,10 @@ async def test_admission_tells_good_broken_and_flaky_tasks_apart(loop: Loop) -> 
         no_image={"eval_cmd": check, "image": "no-such-image"},
         flaky={"eval_cmd": f"{check} && test $(($(date +%N) % 2)) = 0 && test $((RANDOM % 16)) = 0"},
     )
-    result = await run(loop, "AdmitTasks", {"dataset": path, "repeats": 2, "window": 3})
+    said: list[str] = []
+    result = await run(loop, "AdmitTasks", {"dataset": path, "repeats": 2, "window": 3}, said.append)
     assert result == {"admitted": 1, "quarantined": 6}
+    assert any(text.endswith(" quarantined") for text in said), f"a person sees how far the examination is: {said}"
     async with loop.database.begin() as connection:
         found = select(
             TaskTable.label,

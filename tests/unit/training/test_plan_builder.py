@@ -48,6 +48,7 @@ def test_every_member_gets_its_advantage_and_trained_tokens() -> None:
     [
         ({"training": {"bin_tokens": 100, "negative_weight": 0.0}}, [True, False]),
         ({"loss": {"preset": "sft"}}, [True, False]),
+        ({"training": {"negative_weight": 0.0}, "loss": {"distillation": 1.0, "teacher_model": "t"}}, [True, True]),
         ({"training": {"truncated": "mask"}}, [False, False]),
         ({}, [True, True]),
     ],

@@ -142,7 +142,7 @@ def test_experts_of_another_model_are_refused(tmp_path: Path) -> None:
     family = make_relatives(5)
     members = {member.rollout_id: member for member in make_plan(family, "token_mean").members}
     chains = with_experts([chain for one in family for chain in one.chains([False])], 3)
-    with pytest.raises(ValueError, match="2 of more than 3 experts in 3 layers, the model has 2 of 4 in 2"):
+    with pytest.raises(ValueError, match="experts up to 3, 2 in each of 3 layers, and the model 4 experts, 2 in"):
         learner.accumulate(chains, members)
 
 
@@ -154,3 +154,13 @@ def test_the_fraction_of_replayed_tokens() -> None:
     trained = np.flatnonzero(chain.mask)
     experts.known[trained[0] - 1] = True
     assert replay_metrics([replace(chain, experts=experts)]) == {"router_replay_fraction": 1 / len(trained)}
+
+
+def test_the_reference_chooses_by_itself(tmp_path: Path) -> None:
+    """It has other weights, and may be dense."""
+    name = "Qwen3MoeForCausalLM"
+    config = make_config(router_replay=True)
+    config = config.model_copy(update={"loss": config.loss.model_copy(update={"reference_kl": 0.1})})
+    learner = RankLearner(make_architecture(name, tmp_path, **arguments_of(name)), config)
+    assert learner.reference is not None and learner.reference.routers == []
+    assert len(learner.policy.routers) == learner.policy.model.config.num_hidden_layers

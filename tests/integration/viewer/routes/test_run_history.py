@@ -4,10 +4,11 @@ import httpx
 import pytest
 from sqlalchemy import insert
 
+from ratchet.store import engines
 from ratchet.store.database import Database
 from ratchet.store.metrics import record_metrics
 from ratchet.store.schema import PolicyVersionTable
-from ratchet.types import policy_version
+from ratchet.types import EngineState, policy_version
 from tests.integration.viewer.filled_store import FilledRun
 from viewer.rendering import clock_time
 from viewer.routes import run_history
@@ -24,9 +25,19 @@ async def test_each_version_has_the_time_of_its_publication(
             adding = insert(PolicyVersionTable).values(**values).returning(PolicyVersionTable.created_at)
             moments.append((await connection.execute(adding)).scalar_one())
         await record_metrics(connection, filled.run_id, 2, {"sync_seconds": 12.0})
+        engine = await engines.register_engine(connection, "http://127.0.0.1:1", "model", {})
+        for _ in range(2):  # a repeated call is one load
+            await engines.set_engine_version(connection, engine, policy_version(filled.run_id, 1, 1))
+    async with database.begin() as connection:
+        await engines.set_engine_state(connection, engine, EngineState.STARTING, EngineState.READY)
+        await engines.begin_engine_pause(connection, engine, 60)
+        assert await engines.end_engine_pause(connection, engine, policy_version(filled.run_id, 2, 1))
+        assert not await engines.end_engine_pause(connection, engine, policy_version(filled.run_id, 1, 1))
     page = (await client.get(f"/runs/{filled.run_id}/versions.json")).json()
-    listed = [(one["step"], one["sync_seconds"]) for one in page["versions"] if one["step"]]
-    assert listed == [(2, 12.0), (1, None)]
+    listed = [(one["step"], one["sync_seconds"], one["num_loads"]) for one in page["versions"] if one["step"]]
+    assert listed == [(2, 12.0, 1), (1, None, 1)]
+    second, first = page["versions"][:2]
+    assert first["last_loaded_at"] < second["first_loaded_at"] == second["last_loaded_at"]
     html = (await client.get(f"/runs/{filled.run_id}/versions")).text
     assert all(f"<td>{clock_time(one)}</td>" in html for one in moments) and "12 s" in html
     earlier = (await client.get(f"/runs/{filled.run_id}/versions.json?before=2")).json()

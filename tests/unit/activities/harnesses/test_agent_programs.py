@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import tarfile
 from collections.abc import Mapping
@@ -75,6 +76,21 @@ def test_a_package_of_javascript_runs_in_the_node_beside_it(tmp_path: Path) -> N
     node_here.write_text('#!/bin/sh\necho "$@"\n')
     said = subprocess.run([moved / "bin" / "claude", "--help"], capture_output=True, text=True, check=True).stdout
     assert said == f"{moved}/package/cli.js --help\n"
+
+
+def test_a_slow_fetch_says_that_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tarball = npm_tarball(tmp_path / "cc.tgz", {"claude": SAYS})
+    npm = tmp_path / "bin" / "npm"  # of `npm pack --silent --pack-destination DIRECTORY PACKAGE`
+    npm.parent.mkdir()
+    npm.write_text(f'#!/bin/sh\nsleep 0.5\ncp {tarball} "$4"\n')
+    npm.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{npm.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr("stack.agent_programs._REPORT_SECONDS", 0.1)
+    said: list[str] = []
+    fetch_program(agent_programs.claude_code_program({}), said.append)
+    package = next(text for text in said if text.startswith("fetching "))
+    assert [text for text in said if text.startswith(f"still {package}: ")], said
+    assert said[-1].startswith(("unpacking ", "still unpacking ")), "nothing is said of what has ended"
 
 
 def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
