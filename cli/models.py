@@ -164,6 +164,7 @@ def _training(directory: Path, bin_tokens: int) -> list[_Finding]:
         _Finding("model", _description(sizes)),
         _serves(sizes),
         _Finding("training", packing + _trained(sizes)),
+        *_replay(sizes),
         *_memory(directory, sizes, bin_tokens),
     ]
 
@@ -179,6 +180,15 @@ def _trained(sizes: "ModelSizes") -> str:
         return ""
     others = _count(sizes.served - sizes.weights)
     return f"; trained: the text layers; the vision tower, {others} weights, is published as it is"
+
+
+def _replay(sizes: "ModelSizes") -> list[_Finding]:
+    if not sizes.expert_bytes:
+        return []
+    if sizes.no_replay is not None:
+        return [_Finding("routing", f"training.router_replay: false; {sizes.no_replay}")]
+    text = f"training.router_replay: true can be used; {sizes.expert_bytes} bytes per token until a turn is trained"
+    return [_Finding("routing", text)]
 
 
 def _count(weights: int) -> str:

@@ -58,6 +58,7 @@ class Sampling:
     """Sampling parameters of one call. All others are sent as off, so that logprobs are of the plain softmax at T.
 
     `stop`: texts after which generation ends. They are compared with the sampled text and change no logprob.
+    `experts_from`: the first token of the prompt whose experts are returned, by an engine that returns any.
     """
 
     max_tokens: int
@@ -65,6 +66,7 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    experts_from: int = 0
 
     def wire(self) -> JsonObject:
         """Return vLLM's `sampling_params`."""
@@ -82,6 +84,7 @@ class Sampling:
             "seed": self.seed,
             "logprobs": 0,
             "detokenize": bool(self.stop),
+            "routed_experts_prompt_start": self.experts_from,
             **stop,
         }
 

@@ -1,11 +1,14 @@
 """The output of one call of the token route: whole, and as it grows."""
 
+from base64 import b64decode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from io import BytesIO
 
 import numpy as np
 import numpy.typing as npt
 
+from ratchet.routed_experts import ExpertIds
 from ratchet.types import JsonObject
 
 _CLAMPED_LOGPROB = -9999.0
@@ -20,6 +23,8 @@ class Generation:
 
     `version_spans`: [{"version", "start", "end"}] over the output, end exclusive; the version is "default" on an engine
     without a label. `finish_reason`: stop, length or abort. A sampled stop id is the last of `token_ids`.
+    `routed_experts`: those of prompt and output from the token on that the call asked for, without the last sampled
+    token, which was not computed yet; None if the engine returns none.
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -28,11 +33,21 @@ class Generation:
     finish_reason: str
     request_id: str = ""
     num_cached_tokens: int = field(default=0)
+    routed_experts: ExpertIds | None = None
 
     def cut(self, length: int) -> "Generation":
         """Return the output up to its first `length` tokens."""
         spans = [span | {"end": min(span["end"], length)} for span in self.version_spans if span["start"] < length]
-        return replace(self, token_ids=self.token_ids[:length], logprobs=self.logprobs[:length], version_spans=spans)
+        experts = self.routed_experts
+        if experts is not None:
+            experts = experts[: max(0, len(experts) - max(0, len(self.token_ids) - length))]
+        return replace(
+            self,
+            token_ids=self.token_ids[:length],
+            logprobs=self.logprobs[:length],
+            version_spans=spans,
+            routed_experts=experts,
+        )
 
     @property
     def logprobs_valid(self) -> bool:
@@ -66,6 +81,7 @@ class SampledTokens:
         self._num_labelled = 0
         self._request_id = ""
         self._num_cached = 0
+        self._experts: ExpertIds | None = None
 
     def add(self, reply: JsonObject) -> None:
         """Add a whole reply, or one chunk of a stream. Raises KeyError, TypeError or ValueError for another form."""
@@ -76,6 +92,7 @@ class SampledTokens:
             self.token_ids += choice["token_ids"] or []
             entries = (choice.get("logprobs") or {}).get("content") or []
             self._logprobs += [np.nan if entry["logprob"] is None else entry["logprob"] for entry in entries]
+            self._add_experts(choice.get("routed_experts"))
             if (finish_reason := choice.get("finish_reason")) is not None:
                 self.finish_reason = finish_reason
                 self._label(choice.get("weight_versions"))
@@ -94,6 +111,7 @@ class SampledTokens:
         self._logprobs.clear()
         self._spans.clear()
         self._num_labelled = 0
+        self._experts = None
         self.finish_reason = None
 
     def continue_elsewhere(self) -> None:
@@ -114,7 +132,18 @@ class SampledTokens:
             finish_reason=self.finish_reason or "abort",
             request_id=self._request_id,
             num_cached_tokens=self._num_cached,
+            routed_experts=self._experts,
         )
+
+    def _add_experts(self, data: str | None) -> None:
+        """Add the experts of a call that has ended, in numpy's file format. Of a token that an earlier call computed,
+        the experts of that call stay: with them the tokens after it were sampled.
+        """
+        if data is None:
+            return
+        found: ExpertIds = np.load(BytesIO(b64decode(data)), allow_pickle=False)
+        before = self._experts
+        self._experts = found if before is None else np.concatenate([before, found[len(before) :]])
 
     def _label(self, spans: list[JsonObject] | None) -> None:
         """Take over the version spans of the call that has just ended; without any, its tokens have no label."""

@@ -66,6 +66,8 @@ class EngineSettings(BaseModel):
     """Number of compute threads on a CPU; None leaves it to vLLM."""
     lora_rank: int | None = None
     """Highest rank of the LoRA adapter that is served with the model; None serves no adapter."""
+    router_replay: bool = False
+    """Whether vLLM returns the experts that it chose for each token."""
     extra_args: tuple[str, ...] = ()
     """Further arguments of vLLM, which override those set here."""
     environment: dict[str, str] = {}
@@ -114,6 +116,8 @@ def vllm_command(settings: EngineSettings, model: Path) -> list[str]:
     arguments += ["--disable-uvicorn-access-log"]
     if settings.max_model_len is not None:
         arguments += ["--max-model-len", str(settings.max_model_len)]
+    if settings.router_replay:
+        arguments += ["--enable-return-routed-experts"]
     if (collector := tracing.collector_url()) is not None:
         arguments += ["--otlp-traces-endpoint", collector]
     return [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server", *arguments, *settings.extra_args]

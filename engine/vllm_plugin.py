@@ -1,7 +1,8 @@
-"""vLLM plug-in: register the weight-transfer backend `disk` in every process of vLLM.
+"""vLLM plug-ins: the weight-transfer backend `disk`, and experts that are returned on a CPU, in every process of vLLM.
 
-vLLM calls `register_weight_backend` through the entry point group `vllm.general_plugins`; `--weight-transfer-config`
-selects the backend. The backend itself is in `engine/vllm_weight_transfer.py`. This module is also imported by
+vLLM calls `register_weight_backend` and `return_experts_on_cpu` through the entry point group `vllm.general_plugins`.
+`--weight-transfer-config` selects the backend, which is in `engine/vllm_weight_transfer.py`;
+`--enable-return-routed-experts` selects the worker of `engine/vllm_cpu_worker.py`. This module is also imported by
 processes without vLLM, so it imports vLLM only on call; that import takes ten seconds.
 """
 
@@ -21,6 +22,28 @@ def register_weight_backend() -> None:
 
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, "engine.vllm_weight_transfer", "DiskWeightTransferEngine")
+
+
+def return_experts_on_cpu() -> None:
+    """On a CPU, replace vLLM's refusal of `--enable-return-routed-experts` by a worker that can return them."""
+    from vllm.config import VllmConfig
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        VllmConfig._verify_aux_output_compatibility = _use_experts_worker
+
+
+def _use_experts_worker(vllm_config: Any) -> None:
+    """Choose the worker, if experts are to be returned. Raises ValueError for a config in which they would be wrong."""
+    if not vllm_config.aux_output_config.enabled:
+        return
+    if not vllm_config.model_config.is_moe:
+        raise ValueError("--enable-return-routed-experts: the model has no experts; leave training.router_replay out")
+    if not vllm_config.model_config.enforce_eager:  # a compiled graph would leave out what records them
+        raise ValueError("--enable-return-routed-experts on a CPU needs --enforce-eager; add it to engine.args")
+    if not vllm_config.cache_config.enable_prefix_caching:
+        raise ValueError("--enable-return-routed-experts needs prefix caching; leave --no-enable-prefix-caching out")
+    vllm_config.parallel_config.worker_cls = "engine.vllm_cpu_worker.ExpertsWorker"
 
 
 def checked_paths(root: Path, files: Sequence[str], sha256: Sequence[str]) -> list[Path]:

@@ -271,6 +271,9 @@ class TrainingConfig(Section):
     packing: Literal["auto", "tree", "packed", "padded"] = "auto"
     """How chains share a forward pass: `tree` computes equal prefixes once, `packed` puts chains side by side, `padded`
     makes padded rows. `auto`, the default, takes tree if the architecture allows it."""
+    router_replay: bool = False
+    """Whether the learner sends each token through the experts that the engine chose for it. Engines record them, at
+    layers x experts per token x 1 or 2 bytes per token (docs/models.md). False, the default, suits dense models."""
     workers: Positive | None = None
     """Number of learner ranks. None, the default, means one per GPU of `gpus`; without it one on a machine with a GPU
     or up to three cores, else two."""

@@ -13,7 +13,14 @@ _ADDED_KEYS = {
     "engine": ("images", "restore_reasoning", "stop_token_ids"),
     "sandbox": ("adaptive",),
     "loss": ("chain_credit", "distillation", "reference_kl", "reference_model", "reward_factor", "teacher_model"),
-    "training": ("lora", "max_skipped_steps", "shard_ranks", "weights_address", "full_weights_every"),
+    "training": (
+        "full_weights_every",
+        "lora",
+        "max_skipped_steps",
+        "router_replay",
+        "shard_ranks",
+        "weights_address",
+    ),
     "evaluation": ("every",),
     "grading": ("control_share",),
 }

@@ -54,6 +54,7 @@ def engine_settings(stack: Stack, plan: ServingPlan, engine: PlacedEngine) -> En
         kv_cache_gib=config.engine.kv_cache_gib,
         num_threads=config.engine.num_threads,
         lora_rank=None if config.training.lora is None else config.training.lora.rank,
+        router_replay=config.training.router_replay,
         extra_args=(*config.engine.args, *engine.args),
         environment=_devices(engine),
         is_attached=engine.address is not None,

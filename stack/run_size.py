@@ -68,6 +68,9 @@ def describe_run(config: RunConfig, placement: Placement, num_gpus: Mapping[str,
         f"  {daily.turn_rows:,} turn rows ({_calls(config)} calls each), {_gib(daily.token_bytes)} GiB of tokens,"
     )
     lines.append(f"  {_gib(daily.history_bytes)} GiB of Temporal histories")
+    if config.training.router_replay and sizes is not None:
+        size = daily.rollouts * config.sampling.max_context_tokens * sizes.expert_bytes
+        lines.append(f"  {_gib(size)} GiB of routed experts ({sizes.expert_bytes} bytes per token), until trained")
     return lines
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ratchet.config import TINY, RunConfig
-from ratchet.errors import MachineError
-from ratchet.model_directory import model_of, require_model
+from ratchet.errors import ConfigError, MachineError
+from ratchet.model_directory import model_of, require_config, require_model
 from stack.parts import Stack
 
 
@@ -59,7 +59,27 @@ def prepare_plan(config: RunConfig, say: Callable[[str], None]) -> ServingPlan:
 
         make_tiny_policy(model_path, config.seed, say)
     require_model(model_path)
+    require_router_replay(config)
     return ServingPlan(config=config, model_path=model_path)
+
+
+def require_router_replay(config: RunConfig) -> None:
+    """Raise ConfigError if `training.router_replay` is set for a model whose routing cannot be replayed."""
+    if not config.training.router_replay:
+        return
+    model = model_of(config)
+    if config.model == TINY:
+        reason: str | None = "the tiny policy has no experts"
+    else:
+        from training.memory_estimate import read_sizes
+
+        require_config("model", model)
+        try:
+            reason = read_sizes(model).no_replay
+        except (OSError, ValueError, AttributeError, KeyError) as error:
+            reason = f"{model} cannot be trained here: {error}"
+    if reason is not None:
+        raise ConfigError(f"training.router_replay: {reason}; leave it out")
 
 
 def write_plan(stack: Stack, plan: ServingPlan) -> None:
@@ -76,5 +96,6 @@ def _placed(plan: ServingPlan) -> tuple[object, ...]:
 
 def _served(plan: ServingPlan) -> tuple[object, ...]:
     """Return the parts of the plan that change what an engine or adapter does."""
-    lora = plan.config.training.lora
-    return plan.model_path, plan.config.engine, plan.config.sampling.max_context_tokens, lora and lora.rank
+    config = plan.config
+    of_training = (config.training.lora and config.training.lora.rank, config.training.router_replay)
+    return plan.model_path, config.engine, config.sampling.max_context_tokens, of_training

@@ -4,6 +4,7 @@ import shutil
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,8 @@ class CheckpointWriter:
         directory = Path(pending.uri).parent
         epoch = self.context.lease.epoch
         self.context.ranks.on_rank_zero(lambda: checkpoint.discard_all_but(directory, kept, epoch))
+        if self.learner.config.training.router_replay:
+            self.context.ranks.transaction(partial(learner_commits.drop_routed_experts, lease=self.context.lease))
 
     def _move_pointer(self, pending: _PendingCheckpoint, metrics: dict[str, float]) -> list[str]:
         """Return the URIs of the checkpoints to keep."""

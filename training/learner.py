@@ -28,7 +28,7 @@ from transformers import AutoConfig
 
 from engine import canary, policy_files
 from ratchet.types import JsonObject
-from training import checkpoint, lora, model_files
+from training import checkpoint, lora, model_files, router_replay
 from training.largest_ratios import LargestRatios
 from training.loss import TokenBatch, clip_masks, find_loss, token_loss
 from training.metrics import (
@@ -48,6 +48,7 @@ from training.policy_model import peak_flops
 from training.prefix_tree import Segment
 from training.rank_zero import read_on_rank_zero
 from training.reference import kl_estimates, load_reference
+from training.router_replay import RecordedExperts
 from training.teacher import load_teacher, teacher_gaps, teacher_losses
 
 if TYPE_CHECKING:  # a step needs no pydantic
@@ -173,6 +174,7 @@ class RankLearner:
         Every rank runs the same number of passes, since FSDP's passes are collectives. `fresh_step`: policy step of the
         current weights; None once an update has changed them.
         """
+        router_replay.require_same_experts(self.policy.model.config, sequences)
         bin_tokens = self.config.training.bin_tokens
         dealt = deal_bins(sequences, self.world_size, bin_tokens, self.packing, self.pair_cost)
         sums = StepSums()
@@ -198,7 +200,7 @@ class RankLearner:
         """
         positions = None if bin.positions is None else self._tensor(bin.positions)
         inputs = (self._tensor(bin.ids), positions, bin.segments, self._tensor(bin.sources), self._tensor(bin.targets))
-        logprobs_M, entropies_M = self.policy(*inputs, bin.temperature)
+        logprobs_M, entropies_M = self.policy(*inputs, bin.temperature, self._experts(bin))
         predictions_N = self._tensor(bin.predictions)
         advantages_N, weights_N = self._tensor(_advantages_and_weights(bin, members)).unbind(-1)
         turns_N = np.unique(bin.turn_ids, return_inverse=True)[1]
@@ -232,6 +234,12 @@ class RankLearner:
             sums.computed_tokens += bin.ids.size
             sums.flops += self.work.flops(bin.ids.size, len(bin.targets), bin.num_pairs)
         return loss
+
+    def _experts(self, bin: Bin) -> RecordedExperts | None:
+        """Return the bin's recorded experts on the device."""
+        if bin.experts is None:
+            return None
+        return RecordedExperts(self._tensor(bin.experts.ids), self._tensor(bin.experts.known))
 
     def _tensor(self, array: Any) -> Tensor:
         return torch.from_numpy(array).to(self.device)

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from ratchet.config import LoraConfig
-from training import lora, model_files
+from training import lora, model_files, router_replay
 from training.policy_model import (
     TrainablePolicy,
     active_weights,
@@ -37,6 +37,7 @@ class ModelSizes:
     `weights`: those of the text model, tied ones once. `served`: those and a vision tower's. `adapter_weights`: those
     of the adapters that were asked for. `active`: those that a token passes. `cache_bytes`: of one token's keys and
     values in an engine, in bfloat16. `no_segments`: why chains cannot share prefixes in training, None if they can.
+    `expert_bytes`: of one token's recorded experts, 0 without experts. `no_replay`: why they cannot be replayed.
     """
 
     architecture: str
@@ -52,6 +53,8 @@ class ModelSizes:
     cache_bytes: int
     no_segments: str | None
     has_vision: bool
+    expert_bytes: int
+    no_replay: str | None
 
 
 def read_sizes(path: Path, adapters: LoraConfig | None = None) -> ModelSizes:
@@ -82,6 +85,8 @@ def read_sizes(path: Path, adapters: LoraConfig | None = None) -> ModelSizes:
         cache_bytes=2 * 2 * attention_layers(text) * heads * head_size(text),
         no_segments=why_no_segments(model),
         has_vision=hasattr(settings, "vision_config"),
+        expert_bytes=router_replay.bytes_per_token(model),
+        no_replay=router_replay.why_no_replay(model),
     )
     if adapters is None:
         return sizes

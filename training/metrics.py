@@ -207,6 +207,16 @@ def sequence_metrics(step: int, sequences: Sequence[TrainingSequence]) -> dict[s
     return found | {"versions_per_rollout": len(versions) / num_rollouts}
 
 
+def replay_metrics(sequences: Sequence[TrainingSequence]) -> dict[str, float]:
+    """Return the fraction of trained tokens that were predicted with the experts that the engine chose, if the router
+    is replayed.
+    """
+    known = [one.experts.known[:-1][one.mask[1:]] for one in sequences if one.experts is not None]
+    if not known:
+        return {}
+    return {"router_replay_fraction": float(np.concatenate(known).mean())}
+
+
 def speed_metrics(
     metrics: Mapping[str, float], seconds: float, num_ranks: int, peak_flops: float | None
 ) -> dict[str, float]:
@@ -268,6 +278,11 @@ ALARMS: dict[str, tuple[Callable[[Mapping[str, float]], bool], str]] = {
     "engine_mismatch": (
         lambda m: m.get("engine_noise_abs", 0.0) > 0.1,
         "engine and learner differ on tokens of the same weights; look at canary_gap_mean",
+    ),
+    "router_replay": (
+        lambda m: m.get("router_replay_fraction", 1.0) < 0.9,
+        "turns have no recorded experts, and the learner routes their tokens by itself; an engine that already runs "
+        "must be started with --enable-return-routed-experts",
     ),
     "drifting": (
         lambda m: m.get("mismatch_kl", 0.0) > 0.1,

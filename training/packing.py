@@ -22,6 +22,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ratchet.routed_experts import RoutedExperts
 from training.plan_types import TrainingSequence
 from training.prefix_tree import Segment, build_tree, depth_first, shared_tokens
 
@@ -42,7 +43,8 @@ class Bin:
     per (chain, position): trained token n reads prediction `predictions[n]` and was sampled with logprob
     `behaviour[n]` in turn `turn_ids[n]` of rollout `rollout_ids[n]` by the weights of `policy_steps[n]` (-1 if
     unknown); in its chain it stands at `chain_positions[n]`. N > M if rollouts share sampled tokens.
-    `num_chain_tokens`: tokens of the chains, each counted in full.
+    `num_chain_tokens`: tokens of the chains, each counted in full. `experts`: recorded ones of the B x T tokens, None
+    if there are none; a token that several chains share has those of the last chain in which they were recorded.
     """
 
     ids: npt.NDArray[np.int64]
@@ -58,6 +60,7 @@ class Bin:
     policy_steps: npt.NDArray[np.int32]
     temperature: float
     num_chain_tokens: int
+    experts: RoutedExperts | None = None
 
     @property
     def num_pairs(self) -> int:
@@ -211,6 +214,7 @@ def _forest_bin(chains: Sequence[TrainingSequence], shared: Sequence[int]) -> Bi
         tree.ids[nodes_M],
         predictions_N,
         *_token_fields(chains, trained),
+        _experts(chains, tree.nodes, len(tree.ids)),
     )
 
 
@@ -222,7 +226,33 @@ def _padded_bin(chains: Sequence[TrainingSequence]) -> Bin:
     trained = [np.flatnonzero(one.mask) for one in chains]
     places = np.concatenate([row * length + at for row, at in enumerate(trained)])
     targets = ids.reshape(-1)[places]
-    return Bin(ids, None, None, places - 1, targets, np.arange(len(places)), *_token_fields(chains, trained))
+    rows = [row * length + np.arange(len(one.ids)) for row, one in enumerate(chains)]
+    return Bin(
+        ids,
+        None,
+        None,
+        places - 1,
+        targets,
+        np.arange(len(places)),
+        *_token_fields(chains, trained),
+        _experts(chains, rows, ids.size),
+    )
+
+
+def _experts(
+    chains: Sequence[TrainingSequence], places: Sequence[npt.NDArray[np.int64]], num_tokens: int
+) -> RoutedExperts | None:
+    """Return the experts of a bin's tokens. `places`: per chain, the flat indices of its tokens in the bin."""
+    recorded = [
+        (one.experts, at) for one, at in zip(chains, places, strict=True) if one.experts and one.experts.known.any()
+    ]
+    if not recorded:
+        return None
+    found = RoutedExperts.unknown(num_tokens, recorded[0][0].ids)
+    for experts, at in recorded:
+        found.ids[at[experts.known]] = experts.ids[experts.known]
+        found.known[at[experts.known]] = True
+    return found
 
 
 def _token_fields(

@@ -19,14 +19,15 @@ async def load_step_plan(connection: AsyncConnection, run_id: str, step: int) ->
 
 
 async def load_sequences(
-    connection: AsyncConnection, rollout_ids: Collection[int], min_policy_step: int
+    connection: AsyncConnection, rollout_ids: Collection[int], min_policy_step: int, with_experts: bool = False
 ) -> list[TrainingSequence]:
     """Return every chain of these rollouts that has a trained token, in order of (rollout, chain), by two queries.
 
-    Tokens sampled under a policy step below `min_policy_step` are not trained. Raises ValueError for a chain whose
-    trained tokens were sampled at different temperatures.
+    Tokens sampled under a policy step below `min_policy_step` are not trained. `with_experts`: with the experts that
+    the engine chose. Raises ValueError for a chain whose trained tokens were sampled at different temperatures.
     """
-    found = [_training_sequence(chain, min_policy_step) for chain in await chains.read_chains(connection, rollout_ids)]
+    read = await chains.read_chains(connection, rollout_ids, with_experts=with_experts)
+    found = [_training_sequence(chain, min_policy_step) for chain in read]
     return [sequence for sequence in found if sequence is not None]
 
 
@@ -52,4 +53,5 @@ def _training_sequence(chain: ChainArrays, min_policy_step: int) -> TrainingSequ
         turn_ids=chain.turn_ids[:end],
         temperature=float(temperatures[0]),
         policy_steps=chain.policy_steps[:end],
+        experts=None if chain.experts is None else chain.experts.cut(end),
     )

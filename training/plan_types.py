@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ratchet.routed_experts import RoutedExperts
 from ratchet.types import JsonObject
 
 
@@ -53,7 +54,7 @@ class TrainingSequence:
     `mask`: True if the token is trained; position 0 never is. `behaviour`: the logprob recorded when the token was
     sampled, 0 if it is not trained. `turn_ids`: the turn that each token came from. `temperature`: sampling temperature
     of every trained token. `policy_steps`: step of the weights that sampled the token, -1 for context; None if the age
-    of the tokens is unknown.
+    of the tokens is unknown. `experts`: those that the engine chose; None if the router is not replayed.
     """
 
     rollout_id: int
@@ -63,6 +64,7 @@ class TrainingSequence:
     turn_ids: npt.NDArray[np.int64]
     temperature: float
     policy_steps: npt.NDArray[np.int32] | None = None
+    experts: RoutedExperts | None = None
 
 
 @dataclass(slots=True, frozen=True)

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from training import attention, delta_net, lora, model_files
+from training import attention, delta_net, lora, model_files, router_replay
 from training.packing import Packing
 from training.policy_model import ForwardWork, TrainablePolicy, choose_packing, pair_cost
 from training.prefix_tree import Segment
@@ -68,8 +68,8 @@ def load_policy(path: Path, config: RunConfig, device: torch.device) -> LoadedPo
     With LoRA the adapters are new and in float32, and the frozen base is in the dtype that is computed in.
 
     Raises ValueError, on every rank, if the files cannot be read, if an adapter's target is not in the model, if the
-    architecture cannot be packed as wanted, or if logprobs or gradients of a forked batch differ from those of the
-    model's own logits on each chain alone.
+    architecture cannot be packed as wanted or its routing not be replayed, or if logprobs or gradients of a forked
+    batch differ from those of the model's own logits on each chain alone.
     """
     transformers_logging.disable_progress_bar()
     training = config.training
@@ -81,6 +81,8 @@ def load_policy(path: Path, config: RunConfig, device: torch.device) -> LoadedPo
     if on_gpu if training.activation_checkpointing is None else training.activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     policy = TrainablePolicy(model, training.fp32_head)
+    if training.router_replay:
+        policy.routers = router_replay.install(model)
     work = ForwardWork.of(policy, is_frozen=training.lora is not None)
     cost = pair_cost(policy)
     dtype = compute_dtype(training.dtype, device)

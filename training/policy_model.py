@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from training import router_replay
 from training.packing import Packing
 from training.prefix_tree import Segment
+from training.router_replay import LayerRouter, RecordedExperts
 
 
 def chunk_logits(device: torch.device) -> int:
@@ -150,6 +152,7 @@ class TrainablePolicy(nn.Module):
         super().__init__()
         self.model = model
         self.fp32_head = fp32_head
+        self.routers: list[LayerRouter] = []
 
     def forward(
         self,
@@ -159,12 +162,15 @@ class TrainablePolicy(nn.Module):
         source_M: Tensor,
         target_M: Tensor,
         temperature: float,
+        experts: RecordedExperts | None = None,
     ) -> TokenScores:
         """Return, per prediction, the logprob of `target` after flat position `source`, and the entropy there.
 
         Both are at the sampling temperature. Without segments, rows are padded on the right and attention is causal: no
-        prefix holds padding, so no mask is needed.
+        prefix holds padding, so no mask is needed. `experts`: of the B x T tokens, which `routers` then choose, also in
+        the backward pass; it must come before the next forward pass.
         """
+        router_replay.replay(self.routers, experts)
         more = {} if segments is None else {"position_ids": positions_BT, "segments": segments}
         hidden_BTH = self.model.get_decoder()(input_ids=ids_BT, use_cache=False, **more).last_hidden_state
         hidden_MH = hidden_BTH.flatten(0, 1)[source_M]

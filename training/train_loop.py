@@ -52,7 +52,7 @@ from training.checkpoint_writer import CheckpointWriter
 from training.learner import RankLearner, StepResult
 from training.metric_sinks.fan_out import MetricSinks
 from training.metric_sinks.sink import SinkRun
-from training.metrics import group_metrics, sequence_metrics, speed_metrics
+from training.metrics import group_metrics, replay_metrics, sequence_metrics, speed_metrics
 from training.plan_types import Plan, TrainingSequence
 from training.publisher import Publisher
 from training.rank_runtime import (
@@ -292,7 +292,9 @@ class TrainLoop:
     def _load_sequences(self, plan: Plan) -> list[TrainingSequence]:
         trained = [member.rollout_id for member in plan.members if member.num_tokens > 0]
         sequences = self.context.store.transaction(
-            lambda connection: plan_loader.load_sequences(connection, trained, plan.min_policy_step)
+            lambda connection: plan_loader.load_sequences(
+                connection, trained, plan.min_policy_step, self.config.training.router_replay
+            )
         )
         # The versions of another run do not give the age of a token relative to these weights.
         return [replace(one, policy_steps=None) for one in sequences] if self.is_stored else sequences
@@ -305,7 +307,8 @@ class TrainLoop:
         )
         seconds = timings["step_seconds"]
         speed = speed_metrics(result.metrics, seconds, self.learner.world_size, self.learner.peak_flops)
-        return result.metrics | timings | speed | group_metrics(groups) | sequence_metrics(plan.step, sequences)
+        of_sequences = sequence_metrics(plan.step, sequences) | replay_metrics(sequences)
+        return result.metrics | timings | speed | group_metrics(groups) | of_sequences
 
     def _pause_if_skipped_too_often(self, step: int) -> None:
         """Pause the run, and keep its batch, if too many steps in a row had a gradient that is not finite.

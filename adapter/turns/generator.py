@@ -236,7 +236,13 @@ class TurnGenerator:
         not read, so the call of a sealed session may still be sampled; its completion then fails.
         """
         stop_sequences = prepared.request.options.stop_sequences
-        sampling = Sampling(prepared.max_tokens, session.row.temperature, self._renderer.stop_ids, stop=stop_sequences)
+        sampling = Sampling(
+            prepared.max_tokens,
+            session.row.temperature,
+            self._renderer.stop_ids,
+            stop=stop_sequences,
+            experts_from=max(0, prepared.attach_point.kept_tokens - 1),  # the earlier ones are in the parent's row
+        )
         prompt = session.ids_json.prompt_json(prepared.stream, prepared.lane)
         sampled = SampledTokens(None if live is None else live.feed)
         call = _EngineCall(turn_id, prompt, sampling, sampled, live is not None)

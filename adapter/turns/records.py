@@ -5,7 +5,7 @@ stores.
 from adapter.conversation import Answer, answer_from_json, answer_to_json, message_to_json
 from adapter.prompt.prompt_builder import PreparedCall
 from engine.generation import Generation
-from ratchet.store.arrays import ids_to_bytes, logprobs_to_bytes, pack_json, unpack_json
+from ratchet.store.arrays import experts_to_bytes, ids_to_bytes, logprobs_to_bytes, pack_json, unpack_json
 from ratchet.store.sessions import SessionRow
 from ratchet.store.turns import CompletedTurn, KnownCall, NewTurn
 
@@ -41,6 +41,7 @@ def completed_turn(
     row: SessionRow, answer: Answer, generation: Generation, engine_id: int | None, waited_seconds: float
 ) -> CompletedTurn:
     """Return the columns of a completed call. `waited_seconds`: time of the call in which no engine worked on it."""
+    experts = generation.routed_experts
     return CompletedTurn(
         id=answer.turn_id,
         session_id=row.id,
@@ -53,6 +54,7 @@ def completed_turn(
         answer=pack_json(answer_to_json(answer)),
         engine_id=engine_id,
         engine_wait_seconds=waited_seconds,
+        routed_experts=None if experts is None else experts_to_bytes(experts),
     )
 
 

@@ -1,12 +1,15 @@
-"""The byte layout of the store's bytea columns: little-endian int32 ids and float32 logprobs, zstd for text and
-JSON."""
+"""The byte layout of the store's bytea columns: little-endian int32 ids and float32 logprobs, numpy's own file format
+for experts, zstd for text and JSON."""
 
 from collections.abc import Sequence
+from io import BytesIO
 
 import numpy as np
 import numpy.typing as npt
 import orjson
 import zstandard
+
+from ratchet.routed_experts import ExpertIds
 
 Ids = npt.NDArray[np.int32]
 Logprobs = npt.NDArray[np.float32]
@@ -26,6 +29,18 @@ def logprobs_to_bytes(logprobs: Sequence[float] | Logprobs) -> bytes:
 
 def logprobs_from_bytes(data: bytes) -> Logprobs:
     return np.frombuffer(data, dtype="<f4")
+
+
+def experts_to_bytes(experts: ExpertIds) -> bytes:
+    """Write shape and dtype, too: the store does not know the model."""
+    buffer = BytesIO()
+    np.save(buffer, experts, allow_pickle=False)
+    return buffer.getvalue()
+
+
+def experts_from_bytes(data: bytes) -> ExpertIds:
+    experts: ExpertIds = np.load(BytesIO(data), allow_pickle=False)
+    return experts
 
 
 def pack_text(text: str | bytes) -> bytes:

@@ -12,7 +12,8 @@ import numpy.typing as npt
 from sqlalchemy import ARRAY, BigInteger, any_, delete, func, insert, literal, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.store.arrays import ids_from_bytes, logprobs_from_bytes
+from ratchet.routed_experts import ExpertIds, RoutedExperts
+from ratchet.store.arrays import experts_from_bytes, ids_from_bytes, logprobs_from_bytes
 from ratchet.store.schema import ChainSpanTable, ChainTable, TurnTable
 from ratchet.types import JsonObject, policy_step
 
@@ -133,7 +134,7 @@ class ChainArrays:
 
     `logprobs`: recorded under the policy that sampled the token, 0 for context. `policy_steps`: -1 for context.
     `sampled`: the policy sampled the token, whether or not it is trained. `temperatures`: sampling temperature of the
-    token's turn.
+    token's turn. `experts`: those that the engine chose, None if they were not asked for.
     """
 
     rollout_id: int
@@ -145,14 +146,16 @@ class ChainArrays:
     turn_ids: npt.NDArray[np.int64]
     sampled: npt.NDArray[np.bool_]
     temperatures: npt.NDArray[np.float64]
+    experts: RoutedExperts | None = None
 
 
 async def read_chains(
-    connection: AsyncConnection, rollout_ids: Collection[int], trained_only: bool = True
+    connection: AsyncConnection, rollout_ids: Collection[int], trained_only: bool = True, with_experts: bool = False
 ) -> list[ChainArrays]:
     """Return the chains of these rollouts in order of (rollout, chain), in two queries.
 
-    `trained_only` leaves out chains without a trained token.
+    `trained_only` leaves out chains without a trained token. `with_experts` reads the recorded experts, too, which take
+    far more memory than all else.
     """
     spans = (
         await connection.execute(
@@ -171,18 +174,27 @@ async def read_chains(
         TurnTable.logprobs,
         TurnTable.version_spans,
         TurnTable.temperature,
+        TurnTable.kept_tokens,
+        *([TurnTable.routed_experts] if with_experts else []),
     ).where(TurnTable.id == any_(turn_ids))
     turns = {row.id: row for row in await connection.execute(columns)}
+    experts: dict[int, ExpertIds] = {}
+    if with_experts:
+        experts = {row.id: experts_from_bytes(row.routed_experts) for row in turns.values() if row.routed_experts}
     chains: dict[tuple[int, int], ChainArrays] = {}
     for span in spans:
         key = (span.rollout_id, span.chain_no)
         if key not in chains:
-            chains[key] = _empty_chain(span.rollout_id, span.chain_no, span.num_tokens)
+            like = next(iter(experts.values()), None)
+            unknown = RoutedExperts.unknown(span.num_tokens, like) if with_experts else None
+            chains[key] = _empty_chain(span.rollout_id, span.chain_no, span.num_tokens, unknown)
         _fill_span(chains[key], span, turns[span.turn_id])
+        if span.turn_id in experts:
+            _fill_experts(chains[key], span, turns[span.turn_id].kept_tokens, experts[span.turn_id])
     return list(chains.values())
 
 
-def _empty_chain(rollout_id: int, no: int, num_tokens: int) -> ChainArrays:
+def _empty_chain(rollout_id: int, no: int, num_tokens: int, experts: RoutedExperts | None) -> ChainArrays:
     return ChainArrays(
         rollout_id,
         no,
@@ -193,6 +205,7 @@ def _empty_chain(rollout_id: int, no: int, num_tokens: int) -> ChainArrays:
         np.zeros(num_tokens, dtype=np.int64),
         np.zeros(num_tokens, dtype=np.bool_),
         np.zeros(num_tokens, dtype=np.float64),
+        experts,
     )
 
 
@@ -208,3 +221,13 @@ def _fill_span(chain: ChainArrays, span: Any, turn: Any) -> None:
         chain.policy_steps[here] = steps_of_spans(turn.version_spans, len(sampled_ids))[source]
         chain.trained[here] = span.trained
         chain.sampled[here] = True
+
+
+def _fill_experts(chain: ChainArrays, span: Any, kept_tokens: int, recorded: ExpertIds) -> None:
+    """Fill in the experts of a span's tokens. A turn's first span also has those of the last token that it keeps, which
+    was sampled last by its parent and first computed for this turn.
+    """
+    assert chain.experts is not None
+    first = max(kept_tokens - 1, 0)
+    start = first if span.start == kept_tokens else span.start
+    chain.experts.fill(start, recorded[start - first : span.start + span.length - first])

@@ -16,9 +16,25 @@ from ratchet.errors import FencedError
 from ratchet.store import learners
 from ratchet.store.metrics import record_metrics
 from ratchet.store.run_pause import pause_run
-from ratchet.store.schema import BatchTable, CheckpointTable, PolicyVersionTable, RunTable
+from ratchet.store.schema import (
+    BatchItemTable,
+    BatchTable,
+    CheckpointTable,
+    PolicyVersionTable,
+    RolloutTable,
+    RunTable,
+    TurnTable,
+)
 from ratchet.store.step_tokens import record_step_tokens
-from ratchet.types import BatchState, JsonObject, PolicyVersionState, RunState, chained_versions, policy_version
+from ratchet.types import (
+    BatchState,
+    JsonObject,
+    PolicyVersionState,
+    Purpose,
+    RunState,
+    chained_versions,
+    policy_version,
+)
 
 KEPT_CHECKPOINTS = 2
 """Number of checkpoints of a run that are kept, beside that of its best step."""
@@ -188,6 +204,26 @@ async def commit_checkpoint(
     )
     kept = [*(await connection.execute(newest)).scalars(), *(await connection.execute(best)).scalars()]
     return list(dict.fromkeys(kept))
+
+
+async def drop_routed_experts(connection: AsyncConnection, lease: RunLease) -> None:
+    """Drop the recorded experts of rollouts that will not be trained again: of the groups that steps up to the oldest
+    kept checkpoint have consumed, and of evaluations that have ended.
+
+    No group's are dropped before the run has KEPT_CHECKPOINTS. Running it again changes nothing. Raises FencedError.
+    """
+    await hold_lease(connection, lease)
+    newest = select(CheckpointTable.step).where(CheckpointTable.run_id == lease.run_id)
+    newest = newest.order_by(CheckpointTable.step.desc()).offset(KEPT_CHECKPOINTS - 1).limit(1)
+    consumed = select(BatchItemTable.group_id).where(
+        BatchItemTable.run_id == lease.run_id, BatchItemTable.step <= newest.scalar_subquery()
+    )
+    is_evaluation = (RolloutTable.purpose != Purpose.TRAIN) & RolloutTable.outcome.is_not(None)
+    of_rollouts = select(RolloutTable.id).where(
+        RolloutTable.run_id == lease.run_id, or_(RolloutTable.group_id.in_(consumed), is_evaluation)
+    )
+    recorded = TurnTable.routed_experts.is_not(None) & TurnTable.rollout_id.in_(of_rollouts)
+    await connection.execute(update(TurnTable).where(recorded).values(routed_experts=None))
 
 
 async def fall_back(connection: AsyncConnection, lease: RunLease, step: int, uri: str) -> None:

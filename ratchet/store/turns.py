@@ -84,6 +84,7 @@ class CompletedTurn:
     answer: bytes
     engine_id: int | None
     engine_wait_seconds: float
+    routed_experts: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

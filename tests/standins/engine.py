@@ -3,8 +3,9 @@
 A real engine does not die, pause or hold calls on demand. Run as `python -m tests.standins.engine PORT [HOST]`.
 
     POST /script {"outputs": [{"ids": [...], "finish": "stop", "hold": "name", "die": false, "status": 200,
-                               "logprobs": [...], "at": 0}]}
+                               "logprobs": [...], "at": 0, "experts": true}]}
                                         "at": number of streamed tokens before the hold or the death
+                                        "experts": return those of `experts_of`
     POST /script {"scores": [...], "update": "die" | "refuse" | "hold", "pause": "die"}
                                         prompt logprobs; how weight updates and pauses end
     POST /release {"hold": "name"}      ends the hold of calls
@@ -15,9 +16,13 @@ A real engine does not die, pause or hold calls on demand. Run as `python -m tes
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator
+from base64 import b64encode
+from collections.abc import AsyncIterator, Sequence
+from io import BytesIO
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import orjson
 import uvicorn
 from starlette.applications import Starlette
@@ -26,6 +31,18 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from engine.client import ROUTES
+
+
+def experts_of(ids: Sequence[int] | npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
+    """Return the experts of these tokens in 3 layers, (tokens, 3, 2): each token always has the same."""
+    layers = np.arange(3, dtype=np.int64)[:, None]
+    return ((np.asarray(ids, np.int64)[:, None, None] + 5 * layers + np.arange(2)) % 251).astype(np.uint8)
+
+
+def _npy(array: npt.NDArray[np.uint8]) -> str:
+    buffer = BytesIO()
+    np.save(buffer, array)
+    return b64encode(buffer.getvalue()).decode()
 
 
 class Engine:
@@ -84,11 +101,11 @@ class Engine:
         self.calls.append(call | {"salt": body.get("cache_salt"), "traceparent": request.headers.get("traceparent")})
         output: dict[str, Any] = self.outputs.pop(0) if self.outputs else {"ids": [1], "finish": "length"}
         if body.get("stream") and output.get("status", 200) == 200:
-            return StreamingResponse(self._stream(body.get("request_id"), output), media_type="text/event-stream")
+            return StreamingResponse(self._stream(body, output), media_type="text/event-stream")
         await self._act(output)
         if output.get("status", 200) != 200:
             return JSONResponse({"error": {"message": "scripted"}}, output["status"])
-        return JSONResponse({"request_id": body.get("request_id"), "choices": [self._choice(output)]})
+        return JSONResponse({"request_id": body.get("request_id"), "choices": [self._choice(output, body)]})
 
     async def _act(self, output: dict[str, Any]) -> None:
         if output.get("die"):
@@ -97,9 +114,11 @@ class Engine:
             await self.holds[output["hold"]].wait()
         await self.running.wait()
 
-    async def _stream(self, request_id: str, output: dict[str, Any]) -> AsyncIterator[bytes]:
-        """The output token by token, as vLLM streams it: finish reason and versions come with the last chunk."""
-        choice = self._choice(output)
+    async def _stream(self, body: dict[str, Any], output: dict[str, Any]) -> AsyncIterator[bytes]:
+        """The output token by token, as vLLM streams it: finish reason, versions and experts come with the last
+        chunk.
+        """
+        choice = self._choice(output, body)
         ids, content = choice["token_ids"], choice["logprobs"]["content"]
         for at in range(len(ids) + 1):
             if at == output.get("at", 0):
@@ -107,12 +126,15 @@ class Engine:
             one = {"index": 0, "token_ids": ids[at : at + 1], "logprobs": {"content": content[at : at + 1]}}
             end = choice["finish_reason"] if at == len(ids) else None
             spans = choice["weight_versions"] if at == len(ids) else None
-            chunk = {"request_id": request_id, "choices": [one | {"finish_reason": end, "weight_versions": spans}]}
+            one |= {"routed_experts": choice["routed_experts"]} if at == len(ids) else {}
+            one |= {"finish_reason": end, "weight_versions": spans}
+            chunk = {"request_id": body.get("request_id"), "choices": [one]}
             yield b"data: " + orjson.dumps(chunk) + b"\n\n"
         yield b"data: [DONE]\n\n"
 
-    def _choice(self, output: dict[str, Any]) -> dict[str, Any]:
+    def _choice(self, output: dict[str, Any], body: dict[str, Any]) -> dict[str, Any]:
         ids = output["ids"]
+        computed = [*body["token_ids"], *ids][body["sampling_params"]["routed_experts_prompt_start"] : -1]
         logprobs = output.get("logprobs", [-1.0] * len(ids))  # as many as given
         content = [
             {"token_id": one, "logprob": logprob, "rank": 1} for one, logprob in zip(ids, logprobs, strict=False)
@@ -123,6 +145,7 @@ class Engine:
             "finish_reason": output.get("finish", "stop"),
             "logprobs": {"content": content},
             "weight_versions": [{"version": self.version, "start": 0, "end": len(ids)}],
+            "routed_experts": _npy(experts_of(computed)) if output.get("experts") else None,
         }
 
     def _score(self, ids: list[int]) -> Response:

@@ -178,8 +178,10 @@ class TurnTable(Base):
     """One model call.
 
     prompt = parent stream[:kept_tokens] ++ suffix_ids, stream = prompt ++ sampled_ids; a root has kept_tokens 0.
-    `version_spans`: [{"version", "start", "end"}] over the sampled ids, end exclusive. `delivered`: the answer's last
-    byte was written. `worker`, `lease_owner`, `lease_expires_at`: see `ratchet.store.turns`."""
+    `version_spans`: [{"version", "start", "end"}] over the sampled ids, end exclusive. `routed_experts`: the experts of
+    the stream's tokens from the last kept one on, without the last sampled one (`ratchet.routed_experts`); NULL if the
+    engine returned none, or once no step can need them. `delivered`: the answer's last byte was written. `worker`,
+    `lease_owner`, `lease_expires_at`: see `ratchet.store.turns`."""
 
     __tablename__ = "turn"
     id: Mapped[int] = identity()
@@ -201,6 +203,7 @@ class TurnTable(Base):
     logprobs: Mapped[bytes | None]
     num_sampled: Mapped[int] = mapped_column(server_default="0")
     logprobs_valid: Mapped[bool] = mapped_column(server_default=text("true"))
+    routed_experts: Mapped[bytes | None]
     version_spans: Mapped[list[Any] | None]
     finish_reason: Mapped[str | None]
     temperature: Mapped[float]
@@ -217,6 +220,7 @@ class TurnTable(Base):
     __table_args__ = (
         UniqueConstraint("session_id", "lane", "digest", "ordinal"),
         Index("ix_turn_rollout_id", "rollout_id"),
+        Index("ix_turn_with_experts", "rollout_id", postgresql_where=text("routed_experts IS NOT NULL")),
     )
 
 

@@ -74,6 +74,7 @@ async def test_client_options_never_reach_the_sampler(
             "logprobs": 0,
             "detokenize": stops,
             "seed": None,
+            "routed_experts_prompt_start": 0,
         },
         **({"stop": ["x"], "skip_special_tokens": False} if stops else {}),
         **{"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0},

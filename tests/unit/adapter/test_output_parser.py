@@ -1,5 +1,6 @@
 """An output with a stop sequence ends with the token that completes it, for any way the text was sampled."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -40,3 +41,6 @@ def test_what_is_dropped_takes_its_logprobs_and_versions_along() -> None:
         assert cut.version_spans[-1]["end"] == length
     assert [span["version"] for span in whole.cut(2).version_spans] == ["a"]
     assert not Generation(whole.token_ids, whole.logprobs[:3], spans, "stop").cut(4).logprobs_valid
+    experts = np.arange(14, dtype=np.uint8).reshape(7, 2, 1)  # of three tokens of the prompt, and of all but the last
+    assert len(replace(whole, routed_experts=experts).cut(4).routed_experts) == 6  # type: ignore[arg-type]
+    assert len(replace(whole, routed_experts=experts).cut(9).routed_experts) == 7  # type: ignore[arg-type]

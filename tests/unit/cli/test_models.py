@@ -7,7 +7,10 @@ import pytest
 from adapter.prompt.parser_choice import FittingParser, fitting_parsers
 from adapter.prompt.renderer import Renderer
 from cli.models import _training
-from ratchet.config import LoraConfig
+from ratchet.config import LoraConfig, RunConfig
+from ratchet.config_engines import LOCAL
+from stack.placement import place
+from stack.run_size import describe_run
 from tests.standins.wrapped_model import EXPERTS, TEXT, make_wrapped_model
 from tests.unit.training.test_gradients import MOE, TINY, make_architecture
 from training.memory_estimate import engine_gib, learner_gib, read_sizes
@@ -50,6 +53,9 @@ def test_memory_and_training_are_read_from_the_config(tmp_path: Path) -> None:
     saved = (learner_gib(adapted, 1, 4096) - learner_gib(adapted, 2, 4096)) * 2**30
     assert saved == pytest.approx((2 * sizes.weights + 16 * adapted.adapter_weights) / 2)
     assert sizes.cache_bytes == 2 * 2 * 2 * 2 * 8
+    assert sizes.expert_bytes == TINY["num_hidden_layers"] * 2 and sizes.no_replay is None
+    found = {one.name: one.text for one in _training(model, 4096)}
+    assert found["routing"] == "training.router_replay: true can be used; 4 bytes per token until a turn is trained"
     assert engine_gib(sizes, 1, 1000) * 2**30 == pytest.approx(2 * sizes.weights + 1000 * sizes.cache_bytes)
     (tmp_path / "config.json").write_text('{"model_type": "unheard_of"}')
     (problem,) = _training(tmp_path, 4096)
@@ -72,3 +78,17 @@ def test_of_a_class_with_a_vision_tower_the_text_layers_are_trained(tmp_path: Pa
     assert "trained: the text layers" in found["training"] and "training.packing: tree" in found["training"]
     plain = {one.name: one.text for one in _training(tmp_path / "Qwen3_5MoeForCausalLM", 4096)}
     assert "trained:" not in plain["training"] and "images" not in plain["model"]
+
+
+def test_the_size_and_replay_of_experts_are_named(tmp_path: Path) -> None:
+    """More than 256 experts need two bytes; a model without any has no line."""
+    many = make_architecture("Qwen3MoeForCausalLM", tmp_path, **MOE | {"num_experts": 300})
+    assert read_sizes(many).expert_bytes == TINY["num_hidden_layers"] * 2 * 2
+    dense = make_architecture("Qwen3ForCausalLM", tmp_path)
+    assert "routing" not in {one.name for one in _training(dense, 4096)}
+    other = {one.name: one.text for one in _training(make_architecture("MixtralForCausalLM", tmp_path), 4096)}
+    assert "MixtralForCausalLM is not registered for router replay" in other["routing"]
+    config = {"datasets": [{"path": "x"}], "model": str(many), "training": {"router_replay": True}, "engines": 1}
+    run = RunConfig.model_validate(config)
+    lines = describe_run(run, place(run, 1, {LOCAL: 0}), {LOCAL: 0})
+    assert any("GiB of routed experts (8 bytes per token), until trained" in line for line in lines)

@@ -5,15 +5,17 @@ from typing import Any
 
 import pytest
 
+from engine.process import vllm_command
 from ratchet.config import RunConfig
-from ratchet.errors import MachineError
+from ratchet.errors import ConfigError, MachineError
 from ratchet.model_directory import model_of
 from stack import gpus
 from stack.engine_parts import engine_addresses, engine_settings, learner_devices, place_parts, replaced_parts
 from stack.part_health import HealthState, PartHealth
 from stack.parts import Stack
 from stack.probes import LIMITS, is_missed, limits_of
-from stack.serving_plan import ServingPlan, wants_other, write_plan
+from stack.serving_plan import ServingPlan, require_router_replay, wants_other, write_plan
+from tests.unit.training.test_gradients import MOE, make_architecture
 
 
 def plan_of(stack: Stack, **values: Any) -> ServingPlan:
@@ -51,6 +53,34 @@ def test_more_engines_do_not_interrupt_a_run(stack: Stack) -> None:
     write_plan(stack, one)
     assert not wants_other(stack, two.config) and replaced_parts(one, two) == []
     assert replaced_parts(two, one) == ["engine-2"]
+
+
+def test_router_replay_restarts_engines_that_return_no_experts(stack: Stack) -> None:
+    without, asking = plan_of(stack), plan_of(stack, training={"router_replay": True})
+    write_plan(stack, without)
+    assert wants_other(stack, asking.config) and not wants_other(stack, without.config)
+    (engine,) = place_parts(asking.config).engines
+    argument = "--enable-return-routed-experts"
+    for plan, count in ((without, 0), (asking, 1)):
+        settings = engine_settings(stack, plan, engine)
+        assert vllm_command(settings, plan.model_path).count(argument) == count
+
+
+def test_router_replay_needs_experts_that_can_be_replayed(model: Path, tmp_path: Path) -> None:
+    def require(**values: Any) -> None:
+        training = {"router_replay": True}
+        datasets = [{"path": "x"}]
+        require_router_replay(RunConfig.model_validate({"datasets": datasets, "training": training} | values))
+
+    require(model=str(make_architecture("Qwen3MoeForCausalLM", tmp_path, **MOE)))
+    require(training={})
+    for name, reason in (
+        ("tiny", "the tiny policy has no experts; leave it out"),
+        (str(model), "Qwen3ForCausalLM has no experts; leave it out"),
+        (str(tmp_path / "none"), "has no config.json"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            require(model=name)
 
 
 def test_gpus_are_those_of_the_job_and_each_part_sees_its_own(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,6 +127,7 @@ def test_flops_count_the_layers_that_a_token_passes() -> None:
         ("off_policy", "ratio_ess", 0.1),
         ("engine_mismatch", "engine_noise_abs", 0.5),
         ("drifting", "mismatch_kl", 0.5),
+        ("router_replay", "router_replay_fraction", 0.5),
         ("masked", "masked_fraction", 0.5),
         ("no_contrast", "groups_with_signal_fraction", 0.1),
         ("truncated", "truncated_fraction", 0.9),

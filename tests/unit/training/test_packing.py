@@ -1,12 +1,14 @@
 """Bins hold every trained token once, within the budget; a tree holds every chain, and no shared prefix twice."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ratchet.routed_experts import RoutedExperts
 from training.packing import Packing, deal_bins, pack_bin, spare_chain
 from training.plan_types import TrainingSequence
 from training.prefix_tree import build_tree, depth_first, shared_tokens
@@ -160,3 +162,48 @@ def _efficiency(num_ranks: int, chains_per_rank: int, bin_tokens: int, seed: int
 def test_ranks_wait_little_for_each_other(num_ranks: int, chains_per_rank: int) -> None:
     """In contiguous shares of equal work, 64 ranks computed for 41 to 56% of the time: their passes were not equal."""
     assert min(_efficiency(num_ranks, chains_per_rank, 65_536, seed) for seed in range(3)) >= 0.85
+
+
+@given(
+    st.lists(st.tuples(IDS, st.integers(0, 12), st.booleans()), min_size=1, max_size=10),
+    st.sampled_from(["tree", "packed", "padded"]),
+)
+@settings(deadline=None)
+def test_every_token_keeps_the_experts_that_were_recorded(
+    drawn: list[tuple[list[int], int, bool]], packing: Packing
+) -> None:
+    """Of each chain only the first tokens were recorded, or none; the experts follow from the tokens up to here."""
+
+    def experts_of(prefix: list[int]) -> list[list[int]]:
+        return [[hash(tuple(prefix)) % 251, len(prefix)], [prefix[-1], 7]]
+
+    chains, recorded = [], set()
+    for number, (ids, num_known, is_asked) in enumerate(drawn):
+        whole = np.array([experts_of(ids[: end + 1]) for end in range(len(ids))], np.uint8)
+        found = RoutedExperts.unknown(len(ids), whole)
+        found.fill(0, whole[:num_known])
+        chains.append(replace(sequence(number, ids), experts=found if is_asked else None))
+        recorded |= {tuple(ids[: end + 1]) for end in range(min(num_known, len(ids)))} if is_asked else set()
+    ((together,),) = deal_bins(chains, 1, 1000, packing, 0.0)
+    bin = pack_bin(together, packing)
+    if not recorded:
+        assert bin.experts is None
+        return
+    assert bin.experts is not None and len(bin.experts.ids) == len(bin.experts.known) == bin.ids.size
+    shared = [0] * len(together)
+    if packing == "tree":
+        shared = [0, *(shared_tokens(one.ids, other.ids) for one, other in itertools.pairwise(together))]
+    places = [row * bin.ids.shape[1] + np.arange(len(one.ids)) for row, one in enumerate(together)]
+    if packing != "padded":
+        places = build_tree([one.ids for one in together], shared).nodes
+    for one, at in zip(together, places, strict=True):
+        for end, place in enumerate(at.tolist()):
+            prefix = one.ids[: end + 1].tolist()
+            if bin.experts.known[place]:
+                assert bin.experts.ids[place].tolist() == experts_of(prefix)
+            elif packing == "tree":
+                assert tuple(prefix) not in recorded
+            else:
+                assert one.experts is None or not one.experts.known[end]
+    if packing == "tree":
+        assert bin.experts.known.sum() == len(recorded)
