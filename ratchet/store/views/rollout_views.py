@@ -181,7 +181,7 @@ class PlannedUse:
 @dataclass(slots=True, frozen=True)
 class GroupRewards:
     """The rewards of a rollout's group, and what became of the group. `use` is None before a step consumed it.
-    `discarded`: how a person has discarded the plan with the group, empty if nobody has."""
+    `discarded`: how a person has discarded the plan with the group, else empty."""
 
     rewards: list[float]
     num_open: int
