@@ -3,11 +3,11 @@
 Times are seconds since the epoch, by the clock of Postgres.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import ARRAY, BigInteger, ColumnElement, any_, cast, func, select, union_all
+from sqlalchemy import ARRAY, BigInteger, ColumnElement, any_, cast, func, select, text, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.store.schema import (
@@ -15,6 +15,7 @@ from ratchet.store.schema import (
     BatchTable,
     EvaluationTable,
     MetricTable,
+    PolicyVersionTable,
     RolloutGroupTable,
     RolloutTable,
     SandboxTable,
@@ -24,6 +25,13 @@ from ratchet.store.schema import (
 from ratchet.types import GroupState, Purpose, SandboxRole
 
 TRAINED = "trained"
+_TRAINED_TOKENS = text(
+    """
+    SELECT CAST(member->>'rollout_id' AS bigint) AS rollout_id, CAST(member->>'num_tokens' AS bigint) AS num_tokens
+    FROM batch, jsonb_array_elements(batch.members) AS member
+    WHERE run_id = :run AND step = ANY(CAST(:steps AS int[]))
+    """
+)
 
 
 @dataclass(slots=True, frozen=True)
@@ -40,7 +48,8 @@ class BoxTimes:
 class RolloutTimes:
     """A rollout that has ended. `call_seconds`: of its model calls, in which `wait_seconds` no engine worked on them.
 
-    `agent_seconds`: of the agent's program, None if it is not known.
+    `agent_seconds`: of the agent's program, None if it is not known. `num_trained`: its tokens that a step has trained,
+    by the plan row.
     """
 
     rollout_id: int
@@ -70,7 +79,10 @@ class GroupTimes:
 
 @dataclass(slots=True, frozen=True)
 class TrainedStepTimes:
-    """A step: when its plan row was written, when it was trained, and how long the engines' update took."""
+    """A step: when its plan row was written, when it was trained, and how long the engines' update took.
+
+    A learner that starts anew trains the steps since its checkpoint once more; `stepped` is of the first time.
+    """
 
     step: int
     planned: float
@@ -86,13 +98,14 @@ class Interval:
 
 @dataclass(slots=True)
 class RunTimes:
-    """What is known of the newest steps of a run."""
+    """What is known of the newest steps of a run. `began`: when the step before them was trained, None without one."""
 
     run_id: str
     steps: list[TrainedStepTimes]
     groups: list[GroupTimes]
     rollouts: list[RolloutTimes]
     evaluations: list[Interval]
+    began: float | None = None
 
 
 def _epoch(column: Any) -> ColumnElement[Any]:
@@ -105,7 +118,8 @@ def _seconds(value: Any) -> float | None:
 
 async def read_run_times(connection: AsyncConnection, run_id: str, num_steps: int) -> RunTimes:
     """Read the newest `num_steps` trained steps, with the groups that they consumed."""
-    steps = await _steps(connection, run_id, num_steps)
+    read = await _steps(connection, run_id, num_steps + 1)
+    before, steps = (read[0], read[1:]) if len(read) > num_steps else (None, read)
     numbers = [one.step for one in steps]
     groups = await _groups(connection, run_id, numbers)
     begun, ended = _epoch(EvaluationTable.created_at), _epoch(EvaluationTable.ended_at)
@@ -116,16 +130,24 @@ async def read_run_times(connection: AsyncConnection, run_id: str, num_steps: in
         run_id=run_id,
         steps=steps,
         groups=groups,
-        rollouts=await _rollouts(connection, [one.group_id for one in groups]),
+        rollouts=await _rollouts(
+            connection, [one.group_id for one in groups], await _trained_tokens(connection, run_id, numbers)
+        ),
         evaluations=[Interval(float(row[0]), float(row[1])) for row in evaluated],
+        began=None if before is None else before.stepped + before.sync_seconds,
     )
 
 
 async def _steps(connection: AsyncConnection, run_id: str, num_steps: int) -> list[TrainedStepTimes]:
+    version = PolicyVersionTable
+    published = (
+        select(func.min(version.created_at))
+        .where(version.run_id == BatchTable.run_id, version.step == BatchTable.step)
+        .scalar_subquery()
+    )
+    first = func.least(BatchTable.stepped_at, published)  # ignores a version that is not there
     statement = (
-        select(
-            BatchTable.step, _epoch(BatchTable.planned_at), _epoch(BatchTable.stepped_at), func.max(MetricTable.value)
-        )
+        select(BatchTable.step, _epoch(BatchTable.planned_at), _epoch(first), func.max(MetricTable.value))
         .outerjoin(
             MetricTable,
             (MetricTable.run_id == BatchTable.run_id)
@@ -139,6 +161,12 @@ async def _steps(connection: AsyncConnection, run_id: str, num_steps: int) -> li
     )
     rows = (await connection.execute(statement)).all()
     return [TrainedStepTimes(row[0], float(row[1]), float(row[2]), float(row[3] or 0.0)) for row in reversed(rows)]
+
+
+async def _trained_tokens(connection: AsyncConnection, run_id: str, steps: Sequence[int]) -> dict[int, int]:
+    """Return how many tokens of each rollout these steps have trained."""
+    rows = await connection.execute(_TRAINED_TOKENS, {"run": run_id, "steps": list(steps)})
+    return {row.rollout_id: row.num_tokens for row in rows}
 
 
 async def _groups(connection: AsyncConnection, run_id: str, steps: Sequence[int]) -> list[GroupTimes]:
@@ -171,8 +199,10 @@ async def _groups(connection: AsyncConnection, run_id: str, steps: Sequence[int]
     return [GroupTimes(row[0], row[1], row[2], float(row[3]), float(row[4])) for row in rows]
 
 
-async def _rollouts(connection: AsyncConnection, group_ids: Sequence[int]) -> list[RolloutTimes]:
-    """Return the ended rollouts of these groups, replaced ones included."""
+async def _rollouts(
+    connection: AsyncConnection, group_ids: Sequence[int], trained: Mapping[int, int]
+) -> list[RolloutTimes]:
+    """Return the ended rollouts of these groups, replaced ones included. `trained`: tokens per rollout."""
     wanted = RolloutTable.group_id == any_(cast(list(group_ids), ARRAY(BigInteger)))
     rows = await connection.execute(
         select(
@@ -181,13 +211,13 @@ async def _rollouts(connection: AsyncConnection, group_ids: Sequence[int]) -> li
             _epoch(RolloutTable.created_at),
             _epoch(RolloutTable.ended_at),
             RolloutTable.timings["agent"].as_float(),
-            RolloutTable.num_trained_tokens,
         )
         .where(wanted, RolloutTable.ended_at.is_not(None))
         .order_by(RolloutTable.id)
     )
     found = {
-        row[0]: RolloutTimes(row[0], row[1], float(row[2]), float(row[3]), row[4], num_trained=row[5]) for row in rows
+        row[0]: RolloutTimes(row[0], row[1], float(row[2]), float(row[3]), row[4], num_trained=trained.get(row[0], 0))
+        for row in rows
     }
     ids = select(RolloutTable.id).where(wanted)
     boxes = await connection.execute(

@@ -58,7 +58,8 @@ SETTINGS: Mapping[str, str] = {
 
 @dataclass(slots=True)
 class Advice:
-    """`hours`: rollout-hours by phase. `causes`: the same with waiting counted for what is waited for.
+    """`wall_hours`: since the step before was in the engines. `hours`: rollout-hours by phase. `causes`: the same with
+    waiting counted for what is waited for.
 
     `wasted_hours`: of groups that were consumed without being trained. `cause`: the largest one, and `setting` what
     would change it; without it, at most `share` of the hours would be saved.
@@ -121,7 +122,8 @@ def advise_run(times: RunTimes) -> Advice:
     for group in times.groups:
         account.add_group(group)
     last = max(one.stepped + one.sync_seconds for one in steps.values())
-    advice.wall_hours = (last - min(group.created for group in times.groups)) / 3600
+    began = min(group.created for group in times.groups) if times.began is None else times.began
+    advice.wall_hours = (last - began) / 3600
     advice.hours = _hours(account.seconds)
     advice.causes = _hours(account.causes)
     advice.wasted_hours = account.wasted_seconds / 3600

@@ -16,9 +16,10 @@ from ratchet.store.views.rollout_views import (
     RolloutHead,
     TrainingRules,
 )
-from ratchet.types import TRUNCATED_EXITS, AgentExit, JsonObject, Outcome
+from ratchet.types import TRUNCATED_EXITS, AgentExit, GroupState, JsonObject, Outcome
 
 _MAX_NAMES = 3
+_ENDED: dict[str, str] = {GroupState.CANCELLED: "been cancelled", GroupState.FAILED: "failed for want of verdicts"}
 _EXITS = {
     AgentExit.DONE: "ended by itself",
     AgentExit.TURN_LIMIT: "was ended by its limit of model calls",
@@ -181,6 +182,8 @@ def _training(facts: RewardFactsView) -> WhySentence | None:
         return WhySentence(f"{spread}; step {group.step} used the group, but no token of this rollout.", link)
     if group.discarded:
         return WhySentence(f"{spread}; {group.discarded.rstrip('.')}.", link)
+    if group.state in (GroupState.CANCELLED, GroupState.FAILED):
+        return WhySentence(f"{spread}; the group has {_ENDED[group.state]}, so no step uses it.", link)
     waiting = f"; {group.num_open} members still run" if group.num_open else ""
     return WhySentence(f"{spread}{waiting}; no step has used the group yet.", link)
 

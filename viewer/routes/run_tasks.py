@@ -54,6 +54,8 @@ def why_untrained(task: RunTask) -> str:
     if task.lowest == task.highest:
         rejected = f"; {task.num_rejected} of them rejected by a rule" if task.num_rejected else ""
         return f"all {task.num_graded} rewards so far are {task.lowest:g}{rejected}"
+    if not task.num_untrained and task.num_cancelled == task.num_groups:
+        return "its groups were cancelled"
     if not task.num_untrained:
         return "no step has used a group of it yet"
     return "rewards differ between its groups, but not within a group that a step could train"

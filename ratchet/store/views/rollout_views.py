@@ -29,7 +29,7 @@ from ratchet.store.schema import (
 )
 from ratchet.store.views.step_views import discarded_plans
 from ratchet.tracing import RolloutTrace
-from ratchet.types import REWARDED_OUTCOMES, JsonObject
+from ratchet.types import REWARDED_OUTCOMES, GroupState, JsonObject
 
 
 @dataclass(slots=True, frozen=True)
@@ -181,13 +181,14 @@ class PlannedUse:
 @dataclass(slots=True, frozen=True)
 class GroupRewards:
     """The rewards of a rollout's group, and what became of the group. `use` is None before a step consumed it.
-    `discarded`: how a person has discarded the plan with the group, else empty."""
+    `discarded`: how a person has discarded the plan with the group, else empty. `state`: the group's."""
 
     rewards: list[float]
     num_open: int
     step: int | None
     use: str | None
     discarded: str = ""
+    state: str = GroupState.OPEN
 
 
 async def read_rollout_head(connection: AsyncConnection, rollout_id: int) -> RolloutHead | None:
@@ -323,16 +324,16 @@ async def read_group_rewards(connection: AsyncConnection, run_id: str, group_id:
         BatchItemTable.run_id == run_id, BatchItemTable.group_id == group_id
     )
     consumed = (await connection.execute(item)).one_or_none()
-    discarded = []
-    if consumed is None:
-        named = select(RolloutGroupTable.workflow_id).where(RolloutGroupTable.id == group_id)
-        discarded = await discarded_plans(connection, run_id, group=(await connection.execute(named)).scalar_one())
+    about = select(RolloutGroupTable.workflow_id, RolloutGroupTable.state).where(RolloutGroupTable.id == group_id)
+    group = (await connection.execute(about)).one()
+    discarded = await discarded_plans(connection, run_id, group=group.workflow_id) if consumed is None else []
     return GroupRewards(
         [row.reward for row in rows if row.outcome in REWARDED_OUTCOMES],
         sum(row.outcome is None for row in rows),
         consumed.step if consumed else None,
         consumed.use if consumed else None,
         discarded[-1].sentence() if discarded else "",
+        group.state,
     )
 
 

@@ -6,19 +6,21 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.store.schema import BatchItemTable, RolloutGroupTable, RolloutTable, TaskTable
-from ratchet.types import Outcome, Purpose
+from ratchet.types import GroupState, Outcome, Purpose
 
 
 @dataclass(slots=True, frozen=True)
 class RunTask:
     """A task that training groups of the run were made of. `num_trained` and `num_untrained`: of its groups that a step
-    consumed. `lowest`, `mean`, `highest`: of the rewards, None without a verdict. `num_ended`: of its rollouts."""
+    consumed; `num_cancelled`: of its groups that were cancelled. `lowest`, `mean`, `highest`: of the rewards, None
+    without a verdict. `num_ended`: of its rollouts."""
 
     task_id: int
     label: str
     num_groups: int
     num_trained: int
     num_untrained: int
+    num_cancelled: int
     num_ended: int
     num_graded: int
     num_rejected: int
@@ -36,6 +38,7 @@ async def list_run_tasks(connection: AsyncConnection, run_id: str, limit: int) -
             func.count().label("groups"),
             trained.label("trained"),
             (func.count(BatchItemTable.use) - trained).label("untrained"),
+            func.count().filter(RolloutGroupTable.state == GroupState.CANCELLED).label("cancelled"),
         )
         .outerjoin(
             BatchItemTable,
@@ -66,6 +69,7 @@ async def list_run_tasks(connection: AsyncConnection, run_id: str, limit: int) -
             groups.c.groups,
             groups.c.trained,
             groups.c.untrained,
+            groups.c.cancelled,
             func.coalesce(rewards.c.ended, 0),
             func.coalesce(rewards.c.graded, 0),
             func.coalesce(rewards.c.rejected, 0),

@@ -1,10 +1,11 @@
 """The times of a run that is in the store are those of the simulation that wrote it."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from sqlalchemy import insert
+from sqlalchemy import insert, update
 
 from ratchet.store import metrics
 from ratchet.store.database import Database
@@ -13,6 +14,7 @@ from ratchet.store.schema import (
     BatchItemTable,
     BatchTable,
     EvaluationTable,
+    PolicyVersionTable,
     RolloutGroupTable,
     RolloutTable,
     SandboxTable,
@@ -20,13 +22,22 @@ from ratchet.store.schema import (
     TaskTable,
     TurnTable,
 )
-from ratchet.types import GroupState, Purpose, SandboxRole
+from ratchet.types import GroupState, Purpose, SandboxRole, policy_version
 from tests.integration.training.records import make_config, make_run
 from tests.standins.pipeline import MADE, Pipeline, simulate
 
 
 def at(seconds: float | None) -> datetime | None:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+
+
+def members(step: int, times: RunTimes) -> list[dict[str, Any]]:
+    trained = {one.group_id for one in times.groups if one.step == step and one.use == "trained"}
+    return [
+        {"rollout_id": one.rollout_id, "num_tokens": one.num_trained}
+        for one in times.rollouts
+        if one.group_id in trained
+    ]
 
 
 async def write(database: Database, run_id: str, times: RunTimes) -> None:
@@ -38,7 +49,13 @@ async def write(database: Database, run_id: str, times: RunTimes) -> None:
         TaskTable: [task | {"id": 1, "workdir": "/w", "grader": "g", "spec": {}}],
         BatchTable: [
             {"run_id": run_id, "step": one.step, "state": "committed", "planned_at": at(one.planned)}
-            | {"stepped_at": at(one.stepped), "members": [], "denominators": [], "knobs": {}, "seed": 0}
+            | {
+                "stepped_at": at(one.stepped),
+                "members": members(one.step, times),
+                "denominators": [],
+                "knobs": {},
+                "seed": 0,
+            }
             for one in times.steps
         ],
         RolloutGroupTable: [
@@ -66,7 +83,7 @@ async def write(database: Database, run_id: str, times: RunTimes) -> None:
             | {
                 "ended_at": at(one.ended),
                 "timings": {"agent": one.agent_seconds},
-                "num_trained_tokens": one.num_trained,
+                "num_trained_tokens": one.num_trained + 7,  # a config may train only a part of them
             }
             for one in times.rollouts
         ],
@@ -113,9 +130,29 @@ async def test_the_ledger_has_the_times(database: Database, run_id: str) -> None
     assert found.steps == times.steps and found.evaluations == times.evaluations
     expected = [one for one in times.groups if one.step is not None and one.step <= settings.steps]
     assert found.groups == sorted(expected, key=lambda one: one.group_id)
-    groups = {one.group_id for one in expected}
-    assert found.rollouts == [one for one in times.rollouts if one.group_id in groups]
+    uses = {one.group_id: one.use for one in expected}
+    assert found.rollouts == [
+        one if uses[one.group_id] == "trained" else replace(one, num_trained=0)
+        for one in times.rollouts
+        if one.group_id in uses
+    ]
     assert [one.step for one in newest.steps] == [3, 4] and {one.step for one in newest.groups} <= {3, 4}
+    assert found.began is None and newest.began == times.steps[1].stepped + times.steps[1].sync_seconds
+
+
+async def test_a_step_that_a_new_learner_has_trained_again_keeps_its_time(database: Database, run_id: str) -> None:
+    times = simulate(Pipeline(steps=3))
+    await write(database, run_id, times)
+    async with database.begin() as connection:
+        for epoch, seconds in ((1, 0.0), (3, 500.0)):
+            version = {"version": policy_version(run_id, 2, epoch), "run_id": run_id, "step": 2, "epoch": epoch}
+            published = at(times.steps[1].stepped + seconds)
+            await connection.execute(
+                insert(PolicyVersionTable).values(**version, uri="", files=[], created_at=published)
+            )
+        again = update(BatchTable).where(BatchTable.run_id == run_id, BatchTable.step == 2)
+        await connection.execute(again.values(stepped_at=at(times.steps[1].stepped + 500.0)))
+        assert (await read_run_times(connection, run_id, 10)).steps == times.steps
 
 
 @pytest.mark.parametrize("steps", [0, 3])

@@ -56,3 +56,18 @@ async def test_signal(
     html = (await client.get(f"/groups/{group}")).text
     assert ("No signal" in html) == (expected is False)
     assert all(f'href="/rollouts/{one}"' in html for one in ids)
+
+
+async def test_a_cancelled_group_is_not_one_that_a_step_may_use_yet(
+    client: httpx.AsyncClient, database: Database, filled: FilledRun, model: Path
+) -> None:
+    async with database.begin() as connection:
+        filler = RunFiller(connection, filled.run_id, model)
+        group = await filler.group(91, filled.task, "cancelled", "train")
+        rollout = await filler.rollout(group, filled.task, 0, purpose="train", **SOLVED)
+        await filler.rollout(group, filled.task, 1, purpose="train", **UNSOLVED)
+    why = (await client.get(f"/rollouts/{rollout}.json")).json()["why"]
+    assert why[-1]["text"].endswith("the group has been cancelled, so no step uses it.")
+    tasks = (await client.get(f"/runs/{filled.run_id}/tasks.json")).json()
+    (task,) = [one["task"] for one in tasks["useful"] if one["task"]["task_id"] == filled.task]
+    assert task["num_cancelled"] == 1
