@@ -44,7 +44,8 @@ async def run(loop: Loop, workflow: str, argument: dict[str, Any], say: ReportPr
     return await loop.result(handle, by=follow_workflow(handle, workflow, say))
 
 
-async def test_admission_tells_good_broken_and_flaky_tasks_apart(loop: Loop) -> None:
+async def test_admission_tells_good_broken_and_flaky_tasks_apart(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("client.workflows._LOOK_SECONDS", 0.1)  # the good task takes seconds longer than the others
     check = 'test "$(cat a.txt)" = two'
     path = dataset(
         loop,
