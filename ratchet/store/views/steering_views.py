@@ -38,7 +38,8 @@ async def list_requests(connection: AsyncConnection, run_id: str, group_id: int 
         SteeringLine(
             row.asked_at,
             row.asked_by,
-            f"{row.action.replace('_', ' ')} {row.target}".strip() + describe_change(row.action, row.before, row.after),
+            f"{row.action.replace('_', ' ')} {row.target.removeprefix('step/')}".strip()
+            + describe_change(row.action, row.before, row.after),
             row.reason,
             row.from_step,
         )
