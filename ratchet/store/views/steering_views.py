@@ -2,24 +2,27 @@
 
 from dataclasses import dataclass
 from datetime import datetime
+from urllib.parse import quote
 
 from sqlalchemy import func, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.steering import describe_change
-from ratchet.store.schema import RolloutGroupTable, SteeringTable
+from ratchet.store.schema import RolloutGroupTable, RolloutTable, SteeringTable
 
 _MAX_REQUESTS = 1000
+_STEP = "step/"
 
 
 @dataclass(slots=True, frozen=True)
 class SteeringLine:
-    """One request. `what`: the command, what it was about, and what it changed. `from_step`: the first step that was
-    planned after it."""
+    """One request. `what`: the command, what it was about, and what it changed. `link`: the page of the group, rollout
+    or step that it was about, empty for the run. `from_step`: the first step that was planned after it."""
 
     asked_at: datetime
     asked_by: str
     what: str
+    link: str
     reason: str
     from_step: int
 
@@ -31,17 +34,35 @@ async def list_requests(connection: AsyncConnection, run_id: str, group_id: int 
     if group_id is not None:
         named = select(RolloutGroupTable.workflow_id).where(RolloutGroupTable.id == group_id).scalar_subquery()
         wanted &= or_(table.target == named, table.before.op("@>")(func.jsonb_build_array(named)))
-    columns = (table.asked_at, table.asked_by, table.action, table.target, table.before, table.after)
-    statement = select(*columns, table.reason, table.from_step).where(wanted)
-    rows = await connection.execute(statement.order_by(table.id.desc()).limit(_MAX_REQUESTS))
+    group = select(RolloutGroupTable.id).where(RolloutGroupTable.workflow_id == table.target).limit(1)
+    rollout = select(RolloutTable.id).where(RolloutTable.workflow_id == table.target).limit(1)
+    statement = select(
+        *(table.asked_at, table.asked_by, table.action, table.target, table.before, table.after),
+        *(table.reason, table.from_step),
+        group.scalar_subquery().label("group_id"),
+        rollout.scalar_subquery().label("rollout_id"),
+    )
+    rows = await connection.execute(statement.where(wanted).order_by(table.id.desc()).limit(_MAX_REQUESTS))
     return [
         SteeringLine(
             row.asked_at,
             row.asked_by,
-            f"{row.action.replace('_', ' ')} {row.target.removeprefix('step/')}".strip()
-            + describe_change(row.action, row.before, row.after),
+            _sentence(row.action, row.target) + describe_change(row.action, row.before, row.after),
+            _link(run_id, row.target, row.group_id, row.rollout_id),
             row.reason,
             row.from_step,
         )
         for row in rows
     ]
+
+
+def _sentence(action: str, target: str) -> str:
+    return f"{action.replace('_', ' ')} {target.removeprefix(_STEP)}".strip()
+
+
+def _link(run_id: str, target: str, group_id: int | None, rollout_id: int | None) -> str:
+    if target.startswith(_STEP):
+        return f"/runs/{quote(run_id)}/steps/{target.removeprefix(_STEP)}"
+    if group_id is not None:
+        return f"/groups/{group_id}"
+    return "" if rollout_id is None else f"/rollouts/{rollout_id}"

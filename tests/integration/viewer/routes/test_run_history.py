@@ -64,6 +64,8 @@ async def test_what_people_asked_is_on_the_run_and_on_the_group(
     page = (await client.get(f"/runs/{filled.run_id}/steering.json")).json()
     assert [one["reason"] for one in page["requests"]] == ["a suspect batch", "a bad task", "too fast"]
     assert page["requests"][-1]["what"] == "set training.learning_rate: 0.001 → 0.0001"
+    links = [one["link"] for one in page["requests"]]
+    assert links == [f"/runs/{filled.run_id}/steps/2", f"/groups/{groups[0].id}", ""]
     assert "anna@desk" in (await client.get(f"/runs/{filled.run_id}/steering")).text
     for group, word in zip(groups, ("a bad task", "a suspect batch"), strict=True):
         html = (await client.get(f"/groups/{group.id}")).text
