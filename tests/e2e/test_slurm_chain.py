@@ -104,7 +104,8 @@ def train(config: Path, state: Path, minutes: int) -> int:
             if shown["JobState"] == "PENDING" and shown["Reason"] == "BeginTime":  # SLURM waits two minutes by itself
                 subprocess.run(["scontrol", "update", f"jobid={job}", "StartTime=now"], check=True)
             if shown["JobState"] in ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL"):
-                assert shown["JobState"] == "COMPLETED", Path(f"{state}.log").read_text()[-4000:]
+                logs = [Path(f"{state}.log").read_text()[-3000:], (state.parent / "slurmctld.log").read_text()[-2000:]]
+                assert shown["JobState"] == "COMPLETED", "\n".join([str(shown), *logs])
                 return int(shown["Restarts"])
             assert time.monotonic() < until, Path(f"{state}.log").read_text()[-4000:]
             time.sleep(1)
