@@ -102,6 +102,7 @@ def train(config: Path, state: Path, minutes: int) -> int:
         while True:
             shown = dict(word.split("=", 1) for word in output("scontrol", "show", "job", job).split() if "=" in word)
             if shown["JobState"] == "PENDING" and shown["Reason"] == "BeginTime":  # SLURM waits two minutes by itself
+                time.sleep(10)  # a node refuses the credential of a job that it has ended within the same seconds
                 subprocess.run(["scontrol", "update", f"jobid={job}", "StartTime=now"], check=True)
             if shown["JobState"] in ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL"):
                 logs = [Path(f"{state}.log").read_text()[-3000:], (state.parent / "slurmctld.log").read_text()[-2000:]]
