@@ -21,14 +21,12 @@ from ratchet import paths
 from ratchet.config import TINY, RunConfig
 from ratchet.errors import ConfigError
 from ratchet.model_directory import model_of, require_model
+from ratchet.run_names import newest_steps
 from ratchet.store import runs
 from ratchet.store.database import Database
 from ratchet.store.runs import NewRun, OrderedTask
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import JsonObject, Purpose, policy_version
-
-_NAMED_STEPS = 5
-"""How many published steps an error names."""
 
 
 class InitialVersion(NamedTuple):
@@ -94,9 +92,9 @@ async def model_directory(database: Database, config: RunConfig) -> Path:
         run_id, _, step = config.init_from.rpartition("@")
         async with database.begin() as connection:
             version = await runs.newest_version(connection, run_id, int(step)) if step.isdigit() else None
-            steps = [] if version else await runs.published_steps(connection, run_id, _NAMED_STEPS)
+            steps = [] if version else await runs.published_steps(connection, run_id)
         if version is None:
-            there = f"its newest are {', '.join(map(str, steps))}" if steps else f"there is none of a run {run_id!r}"
+            there = newest_steps(steps) or f"there is none of a run {run_id!r}"
             raise ConfigError(
                 f"init_from: {config.init_from!r} names no published step; {there}. Expected a directory or RUN@step"
             )

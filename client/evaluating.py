@@ -15,6 +15,7 @@ from client.steering import wake_run
 from ratchet.config import RunConfig
 from ratchet.config_sources import load_config, resolve_config
 from ratchet.errors import ConfigError
+from ratchet.run_names import newest_steps
 from ratchet.solve_rates import compare
 from ratchet.store import evaluation_report, evaluations, runs
 from ratchet.store.runs import RunRow
@@ -26,7 +27,6 @@ from stack.progress import ReportProgress
 from stack.startup import bring_up
 
 _POLL_SECONDS = 1.0
-_NAMED_STEPS = 5
 
 
 @dataclass(slots=True, frozen=True)
@@ -96,8 +96,8 @@ async def _require_published(stack: Stack, run_id: str, step: int) -> None:
     async with stack.database() as database, database.begin() as connection:
         if await runs.newest_version(connection, run_id, step) is not None:
             return
-        steps = await runs.published_steps(connection, run_id, _NAMED_STEPS)
-    there = f"its newest are {', '.join(map(str, steps))}" if steps else "it has none"
+        steps = await runs.published_steps(connection, run_id)
+    there = newest_steps(steps) or "it has none"
     raise ConfigError(f"run {run_id} has no weights of step {step}; {there} (training.kept_versions)")
 
 

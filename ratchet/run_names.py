@@ -4,6 +4,7 @@ A name that cannot be one is refused here, before any service is asked.
 """
 
 import re
+from collections.abc import Sequence
 
 from ratchet.errors import ConfigError
 
@@ -39,3 +40,8 @@ def require_target_name(name: str) -> str:
             "workflow, such as group/RUN/3, rollout/RUN/3/0 or evaluate/RUN/start-t1"
         )
     return name
+
+
+def newest_steps(steps: Sequence[int]) -> str:
+    """Return a run's newest steps with weights in words, for a message about another step; empty without steps."""
+    return f"its newest are {', '.join(map(str, steps))}" if steps else ""

@@ -208,17 +208,16 @@ class RankLearner:
         entropies_N = entropies_M[predictions_N]
         losses_N = self.config.loss.reward_factor * token_loss(tokens, self.config.loss)
         reference_kl_N = teacher_gaps_N = None
-        ratios_N = tokens.ratios.clamp(max=self.config.loss.ratio_cap)
         if self.reference is not None:
             with torch.no_grad():
                 reference_N = self.reference(*inputs, bin.temperature).logprobs[predictions_N]
-            reference_kl_N = kl_estimates(tokens.logprobs, reference_N, ratios_N)
+            reference_kl_N = kl_estimates(tokens.logprobs, reference_N, self._capped_ratios(tokens))
             losses_N = losses_N + self.config.loss.reference_kl * reference_kl_N
         if self.teacher is not None:
             with torch.no_grad():
                 teacher_N = self.teacher(*inputs, bin.temperature).logprobs[predictions_N]
             teacher_gaps_N = teacher_gaps(tokens.logprobs, teacher_N)
-            distilled_N = teacher_losses(tokens.logprobs, teacher_gaps_N, ratios_N)
+            distilled_N = teacher_losses(tokens.logprobs, teacher_gaps_N, self._capped_ratios(tokens))
             losses_N = losses_N + self.config.loss.distillation * distilled_N
         if self.config.loss.entropy_bonus:
             losses_N = losses_N - self.config.loss.entropy_bonus * entropies_N
@@ -240,6 +239,9 @@ class RankLearner:
         if bin.experts is None:
             return None
         return RecordedExperts(self._tensor(bin.experts.ids), self._tensor(bin.experts.known))
+
+    def _capped_ratios(self, tokens: TokenBatch) -> Tensor:
+        return tokens.ratios.clamp(max=self.config.loss.ratio_cap)
 
     def _tensor(self, array: Any) -> Tensor:
         return torch.from_numpy(array).to(self.device)

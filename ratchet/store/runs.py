@@ -286,7 +286,7 @@ async def newest_version(
     return PolicyVersionTable(**row._mapping) if row else None
 
 
-async def published_steps(connection: AsyncConnection, run_id: str, limit: int) -> list[int]:
+async def published_steps(connection: AsyncConnection, run_id: str, limit: int = 5) -> list[int]:
     """Return the newest steps of which the run has published weights, the newest first."""
     step = PolicyVersionTable.step
     statement = select(step).where(PolicyVersionTable.run_id == run_id, PolicyVersionTable.state == "published")
