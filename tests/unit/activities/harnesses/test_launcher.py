@@ -31,9 +31,12 @@ async def start(box: HostBox, user: str, script: str, *, attempt: int = 1, budge
     )
 
 
-def processes_of(user: str) -> list[int]:
-    """Return the processes of a user that are not zombies."""
-    found = []
+def states_by_process(user: str) -> dict[int, str]:
+    """Return the state letter of each process of a user that is not a zombie.
+
+    A process may end between the listing and the read; it is then left out.
+    """
+    found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             fields = dict(
@@ -42,8 +45,12 @@ def processes_of(user: str) -> list[int]:
         except OSError:
             continue
         if fields["Uid"].split("\t")[0] == user and not fields["State"].startswith("Z"):
-            found.append(int(folder.name))
+            found[int(folder.name)] = fields["State"][0]
     return found
+
+
+def processes_of(user: str) -> list[int]:
+    return list(states_by_process(user))
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -87,8 +94,7 @@ async def suspend(box: HostBox, user: str, script: str = STUBBORN) -> AgentEnd:
 
 def states_of(user: str) -> str:
     """Return the letters of the states that a user's processes are in, each once."""
-    stats = [Path(f"/proc/{pid}/stat").read_text() for pid in processes_of(user)]
-    return "".join(sorted({stat.rpartition(") ")[2][0] for stat in stats}))
+    return "".join(sorted(set(states_by_process(user).values())))
 
 
 async def test_the_deadline_suspends_the_tree_until_it_is_resumed(ending_box: HostBox, agent_user: str) -> None:
