@@ -101,7 +101,7 @@ class Loop:
         # SIGTERM lets Postgres wait for every client; SIGINT is its fast shutdown.
         process.send_signal(signal.SIGKILL if kill else signal.SIGINT if part == "postgres" else signal.SIGTERM)
         try:
-            process.wait(100)
+            process.wait(20)
         except subprocess.TimeoutExpired:  # a scripted engine still holds calls, for example
             process.kill()
             process.wait(10)
