@@ -46,6 +46,9 @@ def pages_of(filled: FilledRun) -> list[str]:
         f"/rollouts/{filled.solved}/tokens",
         f"/rollouts/{filled.solved}/tokens?colour=logprob",
         f"/rollouts/{filled.solved}/tokens?colour=version",
+        f"/rollouts/{filled.solved}/tokens?colour=entropy",
+        f"/rollouts/{filled.solved}/tokens?colour=ratio",
+        f"/rollouts/{filled.solved}/tokens?colour=advantage",
         f"/rollouts/{filled.solved}/attempts/1",
         *(f"/rollouts/{one}" for one in rollouts),
     ]
