@@ -154,11 +154,11 @@ def _see(token: ChainToken, training: StepTraining | None) -> _Seen:
     at = -1 if turn is None else token.position - turn.start
     if turn is None or not 0 <= at < len(turn.entropies):
         return _Seen(True, training.advantage)
-    return _Seen(True, training.advantage, _finite(turn.entropies[at]), _finite(turn.log_ratios[at]))
+    return _Seen(True, training.advantage, _finite(turn.entropies.item(at)), _finite(turn.log_ratios.item(at)))
 
 
 def _finite(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
+    return value if math.isfinite(value) else None
 
 
 def logprob_class(logprob: float) -> int:
