@@ -88,7 +88,7 @@ async def read_step(connection: AsyncConnection, run: str, step: int) -> JsonObj
         raise ConfigError(f"run {run!r} has no step {step}; `metrics` lists its steps")
     uses = await rollout_views.planned_uses(connection, run, step)
     lines = await rollout_list.lines_of_ids(connection, list(uses))
-    shares = loss_shares(uses, head.knobs.get("loss", {}).get("preset"))
+    shares = loss_shares(uses, head.knobs.get("loss", {}))
     members = [
         {
             "rollout": number,

@@ -72,6 +72,7 @@ class Diagnosis:
     groups_per_step: int = 0
     learner: str = ""
     is_learner_starting: bool = False
+    can_skip_step: bool = False
     is_step_planned: bool = False
     endpoint: str = ""
     boxes: str = ""
@@ -174,6 +175,7 @@ async def _look_at_store(connection: AsyncConnection, found: Diagnosis) -> None:
         )
         if learner.silent_seconds > _SILENT_SECONDS and found.state == RunState.RUNNING:
             found.parts.setdefault("learner", f"silent for {learner.silent_seconds:.0f} s")
+            found.can_skip_step = planned is not None and row.source_run_id is None
         elif planned is not None and learner.phase == learners.WAITING and learner.step > planned:
             found.parts.setdefault(
                 "learner",
@@ -247,7 +249,7 @@ def _state_sentence(found: Diagnosis) -> str:
 
 def _same_batch(found: Diagnosis) -> str:
     """Say what helps if one batch makes every learner hang: such a learner reports no failure, so no pause follows."""
-    if not found.is_step_planned:
+    if not found.can_skip_step:
         return ""
     return (
         f"; if each new learner stops at this batch, `ratchet pause {found.run_id}`, `ratchet skip-step {found.run_id} "

@@ -8,7 +8,7 @@ Shape legend: N = trained tokens of a bin, K = tokens of a turn from its first t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,10 +49,11 @@ class TrainedTurns:
         everywhere: list[list[TrainedTurn]] | None = [[] for _ in range(dist.get_world_size())] if is_first else None
         found = [turn for tokens in self._bins for turn in _turns_of(tokens)]
         dist.gather_object(found, everywhere, dst=0, group=group)
-        return joined(one for of_rank in everywhere or [] for one in of_rank)
+        return sorted((one for of_rank in everywhere or [] for one in of_rank), key=lambda one: one.turn_id)
 
 
 def _turns_of(tokens: _BinTokens) -> Iterator[TrainedTurn]:
+    """Yield the bin's turns. No other bin has tokens of them: a turn is trained whole, in one chain."""
     *columns, values = tokens
     order = np.lexsort((tokens.chain_positions, tokens.turn_ids))
     turns_N, rollouts_N, positions_N = (column[order] for column in columns)
@@ -61,25 +62,6 @@ def _turns_of(tokens: _BinTokens) -> Iterator[TrainedTurn]:
     for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
         values_2K = _dense(positions_N[start:end], values_2N[:, start:end])
         yield TrainedTurn(int(turns_N[start]), int(rollouts_N[start]), int(positions_N[start]), *values_2K)
-
-
-def joined(found: Iterable[TrainedTurn]) -> list[TrainedTurn]:
-    """Return one record per turn, by id. Chains in different bins may train different tokens of a turn, never the
-    same ones."""
-    turns: dict[int, TrainedTurn] = {}
-    for one in found:
-        turns[one.turn_id] = _join(turns[one.turn_id], one) if one.turn_id in turns else one
-    return [turns[turn_id] for turn_id in sorted(turns)]
-
-
-def _join(one: TrainedTurn, other: TrainedTurn) -> TrainedTurn:
-    start = min(one.start, other.start)
-    end = max(turn.start + len(turn.entropies) for turn in (one, other))
-    values = np.full((2, end - start), np.nan, dtype=np.float16)
-    for turn in (one, other):
-        here = values[:, turn.start - start :][:, : len(turn.entropies)]
-        np.copyto(here, np.stack([turn.entropies, turn.log_ratios]), where=~np.isnan(turn.entropies))
-    return TrainedTurn(one.turn_id, one.rollout_id, start, *values)
 
 
 def _dense(positions: npt.NDArray[np.int64], values: Halves) -> Halves:

@@ -21,6 +21,8 @@ from viewer.routes.registration import found, next_link, page_route
 
 rollout_part_pages = APIRouter()
 _PAGE_TOKENS = 1000
+_OF_TRAINING = ("entropy", "ratio", "advantage")
+"""Colours that tokens have only after a step has trained them."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -110,8 +112,8 @@ async def show_tokens(
         legend=LEGENDS[colour],
         trainings=trainings,
         training=training,
-        advantage=use.advantage if use else None,
-        missing=_why_missing(training, use, trained),
+        advantage=use.advantage if use and use.num_tokens else None,
+        missing=_why_missing(colour, training, use, trained, window),
         has_texts=tokenizer is not None,
         runs=_runs(view_tokens(window, colour, tokenizer, trained)),
         pages=list(range(0, total, _PAGE_TOKENS)),
@@ -149,8 +151,16 @@ async def _read_training(
     return _Trained(use, StepTraining(use.advantage, training.min_policy_step, turns))
 
 
-def _why_missing(training: GroupTraining | None, use: PlannedUse | None, trained: StepTraining | None) -> str:
-    """Return why the tokens lack the learner's values; empty if they have them."""
+def _why_missing(
+    colour: str,
+    training: GroupTraining | None,
+    use: PlannedUse | None,
+    trained: StepTraining | None,
+    window: Sequence[ChainToken],
+) -> str:
+    """Return why the tokens lack what `colour` shows; empty if they have it."""
+    if colour not in _OF_TRAINING or not window:
+        return ""
     if training is None:
         return "No step has trained this rollout."
     step = f"Step {training.step} of run {training.run_id}"
@@ -158,8 +168,13 @@ def _why_missing(training: GroupTraining | None, use: PlannedUse | None, trained
         return f"{step} has trained this rollout's group, but no token of this rollout."
     if trained is None:
         return f"{step} is planned and has not trained these tokens yet."
-    if not trained.turns:
-        return f"{step} recorded nothing of these tokens: it trained none of them, or an earlier version trained it."
+    if not any(one.trained for one in window):
+        return "None of the tokens shown here is trained: they were read, or are left out of the loss."
+    if colour != "advantage" and not trained.turns:
+        return (
+            f"{step} recorded nothing of these tokens: they are older than the step's bound, or the step was trained "
+            "before Ratchet recorded what the learner saw."
+        )
     return ""
 
 

@@ -12,7 +12,7 @@ from ratchet.store.views.rollout_list import RolloutLine
 from ratchet.store.views.rollout_views import PlannedUse
 from ratchet.store.views.run_views import GroupLine, RunHead
 from ratchet.store.views.step_views import DiscardedPlan, StepHead
-from viewer.models.loss_shares import loss_shares
+from viewer.models.loss_shares import loss_shares, why_no_shares
 from viewer.models.step_tokens import (
     RareTokenView,
     RatioTokenGroup,
@@ -43,13 +43,14 @@ class StepMember:
 class StepPage:
     """`largest_ratios`: as the learner recorded them, equal tokens of equal commands together. A step of an earlier
     version has none, and `rare_tokens` of the `num_scanned` members with the largest advantages instead. `discarded`:
-    earlier plans of the step."""
+    earlier plans of the step. `no_shares`: why no member has a share, else empty."""
 
     run: RunHead
     step: StepHead
     metrics: Metrics
     groups: list[GroupLine]
     members: list[StepMember]
+    no_shares: str
     largest_ratios: list[RatioTokenGroup]
     rare_tokens: list[RareTokenView]
     num_scanned: int
@@ -66,7 +67,8 @@ async def show_step(request: Request, run_id: str, step: int) -> Response:
         metrics = (await curve_views.metrics_by_step(connection, run_id, step, step)).get(step, {})
         uses = await rollout_views.planned_uses(connection, run_id, step)
         lines = await rollout_list.lines_of_ids(connection, list(uses))
-        shares = loss_shares(uses, plan.knobs.get("loss", {}).get("preset"))
+        loss = plan.knobs.get("loss", {})
+        shares = loss_shares(uses, loss)
         members = [StepMember(lines[one], use, shares[one]) for one, use in uses.items() if one in lines]
         members.sort(key=lambda one: -(one.share or 0.0))
         recorded = await step_views.read_step_tokens(connection, run_id, step)
@@ -85,6 +87,7 @@ async def show_step(request: Request, run_id: str, step: int) -> Response:
         metrics,
         groups,
         members,
+        why_no_shares(uses, loss),
         group_ratio_tokens(view_ratio_tokens(recorded, context)),
         view_rare_tokens(rare, context),
         len(scanned),

@@ -10,7 +10,6 @@ import torch
 from ratchet.trained_turns import TrainedTurn
 from tests.unit.training.cuts import make_config, make_plan, make_relatives, trained_turns
 from training.plan_types import TrainingSequence
-from training.trained_turns import joined
 
 pytestmark = pytest.mark.usefixtures("single_rank")
 
@@ -60,24 +59,6 @@ def test_any_packing_records_them(model: Path, packing: str, bin_tokens: int, te
         assert found[token] == pytest.approx((entropy, log_ratio), rel=2e-3, abs=1e-4), token  # float16
 
 
-@pytest.mark.parametrize("bin_tokens", [80, 4096])
-def test_chains_that_train_parts_of_a_turn_give_one_record(model: Path, bin_tokens: int) -> None:
-    family = make_relatives(5, count=3)
-    whole = [chain for one in family for chain in one.chains([False])]
-    parts = []
-    for chain in whole:
-        for remainder in (0, 1):  # every second token, so that the parts are nested
-            mask = chain.mask & (np.arange(len(chain.mask)) % 2 == remainder)
-            end = int(np.flatnonzero(mask)[-1]) + 1
-            arrays = (chain.ids[:end], mask[:end], np.where(mask, chain.behaviour, np.float32(0))[:end])
-            parts.append(TrainingSequence(chain.rollout_id, *arrays, chain.turn_ids[:end], chain.temperature))
-    plan = make_plan(family, "token_mean")
-    found = recorded(trained_turns(model, make_config(bin_tokens), plan, parts))
-    wanted = recorded(trained_turns(model, make_config(4096), plan, whole))
-    assert found.keys() == wanted.keys()
-    assert all(found[token] == pytest.approx(wanted[token], rel=2e-3, abs=1e-3) for token in wanted)
-
-
 def test_a_token_between_trained_ones_that_is_not_trained_is_nan(model: Path) -> None:
     family = make_relatives(3, count=1)
     (chain,) = family[0].chains([False])
@@ -90,15 +71,3 @@ def test_a_token_between_trained_ones_that_is_not_trained_is_nan(model: Path) ->
     )
     assert len(turn.entropies) == end - start
     assert recorded(turns).keys() == computed(model, [chain]).keys()
-
-
-def test_records_of_a_turn_from_several_bins_are_joined() -> None:
-    def turn(turn_id: int, start: int, *entropies: float) -> TrainedTurn:
-        values = np.array(entropies, dtype=np.float16)
-        return TrainedTurn(turn_id, 1, start, values, -values)
-
-    nan = float("nan")
-    first, second = joined([turn(9, 4, 1, 2), turn(7, 12, 3, nan, 5), turn(7, 10, 1, nan, nan, 4)])
-    assert (first.turn_id, first.start, second.turn_id) == (7, 10, 9)
-    np.testing.assert_array_equal(first.entropies, np.array([1, nan, 3, 4, 5], dtype=np.float16))
-    np.testing.assert_array_equal(first.log_ratios, -first.entropies)

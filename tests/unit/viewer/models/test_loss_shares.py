@@ -1,10 +1,12 @@
 """A rollout's share of the loss is that of its tokens, each counted with its weight and advantage."""
 
+from typing import Any
+
 import pytest
 
 from ratchet.store.views.rollout_views import PlannedUse
 from training.loss_reducers import reducer_weights
-from viewer.models.loss_shares import loss_shares
+from viewer.models.loss_shares import loss_shares, why_no_shares
 
 
 def use(num_tokens: int, weight: float, advantage: float) -> PlannedUse:
@@ -17,13 +19,30 @@ def test_shares_are_the_sums_over_tokens() -> None:
     advantages = {1: 0.75, 2: -0.25, 3: 0.5, 4: 0.0}
     uses = {one: use(tokens[one], weights.get(one, 0.0), advantages[one]) for one in tokens}
     by_token = {one: sum(abs(weights[one] * advantages[one]) for _ in range(tokens[one])) for one in tokens}
-    assert loss_shares(uses, "icepop") == pytest.approx(
+    assert loss_shares(uses, {"preset": "icepop"}) == pytest.approx(
         {one: part / sum(by_token.values()) for one, part in by_token.items()}
     )
-    assert loss_shares(uses, "icepop") == pytest.approx({1: 0.75, 2: 0.25, 3: 0, 4: 0})
-    assert loss_shares(uses, "sft") == pytest.approx({1: 1 / 3, 2: 1 / 3, 3: 0, 4: 1 / 3}), "it ignores advantages"
+    assert loss_shares(uses, {"preset": "icepop"}) == pytest.approx({1: 0.75, 2: 0.25, 3: 0, 4: 0})
+    assert loss_shares(uses, {"preset": "sft", "reward_factor": 1.0}) == pytest.approx(
+        {1: 1 / 3, 2: 1 / 3, 3: 0, 4: 1 / 3}
+    ), "it ignores advantages"
+    assert why_no_shares(uses, {"preset": "icepop"}) == ""
 
 
-def test_a_plan_row_without_weights_has_no_shares() -> None:
-    assert loss_shares({1: use(30, 0.0, 0.5), 2: use(10, 0.0, -0.5)}, None) == {1: None, 2: None}
-    assert loss_shares({}, None) == {}
+@pytest.mark.parametrize(
+    ("uses", "loss", "why"),
+    [
+        ({1: use(30, 0.0, 0.5), 2: use(10, 0.0, -0.5)}, {}, "no weights of tokens"),
+        ({1: use(30, 0.1, 0.5), 2: use(10, 0.1, -0.5)}, {"reward_factor": 0.0}, "loss.reward_factor is 0"),
+        ({1: use(30, 0.1, 0.0), 2: use(10, 0.1, 0.0)}, {"preset": "grpo"}, "All advantages are 0"),
+    ],
+)
+def test_a_step_without_a_policy_gradient_loss_has_no_shares(
+    uses: dict[int, PlannedUse], loss: dict[str, Any], why: str
+) -> None:
+    assert loss_shares(uses, loss) == {1: None, 2: None}
+    assert why in why_no_shares(uses, loss)
+
+
+def test_a_step_without_rollouts_has_nothing_to_say() -> None:
+    assert loss_shares({}, {}) == {} and why_no_shares({}, {}) == ""
