@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import reduce
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,6 +24,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig
 
@@ -265,8 +267,7 @@ class RankLearner:
 
     def _update(self) -> UpdateNorms:
         """Run one optimiser update. If the gradient is not finite, no weight changes."""
-        norm = torch.nn.utils.clip_grad_norm_(self.trained, self.config.training.max_grad_norm)
-        value = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        value = clip_gradients(self.trained, self.config.training.max_grad_norm)
         squared = torch.zeros((), dtype=torch.float64, device=self.device)
         if isfinite(value):
             self.optimiser.step()
@@ -322,6 +323,21 @@ class RankLearner:
     def load(self, uri: str) -> None:
         """Load a checkpoint. A collective of all ranks. Raises ValueError or OSError."""
         checkpoint.load_checkpoint(self.policy, self.optimiser, self.schedule, uri, self.adapter)
+
+
+def clip_gradients(parameters: Sequence[torch.nn.Parameter], max_norm: float) -> float:
+    """Clip the gradient of all sharded parameters together, in place, and return its L2 norm before. A collective.
+
+    Experts may be sharded over another mesh than the other parameters, and torch has no norm over several meshes.
+    """
+    by_mesh: dict[DeviceMesh, list[Tensor]] = {}
+    for parameter in parameters:
+        if isinstance(parameter.grad, DTensor):
+            by_mesh.setdefault(parameter.grad.device_mesh, []).append(parameter.grad)
+    norms = [torch.nn.utils.get_total_norm(gradients).full_tensor() for gradients in by_mesh.values()]  # type: ignore[attr-defined]
+    norm = reduce(torch.hypot, norms)
+    torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+    return float(norm)
 
 
 def _advantages_and_weights(bin: Bin, members: Mapping[int, Member]) -> npt.NDArray[np.float32]:
