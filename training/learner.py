@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from transformers import AutoConfig
 
 from engine import canary, policy_files
@@ -328,15 +329,16 @@ class RankLearner:
 def clip_gradients(parameters: Sequence[torch.nn.Parameter], max_norm: float) -> float:
     """Clip the gradient of all sharded parameters together, in place, and return its L2 norm before. A collective.
 
-    Experts may be sharded over another mesh than the other parameters, and torch has no norm over several meshes.
+    Experts may be sharded over another mesh than the other parameters, and torch clips those of one mesh only.
     """
-    by_mesh: dict[DeviceMesh, list[Tensor]] = {}
+    by_mesh: dict[DeviceMesh, list[torch.nn.Parameter]] = {}
     for parameter in parameters:
         if isinstance(parameter.grad, DTensor):
-            by_mesh.setdefault(parameter.grad.device_mesh, []).append(parameter.grad)
-    norms = [torch.nn.utils.get_total_norm(gradients).full_tensor() for gradients in by_mesh.values()]  # type: ignore[attr-defined]
-    norm = reduce(torch.hypot, norms)
-    torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+            by_mesh.setdefault(parameter.grad.device_mesh, []).append(parameter)
+    gradients = [[one.grad for one in group if one.grad is not None] for group in by_mesh.values()]
+    norm = reduce(torch.hypot, [get_total_norm(one).full_tensor() for one in gradients])  # type: ignore[attr-defined]
+    for group in by_mesh.values():
+        clip_grads_with_norm_(group, max_norm, norm)
     return float(norm)
 
 
