@@ -10,6 +10,7 @@ FSDP2 shards a rank's experts further, over the ranks that hold the same ones.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch.distributed as dist
@@ -53,6 +54,8 @@ def shard_experts(
         )
     from transformers.distributed.tensor_parallel import apply_expert_parallelism
 
+    # It warns that experts are gathered over one mesh dimension after the other, which does not change their values.
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     sizes = (world_size // ranks_of_copy, ranks_of_copy // num_ranks, num_ranks)
     mesh = init_device_mesh(device_type, sizes, mesh_dim_names=("replicate", "shard", "expert"))
     apply_expert_parallelism(model, mesh["expert"], None, model.ep_plan)

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import reduce
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,7 +23,6 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from transformers import AutoConfig
@@ -268,7 +266,7 @@ class RankLearner:
 
     def _update(self) -> UpdateNorms:
         """Run one optimiser update. If the gradient is not finite, no weight changes."""
-        value = clip_gradients(self.trained, self.config.training.max_grad_norm)
+        value = clip_gradients(self.trained, self.config.training.max_grad_norm, self.num_copies)
         squared = torch.zeros((), dtype=torch.float64, device=self.device)
         if isfinite(value):
             self.optimiser.step()
@@ -326,19 +324,17 @@ class RankLearner:
         checkpoint.load_checkpoint(self.policy, self.optimiser, self.schedule, uri, self.adapter)
 
 
-def clip_gradients(parameters: Sequence[torch.nn.Parameter], max_norm: float) -> float:
+def clip_gradients(parameters: Sequence[torch.nn.Parameter], max_norm: float, num_copies: int = 1) -> float:
     """Clip the gradient of all sharded parameters together, in place, and return its L2 norm before. A collective.
 
-    Experts may be sharded over another mesh than the other parameters, and torch clips those of one mesh only.
+    Experts may be sharded over another mesh than the other parameters, and torch's clipping takes those of one mesh;
+    the norm of the shards, equal on every rank, needs no mesh. `num_copies`: of the weights among the ranks.
     """
-    by_mesh: dict[DeviceMesh, list[torch.nn.Parameter]] = {}
-    for parameter in parameters:
-        if isinstance(parameter.grad, DTensor):
-            by_mesh.setdefault(parameter.grad.device_mesh, []).append(parameter)
-    gradients = [[one.grad for one in group if one.grad is not None] for group in by_mesh.values()]
-    norm = reduce(torch.hypot, [get_total_norm(one).full_tensor() for one in gradients])  # type: ignore[attr-defined]
-    for group in by_mesh.values():
-        clip_grads_with_norm_(group, max_norm, norm)
+    shards = [one.grad.to_local() for one in parameters if isinstance(one.grad, DTensor)]
+    squared = get_total_norm(shards).double().square()
+    dist.all_reduce(squared)
+    norm = (squared / num_copies).sqrt()
+    clip_grads_with_norm_(parameters, max_norm, norm, foreach=False)
     return float(norm)
 
 

@@ -3,7 +3,7 @@
 import multiprocessing
 import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,6 @@ import pytest
 from safetensors.numpy import load_file
 
 from ratchet.config import RunConfig
-from ratchet.types import JsonObject
 from tests.unit.training.cuts import make_config, make_plan, make_relatives
 from tests.unit.training.test_gradients import arguments_of, make_architecture
 from tests.unit.training.test_router_replay import with_experts
@@ -21,9 +20,8 @@ from training.learner import RankLearner, clip_gradients
 from training.plan_types import Plan, TrainingSequence
 
 pytestmark = pytest.mark.usefixtures("single_rank")
-NAMES = sorted(EXPERT_PARALLEL_ARCHITECTURES)
+NAMES = sorted(EXPERT_PARALLEL_ARCHITECTURES, key=len)
 _forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(["tests.unit.training.test_expert_parallel"])
 
 
 @dataclass(frozen=True)
@@ -46,19 +44,24 @@ class Outcome:
 
     gradients: dict[str, npt.NDArray[np.float32]]
     norms: tuple[float, float]
-    initial_files: list[JsonObject]
-    trained_files: list[JsonObject]
+    initial_files: dict[str, str]
+    trained_files: dict[str, str]
     expert_weights: int
     expert_moments: int
     grad_norm: float
 
 
-def run(case: Case, is_first: bool) -> Outcome:
+def publish(learner: RankLearner, directory: Path) -> dict[str, str]:
+    """Return the digests of the files with tensors; others name the directory of an adapter's base."""
+    return {file["name"]: file["sha256"] for file in learner.publish(directory) if "safetensors" in file["name"]}
+
+
+def run(case: Case) -> Outcome:
     """Use all that a learner does with experts. A collective."""
     learner = RankLearner(case.model, case.config)
     if case.checkpoint is not None:
         learner.load(case.checkpoint)
-    initial_files = learner.publish(case.directory / "initial")
+    initial_files = publish(learner, case.directory / "initial")
     learner.policy.train()
     learner.accumulate(case.sequences, {member.rollout_id: member for member in case.plan.members})
     gradients = {
@@ -66,16 +69,20 @@ def run(case: Case, is_first: bool) -> Outcome:
         for name, one in learner.policy.named_parameters()
         if one.requires_grad
     }
-    norm = clip_gradients(learner.trained, 0.01)
-    clipped = clip_gradients(learner.trained, 1e9)
+    norm, clipped = (clip_gradients(learner.trained, most, learner.num_copies) for most in (0.01, 1e9))
     learner.optimiser.zero_grad()
     result = learner.step(case.plan, case.sequences)
-    trained_files = learner.publish(case.directory / "trained")
+    trained_files = publish(learner, case.directory / "trained")
     learner.save_async(str(case.directory / "checkpoint")).result()
     experts = [one for name, one in learner.policy.named_parameters() if ".experts." in name]
-    moments = [learner.optimiser.state[one][key] for one in experts for key in ("exp_avg", "exp_avg_sq")]
+    moments = [
+        one
+        for expert in experts
+        for name, one in learner.optimiser.state.get(expert, {}).items()
+        if name.startswith("exp_avg")
+    ]
     return Outcome(
-        gradients if is_first else {},
+        gradients,
         (norm, clipped),
         initial_files,
         trained_files,
@@ -92,7 +99,7 @@ def run_rank(meeting: Path, number: int, world_size: int, request: Path, answer:
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=number, world_size=world_size)
-    found = [run(case, number == 0) for case in pickle.loads(request.read_bytes())]
+    found = [run(case) for case in pickle.loads(request.read_bytes())]
     answer.with_suffix(f".{number}").write_bytes(pickle.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
@@ -118,16 +125,20 @@ def run_ranks(directory: Path, world_size: int, cases: Sequence[Case]) -> list[l
     return [pickle.loads(answer.with_suffix(f".{number}").read_bytes()) for number in range(world_size)]
 
 
-def make_case(
-    model: Path, directory: Path, recorded: bool = False, checkpoint: str | None = None, **training: object
-) -> Case:
+def make_case(model: Path, directory: Path, recorded: bool = False, **training: object) -> Case:
     """Many small bins, so that ranks have different ones; some rank has none in the last pass."""
     family = make_relatives(5)
     chains = [chain for one in family for chain in one.chains([True, False])]
     if recorded:
-        chains = with_experts(chains, 3 if "Qwen3_5" in model.name else 2)
+        chains = with_experts(chains, 3)
     config = make_config(80, preset="cispo", router_replay=recorded, **training)
-    return Case(model, config, make_plan(family, "token_mean"), chains, directory, checkpoint)
+    return Case(model, config, make_plan(family, "token_mean"), chains, directory)
+
+
+def divided(case: Case, directory: Path, training: dict[str, object]) -> Case:
+    """Return the case with these keys of `training`."""
+    config = case.config.model_copy(update={"training": case.config.training.model_copy(update=training)})
+    return replace(case, config=config, directory=directory)
 
 
 def assert_same_gradient(found: Outcome, alone: Outcome) -> None:
@@ -145,56 +156,81 @@ def assert_same_gradient(found: Outcome, alone: Outcome) -> None:
     assert found.grad_norm == pytest.approx(alone.grad_norm, rel=1e-5)
 
 
-def weights_of(path: Path, files: Sequence[JsonObject]) -> npt.NDArray[np.float32]:
+def weights_of(directory: Path) -> npt.NDArray[np.float32]:
     """Return all published weights, flat."""
-    tensors = [load_file(path / file["name"]) for file in files if file["name"].endswith(".safetensors")]
+    tensors = [load_file(path) for path in sorted(directory.glob("*.safetensors"))]
     return np.concatenate([tensor.flatten() for one in tensors for _, tensor in sorted(one.items())])
 
 
-LAYOUTS = {  # world size -> (architecture, recorded experts, config keys)
-    2: [(name, True, {"expert_parallel": 2}) for name in NAMES],
+LORA = {"lora": {"rank": 4, "alpha": 8, "target_modules": ["q_proj", "v_proj"]}}
+LAYOUTS = {  # world size -> (what is trained, as below, and how it is divided)
+    2: [
+        ("Qwen3-MoE", {"expert_parallel": 2}),
+        ("Qwen3-MoE", {"expert_parallel": 2}),  # again: a replayed step has the same bits
+        ("Qwen3.5-MoE", {"expert_parallel": 2}),
+        ("adapters", {"expert_parallel": 2}),
+    ],
     4: [
-        ("Qwen3MoeForCausalLM", False, {"expert_parallel": 4}),
-        ("Qwen3MoeForCausalLM", False, {"expert_parallel": 2, "shard_ranks": 2}),
-        ("Qwen3_5MoeForCausalLM", True, {"expert_parallel": 2, "activation_checkpointing": True}),
+        ("Qwen3-MoE", {"expert_parallel": 2, "shard_ranks": 2}),
+        ("Qwen3.5-MoE", {"expert_parallel": 2, "activation_checkpointing": True}),
     ],
 }
 
 
+@pytest.fixture(scope="module")
+def alone(single_rank: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Case, Outcome]]:
+    """What one rank trains, from its own checkpoint of a step before: Qwen3.5-MoE with recorded experts."""
+    directory = tmp_path_factory.mktemp("alone")
+    cases = {
+        "Qwen3-MoE": make_case(make_architecture(NAMES[0], directory, **arguments_of(NAMES[0])), directory / "3"),
+        "Qwen3.5-MoE": make_case(
+            make_architecture(NAMES[1], directory, **arguments_of(NAMES[1])), directory / "35", True
+        ),
+        "adapters": make_case(directory / NAMES[0], directory / "lora", **LORA),
+    }
+    found = {}
+    for name, case in cases.items():
+        before = run(replace(case, directory=case.directory / "before"))
+        case = replace(case, checkpoint=str(case.directory / "before" / "checkpoint"))
+        found[name] = case, run(case)
+        assert found[name][1].initial_files == before.trained_files
+    return found
+
+
 @pytest.mark.parametrize("world_size", LAYOUTS)
-def test_ranks_with_divided_experts_train_as_one_rank_does(world_size: int, tmp_path: Path) -> None:
+def test_ranks_with_divided_experts_train_as_one_rank_does(
+    world_size: int, alone: dict[str, tuple[Case, Outcome]], tmp_path: Path
+) -> None:
     """From the checkpoint of one rank: equal files before the step, gradients, norms and weights; one rank goes on from
     theirs. Each rank holds its share of the experts' weights and moments.
     """
-    cases, alone = [], []
-    for number, (name, recorded, training) in enumerate(LAYOUTS[world_size]):
-        path = make_architecture(name, tmp_path, **arguments_of(name))
-        before = run(make_case(path, tmp_path / f"before{number}", recorded), True)
-        checkpoint = str(tmp_path / f"before{number}" / "checkpoint")
-        alone.append(run(make_case(path, tmp_path / f"alone{number}", recorded, checkpoint), True))
-        assert alone[-1].initial_files == before.trained_files
-        cases.append(make_case(path, tmp_path / f"divided{number}", recorded, checkpoint, **training))
+    names = [name for name, _ in LAYOUTS[world_size]]
+    cases = [
+        divided(alone[name][0], tmp_path / str(number), training)
+        for number, (name, training) in enumerate(LAYOUTS[world_size])
+    ]
     outcomes = run_ranks(tmp_path / "ranks", world_size, cases)
-    for number, (case, expected) in enumerate(zip(cases, alone, strict=True)):
+    trained = {repr(one): outcomes[0][number].trained_files for number, one in enumerate(LAYOUTS[world_size])}
+    for number, (name, case) in enumerate(zip(names, cases, strict=True)):
+        one_case, expected = alone[name]
         found = outcomes[0][number]
+        assert found.trained_files == trained[repr(LAYOUTS[world_size][number])]
         assert found.initial_files == expected.initial_files
         assert_same_gradient(found, expected)
-        new, old = weights_of(case.directory / "trained", found.trained_files), weights_of(
-            tmp_path / f"alone{number}" / "trained", expected.trained_files
-        )
-        moved = old - weights_of(tmp_path / f"alone{number}" / "initial", expected.initial_files)
-        assert np.linalg.norm(new - old) < 1e-2 * np.linalg.norm(moved)
-        learner = RankLearner(case.model, make_config(80))
+        before, old = (weights_of(one_case.directory / when) for when in ("initial", "trained"))
+        new = weights_of(case.directory / "trained")
+        assert np.linalg.norm(new - old) < 1e-2 * np.linalg.norm(old - before)
+        learner = RankLearner(one_case.model, one_case.config)
         learner.load(str(case.directory / "checkpoint"))
-        assert learner.publish(tmp_path / f"loaded{number}") == found.trained_files
+        assert publish(learner, tmp_path / f"loaded{number}") == found.trained_files
         share = case.config.training.shard_ranks or world_size
-        for one in (rank[number] for rank in outcomes):
-            assert one.expert_weights * share == expected.expert_weights
-            assert one.expert_moments * share == 2 * expected.expert_weights
+        for rank in outcomes:
+            assert rank[number].expert_weights * share == expected.expert_weights > 0
+            assert rank[number].expert_moments * share == expected.expert_moments
 
 
 def test_what_cannot_be_divided_is_refused_by_name(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="training.expert_parallel: Qwen3ForCausalLM has no experts; leave it out"):
+    with pytest.raises(ValueError, match=r"training.expert_parallel: Qwen3ForCausalLM has no experts; leave it out"):
         RankLearner(model, make_config(expert_parallel=2))
     mixtral = make_architecture("MixtralForCausalLM", tmp_path, num_local_experts=4)
     with pytest.raises(ValueError, match="expert_parallel: MixtralForCausalLM is not registered"):
