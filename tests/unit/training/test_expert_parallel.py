@@ -126,12 +126,12 @@ def run_ranks(directory: Path, world_size: int, cases: Sequence[Case]) -> list[l
 
 
 def make_case(model: Path, directory: Path, recorded: bool = False, **training: object) -> Case:
-    """Many small bins, so that ranks have different ones; some rank has none in the last pass."""
-    family = make_relatives(5)
+    """Without recorded experts two ranks have two bins each; with them three bins, so that one of four has none."""
+    family = make_relatives(5, 10)
     chains = [chain for one in family for chain in one.chains([True, False])]
     if recorded:
-        chains = with_experts(chains, 3)
-    config = make_config(80, preset="cispo", router_replay=recorded, **training)
+        chains = with_experts(chains[:6], 3)
+    config = make_config(64, preset="cispo", router_replay=recorded, **training)
     return Case(model, config, make_plan(family, "token_mean"), chains, directory)
 
 
