@@ -25,13 +25,13 @@ def why_no_expert_parallel(model: Any, num_ranks: int) -> str | None:
     """Return why the experts of this model of transformers cannot be divided among so many ranks; None if they can."""
     name = type(model).__name__
     if not getattr(model.config, "num_experts_per_tok", None):
-        return f"{name} has no experts; leave it out"
+        return f"{name} has no experts"
     if name not in EXPERT_PARALLEL_ARCHITECTURES:
         known = ", ".join(sorted(EXPERT_PARALLEL_ARCHITECTURES))
-        return f"{name} is not registered for expert parallelism (registered: {known}); leave it out"
+        return f"{name} is not registered for expert parallelism (registered: {known})"
     num_experts = model.config.num_experts
     if num_experts % num_ranks:
-        return f"{num_ranks} does not divide the number of experts, {num_experts}; use a divisor of it"
+        return f"{num_ranks} does not divide the number of experts, {num_experts}"
     return None
 
 
@@ -44,7 +44,7 @@ def shard_experts(
     Raises ValueError if the ranks or the experts cannot be divided so.
     """
     if (reason := why_no_expert_parallel(model, num_ranks)) is not None:
-        raise ValueError(f"training.expert_parallel: {reason}")
+        raise ValueError(f"training.expert_parallel: {reason}; leave it out")
     world_size = dist.get_world_size()
     ranks_of_copy = shard_ranks or world_size
     if ranks_of_copy % num_ranks:

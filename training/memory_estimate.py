@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 from ratchet.config import LoraConfig
 from training import lora, model_files, router_replay
+from training.expert_parallel import why_no_expert_parallel
 from training.policy_model import (
     TrainablePolicy,
     active_weights,
@@ -41,6 +42,7 @@ class ModelSizes:
     values in an engine, in bfloat16. `no_segments`: why chains cannot share prefixes in training, None if they can.
     `layer_experts`: weights of the experts of the largest layer; `chosen`: experts that a token passes; both 0 without
     experts. `expert_bytes`: of one token's recorded experts. `no_replay`: why they cannot be replayed.
+    `undivided`: why they cannot be divided among the ranks that were asked for.
     """
 
     architecture: str
@@ -60,9 +62,10 @@ class ModelSizes:
     has_vision: bool
     expert_bytes: int
     no_replay: str | None
+    undivided: str | None
 
 
-def read_sizes(path: Path, adapters: LoraConfig | None = None) -> ModelSizes:
+def read_sizes(path: Path, adapters: LoraConfig | None = None, expert_parallel: int = 1) -> ModelSizes:
     """Read a model's sizes. Raises ValueError or OSError if transformers has no causal language model of this kind, or
     if it lacks a layer that `adapters` name.
     """
@@ -95,6 +98,7 @@ def read_sizes(path: Path, adapters: LoraConfig | None = None) -> ModelSizes:
         has_vision=hasattr(settings, "vision_config"),
         expert_bytes=router_replay.bytes_per_token(model),
         no_replay=router_replay.why_no_replay(model),
+        undivided=why_no_expert_parallel(model, expert_parallel),
     )
     if adapters is None:
         return sizes
