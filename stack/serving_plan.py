@@ -85,7 +85,7 @@ def require_experts(config: RunConfig) -> None:
     if training.router_replay and no_replay is not None:
         raise ConfigError(f"training.router_replay: {no_replay}; leave it out")
     if training.expert_parallel > 1 and undivided is not None:
-        raise ConfigError(f"training.expert_parallel: {undivided}; leave it out")
+        raise ConfigError(f"training.expert_parallel: {undivided}; use another number, or leave it out")
 
 
 def write_plan(stack: Stack, plan: ServingPlan) -> None:

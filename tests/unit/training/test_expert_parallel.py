@@ -15,7 +15,8 @@ from ratchet.config import RunConfig
 from tests.unit.training.cuts import make_config, make_plan, make_relatives
 from tests.unit.training.test_gradients import arguments_of, make_architecture
 from tests.unit.training.test_router_replay import with_experts
-from training.expert_parallel import EXPERT_PARALLEL_ARCHITECTURES
+from training import model_files
+from training.expert_parallel import EXPERT_PARALLEL_ARCHITECTURES, why_no_expert_parallel
 from training.learner import RankLearner, clip_gradients
 from training.plan_types import Plan, TrainingSequence
 
@@ -230,7 +231,10 @@ def test_ranks_with_divided_experts_train_as_one_rank_does(
 
 
 def test_what_cannot_be_divided_is_refused_by_name(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"training.expert_parallel: Qwen3ForCausalLM has no experts; leave it out"):
+    with pytest.raises(
+        ValueError,
+        match=r"training.expert_parallel: Qwen3ForCausalLM has no experts; use another number, or leave it out",
+    ):
         RankLearner(model, make_config(expert_parallel=2))
     mixtral = make_architecture("MixtralForCausalLM", tmp_path, num_local_experts=4)
     with pytest.raises(ValueError, match="expert_parallel: MixtralForCausalLM is not registered"):
@@ -238,5 +242,11 @@ def test_what_cannot_be_divided_is_refused_by_name(model: Path, tmp_path: Path) 
     path = make_architecture(NAMES[0], tmp_path, **arguments_of(NAMES[0]))
     with pytest.raises(ValueError, match="expert_parallel: 3 does not divide the number of experts, 4"):
         RankLearner(path, make_config(expert_parallel=3))
-    with pytest.raises(ValueError, match="expert_parallel: 2 does not divide the number of ranks, 1"):
+    with pytest.raises(
+        ValueError, match="expert_parallel: 2 does not divide the ranks that hold a copy of the weights, 1"
+    ):
         RankLearner(path, make_config(expert_parallel=2))
+    loaded = model_files.load_causal_lm(path, "auto")
+    assert why_no_expert_parallel(loaded, 2, 4) is None
+    reason = why_no_expert_parallel(loaded, 2, 6)
+    assert reason == "3 ranks would hold the same experts, which cannot shard 32 and 32 rows evenly"
