@@ -115,11 +115,11 @@ def _check(stack: Any, config: Any) -> None:
     from stack.engine_parts import place_parts
     from stack.gpus import usable_gpus
     from stack.run_size import describe_run
-    from stack.serving_plan import require_router_replay
+    from stack.serving_plan import require_experts
 
     settings = load_temporal_settings()
     check_run(config, settings)
-    require_router_replay(config)
+    require_experts(config)
     if warning := asyncio.run(too_many_connections(stack, settings, config)):
         say(warning)
     for dataset in config.datasets:

@@ -283,6 +283,9 @@ class TrainingConfig(Section):
     shard_ranks: Positive | None = None
     """Number of ranks that hold one copy of the weights together. None, the default, means all ranks; the number of
     GPUs of one node keeps the gathering of weights within a node, at the memory of one copy per node."""
+    expert_parallel: Positive = 1
+    """Number of ranks among which the experts of each layer are divided; tokens travel to them (docs/scaling.md). It
+    divides the number of experts and `shard_ranks`, or the number of ranks. 1, the default, gathers whole layers."""
     checkpoint_every: Positive = 5
     """Number of steps between checkpoints; the last step always makes one. A killed learner replays at most so many
     steps."""

@@ -14,6 +14,7 @@ _ADDED_KEYS = {
     "sandbox": ("adaptive",),
     "loss": ("chain_credit", "distillation", "reference_kl", "reference_model", "reward_factor", "teacher_model"),
     "training": (
+        "expert_parallel",
         "full_weights_every",
         "lora",
         "max_skipped_steps",

@@ -110,7 +110,8 @@ def _unused_lines(placement: Placement, num_gpus: Mapping[str, int]) -> list[str
 def _memory(config: RunConfig, sizes: ModelSizes, engine: PlacedEngine | None) -> str:
     if engine is None:
         frozen = _frozen_weights(config, sizes)
-        held = learner_gib(sizes, default_workers(config), config.training.bin_tokens, frozen)
+        training = config.training
+        held = learner_gib(sizes, default_workers(config), training.bin_tokens, frozen, training.expert_parallel)
         return f"{held:6.1f} GiB"
     gpus = cache_gpus([*config.engine.args, *engine.args])
     return f"{engine_gib(sizes, gpus, config.sampling.max_context_tokens):6.1f} GiB"

@@ -59,27 +59,33 @@ def prepare_plan(config: RunConfig, say: Callable[[str], None]) -> ServingPlan:
 
         make_tiny_policy(model_path, config.seed, say)
     require_model(model_path)
-    require_router_replay(config)
+    require_experts(config)
     return ServingPlan(config=config, model_path=model_path)
 
 
-def require_router_replay(config: RunConfig) -> None:
-    """Raise ConfigError if `training.router_replay` is set for a model whose routing cannot be replayed."""
-    if not config.training.router_replay:
+def require_experts(config: RunConfig) -> None:
+    """Raise ConfigError if the model does not allow what `training.router_replay` or `expert_parallel` asks for."""
+    training = config.training
+    if not training.router_replay and training.expert_parallel == 1:
         return
     model = model_of(config)
+    no_replay: str | None
+    undivided: str | None
     if config.model == TINY:
-        reason: str | None = "the tiny policy has no experts"
+        no_replay = undivided = "the tiny policy has no experts"
     else:
         from training.memory_estimate import read_sizes
 
         require_config("model", model)
         try:
-            reason = read_sizes(model).no_replay
+            sizes = read_sizes(model, expert_parallel=training.expert_parallel)
+            no_replay, undivided = sizes.no_replay, sizes.undivided
         except (OSError, ValueError, AttributeError, KeyError) as error:
-            reason = f"{model} cannot be trained here: {error}"
-    if reason is not None:
-        raise ConfigError(f"training.router_replay: {reason}; leave it out")
+            no_replay = undivided = f"{model} cannot be trained here: {error}"
+    if training.router_replay and no_replay is not None:
+        raise ConfigError(f"training.router_replay: {no_replay}; leave it out")
+    if training.expert_parallel > 1 and undivided is not None:
+        raise ConfigError(f"training.expert_parallel: {undivided}; use another number, or leave it out")
 
 
 def write_plan(stack: Stack, plan: ServingPlan) -> None:

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from transformers import AutoConfig
 
 from engine import canary, policy_files
@@ -277,8 +278,7 @@ class RankLearner:
 
     def _update(self) -> UpdateNorms:
         """Run one optimiser update. If the gradient is not finite, no weight changes."""
-        norm = torch.nn.utils.clip_grad_norm_(self.trained, self.config.training.max_grad_norm)
-        value = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        value = clip_gradients(self.trained, self.config.training.max_grad_norm, self.num_copies)
         squared = torch.zeros((), dtype=torch.float64, device=self.device)
         if isfinite(value):
             self.optimiser.step()
@@ -334,6 +334,20 @@ class RankLearner:
     def load(self, uri: str) -> None:
         """Load a checkpoint. A collective of all ranks. Raises ValueError or OSError."""
         checkpoint.load_checkpoint(self.policy, self.optimiser, self.schedule, uri, self.adapter)
+
+
+def clip_gradients(parameters: Sequence[torch.nn.Parameter], max_norm: float, num_copies: int = 1) -> float:
+    """Clip the gradient of all sharded parameters together, in place, and return its L2 norm before. A collective.
+
+    Experts may be sharded over another mesh than the other parameters, and torch's clipping takes those of one mesh;
+    the norm of the shards, equal on every rank, needs no mesh. `num_copies`: of the weights among the ranks.
+    """
+    shards = [one.grad.to_local() for one in parameters if isinstance(one.grad, DTensor)]
+    squared = get_total_norm(shards).double().square()
+    dist.all_reduce(squared)
+    norm = (squared / num_copies).sqrt()
+    clip_grads_with_norm_(parameters, max_norm, norm, foreach=False)
+    return float(norm)
 
 
 def _advantages_and_weights(bin: Bin, members: Mapping[int, Member]) -> npt.NDArray[np.float32]:

@@ -5,15 +5,18 @@ An estimate, not a measurement: allocators add a tenth or so, and kernels need r
 Shape legend: L = layers, H = hidden size, V = vocabulary, T = tokens of a bin.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from ratchet.config import LoraConfig
 from training import lora, model_files, router_replay
+from training.expert_parallel import why_no_expert_parallel
 from training.policy_model import (
     TrainablePolicy,
     active_weights,
@@ -37,7 +40,9 @@ class ModelSizes:
     `weights`: those of the text model, tied ones once. `served`: those and a vision tower's. `adapter_weights`: those
     of the adapters that were asked for. `active`: those that a token passes. `cache_bytes`: of one token's keys and
     values in an engine, in bfloat16. `no_segments`: why chains cannot share prefixes in training, None if they can.
-    `expert_bytes`: of one token's recorded experts, 0 without experts. `no_replay`: why they cannot be replayed.
+    `layer_experts`: weights of the experts of the largest layer; `chosen`: experts that a token passes; both 0 without
+    experts. `expert_bytes`: of one token's recorded experts. `no_replay`: why they cannot be replayed.
+    `undivided`: why they cannot be divided among the ranks that were asked for.
     """
 
     architecture: str
@@ -46,6 +51,8 @@ class ModelSizes:
     adapter_weights: int
     active: int
     largest_layer: int
+    layer_experts: int
+    chosen: int
     layers: int
     hidden: int
     intermediate: int
@@ -55,9 +62,10 @@ class ModelSizes:
     has_vision: bool
     expert_bytes: int
     no_replay: str | None
+    undivided: str | None
 
 
-def read_sizes(path: Path, adapters: LoraConfig | None = None) -> ModelSizes:
+def read_sizes(path: Path, adapters: LoraConfig | None = None, expert_parallel: int = 1) -> ModelSizes:
     """Read a model's sizes. Raises ValueError or OSError if transformers has no causal language model of this kind, or
     if it lacks a layer that `adapters` name.
     """
@@ -65,7 +73,8 @@ def read_sizes(path: Path, adapters: LoraConfig | None = None) -> ModelSizes:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
     policy = TrainablePolicy(model)
-    layers = [sum(weights.numel() for weights in layer.parameters()) for layer in model.get_decoder().layers]
+    layers = [dict(layer.named_parameters()) for layer in model.get_decoder().layers]
+    largest = max(layers, key=_num_weights)
     text: Any = model.config
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     experts = getattr(text, "num_experts_per_tok", None) or 0
@@ -77,7 +86,9 @@ def read_sizes(path: Path, adapters: LoraConfig | None = None) -> ModelSizes:
         served=_served(settings) if model_files.wraps_text_model(settings, model) else weights,
         adapter_weights=0,
         active=active_weights(policy),
-        largest_layer=max(layers),
+        largest_layer=_num_weights(largest),
+        layer_experts=_num_weights({name: one for name, one in largest.items() if ".experts." in name}),
+        chosen=experts,
         layers=len(layers),
         hidden=text.hidden_size,
         intermediate=intermediate,
@@ -87,11 +98,16 @@ def read_sizes(path: Path, adapters: LoraConfig | None = None) -> ModelSizes:
         has_vision=hasattr(settings, "vision_config"),
         expert_bytes=router_replay.bytes_per_token(model),
         no_replay=router_replay.why_no_replay(model),
+        undivided=why_no_expert_parallel(model, expert_parallel),
     )
     if adapters is None:
         return sizes
     lora.add_adapters(model, adapters)
     return replace(sizes, adapter_weights=sum(one.numel() for one in model.parameters() if one.requires_grad))
+
+
+def _num_weights(parameters: Mapping[str, Tensor]) -> int:
+    return sum(one.numel() for one in parameters.values())
 
 
 def _served(settings: Any) -> int:
@@ -101,8 +117,11 @@ def _served(settings: Any) -> int:
     return sum(one.numel() for one in model.parameters())
 
 
-def learner_gib(sizes: ModelSizes, num_ranks: int, bin_tokens: int, frozen_weights: int = 0) -> float:
-    """Return the GiB of one rank on a GPU: bfloat16, activation checkpointing, sharded over `num_ranks`.
+def learner_gib(
+    sizes: ModelSizes, num_ranks: int, bin_tokens: int, frozen_weights: int = 0, expert_parallel: int = 1
+) -> float:
+    """Return the GiB of one rank on a GPU: bfloat16, activation checkpointing, sharded over `num_ranks`, of which
+    `expert_parallel` divide the experts of a layer and send them tokens.
 
     `frozen_weights`: number of weights of the reference and the teacher together, which are float32, too. With
     adapters the other weights are frozen in bfloat16.
@@ -110,12 +129,14 @@ def learner_gib(sizes: ModelSizes, num_ranks: int, bin_tokens: int, frozen_weigh
     trained = sizes.adapter_weights or sizes.weights
     frozen = sizes.weights if sizes.adapter_weights else 0
     held = (_MASTER_BYTES * trained + 2 * frozen + 4 * frozen_weights) / num_ranks
-    gathered = 2 * 2 * sizes.largest_layer + 2 * 2 * sizes.vocabulary * sizes.hidden  # one layer ahead; embedding, head
+    layer = sizes.largest_layer - sizes.layer_experts + sizes.layer_experts / expert_parallel
+    gathered = 2 * 2 * layer + 2 * 2 * sizes.vocabulary * sizes.hidden  # one layer ahead; embedding, head
+    sent = 2 * 2 * bin_tokens * sizes.chosen * sizes.hidden if expert_parallel > 1 else 0  # and received
     kept = 2 * sizes.layers * bin_tokens * sizes.hidden
     recomputed = 2 * bin_tokens * (_LAYER_ACTIVATIONS * sizes.hidden + 4 * sizes.intermediate)
     logits = 3 * 4 * min(chunk_logits(torch.device("cuda")), bin_tokens * sizes.vocabulary)
     head_gradient = 0 if frozen else 4 * sizes.vocabulary * sizes.hidden
-    return (held + gathered + kept + recomputed + logits + head_gradient) / _GIB
+    return (held + gathered + sent + kept + recomputed + logits + head_gradient) / _GIB
 
 
 def engine_gib(sizes: ModelSizes, num_gpus: int, cached_tokens: int) -> float:

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from training import attention, delta_net, lora, model_files, router_replay
+from training import attention, delta_net, expert_parallel, lora, model_files, router_replay
 from training.packing import Packing
 from training.policy_model import ForwardWork, TrainablePolicy, choose_packing, pair_cost
 from training.prefix_tree import Segment
@@ -31,6 +31,7 @@ from training.rank_zero import read_on_rank_zero
 
 if TYPE_CHECKING:  # a step needs no pydantic
     from ratchet.config import RunConfig
+    from ratchet.config_sections import TrainingConfig
 
 _FORK, _CHAIN_TOKENS, _BRANCH_TOKENS = 12, 24, 3
 
@@ -88,7 +89,7 @@ def load_policy(path: Path, config: RunConfig, device: torch.device) -> LoadedPo
     dtype = compute_dtype(training.dtype, device)
     if training.lora is not None:
         lora.add_adapters(model, training.lora, dtype)
-    _shard(policy, make_mesh(device, training.shard_ranks), dtype)
+    _shard(policy, make_mesh(device, training.shard_ranks), dtype, training)
     policy.to_empty(device=device)
     _fill(policy, _load_on_rank_zero(path, policy), device, config.seed)
     rounded = _BFLOAT16_EXPERTS if getattr(model.config, "num_experts_per_tok", None) else _BFLOAT16
@@ -122,8 +123,8 @@ def make_mesh(device: torch.device, shard_ranks: int | None) -> DeviceMesh:
     )
 
 
-def _shard(policy: TrainablePolicy, mesh: DeviceMesh, dtype: torch.dtype) -> None:
-    """Shard by FSDP2 over the mesh, also with one rank, so that there is one code path.
+def _shard(policy: TrainablePolicy, mesh: DeviceMesh, dtype: torch.dtype, training: TrainingConfig) -> None:
+    """Shard by FSDP2 over the mesh, also with one rank, so that there is one code path, and divide experts.
 
     Computes in `dtype` and reduces gradients in float32.
     """
@@ -132,6 +133,10 @@ def _shard(policy: TrainablePolicy, mesh: DeviceMesh, dtype: torch.dtype) -> Non
         if dtype == torch.float32
         else MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     )
+    if training.expert_parallel > 1:
+        expert_parallel.shard_experts(
+            policy.model, mesh.device_type, training.expert_parallel, training.shard_ranks, precision
+        )
     for layer in policy.model.get_decoder().layers:
         fully_shard(layer, mesh=mesh, mp_policy=precision)
     fully_shard(policy, mesh=mesh, mp_policy=precision)

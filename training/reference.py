@@ -50,7 +50,7 @@ def load_frozen(
             f"{key}: {path} has another tokenizer than the policy, so it cannot score the policy's "
             "tokens; name a model of the same family"
         )
-    own = {"lora": None, "router_replay": False}  # of the policy alone
+    own = {"lora": None, "router_replay": False, "expert_parallel": 1}  # of the policy alone
     whole = config.model_copy(update={"training": config.training.model_copy(update=own)})
     frozen = load_policy(path, whole, device)
     if frozen.packing != loaded.packing:

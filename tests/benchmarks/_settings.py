@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any, cast
 if TYPE_CHECKING:
     from ratchet.config import RunConfig
 
-LOSS = {"preset": "dapo", "clip_low": 0.2, "clip_high": 0.28, "entropy_bonus": 0.0, "reference_kl": 0.0}
+LOSS = {
+    "preset": "dapo",
+    "clip_low": 0.2,
+    "clip_high": 0.28,
+    "entropy_bonus": 0.0,
+    "reference_kl": 0.0,
+    "reward_factor": 1.0,
+    "distillation": 0.0,
+    "teacher_model": None,
+}
 TRAINING = {
     "lora": None,
     "learning_rate": 1e-6,
@@ -20,7 +29,9 @@ TRAINING = {
     "max_grad_norm": 1.0,
     "bin_tokens": 32768,
     "packing": "auto",
+    "router_replay": False,
     "shard_ranks": None,
+    "expert_parallel": 1,
     "dtype": "auto",
     "fp32_head": False,
     "activation_checkpointing": None,

@@ -52,6 +52,10 @@ def test_memory_and_training_are_read_from_the_config(tmp_path: Path) -> None:
     assert adapted.adapter_weights == TINY["num_hidden_layers"] * 4 * (TINY["hidden_size"] + queries)
     saved = (learner_gib(adapted, 1, 4096) - learner_gib(adapted, 2, 4096)) * 2**30
     assert saved == pytest.approx((2 * sizes.weights + 16 * adapted.adapter_weights) / 2)
+    divided = (learner_gib(sizes, 4, 4096, expert_parallel=2) - learner_gib(sizes, 4, 4096)) * 2**30
+    weights_of_experts = 4 * 3 * TINY["hidden_size"] * 16
+    assert sizes.layer_experts == weights_of_experts
+    assert divided == pytest.approx(4 * (4096 * 2 * TINY["hidden_size"] - weights_of_experts / 2))
     assert sizes.cache_bytes == 2 * 2 * 2 * 2 * 8
     assert sizes.expert_bytes == TINY["num_hidden_layers"] * 2 and sizes.no_replay is None
     found = {one.name: one.text for one in _training(model, 4096)}

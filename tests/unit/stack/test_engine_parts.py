@@ -14,7 +14,7 @@ from stack.engine_parts import engine_addresses, engine_settings, learner_device
 from stack.part_health import HealthState, PartHealth
 from stack.parts import Stack
 from stack.probes import LIMITS, is_missed, limits_of
-from stack.serving_plan import ServingPlan, require_router_replay, wants_other, write_plan
+from stack.serving_plan import ServingPlan, require_experts, wants_other, write_plan
 from tests.unit.training.test_gradients import MOE, make_architecture
 
 
@@ -66,21 +66,27 @@ def test_router_replay_restarts_engines_that_return_no_experts(stack: Stack) -> 
         assert vllm_command(settings, plan.model_path).count(argument) == count
 
 
-def test_router_replay_needs_experts_that_can_be_replayed(model: Path, tmp_path: Path) -> None:
+def test_experts_that_cannot_be_replayed_or_divided_are_refused(model: Path, tmp_path: Path) -> None:
     def require(**values: Any) -> None:
         training = {"router_replay": True}
         datasets = [{"path": "x"}]
-        require_router_replay(RunConfig.model_validate({"datasets": datasets, "training": training} | values))
+        require_experts(RunConfig.model_validate({"datasets": datasets, "training": training} | values))
 
     require(model=str(make_architecture("Qwen3MoeForCausalLM", tmp_path, **MOE)))
     require(training={})
     for name, reason in (
-        ("tiny", "the tiny policy has no experts; leave it out"),
-        (str(model), "Qwen3ForCausalLM has no experts; leave it out"),
+        ("tiny", "the tiny policy has no experts; "),
+        (str(model), "Qwen3ForCausalLM has no experts; "),
         (str(tmp_path / "none"), "has no config.json"),
     ):
         with pytest.raises(ConfigError, match=reason):
             require(model=name)
+        with pytest.raises(ConfigError, match=reason):
+            require(model=name, training={"expert_parallel": 2})
+    experts = str(tmp_path / "Qwen3MoeForCausalLM")
+    require(model=experts, training={"expert_parallel": 2})
+    with pytest.raises(ConfigError, match="expert_parallel: 3 does not divide the number of experts, 4; use another"):
+        require(model=experts, training={"expert_parallel": 3})
 
 
 def test_gpus_are_those_of_the_job_and_each_part_sees_its_own(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
