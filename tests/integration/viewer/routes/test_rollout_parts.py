@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import delete, func, insert, select, update
 
 from ratchet.store.chains import read_chains
 from ratchet.store.database import Database
@@ -92,7 +92,7 @@ async def test_why_values_are_missing(client: httpx.AsyncClient, database: Datab
         assert not page["chains"] or page["missing"] in html
         return str(page["missing"])
 
-    assert await missing(filled.rejected, "untrained") == "No step has trained this rollout."
+    assert await missing(filled.rejected, "untrained") == "", "it has no tokens to say anything of"
     step = BatchTable.__table__.update().where(BatchTable.run_id == filled.run_id)
     async with database.begin() as connection:
         await record_trained_turns(connection, filled.run_id, 1, [])
@@ -106,6 +106,9 @@ async def test_why_values_are_missing(client: httpx.AsyncClient, database: Datab
         none = [one | {"num_tokens": 0} for one in members]
         await connection.execute(step.values(stepped_at=stepped, members=none))
     assert "no token of this rollout" in await missing(filled.solved, "untrained")
+    async with database.begin() as connection:
+        await connection.execute(delete(BatchItemTable).where(BatchItemTable.run_id == filled.run_id))
+    assert await missing(filled.solved, "untrained") == "No step has trained this rollout."
 
 
 async def test_a_rollout_that_two_runs_have_trained(
