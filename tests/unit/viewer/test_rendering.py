@@ -9,7 +9,7 @@ from jinja2 import DictLoader
 from markupsafe import escape
 
 from viewer.app import create_viewer_app
-from viewer.rendering import _data_json, ago, clock_time, highlighted, in_words, short_number, workflow_link
+from viewer.rendering import _data_json, ago, clock_time, highlighted, short_number, workflow_link
 from viewer.settings import ViewerSettings
 
 MARKUP = "</script><script>alert(1)</script>"
@@ -46,21 +46,13 @@ async def test_pages_are_rendered_beside_the_event_loop() -> None:
     assert answer.status_code == 404 and int(answer.text) != threading.get_ident()
 
 
-def test_numbers_and_durations() -> None:
+def test_numbers() -> None:
     assert [short_number(one) for one in (None, 1234567, 0.123456, 12345.6, 0.0)] == [
         "",
         "1,234,567",
         "0.1235",
         "12,346",
         "0",
-    ]
-    assert [in_words(one) for one in (None, 2.34, 45, 600, 9000, 400_000)] == [
-        "",
-        "2.3 s",
-        "45 s",
-        "10 min",
-        "2.5 h",
-        "5 d",
     ]
 
 
