@@ -22,5 +22,7 @@ async def describe_situation(connection: AsyncConnection, run: RunRow) -> str:
     if planned is not None:
         lines.append(f"step {planned} is planned and not trained")
     if learner is not None:
-        lines.append(f"learner: {learner.phase} {learner.step}, heartbeat {duration_in_words(learner.silent_seconds)} ago")
+        lines.append(
+            f"learner: {learner.phase} {learner.step}, heartbeat {duration_in_words(learner.silent_seconds)} ago"
+        )
     return "\n".join(lines)

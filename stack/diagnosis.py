@@ -182,7 +182,11 @@ async def _look_at_store(connection: AsyncConnection, found: Diagnosis) -> None:
                 "are gone; `ratchet down` and `ratchet up` make it begin again at its checkpoint",
             )
     for engine in await engines.list_engines(connection):
-        silent = "" if engine.silent_seconds < engines.SILENT_SECONDS else f", silent for {duration_in_words(engine.silent_seconds)}"
+        silent = (
+            ""
+            if engine.silent_seconds < engines.SILENT_SECONDS
+            else f", silent for {duration_in_words(engine.silent_seconds)}"
+        )
         waits = f", waits for newer weights: {engine.fetch_error}" if engine.fetch_error else ""
         found.engines.append(f"engine {engine.id} {engine.state}, weights {engine.version or 'none'}{silent}{waits}")
         if engine.state not in (EngineState.READY, EngineState.SYNCING) or silent or waits:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import func, select, true
+from sqlalchemy import case, func, select, true
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.store.schema import EngineLoadTable, MetricTable, PolicyVersionTable
@@ -12,7 +12,7 @@ from ratchet.store.schema import EngineLoadTable, MetricTable, PolicyVersionTabl
 @dataclass(slots=True, frozen=True)
 class VersionLine:
     """A published version. `sync_seconds`: how long the slowest engine took to load it, the pause of its calls
-    included; None if no engine has loaded it as an update. `num_loads`: how often engines loaded it, at their starts
+    included; None if no engine has loaded this version as an update, as far as is known. `num_loads`: how often engines loaded it, at their starts
     too; `first_loaded_at` and `last_loaded_at`: the first and the last of these, None if no engine did."""
 
     version: str
@@ -44,7 +44,7 @@ async def published_versions(
             PolicyVersionTable.step,
             PolicyVersionTable.state,
             PolicyVersionTable.created_at,
-            MetricTable.value,
+            case((loads.c.num_loads > 0, MetricTable.value)),
             loads.c.num_loads,
             loads.c.first,
             loads.c.last,

@@ -41,6 +41,15 @@ async def test_each_version_has_the_time_of_its_publication(
     assert first["last_loaded_at"] < second["first_loaded_at"] == second["last_loaded_at"]
     html = (await client.get(f"/runs/{filled.run_id}/versions")).text
     assert all(f"<td>{clock_time(one)}</td>" in html for one in moments) and "12 s" in html
+    async with database.begin() as connection:
+        lost = {"version": policy_version(filled.run_id, 2, 2), "run_id": filled.run_id, "step": 2, "epoch": 2}
+        await connection.execute(insert(PolicyVersionTable).values(**lost, uri="", files=[]))
+    listed = [
+        (one["version"][-1], one["sync_seconds"], one["num_loads"])
+        for one in (await client.get(f"/runs/{filled.run_id}/versions.json")).json()["versions"][:2]
+    ]
+    assert listed == [("2", None, 0), ("1", 12.0, 1)], "the step's metric is of the version that was loaded"
+    assert "no engine loaded it" in (await client.get(f"/runs/{filled.run_id}/versions")).text
     earlier = (await client.get(f"/runs/{filled.run_id}/versions.json?before=2")).json()
     assert [one["step"] for one in earlier["versions"]] == [one["step"] for one in page["versions"][1:]]
 
