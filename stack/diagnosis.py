@@ -182,11 +182,8 @@ async def _look_at_store(connection: AsyncConnection, found: Diagnosis) -> None:
                 "are gone; `ratchet down` and `ratchet up` make it begin again at its checkpoint",
             )
     for engine in await engines.list_engines(connection):
-        silent = (
-            ""
-            if engine.silent_seconds < engines.SILENT_SECONDS
-            else f", silent for {duration_in_words(engine.silent_seconds)}"
-        )
+        is_silent = engine.silent_seconds >= engines.SILENT_SECONDS
+        silent = f", silent for {duration_in_words(engine.silent_seconds)}" if is_silent else ""
         waits = f", waits for newer weights: {engine.fetch_error}" if engine.fetch_error else ""
         found.engines.append(f"engine {engine.id} {engine.state}, weights {engine.version or 'none'}{silent}{waits}")
         if engine.state not in (EngineState.READY, EngineState.SYNCING) or silent or waits:
@@ -279,7 +276,8 @@ def _answer(found: Diagnosis) -> str:
     if found.stages and found.stages[0].longest_seconds > _LONG_SECONDS:
         slowest = found.stages[0]
         name = f"evaluation {', '.join(found.evaluating)}, during which no step begins; " if found.evaluating else ""
-        return f"{name}the slowest of {slowest.count} rollouts: {slowest.stage} for {duration_in_words(slowest.longest_seconds)}"
+        longest = duration_in_words(slowest.longest_seconds)
+        return f"{name}the slowest of {slowest.count} rollouts: {slowest.stage} for {longest}"
     if 0 < found.num_steps <= found.step and found.stages:
         num_open = sum(stage.count for stage in found.stages)
         return f"nothing is stuck: all steps are trained, and {num_open} rollouts of the last evaluation are open"

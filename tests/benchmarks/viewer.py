@@ -182,6 +182,8 @@ async def bench(url: str) -> dict[str, Any]:
         "runs": "/runs",
         "run": f"/runs/{RUN}",
         "costs": f"/runs/{RUN}/costs",
+        "groups": f"/runs/{RUN}/groups",
+        "groups without signal": f"/runs/{RUN}/groups?state=no_signal",
         "tasks of the run": f"/runs/{RUN}/tasks",
         "commands": f"/runs/{RUN}/commands",
         "commands of a step": f"/runs/{RUN}/commands?step=200",

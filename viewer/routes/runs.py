@@ -12,12 +12,12 @@ from starlette.responses import RedirectResponse, Response
 from ratchet.store.engines import list_engines
 from ratchet.store.open_rollouts import OpenRollout, StageCount, count_open_rollouts, list_open_rollouts
 from ratchet.store.runs import ADHOC
-from ratchet.store.views import curve_views, evaluation_views, run_views
+from ratchet.store.views import curve_views, evaluation_views, group_list, run_views
 from ratchet.store.views.curve_views import Metrics
+from ratchet.store.views.group_list import GroupCount
 from ratchet.store.views.run_views import (
     FailureCount,
     FlaggedRollout,
-    GroupCount,
     GroupLine,
     OutcomeCount,
     RunHead,
@@ -198,7 +198,7 @@ async def read_run_page(connection: AsyncConnection, rewards: StepRewards, run_i
         open_rollouts=still_open,
         outcomes=run_views.outcome_counts(verdicts),
         failures=failures[:_MAX_FAILURES],
-        groups=await run_views.count_groups_by_state(connection, run_id),
+        groups=await group_list.count_groups(connection, run_id),
         bins=reward_bins(run_id, run_views.reward_counts(verdicts, "train")),
         evaluations=list(curves.evaluations),
         flagged=flagged[:_MAX_FLAGGED],

@@ -122,13 +122,6 @@ class RewardCount:
 
 
 @dataclass(slots=True, frozen=True)
-class GroupCount:
-    purpose: str
-    state: str
-    number: int
-
-
-@dataclass(slots=True, frozen=True)
 class FlaggedRollout:
     """A rollout whose grade has flags of suspicious code or was rejected by a rule."""
 
@@ -239,12 +232,6 @@ async def count_failures(connection: AsyncConnection, run_id: str, limit: int) -
     return [FailureCount(*row) for row in await connection.execute(statement)]
 
 
-async def count_groups_by_state(connection: AsyncConnection, run_id: str) -> list[GroupCount]:
-    keys = (RolloutGroupTable.purpose, RolloutGroupTable.state)
-    statement = select(*keys, func.count()).where(RolloutGroupTable.run_id == run_id).group_by(*keys)
-    return [GroupCount(*row) for row in await connection.execute(statement.order_by(*keys))]
-
-
 async def list_flagged(connection: AsyncConnection, run_id: str, limit: int) -> list[FlaggedRollout]:
     """Return the newest rollouts of the run whose deciding grade has flags or a rule's rejection."""
     statement = (
@@ -297,7 +284,7 @@ class GroupLine:
     created_at: datetime
 
 
-def _group_lines() -> Select[*tuple[Any, ...]]:
+def group_lines() -> Select[*tuple[Any, ...]]:
     members = (
         select(
             func.count(RolloutTable.outcome).label("ended"),
@@ -340,19 +327,19 @@ def _group_lines() -> Select[*tuple[Any, ...]]:
 async def list_open_groups(connection: AsyncConnection, run_id: str, limit: int) -> list[GroupLine]:
     """Return the groups of the run in which rollouts still run, oldest first."""
     is_open = RolloutGroupTable.purpose.in_(list(Purpose)) & (RolloutGroupTable.state == GroupState.OPEN)
-    statement = _group_lines().where(RolloutGroupTable.run_id == run_id, is_open)
+    statement = group_lines().where(RolloutGroupTable.run_id == run_id, is_open)
     return _lines(list(await connection.execute(statement.order_by(RolloutGroupTable.group_no).limit(limit))))
 
 
 async def list_groups_of_step(connection: AsyncConnection, run_id: str, step: int) -> list[GroupLine]:
     """Return every group that the step consumed, trained or not."""
     consumed = select(BatchItemTable.group_id).where(BatchItemTable.run_id == run_id, BatchItemTable.step == step)
-    statement = _group_lines().where(RolloutGroupTable.id.in_(consumed))
+    statement = group_lines().where(RolloutGroupTable.id.in_(consumed))
     return _lines(list(await connection.execute(statement.order_by(RolloutGroupTable.group_no))))
 
 
 async def read_group_line(connection: AsyncConnection, group_id: int) -> GroupLine | None:
-    rows = list(await connection.execute(_group_lines().where(RolloutGroupTable.id == group_id)))
+    rows = list(await connection.execute(group_lines().where(RolloutGroupTable.id == group_id)))
     return _lines(rows)[0] if rows else None
 
 

@@ -12,8 +12,8 @@ from ratchet.store.schema import EngineLoadTable, MetricTable, PolicyVersionTabl
 @dataclass(slots=True, frozen=True)
 class VersionLine:
     """A published version. `sync_seconds`: how long the slowest engine took to load it, the pause of its calls
-    included; None if no engine has loaded this version as an update, as far as is known. `num_loads`: how often engines loaded it, at their starts
-    too; `first_loaded_at` and `last_loaded_at`: the first and the last of these, None if no engine did."""
+    included; None if no engine has loaded this version as an update. `num_loads`: how often engines loaded it, at their
+    starts too; `first_loaded_at` and `last_loaded_at`: the first and the last of these, None if no engine did."""
 
     version: str
     step: int

@@ -28,6 +28,8 @@ def pages_of(filled: FilledRun) -> list[str]:
         f"{run}?axis=hours",
         f"{run}?axis=tokens",
         f"{run}/costs",
+        f"{run}/groups",
+        f"{run}/groups?state=no_signal&purpose=train",
         f"{run}/tasks",
         f"{run}/versions",
         f"{run}/steering",
@@ -277,6 +279,7 @@ async def test_errors_are_sentences(client: httpx.AsyncClient, filled: FilledRun
         ("/rollouts?stage=ends", 422, "stage needs a run"),
         ("/rollouts?reward_from=much", 422, "reward_from is a number, not"),
         (f"/rollouts?step={'9' * 5000}", 422, "step is a number, not"),
+        (f"/runs/{filled.run_id}/groups?state=consumed", 422, "state: expected one of open, ready, planned"),
         ("/runs?before=2026-01-01T00:00:00,x", 422, "a time with its zone"),
     ):
         answer = await client.get(address)
