@@ -190,6 +190,7 @@ async def bench(url: str) -> dict[str, Any]:
         "versions": f"/runs/{RUN}/versions",
         "steering": f"/runs/{RUN}/steering",
         "search": f"/search?q=look&run={RUN}",
+        "search in all runs": "/search?q=look",
         "step": f"/runs/{RUN}/steps/200",
         "rollouts": f"/rollouts?run={RUN}",
         "rollouts in the middle": f"/rollouts?run={RUN}&before={middle}",
