@@ -23,8 +23,8 @@ MAX_STEPS = 200
 
 @dataclass(slots=True, frozen=True)
 class PhaseLine:
-    """A phase of rollouts, in rollout-hours. `cause_hours`: with waiting counted for what is waited for. `setting`: what
-    changes it."""
+    """A phase of rollouts, in rollout-hours. `cause_hours`: with waiting counted for what is waited for. `setting`:
+    what changes it."""
 
     name: str
     hours: float
