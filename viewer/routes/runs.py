@@ -17,6 +17,7 @@ from ratchet.store.views.curve_views import Metrics
 from ratchet.store.views.group_list import GroupCount
 from ratchet.store.views.run_views import (
     FailureCount,
+    FlaggedCount,
     FlaggedRollout,
     GroupLine,
     OutcomeCount,
@@ -95,6 +96,7 @@ class RunPage:
     groups: list[GroupCount]
     bins: list[RewardBin]
     evaluations: list[evaluation_views.EvaluationRate]
+    flagged_count: FlaggedCount
     flagged: list[FlaggedRollout]
     alarms: list[RaisedAlarm]
     engines: list[EngineLine]
@@ -201,6 +203,7 @@ async def read_run_page(connection: AsyncConnection, rewards: StepRewards, run_i
         groups=await group_list.count_groups(connection, run_id),
         bins=reward_bins(run_id, run_views.reward_counts(verdicts, "train")),
         evaluations=list(curves.evaluations),
+        flagged_count=await run_views.count_flagged(connection, run_id),
         flagged=flagged[:_MAX_FLAGGED],
         alarms=_alarms(curves),
         engines=[EngineLine(one.id, one.state, one.version, one.silent_seconds) for one in engines],

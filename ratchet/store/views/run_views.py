@@ -132,6 +132,17 @@ class FlaggedRollout:
     flags: list[JsonObject]
 
 
+@dataclass(slots=True, frozen=True)
+class FlaggedCount:
+    """How many rollouts of a run have a flagged verdict. `num_flagged`: the verdict that decided the reward has flags;
+    `num_rejected`: a rule rejected the patch in it. `others`: rollouts with flags only in verdicts that decided no
+    reward, newest first: those of `ratchet regrade` without `--adopt`, and earlier ones."""
+
+    num_flagged: int
+    num_rejected: int
+    others: list[int]
+
+
 async def list_run_summaries(
     connection: AsyncConnection,
     limit: int,
@@ -245,8 +256,28 @@ async def list_flagged(connection: AsyncConnection, run_id: str, limit: int) -> 
     return [FlaggedRollout(*row) for row in await connection.execute(statement)]
 
 
+async def count_flagged(connection: AsyncConnection, run_id: str) -> FlaggedCount:
+    decides = GradeTable.id == RolloutTable.grade_id
+    statement = (
+        select(RolloutTable.id, func.bool_or(decides), func.bool_or(decides & GradeTable.rejected))
+        .join(GradeTable, GradeTable.rollout_id == RolloutTable.id)
+        .where(RolloutTable.run_id == run_id, _has_any_flagged_grade(), _has_flags(GradeTable))
+        .group_by(RolloutTable.id)
+        .order_by(RolloutTable.id.desc())
+    )
+    rows = (await connection.execute(statement)).all()
+    num_deciding = sum(row[1] for row in rows)
+    num_rejected = sum(row[2] for row in rows)
+    return FlaggedCount(num_deciding - num_rejected, num_rejected, [row[0] for row in rows if not row[1]])
+
+
 def is_flagged() -> ColumnElement[bool]:
-    """The condition that a rollout's deciding grade, which is joined, has flags or a rejection.
+    """The condition that a rollout's deciding grade, which is joined, has flags or a rejection."""
+    return _has_any_flagged_grade() & _has_flags(GradeTable)
+
+
+def _has_any_flagged_grade() -> ColumnElement[bool]:
+    """The condition that one of a rollout's grades has flags or a rejection.
 
     The rollouts with such a grade are few. The partial index `ix_grade_flagged` finds them first, as an array, because
     Postgres has no statistics of the condition and would otherwise read all rollouts. The zero is no parameter, because
@@ -254,7 +285,7 @@ def is_flagged() -> ColumnElement[bool]:
     """
     grade = aliased(GradeTable)
     found = select(grade.rollout_id).where(_has_flags(grade)).scalar_subquery()
-    return (RolloutTable.id == any_(func.array(found))) & _has_flags(GradeTable)
+    return RolloutTable.id == any_(func.array(found))
 
 
 def _has_flags(grade: type[GradeTable]) -> ColumnElement[bool]:

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import httpx
-from sqlalchemy import insert, update
+from sqlalchemy import func, insert, select, update
 
 from ratchet.store.database import Database
 from ratchet.store.metrics import record_metrics
-from ratchet.store.schema import RolloutTable, RunTable, RunTaskTable
+from ratchet.store.schema import GradeTable, RolloutTable, RunTable, RunTaskTable
 from ratchet.store.views import curve_views
 from tests.integration.training.records import make_config, make_run
 from tests.integration.viewer.filled_store import FilledRun, RunFiller
@@ -99,7 +99,7 @@ async def test_a_list_that_is_cut_says_so(
     assert page["cut"] == ["open_groups", "open_rollouts", "failures", "flagged"]
     assert [len(page[name]) for name in ("open_groups", "failures", "flagged")] == [200, 10, 20]
     html = (await client.get(address)).text
-    for words in ("and more groups", "Only the oldest open rollouts", "there are more", "these are the newest"):
+    for words in ("and more groups", "Only the oldest open rollouts", "there are more", "These are the newest"):
         assert words in html, words
 
 
@@ -133,3 +133,27 @@ async def test_a_search_finds_the_tasks_of_the_run_by_label(
     assert f'<a href="/tasks/{filled.task}">shop-0</a>' in html
     page = (await client.get(f"/search.json?q=shop_0&run={filled.run_id}")).json()
     assert page["tasks"] == [], "_ is a character, not a pattern"
+
+
+async def test_flags_are_counted_by_whether_their_verdict_decided_a_reward(
+    client: httpx.AsyncClient, database: Database, filled: FilledRun, model: Path
+) -> None:
+    address = f"/runs/{filled.run_id}"
+    assert (await client.get(f"{address}.json")).json()["flagged_count"] == {
+        "num_flagged": 1,
+        "num_rejected": 1,
+        "others": [],
+    }
+    async with database.begin() as connection:
+        again = {"repeat": 1, "flags": [{"what": "reads a test", "place": "calc.py:1"}]}
+        await RunFiller(connection, filled.run_id, model).verdict(filled.unsolved, False, **again)
+        first = select(func.min(GradeTable.id)).where(GradeTable.rollout_id == filled.unsolved).scalar_subquery()
+        back = update(RolloutTable).where(RolloutTable.id == filled.unsolved)
+        await connection.execute(back.values(grade_id=first))
+    counted = (await client.get(f"{address}.json")).json()["flagged_count"]
+    assert counted == {"num_flagged": 1, "num_rejected": 1, "others": [filled.unsolved]}
+    html = " ".join((await client.get(address)).text.split())
+    assert 'flagged=true">2 rollouts</a> by the verdict that decided the reward: 1 rejected by a rule' in html
+    assert f'flag 1 more rollout: <a href="/rollouts/{filled.unsolved}#grades">' in html
+    listed = (await client.get(f"/rollouts.json?run={filled.run_id}&flagged=true")).json()["rollouts"]
+    assert [one["id"] for one in listed] == [filled.rejected, filled.solved], "as many as the page says"
