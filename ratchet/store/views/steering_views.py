@@ -19,6 +19,8 @@ class SteeringLine:
     """One request. `what`: the command, what it was about, and what it changed. `link`: the page of the group, rollout
     or step that it was about, empty for the run. `from_step`: the first step that was planned after it."""
 
+    id: int
+    action: str
     asked_at: datetime
     asked_by: str
     what: str
@@ -27,7 +29,9 @@ class SteeringLine:
     from_step: int
 
 
-async def list_requests(connection: AsyncConnection, run_id: str, group_id: int | None = None) -> list[SteeringLine]:
+async def list_requests(
+    connection: AsyncConnection, run_id: str, group_id: int | None = None, limit: int = _MAX_REQUESTS
+) -> list[SteeringLine]:
     """Return the requests to a run, newest first; `group_id`: only those about this group."""
     table = SteeringTable
     wanted = table.run_id == run_id
@@ -37,14 +41,16 @@ async def list_requests(connection: AsyncConnection, run_id: str, group_id: int 
     group = select(RolloutGroupTable.id).where(RolloutGroupTable.workflow_id == table.target).limit(1)
     rollout = select(RolloutTable.id).where(RolloutTable.workflow_id == table.target).limit(1)
     statement = select(
-        *(table.asked_at, table.asked_by, table.action, table.target, table.before, table.after),
+        *(table.id, table.asked_at, table.asked_by, table.action, table.target, table.before, table.after),
         *(table.reason, first_step_after().label("from_step")),
         group.scalar_subquery().label("group_id"),
         rollout.scalar_subquery().label("rollout_id"),
     )
-    rows = await connection.execute(statement.where(wanted).order_by(table.id.desc()).limit(_MAX_REQUESTS))
+    rows = await connection.execute(statement.where(wanted).order_by(table.id.desc()).limit(limit))
     return [
         SteeringLine(
+            row.id,
+            row.action,
             row.asked_at,
             row.asked_by,
             describe_request(row.action, row.target, row.before, row.after),

@@ -64,3 +64,25 @@ async def published_versions(
     if before_step is not None:
         statement = statement.where(PolicyVersionTable.step < before_step)
     return [VersionLine(*row) for row in await connection.execute(statement)]
+
+
+@dataclass(slots=True, frozen=True)
+class LearnerRestart:
+    """A learner that took the place of an earlier one. `step`: the first one that it published, and when."""
+
+    epoch: int
+    step: int
+    published_at: datetime
+
+
+async def list_restarts(connection: AsyncConnection, run_id: str) -> list[LearnerRestart]:
+    """Return the learners of the run that have trained a step, except for the first, oldest first."""
+    table = PolicyVersionTable
+    statement = (
+        select(table.epoch, func.min(table.step), func.min(table.created_at))
+        .where(table.run_id == run_id, table.step > 0)
+        .group_by(table.epoch)
+        .order_by(table.epoch)
+        .offset(1)
+    )
+    return [LearnerRestart(*row) for row in await connection.execute(statement)]

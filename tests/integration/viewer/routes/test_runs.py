@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import httpx
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import insert, text, update
 
 from ratchet.store.database import Database
 from ratchet.store.metrics import record_metrics
-from ratchet.store.schema import GradeTable, RolloutTable, RunTable, RunTaskTable
+from ratchet.store.schema import RolloutTable, RunTable, RunTaskTable
 from ratchet.store.views import curve_views
 from tests.integration.training.records import make_config, make_run
 from tests.integration.viewer.filled_store import FilledRun, RunFiller
@@ -136,7 +136,7 @@ async def test_a_search_finds_the_tasks_of_the_run_by_label(
 
 
 async def test_flags_are_counted_by_whether_their_verdict_decided_a_reward(
-    client: httpx.AsyncClient, database: Database, filled: FilledRun, model: Path
+    client: httpx.AsyncClient, database: Database, filled: FilledRun
 ) -> None:
     address = f"/runs/{filled.run_id}"
     assert (await client.get(f"{address}.json")).json()["flagged_count"] == {
@@ -145,11 +145,10 @@ async def test_flags_are_counted_by_whether_their_verdict_decided_a_reward(
         "others": [],
     }
     async with database.begin() as connection:
-        again = {"repeat": 1, "flags": [{"what": "reads a test", "place": "calc.py:1"}]}
-        await RunFiller(connection, filled.run_id, model).verdict(filled.unsolved, False, **again)
-        first = select(func.min(GradeTable.id)).where(GradeTable.rollout_id == filled.unsolved).scalar_subquery()
-        back = update(RolloutTable).where(RolloutTable.id == filled.unsolved)
-        await connection.execute(back.values(grade_id=first))
+        copied = "rollout_id, patch_id, grader, grader_version, solved, tests, log, duration_seconds, reason"
+        flags = """'[{"what": "reads a test", "place": "calc.py:1"}]'"""
+        regraded = f"INSERT INTO grade ({copied}, repeat, flags) SELECT {copied}, 1, {flags} FROM grade WHERE "
+        await connection.execute(text(f"{regraded} rollout_id = {filled.unsolved}".replace(":", "\\:")))
     counted = (await client.get(f"{address}.json")).json()["flagged_count"]
     assert counted == {"num_flagged": 1, "num_rejected": 1, "others": [filled.unsolved]}
     html = " ".join((await client.get(address)).text.split())
