@@ -38,7 +38,7 @@ async def show_groups(
         raise HTTPException(422, str(error)) from None
     async with request.app.state.store.read() as connection:
         found(await run_views.read_run_head(connection, run_id), f"run {run_id}")
-        counts = await group_list.count_groups(connection, run_id)
+        counts = await group_list.count_groups_by_progress(connection, run_id)
         groups = await group_list.list_groups(connection, run_id, only, _PAGE_GROUPS + 1, before)
     shown = groups[:_PAGE_GROUPS]
     more = next_link(request, before=shown[-1].group_no) if len(groups) > _PAGE_GROUPS else None

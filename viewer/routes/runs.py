@@ -207,7 +207,7 @@ async def read_run_page(connection: AsyncConnection, rewards: StepRewards, run_i
         open_rollouts=still_open,
         outcomes=run_views.outcome_counts(verdicts),
         failures=failures[:_MAX_FAILURES],
-        groups=await group_list.count_groups(connection, run_id),
+        groups=await group_list.count_groups_by_progress(connection, run_id),
         bins=reward_bins(run_id, run_views.reward_counts(verdicts, "train")),
         evaluations=list(curves.evaluations),
         flagged_count=await run_views.count_flagged(connection, run_id),

@@ -90,7 +90,7 @@ class _EndedGroup:
     reason: str
 
 
-async def count_groups(connection: AsyncConnection, run_id: str) -> list[GroupCount]:
+async def count_groups_by_progress(connection: AsyncConnection, run_id: str) -> list[GroupCount]:
     """Return the number of the run's groups by purpose and by what has become of them, in the enum's order."""
     table = RolloutGroupTable
     keys = (table.purpose, table.state)
