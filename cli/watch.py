@@ -54,12 +54,17 @@ class TimeLeft:
 
 
 def time_left(step: int, num_steps: int, stepped_at: list[float]) -> TimeLeft:
-    """Estimate from the moments (seconds) at which the newest steps were trained, oldest first."""
-    newest = stepped_at[-_STEPS_FOR_ESTIMATE - 1 :]
-    if len(newest) < 2:
+    """Estimate from the moments (seconds) at which the newest steps were trained, oldest first.
+
+    The median of their durations counts, so that a pause or an outage during one of them does not.
+    """
+    from itertools import pairwise
+    from statistics import median
+
+    durations = [end - start for start, end in pairwise(stepped_at[-_STEPS_FOR_ESTIMATE - 1 :])]
+    if not durations:
         return TimeLeft(step, num_steps, None)
-    per_step = (newest[-1] - newest[0]) / (len(newest) - 1)
-    return TimeLeft(step, num_steps, per_step * max(0, num_steps - step))
+    return TimeLeft(step, num_steps, median(durations) * max(0, num_steps - step))
 
 
 def _screen(run: "Run") -> "RenderableType":

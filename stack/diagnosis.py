@@ -247,6 +247,16 @@ def _state_sentence(found: Diagnosis) -> str:
     return f"it is {found.state}" + (f": {found.reason}" if found.reason else "")
 
 
+def _same_batch(found: Diagnosis) -> str:
+    """Say what helps if one batch makes every learner hang: such a learner reports no failure, so no pause follows."""
+    if not found.is_step_planned:
+        return ""
+    return (
+        f"; if each new learner stops at this batch, `ratchet pause {found.run_id}`, `ratchet skip-step {found.run_id} "
+        f"-m REASON` and `ratchet resume {found.run_id}` discard it"
+    )
+
+
 def _answer(found: Diagnosis) -> str:
     """Return the first cause that explains the wait: the run's own state, a part, a retried activity, the slowest."""
     if found.state == UNKNOWN:
@@ -259,7 +269,7 @@ def _answer(found: Diagnosis) -> str:
         return _state_sentence(found)
     if found.parts:
         name, words = next(iter(found.parts.items()))
-        return f"{name}: {words}"
+        return f"{name}: {words}" + (_same_batch(found) if name == "learner" else "")
     if found.wish != Wish.NONE:
         return f"a person has asked it to {found.wish}; `ratchet steering {found.run_id}` says who"
     if found.reason:  # a running run: why it starts no new groups

@@ -10,6 +10,12 @@ def test_estimate_is_the_pace_of_the_newest_steps() -> None:
     assert time_left(7, 10, slow_then_fast).seconds == pytest.approx(30.0)
 
 
+@pytest.mark.parametrize("stalled", range(5))
+def test_a_stall_during_one_step_does_not_count(stalled: int) -> None:
+    moments = [10.0 * step + (3600.0 if step > stalled else 0.0) for step in range(6)]
+    assert time_left(7, 10, moments).seconds == pytest.approx(30.0)
+
+
 def test_one_step_gives_no_time_left() -> None:
     assert time_left(1, 10, [5.0]).seconds is None
     assert time_left(0, 10, []).seconds is None

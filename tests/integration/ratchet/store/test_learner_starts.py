@@ -103,3 +103,20 @@ async def test_a_learner_that_has_trained_all_is_not_waited_for(
         await connection.execute(update(LearnerTable).values(heartbeat_at=func.now() - func.make_interval(0, 0, 0, 1)))
     found = await diagnose(Stack(tmp_path), learner.run_id)
     assert "learner" not in found.parts and found.learner.startswith("it has ended after step 1")
+
+
+async def test_why_names_what_discards_a_batch_that_makes_learners_hang(
+    learner: Learner, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RATCHET_DATABASE_URL", postgres_url)
+    await learner.run(epoch=1)
+    await learner.beats(learners.WAITING)
+    async with learner.database.begin() as connection:
+        await connection.execute(update(LearnerTable).values(heartbeat_at=func.now() - func.make_interval(0, 0, 0, 1)))
+    before = await diagnose(Stack(tmp_path), learner.run_id)
+    assert before.answer.startswith("learner: silent for") and "skip-step" not in before.answer
+    async with learner.database.begin() as connection:
+        await plans.insert_plan(connection, learner.run_id, PlanRow(1, [], {}, [], 0))
+    found = await diagnose(Stack(tmp_path), learner.run_id)
+    assert found.answer.startswith("learner: silent for")
+    assert f"`ratchet skip-step {learner.run_id} -m REASON`" in found.answer

@@ -21,7 +21,7 @@ async def test_a_boot_that_finds_no_room_does_not_wait_for_another_boot(database
         assert await reserve(database, SandboxRole.AGENT, max_boxes=10) is not None
     async with database.begin() as booting:
         await booting.execute(text("SELECT pg_advisory_xact_lock(hashtext('p'))"))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(100):
             assert await reserve(database, SandboxRole.AGENT, max_boxes=10) is None
             assert await reserve(database, SandboxRole.GRADE, max_boxes=9) is None
             assert await reserve(database, SandboxRole.GRADE, max_boxes=10, max_boots=9) is None

@@ -103,7 +103,7 @@ def test_a_step_that_takes_too_long_is_ended_with_its_children(tmp_path: Path) -
         tmp_path, [calls("echo before; sleep 300 | sleep 300"), says("Done.")], step_timeout_seconds=0.4
     )
     assert last_observation(engine) == "before\ntimed out after 0.4 seconds"
-    assert [event["seconds"] < 5 for event in transcript if event["event"] == "step"] == [True]
+    assert [event["seconds"] < 100 for event in transcript if event["event"] == "step"] == [True]
 
 
 def test_endless_output_is_capped_and_timed_out(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_an_adapter_that_comes_back_is_waited_for(tmp_path: Path) -> None:
     assert process.stdout is not None
     assert b"start" in process.stdout.readline()  # it has called, and no server listens
     with ChatEngine([says("Done.")], port=port) as engine, process:
-        assert process.wait(20) == agent.EXIT_DONE
+        assert process.wait(100) == agent.EXIT_DONE
     assert engine.requests
 
 

@@ -60,7 +60,7 @@ def test_a_sink_that_hangs_holds_nothing_up_and_its_loss_is_counted_once() -> No
     hangs.gate.clear()
     sinks = MetricSinks([thread_of(hangs, max_queued=3), thread_of(works)])
     sinks.write(0, {})
-    assert hangs.at_gate.wait(10)
+    assert hangs.at_gate.wait(100)
     started = time.monotonic()
     with capture_logs() as logs:
         for step in range(1, 100):
@@ -68,7 +68,7 @@ def test_a_sink_that_hangs_holds_nothing_up_and_its_loss_is_counted_once() -> No
         assert sinks.lost_metrics() == {"sink_lost_list": 96.0}
         assert sinks.lost_metrics() == {}
         assert sinks.close(0.2) == {"sink_lost_list": 4.0}  # three that are queued, and the one in hand
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60, "a sink was waited for"
     said = [one["event"] for one in logs]
     assert said.count("metric sink loses points") == 1 and "metric sink did not end" in said
     assert works.steps == list(range(100)) and works.closed
@@ -82,7 +82,7 @@ def test_a_sink_that_raises_loses_that_point_only() -> None:
     for step in range(10):
         thread.put(MetricPoint(step, {}))
     thread.end()
-    assert thread.join(10)
+    assert thread.join(100)
     assert sink.steps == [0, 1, 4, 5, 6, 8, 9] and thread.take_lost() == 3
 
 
@@ -100,7 +100,7 @@ def test_a_client_that_cannot_be_opened_is_tried_again_at_the_next_point(error: 
     for step in range(4):
         thread.put(MetricPoint(step, {}))
     thread.end()
-    assert thread.join(10)
+    assert thread.join(100)
     assert sink.steps == [2, 3] and thread.take_lost() == 2
 
 
@@ -111,7 +111,7 @@ def test_a_sink_writes_nothing_to_a_disk_that_is_almost_full() -> None:
     for step in range(3):
         thread.put(MetricPoint(step, {}))
     thread.end()
-    assert thread.join(10)
+    assert thread.join(100)
     assert sink.steps == [0, 2] and thread.take_lost() == 1
 
 
@@ -125,7 +125,7 @@ def test_a_sink_that_does_not_close_bounds_the_end() -> None:
     sinks.write(1, {})
     started = time.monotonic()
     sinks.close(0.2)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60, "a sink was waited for"
     released.set()
 
 
