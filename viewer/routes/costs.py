@@ -73,7 +73,8 @@ async def show_costs(request: Request, run_id: str, steps: Annotated[int, Query(
 def cost_page(run_id: str, steps: int, advice: Advice, charts: list[Chart]) -> CostPage:
     total = sum(advice.hours.values())
     phases = []
-    for name, hours in sorted(advice.hours.items(), key=lambda one: -one[1]):
+    for name in sorted({*advice.hours, *advice.causes}, key=lambda one: -advice.hours.get(one, 0.0)):
+        hours = advice.hours.get(name, 0.0)
         cause_hours = advice.causes.get(name, 0.0)
         phases.append(PhaseLine(name, hours, hours / total, cause_hours, cause_hours / total, SETTINGS[name]))
     figures = advice.as_json()
