@@ -54,7 +54,8 @@
     if (chart.links.length) plot.over.classList.add("clickable");
   }
 
-  // The marks are a list of the page, so that keyboards and screens without scripts have them, too.
+  // The marks are a list of links below the charts, which keyboards and screen readers use; those in a chart are for
+  // the mouse, because a plot is an image, which has no links. Only their heads can be clicked: points are below the lines.
   function drawMarks(plot, chart) {
     if (chart.x_label !== document.getElementById("marks")?.dataset.axis) return;
     const places = new Map();
@@ -65,15 +66,15 @@
       places.get(x).push(item);
     }
     for (const [x, items] of places) {
-      const mark = document.createElement("a");
+      const mark = document.createElement("span");
       const target = items[0].querySelector("a");
-      if (target) mark.href = target.href;
       mark.className = `mark mark-${items[0].dataset.kind}`;
       mark.title = items.map((item) => (item.querySelector("a") || item).textContent).join("\n");
-      mark.tabIndex = -1;
-      mark.setAttribute("aria-hidden", "true");
-      mark.style.left = `${plot.valToPos(x, "x") - 4}px`;
-      mark.addEventListener("click", (event) => event.stopPropagation());
+      mark.style.left = `${plot.valToPos(x, "x") - 5}px`;
+      mark.addEventListener("click", (event) => {
+        event.stopPropagation();
+        if (target) location.href = target.href;
+      });
       plot.over.append(mark);
     }
   }

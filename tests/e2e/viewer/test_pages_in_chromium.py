@@ -92,7 +92,7 @@ async def test_a_mark_on_a_curve_leads_to_what_was_asked(
     over, line = await chart.locator(".u-over").bounding_box(), await mark.bounding_box()
     assert over is not None and line is not None
     assert abs(line["x"] + line["width"] / 2 - over["x"] - over["width"] / 2) < 2, "step 2 of 1 to 3 is in the middle"
-    await mark.click()
+    await mark.click(position={"x": 5, "y": 5})
     await page.wait_for_url(f"**/runs/{filled.run_id}/steering#request-*")
     await expect(page.locator("tr.target")).to_contain_text("too fast")
 
