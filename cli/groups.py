@@ -34,14 +34,14 @@ def groups(
             str(one["group_no"]),
             one["label"] or one["purpose"],
             one["state"].replace("_", " "),
-            f"{one['num_ended']}/{one['size']}",
             _rewards(one["lowest"], one["highest"]),
             one["task"],
             one["why"],
         ]
         for one in found
     ]
-    print_table(f"groups of {run.run_id}", ["group", "for", "state", "ended", "rewards", "task", "why"], rows)
+    columns = ["group", "for", "state", "rewards", "task", "why"]
+    print_table(f"groups of {run.run_id}", columns, rows, breaks_last=True)
 
 
 def _rewards(lowest: float | None, highest: float | None) -> str:

@@ -25,6 +25,7 @@ from ratchet.store.views import (
 )
 from ratchet.types import JsonObject
 from viewer.models.conversation import MessageView, TurnView, read_conversation
+from viewer.models.loss_shares import loss_shares
 from viewer.models.step_tokens import TokenContext, view_ratio_tokens
 from viewer.models.tokens import load_tokenizer
 
@@ -82,20 +83,22 @@ async def read_situation(connection: AsyncConnection, run_id: str) -> JsonObject
 
 
 async def read_step(connection: AsyncConnection, run: str, step: int) -> JsonObject:
-    """Return the step; `members` are all of its rollouts, the heaviest first."""
+    """Return the step; `members` are all of its rollouts, those with the largest share of the loss first."""
     head = await step_views.read_step_head(connection, run, step)
     if head is None:
         raise ConfigError(f"run {run!r} has no step {step}; `metrics` lists its steps")
     uses = await rollout_views.planned_uses(connection, run, step)
     lines = await rollout_list.lines_of_ids(connection, list(uses))
+    shares = loss_shares(uses, head.knobs.get("loss", {}).get("preset"))
     members = [
         {
             "rollout": number,
             "task": lines[number].task if number in lines else None,
             "agent_exit": lines[number].agent_exit if number in lines else None,
+            "share": shares[number],
             **without(asdict(use), "step"),
         }
-        for number, use in sorted(uses.items(), key=lambda item: -abs(item[1].advantage * item[1].weight))
+        for number, use in sorted(uses.items(), key=lambda item: -(shares[item[0]] or 0.0))
     ]
     groups = await run_views.list_groups_of_step(connection, run, step)
     return {

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig
 
 from engine import canary, policy_files
+from ratchet.trained_turns import TrainedTurn
 from ratchet.types import JsonObject
 from training import checkpoint, lora, model_files, router_replay
 from training.largest_ratios import LargestRatios
@@ -50,6 +51,7 @@ from training.rank_zero import read_on_rank_zero
 from training.reference import kl_estimates, load_reference
 from training.router_replay import RecordedExperts
 from training.teacher import load_teacher, teacher_gaps, teacher_losses
+from training.trained_turns import TrainedTurns
 
 if TYPE_CHECKING:  # a step needs no pydantic
     from ratchet.config import RunConfig
@@ -60,16 +62,24 @@ _WRITE_TIMEOUT = timedelta(hours=6)
 
 @dataclass(slots=True, frozen=True)
 class StepResult:
-    """The outcome of a step, equal on every rank.
+    """The outcome of a step, equal on every rank except for `trained_turns`, which other ranks than 0 leave empty.
 
     `metrics` are finite. `num_skipped`: updates that were left out because their gradient was not finite; they changed
     neither weights nor optimiser. `largest_ratios`: the trained tokens whose ratios are furthest from 1, the furthest
-    first.
+    first. `trained_turns`: entropy and log-ratio of every trained token.
     """
 
     metrics: dict[str, float]
     num_skipped: int = 0
     largest_ratios: Sequence[TrainedToken] = ()
+    trained_turns: Sequence[TrainedTurn] = ()
+
+
+class TokenRecorder(Protocol):
+    """Keeps something of every trained token of a step."""
+
+    def add(self, bin: Bin, tokens: TokenBatch, entropies: Tensor, masked: Tensor) -> None:
+        """Add one bin. `masked`: bool (N,), tokens that the loss gives no gradient."""
 
 
 class UpdateNorms(NamedTuple):
@@ -136,12 +146,12 @@ class RankLearner:
         self._set_learning_rate(plan)
         learning_rate = self.schedule.get_last_lr()[0]
         self.policy.train()
-        largest = LargestRatios(self.device)
+        largest, turns = LargestRatios(self.device), TrainedTurns()
         for number in range(plan.num_updates):
             in_update = [sequence for sequence in sequences if members[sequence.rollout_id].update == number]
             if not in_update:
                 continue  # the step has fewer groups than updates
-            sums = self.accumulate(in_update, members, plan.step - 1 if number == 0 else None, largest)
+            sums = self.accumulate(in_update, members, plan.step - 1 if number == 0 else None, [largest, turns])
             totals += torch.tensor(sums.as_list(), dtype=torch.float64, device=self.device)
             peaks[:2] = torch.maximum(
                 peaks[:2], torch.tensor([sums.peak_mismatch, sums.peak_noise], device=self.device)
@@ -160,16 +170,17 @@ class RankLearner:
         if grad_norm or not num_skipped:  # if no update was made there is no norm, and 0 would be one
             optimiser |= {"grad_norm": grad_norm, "update_norm": update_norm}
         metrics = token_metrics(totals.tolist()) | optimiser | peak_metrics(peaks.tolist())
-        return StepResult(finite_metrics(metrics | reward_metrics(plan.members)), num_skipped, largest.merged())
+        recorded = (largest.merged(), turns.gathered(self._waiting_group))
+        return StepResult(finite_metrics(metrics | reward_metrics(plan.members)), num_skipped, *recorded)
 
     def accumulate(
         self,
         sequences: Sequence[TrainingSequence],
         members: dict[int, Member],
         fresh_step: int | None = None,
-        largest: LargestRatios | None = None,
+        recorders: Sequence[TokenRecorder] = (),
     ) -> StepSums:
-        """Accumulate the gradients of this rank's bins and return their sums; add their tokens to `largest`.
+        """Accumulate the gradients of this rank's bins and return their sums; add their tokens to the recorders.
 
         Every rank runs the same number of passes, since FSDP's passes are collectives. `fresh_step`: policy step of the
         current weights; None once an update has changed them.
@@ -182,7 +193,7 @@ class RankLearner:
             real = number < len(dealt[self.rank])
             chains = dealt[self.rank][number] if real else [spare_chain(sequences[0])]
             bin = pack_bin(chains, self.packing)
-            loss = self._bin_loss(bin, members, sums if real else None, fresh_step, largest)
+            loss = self._bin_loss(bin, members, sums if real else None, fresh_step, recorders)
             # FSDP averages gradients over ranks, but the token weights are made for their sum.
             torch.autograd.backward(loss * (self.world_size if real else 0.0))
         return sums
@@ -193,10 +204,10 @@ class RankLearner:
         members: dict[int, Member],
         sums: StepSums | None,
         fresh_step: int | None,
-        largest: LargestRatios | None,
+        recorders: Sequence[TokenRecorder],
     ) -> Tensor:
-        """Return the weighted loss of one bin, a scalar, and add its statistics to `sums` and its tokens to `largest`;
-        a bin that only keeps the ranks in step has no `sums` and is added to neither.
+        """Return the weighted loss of one bin, a scalar, and add its statistics to `sums` and its tokens to the
+        recorders; a bin that only keeps the ranks in step has no `sums` and is added to none of them.
         """
         positions = None if bin.positions is None else self._tensor(bin.positions)
         inputs = (self._tensor(bin.ids), positions, bin.segments, self._tensor(bin.sources), self._tensor(bin.targets))
@@ -226,9 +237,10 @@ class RankLearner:
             is_fresh_N = None if fresh_step is None else self._tensor(bin.policy_steps == fresh_step)
             sums.add(tokens, entropies_N, loss.detach(), self.config.loss, is_fresh_N)
             sums.add_frozen(reference_kl_N, teacher_gaps_N)
-            if largest is not None:
+            if recorders:
                 low, high = clip_masks(tokens, self.config.loss)
-                largest.add(bin, tokens, entropies_N, low | high)
+                for recorder in recorders:
+                    recorder.add(bin, tokens, entropies_N, low | high)
             sums.chain_tokens += bin.num_chain_tokens
             sums.computed_tokens += bin.ids.size
             sums.flops += self.work.flops(bin.ids.size, len(bin.targets), bin.num_pairs)

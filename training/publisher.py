@@ -18,6 +18,7 @@ from engine.weight_deltas import LocalVersion
 from ratchet.config import RunConfig
 from ratchet.errors import FencedError, StoreUnavailableError, WeightStorageError
 from ratchet.store import engines, learner_commits, learners, runs
+from ratchet.trained_turns import TrainedTurn
 from ratchet.types import JsonObject, policy_version
 from training import checkpoint
 from training.learner import RankLearner
@@ -56,8 +57,14 @@ class Publisher:
                 f"training.weight_transport: nccl needs vLLM on the learner's machine ({error}); use disk"
             ) from None
 
-    def publish(self, step: int, metrics: dict[str, float], tokens: Sequence[TrainedToken] = ()) -> None:
-        """Write the weights and record them with the step's metrics and `tokens`. A collective of all ranks.
+    def publish(
+        self,
+        step: int,
+        metrics: dict[str, float],
+        tokens: Sequence[TrainedToken] = (),
+        turns: Sequence[TrainedTurn] = (),
+    ) -> None:
+        """Write the weights and record them with the step's metrics, `tokens` and `turns`. A collective of all ranks.
 
         Raises FencedError if another learner has taken over; the files are then deleted.
         """
@@ -80,7 +87,7 @@ class Publisher:
         try:
             context.ranks.transaction(
                 lambda connection: learner_commits.record_published(
-                    connection, context.lease, step, uri, files, metrics, canary, list(map(asdict, tokens))
+                    connection, context.lease, step, uri, files, metrics, canary, list(map(asdict, tokens)), turns
                 )
             )
         except FencedError:

@@ -255,7 +255,7 @@ class TrainLoop:
             "step_seconds": time.monotonic() - stepping,
         }
         metrics = self._step_metrics(plan, sequences, result, timings)
-        self.publisher.publish(step, metrics, result.largest_ratios)
+        self.publisher.publish(step, metrics, result.largest_ratios, result.trained_turns)
         return True
 
     def _wait_for_plan(self, step: int) -> Plan | None:

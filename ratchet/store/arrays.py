@@ -1,5 +1,5 @@
-"""The byte layout of the store's bytea columns: little-endian int32 ids and float32 logprobs, numpy's own file format
-for experts, zstd for text and JSON."""
+"""The byte layout of the store's bytea columns: little-endian int32 ids, float32 logprobs and float16 values of
+trained tokens, numpy's own file format for experts, zstd for text and JSON."""
 
 from collections.abc import Sequence
 from io import BytesIO
@@ -10,6 +10,7 @@ import orjson
 import zstandard
 
 from ratchet.routed_experts import ExpertIds
+from ratchet.trained_turns import Halves
 
 Ids = npt.NDArray[np.int32]
 Logprobs = npt.NDArray[np.float32]
@@ -29,6 +30,14 @@ def logprobs_to_bytes(logprobs: Sequence[float] | Logprobs) -> bytes:
 
 def logprobs_from_bytes(data: bytes) -> Logprobs:
     return np.frombuffer(data, dtype="<f4")
+
+
+def halves_to_bytes(values: Halves) -> bytes:
+    return values.astype("<f2").tobytes()
+
+
+def halves_from_bytes(data: bytes) -> Halves:
+    return np.frombuffer(data, dtype="<f2")
 
 
 def experts_to_bytes(experts: ExpertIds) -> bytes:

@@ -26,6 +26,8 @@ from ratchet.store.schema import (
     TurnTable,
 )
 from ratchet.store.step_tokens import record_step_tokens
+from ratchet.store.trained_turns import record_trained_turns
+from ratchet.trained_turns import TrainedTurn
 from ratchet.types import (
     BatchState,
     JsonObject,
@@ -95,9 +97,10 @@ async def record_published(
     metrics: Mapping[str, float],
     canary: JsonObject | None = None,
     tokens: Sequence[Mapping[str, Any]] = (),
+    turns: Sequence[TrainedTurn] = (),
 ) -> None:
-    """Record the published version, the batch's state `stepped`, the step's metrics and the tokens whose ratios are
-    furthest from 1, in one transaction.
+    """Record the published version, the batch's state `stepped`, the step's metrics, the tokens whose ratios are
+    furthest from 1 and what the learner saw of all trained ones, in one transaction.
 
     Call it after the files are written and fsynced, and stored at `uri` if that is an address. Running it again changes
     nothing. Raises FencedError.
@@ -123,6 +126,7 @@ async def record_published(
     )
     await record_metrics(connection, lease.run_id, step, metrics)
     await record_step_tokens(connection, lease.run_id, step, tokens)
+    await record_trained_turns(connection, lease.run_id, step, turns)
 
 
 async def version_before(connection: AsyncConnection, run_id: str, step: int) -> PolicyVersionTable | None:

@@ -34,6 +34,7 @@ from ratchet.store.schema import (
     RolloutTable,
     RolloutWordsTable,
     RunTable,
+    TrainedTurnTable,
     TurnTable,
 )
 from ratchet.types import JsonObject, PolicyVersionState, RunState, chained_versions
@@ -44,8 +45,10 @@ ARCHIVED_TABLES: dict[str, type[DeclarativeBase]] = {
     "chain_span": ChainSpanTable,
     "attempt": AttemptTable,
     "grade": GradeTable,
+    "trained_turn": TrainedTurnTable,
 }
-"""Tables whose rows are archived. Turns and chains are then deleted; of attempts and grades, only the logs are."""
+"""Tables whose rows are archived. Turns, chains and what the learner saw of them are then deleted; of attempts and
+grades, only the logs are."""
 _OPEN = (RunState.RUNNING, RunState.PAUSED)
 
 
@@ -201,6 +204,7 @@ async def drop_archived_rows(connection: AsyncConnection, run_id: str, after: in
     moving = update(RunTable).where(RunTable.run_id == run_id)
     await connection.execute(moving.values(archived_to=last))
     await connection.execute(delete(ChainTable).where(ChainTable.rollout_id.in_(ids)))
+    await connection.execute(delete(TrainedTurnTable).where(TrainedTurnTable.rollout_id.in_(ids)))
     await connection.execute(delete(TurnTable).where(TurnTable.rollout_id.in_(ids)))
     await connection.execute(delete(RolloutWordsTable).where(RolloutWordsTable.rollout_id.in_(ids)))
     attempts = update(AttemptTable).where(AttemptTable.rollout_id.in_(ids))

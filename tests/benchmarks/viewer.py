@@ -17,11 +17,12 @@ from statistics import median, quantiles
 from typing import Any
 
 import httpx
+import numpy as np
 import orjson
 from sqlalchemy import text
 
 from cli.console import say
-from ratchet.store.arrays import ids_to_bytes, logprobs_to_bytes, pack_json, pack_text
+from ratchet.store.arrays import halves_to_bytes, ids_to_bytes, logprobs_to_bytes, pack_json, pack_text
 from ratchet.store.database import Database
 from ratchet.store.migration import migrate
 from ratchet.store.views.read_only import grant_reader_role
@@ -46,6 +47,7 @@ _CALL = {"id": "1", "type": "function", "function": {"name": "bash", "arguments"
 _ANSWER = pack_json({"message": {"role": "assistant", "content": "I look.", "tool_calls": [_CALL]}}).hex()
 _IDS = ids_to_bytes(range(60)).hex()
 _LOGPROBS = logprobs_to_bytes([-0.5] * 60).hex()
+_HALVES = halves_to_bytes(np.linspace(0, 3, 60).astype(np.float16)).hex()
 _LOG = pack_text("2 tests ran\n").hex()
 
 FILL = f"""
@@ -90,6 +92,9 @@ INSERT INTO chain (rollout_id, no, leaf_turn_id, num_tokens, num_trained)
 INSERT INTO chain_span (chain_id, no, turn_id, sampled, trained, start, length, source_start)
   SELECT c.id, 2 * t.ordinal + s, t.id, s = 1, s = 1, 120 * t.ordinal + 60 * s, 60, 0
   FROM chain c JOIN turn t ON t.rollout_id = c.rollout_id, generate_series(0, 1) s;
+INSERT INTO trained_turn (run_id, step, turn_id, rollout_id, start, entropies, log_ratios)
+  SELECT b.run_id, b.step, t.id, r.id, 120 * t.ordinal + 60, decode('{_HALVES}', 'hex'), decode('{_HALVES}', 'hex')
+  FROM batch_item b JOIN rollout r ON r.group_id = b.group_id JOIN turn t ON t.rollout_id = r.id;
 INSERT INTO sandbox (provider, provider_id, role, rollout_id, attempt, workflow_id, image, state, live_at, released_at)
   SELECT 'p', id::text, 'agent', id, 1, workflow_id, 'host', CASE WHEN outcome IS NULL THEN 'live' ELSE 'released' END,
     now(), now() FROM rollout;
@@ -204,6 +209,7 @@ async def bench(url: str) -> dict[str, Any]:
         "task": "/tasks/100",
         "rollout": f"/rollouts/{middle}",
         "tokens": f"/rollouts/{middle}/tokens",
+        "tokens by entropy": f"/rollouts/{middle}/tokens?colour=entropy",
         "rollout of 100 turns": f"/rollouts/{big}",
         "its last tokens": f"/rollouts/{big}/tokens?first=85000",
         "compare": f"/compare?run={RUN}",

@@ -52,7 +52,7 @@ def engines(hosts: list[NetworkHost], tiny_policy: Path) -> Iterator[list[str]]:
             process = subprocess.Popen(command, cwd=ROOT)
             running.callback(process.wait)
             running.callback(process.kill)
-        with httpx.Client(trust_env=False, transport=httpx.HTTPTransport(retries=9)) as http:
+        with httpx.Client(trust_env=False, transport=httpx.HTTPTransport(retries=9), timeout=60) as http:
             for address in addresses:
                 http.post(f"{address}/script", json={"outputs": [{"ids": ids}] * 2 * NUM_ROLLOUTS}).raise_for_status()
         yield addresses
@@ -99,7 +99,7 @@ def test_eight_hosts_start_and_end_by_one_command(
     assert processes_with(str(home / "eight"), f"{head.address}:{port}", f"ratchet-ray-{os.getuid()}-{port}") == []
     print(f"Ray's nodes were up after {ray:.0f} s, every part after {stack:.0f} s; {launch.seconds:.0f} s in all, the")
     print(f"last {end:.0f} s of them after the last rollout")
-    calls = [len(httpx.get(f"{one}/calls", trust_env=False).json()["calls"]) for one in engines]
+    calls = [len(httpx.get(f"{one}/calls", trust_env=False, timeout=60).json()["calls"]) for one in engines]
     assert sum(calls) >= NUM_ROLLOUTS and sum(count > 0 for count in calls) > 1, calls
     asyncio.run(require_whole(database_url, engines, dumped))
 

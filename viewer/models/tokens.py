@@ -1,18 +1,26 @@
-"""Tokens of a chain with their texts and the class that colours them."""
+"""Tokens of a chain with their texts, what the learner saw of them, and the class that colours them."""
 
+import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
 from ratchet.store.views.turn_views import ChainToken
+from ratchet.trained_turns import TrainedTurn
 
-COLOURS = ("mask", "logprob", "version")
 _LOGPROB_BOUNDS = (-0.01, -0.1, -0.5, -1.0, -2.0, -4.0, -8.0)
 """A token's logprob class is the number of bounds that it lies below."""
+_ENTROPY_BOUNDS = (0.01, 0.1, 0.3, 0.7, 1.2, 2.0, 3.0)
+"""A token's entropy class is the number of bounds, in nats, that it lies above."""
+_RATIO_BOUNDS = (1.05, 1.25, 2.0)
+_ADVANTAGE_BOUNDS = (0.0, 0.5, 1.0)
+"""The class of a ratio is 3 within the first bound of 1, and one more or less for each bound that it or its inverse
+exceeds; that of an advantage alike, from 0."""
 _NUM_VERSION_CLASSES = 8
+_MAX_LOG_RATIO = 700.0
 
 
 class DecodesIds(Protocol):
@@ -20,8 +28,42 @@ class DecodesIds(Protocol):
 
 
 @dataclass(slots=True, frozen=True)
+class LegendEntry:
+    shade: str
+    words: str
+
+
+@dataclass(slots=True, frozen=True)
+class Legend:
+    """What the colours mean. `title`: the quantity and its unit, empty if the entries say all."""
+
+    title: str
+    entries: list[LegendEntry]
+
+
+@dataclass(slots=True, frozen=True)
+class StepTraining:
+    """How a step has trained the tokens of a rollout.
+
+    `advantage`: of each of its trained tokens. `min_policy_step`: tokens of older weights were not trained. `turns`:
+    what the learner saw, by turn; those of a step of an earlier version are missing.
+    """
+
+    advantage: float
+    min_policy_step: int
+    turns: Mapping[int, TrainedTurn]
+
+    def trains(self, token: ChainToken) -> bool:
+        return token.trained and (-1 if token.policy_step is None else token.policy_step) >= self.min_policy_step
+
+
+@dataclass(slots=True, frozen=True)
 class TokenView:
-    """A token. `text` is None if the model's tokenizer is gone; `shade` is the class of its colour."""
+    """A token. `text` is None if the model's tokenizer is gone; `shade` is the class of its colour.
+
+    `trained`: it is in the loss mask. `in_step`: the step has trained it; `advantage`, `entropy` (nats),
+    `learner_logprob` and `ratio` are None otherwise, the last three also if no finite value is recorded.
+    """
 
     position: int
     id: int
@@ -33,6 +75,11 @@ class TokenView:
     policy_step: int | None
     trained: bool
     sampled: bool
+    in_step: bool
+    advantage: float | None
+    entropy: float | None
+    learner_logprob: float | None
+    ratio: float | None
 
 
 @lru_cache(maxsize=4)
@@ -56,24 +103,62 @@ def load_tokenizer(model_path: str) -> DecodesIds | None:
 
 
 def view_tokens(
-    tokens: Sequence[ChainToken], colour: str, tokenizer: DecodesIds | None, advantage: float | None
+    tokens: Sequence[ChainToken], colour: str, tokenizer: DecodesIds | None, training: StepTraining | None
 ) -> list[TokenView]:
-    """Return the tokens with texts, shades and what a reader sees when pointing at one."""
-    return [
-        TokenView(
-            one.position,
-            one.id,
-            tokenizer.decode([one.id], skip_special_tokens=False) if tokenizer else None,
-            _shade(one, colour),
-            _hint(one, advantage),
-            one.turn_id,
-            one.logprob,
-            one.policy_step,
-            one.trained,
-            one.sampled,
-        )
-        for one in tokens
-    ]
+    """Return the tokens with texts, shades and what a reader sees when pointing at one.
+
+    `training`: of the step whose values are shown, None if no step has trained the rollout.
+    """
+    return [_view(one, colour, tokenizer, training) for one in tokens]
+
+
+def _view(token: ChainToken, colour: str, tokenizer: DecodesIds | None, training: StepTraining | None) -> TokenView:
+    seen = _see(token, training)
+    return TokenView(
+        token.position,
+        token.id,
+        tokenizer.decode([token.id], skip_special_tokens=False) if tokenizer else None,
+        _shade(token, seen, colour),
+        _hint(token, seen),
+        token.turn_id,
+        token.logprob,
+        token.policy_step,
+        token.trained,
+        token.sampled,
+        seen.in_step,
+        seen.advantage,
+        seen.entropy,
+        None if seen.log_ratio is None or token.logprob is None else token.logprob + seen.log_ratio,
+        seen.ratio,
+    )
+
+
+@dataclass(slots=True, frozen=True)
+class _Seen:
+    """What a step has made of a token. None: not trained, or no finite value is recorded."""
+
+    in_step: bool
+    advantage: float | None = None
+    entropy: float | None = None
+    log_ratio: float | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        return None if self.log_ratio is None else math.exp(min(self.log_ratio, _MAX_LOG_RATIO))
+
+
+def _see(token: ChainToken, training: StepTraining | None) -> _Seen:
+    if training is None or not training.trains(token):
+        return _Seen(False)
+    turn = training.turns.get(token.turn_id)
+    at = -1 if turn is None else token.position - turn.start
+    if turn is None or not 0 <= at < len(turn.entropies):
+        return _Seen(True, training.advantage)
+    return _Seen(True, training.advantage, _finite(turn.entropies.item(at)), _finite(turn.log_ratios.item(at)))
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def logprob_class(logprob: float) -> int:
@@ -81,25 +166,95 @@ def logprob_class(logprob: float) -> int:
     return sum(logprob < bound for bound in _LOGPROB_BOUNDS)
 
 
-def _shade(token: ChainToken, colour: str) -> str:
+def entropy_class(entropy: float) -> int:
+    """Return 0 for the surest distributions and `len(_ENTROPY_BOUNDS)` for the widest."""
+    return sum(entropy > bound for bound in _ENTROPY_BOUNDS)
+
+
+def signed_class(value: float, bounds: Sequence[float]) -> int:
+    """Return 3 if |value| exceeds none of the three bounds, down to 0 for low and up to 6 for high values."""
+    above = sum(abs(value) > bound for bound in bounds)
+    return 3 + (above if value > 0 else -above)
+
+
+# ---------------------------------------------------------------- colours
+
+
+def _shade(token: ChainToken, seen: _Seen, colour: str) -> str:
     if not token.sampled:
         return "context"
-    if colour == "logprob" and token.logprob is not None:
-        return f"p{logprob_class(token.logprob)}"
-    if colour == "version":
-        return "v-unknown" if token.policy_step is None else f"v{token.policy_step % _NUM_VERSION_CLASSES}"
+    match colour:
+        case "logprob" if token.logprob is not None:
+            return f"p{logprob_class(token.logprob)}"
+        case "version":
+            return "v-unknown" if token.policy_step is None else f"v{token.policy_step % _NUM_VERSION_CLASSES}"
+        case "entropy" | "ratio" | "advantage":
+            return _learner_shade(seen, colour)
     return "trained" if token.trained else "sampled"
 
 
-def _hint(token: ChainToken, advantage: float | None) -> str:
+def _learner_shade(seen: _Seen, colour: str) -> str:
+    if not seen.in_step:
+        return "untrained"
+    if colour == "entropy" and seen.entropy is not None:
+        return f"p{entropy_class(seen.entropy)}"
+    if colour == "ratio" and seen.log_ratio is not None:
+        return f"d{signed_class(seen.log_ratio, [math.log(bound) for bound in _RATIO_BOUNDS])}"
+    if colour == "advantage" and seen.advantage is not None:
+        return f"d{signed_class(seen.advantage, _ADVANTAGE_BOUNDS)}"
+    return "unknown"
+
+
+def _legend(title: str, kind: str, words: Sequence[str], *others: LegendEntry) -> Legend:
+    return Legend(title, [*(LegendEntry(f"{kind}{number}", one) for number, one in enumerate(words)), *others])
+
+
+_CONTEXT = LegendEntry("context", "context")
+_OF_LEARNER = (LegendEntry("unknown", "no finite value recorded"), LegendEntry("untrained", "not trained"), _CONTEXT)
+
+LEGENDS: dict[str, Legend] = {
+    "mask": Legend("", [LegendEntry("trained", "trained"), LegendEntry("sampled", "sampled, not trained"), _CONTEXT]),
+    "logprob": _legend(
+        "recorded logprob, in nats", "p", ["0", *(f"below {bound:g}" for bound in _LOGPROB_BOUNDS)], _CONTEXT
+    ),
+    "version": _legend(
+        "weights of step, one colour each, repeated after eight", "v", list(map(str, range(8))), _CONTEXT
+    ),
+    "entropy": _legend(
+        "entropy of the learner's distribution, in nats",
+        "p",
+        [f"at most {_ENTROPY_BOUNDS[0]:g}", *(f"above {bound:g}" for bound in _ENTROPY_BOUNDS)],
+        *_OF_LEARNER,
+    ),
+    "ratio": _legend(
+        "ratio of the learner's probability to the recorded one",
+        "d",
+        ["below 1/2", "1/2 to 1/1.25", "1/1.25 to 1/1.05", "about 1", "1.05 to 1.25", "1.25 to 2", "above 2"],
+        *_OF_LEARNER,
+    ),
+    "advantage": _legend(
+        "advantage, in units of the reward (std and batch: in standard deviations)",
+        "d",
+        ["below -1", "-1 to -0.5", "-0.5 to 0", "0", "0 to 0.5", "0.5 to 1", "above 1"],
+        *_OF_LEARNER[1:],
+    ),
+}
+"""What the tokens can be coloured by. The learner's values are those before the update that trained the token."""
+
+
+def _hint(token: ChainToken, seen: _Seen) -> str:
     words = [f"position {token.position}", f"id {token.id}", f"turn {token.turn_id}"]
     if not token.sampled:
         return ", ".join([*words, "context"])
-    words.append("trained" if token.trained else "sampled, not trained")
+    words.append("trained" if seen.in_step else "not trained by a step" if token.trained else "sampled, not trained")
     if token.logprob is not None:
         words.append(f"recorded logprob {token.logprob:.4f}")
     if token.policy_step is not None:
         words.append(f"weights of step {token.policy_step}")
-    if advantage is not None and token.trained:
-        words.append(f"advantage {advantage:+.3g}")
+    if seen.advantage is not None:
+        words.append(f"advantage {seen.advantage:+.3g}")
+    if seen.ratio is not None:
+        words.append(f"ratio {seen.ratio:.3g}")
+    if seen.entropy is not None:
+        words.append(f"entropy {seen.entropy:.3g} nats")
     return ", ".join(words)

@@ -1,19 +1,23 @@
 """Parts of a rollout with pages of their own: its tokens, and the logs of an attempt."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from fastapi import APIRouter, Query, Request
+from sqlalchemy.ext.asyncio import AsyncConnection
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
-from ratchet.store.views import rollout_views, turn_views
-from ratchet.store.views.rollout_views import ChainView, RolloutHead
-from viewer.models.tokens import COLOURS, TokenView, load_tokenizer, view_tokens
+from ratchet.store.trained_turns import read_trained_turns
+from ratchet.store.views import rollout_views, step_views, turn_views
+from ratchet.store.views.rollout_views import ChainView, PlannedUse, RolloutHead
+from ratchet.store.views.step_views import GroupTraining
+from ratchet.store.views.turn_views import ChainToken
+from viewer.models.tokens import LEGENDS, Legend, StepTraining, TokenView, load_tokenizer, view_tokens
 from viewer.rendering import respond
 from viewer.routes.registration import found, next_link, page_route
-from viewer.routes.rollouts import read_reward_facts
 
 rollout_part_pages = APIRouter()
 _PAGE_TOKENS = 1000
@@ -30,7 +34,9 @@ class TokenRun:
 
 @dataclass(slots=True, frozen=True)
 class TokensPage:
-    """A window of a chain. `advantage`: of the rollout in the step that trains it; it holds for every trained token."""
+    """A window of a chain. `trainings`: the steps that train the rollout, of this run and of runs that train on its
+    stored groups; `training` is the one whose values are shown. `advantage`: of every token that it trains. `missing`:
+    why tokens lack the learner's values, empty if they do not."""
 
     head: RolloutHead
     chains: list[ChainView]
@@ -39,8 +45,11 @@ class TokensPage:
     num_tokens: int
     colour: str
     colours: list[str]
+    legend: Legend
+    trainings: list[GroupTraining]
+    training: GroupTraining | None
     advantage: float | None
-    step: int | None
+    missing: str
     has_texts: bool
     runs: list[TokenRun]
     pages: list[int]
@@ -65,10 +74,12 @@ async def show_tokens(
     colour: str = "mask",
     turn: int | None = None,
     position: Annotated[int | None, Query(ge=0)] = None,
+    trained_by: str | None = None,
 ) -> Response:
-    """`turn`: show a chain with this turn, from the first token that it sampled, or from the one at `position`."""
-    if colour not in COLOURS:
-        raise HTTPException(422, f"colour is one of {', '.join(COLOURS)}, not {colour!r}")
+    """`turn`: show a chain with this turn, from the first token that it sampled, or from the one at `position`.
+    `trained_by`: the run with the step whose values are shown; by default that of the first step that trained it."""
+    if colour not in LEGENDS:
+        raise HTTPException(422, f"colour is one of {', '.join(LEGENDS)}, not {colour[:40]!r}")
     async with request.app.state.store.read() as connection:
         head = found(await rollout_views.read_rollout_head(connection, rollout_id), f"rollout {rollout_id}")
         if turn is not None:
@@ -83,10 +94,10 @@ async def show_tokens(
         if length is None and chains:
             raise HTTPException(404, f"chain {chain} of rollout {rollout_id} does not exist")
         window = await turn_views.read_token_window(connection, rollout_id, chain, first, _PAGE_TOKENS)
-        use = (await read_reward_facts(connection, head)).use
+        trainings = await step_views.list_trainings(connection, head.group_id) if head.group_id is not None else []
+        training = _choose(trainings, trained_by)
+        use, trained = await _read_training(connection, training, rollout_id, window)
     tokenizer = await asyncio.to_thread(load_tokenizer, head.model_path)
-    advantage = use.advantage if use else None
-    seen = view_tokens(window, colour, tokenizer, advantage)
     total = length or 0
     page = TokensPage(
         head=head,
@@ -95,16 +106,61 @@ async def show_tokens(
         first=first,
         num_tokens=total,
         colour=colour,
-        colours=list(COLOURS),
-        advantage=advantage,
-        step=use.step if use else None,
+        colours=list(LEGENDS),
+        legend=LEGENDS[colour],
+        trainings=trainings,
+        training=training,
+        advantage=use.advantage if use else None,
+        missing=_why_missing(training, use, trained),
         has_texts=tokenizer is not None,
-        runs=_runs(seen),
+        runs=_runs(view_tokens(window, colour, tokenizer, trained)),
         pages=list(range(0, total, _PAGE_TOKENS)),
         previous_page=next_link(request, first=max(0, first - _PAGE_TOKENS)) if first else None,
         next_page=next_link(request, first=first + _PAGE_TOKENS) if first + _PAGE_TOKENS < total else None,
     )
     return await respond(request, "tokens.html", page)
+
+
+def _choose(trainings: Sequence[GroupTraining], trained_by: str | None) -> GroupTraining | None:
+    """Return the step whose values are shown: that of the run `trained_by`, or the first. Raises a 404."""
+    if trained_by is None:
+        return trainings[0] if trainings else None
+    chosen = next((one for one in trainings if one.run_id == trained_by), None)
+    return found(chosen, f"a step of run {trained_by} that trains this rollout")
+
+
+class _Trained(NamedTuple):
+    """How the step's plan uses the rollout, and what the learner saw; None if it does not, or has not trained it."""
+
+    use: PlannedUse | None
+    training: StepTraining | None
+
+
+async def _read_training(
+    connection: AsyncConnection, training: GroupTraining | None, rollout_id: int, window: Sequence[ChainToken]
+) -> _Trained:
+    if training is None:
+        return _Trained(None, None)
+    use = (await rollout_views.planned_uses(connection, training.run_id, training.step)).get(rollout_id)
+    if use is None or not use.num_tokens or training.stepped_at is None:
+        return _Trained(use, None)
+    turn_ids = {one.turn_id for one in window if one.trained}
+    turns = await read_trained_turns(connection, training.run_id, training.step, turn_ids)
+    return _Trained(use, StepTraining(use.advantage, training.min_policy_step, turns))
+
+
+def _why_missing(training: GroupTraining | None, use: PlannedUse | None, trained: StepTraining | None) -> str:
+    """Return why the tokens lack the learner's values; empty if they have them."""
+    if training is None:
+        return "No step has trained this rollout."
+    step = f"Step {training.step} of run {training.run_id}"
+    if use is None or not use.num_tokens:
+        return f"{step} has trained this rollout's group, but no token of this rollout."
+    if trained is None:
+        return f"{step} is planned and has not trained these tokens yet."
+    if not trained.turns:
+        return f"{step} recorded nothing of these tokens: it trained none of them, or an earlier version trained it."
+    return ""
 
 
 def _runs(tokens: list[TokenView]) -> list[TokenRun]:

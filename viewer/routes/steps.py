@@ -12,6 +12,7 @@ from ratchet.store.views.rollout_list import RolloutLine
 from ratchet.store.views.rollout_views import PlannedUse
 from ratchet.store.views.run_views import GroupLine, RunHead
 from ratchet.store.views.step_views import DiscardedPlan, StepHead
+from viewer.models.loss_shares import loss_shares
 from viewer.models.step_tokens import (
     RareTokenView,
     RatioTokenGroup,
@@ -31,8 +32,11 @@ _MAX_RARE = 20
 
 @dataclass(slots=True, frozen=True)
 class StepMember:
+    """A rollout of the step. `share`: of the loss, see `loss_shares`."""
+
     rollout: RolloutLine
     use: PlannedUse
+    share: float | None
 
 
 @dataclass(slots=True, frozen=True)
@@ -62,8 +66,9 @@ async def show_step(request: Request, run_id: str, step: int) -> Response:
         metrics = (await curve_views.metrics_by_step(connection, run_id, step, step)).get(step, {})
         uses = await rollout_views.planned_uses(connection, run_id, step)
         lines = await rollout_list.lines_of_ids(connection, list(uses))
-        members = [StepMember(lines[one], use) for one, use in uses.items() if one in lines]
-        members.sort(key=lambda one: -abs(one.use.advantage * one.use.weight))
+        shares = loss_shares(uses, plan.knobs.get("loss", {}).get("preset"))
+        members = [StepMember(lines[one], use, shares[one]) for one, use in uses.items() if one in lines]
+        members.sort(key=lambda one: -(one.share or 0.0))
         recorded = await step_views.read_step_tokens(connection, run_id, step)
         scanned = [] if recorded else [one.rollout.id for one in members[:_MAX_SCANNED]]
         rare = await turn_views.rarest_tokens(connection, scanned, _MAX_RARE) if scanned else []

@@ -18,6 +18,7 @@ from ratchet.store.schema.rollouts import (
     SandboxTable,
     SessionTable,
     SessionTokenTable,
+    TrainedTurnTable,
     TurnTable,
 )
 from ratchet.store.schema.runs import (
@@ -74,6 +75,7 @@ __all__ = [
     "SteeringTable",
     "StepTokenTable",
     "TaskTable",
+    "TrainedTurnTable",
     "TrialTable",
     "TurnTable",
 ]

@@ -334,3 +334,20 @@ class ChainSpanTable(Base):
     start: Mapped[int]
     length: Mapped[int]
     source_start: Mapped[int]
+
+
+class TrainedTurnTable(Base):
+    """What the learner saw of a turn's trained tokens in a step: `ratchet.trained_turns.TrainedTurn`.
+
+    `start`: chain position of the first one. `entropies`, `log_ratios`: little-endian float16. A replay of the step
+    overwrites its rows. `run_id` is the run that trains, which for stored groups is not that of the rollout.
+    """
+
+    __tablename__ = "trained_turn"
+    run_id: Mapped[str] = mapped_column(ForeignKey("run.run_id"), primary_key=True)
+    step: Mapped[int] = mapped_column(primary_key=True)
+    turn_id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    rollout_id: Mapped[int] = mapped_column(BigInteger, index=True)
+    start: Mapped[int]
+    entropies: Mapped[bytes]
+    log_ratios: Mapped[bytes]

@@ -1,4 +1,4 @@
-"""One step for people: its plan row, discarded ones, and the tokens whose ratios are furthest from 1."""
+"""One step for people: its plan row, discarded ones, its tokens with the largest ratios, and the groups it trains."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -7,7 +7,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.store import plans
-from ratchet.store.schema import BatchTable, SteeringTable, StepTokenTable
+from ratchet.store.schema import BatchItemTable, BatchTable, SteeringTable, StepTokenTable
 from ratchet.types import JsonObject, SteeringAction
 
 
@@ -86,3 +86,27 @@ async def read_step_tokens(connection: AsyncConnection, run_id: str, step: int) 
     of_step = (StepTokenTable.run_id == run_id) & (StepTokenTable.step == step)
     rows = await connection.execute(select(*columns).where(of_step).order_by(StepTokenTable.no))
     return [StepToken(*row) for row in rows]
+
+
+@dataclass(slots=True, frozen=True)
+class GroupTraining:
+    """A step that trains a group. `run_id`: of the step, which is another run's if that trains on stored groups.
+    `stepped_at`: None while it is only planned. `min_policy_step`: tokens of older weights are not trained."""
+
+    run_id: str
+    step: int
+    stepped_at: datetime | None
+    min_policy_step: int
+
+
+async def list_trainings(connection: AsyncConnection, group_id: int) -> list[GroupTraining]:
+    """Return the steps that train the group, the first one first; no run trains a group twice."""
+    columns = (BatchTable.run_id, BatchTable.step, BatchTable.stepped_at)
+    bound = BatchTable.knobs["min_policy_step"].as_integer()
+    statement = (
+        select(*columns, bound)
+        .join(BatchItemTable, (BatchItemTable.run_id == BatchTable.run_id) & (BatchItemTable.step == BatchTable.step))
+        .where(BatchItemTable.group_id == group_id, BatchItemTable.use == "trained")
+        .order_by(BatchTable.stepped_at.asc().nulls_last(), BatchTable.planned_at, BatchTable.run_id)
+    )
+    return [GroupTraining(*row) for row in await connection.execute(statement)]

@@ -163,7 +163,7 @@ class Testbed:
         The context has room for the CLIs' 50 KB of instructions, which are many tokens of the small test vocabulary.
         """
         self.num_rollouts += 1
-        async with httpx.AsyncClient() as http:
+        async with httpx.AsyncClient(timeout=60) as http:
             await http.post(self.engine.address + "/reset")
         return await open_rollout(
             self.database, self.num_rollouts, **{"max_context_tokens": 400_000, "max_response_tokens": 2000} | limits

@@ -125,7 +125,7 @@ async def test_a_killed_worker_finds_the_same_agent_at_work(loop: Loop, agent: A
     loop.spawn("worker")
     await loop.script(*agent.ending)
     assert await processes(loop, box_id) == before
-    async with httpx.AsyncClient(trust_env=False) as http:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
         await http.post(f"http://127.0.0.1:{loop.stack.ports['engine']}/release", json={"hold": hold})
     await asyncio.wait_for(handle.result(), 600)
     row = await loop.rollout(handle)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import func, insert, select, text, update
@@ -30,7 +31,9 @@ from ratchet.store.schema import (
     RunTable,
     TurnTable,
 )
+from ratchet.store.trained_turns import record_trained_turns
 from ratchet.temporal_settings import Retention
+from ratchet.trained_turns import TrainedTurn
 from stack.train_from_store import create_stored_run
 from tests.integration.training.records import make_config, make_group, make_planned_run, make_run
 from training.sample_export import export_run
@@ -67,6 +70,11 @@ async def make_ended_run(database: Database, run_id: str, model: Path, home: Pat
             grade = {"grader": "g", "grader_version": "1", "solved": True, "duration_seconds": 1.0}
             grade |= {"patch_id": (await connection.execute(patch)).scalar_one(), "tests": {"a": "ä"}}
             await connection.execute(insert(GradeTable).values(rollout_id=rollout_id, log=pack_text("ok"), **grade))
+        mine = select(TurnTable.id, TurnTable.rollout_id).where(TurnTable.rollout_id.in_(of_run))
+        turns = (await connection.execute(mine)).all()
+        halves = np.arange(3, dtype=np.float16)
+        seen = [TrainedTurn(turn, rollout, 4, halves, -halves) for turn, rollout in turns]
+        await record_trained_turns(connection, run_id, 1, seen)
         ended = text("now() - interval '40 days'")
         await connection.execute(update(RunTable).where(RunTable.run_id == run_id).values(state=state, ended_at=ended))
 
@@ -80,7 +88,7 @@ async def stored_rows(database: Database, run_id: str) -> Rows:
 
 
 def ordered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return sorted(rows, key=lambda row: (row.get("chain_id") or row["id"], row.get("no") or 0))
+    return sorted(rows, key=lambda row: (row.get("chain_id") or row.get("turn_id") or row["id"], row.get("no") or 0))
 
 
 def archived_rows(home: Path, run_id: str) -> Rows:
@@ -115,7 +123,7 @@ async def test_every_row_is_in_the_archive_and_no_turn_is_left(
     assert archived_rows(home, run_id) == before
     assert all(len(ids_from_bytes(row["sampled_ids"])) for row in archived_rows(home, run_id)["turn"])
     left = await stored_rows(database, run_id)
-    assert (left["turn"], left["chain"], left["chain_span"]) == ([], [], [])
+    assert [left[name] for name in ("turn", "chain", "chain_span", "trained_turn")] == [[], [], [], []]
     assert {row["transcript"] for row in left["attempt"]} == {None}
     assert {row["log"] for row in left["grade"]} == {pack_text("")}
     assert [row["tests"] for row in left["grade"]] == [row["tests"] for row in before["grade"]]

@@ -61,23 +61,23 @@ class ScriptedEngine:
         return [*tokenizer.encode(text, add_special_tokens=False).ids, *end]
 
     async def script(self, *outputs: dict[str, Any]) -> None:
-        async with httpx.AsyncClient() as http:
+        async with httpx.AsyncClient(timeout=60) as http:
             await http.post(self.address + "/script", json={"outputs": list(outputs)})
 
     async def say(self, *texts: str) -> None:
         await self.script(*({"ids": self.ids(one)} for one in texts))
 
     async def release(self, hold: str) -> None:
-        async with httpx.AsyncClient() as http:
+        async with httpx.AsyncClient(timeout=60) as http:
             await http.post(self.address + "/release", json={"hold": hold})
 
     async def hold_updates(self) -> None:
         """Let weight updates last until `release("update")`."""
-        async with httpx.AsyncClient() as http:
+        async with httpx.AsyncClient(timeout=60) as http:
             await http.post(self.address + "/script", json={"update": "hold"})
 
     async def seen(self) -> dict[str, Any]:
-        async with httpx.AsyncClient() as http:
+        async with httpx.AsyncClient(timeout=60) as http:
             return dict((await http.get(self.address + "/calls")).json())
 
     async def wait_for_calls(self, number: int) -> list[dict[str, Any]]:
@@ -104,7 +104,7 @@ async def register(
     database: Database, renderer: Renderer, address: str, process: subprocess.Popen[bytes], *texts: str
 ) -> ScriptedEngine:
     """Register an engine that is ready for an hour, and that answers with `texts` and nothing else."""
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         await http.post(address + "/reset")
     engine = ScriptedEngine(0, address, process, renderer)
     await engine.say(*texts)
@@ -120,7 +120,7 @@ async def register(
 
 
 async def wait_for_http(url: str, process: subprocess.Popen[bytes]) -> None:
-    async with asyncio.timeout(600), httpx.AsyncClient() as http:
+    async with asyncio.timeout(600), httpx.AsyncClient(timeout=60) as http:
         while True:
             assert process.poll() is None, f"the process behind {url} ended"
             with contextlib.suppress(httpx.TransportError):

@@ -243,7 +243,7 @@ async def test_bad_requests_are_400_and_the_session_stays_usable(
     adapter: str, engine: ScriptedEngine, opened: Opened
 ) -> None:
     headers = {"authorization": f"Bearer {opened.token}"}
-    async with httpx.AsyncClient(base_url=adapter, headers=headers) as http:
+    async with httpx.AsyncClient(base_url=adapter, headers=headers, timeout=60) as http:
         for path in ("/v1/chat/completions", "/v1/messages"):
             for body in (
                 b"",

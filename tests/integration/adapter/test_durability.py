@@ -50,7 +50,7 @@ async def ask(address: str, token: str, headers: dict[str, str] | None = None, m
 
 async def let_adapters_run(address: str) -> None:
     """Let an adapter of this process notice the end of a connection, which it reads before these requests."""
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         for _ in range(20):
             await http.get(address + "/health")
 
@@ -266,7 +266,7 @@ async def test_the_vendors_clients_wait_under_pings_while_the_store_is_away(
     opened = await open_rollout(database)
     await engine.say("one", "two", "three")
     async with cut_off(postgres_url) as (url, line), adapter_here(adapter_settings(url, model_dir)) as address:
-        async with httpx.AsyncClient(base_url=address, headers={"x-api-key": opened.token}) as http:
+        async with httpx.AsyncClient(base_url=address, headers={"x-api-key": opened.token}, timeout=60) as http:
             assert (await http.get("/v1/models")).status_code == 200
         line.cut()
         async with (
@@ -329,7 +329,7 @@ async def test_a_held_call_whose_client_leaves_while_its_row_is_inserted_is_gene
         adapter_here(adapter_settings(url, model_dir)) as address,
         adapter_here(settings) as second,
     ):
-        async with httpx.AsyncClient(base_url=address, headers={"x-api-key": opened.token}) as http:
+        async with httpx.AsyncClient(base_url=address, headers={"x-api-key": opened.token}, timeout=60) as http:
             assert (await http.get("/v1/models")).status_code == 200  # only a known session gets comments
         line.cut()
         async with asyncio.timeout(300), opened.database.begin() as conn:

@@ -51,7 +51,7 @@ async def test_more_calls_than_may_wait_are_refused_in_the_vendors_form(
         cut_off(postgres_url) as (url, line),
         adapter_here(adapter_settings(url, model_dir, **limits)) as address,
         contextlib.AsyncExitStack() as calls,
-        httpx.AsyncClient(base_url=address) as http,
+        httpx.AsyncClient(base_url=address, timeout=60) as http,
     ):
         for one in (opened, other):
             assert (await ask(address, one.token)).status_code == 200
@@ -139,14 +139,14 @@ async def test_a_body_without_a_known_token_is_not_read_while_the_store_is_away(
     postgres_url: str, model_dir: Path, engine: ScriptedEngine, opened: Opened
 ) -> None:
     async with cut_off(postgres_url) as (url, line), adapter_here(adapter_settings(url, model_dir)) as address:
-        async with httpx.AsyncClient(base_url=address, headers={"x-api-key": opened.token}) as http:
+        async with httpx.AsyncClient(base_url=address, headers={"x-api-key": opened.token}, timeout=60) as http:
             assert (await http.get("/v1/models")).status_code == 200
         line.cut()
         where = httpx.URL(address)
         reader, writer = await asyncio.open_connection(where.host, where.port)
         head = f"POST /v1/messages HTTP/1.1\r\nhost: a\r\nx-api-key: unknown\r\ncontent-length: {NUM_BYTES}\r\n\r\n"
         writer.write(head.encode() + b" " * NUM_BYTES)
-        async with httpx.AsyncClient(base_url=address) as http:
+        async with httpx.AsyncClient(base_url=address, timeout=60) as http:
             for _ in range(300):  # the server would have read all of it meanwhile
                 await http.get("/health")
         assert writer.transport.get_write_buffer_size() > 0

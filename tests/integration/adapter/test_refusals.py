@@ -24,7 +24,7 @@ async def progress(opened: Opened) -> SessionProgress:
 
 async def ask(address: str, token: str, path: str = "/v1/chat/completions", **body: Any) -> int:
     headers = {"authorization": f"Bearer {token}"}
-    async with httpx.AsyncClient(trust_env=False) as http:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
         return (await http.post(address + path, json={"model": "policy", **body}, headers=headers)).status_code
 
 

@@ -231,7 +231,9 @@ async def test_a_full_context_fails_in_the_stream_and_by_status_without_one(
 async def test_a_request_that_cannot_be_served_gets_the_vendors_error(
     adapter: str, engine: ScriptedEngine, opened: Opened, changes: dict[str, Any], word: str
 ) -> None:
-    async with httpx.AsyncClient(base_url=adapter, headers={"authorization": f"Bearer {opened.token}"}) as http:
+    async with httpx.AsyncClient(
+        base_url=adapter, headers={"authorization": f"Bearer {opened.token}"}, timeout=60
+    ) as http:
         refused = await http.post("/v1/responses", json={"model": "policy", "input": "x"} | changes)
         assert refused.status_code in (400, 404) and word in refused.json()["error"]["message"]
         assert (await http.post("/v1/responses", json={"model": "policy", "input": "x"})).status_code == 200

@@ -29,7 +29,7 @@ async def set_revision(database: Database, revision: str) -> str:
 
 
 async def status(address: str) -> str:
-    async with httpx.AsyncClient(base_url=address) as http:
+    async with httpx.AsyncClient(base_url=address, timeout=60) as http:
         found: str = (await http.get("/health")).json()["status"]
     return found
 

@@ -56,7 +56,7 @@ def wrapper_settings(base: Path, home: Path, root: Path, postgres_url: str, **va
 def metrics_client(settings: EngineSettings) -> httpx.AsyncClient:
     """Return a client for `wait_for_tokens`."""
     limits = httpx.Limits(max_keepalive_connections=0)
-    return httpx.AsyncClient(base_url=settings.address, trust_env=False, limits=limits)
+    return httpx.AsyncClient(base_url=settings.address, trust_env=False, limits=limits, timeout=60)
 
 
 async def add_run(database: Database) -> None:

@@ -131,7 +131,7 @@ async def ask(address: str, token: str, text: str = "x") -> int:
 
 
 async def seen(address: str) -> dict[str, Any]:
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         return dict((await http.get(address + "/calls")).json())
 
 
@@ -188,7 +188,7 @@ async def test_a_registered_engine_that_is_started_anew_is_noticed(fleet: Fleet)
     async with asyncio.timeout(300), engine_process() as (address, _):
         async with fleet.engine(port=int(address.rpartition(":")[2]), is_attached=True) as wrapper:
             await fleet.wait_ready(1)
-            async with httpx.AsyncClient() as http:
+            async with httpx.AsyncClient(timeout=60) as http:
                 await http.post(address + "/reset")
             assert await asyncio.to_thread(wrapper.wait) != 0, "the supervisor starts it again, and it loads anew"
             assert await fleet.rows() == []

@@ -87,7 +87,7 @@ async def stage(
     await make_run(database, run_id, make_config())
     port = free_port()
     process = subprocess.Popen([sys.executable, "-m", "tests.standins.engine", str(port)])
-    client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False)
+    client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60)
     async with asyncio.timeout(300):
         while True:
             try:

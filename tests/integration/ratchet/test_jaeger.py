@@ -35,7 +35,7 @@ def ask(port: int, path: str, seconds: float = 60) -> httpx.Response:
     deadline = time.monotonic() + seconds
     while True:
         try:
-            answer = httpx.get(f"http://127.0.0.1:{port}{path}", trust_env=False)
+            answer = httpx.get(f"http://127.0.0.1:{port}{path}", trust_env=False, timeout=60)
             if answer.is_success:
                 return answer
         except httpx.TransportError:

@@ -89,7 +89,7 @@ class GatewayProcess:
             assert self._process.poll() is None, "the gateway ended at start"
             assert time.monotonic() < until, "the gateway does not answer"
             try:
-                httpx.get(f"{self.url}/health", trust_env=False)
+                httpx.get(f"{self.url}/health", trust_env=False, timeout=60)
                 return
             except httpx.TransportError:
                 time.sleep(0.02)

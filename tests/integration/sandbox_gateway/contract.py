@@ -272,7 +272,7 @@ def _answering(addresses: Iterable[str]) -> str:
 async def test_an_agents_box_reaches_the_adapter_and_nothing_else(
     box: Sandbox, adapter_address: str, outside_address: str, user: str
 ) -> None:
-    assert httpx.get(f"http://{outside_address}/", trust_env=False).content == ADAPTER_ANSWER
+    assert httpx.get(f"http://{outside_address}/", trust_env=False, timeout=60).content == ADAPTER_ANSWER
     tried = _answering([adapter_address, outside_address, *_OUTSIDE])
     assert (await box.exec(tried, user=user)).stdout.split() == [adapter_address]
 

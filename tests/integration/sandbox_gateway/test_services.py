@@ -84,7 +84,7 @@ async def test_a_port_of_a_box(gateway: GatewayProcess, shared_box: Sandbox) -> 
 
 async def test_signed_urls_need_no_token(gateway: GatewayProcess, shared_box: Sandbox) -> None:
     box = await sdk_box(gateway, shared_box)
-    with httpx.Client(trust_env=False) as client:
+    with httpx.Client(trust_env=False, timeout=60) as client:
         url = box.upload_url("/tmp/signed.txt", use_signature_expiration=60)
         assert client.post(url, files={"file": b"data"}).status_code == 200
         download = box.download_url("/tmp/signed.txt", user="agent")

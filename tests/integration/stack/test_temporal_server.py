@@ -197,7 +197,7 @@ async def test_the_ui_shows_the_list(own_server: Services) -> None:
     await _until_listed(client, "ratchet_run = 'quick-1'", ["shown"])
     own_server.start("temporal-ui")
     url = f"{own_server.stack.temporal_ui}/api/v1/namespaces/default/workflows"
-    async with httpx.AsyncClient(trust_env=False) as http, asyncio.timeout(60):
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as http, asyncio.timeout(60):
         while True:
             try:
                 reply = await http.get(url, params={"query": "ratchet_run = 'quick-1'"})

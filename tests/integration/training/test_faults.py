@@ -18,7 +18,7 @@ from client.explanations import explain_thing
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError
 from ratchet.store import learner_commits, learners, metrics, runs, skipped_steps
-from ratchet.store.arrays import logprobs_to_bytes
+from ratchet.store.arrays import halves_from_bytes, logprobs_to_bytes
 from ratchet.store.database import Database
 from ratchet.store.schema import (
     BatchItemTable,
@@ -31,6 +31,7 @@ from ratchet.store.schema import (
     RolloutTable,
     RunTable,
     SteeringTable,
+    TrainedTurnTable,
     TurnTable,
 )
 from ratchet.store.steering import Request, SteeringAnswer
@@ -82,6 +83,17 @@ class Runs:
         assert set(await states(self.database, settings.run_id)) == {"committed"}
         assert len(items) == len(set(items)) == self.config.training.steps * self.config.training.groups_per_step
 
+    async def seen(self, settings: RankSettings) -> list[tuple[int, int, bytes, bytes]]:
+        """Return what the learner saw of each trained turn, in the order of steps and turns, without their ids."""
+        table, mine = TrainedTurnTable, TrainedTurnTable.run_id == settings.run_id
+        columns = select(table.step, table.start, table.entropies, table.log_ratios).where(mine)
+        async with self.database.begin() as connection:
+            found = [tuple(row) for row in await connection.execute(columns.order_by(table.step, table.turn_id))]
+            plans = select(BatchTable.members).where(BatchTable.run_id == settings.run_id)
+            members = itertools.chain.from_iterable((await connection.execute(plans)).scalars())
+        assert sum(len(halves_from_bytes(row[2])) for row in found) == sum(one["num_tokens"] for one in members)
+        return found
+
 
 @pytest.fixture
 def equal_runs(database: Database, model: Path, tmp_path: Path) -> Runs:
@@ -101,6 +113,7 @@ async def test_kills_at_every_point_change_nothing(equal_runs: Runs, world_size:
     assert await equal_runs.train(killed, world_size, kills) > len(kills) // 2
     assert all((equal_runs.home / killed.run_id / f"{point}.{step}.{rank}").exists() for point, step, rank in kills)
     assert await equal_runs.digest(killed) == await equal_runs.digest(undisturbed)
+    assert await equal_runs.seen(killed) == await equal_runs.seen(undisturbed), "each trained token is recorded once"
     for settings in (undisturbed, killed):
         await equal_runs.assert_trained_once(settings)
     left = sorted(path.name.split(".")[0] for path in (killed.checkpoints / killed.run_id).iterdir())

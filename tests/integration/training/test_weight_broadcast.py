@@ -57,7 +57,7 @@ class SocketGroup:
 
     def broadcast(self, files: Sequence[Path]) -> None:
         self.sent.append(tuple(files))
-        with httpx.Client(trust_env=False, verify=False) as client:
+        with httpx.Client(trust_env=False, verify=False, timeout=60) as client:
             assert all(client.get(f"{address}/is_paused").json()["is_paused"] for address in self.addresses)
             self.may_end.wait()
             for address in self.addresses:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from sqlalchemy import insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 from tokenizers import Tokenizer
@@ -32,6 +33,8 @@ from ratchet.store.schema import (
     TaskTable,
     TurnTable,
 )
+from ratchet.store.trained_turns import record_trained_turns
+from ratchet.trained_turns import TrainedTurn
 from ratchet.types import policy_version
 from tests.integration.training.records import make_config, make_run
 
@@ -223,6 +226,18 @@ class RunFiller:
         )
         return grade_id
 
+    async def trained_turns(self, rollout_ids: list[int]) -> list[TrainedTurn]:
+        """Return what a learner could have seen: entropies that grow, log-ratios to both sides, and one that is NaN."""
+        found = []
+        for chain in await chains.read_chains(self.connection, rollout_ids):
+            for turn_id in np.unique(chain.turn_ids[chain.trained]).tolist():
+                (places,) = np.nonzero(chain.trained & (chain.turn_ids == turn_id))
+                values = np.linspace(0, 3, len(places)), np.linspace(-1, 1, len(places))
+                values[1][1] = np.nan
+                halves = (one.astype(np.float16) for one in values)
+                found.append(TrainedTurn(turn_id, chain.rollout_id, int(places[0]), *halves))
+        return found
+
     async def step(self, group_id: int, silent_group: int, members: list[tuple[int, float, float]]) -> None:
         planned = [
             {"rollout_id": rollout_id, "group_id": group_id, "grade_id": None, "reward": reward, "advantage": advantage,
@@ -236,6 +251,8 @@ class RunFiller:
                 planned_at=self.tick(1), stepped_at=self.tick(100),
             )
         )  # fmt: skip
+        rollout_ids = [rollout_id for rollout_id, _, _ in members]
+        await record_trained_turns(self.connection, self.run_id, 1, await self.trained_turns(rollout_ids))
         for group, use in ((group_id, "trained"), (silent_group, "no_signal")):
             await self.connection.execute(
                 insert(BatchItemTable).values(run_id=self.run_id, group_id=group, step=1, use=use)

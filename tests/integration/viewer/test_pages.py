@@ -49,6 +49,9 @@ def pages_of(filled: FilledRun) -> list[str]:
         f"/rollouts/{filled.solved}/tokens",
         f"/rollouts/{filled.solved}/tokens?colour=logprob",
         f"/rollouts/{filled.solved}/tokens?colour=version",
+        f"/rollouts/{filled.solved}/tokens?colour=entropy",
+        f"/rollouts/{filled.solved}/tokens?colour=ratio",
+        f"/rollouts/{filled.solved}/tokens?colour=advantage",
         f"/rollouts/{filled.solved}/attempts/1",
         *(f"/rollouts/{one}" for one in rollouts),
     ]
@@ -197,6 +200,7 @@ async def test_tokens_come_page_by_page(client: httpx.AsyncClient, filled: Fille
     tokens = [token for run in whole["runs"] for token in run["tokens"]]
     assert [token["position"] for token in tokens] == list(range(whole["num_tokens"]))
     assert whole["has_texts"] and whole["advantage"] == 0.5
+    assert (whole["training"]["run_id"], whole["training"]["step"]) == (filled.run_id, 1)
     behind = (await client.get(f"/rollouts/{filled.solved}/tokens.json?first=20")).json()
     assert [token for run in behind["runs"] for token in run["tokens"]] == tokens[20:]
 

@@ -111,16 +111,16 @@ class Loop:
         outputs = [
             {"ids": [*self.tokenizer.encode(text, add_special_tokens=False).ids, stop], **more} for text in texts
         ]
-        async with httpx.AsyncClient(trust_env=False) as http:
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
             await http.post(f"http://127.0.0.1:{self.stack.ports['engine']}/script", json={"outputs": outputs})
 
     async def forget_script(self) -> None:
         """Drop the answers that no agent has asked for, because it was ended before."""
-        async with httpx.AsyncClient(trust_env=False) as http:
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
             await http.post(f"http://127.0.0.1:{self.stack.ports['engine']}/reset")
 
     async def release(self, hold: str) -> None:
-        async with httpx.AsyncClient(trust_env=False) as http:
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
             await http.post(f"http://127.0.0.1:{self.stack.ports['engine']}/release", json={"hold": hold})
 
     def dataset(self, **metadata: Any) -> str:
@@ -197,7 +197,7 @@ class Loop:
 
     async def answers(self, address: str) -> bool:
         with contextlib.suppress(httpx.TransportError):
-            async with httpx.AsyncClient(trust_env=False) as http:
+            async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
                 return (await http.get(address)).is_success
         return False
 

@@ -111,7 +111,7 @@ async def test_a_watched_box_does_not_end_under_its_agent(loop: Loop) -> None:
     environment = loop.environment
 
     async def seconds_left() -> float:
-        async with httpx.AsyncClient(base_url=environment["E2B_API_URL"], trust_env=False) as http:
+        async with httpx.AsyncClient(base_url=environment["E2B_API_URL"], trust_env=False, timeout=60) as http:
             facts = (await http.get(f"/sandboxes/{box.id}", headers={"X-API-KEY": environment["E2B_API_KEY"]})).json()
         end = datetime.fromisoformat(facts["endAt"])
         return (end - datetime.now(end.tzinfo)).total_seconds()

@@ -88,7 +88,7 @@ def check_facts(found: dict[str, list[CollectedSpan]], run_id: str) -> None:
 
 
 async def check_engine(loop: Loop, requests: list[CollectedSpan]) -> None:
-    async with httpx.AsyncClient(trust_env=False) as http:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
         seen = (await http.get(f"http://127.0.0.1:{loop.stack.ports['engine']}/calls")).json()["calls"]
     told = {f"00-{one.trace}-{one.id}-01" for one in requests}
     assert told and told <= {one["traceparent"] for one in seen}

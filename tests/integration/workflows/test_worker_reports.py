@@ -24,7 +24,7 @@ async def test_version_and_failed_workflow_tasks_are_seen(loop: Loop) -> None:
     failing = await loop.client.start_workflow("NoSuchType", id=f"none/{uuid4().hex[:8]}", task_queue="control")
 
     async def is_counted() -> bool:
-        async with httpx.AsyncClient(trust_env=False) as http:
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
             text = (await http.get(address)).text
         return "temporal_workflow_task_execution_failed{" in text and 'workflow_type="NoSuchType"' in text
 

@@ -24,7 +24,9 @@ def codec(tmp_path: Path) -> EncryptionCodec:
 @pytest.fixture
 async def ui(codec: EncryptionCodec) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(codec_app(codec, "token", UI))
-    async with httpx.AsyncClient(transport=transport, base_url="http://codec", headers={"origin": UI}) as client:
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://codec", headers={"origin": UI}, timeout=60
+    ) as client:
         yield client
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ratchet.config import RunConfig
+from ratchet.trained_turns import TrainedTurn
 from training.loss_reducers import reducer_weights
 from training.plan_types import Member, Plan, TrainedToken, TrainingSequence
 
@@ -146,8 +147,17 @@ def largest_ratios(
 
     learner = RankLearner(model, config)
     largest = LargestRatios(learner.device)
-    learner.accumulate(sequences, {member.rollout_id: member for member in plan.members}, None, largest)
+    learner.accumulate(sequences, {member.rollout_id: member for member in plan.members}, None, [largest])
     return largest.merged()
+
+
+def trained_turns(
+    model: Path, config: RunConfig, plan: Plan, sequences: Sequence[TrainingSequence]
+) -> list[TrainedTurn]:
+    """Return what a step records of its trained tokens, on rank 0. Needs a process group; a collective."""
+    from training.learner import RankLearner
+
+    return list(RankLearner(model, config).step(plan, sequences).trained_turns)
 
 
 def _only_rank_zero_reads(*_arguments: object, **_options: object) -> None:
@@ -165,7 +175,7 @@ def run_rank(meeting: Path, number: int, world_size: int, request: Path, answer:
         AutoModelForCausalLM.from_pretrained = _only_rank_zero_reads
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=number, world_size=world_size)
     asked = pickle.loads(request.read_bytes())
-    found = [(gradient(*arguments), largest_ratios(*arguments)) for arguments in asked]
+    found = [(gradient(*case), largest_ratios(*case), trained_turns(*case)) for case in asked]
     if number == 0:
         answer.write_bytes(pickle.dumps(found))
     dist.barrier()

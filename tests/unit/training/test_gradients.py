@@ -27,6 +27,7 @@ from tests.unit.training.cuts import (
     make_relatives,
     make_rollouts,
     run_rank,
+    trained_turns,
 )
 from training import attention
 from training.checkpoint import DamagedCheckpointError
@@ -137,13 +138,17 @@ def test_two_ranks(model: Path, tmp_path: Path) -> None:
     for process in ranks:
         process.join(400)
     assert [process.exitcode for process in ranks] == [0, 0]
-    for case, (found, tokens) in zip(cases, pickle.loads(answer.read_bytes()), strict=True):
+    for case, (found, tokens, turns) in zip(cases, pickle.loads(answer.read_bytes()), strict=True):
         assert_same(found, gradient(*case))
         alone = largest_ratios(*case)
         assert [one.logprob - one.behaviour for one in tokens] == pytest.approx(
             [one.logprob - one.behaviour for one in alone], abs=1e-4
         )
         assert {one.rollout_id for one in tokens} <= {one.rollout_id for one in case[2].members}
+        for one, other in zip(turns, trained_turns(*case), strict=True):
+            assert (one.turn_id, one.rollout_id, one.start) == (other.turn_id, other.rollout_id, other.start)
+            np.testing.assert_allclose(one.entropies, other.entropies, rtol=2e-3, atol=1e-3)
+            np.testing.assert_allclose(one.log_ratios, other.log_ratios, rtol=2e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

@@ -30,6 +30,7 @@ from ratchet.store import (
     sandboxes,
     sessions,
     tasks,
+    trained_turns,
     turn_trees,
     turns,
 )
@@ -43,7 +44,7 @@ NUM_GROUPS = 30_000
 GROUP_SIZE = 2
 TURNS = 2
 LARGE = {"rollout", "rollout_group", "turn", "attempt", "session", "sandbox", "grade", "patch", "chain", "chain_span"}
-LARGE |= {"batch_item", "session_token"}
+LARGE |= {"batch_item", "session_token", "trained_turn"}
 _EMPTY = pack_text("").hex()
 Explained = dict[str, set[str]]
 """Statement → the large tables that it reads as a whole."""
@@ -73,6 +74,9 @@ INSERT INTO chain (rollout_id, no, leaf_turn_id, num_tokens, num_trained) SELECT
   GROUP BY rollout_id;
 INSERT INTO chain_span (chain_id, no, turn_id, sampled, trained, start, length, source_start)
   SELECT id, 0, leaf_turn_id, true, true, 0, 8, 0 FROM chain;
+INSERT INTO trained_turn (run_id, step, turn_id, rollout_id, start, entropies, log_ratios)
+  SELECT g.run_id, 1 + group_no / 64, leaf_turn_id, r.id, 0, repeat('ab', 8)::bytea, repeat('ab', 8)::bytea
+  FROM chain JOIN rollout r ON r.id = rollout_id JOIN rollout_group g ON g.id = group_id WHERE state = 'consumed';
 INSERT INTO sandbox (provider, provider_id, role, rollout_id, attempt, workflow_id, image, state, created_at, live_at,
     released_at)
   SELECT 'p', id::text, 'agent', id, 1, workflow_id, 'host', CASE WHEN outcome IS NULL THEN 'live' ELSE 'released' END,
@@ -110,6 +114,7 @@ async def fake_statistics(database: Database) -> None:
     It multiplies the rows per page of the statistics with the pages of the file.
     """
     factors = {"turn": 10**8 / (NUM_GROUPS * GROUP_SIZE * TURNS), "chain_span": 10**8 / (NUM_GROUPS * GROUP_SIZE)}
+    factors["trained_turn"] = factors["chain_span"]
     faking = text(
         "UPDATE pg_class SET reltuples = reltuples * :factor WHERE oid IN (SELECT CAST(:name AS regclass) UNION "
         "SELECT indexrelid FROM pg_index WHERE indrelid = CAST(:name AS regclass))"
@@ -181,6 +186,8 @@ async def read_what_is_read_often(connection: AsyncConnection, run_id: str) -> N
     await tasks.image_of_rollout(connection, rollout_id)
     await tasks.task_label_of_rollout(connection, rollout_id)
     await grades.patches_to_regrade(connection, run_id, None, rollout_id - 1000, 200)
+    await trained_turns.record_trained_turns(connection, run_id, 2, [])
+    assert not await trained_turns.read_trained_turns(connection, run_id, 2, range(1, 100))
     new = sandboxes.NewSandbox("p", sandboxes.SandboxRole.AGENT, rollout_id, 1, "w", "host")
     await sandboxes.reserve_sandbox(connection, new, 100, 100)
 

@@ -1,0 +1,27 @@
+"""What the learner saw of a turn's trained tokens in a step.
+
+The learner makes these records and the store keeps them, so the type depends on neither.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Halves = npt.NDArray[np.float16]
+
+
+@dataclass(slots=True, frozen=True)
+class TrainedTurn:
+    """The tokens of a turn at the chain positions [start, start + K), from the first to the last trained one.
+
+    `entropies` (K,): nats, of the learner's distribution at the sampling temperature. `log_ratios` (K,): the learner's
+    logprob minus the recorded one, in nats. Both are of the weights before the update that trains the token, and NaN
+    for a token between trained ones that is not trained. float16: about three significant digits.
+    """
+
+    turn_id: int
+    rollout_id: int
+    start: int
+    entropies: Halves
+    log_ratios: Halves

@@ -1,0 +1,92 @@
+"""Entropy and log-ratio of every trained token of a step, gathered from all ranks by turn.
+
+A rank keeps two float16 numbers per trained token on its device until the step's end, because a copy to the CPU
+would wait for each bin. Both were computed for the loss.
+
+Shape legend: N = trained tokens of a bin, K = tokens of a turn from its first to its last trained one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ratchet.trained_turns import Halves, TrainedTurn
+from training.loss import TokenBatch
+from training.packing import Bin
+
+
+class _BinTokens(NamedTuple):
+    """The trained tokens of a bin, without the rest of it, which may be large: three columns (N,) and values (2, N)."""
+
+    turn_ids: npt.NDArray[np.int64]
+    rollout_ids: npt.NDArray[np.int64]
+    chain_positions: npt.NDArray[np.int64]
+    values: Tensor
+
+
+class TrainedTurns:
+    """The trained tokens of this rank's bins."""
+
+    def __init__(self) -> None:
+        self._bins: list[_BinTokens] = []
+
+    def add(self, bin: Bin, tokens: TokenBatch, entropies: Tensor, masked: Tensor) -> None:
+        """Add one bin; `masked` is not recorded, since the preset, the log-ratio and the advantage give it."""
+        log_ratios = tokens.logprobs.detach() - tokens.behaviour
+        values = torch.stack([entropies.detach(), log_ratios]).to(torch.float16)
+        self._bins.append(_BinTokens(bin.turn_ids, bin.rollout_ids, bin.chain_positions, values))
+
+    def gathered(self, group: Any) -> list[TrainedTurn]:
+        """Return the turns of all ranks by id on rank 0, [] on the others. A collective of `group`, a gloo group."""
+        is_first = dist.get_rank() == 0
+        everywhere: list[list[TrainedTurn]] | None = [[] for _ in range(dist.get_world_size())] if is_first else None
+        found = [turn for tokens in self._bins for turn in _turns_of(tokens)]
+        dist.gather_object(found, everywhere, dst=0, group=group)
+        return joined(one for of_rank in everywhere or [] for one in of_rank)
+
+
+def _turns_of(tokens: _BinTokens) -> Iterator[TrainedTurn]:
+    *columns, values = tokens
+    order = np.lexsort((tokens.chain_positions, tokens.turn_ids))
+    turns_N, rollouts_N, positions_N = (column[order] for column in columns)
+    values_2N = values.cpu().numpy()[:, order]
+    starts = np.unique(turns_N, return_index=True)[1].tolist()
+    for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
+        values_2K = _dense(positions_N[start:end], values_2N[:, start:end])
+        yield TrainedTurn(int(turns_N[start]), int(rollouts_N[start]), int(positions_N[start]), *values_2K)
+
+
+def joined(found: Iterable[TrainedTurn]) -> list[TrainedTurn]:
+    """Return one record per turn, by id. Chains in different bins may train different tokens of a turn, never the
+    same ones."""
+    turns: dict[int, TrainedTurn] = {}
+    for one in found:
+        turns[one.turn_id] = _join(turns[one.turn_id], one) if one.turn_id in turns else one
+    return [turns[turn_id] for turn_id in sorted(turns)]
+
+
+def _join(one: TrainedTurn, other: TrainedTurn) -> TrainedTurn:
+    start = min(one.start, other.start)
+    end = max(turn.start + len(turn.entropies) for turn in (one, other))
+    values = np.full((2, end - start), np.nan, dtype=np.float16)
+    for turn in (one, other):
+        here = values[:, turn.start - start :][:, : len(turn.entropies)]
+        np.copyto(here, np.stack([turn.entropies, turn.log_ratios]), where=~np.isnan(turn.entropies))
+    return TrainedTurn(one.turn_id, one.rollout_id, start, *values)
+
+
+def _dense(positions: npt.NDArray[np.int64], values: Halves) -> Halves:
+    """Return the values (2, K) from the first position to the last, which are sorted; NaN at positions between them."""
+    offsets = positions - positions[0]
+    if offsets[-1] == len(offsets) - 1:
+        return values
+    dense = np.full((2, int(offsets[-1]) + 1), np.nan, dtype=np.float16)
+    dense[:, offsets] = values
+    return dense
