@@ -57,8 +57,8 @@ def test_numbers() -> None:
 
 
 def test_an_age_has_the_time_of_the_clock() -> None:
-    moment = datetime.now(UTC) - timedelta(minutes=30)
-    assert ago(moment) == f'<time datetime="{clock_time(moment)}" title="{clock_time(moment)}">30 min ago</time>'
+    moment = datetime.now(UTC) - timedelta(hours=30)
+    assert ago(moment) == f'<time datetime="{clock_time(moment)}" title="{clock_time(moment)}">1 d 6 h ago</time>'
     assert clock_time(datetime.fromisoformat("2026-11-26T08:00:01.5+01:00")) == "2026-11-26T07:00:01Z"
     assert (ago(None), clock_time(None)) == ("", "")
 
