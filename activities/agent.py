@@ -25,6 +25,7 @@ from activities.wall_time import require_wall_time
 from ratchet import secrets
 from ratchet.background_task import running_beside
 from ratchet.config import RunConfig
+from ratchet.durations import duration_in_words
 from ratchet.errors import (
     CommandFailedError,
     RatchetError,
@@ -270,13 +271,17 @@ def agent_progress(progress: sessions.SessionProgress, budget_seconds: float) ->
     made = f"{progress.num_turns} model calls answered"
     age = progress.last_call_age_seconds
     if age is None:
-        now = f"no model call begun in the {progress.idle_seconds:.0f} s since the agent's start"
+        now = f"no model call begun in the {duration_in_words(progress.idle_seconds)} since the agent's start"
     elif progress.has_open_call:
-        now = f"the next one has waited for its answer for {age:.0f} s"
+        now = f"the next one has waited for its answer for {duration_in_words(age)}"
     else:
-        now = f"the last one {age:.0f} s ago; the agent works"
+        now = f"the last one {duration_in_words(age)} ago; the agent works"
     waited = progress.waited_seconds
-    owed = f" and the {waited:.0f} s for which it has waited for an engine or the adapter" if waited >= 1 else ""
+    owed = (
+        f" and the {duration_in_words(waited)} for which it has waited for an engine or the adapter"
+        if waited >= 1
+        else ""
+    )
     return f"{made}, {now}; its budget is {budget_seconds:.0f} s{owed}"
 
 

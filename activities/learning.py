@@ -14,6 +14,7 @@ from activities.stage import activity_stage, heartbeating
 from engine.policy_files import is_address
 from engine.weight_update import load_from_files, update_engine
 from ratchet import paths
+from ratchet.durations import duration_in_words
 from ratchet.errors import BugError, LearnerLostError, StoreUnavailableError
 from ratchet.payloads import EngineList, LearnedStep, Planned, RunInput, StageResult, StepInput, SyncInput
 from ratchet.store import (
@@ -103,10 +104,13 @@ class LearnActivities:
             silent = learner.silent_seconds if learner else waited
             if silent > _LEARNER_LEASE_SECONDS:
                 raise LearnerLostError(
-                    f"the learner of {input.run_id} has been silent for {silent:.0f} s; see `ratchet logs learner`"
+                    f"the learner of {input.run_id} has been silent for {duration_in_words(silent)}; "
+                    "see `ratchet logs learner`"
                 )
             activity.heartbeat(
-                f"{learner.phase}, silent for {learner.silent_seconds:.0f} s" if learner else "waiting for the learner"
+                f"{learner.phase}, silent for {duration_in_words(learner.silent_seconds)}"
+                if learner
+                else "waiting for the learner"
             )
             await asyncio.sleep(_POLL_SECONDS)
 

@@ -2,6 +2,7 @@
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from ratchet.durations import duration_in_words
 from ratchet.store import groups, learners, open_rollouts, plans
 from ratchet.store.runs import RunRow
 from ratchet.types import GroupState
@@ -10,7 +11,7 @@ from ratchet.types import GroupState
 async def describe_situation(connection: AsyncConnection, run: RunRow) -> str:
     """Return the open rollouts by stage with the slowest of each, the ready groups, the planned step, the learner."""
     lines = [
-        f"{one.count} rollouts: {one.stage}, the longest for {one.longest_seconds:.0f} s"
+        f"{one.count} rollouts: {one.stage}, the longest for {duration_in_words(one.longest_seconds)}"
         for one in await open_rollouts.count_open_rollouts(connection, run.run_id)
     ]
     needed = run.resolved_config.training.groups_per_step
@@ -21,5 +22,7 @@ async def describe_situation(connection: AsyncConnection, run: RunRow) -> str:
     if planned is not None:
         lines.append(f"step {planned} is planned and not trained")
     if learner is not None:
-        lines.append(f"learner: {learner.phase} {learner.step}, heartbeat {learner.silent_seconds:.0f} s ago")
+        lines.append(
+            f"learner: {learner.phase} {learner.step}, heartbeat {duration_in_words(learner.silent_seconds)} ago"
+        )
     return "\n".join(lines)

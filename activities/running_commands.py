@@ -6,6 +6,7 @@ from datetime import UTC
 from temporalio import activity
 
 from activities.git_scripts import PRE_COMMAND_BEGINS
+from ratchet.durations import duration_in_words
 from ratchet.secrets import without_secrets
 
 _MAX_COMMAND_CHARACTERS = 200
@@ -50,7 +51,9 @@ class RunningPreCommand:
         which = f"pre_command {self._number + 1} of {len(self.pre_commands)}"
         last = without_secrets(self._last_line)[:_MAX_LINE_CHARACTERS]
         said = f"; it printed last: {last}" if last else ""
-        return f"{which} has run for {time.monotonic() - self._since:.0f} s: `{command}`{said}; {try_ends()}"
+        return (
+            f"{which} has run for {duration_in_words(time.monotonic() - self._since)}: `{command}`{said}; {try_ends()}"
+        )
 
 
 def try_ends() -> str:

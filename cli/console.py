@@ -115,14 +115,6 @@ def _one_line(row: list[str]) -> list[str]:
     return [" ".join(cell.split()) for cell in row]
 
 
-def duration_in_words(seconds: float) -> str:
-    """Return a duration in its largest fitting unit, for a narrow column of a table."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    minutes = int(seconds // 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h" if minutes < 2880 else f"{minutes // 1440} d"
-
-
 def answered_by(endpoint: Mapping[str, Any]) -> str:
     """Return, as the rest of a sentence, which endpoint answers in place of the policy, and what is missing then."""
     return (

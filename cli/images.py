@@ -53,6 +53,7 @@ def build_images(
     from cli.console import print_json, print_table, say
     from client.images import build_dataset_images
     from ratchet.config import DatasetConfig
+    from ratchet.durations import duration_in_words
     from ratchet.errors import DatasetError
     from stack.parts import Stack
 
@@ -64,7 +65,10 @@ def build_images(
     elif not built:
         say("no task of it comes with a Dockerfile")
     else:
-        rows = [[one.image[:28], ", ".join(one.tasks), one.failure or f"built, {one.seconds:.0f} s"] for one in built]
+        rows = [
+            [one.image[:28], ", ".join(one.tasks), one.failure or f"built, {duration_in_words(one.seconds)}"]
+            for one in built
+        ]
         print_table("images", ["image", "tasks", "result"], rows)
     if any(one.failure for one in built):
         raise typer.Exit(1)

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from stack.parts import Stack
 
 _STORE_SECONDS = 2.0
-_ROW = "{:<12} {:<11} {:>8} {:>8}  {}"
+_ROW = "{:<12} {:<11} {:>11} {:>8}  {}"
 
 
 def status(json: Annotated[bool, typer.Option("--json")] = False) -> None:
@@ -16,7 +16,8 @@ def status(json: Annotated[bool, typer.Option("--json")] = False) -> None:
 
     Of a run with `sandbox.adaptive`, also how many boxes it may use now, and why.
     """
-    from cli.console import duration_in_words, print_json
+    from cli.console import print_json
+    from ratchet.durations import duration_in_words
     from stack.placement import part_kind
 
     found = _collect()

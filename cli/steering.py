@@ -33,14 +33,10 @@ def request_lines(requests: list[dict[str, Any]], width: int | None) -> list[str
     """Return a paragraph per request, of lines that are no longer than `width`; None: not broken."""
     import textwrap
 
-    from ratchet.steering import describe_change
-
     lines: list[str] = []
     for one in requests:
         told = [f"{one['asked_at']:%Y-%m-%d %H:%M:%S}  {one['asked_by']}"]
-        told.append(
-            f"{one['action']} {one['target']}".strip() + describe_change(one["action"], one["before"], one["after"])
-        )
+        told.append(one["what"])
         told.append(f"first step planned after it: {one['from_step']}")
         if one["reason"]:
             told.append(f"why: {one['reason']}")

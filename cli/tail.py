@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ratchet.durations import duration_in_words
+
 if TYPE_CHECKING:
     from ratchet.store.views.turn_views import TurnContent
     from viewer.models.conversation import MessageView, TurnView
@@ -103,7 +105,7 @@ class TurnPrinter:
         return lines
 
     def _turn(self, turn: "TurnView") -> list[str]:
-        seconds = "" if turn.seconds is None else f", {turn.seconds:.1f} s"
+        seconds = "" if turn.seconds is None else f", {duration_in_words(turn.seconds)}"
         cause = f", {turn.fork_cause}" if turn.fork_cause else ""
         head = f"── turn {turn.number} (id {turn.id}, lane {turn.lane or 'main'}{cause}): "
         head += f"{turn.prompt_tokens:,} → {turn.num_sampled:,} tokens{seconds}"

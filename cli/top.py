@@ -18,9 +18,10 @@ def top(
     """
     from dataclasses import asdict
 
-    from cli.console import duration_in_words, print_json, print_table
+    from cli.console import print_json, print_table
     from cli.store_access import query
     from client import Client
+    from ratchet.durations import duration_in_words
     from ratchet.store import open_rollouts
 
     run = Client().run(run_id)

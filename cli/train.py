@@ -221,6 +221,7 @@ def _say_what_next(run_id: str, stack: Any) -> None:
 
 def _print_cost(cost: dict[str, Any]) -> None:
     from cli.console import print_table
+    from ratchet.durations import duration_in_words
 
     if not cost["num_rollouts"]:
         return
@@ -229,7 +230,8 @@ def _print_cost(cost: dict[str, Any]) -> None:
     rows.append(["all", f"{sum(cost['cpu_seconds'].values()) / cost['num_rollouts']:.3f}"])
     rate = cost["num_rollouts"] * 60 / cost["seconds"]
     print_table(
-        f"CPU seconds per rollout, {cost['num_rollouts']} rollouts in {cost['seconds']:.0f} s ({rate:.0f} per minute)",
+        f"CPU seconds per rollout, {cost['num_rollouts']} rollouts in {duration_in_words(cost['seconds'])} "
+        f"({rate:.0f} per minute)",
         ["part", ""],
         rows,
     )

@@ -97,7 +97,7 @@ def _progress_bar(found: TimeLeft) -> "RenderableType":
     from rich.progress_bar import ProgressBar
     from rich.table import Table
 
-    from cli.console import duration_in_words
+    from ratchet.durations import duration_in_words
 
     left = "" if found.seconds is None else f"about {duration_in_words(found.seconds)} left"
     if 0 < found.total <= found.done:

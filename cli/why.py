@@ -43,7 +43,7 @@ def why(
 
 def lines_of(found: "Diagnosis") -> list[str]:
     """Return the screen of a diagnosis: at most 24 lines of 79 columns, and few lines of each kind."""
-    from cli.console import duration_in_words
+    from ratchet.durations import duration_in_words
     from stack.diagnosis import UNKNOWN
 
     if found.state == UNKNOWN:
@@ -52,9 +52,9 @@ def lines_of(found: "Diagnosis") -> list[str]:
         progress = "started by hand" if found.is_by_hand else f"step {found.step} of {found.num_steps}"
         lines = [f"run {found.run_id} is {found.state}, {progress}", *_wrap("waits for: ", found.answer, _ANSWER_LINES)]
     if found.stages:
-        lines.append(f"{'open rollouts':<24} {'count':>6} {'longest':>9}")
+        lines.append(f"{'open rollouts':<24} {'count':>6} {'longest':>12}")
         lines += [
-            f"  {one.stage:<22} {one.count:>6} {duration_in_words(one.longest_seconds):>9}" for one in found.stages
+            f"  {one.stage:<22} {one.count:>6} {duration_in_words(one.longest_seconds):>12}" for one in found.stages
         ]
     if found.groups:
         counts = ", ".join(f"{count} {state}" for state, count in sorted(found.groups.items()))

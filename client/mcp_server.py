@@ -17,8 +17,8 @@ from client.read_only_client import ReadOnlyClient
 from ratchet.errors import RatchetError
 
 TOOLS = (
-    "runs", "run", "why", "explain", "advise", "metrics", "step", "largest_ratios", "rollouts", "rollout", "turns",
-    "turn", "patch", "grade_log", "search", "tables", "sql",
+    "runs", "run", "why", "explain", "advise", "metrics", "step", "largest_ratios", "groups", "rollouts", "rollout",
+    "turns", "turn", "patch", "grade_log", "search", "tables", "sql",
 )  # fmt: skip
 INSTRUCTIONS = """Read-only tools about reinforcement-learning runs of Ratchet: coding agents work on tasks in boxes
 (rollouts, in groups of one task), hidden tests grade their patches, each step trains on groups whose rewards differ.

@@ -18,7 +18,7 @@ from client.read_only_sql import NoReaderError, SqlResult, describe_tables, read
 from client.session import Client, run_blocking
 from ratchet.errors import ConfigError
 from ratchet.store import run_times
-from ratchet.store.views import curve_views, rollout_list, run_views, text_search, turn_views
+from ratchet.store.views import curve_views, group_list, rollout_list, run_views, text_search, turn_views
 from ratchet.store.views.read_only import ReadOnlyStore, has_refused_value
 from ratchet.store.views.rollout_list import RolloutFilter
 from ratchet.types import JsonObject
@@ -166,6 +166,25 @@ class ReadOnlyClient:
             lambda connection: rollout_list.list_rollout_lines(connection, wanted, limit + 1, after),
             limit,
             lambda row: int(row.id),
+        )
+
+    def groups(
+        self,
+        run: str,
+        state: str | None = None,
+        purpose: str | None = None,
+        after: int | None = None,
+        limit: int = 25,
+    ) -> JsonObject:
+        """List a run's groups, newest first, each with `why`: what it waits for, or why it ended. `state`: open, ready,
+        planned, trained, no_signal, expired, failed, discarded or cancelled. `purpose`: train or eval."""
+        only = group_list.read_group_filter(state, purpose)
+        run_id = self._run_id(run)
+        limit = _bounded(limit)
+        return self._page(
+            lambda connection: group_list.list_groups(connection, run_id, only, limit + 1, after),
+            limit,
+            lambda row: int(row.group_no),
         )
 
     def rollout(self, rollout: str) -> JsonObject:

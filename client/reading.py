@@ -16,6 +16,7 @@ from ratchet.store.steering import list_steering
 from ratchet.store.views import (
     curve_views,
     evaluation_views,
+    group_list,
     rollout_list,
     rollout_views,
     run_views,
@@ -71,7 +72,7 @@ async def read_situation(connection: AsyncConnection, run_id: str) -> JsonObject
         "open": open_rollouts,
         "outcomes": await run_views.count_outcomes(connection, run_id),
         "failures": await run_views.count_failures(connection, run_id, _MAX_LISTED),
-        "groups": await run_views.count_groups_by_state(connection, run_id),
+        "groups": await group_list.count_groups_by_progress(connection, run_id),
         "engines": await list_engines(connection),
         "newest_steps": await curve_views.metrics_by_step(connection, run_id, max(1, last - _NUM_STEPS + 1), last),
         "evaluations": await evaluation_views.evaluation_rates(connection, run_id),

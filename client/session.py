@@ -27,6 +27,7 @@ from ratchet.store import steering as stored_steering
 from ratchet.store.runs import RunRow
 from ratchet.store.steering import SteeringAnswer
 from ratchet.store.steering_targets import TargetKind, find_target
+from ratchet.store.views.group_list import list_groups, read_group_filter
 from ratchet.store.views.rollout_list import RolloutFilter, list_rollout_lines
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import JsonObject, SteeringAction
@@ -297,6 +298,12 @@ class Run:
         """Return what each step was trained on: one row per step and dataset, and per step and family of tasks."""
         found = self.client.read(lambda connection: step_mix.step_mix(connection, self.run_id))
         return Rows(asdict(one) for one in found)
+
+    def groups(self, state: str | None = None, purpose: str | None = None, limit: int = 100_000) -> Rows:
+        """Return the run's groups, newest first, with `why`: what each waits for, or why it ended. `state`: one of
+        `GroupProgress`. Raises ConfigError for a state or purpose that there is not."""
+        only = read_group_filter(state, purpose)
+        return Rows(map(asdict, self.client.read(lambda connection: list_groups(connection, self.run_id, only, limit))))
 
     def rollouts(self, limit: int = 100_000) -> Rows:
         """Return the run's rollouts, newest first."""

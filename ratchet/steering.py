@@ -142,14 +142,18 @@ def with_last_step(config: RunConfig, stop_at: int | None) -> RunConfig:
     return config.model_copy(update={"training": training})
 
 
-def describe_change(action: str, before: Any, after: Any) -> str:
-    """Return what a request has changed, with values as in a config file; it begins with what goes after the action's
-    name."""
+STEP_TARGET = "step/"
+"""What a request's target begins with if it is about a step of its run."""
+
+
+def describe_request(action: str, target: str, before: Any, after: Any) -> str:
+    """Return what a person asked and what it changed, with values as in a config file: `skip step 5: …`."""
+    asked = f"{action.replace('_', ' ')} {target.removeprefix(STEP_TARGET)}".strip()
     if isinstance(after, dict) and "stop_at" in after:  # of `ratchet stop`
-        return f" after step {after['stop_at']}"
+        return f"{asked} after step {after['stop_at']}"
     if before is None and action != SteeringAction.SET:
-        return "" if after is None else f": {_written(after)}"
-    return f": {_written(before)} → {_written(after)}"
+        return asked if after is None else f"{asked}: {_written(after)}"
+    return f"{asked}: {_written(before)} → {_written(after)}"
 
 
 def _written(value: Any) -> str:

@@ -107,6 +107,29 @@ class GroupState(StrEnum):
     """The group was cancelled and will not be trained on. Final."""
 
 
+class GroupProgress(StrEnum):
+    """What has become of a group, as lists of groups name it: its state, or what the step that consumed it did."""
+
+    OPEN = "open"
+    """In flight: members still run, or may still be replaced."""
+    READY = "ready"
+    """Its verdicts are in. A training group waits for a step; one of an evaluation is complete."""
+    PLANNED = "planned"
+    """The plan row of a step that is not trained yet has it."""
+    TRAINED = "trained"
+    """A step has trained it."""
+    NO_SIGNAL = "no_signal"
+    """A step left it out, because its rewards give no gradient."""
+    EXPIRED = "expired"
+    """A step left it out, because its tokens are older than `training.max_staleness` allows."""
+    FAILED = "failed"
+    """All members have ended and fewer than `min_graded` have a reward."""
+    DISCARDED = "discarded"
+    """`ratchet skip-step` discarded the plan row that had it."""
+    CANCELLED = "cancelled"
+    """A person cancelled it, or its run ended."""
+
+
 class Outcome(StrEnum):
     """How a rollout ended. NULL in the store exactly while the rollout is open; only the first two have a reward."""
 

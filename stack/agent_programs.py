@@ -16,6 +16,7 @@ from pathlib import Path
 
 from activities.harnesses import agent_programs
 from activities.harnesses.agent_programs import RECORD, AgentProgram
+from ratchet.durations import duration_in_words
 from ratchet.errors import ConfigError, MachineError
 from sandbox_gateway.python_layer import PYTHON_LAYER_PATH
 from stack.make_once import making
@@ -205,7 +206,7 @@ def _saying(what: str, say: ReportProgress) -> Iterator[None]:
     def report() -> None:
         started = time.monotonic()
         while not over.wait(_REPORT_SECONDS):
-            say(f"still {what}: {time.monotonic() - started:.0f} s")
+            say(f"still {what}: {duration_in_words(time.monotonic() - started)}")
 
     thread = threading.Thread(target=report, daemon=True)
     thread.start()

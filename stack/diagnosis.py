@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio.service import RPCError
 
+from ratchet.durations import duration_in_words
 from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
 from ratchet.run_names import require_run_id
 from ratchet.secrets import without_secrets
@@ -171,10 +172,10 @@ async def _look_at_store(connection: AsyncConnection, found: Diagnosis) -> None:
         found.learner = f"it has ended after step {learner.step}; {work}"
     elif learner is not None:
         found.learner = (
-            f"{learner.phase} {learner.step}, heartbeat {max(0.0, learner.silent_seconds):.0f} s ago; {work}"
+            f"{learner.phase} {learner.step}, heartbeat {duration_in_words(learner.silent_seconds)} ago; {work}"
         )
         if learner.silent_seconds > _SILENT_SECONDS and found.state == RunState.RUNNING:
-            found.parts.setdefault("learner", f"silent for {learner.silent_seconds:.0f} s")
+            found.parts.setdefault("learner", f"silent for {duration_in_words(learner.silent_seconds)}")
             found.can_skip_step = planned is not None and row.source_run_id is None
         elif planned is not None and learner.phase == learners.WAITING and learner.step > planned:
             found.parts.setdefault(
@@ -183,7 +184,8 @@ async def _look_at_store(connection: AsyncConnection, found: Diagnosis) -> None:
                 "are gone; `ratchet down` and `ratchet up` make it begin again at its checkpoint",
             )
     for engine in await engines.list_engines(connection):
-        silent = "" if engine.silent_seconds < engines.SILENT_SECONDS else f", silent for {engine.silent_seconds:.0f} s"
+        is_silent = engine.silent_seconds >= engines.SILENT_SECONDS
+        silent = f", silent for {duration_in_words(engine.silent_seconds)}" if is_silent else ""
         waits = f", waits for newer weights: {engine.fetch_error}" if engine.fetch_error else ""
         found.engines.append(f"engine {engine.id} {engine.state}, weights {engine.version or 'none'}{silent}{waits}")
         if engine.state not in (EngineState.READY, EngineState.SYNCING) or silent or waits:
@@ -286,7 +288,8 @@ def _answer(found: Diagnosis) -> str:
     if found.stages and found.stages[0].longest_seconds > _LONG_SECONDS:
         slowest = found.stages[0]
         name = f"evaluation {', '.join(found.evaluating)}, during which no step begins; " if found.evaluating else ""
-        return f"{name}the slowest of {slowest.count} rollouts: {slowest.stage} for {slowest.longest_seconds:.0f} s"
+        longest = duration_in_words(slowest.longest_seconds)
+        return f"{name}the slowest of {slowest.count} rollouts: {slowest.stage} for {longest}"
     if 0 < found.num_steps <= found.step and found.stages:
         num_open = sum(stage.count for stage in found.stages)
         return f"nothing is stuck: all steps are trained, and {num_open} rollouts of the last evaluation are open"

@@ -38,6 +38,7 @@ from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
 
+from ratchet.durations import duration_in_words
 from ratchet.types import JsonObject
 
 MAX_SHORT_LIVES = 5
@@ -228,7 +229,7 @@ class PartHealth:
         """Return one sentence for a person; empty if the part answers."""
         if self.state in (HealthState.ANSWERING, HealthState.STOPPED):
             return ""
-        words = f"{self.state.replace('_', ' ')} for {max(0.0, now - self.since):.0f} s"
+        words = f"{self.state.replace('_', ' ')} for {duration_in_words(now - self.since)}"
         if self.reason:
             words += f": {self.reason}"
         if self.last_error and self.last_error not in words:

@@ -7,6 +7,7 @@ import asyncio
 import time
 from pathlib import Path
 
+from ratchet.durations import duration_in_words
 from ratchet.errors import MachineError
 from stack.part_health import HealthState, PartHealth, read_fresh_health
 from stack.part_logs import last_error, log_size
@@ -51,7 +52,7 @@ async def wait_until_answering(stack: Stack, starts: LogSizes, say: ReportProgre
         if time.monotonic() - reported_at > _REPORT_SECONDS:
             reported_at = time.monotonic()
             waiting = (f"{part.name} ({part.reason})" if part.reason else part.name for part in open_parts)
-            say(f"not ready after {time.time() - began:.0f} s: {', '.join(waiting)}")
+            say(f"not ready after {duration_in_words(time.time() - began)}: {', '.join(waiting)}")
         await asyncio.sleep(_LOOK_SECONDS)
 
 

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from ratchet import paths
+from ratchet.durations import duration_in_words
 from ratchet.errors import MachineError
 from stack.make_once import making
 from stack.progress import CountedLine, ReportProgress
@@ -50,7 +51,7 @@ def ensure_server_program(say: ReportProgress) -> Path:
             say("building Temporal's server and UI with Go, once; this takes some minutes")
             _build(go, built, say)
             built.rename(program)
-            say(f"built in {time.monotonic() - started:.0f} s: {program}")
+            say(f"built in {duration_in_words(time.monotonic() - started)}: {program}")
     return program
 
 

@@ -15,6 +15,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 from starlette.responses import HTMLResponse, Response
 
+from ratchet.durations import duration_in_words
 from viewer.models.diffs import read_patch
 from viewer.models.durations import longest_stage, took
 from viewer.settings import ViewerSettings
@@ -40,7 +41,7 @@ def make_environment(settings: ViewerSettings) -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "seconds": in_words,
+        "seconds": lambda seconds: "" if seconds is None else duration_in_words(seconds),
         "ago": ago,
         "clock": clock_time,
         "took": took,
@@ -115,29 +116,11 @@ def highlighted(text: str, language: str = "", path: str = "") -> Markup:
     return Markup(highlight(text, get_lexer_by_name(name), _FORMATTER))
 
 
-def in_words(seconds: float | None) -> str:
-    """Return a duration in its largest fitting unit."""
-    if seconds is None:
-        return ""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    minutes = seconds / 60
-    return (
-        f"{minutes:.0f} min"
-        if minutes < 120
-        else f"{minutes / 60:.1f} h"
-        if minutes < 2880
-        else f"{minutes / 1440:.0f} d"
-    )
-
-
 def ago(moment: datetime | None) -> Markup:
     """Return the age of a moment, with the time of the clock in its title; empty for None."""
     if moment is None:
         return Markup()
-    age = in_words((datetime.now(UTC) - moment).total_seconds())
+    age = duration_in_words((datetime.now(UTC) - moment).total_seconds())
     return Markup('<time datetime="{0}" title="{0}">{1} ago</time>').format(clock_time(moment), age)
 
 

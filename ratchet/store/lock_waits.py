@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from ratchet.durations import duration_in_words
+
 LONG_SECONDS = 5.0
 """A wait that lasts longer explains why nothing moves; no statement of ours waits so long by itself."""
 _LONGEST = text("""
@@ -35,8 +37,9 @@ class LockWait:
     def sentence(self) -> str:
         by = f" ({self.application})" if self.application else ""
         return (
-            f"{self.num_waiting} statements wait, one for {self.seconds:.0f} s, for a lock of process {self.pid}{by}, "
-            f"{self.state}: {self.query}; end that transaction, or `SELECT pg_terminate_backend({self.pid})`"
+            f"{self.num_waiting} statements wait, one for {duration_in_words(self.seconds)}, for a lock of process "
+            f"{self.pid}{by}, {self.state}: {self.query}; end that transaction, or "
+            f"`SELECT pg_terminate_backend({self.pid})`"
         )
 
 

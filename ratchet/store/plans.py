@@ -5,11 +5,12 @@ crash trains the same contents.
 """
 
 from dataclasses import dataclass
+from datetime import datetime
 
-from sqlalchemy import func, insert, select
+from sqlalchemy import ColumnElement, case, func, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.store.schema import BatchTable, RunTable
+from ratchet.store.schema import BatchTable, PolicyVersionTable, RunTable
 from ratchet.types import BatchState, JsonObject, RunState
 
 
@@ -77,3 +78,18 @@ async def unfinished_step(connection: AsyncConnection, run_id: str) -> int | Non
         BatchTable.run_id == run_id, BatchTable.state == BatchState.PLANNED
     )
     return (await connection.execute(statement)).scalar_one_or_none()
+
+
+def first_trained_at() -> ColumnElement[datetime | None]:
+    """Return when a plan row's step was first trained; NULL before that.
+
+    A learner that starts anew trains the steps since its checkpoint once more and overwrites `stepped_at`; the first
+    version that was published of the step keeps its time.
+    """
+    version = PolicyVersionTable
+    published = (
+        select(func.min(version.created_at))
+        .where(version.run_id == BatchTable.run_id, version.step == BatchTable.step)
+        .scalar_subquery()
+    )
+    return case((BatchTable.stepped_at.is_not(None), func.least(BatchTable.stepped_at, published)))

@@ -10,6 +10,7 @@ from sqlalchemy import Integer, cast, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.run_names import rollout_number
+from ratchet.store import plans
 from ratchet.store.arrays import unpack_text
 from ratchet.store.schema import (
     AttemptTable,
@@ -167,14 +168,14 @@ async def read_rollout(connection: AsyncConnection, rollout_id: int) -> JsonObje
 
 
 async def read_steps(connection: AsyncConnection, run_id: str) -> list[JsonObject]:
-    """Return the run's curve, one row per planned step."""
+    """Return the run's curve, one row per planned step; `stepped_at`: when it was first trained."""
     statement = select(
         BatchTable.step,
         BatchTable.state,
         BatchTable.epoch,
         BatchTable.metrics,
         BatchTable.planned_at,
-        BatchTable.stepped_at,
+        plans.first_trained_at().label("stepped_at"),
     ).where(BatchTable.run_id == run_id)
     return [dict(row._mapping) for row in await connection.execute(statement.order_by(BatchTable.step))]
 

@@ -72,15 +72,16 @@ def words_of(texts: Iterable[str]) -> list[str]:
     return sorted(words)
 
 
-def search_query(run_id: str, text: str) -> str | None:
-    """Return the tsquery for the run's rollouts that have all words of the text; None if the index has no such words.
+def search_query(run_id: str | None, text: str) -> str | None:
+    """Return the tsquery for the rollouts of a run, or of all runs, that have all words of the text; None if the index
+    has no such words.
 
     The last word may be the beginning of a longer one.
     """
     words = [word[:_WORD_CHARS] for word in _WORD.findall(text.lower())]
     if not words or _UNSPACED.search(text):
         return None
-    lexemes = [_quoted(one) for one in (run_lexeme(run_id), *words)]
+    lexemes = [_quoted(one) for one in ([] if run_id is None else [run_lexeme(run_id)]) + words]
     return " & ".join(lexemes) + ":*"
 
 

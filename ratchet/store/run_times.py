@@ -10,12 +10,12 @@ from typing import Any
 from sqlalchemy import ARRAY, BigInteger, ColumnElement, any_, cast, func, select, text, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from ratchet.store import plans
 from ratchet.store.schema import (
     BatchItemTable,
     BatchTable,
     EvaluationTable,
     MetricTable,
-    PolicyVersionTable,
     RolloutGroupTable,
     RolloutTable,
     SandboxTable,
@@ -139,15 +139,13 @@ async def read_run_times(connection: AsyncConnection, run_id: str, num_steps: in
 
 
 async def _steps(connection: AsyncConnection, run_id: str, num_steps: int) -> list[TrainedStepTimes]:
-    version = PolicyVersionTable
-    published = (
-        select(func.min(version.created_at))
-        .where(version.run_id == BatchTable.run_id, version.step == BatchTable.step)
-        .scalar_subquery()
-    )
-    first = func.least(BatchTable.stepped_at, published)  # ignores a version that is not there
     statement = (
-        select(BatchTable.step, _epoch(BatchTable.planned_at), _epoch(first), func.max(MetricTable.value))
+        select(
+            BatchTable.step,
+            _epoch(BatchTable.planned_at),
+            _epoch(plans.first_trained_at()),
+            func.max(MetricTable.value),
+        )
         .outerjoin(
             MetricTable,
             (MetricTable.run_id == BatchTable.run_id)

@@ -119,7 +119,7 @@ def reward_chart(runs: Sequence[RunCurves], axis: str) -> Chart:
     points: dict[float, dict[str, StepReward]] = {}
     links: dict[float, str] = {}
     for run in runs:
-        position = _positions(run, axis)
+        position = step_positions(run, axis)
         for reward in run.rewards:
             if reward.step in position:
                 points.setdefault(position[reward.step], {})[run.run_id] = reward
@@ -178,7 +178,7 @@ def compare_charts(runs: Sequence[RunCurves], axis: str) -> list[Chart]:
         metric = metrics[0]
         points: dict[float, dict[str, float]] = {}
         for run in runs:
-            position = _positions(run, axis)
+            position = step_positions(run, axis)
             for step, values in run.metrics.items():
                 if metric in values and step in position:
                     points.setdefault(position[step], {})[run.run_id] = values[metric]
@@ -188,7 +188,7 @@ def compare_charts(runs: Sequence[RunCurves], axis: str) -> list[Chart]:
     return [chart for chart in charts if chart.xs]
 
 
-def _positions(curves: RunCurves, axis: str) -> dict[int, float]:
+def step_positions(curves: RunCurves, axis: str) -> dict[int, float]:
     """Return where each step lies on the axis."""
     steps = sorted(set(curves.metrics) | {one.step for one in curves.rewards})
     if axis == "tokens":
@@ -209,7 +209,7 @@ def _positions(curves: RunCurves, axis: str) -> dict[int, float]:
 def _chart(
     curves: RunCurves, axis: str, name: str, title: str, note: str, steps: list[int], series: list[ChartSeries]
 ) -> Chart:
-    position = _positions(curves, axis)
+    position = step_positions(curves, axis)
     kept = [index for index, step in enumerate(steps) if step in position]
     return Chart(
         name,

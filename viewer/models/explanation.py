@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
+from ratchet.durations import duration_in_words
 from ratchet.store.views.rollout_views import (
     AttemptView,
     GradeView,
@@ -114,7 +115,7 @@ def _agent(facts: RewardFactsView) -> WhySentence | None:
     if head.outcome is not None:
         text += f" after {head.num_turns} model {'call' if head.num_turns == 1 else 'calls'}"
     if newest is not None and newest.used_seconds:
-        text += f" {'after' if head.outcome is None else 'and'} {newest.used_seconds:.0f} s"
+        text += f" {'after' if head.outcome is None else 'and'} {duration_in_words(newest.used_seconds)}"
     if len(facts.attempts) > 1:
         text += f" in attempt {newest.n if newest else len(facts.attempts)}"
     patch = facts.patches[-1] if facts.patches else None

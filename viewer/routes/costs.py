@@ -10,23 +10,28 @@ from starlette.responses import Response
 from ratchet.store.run_times import read_run_times
 from ratchet.store.views import run_views
 from ratchet.store.views.use_views import CallUse, read_call_use
-from viewer.models.advice import Advice, advise_run
+from viewer.models.advice import SETTINGS, Advice, advise_run
 from viewer.models.charts import Chart
 from viewer.models.use_charts import NUM_PARTS, use_charts, use_window
 from viewer.rendering import respond
 from viewer.routes.registration import found, page_route
 
 cost_pages = APIRouter()
+MAX_STEPS = 200
+"""All rollouts, boxes and calls of the steps are read."""
 
 
 @dataclass(slots=True, frozen=True)
 class PhaseLine:
-    """A phase of rollouts, in rollout-hours. `cause_hours`: with waiting counted for what is waited for."""
+    """A phase of rollouts, in rollout-hours. `cause_hours`: with waiting counted for what is waited for. `setting`:
+    what changes it."""
 
     name: str
     hours: float
     share: float
     cause_hours: float
+    cause_share: float
+    setting: str
 
 
 @dataclass(slots=True, frozen=True)
@@ -35,6 +40,7 @@ class CostPage:
 
     run_id: str
     steps_wanted: int
+    max_steps: int
     advice: Advice
     phases: list[PhaseLine]
     box_hours_per_million: float | None
@@ -45,7 +51,7 @@ class CostPage:
 
 
 @page_route(cost_pages, "/runs/{run_id}/costs")
-async def show_costs(request: Request, run_id: str, steps: Annotated[int, Query(ge=1, le=200)] = 5) -> Response:
+async def show_costs(request: Request, run_id: str, steps: Annotated[int, Query(ge=1, le=MAX_STEPS)] = 5) -> Response:
     """`steps`: how many of the newest trained steps are looked at."""
     async with request.app.state.store.read() as connection:
         found(await run_views.read_run_head(connection, run_id), f"run {run_id}")
@@ -66,14 +72,16 @@ async def show_costs(request: Request, run_id: str, steps: Annotated[int, Query(
 
 def cost_page(run_id: str, steps: int, advice: Advice, charts: list[Chart]) -> CostPage:
     total = sum(advice.hours.values())
-    phases = [
-        PhaseLine(name, hours, hours / total if total else 0.0, advice.causes.get(name, 0.0))
-        for name, hours in sorted(advice.hours.items(), key=lambda one: -one[1])
-    ]
+    phases = []
+    for name in sorted({*advice.hours, *advice.causes}, key=lambda one: -advice.hours.get(one, 0.0)):
+        hours = advice.hours.get(name, 0.0)
+        cause_hours = advice.causes.get(name, 0.0)
+        phases.append(PhaseLine(name, hours, hours / total, cause_hours, cause_hours / total, SETTINGS[name]))
     figures = advice.as_json()
     return CostPage(
         run_id,
         steps,
+        MAX_STEPS,
         advice,
         phases,
         figures["box_hours_per_million_trained_tokens"],

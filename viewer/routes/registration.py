@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 _T = TypeVar("_T")
+_N = TypeVar("_N", int, float)
 PageFunction = TypeVar("PageFunction", bound=Callable[..., Awaitable[Response]])
 
 
@@ -37,3 +38,11 @@ def next_link(request: Request, **changed: object) -> str:
     pairs = [(name, value) for name, value in request.query_params.multi_items() if name in values]
     pairs += [(name, str(value)) for name, value in changed.items() if value is not None]
     return path + (f"?{urlencode(pairs)}" if pairs else "")
+
+
+def read_number(kind: Callable[[str], _N], name: str, text: str) -> _N | None:
+    """Return the number of a form's field; None for an empty text. Raises a 422 that names the parameter."""
+    try:
+        return kind(text) if text else None
+    except ValueError:
+        raise HTTPException(422, f"{name} is a number, not {text[:40]!r}") from None

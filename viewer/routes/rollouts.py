@@ -1,9 +1,8 @@
 """The list of rollouts with its filters, and the page of one rollout."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TypeVar
 
 from fastapi import APIRouter, Request
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -26,10 +25,9 @@ from viewer.models.conversation import TurnView, read_conversation
 from viewer.models.explanation import RewardFactsView, WhySentence, explain_reward
 from viewer.models.timeline import Timeline, TurnGraph, build_graph, build_timeline
 from viewer.rendering import respond
-from viewer.routes.registration import found, next_link, page_route
+from viewer.routes.registration import found, next_link, page_route, read_number
 
 rollout_pages = APIRouter()
-_N = TypeVar("_N", int, float)
 _PAGE_ROLLOUTS = 50
 _PAGE_TURNS = 25
 _MAX_TURN_LINES = 500
@@ -113,12 +111,12 @@ async def show_rollouts(
         purpose=purpose or None,
         outcome=outcome or None,
         agent_exit=agent_exit or None,
-        reward_from=_read(float, "reward_from", reward_from),
-        reward_to=_read(float, "reward_to", reward_to),
-        task_id=_read(int, "task", task) if is_id else None,
+        reward_from=read_number(float, "reward_from", reward_from),
+        reward_to=read_number(float, "reward_to", reward_to),
+        task_id=read_number(int, "task", task) if is_id else None,
         task=None if is_id else task.strip() or None,
         reason=reason or None,
-        policy_step=_read(int, "step", step),
+        policy_step=read_number(int, "step", step),
         evaluation=evaluation or None,
         flagged=flagged,
         stage=stage or None,
@@ -130,14 +128,6 @@ async def show_rollouts(
     more = next_link(request, before=lines[-1].id) if len(lines) == _PAGE_ROLLOUTS else None
     page = RolloutsPage(wanted, task.strip(), sort, rollout_list.LONGEST_OF, lines, stages, more)
     return await respond(request, "rollouts.html", page)
-
-
-def _read(kind: Callable[[str], _N], name: str, text: str) -> _N | None:
-    """Return the number; None for an empty text. Raises a 422 that names the parameter."""
-    try:
-        return kind(text) if text else None
-    except ValueError:
-        raise HTTPException(422, f"{name} is a number, not {text[:40]!r}") from None
 
 
 @page_route(rollout_pages, "/rollouts/{rollout_id}")

@@ -2,21 +2,22 @@
 
 import asyncio
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from ratchet.store.views import command_views, run_views, steering_views, version_views
 from ratchet.store.views.steering_views import SteeringLine
 from ratchet.store.views.version_views import VersionLine
+from ratchet.types import Purpose
 from viewer.models.commands import CommandCount, count_commands
 from viewer.rendering import respond
-from viewer.routes.registration import found, next_link, page_route
+from viewer.routes.registration import found, next_link, page_route, read_number
 
 run_history_pages = APIRouter()
 _PAGE_VERSIONS = 200
-_MAX_ROLLOUTS = 100
-_MAX_TURNS = 2000
+_TURNS_PER_ROLLOUT = 20
 
 
 @dataclass(slots=True, frozen=True)
@@ -34,17 +35,20 @@ class SteeringPage:
 
 @dataclass(slots=True, frozen=True)
 class CommandsPage:
-    """`step`: only rollouts of groups that this step consumed are counted, None: of the whole run. `by_line`: commands
-    are counted by their first lines, not by their first words. `num_turns`: of these rollouts; `is_cut`: older
-    rollouts are not counted."""
+    """`step`: only rollouts of groups that this step consumed are counted, None: of the whole run. `purpose`: only
+    training or evaluation rollouts; None: both. `by_line`: commands are counted by their first lines, not by their
+    first words. `max_rollouts`: how many may be read. `num_judged`: rollouts with a verdict, of which `num_unsolved`
+    and `num_solved` are counted, evenly spread; `num_turns`: of these."""
 
     run_id: str
     step: int | None
+    purpose: Purpose | None
     by_line: bool
+    max_rollouts: int
+    num_judged: int
     num_unsolved: int
     num_solved: int
     num_turns: int
-    is_cut: bool
     commands: list[CommandCount]
 
 
@@ -67,21 +71,34 @@ async def show_steering(request: Request, run_id: str) -> Response:
 
 
 @page_route(run_history_pages, "/runs/{run_id}/commands")
-async def show_commands(request: Request, run_id: str, step: int | None = None, by_line: bool = False) -> Response:
+async def show_commands(
+    request: Request,
+    run_id: str,
+    step: str = "",
+    purpose: Literal["", "train", "eval"] = "",
+    by_line: bool = False,
+    rollouts: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> Response:
+    """`rollouts`: how many are read at most; their turns are at most 20 times as many."""
+    of_step = read_number(int, "step", step)
+    only = Purpose(purpose) if purpose else None
     async with request.app.state.store.read() as connection:
         found(await run_views.read_run_head(connection, run_id), f"run {run_id}")
-        rollouts = await command_views.list_judged_rollouts(connection, run_id, step, _MAX_ROLLOUTS + 1)
-        has_more = len(rollouts) > _MAX_ROLLOUTS
-        rollouts = rollouts[:_MAX_ROLLOUTS]
-        answers = await command_views.read_packed_answers(
-            connection, [one.rollout_id for one in rollouts], _MAX_TURNS + 1
-        )
-    is_cut = has_more or len(answers) > _MAX_TURNS
-    if len(answers) > _MAX_TURNS:  # a rollout of which some answers were not read may have run any command
-        partly = answers[-1].rollout_id
-        rollouts = [one for one in rollouts if one.rollout_id > partly]
-        answers = [one for one in answers if one.rollout_id > partly]
-    commands = await asyncio.to_thread(count_commands, rollouts, answers, by_line)
-    num_solved = sum(one.solved for one in rollouts)
-    page = CommandsPage(run_id, step, by_line, len(rollouts) - num_solved, num_solved, len(answers), is_cut, commands)
+        sample = await command_views.sample_judged_rollouts(connection, run_id, of_step, only, rollouts)
+        counted = command_views.within_turns(sample.rollouts, _TURNS_PER_ROLLOUT * rollouts)
+        answers = await command_views.read_packed_answers(connection, [one.rollout_id for one in counted])
+    commands = await asyncio.to_thread(count_commands, counted, answers, by_line)
+    num_solved = sum(one.solved for one in counted)
+    page = CommandsPage(
+        run_id=run_id,
+        step=of_step,
+        purpose=only,
+        by_line=by_line,
+        max_rollouts=rollouts,
+        num_judged=sample.number,
+        num_unsolved=len(counted) - num_solved,
+        num_solved=num_solved,
+        num_turns=len(answers),
+        commands=commands,
+    )
     return await respond(request, "commands.html", page)

@@ -12,12 +12,13 @@ from starlette.responses import RedirectResponse, Response
 from ratchet.store.engines import list_engines
 from ratchet.store.open_rollouts import OpenRollout, StageCount, count_open_rollouts, list_open_rollouts
 from ratchet.store.runs import ADHOC
-from ratchet.store.views import curve_views, evaluation_views, run_views
+from ratchet.store.views import curve_views, evaluation_views, group_list, run_views, steering_views, version_views
 from ratchet.store.views.curve_views import Metrics
+from ratchet.store.views.group_list import GroupCount
 from ratchet.store.views.run_views import (
     FailureCount,
+    FlaggedCount,
     FlaggedRollout,
-    GroupCount,
     GroupLine,
     OutcomeCount,
     RunHead,
@@ -25,6 +26,7 @@ from ratchet.store.views.run_views import (
 )
 from viewer.models.charts import AXES, Chart, RunCurves, compare_charts, run_charts
 from viewer.models.histogram import RewardBin, reward_bins
+from viewer.models.marks import ChartMark, chart_marks
 from viewer.rendering import respond
 from viewer.routes.registration import found, next_link, page_route
 from viewer.step_rewards import StepRewards
@@ -39,6 +41,8 @@ _MAX_OPEN = 200
 _MAX_FAILURES = 10
 _MAX_FLAGGED = 20
 _MAX_COMPARED = 6
+_MAX_REQUESTS = 200
+"""Of people, marked on the curves: the newest."""
 _NEWEST_STEPS = 20
 
 
@@ -81,7 +85,8 @@ class EngineLine:
 @dataclass(slots=True, frozen=True)
 class RunPage:
     """`waits`: the open rollouts by stage; `open_rollouts`: by group id. `charts`: of the newest steps only, if there
-    are more than fit. `cut`: the fields whose lists go on, beyond what a page shows."""
+    are more than fit. `marks`: on them, by the axis `axis_label`. `cut`: the fields whose lists go on, beyond what a
+    page shows."""
 
     head: RunHead
     is_by_hand: bool
@@ -95,11 +100,14 @@ class RunPage:
     groups: list[GroupCount]
     bins: list[RewardBin]
     evaluations: list[evaluation_views.EvaluationRate]
+    flagged_count: FlaggedCount
     flagged: list[FlaggedRollout]
     alarms: list[RaisedAlarm]
     engines: list[EngineLine]
     charts: list[Chart]
+    marks: list[ChartMark]
     axis: str
+    axis_label: str
     first_charted_step: int
     steps: list[StepLine]
     cut: list[str]
@@ -187,6 +195,7 @@ async def read_run_page(connection: AsyncConnection, rewards: StepRewards, run_i
         "flagged": (len(flagged), _MAX_FLAGGED),
     }
     engines = await list_engines(connection)
+    requests = await steering_views.list_requests(connection, run_id, limit=_MAX_REQUESTS)
     verdicts = await run_views.count_verdicts(connection, run_id)
     return RunPage(
         head=head,
@@ -198,14 +207,17 @@ async def read_run_page(connection: AsyncConnection, rewards: StepRewards, run_i
         open_rollouts=still_open,
         outcomes=run_views.outcome_counts(verdicts),
         failures=failures[:_MAX_FAILURES],
-        groups=await run_views.count_groups_by_state(connection, run_id),
+        groups=await group_list.count_groups_by_progress(connection, run_id),
         bins=reward_bins(run_id, run_views.reward_counts(verdicts, "train")),
         evaluations=list(curves.evaluations),
+        flagged_count=await run_views.count_flagged(connection, run_id),
         flagged=flagged[:_MAX_FLAGGED],
         alarms=_alarms(curves),
         engines=[EngineLine(one.id, one.state, one.version, one.silent_seconds) for one in engines],
         charts=run_charts(curves, axis),
+        marks=chart_marks(curves, requests, await version_views.list_restarts(connection, run_id), axis),
         axis=axis,
+        axis_label=AXES[axis],
         first_charted_step=min(curves.metrics, default=0),
         steps=_step_lines(curves),
         cut=[name for name, (number, limit) in num_listed.items() if number > limit],

@@ -1,17 +1,16 @@
-"""Search: a rollout by its id or workflow id, a run's tasks by their labels, or a text in its conversations."""
+"""Search: a rollout by its id or workflow id, tasks by their labels, or a text in conversations, of a run or of all."""
 
 from dataclasses import dataclass
 
 from fastapi import APIRouter, Request
 from starlette.responses import RedirectResponse, Response
 
-from ratchet.store import runs as run_rows
 from ratchet.store.reports import find_rollout
 from ratchet.store.views import run_views, task_views, text_search
 from ratchet.store.views.task_views import FoundTask
 from ratchet.store.views.text_search import TextHit
 from viewer.rendering import respond, wants_json
-from viewer.routes.registration import next_link, page_route
+from viewer.routes.registration import found, next_link, page_route
 
 search_pages = APIRouter()
 _MAX_HITS = 40
@@ -22,9 +21,9 @@ _MAX_TASKS = 20
 
 @dataclass(slots=True, frozen=True)
 class SearchPage:
-    """`tasks`: those of the run whose labels contain the words, at most 20. `num_turns`: how many turns were read for
-    this page. `num_unindexed`: how many rollouts of the run have no words in the index, so that their turns are read;
-    at most one more than `MAX_COUNTED`. `next_page`: continues behind the last hit; None if the whole run is
+    """`run_id`: None for all runs. `tasks`: those whose labels contain the words, at most 20. `num_turns`: how many
+    turns were read for this page. `num_unindexed`: how many rollouts have no words in the index, so that their turns
+    are read; at most one more than `MAX_COUNTED`. `next_page`: continues behind the last hit; None if everything is
     searched."""
 
     words: str
@@ -46,19 +45,21 @@ async def show_search(request: Request, q: str = "", run: str = "", before: int 
             if rollout_id is not None:
                 return RedirectResponse(f"/rollouts/{rollout_id}", 303)
         run_ids = [one.run_id for one in await run_views.list_run_summaries(connection, _MAX_RUNS)]
-        run_id = run or await run_rows.newest_run(connection)
+        run_id = run or None
+        if run_id is not None:
+            found(await run_views.read_run_head(connection, run_id), f"run {run_id}")
         tasks: list[FoundTask] = []
         hits: list[TextHit] = []
         number = 0
         num_unindexed = 0
         more = None
-        if words and run_id:
+        if words:
             tasks = await task_views.find_tasks(connection, run_id, words, _MAX_TASKS)
             result = await text_search.search_run(connection, run_id, words, before, _MAX_HITS, _SECONDS)
             hits = result.hits
             number = result.num_turns
             num_unindexed = await text_search.count_rollouts_without_words(connection, run_id)
             if result.next_before is not None:
-                more = next_link(request, run=run_id, before=result.next_before)
+                more = next_link(request, before=result.next_before)
     page = SearchPage(words, run_id, run_ids, tasks, hits, number, num_unindexed, more)
     return await respond(request, "search.html", page)

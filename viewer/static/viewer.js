@@ -44,6 +44,7 @@
       scales: { x: { time: false, range: first === last ? [first - 1, last + 1] : [first, last] }, y: { range: yRange } },
       axes: [{ ...axis, label: chart.x_label, labelSize: 20, ...whole }, { ...axis, size: 64, values: (_, ticks) => ticks.map((one) => String(Number(one.toPrecision(3)))) }],
       legend: { live: true },
+      hooks: { ready: [(ready) => drawMarks(ready, chart)] },
     }, data, place);
     plots.set(place, plot);
     plot.over.addEventListener("click", () => {
@@ -51,6 +52,31 @@
       if (link) location.href = link;
     });
     if (chart.links.length) plot.over.classList.add("clickable");
+  }
+
+  // The marks are a list of links below the charts, which keyboards and screen readers use; those in a chart are for
+  // the mouse, because a plot is an image, which has no links. Only their heads can be clicked: points are below the lines.
+  function drawMarks(plot, chart) {
+    if (chart.x_label !== document.getElementById("marks")?.dataset.axis) return;
+    const places = new Map();
+    for (const item of document.querySelectorAll("#marks [data-x]")) {
+      const x = Number(item.dataset.x);
+      if (x < plot.scales.x.min || x > plot.scales.x.max || item.dataset.kind === chart.name) continue;
+      if (!places.has(x)) places.set(x, []);
+      places.get(x).push(item);
+    }
+    for (const [x, items] of places) {
+      const mark = document.createElement("span");
+      const target = items[0].querySelector("a");
+      mark.className = `mark mark-${items[0].dataset.kind}`;
+      mark.title = items.map((item) => (item.querySelector("a") || item).textContent).join("\n");
+      mark.style.left = `${plot.valToPos(x, "x") - 5}px`;
+      mark.addEventListener("click", (event) => {
+        event.stopPropagation();
+        if (target) location.href = target.href;
+      });
+      plot.over.append(mark);
+    }
   }
 
   function drawCharts() {

@@ -6,6 +6,7 @@ from datetime import datetime
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from ratchet.store import plans
 from ratchet.store.schema import BatchItemTable, BatchTable, MetricTable, RolloutTable
 
 Metrics = dict[str, float]
@@ -13,7 +14,7 @@ Metrics = dict[str, float]
 
 @dataclass(slots=True, frozen=True)
 class StepTimes:
-    """When a step was planned and trained, and the state of its plan row."""
+    """When a step was planned and first trained, and the state of its plan row."""
 
     step: int
     state: str
@@ -68,7 +69,7 @@ async def trained_tokens_before(connection: AsyncConnection, run_id: str, step: 
 
 
 async def times_by_step(connection: AsyncConnection, run_id: str, first: int, last: int) -> dict[int, StepTimes]:
-    columns = (BatchTable.step, BatchTable.state, BatchTable.planned_at, BatchTable.stepped_at)
+    columns = (BatchTable.step, BatchTable.state, BatchTable.planned_at, plans.first_trained_at())
     statement = select(*columns).where(BatchTable.run_id == run_id, BatchTable.step.between(first, last))
     return {row.step: StepTimes(*row) for row in await connection.execute(statement.order_by(BatchTable.step))}
 

@@ -122,13 +122,6 @@ class RewardCount:
 
 
 @dataclass(slots=True, frozen=True)
-class GroupCount:
-    purpose: str
-    state: str
-    number: int
-
-
-@dataclass(slots=True, frozen=True)
 class FlaggedRollout:
     """A rollout whose grade has flags of suspicious code or was rejected by a rule."""
 
@@ -137,6 +130,17 @@ class FlaggedRollout:
     reward: float | None
     rule: str
     flags: list[JsonObject]
+
+
+@dataclass(slots=True, frozen=True)
+class FlaggedCount:
+    """How many rollouts of a run have a flagged verdict. `num_flagged`: the verdict that decided the reward has flags;
+    `num_rejected`: a rule rejected the patch in it. `others`: rollouts with flags only in verdicts that decided no
+    reward, newest first: those of `ratchet regrade` without `--adopt`, and earlier ones."""
+
+    num_flagged: int
+    num_rejected: int
+    others: list[int]
 
 
 async def list_run_summaries(
@@ -239,12 +243,6 @@ async def count_failures(connection: AsyncConnection, run_id: str, limit: int) -
     return [FailureCount(*row) for row in await connection.execute(statement)]
 
 
-async def count_groups_by_state(connection: AsyncConnection, run_id: str) -> list[GroupCount]:
-    keys = (RolloutGroupTable.purpose, RolloutGroupTable.state)
-    statement = select(*keys, func.count()).where(RolloutGroupTable.run_id == run_id).group_by(*keys)
-    return [GroupCount(*row) for row in await connection.execute(statement.order_by(*keys))]
-
-
 async def list_flagged(connection: AsyncConnection, run_id: str, limit: int) -> list[FlaggedRollout]:
     """Return the newest rollouts of the run whose deciding grade has flags or a rule's rejection."""
     statement = (
@@ -258,8 +256,28 @@ async def list_flagged(connection: AsyncConnection, run_id: str, limit: int) -> 
     return [FlaggedRollout(*row) for row in await connection.execute(statement)]
 
 
+async def count_flagged(connection: AsyncConnection, run_id: str) -> FlaggedCount:
+    decides = GradeTable.id == RolloutTable.grade_id
+    statement = (
+        select(RolloutTable.id, func.bool_or(decides), func.bool_or(decides & GradeTable.rejected))
+        .join(GradeTable, GradeTable.rollout_id == RolloutTable.id)
+        .where(RolloutTable.run_id == run_id, _has_any_flagged_grade(), _has_flags(GradeTable))
+        .group_by(RolloutTable.id)
+        .order_by(RolloutTable.id.desc())
+    )
+    rows = (await connection.execute(statement)).all()
+    num_deciding = sum(row[1] for row in rows)
+    num_rejected = sum(row[2] for row in rows)
+    return FlaggedCount(num_deciding - num_rejected, num_rejected, [row[0] for row in rows if not row[1]])
+
+
 def is_flagged() -> ColumnElement[bool]:
-    """The condition that a rollout's deciding grade, which is joined, has flags or a rejection.
+    """The condition that a rollout's deciding grade, which is joined, has flags or a rejection."""
+    return _has_any_flagged_grade() & _has_flags(GradeTable)
+
+
+def _has_any_flagged_grade() -> ColumnElement[bool]:
+    """The condition that one of a rollout's grades has flags or a rejection.
 
     The rollouts with such a grade are few. The partial index `ix_grade_flagged` finds them first, as an array, because
     Postgres has no statistics of the condition and would otherwise read all rollouts. The zero is no parameter, because
@@ -267,7 +285,7 @@ def is_flagged() -> ColumnElement[bool]:
     """
     grade = aliased(GradeTable)
     found = select(grade.rollout_id).where(_has_flags(grade)).scalar_subquery()
-    return (RolloutTable.id == any_(func.array(found))) & _has_flags(GradeTable)
+    return RolloutTable.id == any_(func.array(found))
 
 
 def _has_flags(grade: type[GradeTable]) -> ColumnElement[bool]:
@@ -297,7 +315,7 @@ class GroupLine:
     created_at: datetime
 
 
-def _group_lines() -> Select[*tuple[Any, ...]]:
+def group_lines() -> Select[*tuple[Any, ...]]:
     members = (
         select(
             func.count(RolloutTable.outcome).label("ended"),
@@ -340,19 +358,19 @@ def _group_lines() -> Select[*tuple[Any, ...]]:
 async def list_open_groups(connection: AsyncConnection, run_id: str, limit: int) -> list[GroupLine]:
     """Return the groups of the run in which rollouts still run, oldest first."""
     is_open = RolloutGroupTable.purpose.in_(list(Purpose)) & (RolloutGroupTable.state == GroupState.OPEN)
-    statement = _group_lines().where(RolloutGroupTable.run_id == run_id, is_open)
+    statement = group_lines().where(RolloutGroupTable.run_id == run_id, is_open)
     return _lines(list(await connection.execute(statement.order_by(RolloutGroupTable.group_no).limit(limit))))
 
 
 async def list_groups_of_step(connection: AsyncConnection, run_id: str, step: int) -> list[GroupLine]:
     """Return every group that the step consumed, trained or not."""
     consumed = select(BatchItemTable.group_id).where(BatchItemTable.run_id == run_id, BatchItemTable.step == step)
-    statement = _group_lines().where(RolloutGroupTable.id.in_(consumed))
+    statement = group_lines().where(RolloutGroupTable.id.in_(consumed))
     return _lines(list(await connection.execute(statement.order_by(RolloutGroupTable.group_no))))
 
 
 async def read_group_line(connection: AsyncConnection, group_id: int) -> GroupLine | None:
-    rows = list(await connection.execute(_group_lines().where(RolloutGroupTable.id == group_id)))
+    rows = list(await connection.execute(group_lines().where(RolloutGroupTable.id == group_id)))
     return _lines(rows)[0] if rows else None
 
 

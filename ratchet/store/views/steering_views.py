@@ -7,11 +7,11 @@ from urllib.parse import quote
 from sqlalchemy import func, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.steering import describe_change
+from ratchet.steering import STEP_TARGET, describe_request
 from ratchet.store.schema import RolloutGroupTable, RolloutTable, SteeringTable
+from ratchet.store.steering import first_step_after
 
 _MAX_REQUESTS = 1000
-_STEP = "step/"
 
 
 @dataclass(slots=True, frozen=True)
@@ -19,6 +19,8 @@ class SteeringLine:
     """One request. `what`: the command, what it was about, and what it changed. `link`: the page of the group, rollout
     or step that it was about, empty for the run. `from_step`: the first step that was planned after it."""
 
+    id: int
+    action: str
     asked_at: datetime
     asked_by: str
     what: str
@@ -27,7 +29,9 @@ class SteeringLine:
     from_step: int
 
 
-async def list_requests(connection: AsyncConnection, run_id: str, group_id: int | None = None) -> list[SteeringLine]:
+async def list_requests(
+    connection: AsyncConnection, run_id: str, group_id: int | None = None, limit: int = _MAX_REQUESTS
+) -> list[SteeringLine]:
     """Return the requests to a run, newest first; `group_id`: only those about this group."""
     table = SteeringTable
     wanted = table.run_id == run_id
@@ -37,17 +41,19 @@ async def list_requests(connection: AsyncConnection, run_id: str, group_id: int 
     group = select(RolloutGroupTable.id).where(RolloutGroupTable.workflow_id == table.target).limit(1)
     rollout = select(RolloutTable.id).where(RolloutTable.workflow_id == table.target).limit(1)
     statement = select(
-        *(table.asked_at, table.asked_by, table.action, table.target, table.before, table.after),
-        *(table.reason, table.from_step),
+        *(table.id, table.asked_at, table.asked_by, table.action, table.target, table.before, table.after),
+        *(table.reason, first_step_after().label("from_step")),
         group.scalar_subquery().label("group_id"),
         rollout.scalar_subquery().label("rollout_id"),
     )
-    rows = await connection.execute(statement.where(wanted).order_by(table.id.desc()).limit(_MAX_REQUESTS))
+    rows = await connection.execute(statement.where(wanted).order_by(table.id.desc()).limit(limit))
     return [
         SteeringLine(
+            row.id,
+            row.action,
             row.asked_at,
             row.asked_by,
-            _sentence(row.action, row.target) + describe_change(row.action, row.before, row.after),
+            describe_request(row.action, row.target, row.before, row.after),
             _link(run_id, row.target, row.group_id, row.rollout_id),
             row.reason,
             row.from_step,
@@ -56,13 +62,9 @@ async def list_requests(connection: AsyncConnection, run_id: str, group_id: int 
     ]
 
 
-def _sentence(action: str, target: str) -> str:
-    return f"{action.replace('_', ' ')} {target.removeprefix(_STEP)}".strip()
-
-
 def _link(run_id: str, target: str, group_id: int | None, rollout_id: int | None) -> str:
-    if target.startswith(_STEP):
-        return f"/runs/{quote(run_id)}/steps/{target.removeprefix(_STEP)}"
+    if target.startswith(STEP_TARGET):
+        return f"/runs/{quote(run_id)}/steps/{target.removeprefix(STEP_TARGET)}"
     if group_id is not None:
         return f"/groups/{group_id}"
     return "" if rollout_id is None else f"/rollouts/{rollout_id}"

@@ -6,13 +6,14 @@ from datetime import UTC, datetime
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from ratchet.store import plans
 from ratchet.store.schema import BatchItemTable, BatchTable, SteeringTable, StepTokenTable
 from ratchet.types import JsonObject, SteeringAction
 
 
 @dataclass(slots=True, frozen=True)
 class StepHead:
-    """The plan row of a step without its members."""
+    """The plan row of a step without its members. `stepped_at`: when it was first trained."""
 
     step: int
     state: str
@@ -25,7 +26,9 @@ class StepHead:
 
 
 async def read_step_head(connection: AsyncConnection, run_id: str, step: int) -> StepHead | None:
-    columns = [getattr(BatchTable, name) for name in StepHead.__slots__]
+    columns = [
+        plans.first_trained_at() if name == "stepped_at" else getattr(BatchTable, name) for name in StepHead.__slots__
+    ]
     statement = select(*columns).where(BatchTable.run_id == run_id, BatchTable.step == step)
     row = (await connection.execute(statement)).one_or_none()
     return None if row is None else StepHead(*row)

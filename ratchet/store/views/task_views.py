@@ -67,8 +67,8 @@ class FoundTask:
     label: str
 
 
-async def find_tasks(connection: AsyncConnection, run_id: str, words: str, limit: int) -> list[FoundTask]:
-    """Return tasks of the run whose labels contain the words, the shortest labels first.
+async def find_tasks(connection: AsyncConnection, run_id: str | None, words: str, limit: int) -> list[FoundTask]:
+    """Return tasks of the run, or of all runs, whose labels contain the words, the shortest labels first.
 
     Those of rollouts by hand are not in the run's plan, so they are read from its rollouts; such runs are small.
     """
@@ -76,10 +76,12 @@ async def find_tasks(connection: AsyncConnection, run_id: str, words: str, limit
     by_hand = select(RolloutTable.task_id).where(RolloutTable.run_id == run_id, RolloutTable.group_id.is_(None))
     statement = (
         select(TaskTable.id, TaskTable.label)
-        .where(TaskTable.id.in_(planned.union(by_hand)), TaskTable.label.icontains(words, autoescape=True))
+        .where(TaskTable.label.icontains(words, autoescape=True))
         .order_by(func.length(TaskTable.label), TaskTable.label, TaskTable.id)
         .limit(limit)
     )
+    if run_id is not None:
+        statement = statement.where(TaskTable.id.in_(planned.union(by_hand)))
     return [FoundTask(*row) for row in await connection.execute(statement)]
 
 

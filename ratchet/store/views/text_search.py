@@ -7,9 +7,11 @@ sweep has reached. A search lasts for a bounded time and says how far it came; t
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from sqlalchemy import cast, func, literal, select, text
+from sqlalchemy import ColumnElement, cast, func, literal, select, text, true
 from sqlalchemy.dialects.postgresql import TSQUERY
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -29,6 +31,7 @@ MAX_COUNTED = 10_000
 class TextHit:
     """A turn that contains the text. `said_by`: "agent" if it is in its new messages, else "model"."""
 
+    run_id: str
     rollout_id: int
     turn_id: int
     said_by: str
@@ -44,17 +47,17 @@ class TextSearch:
     next_before: int | None
 
 
-async def count_rollouts_without_words(connection: AsyncConnection, run_id: str) -> int:
-    """Return how many rollouts of the run are not in the index, at most `MAX_COUNTED` + 1."""
-    rows = select(literal(1)).where(RolloutTable.run_id == run_id, ~RolloutTable.has_words)
-    counted = rows.limit(MAX_COUNTED + 1).subquery()
-    return int((await connection.execute(select(func.count()).select_from(counted))).scalar_one())
+async def count_rollouts_without_words(connection: AsyncConnection, run_id: str | None) -> int:
+    """Return how many rollouts of the run, or of all runs, are not in the index, at most `MAX_COUNTED` + 1."""
+    counted = select(literal(1)).where(~RolloutTable.has_words, _of_run(run_id)).limit(MAX_COUNTED + 1).subquery()
+    async with _without_scans(connection):
+        return int((await connection.execute(select(func.count()).select_from(counted))).scalar_one())
 
 
 async def search_run(
-    connection: AsyncConnection, run_id: str, words: str, before: int | None, max_hits: int, seconds: float
+    connection: AsyncConnection, run_id: str | None, words: str, before: int | None, max_hits: int, seconds: float
 ) -> TextSearch:
-    """Search the run's turns for a text, without regard to case, in at most about `seconds`.
+    """Search the turns of a run, or of all runs, for a text, without regard to case, in at most about `seconds`.
 
     In the index the text's last word may be the beginning of a longer one, and the other words are whole. A text
     without any word is looked for in every turn.
@@ -66,30 +69,46 @@ async def search_run(
         page = await _candidates(connection, run_id, words, before)
         if not page:
             return TextSearch(hits, number, None)
+        runs = select(RolloutTable.id, RolloutTable.run_id).where(RolloutTable.id.in_(page))
+        run_of = {row.id: row.run_id for row in await connection.execute(runs)}
         for rollout_id in page:
             columns = (TurnTable.id, TurnTable.request, TurnTable.answer)
             statement = select(*columns).where(TurnTable.rollout_id == rollout_id).order_by(TurnTable.id)
             rows = (await connection.execute(statement)).all()
             number += len(rows)
-            hits += await asyncio.to_thread(
-                _find, rollout_id, [(row.id, row.request, row.answer) for row in rows], words
-            )
+            turns = [(row.id, row.request, row.answer) for row in rows]
+            hits += await asyncio.to_thread(_find, run_of[rollout_id], rollout_id, turns, words)
             before = rollout_id
             if len(hits) >= max_hits or time.monotonic() > deadline:
                 return TextSearch(hits, number, before)
 
 
-async def _candidates(connection: AsyncConnection, run_id: str, words: str, before: int | None) -> list[int]:
-    """Return the next rollouts of the run whose turns may say the words, newest first."""
-    every = select(RolloutTable.id).where(RolloutTable.run_id == run_id)
-    if before is not None:
-        every = every.where(RolloutTable.id < before)
-    every = every.order_by(RolloutTable.id.desc()).limit(_PAGE_ROLLOUTS)
+def _of_run(run_id: str | None) -> ColumnElement[bool]:
+    return true() if run_id is None else RolloutTable.run_id == run_id
+
+
+@asynccontextmanager
+async def _without_scans(connection: AsyncConnection) -> AsyncIterator[None]:
+    """Let Postgres use an index in these statements, even if it believes that most rows match."""
+    await connection.execute(_SCANNING, {"value": "off"})
+    yield
+    await connection.execute(_SCANNING, {"value": "on"})
+
+
+async def _candidates(connection: AsyncConnection, run_id: str | None, words: str, before: int | None) -> list[int]:
+    """Return the next rollouts of the run, or of all runs, whose turns may say the words, newest first."""
     query = search_query(run_id, words)
+    # Of all runs, the rollouts without words are in no index in the order of their ids; they are sorted.
+    number = RolloutTable.id + 0 if run_id is None and query is not None else RolloutTable.id
+    every = select(RolloutTable.id).where(_of_run(run_id)).order_by(number.desc()).limit(_PAGE_ROLLOUTS)
+    if before is not None:
+        every = every.where(number < before)
     if query is None:
         return list((await connection.execute(every)).scalars())
-    unindexed = list((await connection.execute(every.where(~RolloutTable.has_words))).scalars())
-    return sorted({*unindexed, *await _indexed(connection, query, before)}, reverse=True)[:_PAGE_ROLLOUTS]
+    async with _without_scans(connection):
+        unindexed = list((await connection.execute(every.where(~RolloutTable.has_words))).scalars())
+        indexed = await _indexed(connection, query, before)
+    return sorted({*unindexed, *indexed}, reverse=True)[:_PAGE_ROLLOUTS]
 
 
 async def _indexed(connection: AsyncConnection, query: str, before: int | None) -> list[int]:
@@ -104,14 +123,10 @@ async def _indexed(connection: AsyncConnection, query: str, before: int | None) 
     )
     if before is not None:
         statement = statement.where(number < before)
-    await connection.execute(_SCANNING, {"value": "off"})
-    rows = await connection.execute(statement.order_by(number.desc()).limit(_PAGE_ROLLOUTS))
-    found = list(rows.scalars())
-    await connection.execute(_SCANNING, {"value": "on"})
-    return found
+    return list((await connection.execute(statement.order_by(number.desc()).limit(_PAGE_ROLLOUTS))).scalars())
 
 
-def _find(rollout_id: int, rows: list[tuple[int, bytes, bytes | None]], words: str) -> list[TextHit]:
+def _find(run_id: str, rollout_id: int, rows: list[tuple[int, bytes, bytes | None]], words: str) -> list[TextHit]:
     hits = []
     for turn_id, request, answer in rows:
         for said_by, data in (("agent", request), ("model", answer)):
@@ -120,7 +135,7 @@ def _find(rollout_id: int, rows: list[tuple[int, bytes, bytes | None]], words: s
             except UNREADABLE:  # the sweep logs damaged turns
                 continue
             if excerpt:
-                hits.append(TextHit(rollout_id, turn_id, said_by, excerpt))
+                hits.append(TextHit(run_id, rollout_id, turn_id, said_by, excerpt))
                 break
     return hits
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import func, select, true
+from sqlalchemy import case, func, select, true
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.store.schema import EngineLoadTable, MetricTable, PolicyVersionTable
@@ -12,8 +12,8 @@ from ratchet.store.schema import EngineLoadTable, MetricTable, PolicyVersionTabl
 @dataclass(slots=True, frozen=True)
 class VersionLine:
     """A published version. `sync_seconds`: how long the slowest engine took to load it, the pause of its calls
-    included; None if no engine has loaded it as an update. `num_loads`: how often engines loaded it, at their starts
-    too; `first_loaded_at` and `last_loaded_at`: the first and the last of these, None if no engine did."""
+    included; None if no engine has loaded this version as an update. `num_loads`: how often engines loaded it, at their
+    starts too; `first_loaded_at` and `last_loaded_at`: the first and the last of these, None if no engine did."""
 
     version: str
     step: int
@@ -44,7 +44,7 @@ async def published_versions(
             PolicyVersionTable.step,
             PolicyVersionTable.state,
             PolicyVersionTable.created_at,
-            MetricTable.value,
+            case((loads.c.num_loads > 0, MetricTable.value)),
             loads.c.num_loads,
             loads.c.first,
             loads.c.last,
@@ -64,3 +64,25 @@ async def published_versions(
     if before_step is not None:
         statement = statement.where(PolicyVersionTable.step < before_step)
     return [VersionLine(*row) for row in await connection.execute(statement)]
+
+
+@dataclass(slots=True, frozen=True)
+class LearnerRestart:
+    """A learner that took the place of an earlier one. `step`: the first one that it published, and when."""
+
+    epoch: int
+    step: int
+    published_at: datetime
+
+
+async def list_restarts(connection: AsyncConnection, run_id: str) -> list[LearnerRestart]:
+    """Return the learners of the run that have trained a step, except for the first, oldest first."""
+    table = PolicyVersionTable
+    statement = (
+        select(table.epoch, func.min(table.step), func.min(table.created_at))
+        .where(table.run_id == run_id, table.step > 0)
+        .group_by(table.epoch)
+        .order_by(table.epoch)
+        .offset(1)
+    )
+    return [LearnerRestart(*row) for row in await connection.execute(statement)]

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Page, expect
 
+from ratchet.store import steering
 from ratchet.store.database import Database
 from ratchet.store.schema import RolloutTable
+from ratchet.store.steering import Request
+from ratchet.types import SteeringAction
 from stack.ports import free_port
 from tests.integration.viewer.filled_store import FilledRun, fill_run
 from tests.integration.viewer.test_pages import pages_of
@@ -73,6 +76,25 @@ async def test_a_click_on_a_point_of_a_chart_opens_its_step(address: str, page: 
     await chart.hover(position={"x": 3, "y": box["height"] / 2})
     await chart.click(position={"x": 3, "y": box["height"] / 2})
     await page.wait_for_url(f"**/runs/{filled.run_id}/steps/1")
+
+
+async def test_a_mark_on_a_curve_leads_to_what_was_asked(
+    address: str, page: Page, filled: FilledRun, database: Database
+) -> None:
+    async with database.begin() as connection:
+        request = Request(filled.run_id, "1", "anna@desk", "too fast")
+        await steering.record(connection, request, SteeringAction.SET, "training.learning_rate", 1e-3, 1e-4, 2)
+    await page.goto(f"{address}/runs/{filled.run_id}")
+    chart = page.locator("[data-chart]", has_text="Entropy")
+    mark = chart.locator(".mark-request")
+    said = await mark.get_attribute("title")
+    assert said is not None and "anna@desk asked: set training.learning_rate: 0.001 → 0.0001, from step 2 on" in said
+    over, line = await chart.locator(".u-over").bounding_box(), await mark.bounding_box()
+    assert over is not None and line is not None
+    assert abs(line["x"] + line["width"] / 2 - over["x"] - over["width"] / 2) < 2, "step 2 of 1 to 3 is in the middle"
+    await mark.click(position={"x": 5, "y": 5})
+    await page.wait_for_url(f"**/runs/{filled.run_id}/steering#request-*")
+    await expect(page.locator("tr.target")).to_contain_text("too fast")
 
 
 async def test_keys_move_between_items_and_pages(address: str, page: Page, filled: FilledRun) -> None:

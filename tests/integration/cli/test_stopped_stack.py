@@ -28,6 +28,7 @@ ASKING = {
     "mix": ["RUN"],
     "why": ["RUN"],
     "top": ["RUN"],
+    "groups": ["RUN"],
     "rollouts": ["RUN"],
     "tail": ["5"],
     "show": ["5"],

@@ -28,6 +28,8 @@ def pages_of(filled: FilledRun) -> list[str]:
         f"{run}?axis=hours",
         f"{run}?axis=tokens",
         f"{run}/costs",
+        f"{run}/groups",
+        f"{run}/groups?state=no_signal&purpose=train",
         f"{run}/tasks",
         f"{run}/versions",
         f"{run}/steering",
@@ -43,6 +45,7 @@ def pages_of(filled: FilledRun) -> list[str]:
         f"/groups/{filled.open_group}",
         f"/tasks/{filled.task}",
         f"/search?q=subtracts&run={quote(filled.run_id)}",
+        "/search?q=subtracts",
         f"/rollouts/{filled.solved}/tokens",
         f"/rollouts/{filled.solved}/tokens?colour=logprob",
         f"/rollouts/{filled.solved}/tokens?colour=version",
@@ -254,6 +257,12 @@ async def test_what_a_trained_token_costs(client: httpx.AsyncClient, database: D
     assert sum(charts["sampled"]["series"][0]["values"]) * seconds == pytest.approx(advice.num_sampled_tokens, rel=0.02)
     html = await get(client, f"/runs/{filled.run_id}/costs")
     assert "What changes it" in html and "Where the rollout-hours went" in html
+    phases = {one["name"]: one for one in page["phases"]}
+    assert phases.keys() == advice.hours.keys() | advice.causes.keys(), "every part is listed"
+    assert all(one["setting"] in unescape(html) for one in page["phases"])
+    assert sum(one["cause_share"] for one in page["phases"]) == pytest.approx(1)
+    assert (await client.get(f"/runs/{filled.run_id}/costs.json?steps=200")).json()["steps_wanted"] == 200
+    assert (await client.get(f"/runs/{filled.run_id}/costs?steps=201")).status_code == 422
 
 
 async def test_rewards_of_a_step_are_read_once(database: Database, filled: FilledRun) -> None:
@@ -281,6 +290,8 @@ async def test_errors_are_sentences(client: httpx.AsyncClient, filled: FilledRun
         ("/rollouts?stage=ends", 422, "stage needs a run"),
         ("/rollouts?reward_from=much", 422, "reward_from is a number, not"),
         (f"/rollouts?step={'9' * 5000}", 422, "step is a number, not"),
+        (f"/runs/{filled.run_id}/groups?state=consumed", 422, "state: expected one of open, ready, planned"),
+        ("/search?q=a&run=none", 404, "run none does not exist"),
         ("/runs?before=2026-01-01T00:00:00,x", 422, "a time with its zone"),
     ):
         answer = await client.get(address)

@@ -1,5 +1,6 @@
 """Full-text search: what the sweep indexes, what a search finds with and without the index, and that it is used."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from ratchet.store.rollout_words import index_rollouts, search_query, words_of
 from ratchet.store.schema import RolloutWordsTable, TurnTable
 from ratchet.store.views.text_search import search_run
 from tests.integration.viewer.filled_store import FilledRun, fill_run
+from viewer.routes import search as search_page
 
 
 async def search(client: httpx.AsyncClient, filled: FilledRun, words: str) -> dict[str, Any]:
@@ -87,6 +89,32 @@ async def test_a_run_with_any_name_is_searched(client: httpx.AsyncClient, databa
     }
 
 
+async def test_all_runs_are_searched_without_the_name_of_one(
+    client: httpx.AsyncClient, database: Database, filled: FilledRun, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = await fill_run(database, "other-run", model)
+    expected = {(filled.run_id, one) for one in (filled.solved, filled.unsolved)}
+    expected |= {("other-run", one) for one in (other.solved, other.unsolved)}
+
+    async def hits() -> set[tuple[str, int]]:
+        found: set[tuple[str, int]] = set()
+        address: str | None = "/search.json?q=first i"
+        while address:
+            page = (await client.get(address)).json()
+            found |= {(hit["run_id"], hit["rollout_id"]) for hit in page["hits"]}
+            assert page["run_id"] is None and {one["label"] for one in page["tasks"]} <= {"shop-0"}
+            address = page["next_page"] and page["next_page"].replace("/search?", "/search.json?")
+        return found
+
+    assert await hits() == expected
+    await index_rollouts(database, 60)
+    assert await hits() == expected
+    monkeypatch.setattr(search_page, "_MAX_HITS", 1)
+    assert await hits() == expected, "pages go on behind the last rollout, of any run"
+    html = (await client.get("/search?q=first i")).text
+    assert '<a href="/runs/other-run">other-run</a>' in html and "turns of all runs" in html
+
+
 def test_words_are_short_and_distinct() -> None:
     assert words_of(["Read sandbox_lost.py, read! Über\0", "x" * 100]) == [
         "lost",
@@ -107,7 +135,8 @@ def test_parts_of_names_are_words_and_unspaced_scripts_are_searched_in_the_turns
 
 
 async def test_a_search_uses_the_index(database: Database, filled: FilledRun) -> None:
-    """Of a run of 5,000 rollouts, the index names the few that have a rare word; no table is read as a whole."""
+    """Of 5,000 rollouts of a run, or of all runs, the index names the few that have a rare word; no table is read as a
+    whole."""
     others = """INSERT INTO rollout (run_id, task_id, member, purpose, workflow_id, harness, temperature, outcome,
         reward, has_words) SELECT run_id, task_id, n, 'train', 'other/' || n, 'h', 1, 'graded', 0, true
         FROM rollout, generate_series(10, 5000) n WHERE id = :solved"""
@@ -121,13 +150,13 @@ async def test_a_search_uses_the_index(database: Database, filled: FilledRun) ->
     async with database.engine.connect() as plain:
         await (await plain.execution_options(isolation_level="AUTOCOMMIT")).exec_driver_sql("ANALYZE")
     async with database.begin() as connection:
-        for rare_or_in_every_rollout in ("subtracts", "comm"):
-            plans = await plans_of(connection, filled.run_id, rare_or_in_every_rollout)
+        for run_id, rare_or_in_every_rollout in product((filled.run_id, None), ("subtracts", "comm")):
+            plans = await plans_of(connection, run_id, rare_or_in_every_rollout)
             assert "ix_rollout_words_words" in plans and "ix_rollout_without_words" in plans, plans
             assert "pk_rollout_words" not in plans and "Seq Scan on rollout" not in plans, plans
 
 
-async def plans_of(connection: AsyncConnection, run_id: str, words: str) -> str:
+async def plans_of(connection: AsyncConnection, run_id: str | None, words: str) -> str:
     """Return the plans of all statements that a search sends."""
     plans: list[str] = []
 

@@ -25,7 +25,7 @@ async def test_the_command_that_runs_is_named(size: int) -> None:
     for start in range(0, len(said), size):
         running.read(said[start : start + size])
     told = await ActivityEnvironment().run(running.told)
-    assert told.startswith("pre_command 2 of 3 has run for 0 s: `printf 'half a' >&2;")
+    assert told.startswith("pre_command 2 of 3 has run for 0.0 s: `printf 'half a' >&2;")
     assert "it printed last: half a line; this try" in told
 
 

@@ -4,13 +4,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cli.steering import request_lines
+from ratchet.steering import describe_request
 
 ASKED = datetime(2026, 11, 26, 2, 10, 11, tzinfo=UTC)
 
 
 def request(action: str, target: str, before: Any, after: Any, reason: str = "") -> dict[str, Any]:
     asked = {"asked_at": ASKED, "asked_by": "anna@a-host-with-a-long-name.example.org", "from_step": 4}
-    return {**asked, "action": action, "target": target, "before": before, "after": after, "reason": reason}
+    return {**asked, "what": describe_request(action, target, before, after), "reason": reason}
 
 
 def test_values_are_as_in_a_config() -> None:
@@ -22,6 +23,7 @@ def test_values_are_as_in_a_config() -> None:
         (request("pause", "", "running", "paused"), "pause: running → paused"),
         (request("evaluate", "asked1-t0", None, {"temperature": 0.0, "samples": 1}),
          "evaluate asked1-t0: {temperature: 0.0, samples: 1}"),
+        (request("skip_step", "step/5", ["group/a/1"], "discarded"), "skip step 5: [group/a/1] → discarded"),
     ]  # fmt: skip
     for one, expected in changes:
         assert request_lines([one], None)[1].strip() == expected

@@ -9,6 +9,7 @@ from sqlalchemy import insert, update
 
 from ratchet.store import metrics
 from ratchet.store.database import Database
+from ratchet.store.reports import read_steps
 from ratchet.store.run_times import RunTimes, read_run_times
 from ratchet.store.schema import (
     BatchItemTable,
@@ -22,6 +23,8 @@ from ratchet.store.schema import (
     TaskTable,
     TurnTable,
 )
+from ratchet.store.views.curve_views import times_by_step
+from ratchet.store.views.step_views import read_step_head
 from ratchet.types import GroupState, Purpose, SandboxRole, policy_version
 from tests.integration.training.records import make_config, make_run
 from tests.standins.pipeline import MADE, Pipeline, simulate
@@ -153,6 +156,13 @@ async def test_a_step_that_a_new_learner_has_trained_again_keeps_its_time(databa
         again = update(BatchTable).where(BatchTable.run_id == run_id, BatchTable.step == 2)
         await connection.execute(again.values(stepped_at=at(times.steps[1].stepped + 500.0)))
         assert (await read_run_times(connection, run_id, 10)).steps == times.steps
+        first = at(times.steps[1].stepped)
+        head = await read_step_head(connection, run_id, 2)
+        assert head is not None and head.stepped_at == first
+        assert (await times_by_step(connection, run_id, 2, 2))[2].stepped_at == first
+        assert [row["stepped_at"] for row in await read_steps(connection, run_id)][1] == first
+        await connection.execute(again.values(stepped_at=None))
+        assert (await times_by_step(connection, run_id, 2, 2))[2].stepped_at is None, "it is published, not trained"
 
 
 @pytest.mark.parametrize("steps", [0, 3])

@@ -14,12 +14,13 @@ from activities.run_lifecycle import RunActivities
 from ratchet.errors import ConfigError
 from ratchet.payloads import EndRunInput, RunInput, RunView, StepInput, ViewRunInput
 from ratchet.steering_payloads import SteerTargetInput
-from ratchet.store import evaluations, learners, plans, runs, steering
+from ratchet.store import evaluations, learners, plans, runs, skipped_steps, steering
 from ratchet.store.database import Database
 from ratchet.store.learners import NextStep
 from ratchet.store.runs import OrderedTask
 from ratchet.store.schema import BatchTable, PolicyVersionTable, RolloutGroupTable, RunTable, RunTaskTable, TaskTable
 from ratchet.store.steering import Request, SteeringAnswer
+from ratchet.store.views.steering_views import list_requests
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import BatchState, JsonObject, Purpose, RunState, SteeringAction, Wish
 from tests.integration.training.records import make_config, make_group, make_run
@@ -129,6 +130,28 @@ async def test_a_change_is_audited_with_the_step_that_it_acts_from(steered: Stee
     assert first is not None and second is not None
     assert (first.knobs["learning_rate"], second.knobs["learning_rate"]) == (1e-3, 5e-4)
     assert [len({member["group_id"] for member in row.members}) for row in (first, second)] == [2, 1]
+
+
+async def test_a_discarded_step_is_planned_after_the_requests_before_it(steered: Steered) -> None:
+    await steered.make(num_groups=4)
+    assert await steered.plan() == 1
+    await steered.ask(SteeringAction.SET, {"sampling.temperature": 0.7})
+    await steered.ask(SteeringAction.PAUSE)
+    before = [(row["action"], row["from_step"]) for row in await steered.audit()]
+    assert before == [("pause", 2), ("set", 2)], "step 1 was planned before them"
+    async with steered.database.begin() as connection:
+        asked = Request(steered.run_id, "skip", "anna@host", "its gradient is not finite")
+        await skipped_steps.record_skipped_step(connection, asked)
+    await steered.ask(SteeringAction.RESUME)
+    after = await steered.audit()
+    assert [(row["action"], row["from_step"]) for row in after] == [
+        *(("resume", 1), ("skip_step", 1), ("pause", 1), ("set", 1))
+    ]
+    assert after[1]["what"].startswith("skip step 1: [")
+    async with steered.database.begin() as connection:
+        lines = await list_requests(connection, steered.run_id)
+    assert [(one.what, one.from_step) for one in lines] == [(row["what"], row["from_step"]) for row in after]
+    assert await steered.plan() == 1
 
 
 async def test_a_plan_row_of_an_earlier_version_keeps_its_learning_rate(steered: Steered) -> None:

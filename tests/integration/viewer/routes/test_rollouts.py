@@ -85,7 +85,7 @@ async def test_rollouts_are_listed_by_their_duration(
     ended = (await client.get(f"{address}&outcome=graded")).json()
     assert ended["rollouts"][0]["id"] == filled.solved
     html = (await client.get(address.replace(".json", ""))).text
-    assert "agent <span" in html and "100 min" in html and "so far" in html
+    assert "agent <span" in html and "1 h 40 min" in html and "so far" in html
 
 
 async def test_rollouts_are_found_by_stage_and_by_label(client: httpx.AsyncClient, filled: FilledRun) -> None:

@@ -1,7 +1,10 @@
 """The versions of a run have their times, and commands are counted in the rollouts that the page says."""
 
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
 import httpx
-import pytest
 from sqlalchemy import insert, select
 
 from ratchet.store import engines, steering
@@ -9,10 +12,10 @@ from ratchet.store.database import Database
 from ratchet.store.metrics import record_metrics
 from ratchet.store.schema import PolicyVersionTable, RolloutGroupTable
 from ratchet.store.steering import Request
+from ratchet.store.views import command_views
 from ratchet.types import EngineState, SteeringAction, policy_version
-from tests.integration.viewer.filled_store import FilledRun
+from tests.integration.viewer.filled_store import FilledRun, RunFiller
 from viewer.rendering import clock_time
-from viewer.routes import run_history
 
 
 async def test_each_version_has_the_time_of_its_publication(
@@ -41,6 +44,15 @@ async def test_each_version_has_the_time_of_its_publication(
     assert first["last_loaded_at"] < second["first_loaded_at"] == second["last_loaded_at"]
     html = (await client.get(f"/runs/{filled.run_id}/versions")).text
     assert all(f"<td>{clock_time(one)}</td>" in html for one in moments) and "12 s" in html
+    async with database.begin() as connection:
+        lost = {"version": policy_version(filled.run_id, 2, 2), "run_id": filled.run_id, "step": 2, "epoch": 2}
+        await connection.execute(insert(PolicyVersionTable).values(**lost, uri="", files=[]))
+    listed = [
+        (one["version"][-1], one["sync_seconds"], one["num_loads"])
+        for one in (await client.get(f"/runs/{filled.run_id}/versions.json")).json()["versions"][:2]
+    ]
+    assert listed == [("2", None, 0), ("1", 12.0, 1)], "the step's metric is of the version that was loaded"
+    assert "no engine loaded it" in (await client.get(f"/runs/{filled.run_id}/versions")).text
     earlier = (await client.get(f"/runs/{filled.run_id}/versions.json?before=2")).json()
     assert [one["step"] for one in earlier["versions"]] == [one["step"] for one in page["versions"][1:]]
 
@@ -72,18 +84,47 @@ async def test_what_people_asked_is_on_the_run_and_on_the_group(
         assert "asked by anna@desk at" in html and word in html and "too fast" not in html
 
 
-async def test_commands_of_a_step_and_of_a_run(
-    client: httpx.AsyncClient, filled: FilledRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = (await client.get(f"/runs/{filled.run_id}/commands.json")).json()
-    assert (whole["num_unsolved"], whole["num_solved"], whole["is_cut"]) == (2, 2, False)
+async def test_commands_of_a_step_and_of_a_run(client: httpx.AsyncClient, filled: FilledRun) -> None:
+    async def commands(query: str = "") -> dict[str, Any]:
+        found: dict[str, Any] = (await client.get(f"/runs/{filled.run_id}/commands.json?{query}")).json()
+        return found
+
+    whole = await commands()
+    assert (whole["num_unsolved"], whole["num_solved"], whole["num_judged"]) == (2, 2, 4)
     cat = {"command": "cat", "num_unsolved": 1, "num_solved": 1, "num_uses": 2, "newest_unsolved": filled.unsolved}
     assert whole["commands"] == [cat]
-    monkeypatch.setattr(run_history, "_MAX_TURNS", 7)  # each of the two rollouts of the trained group has five
-    cut = (await client.get(f"/runs/{filled.run_id}/commands.json")).json()
-    assert cut["is_cut"] and cut["num_turns"] == 5, "a rollout that is not read as a whole is not counted"
-    assert [(one["num_unsolved"], one["num_solved"]) for one in cut["commands"]] == [(1, 0)]
-    monkeypatch.undo()
-    step = (await client.get(f"/runs/{filled.run_id}/commands.json?step=1&by_line=true")).json()
+    counts = {one: (found["num_unsolved"], found["num_solved"]) for one in ("train", "eval")
+              if (found := await commands(f"purpose={one}"))}  # fmt: skip
+    assert counts == {"train": (2, 1), "eval": (0, 1)}
+    step = await commands("step=1&by_line=true")
     assert (step["num_unsolved"], step["num_solved"]) == (2, 1), "the evaluation is in no step"
     assert [one["command"] for one in step["commands"]] == ["cat calc.py -n", "cat calc.py"]
+    for query, words in (("step=x", "step is a number"), ("rollouts=1001", "rollouts"), ("purpose=x", "purpose")):
+        answer = await client.get(f"/runs/{filled.run_id}/commands?{query}")
+        assert answer.status_code == 422 and words in answer.text
+
+
+async def test_commands_are_counted_all_over_the_run(
+    client: httpx.AsyncClient, database: Database, filled: FilledRun, model: Path
+) -> None:
+    async with database.begin() as connection:
+        filler = RunFiller(connection, filled.run_id, model)
+        group = await filler.group(50, filled.task, "ready")
+        for member in range(16):
+            ended = {"outcome": "graded", "reward": 0.0, "num_turns": 5}
+            await filler.verdict(await filler.rollout(group, filled.task, member, **ended), False)
+        every = (await command_views.sample_judged_rollouts(connection, filled.run_id, None, None, 1000)).rollouts
+        ids = [one.rollout_id for one in every]
+        assert len(ids) == 20 and ids == sorted(ids)
+        for size in (1, 3, 7, 19, 20, 21):
+            sample = await command_views.sample_judged_rollouts(connection, filled.run_id, None, None, size)
+            places = [ids.index(one.rollout_id) for one in sample.rollouts]
+            gaps = {after - before for before, after in pairwise(places)}
+            assert len(places) == min(size, 20) == len(set(places)) and sample.number == 20
+            assert not gaps or max(gaps) - min(gaps) <= 1, "they are evenly spread"
+        kept = command_views.within_turns(every, 30)
+        assert [one.rollout_id for one in kept] == ids[::4], "100 turns are too many, and so are 50"
+    page = (await client.get(f"/runs/{filled.run_id}/commands.json?rollouts=4")).json()
+    assert page["num_unsolved"] + page["num_solved"] == 4 and page["num_judged"] == 20
+    html = (await client.get(f"/runs/{filled.run_id}/commands?rollouts=4")).text
+    assert "4 rollouts of 20 with a verdict, evenly spread" in html

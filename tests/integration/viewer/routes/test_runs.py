@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import httpx
-from sqlalchemy import insert, update
+from sqlalchemy import insert, text, update
 
 from ratchet.store.database import Database
 from ratchet.store.metrics import record_metrics
@@ -99,7 +99,7 @@ async def test_a_list_that_is_cut_says_so(
     assert page["cut"] == ["open_groups", "open_rollouts", "failures", "flagged"]
     assert [len(page[name]) for name in ("open_groups", "failures", "flagged")] == [200, 10, 20]
     html = (await client.get(address)).text
-    for words in ("and more groups", "Only the oldest open rollouts", "there are more", "these are the newest"):
+    for words in ("and more groups", "Only the oldest open rollouts", "there are more", "These are the newest"):
         assert words in html, words
 
 
@@ -133,3 +133,26 @@ async def test_a_search_finds_the_tasks_of_the_run_by_label(
     assert f'<a href="/tasks/{filled.task}">shop-0</a>' in html
     page = (await client.get(f"/search.json?q=shop_0&run={filled.run_id}")).json()
     assert page["tasks"] == [], "_ is a character, not a pattern"
+
+
+async def test_flags_are_counted_by_whether_their_verdict_decided_a_reward(
+    client: httpx.AsyncClient, database: Database, filled: FilledRun
+) -> None:
+    address = f"/runs/{filled.run_id}"
+    assert (await client.get(f"{address}.json")).json()["flagged_count"] == {
+        "num_flagged": 1,
+        "num_rejected": 1,
+        "others": [],
+    }
+    async with database.begin() as connection:
+        copied = "rollout_id, patch_id, grader, grader_version, solved, tests, log, duration_seconds, reason"
+        flags = """'[{"what": "reads a test", "place": "calc.py:1"}]'"""
+        regraded = f"INSERT INTO grade ({copied}, repeat, flags) SELECT {copied}, 1, {flags} FROM grade WHERE "
+        await connection.execute(text(f"{regraded} rollout_id = {filled.unsolved}".replace(":", "\\:")))
+    counted = (await client.get(f"{address}.json")).json()["flagged_count"]
+    assert counted == {"num_flagged": 1, "num_rejected": 1, "others": [filled.unsolved]}
+    html = " ".join((await client.get(address)).text.split())
+    assert 'flagged=true">2 rollouts</a> by the verdict that decided the reward: 1 rejected by a rule' in html
+    assert f'flag 1 more rollout: <a href="/rollouts/{filled.unsolved}#grades">' in html
+    listed = (await client.get(f"/rollouts.json?run={filled.run_id}&flagged=true")).json()["rollouts"]
+    assert [one["id"] for one in listed] == [filled.rejected, filled.solved], "as many as the page says"

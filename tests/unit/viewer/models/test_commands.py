@@ -28,7 +28,7 @@ def answer(rollout_id: int, *commands: str) -> PackedAnswer:
 
 
 def test_unsolved_rollouts_come_first_and_a_rollout_counts_once() -> None:
-    rollouts = [JudgedRollout(1, False), JudgedRollout(2, False), JudgedRollout(3, True)]
+    rollouts = [JudgedRollout(1, False, 9), JudgedRollout(2, False, 9), JudgedRollout(3, True, 9)]
     answers = [
         answer(1, "cat a", "cat b"),
         answer(2, "cat a"),

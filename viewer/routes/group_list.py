@@ -1,0 +1,45 @@
+"""The page of a run's groups by what has become of them."""
+
+from dataclasses import dataclass
+
+from fastapi import APIRouter, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from ratchet.errors import ConfigError
+from ratchet.store.views import group_list, run_views
+from ratchet.store.views.group_list import GroupCount, GroupFilter, ListedGroup, read_group_filter
+from viewer.rendering import respond
+from viewer.routes.registration import found, next_link, page_route
+
+group_list_pages = APIRouter()
+_PAGE_GROUPS = 50
+
+
+@dataclass(slots=True, frozen=True)
+class GroupsPage:
+    """`counts`: of all groups of the run. `only`: which ones are listed."""
+
+    run_id: str
+    only: GroupFilter
+    counts: list[GroupCount]
+    groups: list[ListedGroup]
+    next_page: str | None
+
+
+@page_route(group_list_pages, "/runs/{run_id}/groups")
+async def show_groups(
+    request: Request, run_id: str, state: str = "", purpose: str = "", before: int | None = None
+) -> Response:
+    """`before`: the number of the last group of the page before."""
+    try:
+        only = read_group_filter(state, purpose)
+    except ConfigError as error:
+        raise HTTPException(422, str(error)) from None
+    async with request.app.state.store.read() as connection:
+        found(await run_views.read_run_head(connection, run_id), f"run {run_id}")
+        counts = await group_list.count_groups_by_progress(connection, run_id)
+        groups = await group_list.list_groups(connection, run_id, only, _PAGE_GROUPS + 1, before)
+    shown = groups[:_PAGE_GROUPS]
+    more = next_link(request, before=shown[-1].group_no) if len(groups) > _PAGE_GROUPS else None
+    return await respond(request, "groups.html", GroupsPage(run_id, only, counts, shown, more))
