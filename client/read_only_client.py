@@ -221,11 +221,11 @@ class ReadOnlyClient:
         found = self._read(lambda connection: reading.load_grade_log(connection, rollout))
         return page_of_text(found.text, after, **fit(found.facts, 6_000))
 
-    def search(self, run: str, words: str, after: int | None = None) -> JsonObject:
-        """Find turns of a run that say a text, without regard to case, newest rollouts first. The text begins where a
-        word, or a part of a name like ValueError, begins. A page ends after about two seconds; `next` is set until the
-        whole run is searched, also if a page has no rows."""
-        run_id = self._run_id(run)
+    def search(self, words: str, run: str | None = None, after: int | None = None) -> JsonObject:
+        """Find turns of a run, or of all runs, that say a text, without regard to case, newest rollouts first. The text
+        begins where a word, or a part of a name like ValueError, begins. A page ends after about two seconds; `next` is
+        set until everything is searched, also if a page has no rows."""
+        run_id = None if run is None else self._run_id(run)
         found = self._read(
             lambda connection: text_search.search_run(connection, run_id, words, after, 40, _SEARCH_SECONDS)
         )

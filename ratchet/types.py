@@ -113,7 +113,8 @@ class GroupProgress(StrEnum):
     OPEN = "open"
     """In flight: members still run, or may still be replaced."""
     READY = "ready"
-    """Its verdicts are in. A training group waits for a step; one of an evaluation is complete."""
+    """Its verdicts are in. A training group waits for a step, for good once its run has ended; one of an evaluation is
+    complete."""
     PLANNED = "planned"
     """The plan row of a step that is not trained yet has it."""
     TRAINED = "trained"
@@ -121,7 +122,8 @@ class GroupProgress(StrEnum):
     NO_SIGNAL = "no_signal"
     """A step left it out, because its rewards give no gradient."""
     EXPIRED = "expired"
-    """A step left it out, because its tokens are older than `training.max_staleness` allows."""
+    """A step left it out, because none of its tokens may be trained: too old for `training.max_staleness`, truncated
+    (`training.truncated`), or in chains longer than `training.bin_tokens`."""
     FAILED = "failed"
     """All members have ended and fewer than `min_graded` have a reward."""
     DISCARDED = "discarded"

@@ -16,6 +16,9 @@ from ratchet.payloads import GroupMember
 from ratchet.store.schema import GROUP_READY_SEQ, RolloutGroupTable, RolloutTable, TaskTable
 from ratchet.types import REWARDED_OUTCOMES, GroupState, Outcome, Purpose
 
+GROUP_CANCELLED = "its group was cancelled"
+"""Reason of members that a cancelled group ends."""
+
 
 @dataclass(slots=True, frozen=True)
 class NewGroup:
@@ -256,9 +259,7 @@ async def cancel_group(connection: AsyncConnection, group_id: int) -> bool:
         RolloutTable.group_id == group_id, RolloutTable.owner.is_(None), RolloutTable.outcome.is_(None)
     )
     await connection.execute(
-        unclaimed.values(
-            outcome=Outcome.CANCELLED, outcome_reason="its group was cancelled", late=True, ended_at=func.now()
-        )
+        unclaimed.values(outcome=Outcome.CANCELLED, outcome_reason=GROUP_CANCELLED, late=True, ended_at=func.now())
     )
     return cancelled.rowcount == 1
 

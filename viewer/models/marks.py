@@ -65,6 +65,11 @@ def chart_marks(
     return sorted(found, key=lambda one: one.x)
 
 
+def _from(request: SteeringLine) -> str:
+    """Say from which step on a new value counts."""
+    return f", from step {request.from_step} on" if request.action == SteeringAction.SET else ""
+
+
 def _events(curves: RunCurves, requests: Sequence[SteeringLine], restarts: Sequence[LearnerRestart]) -> list[_RunEvent]:
     run = f"/runs/{quote(curves.run_id)}"
     events = [
@@ -72,7 +77,7 @@ def _events(curves: RunCurves, requests: Sequence[SteeringLine], restarts: Seque
             MarkKind.REQUEST,
             one.from_step,
             one.asked_at,
-            f"{one.asked_by} asked: {one.what}, from step {one.from_step} on{f' ({one.reason})' if one.reason else ''}",
+            f"{one.asked_by} asked: {one.what}{_from(one)}{f' ({one.reason})' if one.reason else ''}",
             f"{run}/steering#request-{one.id}",
         )
         for one in requests

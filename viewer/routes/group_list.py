@@ -18,9 +18,11 @@ _PAGE_GROUPS = 50
 
 @dataclass(slots=True, frozen=True)
 class GroupsPage:
-    """`counts`: of all groups of the run. `only`: which ones are listed."""
+    """`counts`: of all groups of the run. `only`: which ones are listed. `source_run_id`: the run whose groups it
+    trains on, if it has none of its own."""
 
     run_id: str
+    source_run_id: str | None
     only: GroupFilter
     counts: list[GroupCount]
     groups: list[ListedGroup]
@@ -37,9 +39,9 @@ async def show_groups(
     except ConfigError as error:
         raise HTTPException(422, str(error)) from None
     async with request.app.state.store.read() as connection:
-        found(await run_views.read_run_head(connection, run_id), f"run {run_id}")
+        head = found(await run_views.read_run_head(connection, run_id), f"run {run_id}")
         counts = await group_list.count_groups_by_progress(connection, run_id)
         groups = await group_list.list_groups(connection, run_id, only, _PAGE_GROUPS + 1, before)
     shown = groups[:_PAGE_GROUPS]
     more = next_link(request, before=shown[-1].group_no) if len(groups) > _PAGE_GROUPS else None
-    return await respond(request, "groups.html", GroupsPage(run_id, only, counts, shown, more))
+    return await respond(request, "groups.html", GroupsPage(run_id, head.source_run_id, only, counts, shown, more))

@@ -7,11 +7,12 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, exists, func, select
+from sqlalchemy import ARRAY, BigInteger, ColumnElement, any_, case, exists, func, literal, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import ConfigError
-from ratchet.store.schema import BatchItemTable, BatchTable, RolloutGroupTable, RolloutTable, SteeringTable
+from ratchet.store.groups import GROUP_CANCELLED
+from ratchet.store.schema import BatchItemTable, BatchTable, RolloutGroupTable, RolloutTable, RunTable, SteeringTable
 from ratchet.store.views.run_views import GroupLine, group_lines
 from ratchet.store.views.step_views import discarded_plans
 from ratchet.types import (
@@ -19,7 +20,9 @@ from ratchet.types import (
     BatchState,
     GroupProgress,
     GroupState,
+    Outcome,
     Purpose,
+    RunState,
     SteeringAction,
 )
 
@@ -46,6 +49,7 @@ def read_group_filter(state: str | None, purpose: str | None) -> GroupFilter:
 def _one_of(values: type[_E], name: str, word: str | None) -> _E | None:
     if not word:
         return None
+    word = word.replace(" ", "_")  # as tables print it
     if word not in list(values):
         raise ConfigError(f"{name}: expected one of {', '.join(values)}, found {word!r}")
     return values(word)
@@ -119,9 +123,8 @@ async def list_groups(
 ) -> list[ListedGroup]:
     """Return the run's groups, newest first; `before`: the number of the last group of the page before."""
     table = RolloutGroupTable
-    purposes = (
-        list(Purpose) if only.purpose is None else [only.purpose]
-    )  # so that the index by purpose and state can be used
+    # All of them, so that the index by purpose and state can be used.
+    purposes = list(Purpose) if only.purpose is None else [only.purpose]
     wanted = (table.run_id == run_id) & table.purpose.in_(purposes)
     if only.state is not None:
         wanted &= _has_become(run_id, only.state)
@@ -129,9 +132,14 @@ async def list_groups(
         wanted &= table.group_no < before
     numbers = select(table.id).where(wanted).order_by(table.group_no.desc()).limit(limit)
     ids = list((await connection.execute(numbers)).scalars())
-    rows = await connection.execute(group_lines().where(table.id.in_(ids)).order_by(table.group_no.desc()))
+    rows = await connection.execute(group_lines().where(table.id == any_(_ids(ids))).order_by(table.group_no.desc()))
     lines = [GroupLine(*row) for row in rows]
     return await _with_reasons(connection, run_id, lines)
+
+
+def _ids(values: Sequence[int]) -> ColumnElement[Any]:
+    """Return ids as one parameter, since Postgres takes at most 32,767 of them."""
+    return literal(list(values), ARRAY(BigInteger))
 
 
 def _planned_steps(run_id: str) -> Any:
@@ -164,6 +172,8 @@ def _has_become(run_id: str, progress: GroupProgress) -> ColumnElement[bool]:
 
 async def _with_reasons(connection: AsyncConnection, run_id: str, lines: Sequence[GroupLine]) -> list[ListedGroup]:
     planned = set((await connection.execute(_planned_steps(run_id))).scalars())
+    state = (await connection.execute(select(RunTable.state).where(RunTable.run_id == run_id))).scalar_one()
+    has_ended = state not in (RunState.RUNNING, RunState.PAUSED)
     ended = await _ended_groups(connection, [one.group_id for one in lines if one.state in _WITHOUT_A_STEP])
     plans = await discarded_plans(connection, run_id) if ended else []
     discarded = {name: plan for plan in plans for name in plan.groups}
@@ -174,7 +184,7 @@ async def _with_reasons(connection: AsyncConnection, run_id: str, lines: Sequenc
         if facts is None:
             is_planned = one.use == GroupProgress.TRAINED and one.step in planned
             progress = GroupProgress.PLANNED if is_planned else GroupProgress(one.use or one.state)
-            why = _why_used(one, progress)
+            why = _why_used(one, progress, has_ended)
         elif facts.workflow_id in discarded:
             progress = GroupProgress.DISCARDED
             why = discarded[facts.workflow_id].sentence()
@@ -194,7 +204,11 @@ async def _with_reasons(connection: AsyncConnection, run_id: str, lines: Sequenc
 async def _ended_groups(connection: AsyncConnection, group_ids: Sequence[int]) -> dict[int, _EndedGroup]:
     table, member = RolloutGroupTable, RolloutTable
     has_reward = member.outcome.in_(REWARDED_OUTCOMES)
-    reason = func.mode().within_group(member.outcome_reason).filter(member.outcome.is_not(None), ~has_reward)
+    # A group fails for what its members lacked; one that is cancelled ended for the reason of its cancelled members.
+    is_cause = case(
+        (table.state == GroupState.CANCELLED, member.outcome == Outcome.CANCELLED), else_=~has_reward
+    ) & member.outcome_reason.not_in(("", GROUP_CANCELLED))
+    reason = func.mode().within_group(member.outcome_reason).filter(member.outcome.is_not(None), is_cause)
     statement = (
         select(
             table.id,
@@ -204,7 +218,7 @@ async def _ended_groups(connection: AsyncConnection, group_ids: Sequence[int]) -
             func.coalesce(reason, ""),
         )
         .outerjoin(member, (member.group_id == table.id) & member.replaced_by.is_(None))
-        .where(table.id.in_(group_ids))
+        .where(table.id == any_(_ids(group_ids)))
         .group_by(table.id)
     )
     return {row[0]: _EndedGroup(*row[1:]) for row in await connection.execute(statement)}
@@ -222,12 +236,13 @@ async def _cancel_requests(connection: AsyncConnection, run_id: str) -> dict[str
     }
 
 
-def _why_used(group: GroupLine, progress: GroupProgress) -> str:
+def _why_used(group: GroupLine, progress: GroupProgress, has_run_ended: bool) -> str:
     match progress:
         case GroupProgress.OPEN:
             return f"{group.num_ended} of {group.size} members have ended"
         case GroupProgress.READY:
-            return "its verdicts are in" + ("; it waits for a step" if group.purpose == Purpose.TRAIN else "")
+            waits = "no step took it before the run ended" if has_run_ended else "it waits for a step"
+            return "its verdicts are in" + (f"; {waits}" if group.purpose == Purpose.TRAIN else "")
         case GroupProgress.PLANNED:
             return f"step {group.step} is planned with it"
         case GroupProgress.NO_SIGNAL if group.lowest == group.highest and group.lowest is not None:
@@ -235,12 +250,15 @@ def _why_used(group: GroupLine, progress: GroupProgress) -> str:
         case GroupProgress.NO_SIGNAL:
             return f"its rewards give no gradient; step {group.step} left it out"
         case GroupProgress.EXPIRED:
-            return f"its tokens are older than training.max_staleness allows; step {group.step} left it out"
+            return (
+                "none of its tokens may be trained: they are older than training.max_staleness allows, truncated, or "
+                f"in chains longer than training.bin_tokens; step {group.step} left it out"
+            )
     return f"step {group.step} trained it"
 
 
 def _why_ended(group: _EndedGroup, progress: GroupProgress, asked: str | None) -> str:
     if progress is GroupProgress.CANCELLED:
-        return asked or group.reason or "its run has ended"
+        return asked or group.reason or "its run was cancelled or has ended"
     reason = f": {group.reason}" if group.reason else ""
     return f"{group.num_rewarded} rewards, and it needs {group.min_graded}{reason}"

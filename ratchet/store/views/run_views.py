@@ -135,12 +135,13 @@ class FlaggedRollout:
 @dataclass(slots=True, frozen=True)
 class FlaggedCount:
     """How many rollouts of a run have a flagged verdict. `num_flagged`: the verdict that decided the reward has flags;
-    `num_rejected`: a rule rejected the patch in it. `others`: rollouts with flags only in verdicts that decided no
-    reward, newest first: those of `ratchet regrade` without `--adopt`, and earlier ones."""
+    `num_rejected`: a rule rejected the patch in it. `num_others`: ended rollouts with flags only in verdicts that
+    decided no reward: those of `ratchet regrade` without `--adopt`, and earlier ones; `newest_others`: at most 20."""
 
     num_flagged: int
     num_rejected: int
-    others: list[int]
+    num_others: int
+    newest_others: list[int]
 
 
 async def list_run_summaries(
@@ -257,18 +258,23 @@ async def list_flagged(connection: AsyncConnection, run_id: str, limit: int) -> 
 
 
 async def count_flagged(connection: AsyncConnection, run_id: str) -> FlaggedCount:
-    decides = GradeTable.id == RolloutTable.grade_id
-    statement = (
-        select(RolloutTable.id, func.bool_or(decides), func.bool_or(decides & GradeTable.rejected))
+    decides = func.coalesce(GradeTable.id == RolloutTable.grade_id, False)
+    one = (
+        select(
+            RolloutTable.id,
+            func.bool_or(decides & ~GradeTable.rejected).label("flagged"),
+            func.bool_or(decides & GradeTable.rejected).label("rejected"),
+            # A verdict of an open rollout may still decide its reward.
+            (~func.bool_or(decides) & RolloutTable.outcome.is_not(None)).label("other"),
+        )
         .join(GradeTable, GradeTable.rollout_id == RolloutTable.id)
         .where(RolloutTable.run_id == run_id, _has_any_flagged_grade(), _has_flags(GradeTable))
         .group_by(RolloutTable.id)
-        .order_by(RolloutTable.id.desc())
+        .cte()
     )
-    rows = (await connection.execute(statement)).all()
-    num_deciding = sum(row[1] for row in rows)
-    num_rejected = sum(row[2] for row in rows)
-    return FlaggedCount(num_deciding - num_rejected, num_rejected, [row[0] for row in rows if not row[1]])
+    newest = select(one.c.id).where(one.c.other).order_by(one.c.id.desc()).limit(20).scalar_subquery()
+    counts = (func.count().filter(column) for column in (one.c.flagged, one.c.rejected, one.c.other))
+    return FlaggedCount(*(await connection.execute(select(*counts, func.array(newest)).select_from(one))).one())
 
 
 def is_flagged() -> ColumnElement[bool]:

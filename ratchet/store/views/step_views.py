@@ -107,6 +107,6 @@ async def list_trainings(connection: AsyncConnection, group_id: int) -> list[Gro
         select(*columns, bound)
         .join(BatchItemTable, (BatchItemTable.run_id == BatchTable.run_id) & (BatchItemTable.step == BatchTable.step))
         .where(BatchItemTable.group_id == group_id, BatchItemTable.use == "trained")
-        .order_by(BatchTable.stepped_at.asc().nulls_last(), BatchTable.planned_at, BatchTable.run_id)
+        .order_by(plans.first_trained_at().asc().nulls_last(), BatchTable.planned_at, BatchTable.run_id)
     )
     return [GroupTraining(*row) for row in await connection.execute(statement)]

@@ -156,7 +156,7 @@ async def test_no_hit_of_a_search_is_skipped(
         turns = (await connection.execute(select(TurnTable.id, TurnTable.rollout_id))).all()
     found, after, pages = [], None, 0
     while True:
-        page = reads.search(filled.run_id, words, after)
+        page = reads.search(words, filled.run_id, after)
         found += [one["turn_id"] if isinstance(one, dict) else one for one in page["rows"]]
         pages += 1
         if (after := page["next"]) is None:

@@ -4,21 +4,24 @@ from pathlib import Path
 
 import httpx
 import pytest
-from sqlalchemy import insert
+from sqlalchemy import insert, update
 
 from cli.main import run_app
 from ratchet.store import steering
 from ratchet.store.database import Database
-from ratchet.store.schema import BatchItemTable, BatchTable
+from ratchet.store.groups import GROUP_CANCELLED
+from ratchet.store.schema import BatchItemTable, BatchTable, RunTable
 from ratchet.store.steering import Request
+from ratchet.store.views import group_list as group_list_views
 from ratchet.types import GroupProgress, SteeringAction
+from tests.integration.training.records import make_config, make_run
 from tests.integration.viewer.filled_store import FilledRun, RunFiller
 from viewer.routes import group_list
 
 WHY = {
     10: ("ready", "its verdicts are in; it waits for a step"),
     11: ("planned", "step 5 is planned with it"),
-    12: ("expired", "its tokens are older than training.max_staleness allows; step 5 left it out"),
+    12: ("expired", "none of its tokens may be trained: they are older than training.max_staleness allows"),
     13: ("discarded", "anna@desk discarded a plan of step 4 at "),
     14: ("cancelled", "anna@desk cancelled it: a bad task"),
     15: ("cancelled", "its run has ended"),
@@ -64,6 +67,40 @@ async def test_each_group_has_its_state_and_says_why(client: httpx.AsyncClient, 
     assert "/groups?purpose=train&state=no_signal" in html
 
 
+async def test_what_a_run_leaves_when_it_is_cancelled(
+    client: httpx.AsyncClient, filled: FilledRun, database: Database, model: Path
+) -> None:
+    """A group without a step waits no more; a lost box of a group is not why the group was cancelled."""
+    async with database.begin() as connection:
+        filler = RunFiller(connection, filled.run_id, model)
+        group = await filler.group(16, filled.task, "cancelled")
+        lost = {"outcome": "infra_failed", "outcome_reason": "SandboxLostError: the box is gone"}
+        await filler.rollout(group, filled.task, 0, **lost)
+        await filler.rollout(group, filled.task, 1, outcome="cancelled", outcome_reason=GROUP_CANCELLED, late=True)
+        await connection.execute(update(RunTable).where(RunTable.run_id == filled.run_id).values(state="cancelled"))
+    listed = (await client.get(f"/runs/{filled.run_id}/groups.json")).json()["groups"]
+    why = {one["group_no"]: one["why"] for one in listed}
+    assert why[10] == "its verdicts are in; no step took it before the run ended"
+    assert why[16] == "its run was cancelled or has ended"
+
+
+async def test_a_run_on_stored_groups_names_their_run(
+    client: httpx.AsyncClient, filled: FilledRun, database: Database, model: Path
+) -> None:
+    await make_run(database, "stored", make_config(), model)
+    source = update(RunTable).where(RunTable.run_id == "stored").values(source_run_id=filled.run_id)
+    async with database.begin() as connection:
+        await connection.execute(source)
+    for page in ("/runs/stored", "/runs/stored/groups"):
+        assert f'<a href="/runs/{filled.run_id}/groups">' in (await client.get(page)).text, page
+
+
+async def test_more_groups_than_a_statement_has_parameters(filled: FilledRun, database: Database) -> None:
+    async with database.begin() as connection:
+        found = await group_list_views._ended_groups(connection, range(40_000))
+    assert {one.workflow_id for one in found.values()} >= {f"group/{filled.run_id}/{number}" for number in (2, 13, 14)}
+
+
 async def test_each_state_lists_as_many_groups_as_are_counted(client: httpx.AsyncClient, filled: FilledRun) -> None:
     run = f"/runs/{filled.run_id}/groups.json"
     counts = (await client.get(run)).json()["counts"]
@@ -101,6 +138,7 @@ async def test_the_command_prints_the_same(
         return code, found.out + found.err
 
     monkeypatch.setenv("RATCHET_DATABASE_URL", postgres_url)
+    assert printed("--state", "no signal") == printed("--state", "no_signal")
     code, text = printed("--state", "no_signal")
     assert code == 0 and [line.split()[:3] for line in text.splitlines()[2:]] == [["1", "train", "no"]]
     assert "all of its rewards are 0; step 1 left it out" in text

@@ -142,7 +142,8 @@ async def test_flags_are_counted_by_whether_their_verdict_decided_a_reward(
     assert (await client.get(f"{address}.json")).json()["flagged_count"] == {
         "num_flagged": 1,
         "num_rejected": 1,
-        "others": [],
+        "num_others": 0,
+        "newest_others": [],
     }
     async with database.begin() as connection:
         copied = "rollout_id, patch_id, grader, grader_version, solved, tests, log, duration_seconds, reason"
@@ -150,9 +151,30 @@ async def test_flags_are_counted_by_whether_their_verdict_decided_a_reward(
         regraded = f"INSERT INTO grade ({copied}, repeat, flags) SELECT {copied}, 1, {flags} FROM grade WHERE "
         await connection.execute(text(f"{regraded} rollout_id = {filled.unsolved}".replace(":", "\\:")))
     counted = (await client.get(f"{address}.json")).json()["flagged_count"]
-    assert counted == {"num_flagged": 1, "num_rejected": 1, "others": [filled.unsolved]}
+    assert counted == {
+        "num_flagged": 1,
+        "num_rejected": 1,
+        "num_others": 1,
+        "newest_others": [filled.unsolved],
+    }
     html = " ".join((await client.get(address)).text.split())
     assert 'flagged=true">2 rollouts</a> by the verdict that decided the reward: 1 rejected by a rule' in html
     assert f'flag 1 more rollout: <a href="/rollouts/{filled.unsolved}#grades">' in html
     listed = (await client.get(f"/rollouts.json?run={filled.run_id}&flagged=true")).json()["rollouts"]
     assert [one["id"] for one in listed] == [filled.rejected, filled.solved], "as many as the page says"
+
+
+async def test_a_flagged_verdict_that_decides_no_reward_yet_is_not_counted(
+    client: httpx.AsyncClient, database: Database, filled: FilledRun
+) -> None:
+    """The verdict is stored before the control run; the rollout names it only when it ends."""
+    address = f"/runs/{filled.run_id}"
+    rollout = update(RolloutTable).where(RolloutTable.id == filled.solved)
+    counted = {"num_flagged": 0, "num_rejected": 1, "num_others": 0, "newest_others": []}
+    async with database.begin() as connection:
+        await connection.execute(rollout.values(grade_id=None, reward=None, outcome=None))
+    assert (await client.get(f"{address}.json")).json()["flagged_count"] == counted
+    async with database.begin() as connection:
+        await connection.execute(rollout.values(outcome="cancelled"))
+    counted |= {"num_others": 1, "newest_others": [filled.solved]}
+    assert (await client.get(f"{address}.json")).json()["flagged_count"] == counted
