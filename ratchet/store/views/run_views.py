@@ -273,8 +273,10 @@ async def count_flagged(connection: AsyncConnection, run_id: str) -> FlaggedCoun
         .cte()
     )
     newest = select(one.c.id).where(one.c.other).order_by(one.c.id.desc()).limit(20).scalar_subquery()
-    counts = (func.count().filter(column) for column in (one.c.flagged, one.c.rejected, one.c.other))
-    return FlaggedCount(*(await connection.execute(select(*counts, func.array(newest)).select_from(one))).one())
+    flagged, rejected, other = (func.count().filter(column) for column in (one.c.flagged, one.c.rejected, one.c.other))
+    counted = select(flagged, rejected, other, func.array(newest)).select_from(one)
+    row = (await connection.execute(counted)).one()
+    return FlaggedCount(row[0], row[1], row[2], row[3])
 
 
 def is_flagged() -> ColumnElement[bool]:
