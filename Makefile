@@ -70,7 +70,7 @@ slow: setup
 
 # Without `gpu`, which needs one: `python -m tests.benchmarks.gpu`.
 bench: setup
-	@for name in $(filter-out gpu,$(basename $(notdir $(wildcard tests/benchmarks/[a-z]*.py)))); do echo "bench $$name" >&2; $(RUN)/ratchet bench $$name; done
+	@$(RUN)/ratchet bench --all
 
 # Every fault of the recovery table, in the order that SEED draws; exit code 1 if one of them lost or doubled something.
 SEED ?= 0
