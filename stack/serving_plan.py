@@ -75,10 +75,12 @@ def require_experts(config: RunConfig) -> None:
         no_replay = undivided = "the tiny policy has no experts"
     else:
         from training.memory_estimate import read_sizes
+        from training.service import default_workers
 
         require_config("model", model)
         try:
-            sizes = read_sizes(model, expert_parallel=training.expert_parallel)
+            ranks_of_copy = training.shard_ranks or default_workers(config)
+            sizes = read_sizes(model, expert_parallel=training.expert_parallel, ranks_of_copy=ranks_of_copy)
             no_replay, undivided = sizes.no_replay, sizes.undivided
         except (OSError, ValueError, AttributeError, KeyError) as error:
             no_replay = undivided = f"{model} cannot be trained here: {error}"

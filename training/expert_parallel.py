@@ -15,10 +15,14 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Shard
+
+from ratchet.errors import BugError
 
 EXPERT_PARALLEL_ARCHITECTURES = frozenset({"Qwen3MoeForCausalLM", "Qwen3_5MoeForCausalLM"})
 """Architectures whose experts can be divided; each is tested for gradients equal to those of one rank."""
+_DISPATCH = "ep_dispatch_experts"
+"""transformers' style by which tokens travel; its other styles need ranks that have the same tokens."""
 
 
 def why_no_expert_parallel(model: Any, num_ranks: int, ranks_of_copy: int | None = None) -> str | None:
@@ -62,6 +66,8 @@ def shard_experts(
         raise ValueError(f"training.expert_parallel: {reason}; use another number, or leave it out")
     from transformers.distributed.tensor_parallel import apply_expert_parallelism
 
+    if _DISPATCH not in model.ep_plan.values():
+        raise BugError(f"transformers' plan of {type(model).__name__} has no {_DISPATCH}: {model.ep_plan}")
     sizes = (world_size // ranks_of_copy, ranks_of_copy // num_ranks, num_ranks)
     mesh = init_device_mesh(device_type, sizes, mesh_dim_names=("replicate", "shard", "expert"))
     apply_expert_parallelism(model, mesh["expert"], None, model.ep_plan)
@@ -70,6 +76,8 @@ def shard_experts(
         experts: Any = getattr(layer.mlp, "experts", None)
         if experts is None:
             continue  # a dense layer
+        if not all(isinstance(one, DTensor) for one in experts.parameters()):
+            raise BugError("transformers' plan leaves a parameter of experts whole; its gradient would be wrong")
         # By rows, since a rank may hold fewer experts than there are ranks with the same ones.
         fully_shard(experts, mesh=same_experts, mp_policy=precision, shard_placement_fn=lambda _: Shard(1))
         # The backward all-to-all has summed the gradients over the ranks that divide the experts; FSDP2 averages

@@ -65,7 +65,9 @@ class ModelSizes:
     undivided: str | None
 
 
-def read_sizes(path: Path, adapters: LoraConfig | None = None, expert_parallel: int = 1) -> ModelSizes:
+def read_sizes(
+    path: Path, adapters: LoraConfig | None = None, expert_parallel: int = 1, ranks_of_copy: int | None = None
+) -> ModelSizes:
     """Read a model's sizes. Raises ValueError or OSError if transformers has no causal language model of this kind, or
     if it lacks a layer that `adapters` name.
     """
@@ -98,7 +100,7 @@ def read_sizes(path: Path, adapters: LoraConfig | None = None, expert_parallel: 
         has_vision=hasattr(settings, "vision_config"),
         expert_bytes=router_replay.bytes_per_token(model),
         no_replay=router_replay.why_no_replay(model),
-        undivided=why_no_expert_parallel(model, expert_parallel),
+        undivided=why_no_expert_parallel(model, expert_parallel, ranks_of_copy),
     )
     if adapters is None:
         return sizes
@@ -129,7 +131,8 @@ def learner_gib(
     trained = sizes.adapter_weights or sizes.weights
     frozen = sizes.weights if sizes.adapter_weights else 0
     held = (_MASTER_BYTES * trained + 2 * frozen + 4 * frozen_weights) / num_ranks
-    layer = sizes.largest_layer - sizes.layer_experts + sizes.layer_experts / expert_parallel
+    divided = 1 if frozen_weights else expert_parallel  # the frozen models gather whole layers
+    layer = sizes.largest_layer - sizes.layer_experts + sizes.layer_experts / divided
     gathered = 2 * 2 * layer + 2 * 2 * sizes.vocabulary * sizes.hidden  # one layer ahead; embedding, head
     sent = 2 * 2 * bin_tokens * sizes.chosen * sizes.hidden if expert_parallel > 1 else 0  # and received
     kept = 2 * sizes.layers * bin_tokens * sizes.hidden

@@ -14,7 +14,7 @@ async def test_kills_change_nothing(database: Database, model: Path, tmp_path: P
     experts = make_architecture(name, tmp_path, **arguments_of(name), vocab_size=400)
     for file in model.glob("*token*"):
         shutil.copy(file, experts)
-    config = make_config(training={"steps": 3, "router_replay": True, "expert_parallel": 2})
+    config = make_config(training={"steps": 3, "expert_parallel": 2})
     runs = Runs(database, experts, tmp_path, config)
     undisturbed, killed = await runs.make(), await runs.make()
     assert await runs.train(undisturbed, 2, []) == 1

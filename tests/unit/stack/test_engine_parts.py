@@ -84,7 +84,9 @@ def test_experts_that_cannot_be_replayed_or_divided_are_refused(model: Path, tmp
         with pytest.raises(ConfigError, match=reason):
             require(model=name, training={"expert_parallel": 2})
     experts = str(tmp_path / "Qwen3MoeForCausalLM")
-    require(model=experts, training={"expert_parallel": 2})
+    require(model=experts, training={"expert_parallel": 2, "workers": 2})
+    with pytest.raises(ConfigError, match="expert_parallel: 2 does not divide the ranks that hold a copy of the we"):
+        require(model=experts, training={"expert_parallel": 2, "workers": 3})
     with pytest.raises(ConfigError, match="expert_parallel: 3 does not divide the number of experts, 4; use another"):
         require(model=experts, training={"expert_parallel": 3})
 

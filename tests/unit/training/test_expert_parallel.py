@@ -2,6 +2,7 @@
 
 import multiprocessing
 import pickle
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -117,8 +118,9 @@ def run_ranks(directory: Path, world_size: int, cases: Sequence[Case]) -> list[l
     ]
     for process in ranks:
         process.start()
+    deadline = time.monotonic() + 400
     for process in ranks:
-        process.join(150)
+        process.join(deadline - time.monotonic())
     codes = [process.exitcode for process in ranks]
     for process in ranks:
         process.kill()
@@ -149,8 +151,13 @@ def assert_same_gradient(found: Outcome, alone: Outcome) -> None:
     lengths = {name: np.linalg.norm(one) for name, one in alone.gradients.items()}
     whole = np.linalg.norm(list(lengths.values()))
     assert np.linalg.norm(list(errors.values())) < 1e-5 * whole
+    relative = {name: error / lengths[name] for name, error in errors.items() if lengths[name] > 0}
+    worst = sorted(relative, key=lambda name: -relative[name])[:2]
+    print(
+        f"whole {np.linalg.norm(list(errors.values())) / whole:.1e}, worst {[(n, f'{relative[n]:.1e}') for n in worst]}"
+    )
     for name, length in lengths.items():
-        # In Gated DeltaNet the gradient of four numbers is 2e-5 of the whole: sums that nearly cancel out.
+        # The gradients of A_log and dt_bias in Gated DeltaNet, four numbers each, are sums that nearly cancel out.
         assert length > 0 and errors[name] < 1e-4 * length + 1e-7 * whole, name
     assert found.norms == pytest.approx(alone.norms, rel=1e-5)
     assert found.norms[1] == pytest.approx(0.01, rel=1e-3)
@@ -167,8 +174,9 @@ LORA = {"lora": {"rank": 4, "alpha": 8, "target_modules": ["q_proj", "v_proj"]}}
 LAYOUTS = {  # world size -> (what is trained, as below, and how it is divided)
     2: [
         ("Qwen3-MoE", {"expert_parallel": 2}),
-        ("Qwen3-MoE", {"expert_parallel": 2}),  # again: a replayed step has the same bits
+        ("Qwen3-MoE", {"expert_parallel": 2}),  # again
         ("Qwen3.5-MoE", {"expert_parallel": 2}),
+        ("Qwen3.5-MoE", {}),  # what two ranks differ from one without divided experts
         ("adapters", {"expert_parallel": 2}),
     ],
     4: [
@@ -211,11 +219,11 @@ def test_ranks_with_divided_experts_train_as_one_rank_does(
         for number, (name, training) in enumerate(LAYOUTS[world_size])
     ]
     outcomes = run_ranks(tmp_path / "ranks", world_size, cases)
-    trained = {repr(one): outcomes[0][number].trained_files for number, one in enumerate(LAYOUTS[world_size])}
+    if world_size == 2:
+        assert outcomes[0][0].trained_files == outcomes[0][1].trained_files, "a replayed step has the same bits"
     for number, (name, case) in enumerate(zip(names, cases, strict=True)):
         one_case, expected = alone[name]
         found = outcomes[0][number]
-        assert found.trained_files == trained[repr(LAYOUTS[world_size][number])]
         assert found.initial_files == expected.initial_files
         assert_same_gradient(found, expected)
         before, old = (weights_of(one_case.directory / when) for when in ("initial", "trained"))
