@@ -1,6 +1,7 @@
 """The viewer as an ASGI app, and its server process."""
 
 import asyncio
+import gc
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -163,6 +164,12 @@ class ViewerServer(uvicorn.Server):
                 timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
             )
         )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        # A full collection would go through everything that imports have made, and hold a page up for 0.2 s.
+        gc.collect()
+        gc.freeze()
+        await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._viewer.state.stopping.set()
