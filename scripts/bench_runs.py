@@ -30,5 +30,5 @@ def _machine(run: Mapping[str, Any]) -> str:
         words.append(f"{facts['cores']} cores")
     loads = [value for key, value in facts.items() if key.startswith("load")]
     if loads:
-        words.append(f"load {loads[0]:.1f} at its start")
+        words.append(f"load {loads[0]:.1f}")  # some look before a run, some after it
     return ", ".join(words) or "not recorded"

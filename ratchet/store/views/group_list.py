@@ -28,8 +28,6 @@ from ratchet.types import (
 
 _WITHOUT_A_STEP = (GroupState.FAILED, GroupState.CANCELLED)
 _USES = (GroupProgress.TRAINED, GroupProgress.NO_SIGNAL, GroupProgress.EXPIRED)
-
-
 _E = TypeVar("_E", bound=StrEnum)
 
 
