@@ -123,6 +123,7 @@ def _train(config: "RunConfig", name: str, pattern: str, say: Any) -> None:
     import asyncio
 
     from cli.console import print_json
+    from stack.agent_programs import provide_program
     from stack.follow_run import collect_result, start_run
     from stack.parts import Stack
     from stack.startup import bring_up
@@ -132,9 +133,10 @@ def _train(config: "RunConfig", name: str, pattern: str, say: Any) -> None:
     supervisor = Supervisor(stack)
     was_up = supervisor.is_up()
     try:
+        provide_program(config.harness.name, stack.has_gateway, say)
         bring_up(stack, config, say)
         run_id = asyncio.run(start_run(stack, config, name, False, say))
-        say(f"run {run_id}: {stack.temporal_ui}/namespaces/default/workflows/run%2F{run_id}")
+        say(f"run {run_id}: {stack.workflow_page(f'run/{run_id}')}")
         asyncio.run(_follow(stack, run_id, pattern, say))
         print_json(asyncio.run(collect_result(stack, run_id)))
     except KeyboardInterrupt:

@@ -40,7 +40,7 @@ def status(json: Annotated[bool, typer.Option("--json")] = False) -> None:
         print(line)
     if found["note"]:
         print(found["note"])
-    print(f"Temporal UI {found['temporal_ui']}")
+    print(f"Temporal UI {found['temporal_ui'] or 'not known: RATCHET_TEMPORAL_UI names it'}")
 
 
 def _collect() -> dict[str, Any]:
@@ -85,7 +85,7 @@ def _collect() -> dict[str, Any]:
         note = f"the parts are not probed: {why}"
     answers = health.get("postgres", PartHealth("postgres")).state == "answering"
     boxes = asyncio.run(_box_caps(stack)) if answers else []
-    return {"home": str(stack.home), "temporal_ui": stack.temporal_ui, "note": note, "parts": parts, "boxes": boxes}
+    return {"home": str(stack.home), "temporal_ui": stack.shown_ui, "note": note, "parts": parts, "boxes": boxes}
 
 
 async def _box_caps(stack: "Stack") -> list[str]:

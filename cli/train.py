@@ -44,6 +44,7 @@ def train(
     from ratchet.config_sources import load_config
     from ratchet.errors import ConfigError
     from ratchet.vime_names import dump_pattern
+    from stack.agent_programs import provide_program
     from stack.follow_run import run_name, start_run
     from stack.parts import Stack
     from stack.startup import bring_up
@@ -57,6 +58,8 @@ def train(
     if check:
         _check(stack, resolved)
         return
+    if from_store is None:
+        provide_program(resolved.harness.name, stack.has_gateway, say)
     bring_up(stack, resolved, say)
     if from_store is not None:
         _train_from_store(stack, resolved, name, from_store, new, detach, json)
@@ -66,7 +69,7 @@ def train(
     except KeyboardInterrupt:
         say("interrupted; a run that was named above goes on, and `ratchet runs` lists it once it is accepted")
         raise typer.Exit(130) from None
-    say(f"run {run_id}: {stack.temporal_ui}/namespaces/default/workflows/run%2F{run_id}")
+    say(f"run {run_id}: {stack.workflow_page(f'run/{run_id}')}")
     if not detach:
         _follow(stack, run_id, config, pattern, json)
 
@@ -111,6 +114,7 @@ def _check(stack: Any, config: Any) -> None:
     from cli.console import say
     from ratchet.config_engines import LOCAL
     from ratchet.temporal_settings import load_temporal_settings
+    from stack.agent_programs import missing_program
     from stack.connections import too_many_connections
     from stack.engine_parts import place_parts
     from stack.gpus import usable_gpus
@@ -122,6 +126,8 @@ def _check(stack: Any, config: Any) -> None:
     require_experts(config)
     if warning := asyncio.run(too_many_connections(stack, settings, config)):
         say(warning)
+    if missing := missing_program(config.harness.name):
+        say(missing)
     for dataset in config.datasets:
         say(f"{dataset.path}: {sum(1 for _ in read_rows(dataset, digest=''))} tasks for {dataset.use}")
     for line in describe_run(config, place_parts(config), {LOCAL: len(usable_gpus())}):
@@ -215,7 +221,8 @@ def _say_what_next(run_id: str, stack: Any) -> None:
 
     if shutil.which("ratchet") is None:
         say("`source .venv/bin/activate` puts `ratchet` on PATH")
-    say(f"rollouts: `ratchet rollouts {run_id}`; one of them: `ratchet show ID`; workflows: {stack.temporal_ui}")
+    say(f"rollouts: `ratchet rollouts {run_id}`; one of them: `ratchet show ID`")
+    say(f"workflow: {stack.workflow_page(f'run/{run_id}')}")
     say("the stack keeps running: `ratchet down` stops it")
 
 

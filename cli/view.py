@@ -56,13 +56,12 @@ def viewer_settings(stack: "Stack", host: str) -> "ViewerSettings":
     from viewer.settings import LOOPBACK_HOSTS, ViewerSettings
 
     environment = stack.environment()
-    own_ui = "" if stack.is_external("TEMPORAL_ADDRESS") else stack.temporal_ui
     return ViewerSettings(
         database_url=environment["RATCHET_DATABASE_URL"],
         host=host,
         port=stack.ports["viewer"],
         token=None if host in LOOPBACK_HOSTS else stack.viewer_token(),
-        temporal_ui=(os.environ.get("RATCHET_TEMPORAL_UI") or own_ui).rstrip("/"),
+        temporal_ui=stack.shown_ui,
         temporal_namespace=environment["TEMPORAL_NAMESPACE"],
         trace_url=os.environ.get("RATCHET_TRACE_URL") or "",
         home=stack.home,

@@ -29,6 +29,8 @@ FETCHABLE: dict[str, Callable[[], AgentProgram]] = {
     "qwen-code": agent_programs.qwen_code_program,
     "mini-swe-agent": agent_programs.mini_swe_agent_program,
 }
+_TARBALLS = {"claude_code": "VIME_AGENT_CC_TARBALL", "codex": "RATCHET_CODEX_TARBALL"}
+"""Harness → the variable that names its tarball."""
 _NPM_PACKAGES = {
     "claude_code": "@anthropic-ai/claude-code-linux-{cpu}@{version}",
     "codex": "@openai/codex@{version}-linux-{cpu}",
@@ -79,6 +81,48 @@ def fetch_program(program: AgentProgram, say: ReportProgress) -> Path:
         (fresh / RECORD).write_text(json.dumps({"version": version, "source": source}))
         fresh.rename(target)
     return target
+
+
+def missing_program(harness: str) -> str:
+    """Say that the program of a harness is not on this machine, and how to get it; empty if nothing is missing."""
+    program = _program_of(harness)
+    if program is None or program.tarball is not None or (program.host_directory / RECORD).is_file():
+        return ""
+    variable = _TARBALLS.get(harness)
+    return (
+        f"{harness} is not on this machine, and boxes have it only if their image contains {program.box_path}: run "
+        f"`ratchet agents fetch {harness.replace('_', '-')}`"
+        + (f", or name a tarball in {variable}" if variable else "")
+    )
+
+
+def provide_program(harness: str, has_gateway: bool, say: ReportProgress) -> None:
+    """Lay out the tarball that the environment names for this harness, before a run starts.
+
+    `has_gateway`: whether boxes get their programs from this machine alone; then a missing one raises ConfigError, and
+    else it is said. Raises MachineError and ConfigError for a tarball that cannot be used.
+    """
+    program = _program_of(harness)
+    if program is not None and program.tarball is not None:
+        fetch_program(program, say)
+    elif missing := missing_program(harness):
+        if has_gateway:
+            raise ConfigError(f"harness.name: {missing}")
+        say(missing)
+
+
+def lay_out_tarballs(say: ReportProgress) -> None:
+    """Lay out every tarball that the environment names, for a worker; say why one cannot be used."""
+    for make in FETCHABLE.values():
+        try:
+            if (program := make()).tarball is not None:
+                fetch_program(program, say)
+        except (ConfigError, MachineError, OSError) as error:
+            say(str(error))
+
+
+def _program_of(harness: str) -> AgentProgram | None:
+    return next((make() for name, make in FETCHABLE.items() if name.replace("-", "_") == harness), None)
 
 
 def installed_programs() -> list[dict[str, str]]:

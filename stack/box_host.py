@@ -8,7 +8,7 @@ import contextlib
 import os
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import httpx
@@ -20,8 +20,7 @@ from stack.host_process import HostProcess, Say, over_ssh
 from stack.parts import Stack
 
 _START_SECONDS, _LOOK_SECONDS = 120.0, 0.5
-_PREFIXES = ("ADAPTER_", "E2B_", "OTEL_", "RATCHET_", "SWE_", "TEMPORAL_")
-"""Of variables of this process that the processes there get, too."""
+_PREFIXES = ("ADAPTER_", "E2B_", "OTEL_", "RATCHET_", "SLIME_AGENT_", "SWE_", "TEMPORAL_", "VIME_AGENT_")
 _QUEUES = ("boot", "agent", "grade", "image")
 """Of the worker beside the gateway. Only it builds images, since they are imported into that gateway's cache."""
 # The connection and all that runs there live through an outage of ten minutes.
@@ -46,10 +45,7 @@ def box_host(cluster: Cluster, stack: Stack, logs: Path, say: Say) -> Iterator[N
         )
     stack.keep_ports()
     os.environ |= _gateway_variables(stack)
-    environment = {
-        name: value for name, value in os.environ.items() if name.startswith(_PREFIXES) and "\n" not in value
-    }
-    environment |= stack.environment()
+    environment = carried_variables(os.environ) | stack.environment()
     processes: list[HostProcess] = []
 
     def start(part: str, forwards: list[str], *arguments: str) -> HostProcess:
@@ -71,6 +67,11 @@ def box_host(cluster: Cluster, stack: Stack, logs: Path, say: Say) -> Iterator[N
             process.end()
         for process in processes:
             process.wait_ended()
+
+
+def carried_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that the gateway and the worker on the other host get, too."""
+    return {name: value for name, value in environment.items() if name.startswith(_PREFIXES) and "\n" not in value}
 
 
 def _gateway_variables(stack: Stack) -> dict[str, str]:

@@ -13,6 +13,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from activities.sandboxes import docker_settings
 from ratchet import paths
@@ -323,15 +324,29 @@ class Stack:
     def temporal_ui(self) -> str:
         return f"http://127.0.0.1:{self.ports['temporal_ui']}"
 
+    @property
+    def shown_ui(self) -> str:
+        """The Temporal UI that people open: RATCHET_TEMPORAL_UI, else the stack's own; empty if neither is known."""
+        own = "" if self.is_external("TEMPORAL_ADDRESS") else self.temporal_ui
+        return (os.environ.get("RATCHET_TEMPORAL_UI") or own).rstrip("/")
+
+    def workflow_page(self, workflow_id: str) -> str:
+        """Return a workflow's address in the Temporal UI, or how to name a UI if none is known."""
+        known = self.environment()
+        if not self.shown_ui:
+            return f"{workflow_id} at {known['TEMPORAL_ADDRESS']} (RATCHET_TEMPORAL_UI=URL names its UI, for a link)"
+        return f"{self.shown_ui}/namespaces/{known['TEMPORAL_NAMESPACE']}/workflows/{quote(workflow_id, safe='')}"
+
     def pages(self) -> str:
         """Say where the viewer and the Temporal UI are, and that a usual port of theirs was taken if it was."""
         found = []
-        for name, port, address in (
-            ("viewer", VIEWER, self.viewer_address),
-            ("Temporal UI", "temporal_ui", self.temporal_ui),
+        for name, port, address, is_own in (
+            ("viewer", VIEWER, self.viewer_address, True),
+            ("Temporal UI", "temporal_ui", self.shown_ui, self.shown_ui == self.temporal_ui),
         ):
             usual = PREFERRED_PORTS[port]
-            found.append(f"{name} {address}" + (f" (port {usual} was taken)" if self.ports[port] != usual else ""))
+            taken = f" (port {usual} was taken)" if is_own and self.ports[port] != usual else ""
+            found += [f"{name} {address}{taken}"] if address else []
         return ", ".join(found)
 
 

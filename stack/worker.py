@@ -60,6 +60,7 @@ from ratchet.store.database import Database
 from ratchet.store.migration import wait_for_schema
 from ratchet.temporal_settings import TemporalSettings, positive_number
 from ratchet.worker_versions import worker_deployment
+from stack.agent_programs import lay_out_tarballs
 from stack.build_id import build_id
 from workflows.admit_tasks import AdmitTasks
 from workflows.build_image import BuildImage
@@ -227,6 +228,8 @@ async def run_worker(queues: Sequence[str], settings: TemporalSettings, database
     await temporal_namespace.wait_for_namespace(client, database)
     async with database.begin() as connection:
         installation = await sandboxes.installation_id(connection)
+    if "agent" in queues:
+        await asyncio.to_thread(lay_out_tarballs, lambda text: _LOG.info("agent programs", what=text))
     configs = RunConfigs(database, settings)
     activities = _activities(client, database, settings, configs, installation)
     deployment = worker_deployment(settings, build_id())

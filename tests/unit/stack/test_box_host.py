@@ -4,7 +4,8 @@ import pytest
 
 from ratchet.errors import ConfigError, SandboxBusyError
 from ratchet.temporal_settings import load_temporal_settings
-from stack.box_host import box_host
+from ratchet.vime_names import VIME_VARIABLES
+from stack.box_host import box_host, carried_variables
 from stack.cluster import Cluster
 from stack.parts import Stack, free_ports
 from stack.ports import free_port
@@ -20,6 +21,14 @@ def test_other_boxes_of_the_environment_are_not_replaced(tmp_path: Path, monkeyp
         box_host(cluster, Stack(tmp_path), tmp_path, print),
     ):
         pass
+
+
+def test_each_variable_of_a_part_goes_along_under_all_its_names() -> None:
+    """Otherwise boxes there would have other images and another agent than the run's."""
+    stems = [one.name.removeprefix("VIME_AGENT_") for one in VIME_VARIABLES if one.name.startswith("VIME_AGENT_")]
+    names = {f"{prefix}{stem}" for prefix in ("VIME_AGENT_", "SWE_", "SLIME_AGENT_") for stem in stems}
+    names |= {"ADAPTER_PORT", "SWE_BOOT_CONCURRENCY", "TEMPORAL_NAMESPACE", "RATCHET_HOME", "OTEL_SERVICE_NAME"}
+    assert set(carried_variables(dict.fromkeys(names, "x") | {"AWS_SECRET_ACCESS_KEY": "y"})) == names
 
 
 async def test_the_gateway_on_another_host_is_probed_at_its_port_here(

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import subprocess
 import tarfile
 from collections.abc import Mapping
@@ -12,7 +13,13 @@ import pytest
 
 from activities.harnesses import agent_programs
 from ratchet.errors import ConfigError
-from stack.agent_programs import fetch_program, installed_programs
+from stack.agent_programs import (
+    fetch_program,
+    installed_programs,
+    lay_out_tarballs,
+    missing_program,
+    provide_program,
+)
 
 SAYS = "#!/bin/sh\necho 9.9.9 from $0\n"
 
@@ -100,3 +107,53 @@ def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cc\.tgz holds neither"):
         fetch_program(agent_programs.claude_code_program({"VIME_AGENT_CC_TARBALL": str(empty)}), print)
     assert installed_programs() == []
+
+
+def test_a_tarball_of_the_environment_is_there_when_a_run_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also on each worker's machine, without a command of its own."""
+    monkeypatch.setenv("VIME_AGENT_CC_TARBALL", str(npm_tarball(tmp_path / "cc.tgz", {"claude": SAYS})))
+    assert missing_program("claude_code") == ""
+    provide_program("claude_code", True, print)
+    assert [found["agent"] for found in installed_programs()] == ["claude_code"]
+    shutil.rmtree(agent_programs.agents_directory())
+    lay_out_tarballs(print)
+    assert [found["agent"] for found in installed_programs()] == ["claude_code"]
+
+
+def test_a_worker_says_which_tarball_it_cannot_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VIME_AGENT_CC_TARBALL", "/nowhere.tgz")
+    monkeypatch.setenv("RATCHET_CODEX_TARBALL", str(npm_tarball(tmp_path / "codex.tgz", {"README.md": "nothing"})))
+    said: list[str] = []
+    lay_out_tarballs(said.append)
+    assert [text for text in said if "nowhere.tgz is not a file" in text]
+    assert [text for text in said if "codex.tgz holds neither" in text]
+
+
+@pytest.mark.parametrize(
+    ("harness", "remedy"),
+    [
+        ("claude_code", "`ratchet agents fetch claude-code`, or name a tarball in VIME_AGENT_CC_TARBALL"),
+        ("codex", "`ratchet agents fetch codex`, or name a tarball in RATCHET_CODEX_TARBALL"),
+        ("qwen_code", "`ratchet agents fetch qwen-code`"),
+    ],
+)
+def test_a_program_that_is_not_here_is_named_when_a_run_starts(
+    harness: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Boxes of the own gateway have programs of this machine only; the image of a service's box may contain one."""
+    for name in ("VIME_AGENT_CC_TARBALL", "SWE_CC_TARBALL", "SLIME_AGENT_CC_TARBALL", "RATCHET_CODEX_TARBALL"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError) as refused:
+        provide_program(harness, True, print)
+    assert str(refused.value).startswith(f"harness.name: {harness} is not on this machine")
+    assert str(refused.value).endswith(remedy)
+    said: list[str] = []
+    provide_program(harness, False, said.append)
+    assert len(said) == 1 and said[0].endswith(remedy)
+
+
+@pytest.mark.parametrize("harness", ["bash_agent", "my_package.my_agent:MyAgent"])
+def test_a_program_that_ratchet_does_not_fetch_is_not_missed(harness: str) -> None:
+    provide_program(harness, True, pytest.fail)
