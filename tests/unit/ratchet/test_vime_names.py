@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,8 @@ PARTS: dict[str, tuple[str, Callable[[], Any], Any]] = {
 }
 """Variables that a part reads: name → (value, what the part makes of it, what it must be)."""
 ELSEWHERE = {"VIME_AGENT_NODE_TARBALL", "VIME_AGENT_CC_TARBALL", "HOSTFILE"}
-"""Variables with a test of their own."""
+"""Variables with tests of their own: test_agent_programs.py in tests/unit/activities/harnesses, test_launch.py in
+tests/unit/cli."""
 ADAPTER = {"ADAPTER_PUBLIC_HOST", "MASTER_ADDR", "ADAPTER_BIND_HOST", "ADAPTER_PORT"}
 
 
@@ -167,11 +169,18 @@ def test_boxes_of_the_own_gateway_call_their_loopback(
 
 
 @pytest.mark.parametrize("prefix", ["SWE_", "SLIME_AGENT_"])
-def test_older_names_are_read(prefix: str, path: Path, tmp_path: Path) -> None:
+def test_older_names_are_read(prefix: str, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     overrides = ["harness.name=claude_code"]
     assert load_config(path, overrides, {f"{prefix}CC_EXTRA_ARGS": "--x"}).harness.extra_args == "--x"
+    assert load_config(path, overrides, {f"{prefix}CC_EXTRA_ENVS": '{"A": "1"}'}).harness.extra_env == {"A": "${A}"}
     with pytest.raises(ConfigError, match=r"nowhere\.tgz is not a file"):
         claude_code_program({f"{prefix}CC_TARBALL": str(tmp_path / "nowhere.tgz")})
+    tarballs = {f"{prefix}CC_TARBALL": str(path), f"{prefix}NODE_TARBALL": str(tmp_path / "nowhere.tar.xz")}
+    with pytest.raises(ConfigError, match=r"nowhere\.tar\.xz is not a file"):
+        claude_code_program(tarballs)
+    monkeypatch.delenv("VIME_AGENT_SANDBOX_IMAGE_METADATA_KEY", raising=False)
+    monkeypatch.setenv(f"{prefix}SANDBOX_IMAGE_METADATA_KEY", "our/image")
+    assert image_metadata_key() == "our/image"
     assert (
         value_of("VIME_AGENT_CC_EXTRA_ARGS", {"VIME_AGENT_CC_EXTRA_ARGS": "new", f"{prefix}CC_EXTRA_ARGS": "old"})
         == "new"
@@ -245,6 +254,15 @@ def test_the_config_of_eight_nodes_is_that_of_the_launcher(path: Path) -> None:
         if argument.name in LAUNCHER and section != "datasets":
             assert getattr(getattr(config, section), key) == getattr(getattr(bare, section), key), argument.name
     assert (config.drift, config.loss.chain_credit, config.training.advantage) == ("drop", "split", "std")
+
+
+def test_the_config_of_eight_nodes_names_every_line_of_the_launcher() -> None:
+    """A reader of the launcher finds each variable and argument of it, also those that set no key."""
+    text = (Path(__file__).parents[3] / "configs" / "qwen36_35b_a3b_swe_8nodes.yaml").read_text()
+    arguments = [word for word in LAUNCHER.split() if word.startswith("--")]
+    arguments += ["--prompt-data", "--custom-generate-function-path", "--save-debug-rollout-data"]
+    names = [*arguments, *(one.name for one in VIME_VARIABLES)]
+    assert [name for name in names if not re.search(rf"(?<![\w-]){name}(?![\w-])", text)] == []
 
 
 def test_eight_nodes_have_a_place_for_every_part(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

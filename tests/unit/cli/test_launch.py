@@ -1,0 +1,58 @@
+"""`ratchet launch` finds its hosts by HOSTFILE, with one address per line, and explains what it would start there."""
+
+from pathlib import Path
+
+import pytest
+
+from cli.main import run_app
+
+HOSTS = "10.0.0.2 slots=2\n10.0.0.3 slots=4\n"
+RUN = """
+datasets: [{path: tasks.jsonl}]
+engines: [{host: 10.0.0.2, count: 2}]
+training: {gpus: {10.0.0.3: [0, 1, 2, 3]}, workers: 4}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "tasks.jsonl").write_text("{}")
+    (tmp_path / "rack").write_text(HOSTS)
+    (tmp_path / "run.yaml").write_text(RUN)
+    values = {"RATCHET_HOME": str(tmp_path / "home"), "RATCHET_DATABASE_URL": "postgresql://db.example.org/ratchet"}
+    for name, value in (values | {"MASTER_ADDR": "10.0.0.1", "CUDA_VISIBLE_DEVICES": ""}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("HOSTFILE", raising=False)
+    return tmp_path / "run.yaml"
+
+
+def launch(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr("sys.argv", ["ratchet", "launch", *arguments, "--check"])
+    return run_app()
+
+
+@pytest.mark.parametrize("arguments", [[], ["--n-samples-per-prompt", "3"]])
+def test_the_host_file_of_the_environment(
+    arguments: list[str], config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOSTFILE", str(config.parent / "rack"))
+    assert launch(monkeypatch, *arguments, "--config", str(config)) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    engines = [["GPU", "0", "engine"], ["GPU", "1", "engine-2"]]
+    learner = [["GPU", str(gpu), "learner"] for gpu in range(4)]
+    assert lines[:8] == [["node", "10.0.0.2", "(2", "GPUs)"], *engines, ["node", "10.0.0.3", "(4", "GPUs)"], *learner]
+    assert not (config.parent / "home").exists(), "nothing is started"
+
+
+def test_a_host_of_the_config_that_the_file_does_not_list_is_named(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (config.parent / "rack").write_text("10.0.0.2 slots=2\n")
+    monkeypatch.setenv("HOSTFILE", str(config.parent / "rack"))
+    assert launch(monkeypatch, "--config", str(config)) == 2
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert "host 10.0.0.3 of engines or training.gpus is not among the cluster's: 10.0.0.2" in said
+
+
+def test_without_hosts_there_is_no_launch(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert launch(monkeypatch, "--config", str(config)) == 2

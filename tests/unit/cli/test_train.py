@@ -1,0 +1,73 @@
+"""`ratchet train --check` explains the config of eight nodes: places, memory, rows and bytes a day; nothing starts."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from cli.main import run_app
+
+CONFIG = Path(__file__).parents[3] / "configs" / "qwen36_35b_a3b_swe_8nodes.yaml"
+LAYERS = 40
+TEXT = {
+    "model_type": "qwen3_5_moe_text",
+    "vocab_size": 248320,
+    "hidden_size": 2048,
+    "num_hidden_layers": LAYERS,
+    "layer_types": ["full_attention" if at % 4 == 3 else "linear_attention" for at in range(LAYERS)],
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "linear_num_value_heads": 32,
+    "linear_num_key_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+}
+"""Sizes of a text model of 35 billion weights, of which a token passes 3 billion."""
+ADDRESSES = [f"10.0.0.{number}" for number in range(2, 9)]
+
+
+@pytest.fixture
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    described = {"architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe"}
+    (model / "config.json").write_text(json.dumps(described | {"text_config": TEXT, "vision_config": {"depth": 1}}))
+    (model / "chat_template.jinja").write_text("{{ messages }}")
+    metadata = {"image": "host", "workdir": "/w", "eval_cmd": "true"}
+    (tmp_path / "swe_train.jsonl").write_text(json.dumps({"prompt": "fix", "label": "a", "metadata": metadata}) + "\n")
+    values = {"HF_CHECKPOINT": str(model), "PROMPT_DATA": str(tmp_path / "swe_train.jsonl")}
+    values |= {"RATCHET_HOME": str(tmp_path / "home"), "CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_the_config_of_eight_nodes_is_explained(
+    environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["ratchet", "train", str(CONFIG), "--check"])
+    code = run_app()
+    said = capsys.readouterr()
+    print(said.out, said.err)
+    assert code == 0
+    nodes = re.split(r"^node ", said.out, flags=re.M)[1:]
+    assert [node.split()[0] for node in nodes] == ["local", *ADDRESSES]
+    for at, node in enumerate(nodes):
+        part = "learner" if at < 4 else f"engine{'' if at == 4 else f'-{at - 3}'}"
+        rows = re.findall(r"^  GPU (\d)   (\S+) +(\d+\.\d) GiB$", node, re.M)
+        assert [(gpu, name) for gpu, name, _ in rows] == [(str(gpu), part) for gpu in range(8)]
+        assert all(5 < float(gib) < 80 for *_, gib in rows), "an H100 has 80 GB"
+    for daily in (
+        r"[\d,]+ rollouts \(64 boxes",
+        r"[\d,]+ turn rows",
+        r"[\d.]+ GiB of tokens",
+        r"[\d.]+ GiB of Temporal",
+    ):
+        assert re.search(daily, said.out)
+    assert "claude_code is not on this machine" in " ".join(said.err.split()) or "nothing was started" in said.err
+    assert not (tmp_path / "home").exists()
