@@ -8,9 +8,12 @@ from enum import IntEnum
 
 from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.enums.v1 import WorkflowExecutionStatus as Status
-from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
 from temporalio.api.workflow.v1 import PendingActivityInfo
-from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionRequest, DescribeWorkflowExecutionResponse
+from temporalio.api.workflowservice.v1 import (
+    DescribeWorkflowExecutionRequest,
+    DescribeWorkflowExecutionResponse,
+    ListWorkflowExecutionsRequest,
+)
 from temporalio.client import Client
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.envconfig import ClientConfig
@@ -47,9 +50,9 @@ async def connect_temporal(
                 runtime=runtime,
                 **arguments,  # type: ignore[arg-type]
             )
-            # fails until the server knows the namespace
-            request = ListSearchAttributesRequest(namespace=client.namespace)
-            await client.operator_service.list_search_attributes(request)
+            # Fails until the server knows the namespace. The operator service is not for users of Temporal Cloud.
+            request = ListWorkflowExecutionsRequest(namespace=client.namespace, page_size=1)
+            await client.workflow_service.list_workflow_executions(request)
             return client
         except (RuntimeError, RPCError) as error:
             if asyncio.get_running_loop().time() > deadline:

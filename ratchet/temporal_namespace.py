@@ -159,17 +159,14 @@ async def _set_retention(client: Client, settings: TemporalSettings) -> None:
     await client.workflow_service.update_namespace(UpdateNamespaceRequest(namespace=client.namespace, config=config))
 
 
-async def _missing_search_attributes(client: Client) -> dict[str, str]:
-    """Return name → type of those that the namespace lacks."""
-    request = ListSearchAttributesRequest(namespace=client.namespace)
-    known = (await client.operator_service.list_search_attributes(request)).custom_attributes
-    return {name: kind for name, kind in SEARCH_ATTRIBUTES.items() if name not in known}
-
-
 async def _add_search_attributes(client: Client) -> None:
+    listed = await client.operator_service.list_search_attributes(
+        ListSearchAttributesRequest(namespace=client.namespace)
+    )
     missing = {
         name: IndexedValueType.Value(f"INDEXED_VALUE_TYPE_{kind.upper()}")
-        for name, kind in (await _missing_search_attributes(client)).items()
+        for name, kind in SEARCH_ATTRIBUTES.items()
+        if name not in listed.custom_attributes
     }
     if missing:
         request = AddSearchAttributesRequest(namespace=client.namespace, search_attributes=missing)
@@ -178,14 +175,14 @@ async def _add_search_attributes(client: Client) -> None:
         except RPCError as error:
             if error.status is not RPCStatusCode.ALREADY_EXISTS:
                 raise
-    while not await _search_attributes_work(client):
+    while not await _can_be_asked_for(client, *SEARCH_ATTRIBUTES):
         await asyncio.sleep(0.2)
 
 
-async def _search_attributes_work(client: Client) -> bool:
-    """Return whether workflows can be started with all attributes: some seconds after they are listed."""
+async def _can_be_asked_for(client: Client, *names: str) -> bool:
+    """Return whether workflows can be started with these attributes: some seconds after they are listed."""
     try:
-        await client.count_workflows(" AND ".join(f"{name} IS NULL" for name in SEARCH_ATTRIBUTES))
+        await client.count_workflows(" AND ".join(["WorkflowId = 'none'", *(f"{name} IS NULL" for name in names)]))
     except RPCError as error:
         if error.status is not RPCStatusCode.INVALID_ARGUMENT:
             raise
@@ -194,13 +191,19 @@ async def _search_attributes_work(client: Client) -> bool:
 
 
 async def _require_search_attributes(client: Client) -> None:
-    """An unknown search attribute would fail a workflow task again and again."""
-    missing = await _missing_search_attributes(client)
+    """An unknown search attribute would fail a workflow task again and again.
+
+    They are asked for and not listed, because the operator service is not for users of Temporal Cloud.
+    """
+    missing = {name: kind for name, kind in SEARCH_ATTRIBUTES.items() if not await _can_be_asked_for(client, name)}
     if missing:
         wanted = " ".join(f"--name {name} --type {kind}" for name, kind in missing.items())
+        in_cloud = " ".join(f"--search-attribute {name}={kind}" for name, kind in missing.items())
+        name = client.namespace
         raise MachineError(
-            f"namespace {client.namespace} lacks search attributes; ask its administrator to run "
-            f"`temporal operator search-attribute create --namespace {client.namespace} {wanted}`"
+            f"namespace {name} lacks search attributes; ask its administrator to run `temporal operator "
+            f"search-attribute create --namespace {name} {wanted}`, or in Temporal Cloud `tcld namespace "
+            f"search-attributes add --namespace {name} {in_cloud}`"
         )
 
 

@@ -32,7 +32,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from ratchet.errors import ConfigError, MachineError
-from ratchet.store.database import Database, async_url
+from ratchet.store.database import Database, async_url, libpq_url
 from ratchet.store.schema import CheckpointTable, InstallationTable, PolicyVersionTable, RunTable
 from ratchet.types import PolicyVersionState
 
@@ -88,7 +88,7 @@ async def _fill(database: Database, home: Path, partial: Path) -> Manifest:
         "--no-owner",
         "--no-privileges",
         f"--file={partial / 'store.dump'}",
-        _plain_url(database.url),
+        libpq_url(database.url),
     )
     async with database.begin() as connection:
         revision = (await connection.execute(text("SELECT version_num FROM alembic_version"))).scalar_one()
@@ -182,7 +182,7 @@ async def _has_tables(administration: AsyncConnection, url: str, name: str) -> b
 
 
 def _with_database(url: str, name: str) -> str:
-    return make_url(_plain_url(url)).set(database=name).render_as_string(hide_password=False)
+    return make_url(libpq_url(url)).set(database=name).render_as_string(hide_password=False)
 
 
 def _read_manifest(source: Path) -> Manifest:
@@ -208,10 +208,6 @@ async def _move_paths(connection: AsyncConnection, before: str, after: str) -> N
         await connection.execute(
             update(table).where(column.startswith(before + "/", autoescape=True)).values({name: moved})
         )
-
-
-def _plain_url(url: str) -> str:
-    return url.replace("postgresql+asyncpg://", "postgresql://")
 
 
 def _run(program: str, *arguments: str) -> None:

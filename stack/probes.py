@@ -47,7 +47,7 @@ from ratchet import temporal_client, temporal_namespace
 from ratchet.errors import RatchetError, SandboxBusyError
 from ratchet.payload_codec import PayloadKeyError
 from ratchet.store import engines, learners, lock_waits
-from ratchet.store.database import Database, async_url
+from ratchet.store.database import Database, libpq_url
 from ratchet.store.schema import InstallationTable
 from ratchet.temporal_settings import QUEUES, TemporalSettings
 from ratchet.types import EngineState
@@ -158,7 +158,7 @@ class Probes:
     # ------------------------------------------------------------ services
 
     async def postgres(self) -> str:
-        url = async_url(self.environment["RATCHET_DATABASE_URL"]).replace("+asyncpg", "")
+        url = libpq_url(self.environment["RATCHET_DATABASE_URL"])
         try:
             connection = await asyncpg.connect(url, timeout=LIMITS.get("postgres", HealthLimits()).probe_seconds)
         except asyncpg.PostgresError as error:  # it lives: all connections are taken, or a setting refuses them

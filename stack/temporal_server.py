@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from ratchet import paths
 from ratchet.errors import ConfigError, MachineError
-from ratchet.store.database import async_url
+from ratchet.store.database import libpq_url
 from ratchet.temporal_settings import load_temporal_settings
 from stack.progress import ReportProgress
 from stack.temporal_build import ensure_server_program, find_go
@@ -89,8 +89,7 @@ def run_temporal_server(ports: dict[str, int], database_url: str, namespace: str
     arguments += ["-retention-days", str(load_temporal_settings().retention_days)]
     names = ("temporal", "temporal_history", "temporal_matching", "temporal_worker")
     arguments += ["-ports", ",".join(str(ports[name]) for name in names)]
-    url = async_url(database_url).replace("+asyncpg", "")  # the form that other programs know
-    os.execve(program, arguments, {**os.environ, "RATCHET_DATABASE_URL": url})
+    os.execve(program, arguments, {**os.environ, "RATCHET_DATABASE_URL": libpq_url(database_url)})
 
 
 def run_temporal_ui(port: int, server_address: str) -> NoReturn:

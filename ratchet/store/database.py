@@ -77,6 +77,11 @@ def async_url(url: str) -> str:
     )
 
 
+def libpq_url(url: str) -> str:
+    """Return the URL for libpq's programs, Temporal's server and asyncpg without SQLAlchemy. Raises MachineError."""
+    return re.sub(r"(?<=[?&])ssl=", "sslmode=", async_url(url).replace("+asyncpg", "", 1))
+
+
 def _sources(error: BaseException) -> Iterator[BaseException]:
     """Yield an error and what it was raised from: SQLAlchemy's error, its driver's and asyncpg's."""
     inner: BaseException | None = error

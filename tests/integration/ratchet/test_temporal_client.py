@@ -1,6 +1,6 @@
-"""A client with TLS and a certificate of its own (mTLS), as the variables of Temporal's SDKs name them.
+"""A client with TLS and a certificate of its own (mTLS) or an API key, as the variables of Temporal's SDKs name them.
 
-The server is Temporal's own, behind a proxy that ends TLS and asks for the client's certificate.
+The server is Temporal's own, behind a proxy that ends TLS and asks for the client's certificate or the key.
 """
 
 import asyncio
@@ -10,11 +10,14 @@ import ssl
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
-from ratchet import temporal_client
+from ratchet import temporal_client, temporal_namespace
 from ratchet.errors import MachineError
+from ratchet.types import SEARCH_ATTRIBUTES
 from tests.integration.stack.test_temporal_server import Services, own_server, services
 
 __all__ = ["own_server", "services"]
@@ -79,3 +82,73 @@ async def test_a_client_with_a_certificate_is_served_and_one_without_is_not(
         monkeypatch.setenv("TEMPORAL_TLS_CLIENT_KEY_PATH", str(tmp_path / "client.key"))
         client = await temporal_client.connect_temporal(own_server.settings, wait_seconds=10)
         assert client.namespace == own_server.settings.namespace
+
+
+class UsersOnly(grpc.GenericRpcHandler):
+    """Passes calls on to a server if they have the key, except those of the operator service, as Temporal Cloud does.
+
+    Messages are passed on as bytes.
+    """
+
+    def __init__(self, target: grpc.aio.Channel, key: str) -> None:
+        self.target = target
+        self.key = key
+
+    def service(self, handler_call_details: Any) -> Any:
+        method: str = handler_call_details.method
+
+        async def call(request: bytes, context: Any) -> bytes:
+            metadata = dict(context.invocation_metadata())
+            if metadata.get("authorization") != f"Bearer {self.key}":
+                await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no such key")
+            if "operatorservice" in method:
+                await context.abort(grpc.StatusCode.PERMISSION_DENIED, "Request unauthorized.")
+            try:
+                return bytes(await self.target.unary_unary(method)(request, timeout=60))
+            except grpc.aio.AioRpcError as error:
+                context.set_trailing_metadata(error.trailing_metadata())
+                await context.abort(error.code(), error.details())
+                raise
+
+        return grpc.unary_unary_rpc_method_handler(call)
+
+
+@contextlib.asynccontextmanager
+async def users_only(directory: Path, target: str, key: str) -> AsyncIterator[str]:
+    certificate = ((directory / "server.key").read_bytes(), (directory / "server.pem").read_bytes())
+    async with grpc.aio.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers([UsersOnly(channel, key)])
+        port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([certificate]))
+        await server.start()
+        try:
+            yield f"127.0.0.1:{port}"
+        finally:
+            await server.stop(None)
+
+
+async def test_an_api_key_is_enough_for_a_server_whose_operators_are_others(
+    own_server: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Missing search attributes are named with what adds them; nothing asks for the operator service."""
+    make_certificates(tmp_path)
+    await temporal_client.connect_temporal(own_server.settings, wait_seconds=240)
+    async with users_only(tmp_path, own_server.settings.address, "key-1") as address:
+        monkeypatch.setenv("TEMPORAL_ADDRESS", address)
+        monkeypatch.setenv("TEMPORAL_TLS_SERVER_CA_CERT_PATH", str(tmp_path / "ca.pem"))
+        monkeypatch.setenv("TEMPORAL_TLS_SERVER_NAME", "temporal.example.com")
+        monkeypatch.setenv("TEMPORAL_API_KEY", "key-2")
+        with pytest.raises(MachineError, match="no such key"):
+            await temporal_client.connect_temporal(own_server.settings, wait_seconds=0)
+        monkeypatch.setenv("TEMPORAL_API_KEY", "key-1")
+        client = await temporal_client.connect_temporal(own_server.settings, wait_seconds=10)
+        with pytest.raises(MachineError) as refused:
+            await temporal_namespace._require_search_attributes(client)
+        said = str(refused.value)
+        for name, kind in SEARCH_ATTRIBUTES.items():
+            assert f"--name {name} --type {kind}" in said and f"--search-attribute {name}={kind}" in said
+        for name in ("TEMPORAL_ADDRESS", "TEMPORAL_API_KEY", "TEMPORAL_TLS_SERVER_CA_CERT_PATH"):
+            monkeypatch.delenv(name)
+        monkeypatch.delenv("TEMPORAL_TLS_SERVER_NAME")
+        await own_server.client()  # of the operators, who add them
+        await temporal_namespace._require_search_attributes(client)
