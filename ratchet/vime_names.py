@@ -62,7 +62,11 @@ VIME_VARIABLES = (
         "VIME_AGENT_SANDBOX_IMAGE_METADATA_KEY", None, "Workers: metadata key of a task's image. Default: `image`."
     ),
     Variable("VIME_AGENT_NODE_TARBALL", None, "Workers: Node.js for a Claude Code tarball that is a script."),
-    Variable("VIME_AGENT_CC_TARBALL", None, "Workers: tarball of Claude Code; without it npm's is fetched."),
+    Variable(
+        "VIME_AGENT_CC_TARBALL",
+        None,
+        "Workers: tarball of Claude Code, unpacked when a run starts; without it `ratchet agents fetch` gets npm's.",
+    ),
     Variable("SWE_BOOT_CONCURRENCY", None, "Workers: number of parallel boots, of agents and grades together."),
     Variable("HOSTFILE", None, "`ratchet launch`: file with one host per line."),
     Variable("EXP_TAG", None, "`ratchet train`: first part of a new run's id, instead of the config file's name."),
