@@ -10,6 +10,7 @@ import json
 import os
 import shlex
 import tempfile
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,7 +126,8 @@ async def ensure_program(box: Sandbox, program: AgentProgram) -> None:
             f"{program.name} is neither in the box nor on this worker's machine; run `ratchet agents fetch {fetch}`"
         )
     archive = await asyncio.to_thread(pack_program, program)
-    incoming = f"/var/tmp/{program.directory_name}.tgz"
+    # A name of its own, because the try before may still be uploading.
+    incoming = f"/var/tmp/{program.directory_name}-{uuid.uuid4().hex[:8]}.tgz"
     await box.write_file(incoming, archive, user="root")
     # Unpacked beside its place and renamed, so that an interrupted try leaves no half program under its name.
     await box.exec(
