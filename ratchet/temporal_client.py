@@ -59,7 +59,7 @@ async def connect_temporal(
                 refused = "Connection refused" in str(error)  # deep in the SDK's words
                 raise MachineError(
                     f"Temporal at {arguments['target_host']} does not answer "
-                    f"({'connection refused' if refused else str(error)[:120]}); "
+                    f"({'connection refused' if refused else str(error)[:240]}); "
                     "start it with `ratchet up`, or set TEMPORAL_ADDRESS"
                 ) from error
         await asyncio.sleep(0.5)
