@@ -68,7 +68,7 @@ e2e: setup
 slow: setup
 	@$(RUN)/pytest tests/integration tests/e2e -m slow
 
-# Without `gpu`, which needs one: `python -m tests.benchmarks.gpu`.
+# Without those that need a GPU: `python -m tests.benchmarks.gpu` and `gpu_loop`.
 bench: setup
 	@$(RUN)/ratchet bench --all
 

@@ -312,6 +312,9 @@ class TrainingConfig(Section):
     activation_checkpointing: bool | None = None
     """Whether each layer is computed again in the backward pass instead of being kept. True takes about a third more
     computation and far less memory. None, the default, means true on a GPU."""
+    fused_kernels: bool | None = None
+    """Whether norms, rotary positions and gated MLPs are computed by the kernels of the package liger-kernel, on GPUs.
+    None, the default, means if the package is installed and they were tried with this type of model."""
 
 
 class EvaluationConfig(Section):

@@ -16,6 +16,7 @@ _ADDED_KEYS = {
     "training": (
         "expert_parallel",
         "full_weights_every",
+        "fused_kernels",
         "lora",
         "max_skipped_steps",
         "router_replay",

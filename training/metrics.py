@@ -241,17 +241,17 @@ def adamw_update_norm(optimiser: torch.optim.AdamW) -> Tensor:
         beta1, beta2 = group["betas"]
         epsilon = group["eps"]
         decay = group["weight_decay"]
-        for parameter in group["params"]:
-            state = optimiser.state.get(parameter)
-            if not state:
-                continue
-            count = float(state["step"])
-            first = _local(state["exp_avg"])
-            second = _local(state["exp_avg_sq"])
-            moved = first / (1 - beta1**count) / ((second / (1 - beta2**count)).sqrt_() + epsilon) * rate
+        known = [(one, optimiser.state[one]) for one in group["params"] if optimiser.state.get(one)]
+        # One transfer: if the kernels are fused, the counts are on the GPU.
+        counts = torch.stack([state["step"] for _, state in known]).tolist() if known else []
+        for (parameter, state), count in zip(known, counts, strict=True):
+            correction = (1 - beta2**count) ** 0.5
+            divisor = _local(state["exp_avg_sq"]).sqrt().add_(epsilon * correction)
+            moved = divisor.reciprocal_().mul_(_local(state["exp_avg"])).mul_(rate * correction / (1 - beta1**count))
             if decay:
-                moved = moved + rate * decay * (_local(parameter.detach()) + moved) / (1 - rate * decay)
-            length = moved.square().sum(dtype=torch.float64)
+                shrunk = rate * decay / (1 - rate * decay)
+                moved.mul_(1 + shrunk).add_(_local(parameter.detach()), alpha=shrunk)
+            length = torch.linalg.vector_norm(moved, dtype=torch.float64).square()
             total = length if total is None else total + length
     return torch.zeros((), dtype=torch.float64) if total is None else total
 

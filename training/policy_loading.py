@@ -5,53 +5,31 @@
 Only rank 0 reads the files, in their own dtype and into its machine's memory; a rank's device never holds more than its
 shards and one whole parameter.
 
-Shape legend: T = tokens of a chain, M = predicted tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from training import attention, delta_net, expert_parallel, lora, model_files, router_replay
+from training import expert_parallel, fused_kernels, lora, model_files, router_replay
+from training.attention_blocks import ALONE_FROM_PAIRS
 from training.packing import Packing
+from training.policy_check import BFLOAT16, BFLOAT16_EXPERTS, FLOAT32, switch_and_check
 from training.policy_model import ForwardWork, TrainablePolicy, choose_packing, pair_cost
-from training.prefix_tree import Segment
 from training.rank_zero import read_on_rank_zero
 
 if TYPE_CHECKING:  # a step needs no pydantic
     from ratchet.config import RunConfig
     from ratchet.config_sections import TrainingConfig
-
-_FORK, _CHAIN_TOKENS, _BRANCH_TOKENS = 12, 24, 3
-
-
-class _Tolerance(NamedTuple):
-    """Largest mean difference of logprobs, in nats or, if that is less, in units of their spread; and largest relative
-    error of the gradient.
-
-    In bfloat16 two right ways to compute a chain differ by rounding: by 0.02 of the gradient for the tests' models. A
-    backward pass that loses what branches owe to their prefix differs by 0.3. A mixture of experts may route a token
-    otherwise.
-    """
-
-    logprobs: float
-    gradient: float
-
-
-_FLOAT32 = _Tolerance(1e-3, 1e-2)
-_BFLOAT16 = _Tolerance(0.1, 0.1)
-_BFLOAT16_EXPERTS = _Tolerance(0.1, 0.25)
 
 
 class LoadedPolicy(NamedTuple):
@@ -82,6 +60,7 @@ def load_policy(path: Path, config: RunConfig, device: torch.device) -> LoadedPo
     if on_gpu if training.activation_checkpointing is None else training.activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     policy = TrainablePolicy(model, training.fp32_head)
+    policy.alone_from_pairs = ALONE_FROM_PAIRS if on_gpu else None
     if training.router_replay:
         policy.routers = router_replay.install(model)
     work = ForwardWork.of(policy, is_frozen=training.lora is not None)
@@ -92,8 +71,9 @@ def load_policy(path: Path, config: RunConfig, device: torch.device) -> LoadedPo
     _shard(policy, make_mesh(device, training.shard_ranks), dtype, training)
     policy.to_empty(device=device)
     _fill(policy, _load_on_rank_zero(path, policy), device, config.seed)
-    rounded = _BFLOAT16_EXPERTS if getattr(model.config, "num_experts_per_tok", None) else _BFLOAT16
-    _check(policy, packing, path, device, _FLOAT32 if dtype == torch.float32 else rounded)
+    rounded = BFLOAT16_EXPERTS if getattr(model.config, "num_experts_per_tok", None) else BFLOAT16
+    fused = fused_kernels.are_used(training.fused_kernels, model, device)
+    switch_and_check(policy, packing, path, device, FLOAT32 if dtype == torch.float32 else rounded, fused)
     return LoadedPolicy(policy, packing, work, cost)
 
 
@@ -192,93 +172,3 @@ def _fill(policy: TrainablePolicy, source: Any, device: torch.device, seed: int)
             if source is not None:
                 buffer.copy_(buffers[name])
             dist.broadcast(buffer, src=0)
-
-
-# ---------------------------------------------------------------- check
-
-
-def _check(policy: TrainablePolicy, packing: Packing, path: Path, device: torch.device, bounds: _Tolerance) -> None:
-    """Compare a forked batch with its chains alone, and switch the policy to segments in between. A collective.
-
-    It runs on the device, in the dtype and with the sharding of training, since a kernel can be wrong in one of them
-    only; layers are also computed again in the backward pass, but in padded rows, whose architectures may have dropout.
-    Raises ValueError, on every rank, if they differ by more than `bounds`.
-    """
-    policy.train(packing != "padded")
-    chain = torch.arange(_CHAIN_TOKENS, device=device)
-    branch = torch.cat([chain[:_FORK], torch.arange(_BRANCH_TOKENS, device=device)])
-    targets = torch.cat([chain[1:], branch[_FORK:]])
-    expected = _scores_and_gradient(policy, lambda: _plain_scores(policy, chain, branch))
-    if packing != "padded":
-        attention.register_segment_attention()
-        policy.model.set_attn_implementation(attention.NAME)
-        delta_net.fork_states(policy.model)
-    one_pass = _padded_scores if packing == "padded" else _forest_scores
-    found = _scores_and_gradient(policy, lambda: one_pass(policy, chain, branch, targets))
-    spread = expected.logprobs.std().clamp(max=1.0)
-    gap = ((found.logprobs - expected.logprobs).abs().mean() / spread).nan_to_num(torch.inf).double()
-    dist.all_reduce(gap, dist.ReduceOp.MAX)
-    squares = torch.stack([
-        torch.stack([(one - other).square().sum(), other.square().sum()])
-        for one, other in zip(found.gradient, expected.gradient, strict=True)
-    ]).sum(0, dtype=torch.float64)  # fmt: skip
-    dist.all_reduce(squares)
-    relative = float((squares[0] / squares[1]).sqrt())
-    if not float(gap) <= bounds.logprobs:
-        raise ValueError(
-            f"{path}: this architecture changes its logits after the output embedding, or mixes tokens in an unknown "
-            f"way (logprobs differ by {float(gap):.2g} nats on average); it cannot be trained here"
-        )
-    if not relative <= bounds.gradient:
-        remedy = "it cannot be trained on this device" if packing == "padded" else "use training.packing: padded on it"
-        raise ValueError(
-            f"{path}: on {device.type} the gradient of a batch differs from that of its chains alone "
-            f"(relative error {relative:.2g}); {remedy}"
-        )
-
-
-class _Scores(NamedTuple):
-    """Logprobs (M,), and the gradient of a weighted sum of them: this rank's shards of what is trained."""
-
-    logprobs: Tensor
-    gradient: list[Tensor]
-
-
-def _scores_and_gradient(policy: TrainablePolicy, score: Callable[[], Tensor]) -> _Scores:
-    logprobs_M = score()
-    weights_M = torch.linspace(-1.0, 2.0, len(logprobs_M), device=logprobs_M.device)
-    torch.autograd.backward((logprobs_M * weights_M).sum())
-    gradient = [_local_gradient(parameter) for parameter in policy.parameters() if parameter.requires_grad]
-    policy.zero_grad(set_to_none=True)
-    return _Scores(logprobs_M.detach(), gradient)
-
-
-def _local_gradient(parameter: torch.nn.Parameter) -> Tensor:
-    assert isinstance(parameter, DTensor)
-    gradient = parameter.grad
-    return gradient.to_local() if isinstance(gradient, DTensor) else torch.zeros_like(parameter.to_local())
-
-
-def _plain_scores(policy: TrainablePolicy, chain: Tensor, branch: Tensor) -> Tensor:
-    return torch.cat([policy.plain_logprobs(chain), policy.plain_logprobs(branch)[_FORK - 1 :]])
-
-
-def _padded_scores(policy: TrainablePolicy, chain: Tensor, branch: Tensor, targets: Tensor) -> Tensor:
-    rows = torch.stack([chain, torch.nn.functional.pad(branch, (0, len(chain) - len(branch)))])
-    in_branch = len(chain) + torch.arange(_FORK - 1, len(branch) - 1, device=chain.device)
-    sources = torch.cat([torch.arange(len(chain) - 1, device=chain.device), in_branch])
-    return policy(rows, None, None, sources, targets, 1.0).logprobs  # type: ignore[no-any-return]
-
-
-def _forest_scores(policy: TrainablePolicy, chain: Tensor, branch: Tensor, targets: Tensor) -> Tensor:
-    fork, end, branch_end = _FORK, _CHAIN_TOKENS, _CHAIN_TOKENS + _BRANCH_TOKENS
-    segments = [
-        Segment(0, fork, branch_end, 0, -1),
-        Segment(fork, end, end, fork, 0),
-        Segment(end, branch_end, branch_end, fork, 0),
-    ]
-    numbers = torch.arange(branch_end, device=chain.device)
-    positions = torch.where(numbers < end, numbers, numbers - end + fork)
-    sources = torch.cat([numbers[: end - 1], numbers[fork - 1 : fork], numbers[end : branch_end - 1]])
-    ids = torch.cat([chain, branch[fork:]])
-    return policy(ids[None], positions[None], segments, sources, targets, 1.0).logprobs  # type: ignore[no-any-return]

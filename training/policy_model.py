@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from training import router_replay
+from training.attention_blocks import group_blocks
 from training.packing import Packing
 from training.prefix_tree import Segment
 from training.router_replay import LayerRouter, RecordedExperts
@@ -62,39 +63,30 @@ class _ChosenLogprobs(torch.autograd.Function):
         wide: bool,
         chunk_logits: int,
     ) -> tuple[Tensor, Tensor]:
-        logprob_M, entropy_M, lse_M = (torch.empty(len(target_M), device=hidden_MH.device) for _ in range(3))
+        logprob_M, entropy_M = (torch.empty(len(target_M), device=hidden_MH.device) for _ in range(2))
         for part in _chunks(hidden_MH, weight_VH, chunk_logits):
-            logits_mV = _logits(hidden_MH[part], weight_VH, temperature, wide)
-            lse_M[part] = logits_mV.logsumexp(-1)
-            logprobs_mV = logits_mV.sub_(lse_M[part, None])
+            logprobs_mV = _logits(hidden_MH[part], weight_VH, temperature, wide).log_softmax(-1, torch.float32)
             logprob_M[part] = logprobs_mV.gather(-1, target_M[part, None])[:, 0]
-            entropy_M[part] = -(logprobs_mV.exp() * logprobs_mV).sum(-1)
-        ctx.save_for_backward(hidden_MH, weight_VH, target_M, lse_M, entropy_M)
+            entropy_M[part] = -logprobs_mV.exp().mul_(logprobs_mV).sum(-1)
+        ctx.save_for_backward(hidden_MH, weight_VH, target_M, logprob_M, entropy_M)
+        ctx.set_materialize_grads(False)  # so that an entropy without a gradient is known without a look at zeros
         ctx.temperature = temperature
         ctx.wide = wide
         ctx.chunk_logits = chunk_logits
         return logprob_M, entropy_M
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None, None, None]:
-        hidden_MH, weight_VH, target_M, lse_M, entropy_M = ctx.saved_tensors
-        grad_M, grad_entropy_M = grads
-        with_entropy = bool((grad_entropy_M != 0).any())
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, Tensor | None, None, None, None, None]:
+        hidden_MH, weight_VH, target_M, logprob_M, entropy_M = ctx.saved_tensors
         d_hidden_MH = torch.empty_like(hidden_MH)
         is_trained = ctx.needs_input_grad[1]  # with adapters it is frozen
         d_weight_VH = torch.zeros_like(weight_VH, dtype=torch.float32) if is_trained else None
         for part in _chunks(hidden_MH, weight_VH, ctx.chunk_logits):
-            logprobs_mV = _logits(hidden_MH[part], weight_VH, ctx.temperature, ctx.wide).sub_(lse_M[part, None])
-            d_logits_mV = logprobs_mV.exp()
-            if with_entropy:
-                scale_mV = (
-                    (logprobs_mV + entropy_M[part, None]).mul_(grad_entropy_M[part, None]).add_(grad_M[part, None])
-                )
-                d_logits_mV.mul_(scale_mV).neg_()
-            else:
-                d_logits_mV.mul_(-grad_M[part, None])
-            d_logits_mV.scatter_add_(-1, target_M[part, None], grad_M[part, None])
-            d_logits_mV /= ctx.temperature
+            logits_mV = _logits(hidden_MH[part], weight_VH, ctx.temperature, ctx.wide)
+            known = (target_M[part], logprob_M[part], entropy_M[part])
+            d_logits_mV = _logit_gradients(logits_mV, *known, *(None if grad is None else grad[part] for grad in grads))
+            if ctx.temperature != 1.0:
+                d_logits_mV /= ctx.temperature
             if ctx.wide:
                 d_hidden_MH[part] = (d_logits_mV @ weight_VH.float()).to(hidden_MH.dtype)
                 if d_weight_VH is not None:
@@ -106,6 +98,31 @@ class _ChosenLogprobs(torch.autograd.Function):
                     d_weight_VH += narrow_mV.T @ hidden_MH[part]
         d_weight = None if d_weight_VH is None else d_weight_VH.to(weight_VH.dtype)
         return d_hidden_MH, d_weight, None, None, None, None
+
+
+def _logit_gradients(
+    logits_mV: Tensor,
+    target_m: Tensor,
+    logprob_m: Tensor,
+    entropy_m: Tensor,
+    grad_m: Tensor | None,
+    grad_entropy_m: Tensor | None,
+) -> Tensor:
+    """Return the gradient (m, V) of the logits, in their dtype unless entropies have a gradient, then in float32.
+
+    The pass over all logits is bound by memory, so it reads and writes them as rarely as PyTorch's operators allow.
+    """
+    if grad_m is None:
+        grad_m = torch.zeros_like(logprob_m)
+    if grad_entropy_m is not None:
+        logprobs_mV = logits_mV.log_softmax(-1, torch.float32)
+        scale_mV = (logprobs_mV + entropy_m[:, None]).mul_(grad_entropy_m[:, None]).add_(grad_m[:, None])
+        d_logits_mV = logprobs_mV.exp_().mul_(scale_mV).neg_()
+        return d_logits_mV.scatter_add_(-1, target_m[:, None], grad_m[:, None])
+    probabilities_mV = logits_mV.softmax(-1, torch.float32)
+    d_logits_mV = torch.mul(probabilities_mV, -grad_m[:, None], out=logits_mV)
+    # The target's share is (1 - p) of its gradient, which rounding of p would lose if p is almost 1.
+    return d_logits_mV.scatter_(-1, target_m[:, None], (grad_m * -logprob_m.expm1())[:, None].to(logits_mV.dtype))
 
 
 class TokenScores(NamedTuple):
@@ -141,18 +158,24 @@ def _chunks(hidden_MH: Tensor, weight_VH: Tensor, chunk_logits: int) -> list[sli
 
 
 def _logits(hidden_mH: Tensor, weight_VH: Tensor, temperature: float, wide: bool) -> Tensor:
-    logits_mV = hidden_mH.float() @ weight_VH.float().T if wide else (hidden_mH @ weight_VH.T).float()
-    return logits_mV if temperature == 1.0 else logits_mV / temperature
+    """Return the logits (m, V) over the temperature: in float32 if `wide`, or if they are divided, else as computed."""
+    logits_mV = hidden_mH.float() @ weight_VH.float().T if wide else hidden_mH @ weight_VH.T
+    return logits_mV if temperature == 1.0 else logits_mV.float() / temperature
 
 
 class TrainablePolicy(nn.Module):
-    """A causal language model of transformers; its parameters keep their names, behind the prefix `model.`."""
+    """A causal language model of transformers; its parameters keep their names, behind the prefix `model.`.
+
+    `alone_from_pairs`: from how many pairs of a query and a key on a block of attention has a kernel call of its own;
+    None: no block has.
+    """
 
     def __init__(self, model: Any, fp32_head: bool = False) -> None:
         super().__init__()
         self.model = model
         self.fp32_head = fp32_head
         self.routers: list[LayerRouter] = []
+        self.alone_from_pairs: int | None = None
 
     def forward(
         self,
@@ -171,7 +194,10 @@ class TrainablePolicy(nn.Module):
         the backward pass; it must come before the next forward pass.
         """
         router_replay.replay(self.routers, experts)
-        more = {} if segments is None else {"position_ids": positions_BT, "segments": segments}
+        more: dict[str, Any] = {}
+        if segments is not None:
+            groups = group_blocks(segments, ids_BT.device, self.alone_from_pairs)
+            more = {"position_ids": positions_BT, "segments": segments, "block_groups": groups}
         hidden_BTH = self.model.get_decoder()(input_ids=ids_BT, use_cache=False, **more).last_hidden_state
         hidden_MH = hidden_BTH.flatten(0, 1)[source_M]
         weight_VH = self.model.get_output_embeddings().weight

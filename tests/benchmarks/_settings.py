@@ -35,6 +35,7 @@ TRAINING = {
     "dtype": "auto",
     "fp32_head": False,
     "activation_checkpointing": None,
+    "fused_kernels": None,
 }
 
 

@@ -11,6 +11,7 @@ BENCHMARKS = {
     "full": """import json, sys; print(json.dumps({"arguments": len(sys.argv) - 1}))""",
     "broken": """print("{"); raise SystemExit(3)""",
     "gpu": "raise SystemExit(9)",
+    "gpu_loop": "raise SystemExit(9)",
     "_shared": "raise SystemExit(9)",
 }
 

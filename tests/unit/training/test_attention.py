@@ -1,35 +1,21 @@
 """Segment attention against attention under an explicit mask: values and gradients, in double precision."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from training import attention
+from tests.unit.training.forests import forest
+from training import attention, attention_kernels
+from training.attention_blocks import group_blocks
+from training.attention_kernels import BlockOutput
 from training.prefix_tree import Segment
 
 HEADS, KEY_HEADS, SIZE = 4, 2, 8
-
-
-def forest(shape: list[tuple[int, int]]) -> list[Segment]:
-    """Make a forest from (length, depth) of its segments, depth-first. A depth that is too great becomes a child's."""
-    path: list[int] = []
-    drawn: list[tuple[int, int, int, int]] = []
-    start = 0
-    for number, (length, depth) in enumerate(shape):
-        path = path[:depth]
-        parent = path[-1] if path else -1
-        drawn.append(
-            (start, start + length, drawn[parent][2] + drawn[parent][1] - drawn[parent][0] if path else 0, parent)
-        )
-        path.append(number)
-        start += length
-    ends = [end for _, end, _, _ in drawn]
-    for number in range(len(drawn) - 1, -1, -1):
-        if drawn[number][3] >= 0:
-            ends[drawn[number][3]] = max(ends[drawn[number][3]], ends[number])
-    return [Segment(first, end, ends[n], position, parent) for n, (first, end, position, parent) in enumerate(drawn)]
 
 
 def masked(query: Tensor, key: Tensor, value: Tensor, segments: list[Segment]) -> Tensor:
@@ -64,27 +50,32 @@ def test_any_forest(shape: list[tuple[int, int]], seed: int) -> None:
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_plain_form_equals_the_kernels(causal: bool) -> None:
     """The fallback without a flash kernel has the same output, log-sum-exp and gradients."""
-    query = torch.randn(1, HEADS, 20, SIZE, dtype=torch.float64)
-    key, value = torch.randn(2, 1, KEY_HEADS, 20, SIZE, dtype=torch.float64)
-    out, lse, extra = attention._block_forward(query, key, value, causal, 0.3)
-    plain_out, plain_lse = attention._plain_forward(query, key, value, causal, 0.3)
-    torch.testing.assert_close(out, plain_out, rtol=0, atol=1e-12)
-    torch.testing.assert_close(lse, plain_lse, rtol=0, atol=1e-12)
+    query = torch.randn(20, HEADS, SIZE, dtype=torch.float64)
+    key, value = torch.randn(2, 20, KEY_HEADS, SIZE, dtype=torch.float64)
+    group = replace(group_blocks(forest([(20, 0)]), query.device)[0], causal=causal)
+    block = attention_kernels.forward(query, key, value, group, 0.3)
+    batched = [part.transpose(0, 1)[None] for part in (query, key, value)]
+    plain_out, plain_lse = attention_kernels.plain_forward(*batched, causal, 0.3)
+    torch.testing.assert_close(block.out, plain_out[0].transpose(0, 1), rtol=0, atol=1e-12)
+    torch.testing.assert_close(block.lse, plain_lse[0], rtol=0, atol=1e-12)
     grad = torch.randn_like(query)
-    given = (grad, query, key, value, out, lse, causal, 0.3)
-    for mine, expected in zip(attention._plain_backward(*given), attention._block_backward(*given, extra), strict=True):
-        torch.testing.assert_close(mine, expected, rtol=0, atol=1e-12)
+    found = attention_kernels.backward(grad, query, key, value, block, group, 0.3)
+    plain = attention_kernels.plain_backward(grad.transpose(0, 1)[None], *batched, plain_out, plain_lse, causal, 0.3)
+    for mine, expected in zip(found, plain, strict=True):
+        torch.testing.assert_close(mine, expected[0].transpose(0, 1), rtol=0, atol=1e-12)
 
 
 def _read_as_the_flash_kernel_does(lse: Tensor) -> Tensor:
-    """CUDA's flash backward takes the log-sum-exp by its address only and expects it contiguous (1, H, T)."""
-    _, heads, size = lse.shape
+    """CUDA's flash backward takes the log-sum-exp by its address only and expects it contiguous (H, T)."""
+    heads, size = lse.shape
     room = lse.untyped_storage().nbytes() // lse.element_size() - lse.storage_offset()
     flat = lse.as_strided((min(room, heads * size),), (1,), lse.storage_offset())
-    return torch.nn.functional.pad(flat, (0, heads * size - len(flat)), value=torch.nan).view(1, heads, size)
+    return torch.nn.functional.pad(flat, (0, heads * size - len(flat)), value=torch.nan).view(heads, size)
 
 
-@pytest.mark.parametrize("shape", [[(5, 0), (7, 0)], [(5, 0), (3, 1), (4, 1)]], ids=["packed", "tree"])
+@pytest.mark.parametrize(
+    "shape", [[(7, 0)], [(5, 0), (7, 0)], [(5, 0), (3, 1), (4, 1), (2, 0), (1, 1)]], ids=["chain", "packed", "tree"]
+)
 def test_a_kernel_that_addresses_the_log_sum_exp_reads_the_right_values(
     shape: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,14 +87,14 @@ def test_a_kernel_that_addresses_the_log_sum_exp_reads_the_right_values(
     ]
     expected = masked(*parts, segments).transpose(1, 2)
     grad = torch.randn(expected.shape, dtype=torch.float64)
-    plain = attention._plain_backward
+    right = attention_kernels.backward
 
-    def addressed(*given: object) -> tuple[Tensor, Tensor, Tensor]:
-        grads, query, key, value, out, lse, causal, scale, _ = given
-        read = _read_as_the_flash_kernel_does(lse)  # type: ignore[arg-type]
-        return plain(grads, query, key, value, out, read, causal, scale)  # type: ignore[arg-type]
+    def addressed(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+        grads, query, key, value, whole, *more = given
+        read = BlockOutput(whole.out, _read_as_the_flash_kernel_does(whole.lse), whole.extra)
+        return right(grads, query, key, value, read, *more)
 
-    monkeypatch.setattr(attention, "_block_backward", addressed)
+    monkeypatch.setattr(attention_kernels, "backward", addressed)
     ours, _ = attention.segment_attention(torch.nn.Module(), *parts, None, segments=segments, scaling=0.3)
     for mine, theirs in zip(
         torch.autograd.grad(ours, parts, grad), torch.autograd.grad(expected, parts, grad), strict=True

@@ -29,10 +29,11 @@ from tests.unit.training.cuts import (
     run_rank,
     trained_turns,
 )
-from training import attention
+from training import attention_kernels
 from training.checkpoint import DamagedCheckpointError
 from training.learner import RankLearner
 from training.metrics import token_metrics
+from training.policy_check import FLOAT32, Fork, check_large_blocks
 from training.policy_model import SEGMENT_ARCHITECTURES
 from training.prefix_tree import Segment
 
@@ -311,19 +312,35 @@ def test_a_kernel_with_wrong_gradients_is_refused_when_a_model_is_loaded(
     model: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, fault: str
 ) -> None:
     """Its forward pass is right, so only the gradients of a forked batch show it."""
-    right = attention._block_backward
+    right = attention_kernels.backward
 
     def wrong(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
-        grad, query, key, value, out, lse, causal, *more = given
+        grad, query, key, value, whole, group, scale = given
         if fault.startswith("reads"):
-            return right(grad, query, key, value, out, lse.roll(1, 1), causal, *more)
+            return right(grad, query, key, value, whole._replace(lse=whole.lse.roll(1, 0)), group, scale)
         found = right(*given)
-        return found if causal else (found[0], torch.zeros_like(found[1]), found[2])
+        return found if group.causal else (found[0], torch.zeros_like(found[1]), found[2])
 
-    monkeypatch.setattr(attention, "_block_backward", wrong)
+    monkeypatch.setattr(attention_kernels, "backward", wrong)
     with pytest.raises(ValueError, match=r"gradient of a batch differs.*use training.packing: padded"):
         RankLearner(model, make_config(dtype=dtype))
     RankLearner(model, make_config(packing="padded", dtype=dtype))
+
+
+def test_a_wrong_kernel_of_large_blocks_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU has other kernels for them, which the short chains of the first comparison do not reach."""
+    policy = RankLearner(model, make_config()).policy
+    fork = Fork.of(16, 40, 9, 32, torch.device("cpu"))
+    check_large_blocks(policy, fork, FLOAT32, model)
+    right = attention_kernels.backward
+
+    def wrong(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+        found = right(*given)
+        return (found[0], found[1] * 2, found[2]) if given[5].is_alone else found
+
+    monkeypatch.setattr(attention_kernels, "backward", wrong)
+    with pytest.raises(ValueError, match=r"on cpu the gradient of a batch differs .*use training.packing: padded"):
+        check_large_blocks(policy, fork, FLOAT32, model)
 
 
 def test_a_model_that_cannot_be_read_is_named(model: Path, tmp_path: Path) -> None:
