@@ -178,4 +178,5 @@ def _forest_scores(policy: TrainablePolicy, batch: Fork) -> Tensor:
     positions = torch.where(numbers < end, numbers, numbers - end + fork)
     sources = torch.cat([numbers[: end - 1], numbers[fork - 1 : fork], numbers[end : branch_end - 1]])
     ids = torch.cat([chain, branch[fork:]])
-    return policy(ids[None], positions[None], segments, sources, batch.targets, 1.0).logprobs  # type: ignore[no-any-return]
+    found: Tensor = policy(ids[None], positions[None], segments, sources, batch.targets, 1.0).logprobs
+    return found

@@ -117,7 +117,7 @@ class Traffic:
         sampling = Sampling(max_tokens=self.size.tokens, temperature=1.0)
         while True:
             prompt = self.random.integers(0, 600, PROMPT_TOKENS).tolist()
-            call = Call(prompt, SampledTokens(lambda ids: self._note(call, ids)))  # noqa: B023 (called by this call only)
+            call = Call(prompt, SampledTokens(lambda ids: self._note(call, ids)))  # noqa: B023 (of this call only)
             name = f"call-{next(self._numbers)}"
             await self.client.stream(IdsText.of(prompt), sampling, name, self.version, call.sampled)
             call.generation = call.sampled.generation()
@@ -131,7 +131,8 @@ class Traffic:
         """Return the calls that have ended, waiting until there are so many."""
         while len(self.ended) < at_least:
             await asyncio.sleep(0.02)
-        found, self.ended = self.ended, []
+        found = self.ended
+        self.ended = []
         return found
 
 
