@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from training import attention_kernels
-from training.attention_blocks import BlockGroup, Rows, group_blocks
+from training.attention_blocks import BlockGroup, TreeRows, group_blocks
 from training.attention_kernels import BlockOutput
 from training.prefix_tree import Segment
 
@@ -79,7 +79,7 @@ class _SegmentAttention(torch.autograd.Function):
         return d_query, d_key, d_value, None, None
 
 
-def _merge(out: Tensor, lse: Tensor, rows: Rows, block: BlockOutput) -> None:
+def _merge(out: Tensor, lse: Tensor, rows: TreeRows, block: BlockOutput) -> None:
     """Merge one group into its queries' output (T, H, D) and log-sum-exp (H, T), in place."""
     before = lse[:, rows]
     total = torch.logaddexp(before, block.lse)
@@ -88,7 +88,7 @@ def _merge(out: Tensor, lse: Tensor, rows: Rows, block: BlockOutput) -> None:
     lse[:, rows] = total
 
 
-def _add(total: Tensor, rows: Rows, part: Tensor) -> None:
+def _add(total: Tensor, rows: TreeRows, part: Tensor) -> None:
     """Add `part` to these rows of `total`; no row is named twice."""
     if isinstance(rows, slice):
         total[rows] += part

@@ -23,8 +23,8 @@ ALONE_FROM_PAIRS = 1 << 25
 """On a GPU a block with at least so many pairs of a query and a key has a call of its own. cuDNN plans each new shape
 for 0.1 s (on an H100), and saves as much in a step of a model of 0.6B with a block of this size."""
 
-Rows: TypeAlias = "slice | Tensor"
-"""Rows of the tree: a slice if they are contiguous, else their indexes."""
+TreeRows: TypeAlias = "slice | Tensor"
+"""TreeRows of the tree: a slice if they are contiguous, else their indexes."""
 _Range: TypeAlias = "tuple[int, int]"
 
 
@@ -36,8 +36,8 @@ class BlockGroup:
     `query_offsets`, `key_offsets`: the same as int32 tensors on the device of the kernels.
     """
 
-    queries: Rows
-    keys: Rows
+    queries: TreeRows
+    keys: TreeRows
     query_ends: tuple[int, ...]
     key_ends: tuple[int, ...]
     query_offsets: Tensor
@@ -100,7 +100,7 @@ def _group(blocks: Sequence[tuple[_Range, _Range]], causal: bool, device: torch.
     )
 
 
-def _rows(ranges: Sequence[_Range], device: torch.device) -> Rows:
+def _rows(ranges: Sequence[_Range], device: torch.device) -> TreeRows:
     if all(end == start for (_, end), (start, _) in pairwise(ranges)):
         return slice(ranges[0][0], ranges[-1][1])
     return torch.cat([torch.arange(start, end) for start, end in ranges]).to(device)

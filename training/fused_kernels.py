@@ -40,7 +40,7 @@ def why_not(model: Any, device: torch.device) -> str | None:
     return None if kind in _TRIED else f"models of type {kind!r} were not tried with them"
 
 
-def install(model: Any) -> None:
+def fuse_layers(model: Any) -> None:
     """Give fused kernels to the layers of a model that exists, sharded or not; they change no parameter.
 
     The experts of a mixture keep their own code, which recorded routes and expert parallelism rely on. Liger puts its

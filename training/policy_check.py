@@ -80,7 +80,7 @@ def switch_and_check(
         policy.model.set_attn_implementation(attention.NAME)
         delta_net.fork_states(policy.model)
     if fused:
-        fused_kernels.install(policy.model)
+        fused_kernels.fuse_layers(policy.model)
     one_pass = _padded_scores if packing == "padded" else _forest_scores
     found = _scores_and_gradient(policy, lambda: one_pass(policy, fork))
     _require_equal(found, expected, bounds, packing, path, device, fused)

@@ -75,7 +75,7 @@ def replaced(model: torch.nn.Module) -> set[str]:
 def test_norms_and_dense_mlps_are_replaced_and_nothing_else(name: str, expected: set[str]) -> None:
     model = make(name)
     before = {key: tuple(value.shape) for key, value in model.state_dict().items()}
-    fused_kernels.install(model)
+    fused_kernels.fuse_layers(model)
     assert replaced(model) == expected
     assert {key: tuple(value.shape) for key, value in model.state_dict().items()} == before
     assert replaced(make(name)) == set(), "a model that is made later is transformers' own"
@@ -83,6 +83,6 @@ def test_norms_and_dense_mlps_are_replaced_and_nothing_else(name: str, expected:
 
 def test_transformers_keeps_its_classes() -> None:
     before = dict(vars(modeling_qwen3))
-    fused_kernels.install(make())
+    fused_kernels.fuse_layers(make())
     changed = {name for name, value in vars(modeling_qwen3).items() if before.get(name) is not value}
     assert changed == {"apply_rotary_pos_emb"}
