@@ -23,7 +23,7 @@ def settings_of_stack(stack: Stack) -> "AdapterSettings":
     """Return the settings of the stack's adapter, from its serving plan, its environment and temporal.yaml."""
     from adapter.settings import AdapterSettings
 
-    plan = load_plan(stack)
+    plan = next(iter(load_plan(stack).sets.values()))  # the adapter's values are equal in all sets
     environment = stack.environment()
     numbers = load_temporal_settings()
     return AdapterSettings(

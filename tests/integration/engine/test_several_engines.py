@@ -21,6 +21,7 @@ from engine import weight_storage
 from engine.client import EngineClient
 from engine.policy_files import describe_files, file_sha256
 from engine.process import EngineSettings
+from ratchet.config_engines import DEFAULT_SET
 from ratchet.store import engines
 from ratchet.store.database import Database
 from ratchet.store.schema import PolicyVersionTable
@@ -76,7 +77,7 @@ class Fleet:
 
     async def rows(self) -> list[engines.EngineRow]:
         async with self.database.begin() as connection:
-            return await engines.list_engines(connection)
+            return await engines.list_engines(connection, DEFAULT_SET)
 
     async def rows_by_id(self) -> dict[int, engines.EngineRow]:
         return {row.id: row for row in await self.rows()}
