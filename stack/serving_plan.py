@@ -131,24 +131,21 @@ def plans_of(opened: Sequence[OpenSet] | None) -> dict[str, ServingPlan] | None:
     return {name: ServingPlan(config=config, model_path=model_of(config)) for name, config in configs.items()}
 
 
-def require_one_adapter(plan: StackPlan) -> None:
-    """Raise ConfigError if the sets need different adapters: one process reads one model's tokenizer and template."""
-    found = {name: _of_adapter(one) for name, one in plan.sets.items()}
-    first = next(iter(found), "")
-    for name, values in found.items():
-        for key, value in values.items():
-            if value != found[first][key]:
-                raise ConfigError(
-                    f"{key}: {value!r} of engine set {name} differs from {found[first][key]!r} of engine set {first}, "
-                    "and one adapter serves both: use equal values, or train one run after the other"
-                )
+def require_adapter(before: StackPlan, plan: StackPlan) -> None:
+    """Raise ConfigError if the adapter cannot use the tokenizer or template of a set that is added beside others.
 
+    The adapter reads them at the set's first call, when it is late to say so; those of its first set it reads at its
+    start.
+    """
+    if len(plan.sets) == 1:
+        return
+    from adapter.prompt.renderer import Renderer
 
-def _of_adapter(plan: ServingPlan) -> dict[str, object]:
-    """Return what the adapter reads of a set's plan, by config key."""
-    engine = plan.config.engine
-    keys = ("tool_parser", "reasoning_parser", "chat_template_kwargs", "stop_token_ids", "restore_reasoning", "images")
-    return {"model": str(plan.model_path), **{f"engine.{key}": getattr(engine, key) for key in keys}}
+    for name, one in plan.sets.items():
+        known = before.sets.get(name)
+        if known is None or not serves_same(known, one):
+            engine = one.config.engine
+            Renderer(one.model_path, engine.chat_template_kwargs, tuple(engine.stop_token_ids))
 
 
 def prepare_model(config: RunConfig, say: Callable[[str], None]) -> Path:

@@ -38,7 +38,7 @@ from stack.serving_plan import (
     plans_of,
     prepare_model,
     read_plan,
-    require_one_adapter,
+    require_adapter,
     serves_same,
     wants_other,
     write_plan,
@@ -79,9 +79,9 @@ def bring_up(stack: Stack, config: RunConfig, say: Callable[[str], None]) -> Non
     if fresh and opened is None and len(plan.known) > 1:  # Postgres will say which of them have an open run
         plan = StackPlan(waiting=before.known)
     plan = with_gpus(plan)
-    require_one_adapter(plan)
     if config.endpoint is None or not before.known:
         prepare_model(config, say)
+    require_adapter(before, plan)
     if not stack.is_external("TEMPORAL_ADDRESS"):
         settle_temporal_kind(stack.home, say)
     _serve(stack, supervisor, before, plan, say)
@@ -113,7 +113,7 @@ def _serve(
         others = [one for one in before.sets if one in plan.sets and not serves_same(before.sets[one], plan.sets[one])]
         stopped = replaced_parts(before, plan)
         if others:
-            stopped.append("adapter")
+            stopped += ["adapter"] if len(plan.sets) == 1 else []  # beside other sets it reads the new plan by itself
             say(f"model or engine settings have changed: restarting {', '.join(stopped)}")
         elif stopped:
             say(f"engine sets or their placement have changed: ending {', '.join(stopped)}")
@@ -163,9 +163,9 @@ async def _settle_sets(stack: Stack, config: RunConfig, say: Callable[[str], Non
     """
     before = read_plan(stack)
     plan = with_gpus(next_plan(before, _wanted(before, config), plans_of(await _open_sets(stack))))
-    require_one_adapter(plan)
     if plan == before:
         return
+    require_adapter(before, plan)
     supervisor = Supervisor(stack)
     await asyncio.to_thread(_serve, stack, supervisor, before, plan, say)
     await asyncio.to_thread(supervisor.up)

@@ -15,7 +15,7 @@ from stack.serving_plan import (
     next_plan,
     plans_of,
     read_plan,
-    require_one_adapter,
+    require_adapter,
     write_plan,
 )
 
@@ -75,8 +75,10 @@ def test_the_file_of_a_version_with_one_config_is_read(tmp_path: Path) -> None:
     assert stack.engine_names() == [] and "adapter" not in names, "what it serves is not known yet"
 
 
-def test_sets_that_need_different_adapters_are_refused_by_key() -> None:
-    other = plan_of("b", engine={"images": "refuse"})
-    require_one_adapter(StackPlan(sets={"default": A, "b": plan_of("b", engine={"max_num_seqs": 2})}))
-    with pytest.raises(ConfigError, match=r"engine\.images: 'refuse' of engine set b differs from 'placeholder'"):
-        require_one_adapter(StackPlan(sets={"default": A, "b": other}))
+def test_a_set_whose_template_cannot_be_used_is_refused_before_it_is_added(model: Path, tmp_path: Path) -> None:
+    good, bad = B.model_copy(update={"model_path": model}), C.model_copy(update={"model_path": tmp_path})
+    alone = StackPlan(sets={"default": A})
+    require_adapter(StackPlan(), alone)  # the adapter's own start says so
+    require_adapter(alone, StackPlan(sets={"default": A, "b": good}))
+    with pytest.raises(ConfigError, match=str(tmp_path)):
+        require_adapter(alone, StackPlan(sets={"default": A, "c": bad}))
