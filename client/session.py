@@ -135,14 +135,16 @@ class Client:
         model: str | None = None,
         key: str | None = None,
         body: JsonObject | None = None,
+        engine_set: str | None = None,
     ) -> JsonObject:
         """Evaluate a config file, RUN, RUN@STEP, or a model directory or an endpoint with `config`, and return a report
         per temperature: pass@k and pass^k, also by dataset and by family.
 
         An endpoint is an address with OpenAI's Chat Completions; it needs `model`, and `key` is a reference `${NAME}`.
+        `engine_set`: instead of the config's, so that it runs beside another open run.
         """
         settings = EvaluationSettings(
-            tuple(temperatures), samples, config, tuple(datasets), new, model, key, dict(body or {})
+            tuple(temperatures), samples, config, tuple(datasets), new, model, key, dict(body or {}), engine_set
         )
         return run_blocking(evaluating.run_evaluation(self.stack, str(what), settings, self.by, say))
 
