@@ -5,7 +5,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
@@ -13,9 +13,11 @@ from ratchet.config import TINY, RunConfig
 from ratchet.config_engines import DEFAULT_SET
 from ratchet.errors import ConfigError, MachineError
 from ratchet.model_directory import model_of, require_config, require_model
-from ratchet.store.open_runs import OpenSet
 from ratchet.stored_config import read_stored_config
 from stack.parts import Stack
+
+if TYPE_CHECKING:
+    from ratchet.store.open_runs import OpenSet
 
 
 class ServingPlan(BaseModel):
@@ -123,7 +125,7 @@ def serves_same(plan: ServingPlan, other: ServingPlan) -> bool:
     return _served(plan) == _served(other)
 
 
-def plans_of(opened: Sequence[OpenSet] | None) -> dict[str, ServingPlan] | None:
+def plans_of(opened: "Sequence[OpenSet] | None") -> dict[str, ServingPlan] | None:
     """Return what the configs of open runs ask for, by engine set; None if it is not known which are open."""
     if opened is None:
         return None

@@ -9,6 +9,7 @@ import asyncio
 import collections
 from collections.abc import Callable, Sequence
 
+from sqlalchemy.exc import ProgrammingError
 from temporalio.client import Client
 
 from activities.datasets.formats import read_rows
@@ -118,7 +119,7 @@ def _serve(
         elif stopped:
             say(f"engine sets or their placement have changed: ending {', '.join(stopped)}")
         for name in plan.sets.keys() - before.sets.keys():
-            say(f"engine set {name} is added; the engines of the others run on")
+            say(f"engine set {name} is added")
         supervisor.stop(*stopped, WATCHER)
     write_plan(stack, plan)
     stack.refresh_ports()
@@ -129,6 +130,8 @@ async def _open_sets(stack: Stack) -> list[OpenSet] | None:
     try:
         async with stack.database() as database, database.begin() as connection:
             return await open_runs.open_sets(connection)
+    except ProgrammingError:  # a database without tables, which the first `ratchet up` finds
+        return []
     except StoreUnavailableError:
         return None
 
