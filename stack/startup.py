@@ -9,7 +9,6 @@ import asyncio
 import collections
 from collections.abc import Callable, Sequence
 
-from sqlalchemy.exc import ProgrammingError
 from temporalio.client import Client
 
 from activities.datasets.formats import read_rows
@@ -126,12 +125,10 @@ def _serve(
 
 
 async def _open_sets(stack: Stack) -> list[OpenSet] | None:
-    """Return the engine sets with an open run; None if the store does not answer."""
+    """Return the engine sets with an open run; None if the store does not answer, or has no tables yet."""
     try:
         async with stack.database() as database, database.begin() as connection:
             return await open_runs.open_sets(connection)
-    except ProgrammingError:  # a database without tables, which the first `ratchet up` finds
-        return []
     except StoreUnavailableError:
         return None
 
