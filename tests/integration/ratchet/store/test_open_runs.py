@@ -8,7 +8,7 @@ from sqlalchemy import update
 
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError
-from ratchet.store import open_runs, runs
+from ratchet.store import open_runs, run_pause, runs
 from ratchet.store.database import Database
 from ratchet.store.runs import NewRun
 from ratchet.store.schema import RunTable
@@ -93,6 +93,15 @@ async def test_of_several_open_runs_one_must_be_named(database: Database) -> Non
     await end(database, "second")
     async with database.begin() as connection:
         assert await open_runs.newest_run(connection) == "first"
+
+
+async def test_a_set_without_engines_pauses_its_own_run_only(database: Database) -> None:
+    async with database.begin() as connection:
+        for name in ("default", "b"):
+            await runs.create_run(connection, new_run(f"of-{name}", name))
+        await run_pause.pause_all_runs(connection, "engine-b is given up", only_with_rollouts=True, engine_set="b")
+        found = {one.run_id: one.state for one in await open_runs.open_sets(connection)}
+    assert found == {"of-default": "running", "of-b": "paused"}
 
 
 async def test_a_run_of_an_earlier_version_has_the_default_set(database: Database) -> None:
