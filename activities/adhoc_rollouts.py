@@ -44,7 +44,7 @@ class AdhocRolloutActivities:
         run_id = self.settings.own(f"{runs.ADHOC}-{config_digest(config)[:8]}")
         async with self.database.begin() as connection:
             exists = await runs.get_run(connection, run_id)
-            _require_served(input, config, await engines.list_engines(connection))
+            _require_served(input, config, await engines.list_engines(connection, config.engine_set))
         if exists is None:
             await create_run_from_config(self.database, self.settings, run_id, config, runs.ADHOC)
         digest = await asyncio.to_thread(dataset_digest, config.datasets[0])
@@ -109,6 +109,6 @@ def _require_served(input: RolloutInput, config: RunConfig, found: Sequence[Engi
         if wanted and found and wanted not in served:
             names = ", ".join(sorted(str(name) for name in served))
             raise ConfigError(
-                f"{what} {wanted} is not served; the engines serve {names} "
+                f"{what} {wanted} is not served; the engines of set {config.engine_set} serve {names} "
                 "(`ratchet up CONFIG` starts them on a config's model)"
             )

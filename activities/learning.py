@@ -116,28 +116,29 @@ class LearnActivities:
 
     @activity_stage("learn.engines")
     async def find_engines(self, input: RunInput) -> EngineList:
-        """Return the engines that must receive new weights; wait until there is one.
+        """Return the engines of the run's set, which must receive its new weights; wait until there is one.
 
         Engines without a recent heartbeat are left out; their wrappers load the newest version when they return. A run
         that an endpoint answers has no weights, so none must.
         """
-        if (await self.configs.of_run(input.run_id)).endpoint is not None:
+        config = await self.configs.of_run(input.run_id)
+        if config.endpoint is not None:
             return EngineList(engine_ids=[])
         while True:
             async with self.database.begin() as connection:
-                found = await engines.list_engines(connection)
+                found = await engines.list_engines(connection, config.engine_set)
             usable = [engine.id for engine in found if engine.reachable]
             if usable:
                 return EngineList(engine_ids=usable)
-            activity.heartbeat("no engine is ready")
+            activity.heartbeat(f"no engine of set {config.engine_set} is ready")
             await asyncio.sleep(_POLL_SECONDS)
 
     @activity_stage("learn.sync")
     async def sync(self, input: SyncInput) -> StageResult:
         """Bring one engine to the step's version in place; safe to repeat.
 
-        An unreachable engine is skipped, because its wrapper starts from the newest published version. Waits without a
-        pause until a version from an address is on the engine's node.
+        An unreachable engine is skipped, because its wrapper starts from the newest published version, and so is one
+        of another set. Waits without a pause until a version from an address is on the engine's node.
         """
         started = asyncio.get_running_loop().time()
         config = await self.configs.of_run(input.run_id)
@@ -150,7 +151,7 @@ class LearnActivities:
                 version = await runs.newest_version(connection, input.run_id, input.step)
             if version is None:
                 raise BugError(f"step {input.step} of {input.run_id} is not published")
-            if engine is None or not engine.reachable:
+            if engine is None or not engine.reachable or engine.engine_set != config.engine_set:
                 return StageResult()
             if engine.version == version.version and engine.state is not EngineState.SYNCING:
                 return StageResult(used_seconds=asyncio.get_running_loop().time() - started)

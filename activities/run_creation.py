@@ -22,7 +22,7 @@ from ratchet.config import TINY, RunConfig
 from ratchet.errors import ConfigError
 from ratchet.model_directory import model_of, require_model
 from ratchet.run_names import newest_steps
-from ratchet.store import runs
+from ratchet.store import open_runs, runs
 from ratchet.store.database import Database
 from ratchet.store.runs import NewRun, OrderedTask
 from ratchet.temporal_settings import TemporalSettings
@@ -42,12 +42,12 @@ async def create_run_from_config(
     """Create the run with its task order and its policy version of step 0. Safe to repeat.
 
     `name`: the config's name, or `runs.ADHOC`. Raises ConfigError or DatasetError before anything is written, and
-    ConfigError if another training run is open.
+    ConfigError if another training run of its engine set is open.
     """
     await asyncio.to_thread(check_run, config, settings)
     async with database.begin() as connection:
         if name != runs.ADHOC:
-            await runs.require_no_other_run(connection, run_id)
+            await open_runs.require_no_other_run(connection, run_id, config.engine_set)
     model = None if config.endpoint else await model_directory(database, config)
     if config.endpoint is not None:
         evaluated = config.evaluation
@@ -61,7 +61,7 @@ async def create_run_from_config(
     async with database.begin() as connection:
         order = await _import_tasks(connection, config)
         if name != runs.ADHOC:
-            await runs.require_no_other_run(connection, run_id)
+            await open_runs.require_no_other_run(connection, run_id, config.engine_set)
         await runs.create_run(connection, NewRun.of_config(run_id, name, config, model))
         for purpose, ordered in order.items():
             await runs.set_task_order(connection, run_id, purpose, ordered)

@@ -24,7 +24,7 @@ from activities.sandboxes.base import SandboxProvider
 from activities.stage import activity_stage, heartbeating
 from ratchet import temporal_client
 from ratchet.errors import ConfigError, RatchetError, SandboxBusyError
-from ratchet.store import groups, rollout_words, rollouts, run_pause, runs, sandboxes
+from ratchet.store import groups, open_runs, rollout_words, rollouts, run_pause, runs, sandboxes
 from ratchet.store.database import Database
 from ratchet.store.rollouts import OutcomeValues
 from ratchet.store.sandboxes import LedgerRow
@@ -215,7 +215,7 @@ class SweepActivities:
         workflow was cancelled before it could begin is cancelled.
         """
         async with self.database.begin() as connection:
-            running = await runs.unfinished_runs(connection, running=True)
+            running = await open_runs.unfinished_runs(connection, running=True)
         states = await temporal_client.workflow_states(self.client, {f"run/{run_id}" for run_id in running})
         found = {run_id: states[f"run/{run_id}"] for run_id in running}
         closed = [run_id for run_id, state in found.items() if state is None or not state.is_open]

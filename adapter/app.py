@@ -31,9 +31,7 @@ from adapter.dialects.responses import ResponsesDialect
 from adapter.gc_tuning import collect_when_idle, freeze_startup_objects
 from adapter.heartbeat import heartbeat_adapter
 from adapter.http_limits import LimitedHttpProtocol
-from adapter.output_parser import OutputParser
 from adapter.prompt.prompt_builder import PromptTooLongError, UnknownModelError
-from adapter.prompt.renderer import Renderer
 from adapter.refusal_notes import RefusalNotes
 from adapter.replies import (
     REFUSALS,
@@ -47,6 +45,7 @@ from adapter.replies import (
     classify,
     wait_for_disconnect,
 )
+from adapter.served_sets import ReadSets, ServedSets
 from adapter.settings import AdapterSettings
 from adapter.store_outage import HeldCalls, HeldLimits, StoreOutage
 from adapter.turns.capture import Capture, PendingCall
@@ -68,33 +67,33 @@ class _Parts:
     settings: AdapterSettings
     database: Database
     auth: SessionAuth
-    capture: Capture
+    sets: ServedSets
     router: EngineRouter
-    parser: VllmParsers
     outage: StoreOutage
     held: HeldCalls
     refusals: RefusalNotes
 
 
 def create_adapter_app(
-    settings: AdapterSettings, database: Database, has_schema: Callable[[], bool] = lambda: True
+    settings: AdapterSettings,
+    database: Database,
+    has_schema: Callable[[], bool] = lambda: True,
+    read_sets: ReadSets | None = None,
 ) -> Starlette:
     """Build the app. The model's tokenizer and template are read at once, vLLM's output parsers are imported later.
 
-    Calls are held until `has_schema`, as while the store is away. Raises ConfigError if the tokenizer or the template
-    cannot be used.
+    Calls are held until `has_schema`, as while the store is away. `read_sets`: the settings of each engine set, of
+    which `settings` are the first; None if all have these. Raises ConfigError if the tokenizer or the template cannot
+    be used.
     """
-    renderer = Renderer(settings.model_path, settings.template_kwargs, settings.stop_token_ids)
     router = EngineRouter(database)
-    parser = VllmParsers(settings.model_path, settings.tool_parser, settings.reasoning_parser, settings.template_kwargs)
     outage = StoreOutage(database)
     parts = _Parts(
         settings,
         database,
         SessionAuth(database, has_schema),
-        Capture(settings, database, renderer, OutputParser(renderer, parser), router, outage),
+        ServedSets(settings, database, router, outage, read_sets),
         router,
-        parser,
         outage,
         HeldCalls(HeldLimits(settings.max_held_calls_per_session, settings.max_held_calls, settings.max_held_bytes)),
         RefusalNotes(database),
@@ -111,7 +110,7 @@ def create_adapter_app(
         """The status is 200 also while calls are held: a balancer that sent them elsewhere would end them."""
         if not has_schema() or outage.is_away:
             return JSONResponse({"status": "calls wait for the store"})
-        return JSONResponse({"status": "ok" if parser.ready else "calls wait for the output parsers"})
+        return JSONResponse({"status": "ok" if parts.sets.first.parser.ready else "calls wait for the output parsers"})
 
     routes: list[BaseRoute] = [
         Route("/v1/chat/completions", partial(_call, parts, chat), methods=["POST"]),
@@ -132,18 +131,19 @@ def create_adapter_app(
 
 @asynccontextmanager
 async def _lifespan(parts: _Parts, database: Database, has_schema: Callable[[], bool]) -> AsyncIterator[None]:
-    if not parts.parser.ready:  # a daemon thread: the import takes long, and a stop must not wait for it
-        threading.Thread(target=_load_parsers, args=(parts.parser,), name="parsers", daemon=True).start()
+    parser = parts.sets.first.parser
+    if not parser.ready:  # a daemon thread: the import takes long, and a stop must not wait for it
+        threading.Thread(target=_load_parsers, args=(parser,), name="parsers", daemon=True).start()
     background_tasks = [
-        asyncio.create_task(heartbeat_adapter(database, parts.outage, lambda: parts.parser.ready and has_schema())),
-        asyncio.create_task(collect_when_idle(lambda: parts.capture.is_busy)),
+        asyncio.create_task(heartbeat_adapter(database, parts.outage, lambda: parser.ready and has_schema())),
+        asyncio.create_task(collect_when_idle(lambda: any(one.capture.is_busy for one in parts.sets.all()))),
     ]
     try:
         yield
     finally:
         for task in background_tasks:
             task.cancel()
-        await parts.capture.close()
+        await parts.sets.close()
         await parts.router.close()
 
 
@@ -156,13 +156,13 @@ async def _call(parts: _Parts, dialect: Dialect, request: Request) -> Response:
     async def start() -> PendingCall:
         present = await parts.auth.authenticate(request.headers)
         try:
-            return await parts.capture.start(present, body, dialect, request.headers)
+            return await capture.start(present, body, dialect, request.headers)
         except REFUSALS as error:
             await parts.refusals.note(present.id, classify(error).message)
             raise
 
     async def start_when_available() -> PendingCall:
-        with parts.capture.storing(session_id):
+        with capture.storing(session_id):
             return await parts.outage.hold(start)
 
     reply = partial(_reply, parts, dialect)
@@ -172,7 +172,8 @@ async def _call(parts: _Parts, dialect: Dialect, request: Request) -> Response:
         row = await _authenticate(parts, request)
         bind_session(row)
         session_id = row.id
-        parts.capture.note_access(session_id, began_at)
+        capture = (await parts.sets.of(row)).capture
+        capture.note_access(session_id, began_at)
         try:
             body = await _body(parts, request)
         except BodyTooLargeError as error:
@@ -181,14 +182,13 @@ async def _call(parts: _Parts, dialect: Dialect, request: Request) -> Response:
             )
             raise
         try:
-            with parts.capture.storing(session_id):
-                return reply(await start())
+            with capture.storing(session_id):
+                return reply(await start(), capture=capture)
         except StoreUnavailableError:
             streams = asks_for_stream(body)
             held.enter_context(parts.held.add(session_id, len(body)))
-        return HeldReply(
-            start_when_available(), partial(reply, in_stream=streams), streams, parts.settings.ping_seconds, held
-        )
+        later = partial(reply, in_stream=streams, capture=capture)
+        return HeldReply(start_when_available(), later, streams, parts.settings.ping_seconds, held)
     except (Exception, asyncio.CancelledError) as error:
         return reply(error)
 
@@ -206,15 +206,22 @@ async def _authenticate(parts: _Parts, request: Request) -> SessionRow:
             return await parts.outage.hold(lambda: parts.auth.authenticate(request.headers))
 
 
-def _reply(parts: _Parts, dialect: Dialect, outcome: PendingCall | BaseException, in_stream: bool = False) -> Response:
-    """The response to a call that has begun, or to one that failed. `in_stream`: a stream has begun already.
+def _reply(
+    parts: _Parts,
+    dialect: Dialect,
+    outcome: PendingCall | BaseException,
+    in_stream: bool = False,
+    capture: Capture | None = None,
+) -> Response:
+    """The response to a call that has begun in `capture`, or to one that failed. `in_stream`: a stream has begun.
 
     `classify` records the error, and the client gets it in the vendor's form. On SIGTERM uvicorn cancels all requests.
     """
     match outcome:
         case PendingCall():
             kind = StreamReply if outcome.options.stream else JsonReply
-            return kind(parts.capture, dialect, outcome, parts.settings.ping_seconds)
+            assert capture is not None
+            return kind(capture, dialect, outcome, parts.settings.ping_seconds)
         case PromptTooLongError() if dialect.too_long_in_stream and outcome.options.stream:
             return FailureStream(dialect.stream(outcome.options), *classify(outcome))
     if in_stream:
@@ -226,7 +233,8 @@ async def _count(parts: _Parts, dialect: Dialect, request: Request) -> Response:
     try:
         row = await _authenticate(parts, request)
         body = await _body(parts, request)
-        count = partial(parts.capture.count_tokens, row, body, dialect, request.headers)
+        capture = (await parts.sets.of(row)).capture
+        count = partial(capture.count_tokens, row, body, dialect, request.headers)
         number = await _held_for_client(parts, request, row.id, len(body), count)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": number})
     except (Exception, asyncio.CancelledError) as error:
@@ -307,12 +315,12 @@ def server_config(app: Starlette, settings: AdapterSettings) -> uvicorn.Config:
     )
 
 
-def run_adapter(settings: AdapterSettings) -> None:
+def run_adapter(settings: AdapterSettings, read_sets: ReadSets | None = None) -> None:
     """Run the adapter until SIGTERM or SIGINT, on uvloop: asyncio's own event loop takes a third of a turn's time."""
-    uvloop.run(serve_adapter(settings))
+    uvloop.run(serve_adapter(settings, read_sets))
 
 
-async def serve_adapter(settings: AdapterSettings) -> None:
+async def serve_adapter(settings: AdapterSettings, read_sets: ReadSets | None = None) -> None:
     """Run the adapter until SIGTERM or SIGINT. It listens at once, and holds calls until the store can be used.
 
     Calls in flight at its end are found in the store by their clients' retries. Raises MachineError if the store has
@@ -321,7 +329,8 @@ async def serve_adapter(settings: AdapterSettings) -> None:
     database = Database(settings.database_url, settings.pool_size, check_connections=False)
     schema = asyncio.create_task(wait_for_schema(database))
     try:
-        app = create_adapter_app(settings, database, lambda: schema.done() and schema.exception() is None)
+        has_schema = partial(_has_schema, schema)
+        app = create_adapter_app(settings, database, has_schema, read_sets)
         server = uvicorn.Server(server_config(app, settings))
         schema.add_done_callback(partial(_stop_without_schema, server))
         freeze_startup_objects()
@@ -331,6 +340,10 @@ async def serve_adapter(settings: AdapterSettings) -> None:
     finally:
         schema.cancel()
         await database.close()
+
+
+def _has_schema(schema: "asyncio.Task[None]") -> bool:
+    return schema.done() and schema.exception() is None
 
 
 def _stop_without_schema(server: uvicorn.Server, schema: "asyncio.Task[None]") -> None:

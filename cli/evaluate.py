@@ -15,9 +15,7 @@ def evaluate(
     ] = None,
     config: Annotated[Path | None, typer.Option(help="Tasks, agent, limits for a model or an endpoint.")] = None,
     model: Annotated[str | None, typer.Option(help="The endpoint's name of the model.")] = None,
-    key: Annotated[
-        str | None, typer.Option(help="Reference to the endpoint's API key, such as '${OPENAI_API_KEY}'.")
-    ] = None,
+    key: Annotated[str | None, typer.Option(help="Reference to its API key, such as '${OPENAI_API_KEY}'.")] = None,
     body: Annotated[
         str | None, typer.Option(help="JSON fields that each request to the endpoint has besides; null leaves one out.")
     ] = None,
@@ -25,6 +23,7 @@ def evaluate(
     temperature: Annotated[list[float] | None, typer.Option(help="0 is greedy. Repeatable. Default: 1.")] = None,
     samples: Annotated[int, typer.Option(min=1, help="Rollouts of each task at each temperature above 0.")] = 1,
     new: Annotated[bool, typer.Option("--new", help="Do not continue an unfinished one with equal settings.")] = False,
+    engine_set: Annotated[str | None, typer.Option(help="Use engines of this set, not the config's.")] = None,
     compare: Annotated[
         tuple[str, str] | None, typer.Option(help="Compare two evaluations, RUN:LABEL each, task by task.")
     ] = None,
@@ -63,6 +62,7 @@ def evaluate(
         model=model,
         key=key,
         body=_object(body),
+        engine_set=engine_set,
     )
     print_json(found) if json else _print_reports(found)
 

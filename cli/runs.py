@@ -12,6 +12,7 @@ def runs(
     """List runs, newest first."""
     from cli.console import answered_by, print_json, print_table
     from client import Client
+    from ratchet.config_engines import DEFAULT_SET
     from ratchet.errors import ConfigError
     from ratchet.store.runs import ADHOC
 
@@ -21,6 +22,7 @@ def runs(
     if json:
         print_json(found)
         return
+    has_sets = any(run["engine_set"] != DEFAULT_SET for run in found)
     rows = [
         [
             run["run_id"],
@@ -29,10 +31,12 @@ def runs(
             "" if run["config_name"] == ADHOC else str(run["checkpoint_step"]),
             "" if run["best_step"] is None else f"{run['best_step']} ({run['best_rate']:.3f})",
             f"{run['graded']}/{run['rollouts']}",
+            *([run["engine_set"]] if has_sets else []),
         ]
         for run in found
     ]
-    print_table("runs", ["run", "state", "step", "saved", "best step", "graded rollouts"], rows)
+    columns = ["run", "state", "step", "saved", "best step", "graded rollouts"]
+    print_table("runs", [*columns, *(["engine set"] if has_sets else [])], rows)
     for run in found:
         if run["state_reason"]:
             print(f"{run['run_id']} is {run['state']}: {run['state_reason']}")

@@ -8,13 +8,14 @@ if TYPE_CHECKING:
     from stack.parts import Stack
 
 _STORE_SECONDS = 2.0
-_ROW = "{:<12} {:<11} {:>11} {:>8}  {}"
+_ROW = "{:<{width}} {:<11} {:>11} {:>8}  {}"
+_WIDTH = 12
 
 
 def status(json: Annotated[bool, typer.Option("--json")] = False) -> None:
     """Print the state of the local stack. A part is `answering` if its newest probe succeeded.
 
-    Of a run with `sandbox.adaptive`, also how many boxes it may use now, and why.
+    Also the open runs, and of one with `sandbox.adaptive` how many boxes it may use now, and why.
     """
     from cli.console import print_json
     from ratchet.durations import duration_in_words
@@ -25,10 +26,12 @@ def status(json: Annotated[bool, typer.Option("--json")] = False) -> None:
         print_json(found)
         return
     print(f"stack in {found['home']}")
-    print(_ROW.format("part", "state", "up", "restarts", "address"))
+    width = max([_WIDTH, *(len(part["name"]) for part in found["parts"])])
+    print(_ROW.format("part", "state", "up", "restarts", "address", width=width))
     for part in found["parts"]:
         up = duration_in_words(part["uptime_seconds"]) if part["uptime_seconds"] else ""
-        print(_ROW.format(part["name"], part["state"], up, part["restarts"] or "", part["address"]).rstrip())
+        row = (part["name"], part["state"], up, part["restarts"] or "", part["address"])
+        print(_ROW.format(*row, width=width).rstrip())
     for part in found["parts"]:
         if part["problem"]:
             print(f"{part['name']}: {part['problem']}")
@@ -36,6 +39,8 @@ def status(json: Annotated[bool, typer.Option("--json")] = False) -> None:
             print(f"{part['name']}: last error before its newest restart: {part['last_error']}")
         elif part["pid"] and part_kind(part["name"]) in ("engine", "learner") and part["detail"]:
             print(f"{part['name']}: {part['detail']}")
+    for run in found["runs"]:
+        print(f"run {run['run_id']} is {run['state']}; its engines are set {run['engine_set']}")
     for line in found["boxes"]:
         print(line)
     if found["note"]:
@@ -84,25 +89,28 @@ def _collect() -> dict[str, Any]:
         why = "the watcher has not looked at them lately" if WATCHER in living else "no watcher runs"
         note = f"the parts are not probed: {why}"
     answers = health.get("postgres", PartHealth("postgres")).state == "answering"
-    boxes = asyncio.run(_box_caps(stack)) if answers else []
-    return {"home": str(stack.home), "temporal_ui": stack.shown_ui, "note": note, "parts": parts, "boxes": boxes}
+    of_store = asyncio.run(_open_runs(stack)) if answers else {"runs": [], "boxes": []}
+    return {"home": str(stack.home), "temporal_ui": stack.shown_ui, "note": note, "parts": parts, **of_store}
 
 
-async def _box_caps(stack: "Stack") -> list[str]:
-    """Return a line for each open run with an adaptive number of boxes; none if Postgres does not answer in time."""
+async def _open_runs(stack: "Stack") -> dict[str, list[Any]]:
+    """Return the open runs, and a line for each with an adaptive number of boxes; none if Postgres does not answer in
+    time."""
     import asyncio
 
     from ratchet.errors import StoreUnavailableError
-    from ratchet.store import box_cap
+    from ratchet.store import box_cap, open_runs
 
     try:
         async with asyncio.timeout(_STORE_SECONDS), stack.database() as database, database.begin() as connection:
-            return [
-                f"boxes of {one.run_id}: {one.cap.sentence(one.max_boxes)}"
-                for one in await box_cap.open_caps(connection)
-            ]
+            opened = await open_runs.open_sets(connection)
+            caps = await box_cap.open_caps(connection)
     except (StoreUnavailableError, TimeoutError):
-        return []
+        return {"runs": [], "boxes": []}
+    return {
+        "runs": [{"run_id": one.run_id, "state": one.state, "engine_set": one.engine_set} for one in opened],
+        "boxes": [f"boxes of {one.run_id}: {one.cap.sentence(one.max_boxes)}" for one in caps],
+    }
 
 
 def _versions() -> dict[str, str]:

@@ -21,7 +21,7 @@ def train(
     new: Annotated[
         bool,
         typer.Option(
-            "--new", help="Start a new run instead of continuing an unfinished one. Refused while a run is open."
+            "--new", help="Start a new run, not the unfinished one. Refused while a run of its engine set is open."
         ),
     ] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Return once the run has started.")] = False,

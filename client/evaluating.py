@@ -34,7 +34,8 @@ class EvaluationSettings:
     """What is evaluated how. `config`: gives tasks, harness and limits for a model directory or an endpoint.
     `datasets`: instead of the config's. `new`: do not continue an unfinished evaluation with the same settings.
 
-    `model`, `key`, `body`: of an endpoint, see `EndpointConfig`.
+    `model`, `key`, `body`: of an endpoint, see `EndpointConfig`. `engine_set`: instead of the config's; an open run is
+    evaluated by its own.
     """
 
     temperatures: tuple[float, ...] = (1.0,)
@@ -45,6 +46,7 @@ class EvaluationSettings:
     model: str | None = None
     key: str | None = None
     body: JsonObject = field(default_factory=dict)
+    engine_set: str | None = None
 
 
 async def run_evaluation(
@@ -77,10 +79,10 @@ async def run_evaluation(
                 f"run {run_id} is open at step {row.step}, and the engines serve one policy at a time: "
                 f"`ratchet evaluate {run_id}` evaluates it at its next step boundary, or wait for its end"
             )
-        if settings.datasets or settings.config is not None:
+        if settings.datasets or settings.config is not None or settings.engine_set is not None:
             raise ConfigError(
-                f"run {run_id} is open, and is evaluated with its own held-out tasks: leave --dataset and --config "
-                "out, or wait for its end"
+                f"run {run_id} is open, and is evaluated with its own held-out tasks and engines: leave --dataset, "
+                "--config and --engine-set out, or wait for its end"
             )
         return await _evaluate_open_run(stack, row, settings, by, say)
     config = RunConfig.model_validate(row.config, extra="ignore")
@@ -131,6 +133,7 @@ def evaluation_config(config: RunConfig, settings: EvaluationSettings) -> RunCon
     held_out = [one for one in values["datasets"] if one.get("use") == "eval"]
     values["datasets"] = [{**one, "use": "eval", "weight": None} for one in held_out or values["datasets"]]
     values["training"] |= {"steps": 0}
+    values["engine_set"] = settings.engine_set or config.engine_set
     values["evaluation"] = {
         "at": ["start"],
         "temperatures": list(settings.temperatures),

@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from client.answers import without
 from client.explanations import explain_thing
 from ratchet.errors import ConfigError
-from ratchet.store import reports, runs
+from ratchet.store import open_runs, reports
 from ratchet.store.engines import list_engines
 from ratchet.store.open_rollouts import count_open_rollouts, list_slowest
 from ratchet.store.steering import list_steering
@@ -43,7 +43,7 @@ class LongText:
 
 async def require_run(connection: AsyncConnection, run: str | None) -> str:
     """Return the run's id, without a name that of the newest. Raises ConfigError if it does not exist."""
-    found = run or await runs.newest_run(connection)
+    found = run or await open_runs.newest_run(connection)
     if found is None:
         raise ConfigError("there is no run yet; `ratchet train CONFIG` starts one")
     if await run_views.read_run_head(connection, found) is None:
@@ -73,7 +73,7 @@ async def read_situation(connection: AsyncConnection, run_id: str) -> JsonObject
         "outcomes": await run_views.count_outcomes(connection, run_id),
         "failures": await run_views.count_failures(connection, run_id, _MAX_LISTED),
         "groups": await group_list.count_groups_by_progress(connection, run_id),
-        "engines": await list_engines(connection),
+        "engines": await list_engines(connection, head.engine_set),
         "newest_steps": await curve_views.metrics_by_step(connection, run_id, max(1, last - _NUM_STEPS + 1), last),
         "evaluations": await evaluation_views.evaluation_rates(connection, run_id),
         "flagged": await run_views.list_flagged(connection, run_id, _MAX_LISTED),

@@ -22,7 +22,7 @@ from ratchet.config_sources import load_config, resolve_config
 from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
 from ratchet.grading_payloads import RegradeInput, RegradeResult
 from ratchet.run_names import require_run_id, require_target_name
-from ratchet.store import evaluations, metrics, reports, run_times, runs, step_mix
+from ratchet.store import evaluations, metrics, open_runs, reports, run_times, runs, step_mix
 from ratchet.store import steering as stored_steering
 from ratchet.store.runs import RunRow
 from ratchet.store.steering import SteeringAnswer
@@ -85,7 +85,7 @@ class Client:
         """Return a run; without an id the newest one that is open, else the newest. Raises ConfigError if it does not
         exist.
         """
-        found = require_run_id(run_id) if run_id else self.read(runs.newest_run)
+        found = require_run_id(run_id) if run_id else self.read(open_runs.newest_run)
         if found is None:
             raise ConfigError("there is no run yet; `ratchet train CONFIG` starts one")
         run = Run(self, found)
@@ -135,14 +135,16 @@ class Client:
         model: str | None = None,
         key: str | None = None,
         body: JsonObject | None = None,
+        engine_set: str | None = None,
     ) -> JsonObject:
         """Evaluate a config file, RUN, RUN@STEP, or a model directory or an endpoint with `config`, and return a report
         per temperature: pass@k and pass^k, also by dataset and by family.
 
         An endpoint is an address with OpenAI's Chat Completions; it needs `model`, and `key` is a reference `${NAME}`.
+        `engine_set`: instead of the config's, so that it runs beside another open run.
         """
         settings = EvaluationSettings(
-            tuple(temperatures), samples, config, tuple(datasets), new, model, key, dict(body or {})
+            tuple(temperatures), samples, config, tuple(datasets), new, model, key, dict(body or {}), engine_set
         )
         return run_blocking(evaluating.run_evaluation(self.stack, str(what), settings, self.by, say))
 

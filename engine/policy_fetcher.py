@@ -18,6 +18,7 @@ from engine.policy_cache import KEPT_VERSIONS, PolicyCache
 from engine.policy_files import is_address, is_intact, policy_directory
 from engine.weight_storage import DamagedVersionError
 from ratchet.background_task import in_abandonable_thread
+from ratchet.config_engines import DEFAULT_SET
 from ratchet.errors import StoreUnavailableError, WeightStorageError
 from ratchet.store import engines
 from ratchet.store.database import Database
@@ -33,11 +34,13 @@ _TRIES_IF_DAMAGED = 3
 
 
 class PolicyFetcher:
-    """The versions of one engine's node. `engine_id`: its row, set once it is registered."""
+    """The versions of one engine's node, which are those of its engine set. `engine_id`: its row, set once it is
+    registered."""
 
-    def __init__(self, database: Database, root: Path) -> None:
+    def __init__(self, database: Database, root: Path, engine_set: str = DEFAULT_SET) -> None:
         self.database = database
         self.root = root
+        self.engine_set = engine_set
         self.engine_id = 0
         self._cache = PolicyCache(root)
         self._fetched: deque[str] = deque(maxlen=KEPT_VERSIONS)
@@ -45,9 +48,9 @@ class PolicyFetcher:
         self._reported: JsonObject = {}
 
     async def published(self, most: int | None = None) -> list[PublishedPolicy]:
-        """Return the versions that engines may serve, newest first, at most `most`."""
+        """Return the versions that the engine may serve, newest first, at most `most`."""
         async with self.database.begin() as connection:
-            return await engines.newest_published_policies(connection, most)
+            return await engines.newest_published_policies(connection, self.engine_set, most)
 
     async def newest_intact(self, loaded: str | None, only_here: bool = False) -> PublishedPolicy | None:
         """Return the newest published version whose files are here with their digests, or None.

@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict
 from engine import adapter_files
 from engine.vllm_plugin import BACKEND
 from ratchet import tracing
+from ratchet.config_engines import DEFAULT_SET
 from ratchet.errors import MachineError
 from ratchet.types import MODEL_NAME
 
@@ -44,6 +45,8 @@ class EngineSettings(BaseModel):
     """URL of the Postgres database, in which the engine is registered."""
     state_dir: Path
     """Directory of the pidfile."""
+    engine_set: str = DEFAULT_SET
+    """The set that the engine belongs to: it loads the versions of runs of this set, and answers their calls only."""
     policies_root: Path
     """The directory below which every published policy lies; weight updates from other directories are refused."""
     host: str = "127.0.0.1"

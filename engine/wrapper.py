@@ -74,7 +74,7 @@ class EngineWrapper:
         self.client = client
         self.stop = stop
         self.engine_id = 0
-        self.fetcher = PolicyFetcher(database, settings.policies_root)
+        self.fetcher = PolicyFetcher(database, settings.policies_root, settings.engine_set)
         self.is_up = False
         self.holds_pause = False
         self.loaded: str | None = None
@@ -94,7 +94,7 @@ class EngineWrapper:
         }
         async with self.database.begin() as conn:
             self.engine_id = await engines.register_engine(
-                conn, self.settings.address, str(self.settings.model_path), details
+                conn, self.settings.address, str(self.settings.model_path), details, self.settings.engine_set
             )
         self.fetcher.engine_id = self.engine_id
         try:

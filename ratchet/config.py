@@ -8,9 +8,9 @@ the run's row, and all parts read it from there.
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from ratchet.config_engines import PlacedEnginesConfig, engine_entries
+from ratchet.config_engines import DEFAULT_SET, PlacedEnginesConfig, engine_entries, require_set_name
 from ratchet.config_loss import LOSS_PRESET_VALUES, LossConfig
 from ratchet.config_sections import (
     ADVANTAGES,
@@ -75,6 +75,10 @@ class RunConfig(Section):
         PlacedEnginesConfig(),
     )
     """How many engines there are and where; a number N stands for N engines on this machine."""
+    engine_set: Annotated[str, AfterValidator(require_set_name)] = DEFAULT_SET
+    """Name of the group of engines that answers this run and loads its weights. A group serves one run at a time, so
+    runs that are to be open together need different names, and each name has engines of its own (docs/fleet.md,
+    "Several runs at once"). `default` is the default."""
     endpoint: EndpointConfig | None = None
     """Server that answers the agents of an evaluation instead of the policy. None, the default, means the policy."""
     datasets: Annotated[list[DatasetConfig], Field(min_length=1)]

@@ -1,5 +1,6 @@
-"""The engines of a run: how many, on which host, on which GPUs, and the address of one that already runs."""
+"""The engines of a run: their set, how many, on which host, on which GPUs, the address of one that already runs."""
 
+import re
 from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
 
@@ -10,6 +11,21 @@ from ratchet.config_sections import Positive, Section
 LOCAL = "local"
 """The name of the machine on which `ratchet up` runs."""
 FIRST_REMOTE_PORT = 18100
+DEFAULT_SET = "default"
+"""The engine set of a run whose config names none."""
+_SET_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,30}")
+_NUMBERED = re.compile(r".*-\d+")
+"""The part of a set's second engine is called `engine-SET-2`."""
+
+
+def require_set_name(name: str) -> str:
+    """Return the name. Raises ValueError if no engine set can have it."""
+    if not _SET_NAME.fullmatch(name) or _NUMBERED.fullmatch(name):
+        raise ValueError(
+            f"{name!r} cannot be the name of an engine set: use at most 31 letters, digits, `-` and `_`, beginning "
+            "with a letter and not ending with `-` and a number, which tells the engines of a set apart"
+        )
+    return name
 
 
 class PlacedEnginesConfig(Section):

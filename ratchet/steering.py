@@ -60,6 +60,7 @@ _FIXED = {
     "endpoint": "one evaluation would mix the answers of two models; start another one",
     "engine": "engines read it when they start, for every run: change the config and run `ratchet up`",
     "engines": "they are placed when the stack starts: change the config and run `ratchet up`",
+    "engine_set": "these engines have its weights and its calls; start another run, with init_from",
     "datasets": "the run's task order was made from them; start another run, with init_from",
     "harness": "one step would mix rollouts of different agents; start another run, with init_from",
     "sandbox": "boxes of different sizes are not comparable; start another run, with init_from",

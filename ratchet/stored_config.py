@@ -5,6 +5,7 @@ import hashlib
 import orjson
 
 from ratchet.config import MetricsConfig, RunConfig
+from ratchet.config_engines import DEFAULT_SET
 from ratchet.types import JsonObject
 
 _CHANGED_DEFAULTS = {"dtype": ("auto", "float32"), "activation_checkpointing": (None, False)}
@@ -62,6 +63,8 @@ def known_digests(config: RunConfig) -> list[str]:
         del values["metrics"]
     if config.endpoint is None:
         del values["endpoint"]
+    if config.engine_set == DEFAULT_SET:
+        del values["engine_set"]
     for dataset in values["datasets"]:
         if dataset["weight"] is None:
             del dataset["weight"]

@@ -35,6 +35,7 @@ adapter: the HTTP service that agents call as their model; it records every turn
 lora: low-rank matrices that `training.lora` trains instead of the weights; peft calls them adapters.
 learner: the Ray training side, which reads plan rows from Postgres and publishes weights.
 engine: one vLLM server and its wrapper process.
+engine set: the engines that answer one run at a time and load its weights; a config names that of its run.
 lease: a claim in Postgres that expires by the database's clock unless it is renewed.
 fence: a number that increases with every try of a stage; writes that carry an older number match no row.
 """

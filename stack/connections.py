@@ -13,6 +13,7 @@ from ratchet.errors import StoreUnavailableError
 from ratchet.store.database import Database
 from ratchet.temporal_settings import TemporalSettings
 from stack.parts import Stack
+from stack.serving_plan import read_plan
 from stack.temporal_server import TemporalKind, temporal_kind
 from training.service import default_workers
 
@@ -37,13 +38,14 @@ def connection_demands(stack: Stack, settings: TemporalSettings, config: RunConf
     """Return what each part may open; of workers, as many processes are counted as temporal.yaml names."""
     pools = settings.postgres
     num_workers = max(settings.boot_workers, settings.agent_workers)
-    num_ranks = default_workers(config)
+    served = {name: plan.config for name, plan in read_plan(stack).sets.items()} | {config.engine_set: config}
+    num_ranks = [default_workers(one) for one in served.values()]
     found = [
         ConnectionDemand("worker", num_workers * 2 * pools.worker_pool_size, "postgres.worker_pool_size"),
         ConnectionDemand("adapter", 2 * pools.adapter_pool_size, "postgres.adapter_pool_size"),
-        ConnectionDemand("engine", 4),
-        # The service, the driver, and per rank its own and its heartbeat's pool.
-        ConnectionDemand("learner", 2 + 2 + 4 * num_ranks, "training.workers"),
+        ConnectionDemand("engine", 4 * len(served)),
+        # The service, and of each run the driver, and per rank its own and its heartbeat's pool.
+        ConnectionDemand("learner", 2 + sum(2 + 4 * number for number in num_ranks), "training.workers"),
         ConnectionDemand("watcher", 3),
         ConnectionDemand("viewer", 4),
         ConnectionDemand("commands", _COMMANDS),

@@ -6,19 +6,32 @@ Every source may be away, and the diagnosis says so instead of failing; the part
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio.service import RPCError
 
+from ratchet.config_engines import DEFAULT_SET
 from ratchet.durations import duration_in_words
 from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
 from ratchet.run_names import require_run_id
 from ratchet.secrets import without_secrets
-from ratchet.store import box_cap, engines, evaluations, learners, lock_waits, open_rollouts, plans, runs, session_notes
+from ratchet.store import (
+    box_cap,
+    engines,
+    evaluations,
+    learners,
+    lock_waits,
+    open_rollouts,
+    open_runs,
+    plans,
+    runs,
+    session_notes,
+)
 from ratchet.store.database import Database
+from ratchet.store.engines import EngineRow
 from ratchet.store.open_rollouts import StageCount
 from ratchet.stored_config import read_stored_config
 from ratchet.temporal_client import pending_activities
@@ -26,6 +39,8 @@ from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import EngineState, JsonObject, RunState, Wish
 from stack.part_health import read_fresh_health
 from stack.parts import Stack
+from stack.placement import set_of_part
+from stack.serving_plan import read_plan
 from stack.startup import connect_stack
 from training.quarantine import QuarantinedTask, quarantined_tasks
 
@@ -67,6 +82,8 @@ class Diagnosis:
     step: int = 0
     num_steps: int = 0
     is_by_hand: bool = False
+    engine_set: str = DEFAULT_SET
+    needs_engines: bool = False
     answer: str = ""
     stages: list[StageCount] = field(default_factory=list)
     groups: dict[str, int] = field(default_factory=dict)
@@ -100,10 +117,12 @@ async def diagnose(stack: Stack, run_id: str | None) -> Diagnosis:
     workflows: list[str] = []
     try:
         async with stack.database() as database, _read_in_time(found, database) as connection:
-            found.run_id = run_id or await runs.newest_run(connection) or ""
+            found.run_id = run_id or await open_runs.newest_run(connection) or ""
             if not found.run_id:
                 raise ConfigError("there is no run yet; `ratchet train CONFIG` starts one")
             await _look_at_store(connection, found)
+            if found.state == RunState.RUNNING and found.needs_engines:
+                _look_at_plan(found, stack)
             workflows = await open_rollouts.oldest_open_workflows(connection, found.run_id, _MAX_WORKFLOWS)
     except StoreUnavailableError as error:
         found.notes.append(f"{_STORE_NOTE}{without_secrets(str(error))}")
@@ -113,6 +132,17 @@ async def diagnose(stack: Stack, run_id: str | None) -> Diagnosis:
         await _look_at_workflows(found, stack, [f"run/{found.run_id}", *workflows])
     found.answer = _answer(found)
     return found
+
+
+def _look_at_plan(found: Diagnosis, stack: Stack) -> None:
+    """Say so if no engine of the run's set is to run: `ratchet up` drops those of a run that is stopped."""
+    served = read_plan(stack).sets
+    if served and found.engine_set not in served:
+        found.parts.setdefault(
+            "engine",
+            f"engine set {found.engine_set} is not served (served: {', '.join(served)}); `ratchet train CONFIG` with "
+            "the run's config starts its engines",
+        )
 
 
 @asynccontextmanager
@@ -183,7 +213,15 @@ async def _look_at_store(connection: AsyncConnection, found: Diagnosis) -> None:
                 f"it waits for step {learner.step}, but step {planned} is planned: rows of a step that it has trained "
                 "are gone; `ratchet down` and `ratchet up` make it begin again at its checkpoint",
             )
-    for engine in await engines.list_engines(connection):
+    found.engine_set = row.engine_set
+    found.needs_engines = row.source_run_id is None and config.endpoint is None
+    _look_at_engines(found, await engines.list_engines(connection, row.engine_set))
+
+
+def _look_at_engines(found: Diagnosis, of_set: Sequence[EngineRow]) -> None:
+    """Take in the engines of the run's set; the run does not wait for those of other sets."""
+    found.parts = {name: words for name, words in found.parts.items() if set_of_part(name) in (None, found.engine_set)}
+    for engine in of_set:
         is_silent = engine.silent_seconds >= engines.SILENT_SECONDS
         silent = f", silent for {duration_in_words(engine.silent_seconds)}" if is_silent else ""
         waits = f", waits for newer weights: {engine.fetch_error}" if engine.fetch_error else ""

@@ -1,5 +1,6 @@
 """The engines of the stack: how each is placed, its address, and the settings of its process."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from engine.process import EngineSettings
@@ -9,8 +10,8 @@ from ratchet.config_engines import LOCAL
 from ratchet.errors import ConfigError, MachineError
 from stack.gpus import usable_gpus, visible_devices
 from stack.parts import Stack
-from stack.placement import PlacedEngine, Placement, engine_name, place
-from stack.serving_plan import ServingPlan, load_plan
+from stack.placement import LEARNER, PlacedEngine, Placement, SetToPlace, engine_name, place, place_sets
+from stack.serving_plan import ServingPlan, StackPlan, read_plan, serves_same
 from training.service import default_workers
 
 
@@ -23,15 +24,35 @@ class LearnerDevices:
 
 
 def place_parts(config: RunConfig) -> Placement:
-    """Place the parts of a run, with the GPUs of this machine. Raises ConfigError for a placement that cannot be."""
+    """Place the parts of a run that has this machine's GPUs for itself. Raises ConfigError for a placement that cannot
+    be."""
     return place(config, default_workers(config), {LOCAL: len(usable_gpus())})
+
+
+def place_plan(plan: StackPlan) -> dict[str, Placement]:
+    """Return engine set → placement, with the GPUs of this machine. Raises ConfigError if two parts have the same."""
+    sets = [SetToPlace(one.config, default_workers(one.config), one.gpus) for one in plan.sets.values()]
+    return place_sets(sets, {LOCAL: len(usable_gpus())})
+
+
+def with_gpus(plan: StackPlan) -> StackPlan:
+    """Return the plan with the GPUs that each part gets, which it keeps when other sets come and go.
+
+    Raises ConfigError if two parts have the same."""
+    kept = {}
+    for name, placement in place_plan(plan).items():
+        gpus = {engine.name: engine.gpus for engine in placement.engines if engine.gpus}
+        if plan.sets[name].config.training.gpus is None and placement.learner.get(LOCAL):
+            gpus[LEARNER] = placement.learner[LOCAL]
+        kept[name] = plan.sets[name].model_copy(update={"gpus": gpus})
+    return plan.model_copy(update={"sets": kept})
 
 
 def engine_addresses(stack: Stack) -> dict[str, str]:
     """Return engine part -> its URL; without a plan that of the first engine."""
     if not stack.plan_path.is_file():
         return {"engine": f"http://127.0.0.1:{stack.ports['engine']}"}
-    placed = place_parts(load_plan(stack).config).engines
+    placed = [engine for placement in place_plan(read_plan(stack)).values() for engine in placement.engines]
     return {engine.name: engine.address or f"http://{_host(engine)}:{_port(stack, engine)}" for engine in placed}
 
 
@@ -42,6 +63,7 @@ def engine_settings(stack: Stack, plan: ServingPlan, engine: PlacedEngine) -> En
     config = plan.config
     return EngineSettings(
         model_path=plan.model_path,
+        engine_set=config.engine_set,
         host=_host(engine),
         port=_port(stack, engine),
         database_url=stack.environment()["RATCHET_DATABASE_URL"],
@@ -61,24 +83,37 @@ def engine_settings(stack: Stack, plan: ServingPlan, engine: PlacedEngine) -> En
     )
 
 
-def learner_devices(plan: ServingPlan) -> LearnerDevices | None:
-    """Return what this machine's Ray node may use; None if no GPU was given to anything, and Ray finds none either."""
+def learner_devices(plan: StackPlan) -> LearnerDevices | None:
+    """Return what this machine's Ray node may use, which is what all learners have together: Ray gives each of its
+    GPUs to one rank. None if no GPU was given to anything, and Ray finds none either."""
     if not usable_gpus():
         return None
-    gpus = place_parts(plan.config).learner.get(LOCAL, ())
+    gpus = _learners(place_plan(plan)).get(LOCAL, ())
     return LearnerDevices(visible_devices(gpus), len(gpus))
 
 
-def replaced_parts(before: ServingPlan, after: ServingPlan) -> list[str]:
-    """Return the parts that run under `before` and are placed otherwise under `after`, or not at all."""
-    new = place_parts(after.config)
+def _learners(placements: Mapping[str, Placement]) -> dict[str, tuple[int, ...]]:
+    """Return node → GPUs of the learners of all sets."""
+    found: dict[str, set[int]] = {}
+    for placement in placements.values():
+        for node, gpus in placement.learner.items():
+            found.setdefault(node, set()).update(gpus)
+    return {node: tuple(sorted(gpus)) for node, gpus in found.items()}
+
+
+def replaced_parts(before: StackPlan, after: StackPlan) -> list[str]:
+    """Return the parts that run under `before`, and under `after` serve something else, elsewhere, or not at all."""
+    new = place_plan(after)
     try:
-        old = place_parts(before.config)
+        old = place_plan(before)
     except ConfigError:  # of a version that placed nothing, or of a machine with other GPUs
         return [engine_name(1), "ray"]
-    kept = set(new.engines)
-    found = [engine.name for engine in old.engines if engine not in kept]
-    return found + (["ray"] if old.learner != new.learner else [])
+    found = []
+    for name, placement in old.items():
+        is_kept = name in after.sets and serves_same(before.sets[name], after.sets[name])
+        kept = set(new[name].engines) if is_kept else set()
+        found += [engine.name for engine in placement.engines if engine not in kept]
+    return found + (["ray"] if _learners(old) != _learners(new) else [])
 
 
 def _host(engine: PlacedEngine) -> str:

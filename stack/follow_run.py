@@ -20,7 +20,7 @@ from ratchet.config import RunConfig
 from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
 from ratchet.payloads import TrainRunInput
 from ratchet.run_names import RUN_ID
-from ratchet.store import reports, runs
+from ratchet.store import open_runs, reports, runs
 from ratchet.temporal_client import pending_activities, root_cause, start_train_run
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import RunState
@@ -46,16 +46,16 @@ async def start_run(stack: Stack, config: RunConfig, name: str, new: bool, say: 
     """Return the newest unfinished run with the same config, resumed if it was paused, or a new run that has its row in
     the store.
 
-    Raises ConfigError if another run is open, or with the reason for which the new run is refused.
+    Raises ConfigError if another run of its engine set is open, or with the reason for which the new run is refused.
     """
     settings = load_temporal_settings()
     client = await connect_stack(stack, settings)  # before anything is changed
     async with stack.database() as database, database.begin() as connection:
         unfinished = None if new else await runs.newest_unfinished_run(connection, config)
-        reason = await runs.resume_run(connection, unfinished) if unfinished is not None else None
+        reason = await open_runs.resume_run(connection, unfinished) if unfinished is not None else None
         stopped = await runs.newest_stopped_run(connection, config)
         if unfinished is None:
-            await runs.require_no_other_run(connection, "")
+            await open_runs.require_no_other_run(connection, "", config.engine_set)
     if unfinished is not None:
         say(f"continuing run {unfinished} (same config)" + (f"; it was paused: {reason}" if reason else ""))
         await start_train_run(client, settings, unfinished)

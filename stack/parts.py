@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 from activities.sandboxes import docker_settings
 from ratchet import paths
+from ratchet.config_engines import DEFAULT_SET
 from ratchet.errors import MachineError
 from stack.placement import engine_name
 from stack.port_owners import free_own_port
@@ -68,6 +69,15 @@ class Part:
     stop_wait_seconds: int = 15
 
 
+@dataclass(slots=True, frozen=True)
+class EnginePart:
+    """The part of one engine, by its engine set and its number there, from 1."""
+
+    name: str
+    engine_set: str
+    number: int
+
+
 def free_ports(home: Path) -> None:
     """Write unused ports to `home`/ports.json, for test stacks that must not share a port with any other stack."""
     (home / "ports.json").write_text(json.dumps({name: free_port() for name in PREFERRED_PORTS}))
@@ -89,7 +99,8 @@ class Stack:
         engines = {name: PREFERRED_PORTS["engine"] + at for at, name in enumerate(self.engine_names())}
         for name, preferred in (PREFERRED_PORTS | engines).items():
             if name not in kept:
-                kept[name] = preferred if is_free(preferred) else free_port(kept.values())
+                is_usable = preferred not in kept.values() and is_free(preferred)
+                kept[name] = preferred if is_usable else free_port(kept.values())
         return kept
 
     def _kept_ports(self) -> dict[str, int]:
@@ -120,13 +131,22 @@ class Stack:
         self.ports = self._ports()
         self.record_ports()
 
-    def engine_names(self) -> list[str]:
-        """Return the names of the engines' parts, by the plan that is served; without one there is one engine."""
+    def engines(self) -> list[EnginePart]:
+        """Return the engines' parts by the plan that is served; without one there is one engine."""
         try:
-            entries = json.loads(self.plan_path.read_text())["config"]["engines"]
-            return [engine_name(number + 1) for number in range(sum(entry["count"] for entry in entries))]
-        except (OSError, ValueError, KeyError, TypeError):
-            return [engine_name(1)]
+            plan = json.loads(self.plan_path.read_text())
+            sets = {DEFAULT_SET: plan} if "config" in plan else plan["sets"]  # of an earlier version, or of this one
+            return [
+                EnginePart(engine_name(number, name), name, number)
+                for name, served in sets.items()
+                for number in range(1, 1 + sum(entry["count"] for entry in served["config"]["engines"]))
+            ]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return [EnginePart(engine_name(1), DEFAULT_SET, 1)]
+
+    def engine_names(self) -> list[str]:
+        """Return the names of the engines' parts."""
+        return [engine.name for engine in self.engines()]
 
     def refresh_ports(self) -> None:
         """Choose ports for the engines of a new plan."""
@@ -264,10 +284,13 @@ class Stack:
         if not self.is_external("RAY_ADDRESS"):
             # Ray's head ignores SIGTERM and has no state to save.
             parts.append(Part("ray", [*ratchet, "ray"], 30, stop_wait_seconds=3))
-        for number, name in enumerate(self.engine_names(), 1):
-            command = [*ratchet, "engine", *(["--number", str(number)] if number > 1 else [])]
-            parts.append(Part(name, command, 40, stop_wait_seconds=30))
-        parts.append(Part("adapter", [*ratchet, "adapter"], 50))
+        engines = self.engines()
+        for engine in engines:
+            command = [*ratchet, "engine", *(["--set", engine.engine_set] if engine.engine_set != DEFAULT_SET else [])]
+            command += ["--number", str(engine.number)] if engine.number > 1 else []
+            parts.append(Part(engine.name, command, 40, stop_wait_seconds=30))
+        if engines:  # else it is not known yet what is to be served
+            parts.append(Part("adapter", [*ratchet, "adapter"], 50))
         if docker_settings.needs_egress():
             parts.append(Part("egress", [*ratchet, "egress"], 55))
         parts.append(Part("learner", [*ratchet, "learner"], 60))

@@ -2,24 +2,42 @@
 
 A node is `local`, the machine of `ratchet up`, or the IP address of a node of the Ray cluster. Every process that uses
 GPUs is started with CUDA_VISIBLE_DEVICES, so that two parts cannot take the same one.
+
+The engine sets of one stack are placed one after the other, the one that was added first at the front, so that a new
+set never moves the parts of another.
 """
 
-from collections import Counter
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from ratchet.config import PlacedEnginesConfig, RunConfig
-from ratchet.config_engines import FIRST_REMOTE_PORT, LOCAL
+from ratchet.config_engines import DEFAULT_SET, FIRST_REMOTE_PORT, LOCAL
 from ratchet.errors import ConfigError
 
 LEARNER = "learner"
+_ENGINE = "engine"
+_NUMBER = re.compile(r"-\d+$")
 _SIZES = {
     "--tensor-parallel-size": ("-tp", "tensor"),
     "--pipeline-parallel-size": ("-pp", "pipeline"),
     "--data-parallel-size": ("-dp", "data"),
 }
 """vLLM's arguments whose product is the number of GPUs of one engine, with their short names."""
+
+
+PartGpus = Mapping[str, Sequence[int]]
+"""Part → the GPUs that were chosen for it before; it keeps them if they are free."""
+
+
+@dataclass(slots=True, frozen=True)
+class SetToPlace:
+    """An engine set with the config of its run. `num_ranks`: of the learner. `kept`: what was chosen before."""
+
+    config: RunConfig
+    num_ranks: int
+    kept: PartGpus = field(default_factory=dict)
 
 
 @dataclass(slots=True, frozen=True)
@@ -63,23 +81,48 @@ class Placement:
         return sorted(found, key=lambda row: (row.node != LOCAL, row.node, -1 if row.gpu is None else row.gpu))
 
 
-def engine_name(number: int) -> str:
+def engine_name(number: int, engine_set: str = DEFAULT_SET) -> str:
     """Return the name of the part of an engine; numbers begin at 1."""
-    return "engine" if number == 1 else f"engine-{number}"
+    first = _ENGINE if engine_set == DEFAULT_SET else f"{_ENGINE}-{engine_set}"
+    return first if number == 1 else f"{first}-{number}"
 
 
 def part_kind(part: str) -> str:
     """Return `engine` for the part of any engine, and the name of any other part."""
-    return "engine" if part.startswith("engine-") else part
+    return _ENGINE if part.startswith(f"{_ENGINE}-") else part
+
+
+def set_of_part(part: str) -> str | None:
+    """Return the engine set of an engine's part, None for any other part."""
+    if part_kind(part) != _ENGINE:
+        return None
+    return _NUMBER.sub("", part).removeprefix(_ENGINE).removeprefix("-") or DEFAULT_SET
 
 
 def place(config: RunConfig, num_ranks: int, num_gpus: Mapping[str, int]) -> Placement:
-    """Place every part. `num_gpus`: node -> number of its GPUs; the indexes of a node that is missing are not checked.
+    """Place every part of one run that has the machines for itself; `place_sets` describes the rest."""
+    return place_sets([SetToPlace(config, num_ranks)], num_gpus)[config.engine_set]
 
-    Raises ConfigError, naming part, node and GPU, if a GPU is used twice or does not exist, or if there are too few.
+
+def place_sets(sets: Sequence[SetToPlace], num_gpus: Mapping[str, int]) -> dict[str, Placement]:
+    """Return engine set → its placement beside the others. `num_gpus`: node -> number of its GPUs; the indexes of a
+    node that is missing are not checked.
+
+    Raises ConfigError, naming part, node and GPU, and the engine sets if there are several, if a GPU is used twice or
+    does not exist, or if there are too few.
     """
-    owners = _Owners(num_gpus)
-    names = _engine_names(config.engines)
+    owners = _Owners(num_gpus, names_sets=len(sets) > 1)
+    placed: dict[str, Placement] = {}
+    for one in sets:
+        owners.engine_set = one.config.engine_set
+        placed[one.config.engine_set] = _place_set(one, owners)
+    _require_own_ports([engine for placement in placed.values() for engine in placement.engines])
+    return placed
+
+
+def _place_set(one: SetToPlace, owners: "_Owners") -> Placement:
+    config = one.config
+    names = _engine_names(config.engines, config.engine_set)
     for entry, own in zip(config.engines, names, strict=True):  # first what is named, then what is chosen
         owners.take_named(entry.host, own, entry.gpus or ())
     for node, gpus in (config.training.gpus or {}).items():
@@ -87,18 +130,19 @@ def place(config: RunConfig, num_ranks: int, num_gpus: Mapping[str, int]) -> Pla
     engines = [
         engine
         for entry, own in zip(config.engines, names, strict=True)
-        for engine in _engines_of(config, entry, own, owners)
+        for engine in _engines_of(config, entry, own, owners, one.kept)
     ]
-    _require_own_ports(engines)
-    return Placement(tuple(engines), _learner_gpus(config, num_ranks, owners, engines))
+    return Placement(tuple(engines), _learner_gpus(one, owners, engines))
 
 
 class _Owners:
-    """Which part each GPU was given."""
+    """Which part of which engine set each GPU was given. `engine_set`: the one that is placed now."""
 
-    def __init__(self, num_gpus: Mapping[str, int]) -> None:
+    def __init__(self, num_gpus: Mapping[str, int], names_sets: bool) -> None:
         self.num_gpus = num_gpus
-        self.part_of: dict[tuple[str, int], str] = {}
+        self.names_sets = names_sets
+        self.engine_set = DEFAULT_SET
+        self.part_of: dict[tuple[str, int], tuple[str, str]] = {}  # (engine set, part)
 
     def take_named(self, node: str, parts: Sequence[str], gpus: Sequence[int]) -> None:
         """Give `gpus` to `parts` in order, each the same number."""
@@ -115,46 +159,64 @@ class _Owners:
         known = self.num_gpus.get(node)
         if known is not None and gpu >= known:
             has = f"has GPUs 0 to {known - 1}" if known else "has no GPU"
-            raise ConfigError(f"{part} is given GPU {gpu} of {node}, which {has}; change its gpus")
+            raise ConfigError(f"{self._named(part)} is given GPU {gpu} of {node}, which {has}; change its gpus")
         if (node, gpu) in self.part_of:
-            other = self.part_of[node, gpu]
+            other_set, other = self.part_of[node, gpu]
             raise ConfigError(
-                f"GPU {gpu} of {node} is given to {other} and to {part}; give each its own in engines.gpus and "
-                "training.gpus"
+                f"GPU {gpu} of {node} is given to {self._named(other, other_set)} and to {self._named(part)}; give "
+                "each its own in engines.gpus and training.gpus"
             )
-        self.part_of[node, gpu] = part
+        self.part_of[node, gpu] = (self.engine_set, part)
 
-    def take_free(self, node: str, part: str, number: int) -> tuple[int, ...]:
-        """Give the first free GPUs to a part. On a node whose GPUs are not known, all indexes are taken to exist."""
-        known = self.num_gpus.get(node)
-        free = [gpu for gpu in range(known if known is not None else 1024) if (node, gpu) not in self.part_of]
+    def _named(self, part: str, engine_set: str = "") -> str:
+        return f"{part} (engine set {engine_set or self.engine_set})" if self.names_sets else part
+
+    def free(self, node: str) -> list[int]:
+        """Return the free GPUs of a node. On one whose GPUs are not known, all indexes are taken to exist."""
+        return [gpu for gpu in range(self.num_gpus.get(node, 1024)) if (node, gpu) not in self.part_of]
+
+    def take_free(self, node: str, part: str, number: int, kept: Sequence[int]) -> tuple[int, ...]:
+        """Give a part the GPUs that it had, else the first free ones."""
+        free = self.free(node)
         if len(free) < number:
+            holders = sorted({self._named(part, name) for name, part in self.part_of.values()})
+            held = f" (the others: {', '.join(holders)})" if self.names_sets else ""
             raise ConfigError(
-                f"{part} needs {number} GPUs of {node}, of whose {known} only {len(free)} are free; "
-                "lower engines.count or the parallel sizes in args, or name another host"
+                f"{self._named(part)} needs {number} GPUs of {node}, of whose {self.num_gpus.get(node)} only "
+                f"{len(free)} are free{held}; lower engines.count or the parallel sizes in args, name another host, or "
+                "leave some free in training.gpus"
             )
-        for gpu in free[:number]:
+        taken = tuple(kept) if len(kept) == number and set(kept) <= set(free) else tuple(free[:number])
+        for gpu in taken:
             self._take(node, gpu, part)
-        return tuple(free[:number])
+        return taken
+
+    def take_rest(self, node: str, part: str, kept: Sequence[int]) -> tuple[int, ...]:
+        """Give a part the GPUs that it had, else all that are free."""
+        free = self.free(node)
+        taken = tuple(kept) if kept and set(kept) <= set(free) else tuple(free)
+        for gpu in taken:
+            self._take(node, gpu, part)
+        return taken
 
     def of(self, part: str) -> dict[str, tuple[int, ...]]:
         found: dict[str, list[int]] = {}
         for (node, gpu), owner in self.part_of.items():
-            if owner == part:
+            if owner == (self.engine_set, part):
                 found.setdefault(node, []).append(gpu)
         return {node: tuple(gpus) for node, gpus in found.items()}
 
 
-def _engine_names(entries: Sequence[PlacedEnginesConfig]) -> list[list[str]]:
+def _engine_names(entries: Sequence[PlacedEnginesConfig], engine_set: str) -> list[list[str]]:
     names, number = [], 1
     for entry in entries:
-        names.append([engine_name(number + at) for at in range(entry.count)])
+        names.append([engine_name(number + at, engine_set) for at in range(entry.count)])
         number += entry.count
     return names
 
 
 def _engines_of(
-    config: RunConfig, entry: PlacedEnginesConfig, names: Sequence[str], owners: _Owners
+    config: RunConfig, entry: PlacedEnginesConfig, names: Sequence[str], owners: _Owners, kept: PartGpus
 ) -> Iterator[PlacedEngine]:
     if entry.address is not None:
         host = entry.address.removeprefix("http://").rpartition(":")[0]
@@ -170,7 +232,7 @@ def _engines_of(
                 "pipeline x data parallel); change gpus, or set --tensor-parallel-size in args"
             )
         if not gpus and owners.num_gpus.get(entry.host, entry.host != LOCAL):
-            gpus = owners.take_free(entry.host, name, needed)
+            gpus = owners.take_free(entry.host, name, needed, kept.get(name, ()))
         yield PlacedEngine(name, entry.host, None if first is None else first + at, gpus, tuple(entry.args))
 
 
@@ -197,28 +259,36 @@ def _parallel_sizes(args: Sequence[str]) -> dict[str, int]:
 
 
 def _require_own_ports(engines: Sequence[PlacedEngine]) -> None:
-    places: list[tuple[str, int | None]] = [(engine.node, engine.port) for engine in engines if engine.port is not None]
-    places += [(engine.address, None) for engine in engines if engine.address is not None]
-    for (node, port), number in Counter(places).items():
-        if number > 1:
+    places: dict[tuple[str, int | None], list[str]] = {}
+    for engine in engines:
+        if engine.port is not None:
+            places.setdefault((engine.node, engine.port), []).append(engine.name)
+        if engine.address is not None:
+            places.setdefault((engine.address, None), []).append(engine.name)
+    for (node, port), names in places.items():
+        if len(names) > 1:
             where = node if port is None else f"port {port} of {node}"
-            raise ConfigError(f"engines: {where} is given to {number} engines; give each entry its own port or address")
+            raise ConfigError(
+                f"engines: {where} is given to {len(names)} engines ({', '.join(names)}); give each entry its own port "
+                "or address"
+            )
 
 
-def _learner_gpus(
-    config: RunConfig, num_ranks: int, owners: _Owners, engines: Sequence[PlacedEngine]
-) -> dict[str, tuple[int, ...]]:
-    """Return the learner's GPUs: those named, else those of this machine that no engine has."""
-    known = owners.num_gpus.get(LOCAL, 0)
+def _learner_gpus(one: SetToPlace, owners: _Owners, engines: Sequence[PlacedEngine]) -> dict[str, tuple[int, ...]]:
+    """Return the learner's GPUs: those named, else those of this machine that no other part has."""
+    config, num_ranks = one.config, one.num_ranks
+    if owners.names_sets and not config.training.steps:
+        return {}  # an evaluation trains nothing, and another set's learner may need them
     found = owners.of(LEARNER)
-    if config.training.gpus is None and known:
-        found = {LOCAL: tuple(gpu for gpu in range(known) if (LOCAL, gpu) not in owners.part_of)}
+    if config.training.gpus is None and owners.num_gpus.get(LOCAL, 0):
+        found = {LOCAL: owners.take_rest(LOCAL, LEARNER, one.kept.get(LEARNER, ()))}
         if not found[LOCAL] and config.engines == (PlacedEnginesConfig(),):
             found = {LOCAL: engines[0].gpus}  # nothing was said about GPUs, and one engine has the only one
     given = sum(len(gpus) for gpus in found.values())
     if (found or config.training.gpus is not None) and given < num_ranks and config.training.steps:
+        learner = "the learner" if not owners.names_sets else f"the learner of engine set {config.engine_set}"
         raise ConfigError(
-            f"the learner's {num_ranks} ranks need a GPU each and have {given}; lower training.workers, name more in "
+            f"{learner}'s {num_ranks} ranks need a GPU each and have {given}; lower training.workers, name more in "
             "training.gpus, or lower engines.count"
         )
     return found

@@ -54,7 +54,7 @@ from ratchet.types import EngineState
 from stack.engine_parts import engine_addresses
 from stack.part_health import HealthLimits, HealthState, PartHealth
 from stack.parts import VIEWER, Stack
-from stack.placement import part_kind
+from stack.placement import part_kind, set_of_part
 
 LIMITS = {
     "temporal": HealthLimits(probe_seconds=15, start_seconds=600),  # its program may have to be built
@@ -91,11 +91,13 @@ _RUNS_NEED = frozenset({"gateway", "ray", "engine", "adapter", "egress", "learne
 
 
 def is_missed(part: str, health: Mapping[str, PartHealth]) -> bool:
-    """Return whether runs cannot go on without a part that was given up: of engines, only if no other one is left."""
-    left = [
-        name for name, one in health.items() if part_kind(name) == "engine" and one.state is not HealthState.GIVEN_UP
-    ]
-    return part_kind(part) in _RUNS_NEED and not (part_kind(part) == "engine" and left)
+    """Return whether runs cannot go on without a part that was given up: of engines, only if no other one of their set
+    is left."""
+    engine_set = set_of_part(part)
+    if engine_set is None:
+        return part in _RUNS_NEED
+    of_set = [one for name, one in health.items() if set_of_part(name) == engine_set]
+    return all(one.state is HealthState.GIVEN_UP for one in of_set)
 
 
 _RPC_LIMIT = timedelta(seconds=LIMITS["temporal"].probe_seconds)
@@ -227,7 +229,7 @@ class Probes:
         engine = self.engines[part]
         address = engine.address
         async with self.database.begin() as connection:
-            row = next((row for row in await engines.list_engines(connection) if row.address == address), None)
+            row = next((row for row in await engines.list_all_engines(connection) if row.address == address), None)
         if row is None or row.state is EngineState.STARTING:
             raise ProbeFailedError((row and row.fetch_error) or "vLLM loads its model")
         version = row.version or "initial weights"

@@ -1,58 +1,157 @@
-"""What the local engine and adapter serve: a resolved config and the directory of its model.
+"""What the local engines and the adapter serve: for each engine set a resolved config and the directory of its model.
 
-Supervised parts take no arguments; `ratchet up` writes this file and the parts read it.
+`ratchet up` writes this file, and the supervised parts read it; an engine's part is told its set and its number.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from ratchet.config import TINY, RunConfig
+from ratchet.config_engines import DEFAULT_SET
 from ratchet.errors import ConfigError, MachineError
 from ratchet.model_directory import model_of, require_config, require_model
+from ratchet.stored_config import read_stored_config
 from stack.parts import Stack
+
+if TYPE_CHECKING:
+    from ratchet.store.open_runs import OpenSet
 
 
 class ServingPlan(BaseModel):
+    """What one engine set serves. `gpus`: part → the GPUs that it was given, which it keeps while the set is served."""
+
     model_config = ConfigDict(frozen=True)
 
     config: RunConfig
     model_path: Path
+    gpus: dict[str, tuple[int, ...]] = {}
 
 
-def load_plan(stack: Stack) -> ServingPlan:
+class StackPlan(BaseModel):
+    """The engine sets of a stack, by name; the one that was added first is placed first.
+
+    The engines of `sets` run. `waiting`: sets that were served before the stack was stopped, and of which it is not
+    known yet whether a run is open.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    sets: dict[str, ServingPlan] = {}
+    waiting: dict[str, ServingPlan] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_config(cls, values: Any) -> Any:
+        """Read the file of a version that served one config, which becomes that of the default set."""
+        if isinstance(values, dict) and "config" in values:
+            return {"sets": {DEFAULT_SET: values}}
+        return values
+
+    @property
+    def known(self) -> dict[str, ServingPlan]:
+        """All sets, running or not."""
+        return self.sets | self.waiting
+
+
+def read_plan(stack: Stack) -> StackPlan:
+    """Return what the stack serves; nothing before the first `ratchet up`. Raises MachineError."""
     if not stack.plan_path.is_file():
-        raise MachineError(f"{stack.plan_path} is missing; start the stack with `ratchet up`")
+        return StackPlan()
     try:
-        return ServingPlan.model_validate_json(stack.plan_path.read_text())
+        return StackPlan.model_validate_json(stack.plan_path.read_text())
     except ValidationError as error:
         raise MachineError(
             f"{stack.plan_path} cannot be read ({error.error_count()} problems); delete it and run `ratchet up CONFIG`"
         ) from None
 
 
-def wants_other(stack: Stack, config: RunConfig) -> bool:
-    """Return whether engine and adapter must be restarted to serve `config`. Creates and checks nothing.
+def load_plan(stack: Stack) -> StackPlan:
+    """Return what the stack serves. Raises MachineError if that is nothing."""
+    found = read_plan(stack)
+    if not found.sets:
+        raise MachineError(f"{stack.plan_path} names nothing to serve; start the stack with `ratchet up`")
+    return found
+
+
+def wants_other(plan: StackPlan, config: RunConfig) -> bool:
+    """Return whether the engines of the config's set must be restarted to serve `config`. Creates and checks nothing.
 
     The adapter of any model passes calls on to an endpoint.
     """
-    if config.endpoint is not None:
+    kept = plan.known.get(config.engine_set)
+    if config.endpoint is not None or kept is None:
         return False
-    wanted = ServingPlan(config=config, model_path=model_of(config))
-    return stack.plan_path.is_file() and _served(load_plan(stack)) != _served(wanted)
+    return not serves_same(kept, ServingPlan(config=config, model_path=model_of(config)))
 
 
-def differs(stack: Stack, plan: ServingPlan) -> bool:
-    """Return whether the plan that is served is another one in any key that a part reads, placement included."""
-    if not stack.plan_path.is_file():
-        return True
-    kept = load_plan(stack)
-    return (_served(kept), _placed(kept)) != (_served(plan), _placed(plan))
+def next_plan(before: StackPlan, wanted: ServingPlan, open_sets: Mapping[str, ServingPlan] | None) -> StackPlan:
+    """Return what to serve if `wanted` is asked for.
+
+    `open_sets`: the sets with an open run, each with what its run's config asks for; None if the store does not answer.
+
+    | a set           | the store answers | the store does not answer    |
+    |-----------------|-------------------|------------------------------|
+    | is asked for    | runs              | runs                         |
+    | has an open run | runs              | as it was: runs on, or waits |
+    | has none        | ends              | as it was: runs on, or waits |
+    """
+    name = wanted.config.engine_set
+    served = before.known.get(name)
+    if served is not None and _is_same(served, wanted):
+        wanted = served
+    if open_sets is None:
+        running = {one: plan for one, plan in before.sets.items() if one != name}
+        waiting = {one: plan for one, plan in before.waiting.items() if one != name}
+        return StackPlan(sets=_in_order(before, running | {name: wanted}), waiting=waiting)
+    others = {one: before.known.get(one, plan) for one, plan in open_sets.items() if one != name}
+    return StackPlan(sets=_in_order(before, others | {name: wanted}))
 
 
-def prepare_plan(config: RunConfig, say: Callable[[str], None]) -> ServingPlan:
-    """Make or check the model and return the plan."""
+def _in_order(before: StackPlan, sets: dict[str, ServingPlan]) -> dict[str, ServingPlan]:
+    """Return the sets in the order in which they were added."""
+    return {name: sets[name] for name in dict.fromkeys([*before.known, *sets]) if name in sets}
+
+
+def _is_same(plan: ServingPlan, other: ServingPlan) -> bool:
+    """Return whether two plans are equal in every key that a part reads, placement included."""
+    return serves_same(plan, other) and _placed(plan) == _placed(other)
+
+
+def serves_same(plan: ServingPlan, other: ServingPlan) -> bool:
+    """Return whether the engines of two plans do the same, though perhaps on other machines."""
+    return _served(plan) == _served(other)
+
+
+def plans_of(opened: "Sequence[OpenSet] | None") -> dict[str, ServingPlan] | None:
+    """Return what the configs of open runs ask for, by engine set; None if it is not known which are open."""
+    if opened is None:
+        return None
+    configs = {one.engine_set: read_stored_config(one.config) for one in opened if one.needs_engines}
+    return {name: ServingPlan(config=config, model_path=model_of(config)) for name, config in configs.items()}
+
+
+def require_adapter(before: StackPlan, plan: StackPlan) -> None:
+    """Raise ConfigError if the adapter cannot use the tokenizer or template of a set that is added beside others.
+
+    The adapter reads them at the set's first call, when it is late to say so; those of its first set it reads at its
+    start.
+    """
+    if len(plan.sets) == 1:
+        return
+    from adapter.prompt.renderer import Renderer
+
+    for name, one in plan.sets.items():
+        known = before.sets.get(name)
+        if known is None or not serves_same(known, one):
+            engine = one.config.engine
+            Renderer(one.model_path, engine.chat_template_kwargs, tuple(engine.stop_token_ids))
+
+
+def prepare_model(config: RunConfig, say: Callable[[str], None]) -> Path:
+    """Make or check the model, and return its directory."""
     model_path = model_of(config)
     if config.model == TINY:
         from stack.tiny_policy.build import make_tiny_policy
@@ -60,7 +159,7 @@ def prepare_plan(config: RunConfig, say: Callable[[str], None]) -> ServingPlan:
         make_tiny_policy(model_path, config.seed, say)
     require_model(model_path)
     require_experts(config)
-    return ServingPlan(config=config, model_path=model_path)
+    return model_path
 
 
 def require_experts(config: RunConfig) -> None:
@@ -90,8 +189,10 @@ def require_experts(config: RunConfig) -> None:
         raise ConfigError(f"training.expert_parallel: {undivided}; use another number, or leave it out")
 
 
-def write_plan(stack: Stack, plan: ServingPlan) -> None:
-    """Write what an engine or adapter serves from its next start on."""
+def write_plan(stack: Stack, plan: StackPlan | ServingPlan) -> None:
+    """Write what engines and adapter serve from their next start on, for several engine sets or one."""
+    if isinstance(plan, ServingPlan):
+        plan = StackPlan(sets={plan.config.engine_set: plan})
     stack.home.mkdir(parents=True, exist_ok=True)
     temporary = stack.plan_path.with_suffix(".tmp")
     temporary.write_text(plan.model_dump_json(indent=1))
@@ -99,7 +200,8 @@ def write_plan(stack: Stack, plan: ServingPlan) -> None:
 
 
 def _placed(plan: ServingPlan) -> tuple[object, ...]:
-    return plan.config.engines, plan.config.training.gpus, plan.config.training.workers
+    training = plan.config.training
+    return plan.config.engines, training.gpus, training.workers
 
 
 def _served(plan: ServingPlan) -> tuple[object, ...]:

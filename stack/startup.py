@@ -1,11 +1,13 @@
 """Start the whole stack: model, parts, database, Temporal namespace, workflows of open runs.
 
 The order matters: Postgres → Temporal → search attributes and schedule → the other parts → workflows of open runs.
+Which engine sets are served follows from the store (`serving_plan.next_plan`), so if several may be, and Postgres was
+down, their engines start once it answers.
 """
 
 import asyncio
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from temporalio.client import Client
 
@@ -15,19 +17,32 @@ from activities.sandboxes import docker_settings
 from ratchet import temporal_client, temporal_namespace, worker_versions
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
-from ratchet.store import runs
+from ratchet.model_directory import model_of
+from ratchet.store import open_runs
 from ratchet.store.database import Database
 from ratchet.store.migration import migrate
+from ratchet.store.open_runs import OpenSet
 from ratchet.store.views.read_only import grant_reader_role
 from ratchet.temporal_settings import TemporalSettings, load_temporal_settings
 from sandbox_gateway import machine_probe
 from stack import docker_egress, postgres
 from stack.build_id import build_id
 from stack.connections import too_many_connections
-from stack.engine_parts import place_parts, replaced_parts
+from stack.engine_parts import place_parts, replaced_parts, with_gpus
 from stack.parts import WATCHER, Stack, require_space
 from stack.readiness import LogSizes, log_sizes, wait_until_answering
-from stack.serving_plan import ServingPlan, differs, load_plan, prepare_plan, wants_other, write_plan
+from stack.serving_plan import (
+    ServingPlan,
+    StackPlan,
+    next_plan,
+    plans_of,
+    prepare_model,
+    read_plan,
+    require_adapter,
+    serves_same,
+    wants_other,
+    write_plan,
+)
 from stack.supervisor import Supervisor
 from stack.temporal_server import settle_temporal_kind
 
@@ -57,42 +72,65 @@ def bring_up(stack: Stack, config: RunConfig, say: Callable[[str], None]) -> Non
     asyncio.run(_require_services(stack, settings))
     supervisor = Supervisor(stack)
     fresh = not supervisor.is_up()
-    other = wants_other(stack, config)
-    if other and not fresh:
-        asyncio.run(_require_idle(stack))
-    # The adapter of any model passes calls on to an endpoint.
-    is_served = config.endpoint is not None and stack.plan_path.is_file()
-    plan = load_plan(stack) if is_served else prepare_plan(config, say)
+    before, opened = read_plan(stack), asyncio.run(_open_sets(stack))
+    if not fresh and wants_other(before, config):
+        _require_idle(config, opened)
+    plan = next_plan(before, _wanted(before, config), plans_of(opened))
+    if fresh and opened is None and len(plan.known) > 1:  # Postgres will say which of them have an open run
+        plan = StackPlan(waiting=before.known)
+    plan = with_gpus(plan)
+    if config.endpoint is None or not before.known:
+        prepare_model(config, say)
+    require_adapter(before, plan)
     if not stack.is_external("TEMPORAL_ADDRESS"):
         settle_temporal_kind(stack.home, say)
-    if not is_served:
-        _serve(stack, supervisor, plan, say)
+    _serve(stack, supervisor, before, plan, say)
     if fresh:
         say("starting the stack: " + ", ".join(part.name for part in stack.parts()))
     starts = log_sizes(stack)
     supervisor.up()
-    asyncio.run(_make_ready(stack, starts, settings, config, say))
+    asyncio.run(_make_ready(stack, starts, settings, config, say, is_settled=opened is not None))
 
 
-def _serve(stack: Stack, supervisor: Supervisor, plan: ServingPlan, say: Callable[[str], None]) -> None:
-    """Write the plan, after stopping the parts that read it; `Supervisor.up` starts them again.
+def _wanted(before: StackPlan, config: RunConfig) -> ServingPlan:
+    """Return what this config asks to be served. The adapter of any model passes calls on to an endpoint."""
+    if config.endpoint is not None and before.known:
+        return before.known.get(config.engine_set) or next(iter(before.known.values()))
+    return ServingPlan(config=config, model_path=model_of(config))
 
-    If this is interrupted before the plan is written, the next `up` does it again. A mere change of placement stops
-    only the engines that it concerns, while runs go on with the others.
+
+def _serve(
+    stack: Stack, supervisor: Supervisor, before: StackPlan, plan: StackPlan, say: Callable[[str], None]
+) -> None:
+    """Write the plan, after stopping the parts that read what has changed; `Supervisor.up` starts them again.
+
+    If this is interrupted before the plan is written, the next `up` does it again. Engines that serve the same at the
+    same place run on, while sets are added or dropped beside them or a placement changes.
     """
-    if not differs(stack, plan):
+    if plan == before and stack.plan_path.is_file():
         return
     if stack.plan_path.is_file() and supervisor.is_up():
-        if wants_other(stack, plan.config):
-            say("model or engine settings have changed: restarting engines and adapter")
-            supervisor.stop(*stack.engine_names(), "adapter", WATCHER)
-        elif stopped := replaced_parts(load_plan(stack), plan):
-            say(f"the placement has changed: restarting {', '.join(stopped)}")
-            supervisor.stop(*stopped, WATCHER)
-        else:
-            supervisor.stop(WATCHER)
+        others = [one for one in before.sets if one in plan.sets and not serves_same(before.sets[one], plan.sets[one])]
+        stopped = replaced_parts(before, plan)
+        if others:
+            stopped += ["adapter"] if len(plan.sets) == 1 else []  # beside other sets it reads the new plan by itself
+            say(f"model or engine settings have changed: restarting {', '.join(stopped)}")
+        elif stopped:
+            say(f"engine sets or their placement have changed: ending {', '.join(stopped)}")
+        for name in plan.sets.keys() - before.sets.keys():
+            say(f"engine set {name} is added")
+        supervisor.stop(*stopped, WATCHER)
     write_plan(stack, plan)
     stack.refresh_ports()
+
+
+async def _open_sets(stack: Stack) -> list[OpenSet] | None:
+    """Return the engine sets with an open run; None if the store does not answer, or has no tables yet."""
+    try:
+        async with stack.database() as database, database.begin() as connection:
+            return await open_runs.open_sets(connection)
+    except StoreUnavailableError:
+        return None
 
 
 async def _require_services(stack: Stack, settings: TemporalSettings) -> None:
@@ -104,23 +142,44 @@ async def _require_services(stack: Stack, settings: TemporalSettings) -> None:
         await connect_stack(stack, settings, _ANSWER_SECONDS)
 
 
-async def _require_idle(stack: Stack) -> None:
-    """Raise ConfigError if a run is open: a rollout by hand or another training must not change its engine."""
-    try:
-        async with stack.database() as database, database.begin() as connection:
-            open_runs = await runs.unfinished_runs(connection)
-    except StoreUnavailableError:
-        return  # without it no run is in progress
-    if open_runs:
-        raise ConfigError(
-            f"run {open_runs[0]} is still open and its model or engine settings differ from this config's; "
-            "wait for the run or cancel it, or use its model, seed, engine and sampling.max_context_tokens here"
-        )
+def _require_idle(config: RunConfig, opened: Sequence[OpenSet] | None) -> None:
+    """Raise ConfigError if a run of the config's engine set is open: a rollout by hand or another training must not
+    change its engines. Without a store no run is in progress.
+    """
+    for one in opened or ():
+        if one.engine_set == config.engine_set:
+            raise ConfigError(
+                f"run {one.run_id} is still open and its model or engine settings differ from this config's, which "
+                f"names the same engine set ({one.engine_set}); wait for the run or cancel it, use its model, seed, "
+                "engine and sampling.max_context_tokens here, or set another `engine_set`, which starts engines of "
+                "its own"
+            )
+
+
+async def _settle_sets(stack: Stack, config: RunConfig, say: Callable[[str], None]) -> None:
+    """Serve the sets that have an open run, beside the one that is asked for, and no others; Postgres answers now.
+
+    Raises ConfigError if they cannot run beside each other.
+    """
+    before = read_plan(stack)
+    plan = with_gpus(next_plan(before, _wanted(before, config), plans_of(await _open_sets(stack))))
+    if plan == before:
+        return
+    require_adapter(before, plan)
+    supervisor = Supervisor(stack)
+    await asyncio.to_thread(_serve, stack, supervisor, before, plan, say)
+    await asyncio.to_thread(supervisor.up)
 
 
 async def _make_ready(
-    stack: Stack, starts: LogSizes, settings: TemporalSettings, config: RunConfig, say: Callable[[str], None]
+    stack: Stack,
+    starts: LogSizes,
+    settings: TemporalSettings,
+    config: RunConfig,
+    say: Callable[[str], None],
+    is_settled: bool,
 ) -> None:
+    """Wait until every part answers. `is_settled`: the store has said already which engine sets have an open run."""
     if not stack.is_external("RATCHET_DATABASE_URL"):
         # On a busy machine the first start takes minutes; a server that ends instead is reported by its probe.
         await postgres.ensure_database(stack.ports["postgres"], _POSTGRES_SECONDS)
@@ -128,6 +187,8 @@ async def _make_ready(
         await database.wait()
         await asyncio.to_thread(migrate, database.url)
         await grant_reader_role(database)
+        if not is_settled:
+            await _settle_sets(stack, config, say)
         client = await connect_stack(stack, settings)
         is_own = not stack.is_external("TEMPORAL_ADDRESS")
         await temporal_namespace.prepare_namespace(client, database, settings, is_own)
@@ -166,7 +227,7 @@ async def connect_running(stack: Stack, settings: TemporalSettings) -> Client:
 async def continue_runs(client: Client, database: Database, settings: TemporalSettings) -> list[str]:
     """Start the workflow of every open run that has none, for example after Temporal's database was lost."""
     async with database.begin() as connection:
-        unfinished = await runs.unfinished_runs(connection)
+        unfinished = await open_runs.unfinished_runs(connection)
     for run_id in unfinished:
         await temporal_client.start_train_run(client, settings, run_id)
     return unfinished

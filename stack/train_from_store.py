@@ -13,7 +13,7 @@ from activities.run_creation import model_directory, publish_model
 from engine.policy_files import file_sha256
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError, StoreUnavailableError
-from ratchet.store import learners, retention, runs
+from ratchet.store import learners, open_runs, retention, runs
 from ratchet.store.database import Database
 from ratchet.store.runs import RunRow
 from ratchet.types import RunState, policy_version
@@ -98,7 +98,7 @@ async def start_stored_run(
     async with stack.database() as database:
         async with database.begin() as connection:
             unfinished = None if new else await runs.newest_unfinished_run(connection, config, source_run_id)
-            reason = await runs.resume_run(connection, unfinished) if unfinished is not None else None
+            reason = await open_runs.resume_run(connection, unfinished) if unfinished is not None else None
         if unfinished is not None:
             paused = f"; it was paused: {reason}" if reason else ""
             say(f"continuing run {unfinished} (same config, same stored groups; --new starts another){paused}")

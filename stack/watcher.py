@@ -31,7 +31,7 @@ from stack.part_health import (
 )
 from stack.part_logs import last_error, log_size
 from stack.parts import WATCHER, Part, Stack
-from stack.placement import part_kind
+from stack.placement import part_kind, set_of_part
 from stack.probes import NEEDS, ProbeFailedError, Probes, is_missed, limits_of
 from stack.readiness import log_sizes, part_log
 from stack.supervisor import PartState, Supervisor
@@ -199,7 +199,8 @@ class Watcher:
                     database.begin() as store,
                 ):
                     reason = f"{health.name} is given up: {health.reason}{last}"
-                    await run_pause.pause_all_runs(store, reason, health.name not in ("learner", "ray"))
+                    only_with_rollouts = health.name not in ("learner", "ray")
+                    await run_pause.pause_all_runs(store, reason, only_with_rollouts, set_of_part(health.name))
             except (RatchetError, TimeoutError) as error:
                 _LOG.warning("runs not paused yet", part=health.name, reason=str(error))
                 return

@@ -51,7 +51,8 @@ class Publisher:
         if self.learner.device.type != "cuda":
             raise ValueError("training.weight_transport: nccl needs a GPU on the learner's first rank; use disk")
         try:
-            return WeightBroadcast(NcclBroadcastGroup(self.learner.device.index), self.context.settings.policies)
+            group = NcclBroadcastGroup(self.learner.device.index)
+            return WeightBroadcast(group, self.context.settings.policies, self.config.engine_set)
         except ImportError as error:
             raise ValueError(
                 f"training.weight_transport: nccl needs vLLM on the learner's machine ({error}); use disk"
@@ -135,7 +136,8 @@ class Publisher:
         """
         run_id, store = self.context.lease.run_id, self.context.store
         num_links = self.config.training.full_weights_every
-        if num_links == 1 or store.transaction(engines.cannot_fetch):
+        engine_set = self.config.engine_set
+        if num_links == 1 or store.transaction(lambda connection: engines.cannot_fetch(connection, engine_set)):
             return list(written.files)
         before = store.transaction(lambda connection: learner_commits.version_before(connection, run_id, step))
         if before is None:

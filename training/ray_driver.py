@@ -20,6 +20,9 @@ The cleaner is a detached actor. It outlives a killed driver, for ever if the cl
 and their placement group belong to the driver's job and end with it. Plan rows need no actors of Ray Data.
 """
 
+_SHARE_OF_ONE_NODE = 0.125
+"""CPUs that a rank asks Ray for on a cluster of one node: the four of `ratchet up` have place for 32 ranks."""
+
 
 def _train_rank(values: dict[str, Any]) -> None:
     configure_logs("learner")
@@ -48,11 +51,15 @@ def run_driver(settings: RankSettings, num_workers: int) -> None:
             logging_level="ERROR",
         )
     use_gpu = torch.cuda.is_available()
+    # The only node is this machine's, whose number of CPUs is nominal: the learners of several runs must fit on it. Of
+    # several nodes, each keeps as many ranks as it has CPUs.
+    num_nodes = sum(node["Alive"] for node in ray.nodes())
+    per_rank = {"CPU": 1.0 if num_nodes > 1 else _SHARE_OF_ONE_NODE}
     trainer = Trainer(
         _train_rank,
         train_loop_config={field.name: getattr(settings, field.name) for field in fields(settings)},
         torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo"),
-        scaling_config=train.ScalingConfig(num_workers=num_workers, use_gpu=use_gpu, resources_per_worker={"CPU": 1}),
+        scaling_config=train.ScalingConfig(num_workers=num_workers, use_gpu=use_gpu, resources_per_worker=per_rank),
         run_config=train.RunConfig(
             name=settings.run_id,
             storage_path=str(settings.checkpoints / "ray"),

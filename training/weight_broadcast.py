@@ -25,6 +25,7 @@ from engine.policy_files import policy_directory, weight_files
 from engine.vllm_plugin import read_tensors
 from engine.weight_update import load_from_files, update_engine
 from ratchet.background_task import in_abandonable_thread
+from ratchet.config_engines import DEFAULT_SET
 from ratchet.errors import RatchetError
 from ratchet.store import engines
 from ratchet.store.database import Database
@@ -113,22 +114,25 @@ class WeightBroadcast:
     engines from generating.
     """
 
-    def __init__(self, group: BroadcastGroup, root: Path) -> None:
-        """`root`: the directory below which policies are published, on this machine."""
+    def __init__(self, group: BroadcastGroup, root: Path, engine_set: str = DEFAULT_SET) -> None:
+        """`root`: the directory below which policies are published, on this machine. `engine_set`: whose engines get
+        the versions."""
         self.group = group
         self.root = root
+        self.engine_set = engine_set
         self.given_up = False
         self._members: list[tuple[int, Any]] = []  # (engine id, start time)
 
     async def send(self, database: Database, version: PolicyVersionTable, keep_cache: bool) -> None:
-        """Bring every ready engine to `version`; those that fail are left to `learn.sync` and their wrapper.
+        """Bring every ready engine of the set to `version`; those that fail are left to `learn.sync` and their wrapper.
 
         Raises StoreUnavailableError only.
         """
         if self.given_up:
             return
         async with database.begin() as connection:
-            ready = [engine for engine in await engines.ready_engines(connection) if engine.version != version.version]
+            of_set = await engines.ready_engines(connection, self.engine_set)
+        ready = [engine for engine in of_set if engine.version != version.version]
         counts = await asyncio.gather(*map(_num_workers, ready))
         num_workers = {engine.id: count for engine, count in zip(ready, counts, strict=True)}
         answering = [engine for engine in ready if num_workers[engine.id]]

@@ -236,7 +236,7 @@ class PromptBuilder:
         cause = cause_of(
             tree, attach_point, stream.length, options.lane, request.runs, request.keys, tokenized.dropped, kind
         )
-        engine = self._router.likely(session.row.id)
+        engine = self._router.likely(session.row)
         return PreparedCall(
             request=request,
             kind=kind,

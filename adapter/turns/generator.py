@@ -248,7 +248,7 @@ class TurnGenerator:
         call = _EngineCall(turn_id, prompt, sampling, sampled, live is not None)
         recorded_engine_id = prepared.engine_id
         while True:
-            engine = await self._router.pick(session.row.id)
+            engine = await self._router.pick(session.row)
             if engine.id != recorded_engine_id:
                 # The `diff` stage, which seals the session, aborts the call on the engine that the row names.
                 recorded_engine_id = engine.id

@@ -1,6 +1,7 @@
-"""Choose the engine of a call: a ready one, the same one for a session while the ready engines stay the same.
+"""Choose the engine of a call: a ready one of the session's engine set, the same one for a session while the ready
+engines stay the same.
 
-Wait while there is none.
+Wait while there is none, also if other sets have ready ones: their engines have the weights of other runs.
 
 Engines are added, paused, killed and replaced while agents run, and no agent may see that.
 """
@@ -12,7 +13,8 @@ from hashlib import blake2b
 from engine.client import EngineClient
 from ratchet.errors import StoreUnavailableError
 from ratchet.store.database import Database
-from ratchet.store.engines import SILENT_SECONDS, EngineRow, list_engines
+from ratchet.store.engines import SILENT_SECONDS, EngineRow, list_all_engines
+from ratchet.store.sessions import SessionRow
 from ratchet.types import EngineState
 
 _REFRESH_SECONDS = 1.0
@@ -36,28 +38,27 @@ class EngineRouter:
         self._avoided_until: dict[int, float] = {}
         self._clients: dict[str, EngineClient] = {}
 
-    async def pick(self, session_id: int) -> EngineRow:
-        """Wait until an engine is ready.
+    async def pick(self, session: SessionRow) -> EngineRow:
+        """Wait until an engine of the session's set is ready.
 
         The choice is stable per session, so that the engine's prefix cache is used.
         """
         max_age_seconds = _REFRESH_SECONDS
         while True:
             await self._refresh(max_age_seconds)
-            engine = self.likely(session_id)
+            engine = self.likely(session)
             if engine is not None:
                 return engine
             max_age_seconds = _POLL_SECONDS
             await asyncio.sleep(_POLL_SECONDS)
 
-    def likely(self, session_id: int) -> EngineRow | None:
+    def likely(self, session: SessionRow) -> EngineRow | None:
         """The engine that `pick` would choose by what is known now; None if it would wait."""
         now = time.monotonic()
-        ready = [
-            row for row in self._engines.values() if self.serves(row.id) and self._avoided_until.get(row.id, 0.0) < now
-        ]
+        of_set = [row for row in self._engines.values() if row.engine_set == session.engine_set]
+        ready = [row for row in of_set if self.serves(row.id) and self._avoided_until.get(row.id, 0.0) < now]
         return max(
-            ready, key=lambda row: blake2b(f"{session_id}/{row.id}".encode(), digest_size=8).digest(), default=None
+            ready, key=lambda row: blake2b(f"{session.id}/{row.id}".encode(), digest_size=8).digest(), default=None
         )
 
     def serves(self, engine_id: int) -> bool:
@@ -106,7 +107,7 @@ class EngineRouter:
                 return
             try:
                 async with self._database.begin() as conn:
-                    self._engines = {row.id: row for row in await list_engines(conn)}
+                    self._engines = {row.id: row for row in await list_all_engines(conn)}
             except StoreUnavailableError:
                 self._heartbeats_unknown_until = time.monotonic() + SILENT_SECONDS
                 await asyncio.sleep(_POLL_SECONDS)  # keep the last view; a turn cannot be stored now anyway

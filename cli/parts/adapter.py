@@ -2,9 +2,10 @@
 
 from typing import TYPE_CHECKING
 
+from ratchet.errors import MachineError
 from ratchet.temporal_settings import load_temporal_settings
 from stack.parts import Stack
-from stack.serving_plan import load_plan
+from stack.serving_plan import ServingPlan, load_plan
 
 if TYPE_CHECKING:
     from adapter.settings import AdapterSettings
@@ -16,14 +17,48 @@ def adapter() -> None:
     from ratchet.trace_export import start_exporting
 
     start_exporting("adapter")
-    run_adapter(settings_of_stack(Stack()))
+    sets = SettingsOfSets(Stack())
+    run_adapter(next(iter(sets.read().values())), sets.read)
 
 
-def settings_of_stack(stack: Stack) -> "AdapterSettings":
-    """Return the settings of the stack's adapter, from its serving plan, its environment and temporal.yaml."""
+class SettingsOfSets:
+    """The settings of the engine sets that a stack serves; its plan is read again whenever `ratchet up` replaces it."""
+
+    def __init__(self, stack: Stack) -> None:
+        self._stack = stack
+        self._written: tuple[int, int] | None = None  # inode and time of the file
+        self._settings: dict[str, AdapterSettings] = {}
+
+    def read(self) -> "dict[str, AdapterSettings]":
+        """Return engine set → settings; the same mapping for as long as the plan stays.
+
+        Raises MachineError at the first call if there is no plan.
+        """
+        try:
+            status = self._stack.plan_path.stat()
+            written = (status.st_ino, status.st_mtime_ns)
+        except OSError:
+            written = None
+        if written != self._written or not self._settings:
+            self._written = written
+            self._settings = self._read_plan()
+        return self._settings
+
+    def _read_plan(self) -> "dict[str, AdapterSettings]":
+        try:
+            plan = load_plan(self._stack)
+        except MachineError:
+            if not self._settings:
+                raise
+            return self._settings  # it was deleted, or nothing is to be served for now
+        return {name: settings_of_plan(self._stack, one) for name, one in plan.sets.items()}
+
+
+def settings_of_plan(stack: Stack, plan: ServingPlan) -> "AdapterSettings":
+    """Return the adapter's settings for the calls of one engine set, from its plan, the stack's environment and
+    temporal.yaml."""
     from adapter.settings import AdapterSettings
 
-    plan = load_plan(stack)
     environment = stack.environment()
     numbers = load_temporal_settings()
     return AdapterSettings(

@@ -17,7 +17,7 @@ LOOK_SECONDS = 2.0
 def ray() -> None:
     """Run the Ray head on which the learner's ranks run."""
     from stack.engine_parts import learner_devices
-    from stack.serving_plan import load_plan
+    from stack.serving_plan import read_plan
 
     stack = Stack()
     port = stack.ports["ray"]
@@ -30,7 +30,7 @@ def ray() -> None:
     }
     # at Ray's default niceness of 15 a rank waits until every box of the next step has had its CPU time
     os.environ |= {"RAY_worker_niceness": "0"}
-    devices = learner_devices(load_plan(stack)) if stack.plan_path.is_file() else None
+    devices = learner_devices(read_plan(stack)) if stack.plan_path.is_file() else None
     if devices is not None:
         os.environ |= devices.environment
     program = str(Path(sys.executable).parent / "ray")

@@ -173,7 +173,7 @@ async def read_load(
     return Load(
         boxes=await count_places(connection, provider),
         calls=(await connection.execute(calls)).scalar_one(),
-        engine_slots=len(await ready_engines(connection)) * config.engine.max_num_seqs,
+        engine_slots=len(await ready_engines(connection, config.engine_set)) * config.engine.max_num_seqs,
         refused=(await connection.execute(refused)).scalar_one(),
         endpoint_waits=(await connection.execute(waits)).scalar_one(),
         free_memory=free_memory,

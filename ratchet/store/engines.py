@@ -3,6 +3,10 @@
 Wrapper, adapter and weight update coordinate through this table only; every change carries the expected old state
 (`ratchet.types.EngineState` lists the transitions). A pause is a lease: the process that pauses an engine writes
 `paused_until` first, and the wrapper ends a pause whose lease has expired.
+
+An engine belongs to one engine set. The id of a row says the set for ever: a wrapper that takes over the address of an
+engine of another set makes a new row and ends the old one, so that an update, a call or a lease that was meant for the
+old engine finds no engine.
 """
 
 from dataclasses import dataclass, field
@@ -13,6 +17,7 @@ from sqlalchemy import ColumnElement, func, literal, select, update
 from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from ratchet.config_engines import DEFAULT_SET
 from ratchet.store.runs import ADHOC
 from ratchet.store.schema import EngineLoadTable, EngineTable, PolicyVersionTable, RunTable
 from ratchet.types import EngineState, JsonObject, PolicyVersionState, RunState
@@ -40,6 +45,7 @@ class EngineRow:
     silent_seconds: float
     pause_seconds_left: float | None
     details: JsonObject = field(default_factory=dict)
+    engine_set: str = DEFAULT_SET
 
     @property
     def reachable(self) -> bool:
@@ -75,7 +81,9 @@ _ROW = select(
     func.extract("epoch", func.now() - EngineTable.heartbeat_at).label("silent_seconds"),
     func.extract("epoch", EngineTable.paused_until - func.now()).label("pause_seconds_left"),
     EngineTable.details,
+    EngineTable.engine_set,
 )
+_GONE = {"state": EngineState.GONE, "version": None, "paused_until": None}
 _NOT_GONE = _ROW.where(EngineTable.state != EngineState.GONE).order_by(EngineTable.id)
 
 
@@ -90,14 +98,20 @@ def _engine_row(row: Any) -> EngineRow:
         silent_seconds=float(row.silent_seconds),
         pause_seconds_left=None if left is None else float(left),
         details=row.details,
+        engine_set=row.engine_set,
     )
 
 
-async def register_engine(conn: AsyncConnection, address: str, model_path: str, details: JsonObject) -> int:
+async def register_engine(
+    conn: AsyncConnection, address: str, model_path: str, details: JsonObject, engine_set: str = DEFAULT_SET
+) -> int:
     """Return the id of the engine's row, in state `starting` without version or lease.
 
-    An existing row of the same address is reset, because it belongs to an earlier process.
+    An existing row of the same address belongs to an earlier process: that of the same set is reset, and those of other
+    sets are `gone` from now on.
     """
+    other = (EngineTable.address == address) & (EngineTable.engine_set != engine_set)
+    await conn.execute(update(EngineTable).where(other).values(_GONE))
     values = {
         "state": EngineState.STARTING,
         "version": None,
@@ -105,8 +119,9 @@ async def register_engine(conn: AsyncConnection, address: str, model_path: str, 
         "details": details,
         "paused_until": None,
     }
-    statement = insert(EngineTable).values(address=address, **values)
-    statement = statement.on_conflict_do_update(index_elements=["address"], set_=values | {"heartbeat_at": func.now()})
+    statement = insert(EngineTable).values(address=address, engine_set=engine_set, **values)
+    known = values | {"heartbeat_at": func.now()}
+    statement = statement.on_conflict_do_update(index_elements=["address", "engine_set"], set_=known)
     return int((await conn.execute(statement.returning(EngineTable.id))).scalar_one())
 
 
@@ -121,21 +136,29 @@ async def get_engine(conn: AsyncConnection, engine_id: int) -> EngineRow | None:
     return None if row is None else _engine_row(row)
 
 
-async def list_engines(conn: AsyncConnection) -> list[EngineRow]:
-    """Return all engines that are not `gone`, oldest first."""
+async def list_engines(conn: AsyncConnection, engine_set: str) -> list[EngineRow]:
+    """Return the set's engines that are not `gone`, oldest first."""
+    return [_engine_row(row) for row in await conn.execute(_NOT_GONE.where(EngineTable.engine_set == engine_set))]
+
+
+async def list_all_engines(conn: AsyncConnection) -> list[EngineRow]:
+    """Return the engines of all sets that are not `gone`, oldest first."""
     return [_engine_row(row) for row in await conn.execute(_NOT_GONE)]
 
 
-async def ready_engines(conn: AsyncConnection, max_silent_seconds: float = SILENT_SECONDS) -> list[EngineRow]:
-    """Return the engines in state `ready` with a recent heartbeat, oldest first."""
+async def ready_engines(
+    conn: AsyncConnection, engine_set: str, max_silent_seconds: float = SILENT_SECONDS
+) -> list[EngineRow]:
+    """Return the set's engines in state `ready` with a recent heartbeat, oldest first."""
     fresh = EngineTable.heartbeat_at > func.now() - timedelta(seconds=max_silent_seconds)
-    rows = await conn.execute(_ROW.where(EngineTable.state == EngineState.READY, fresh).order_by(EngineTable.id))
-    return [_engine_row(row) for row in rows]
+    ready = _ROW.where(EngineTable.engine_set == engine_set, EngineTable.state == EngineState.READY, fresh)
+    return [_engine_row(row) for row in await conn.execute(ready.order_by(EngineTable.id))]
 
 
-async def cannot_fetch(conn: AsyncConnection) -> bool:
-    """Return whether the node of some live engine waits for weights that it cannot fetch."""
-    return any(row.fetch_error and row.silent_seconds < SILENT_SECONDS for row in await list_engines(conn))
+async def cannot_fetch(conn: AsyncConnection, engine_set: str) -> bool:
+    """Return whether the node of some live engine of the set waits for weights that it cannot fetch."""
+    found = await list_engines(conn, engine_set)
+    return any(row.fetch_error and row.silent_seconds < SILENT_SECONDS for row in found)
 
 
 async def set_engine_state(conn: AsyncConnection, engine_id: int, expected: EngineState, state: EngineState) -> bool:
@@ -149,11 +172,7 @@ async def set_engine_state(conn: AsyncConnection, engine_id: int, expected: Engi
 
 async def set_engine_gone(conn: AsyncConnection, engine_id: int) -> None:
     """Record that the vLLM process has ended, from any state."""
-    await conn.execute(
-        update(EngineTable)
-        .where(EngineTable.id == engine_id)
-        .values(state=EngineState.GONE, version=None, paused_until=None)
-    )
+    await conn.execute(update(EngineTable).where(EngineTable.id == engine_id).values(_GONE))
 
 
 async def set_engine_version(conn: AsyncConnection, engine_id: int, version: str | None) -> None:
@@ -237,12 +256,15 @@ async def take_over_engine_pause(conn: AsyncConnection, engine_id: int, seconds:
     )
 
 
-async def newest_published_policies(conn: AsyncConnection, most: int | None = None) -> list[PublishedPolicy]:
-    """Return the published versions of the open run that published last, newest first, at most `most`; empty if no run
-    is open.
+async def newest_published_policies(
+    conn: AsyncConnection, engine_set: str, most: int | None = None
+) -> list[PublishedPolicy]:
+    """Return the published versions of the set's open run that published last, newest first, at most `most`; empty if
+    no run of the set is open.
     """
     trains = (
-        RunTable.state.in_((RunState.RUNNING, RunState.PAUSED))
+        (RunTable.engine_set == engine_set)
+        & RunTable.state.in_((RunState.RUNNING, RunState.PAUSED))
         & (RunTable.config_name != ADHOC)
         & RunTable.source_run_id.is_(None)
         & RunTable.config["endpoint"].astext.is_(None)

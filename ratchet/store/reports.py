@@ -50,6 +50,7 @@ async def list_runs(connection: AsyncConnection) -> list[JsonObject]:
             RunTable.wish,
             RunTable.stop_at,
             RunTable.config_name,
+            RunTable.engine_set,
             RunTable.step,
             RunTable.checkpoint_step,
             RunTable.epoch,

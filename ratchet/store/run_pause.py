@@ -1,4 +1,4 @@
-"""Pause runs. Every pause is one of these two statements; `ratchet.store.runs.resume_run` is its opposite."""
+"""Pause runs. Every pause is one of these two statements; `ratchet.store.open_runs.resume_run` is its opposite."""
 
 from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -20,12 +20,16 @@ async def pause_run(connection: AsyncConnection, run_id: str, reason: str, epoch
     await connection.execute(statement.values(state=RunState.PAUSED, state_reason=reason))
 
 
-async def pause_all_runs(connection: AsyncConnection, reason: str, only_with_rollouts: bool) -> None:
+async def pause_all_runs(
+    connection: AsyncConnection, reason: str, only_with_rollouts: bool, engine_set: str | None = None
+) -> None:
     """Pause every running training run, because a part that they need does not work.
 
-    `only_with_rollouts`: not those that train on stored rollouts.
+    `only_with_rollouts`: not those that train on stored rollouts. `engine_set`: only those of this set.
     """
     statement = update(RunTable).where(RunTable.state == RunState.RUNNING, RunTable.config_name != ADHOC)
     if only_with_rollouts:
         statement = statement.where(RunTable.source_run_id.is_(None))
+    if engine_set is not None:
+        statement = statement.where(RunTable.engine_set == engine_set)
     await connection.execute(statement.values(state=RunState.PAUSED, state_reason=reason))

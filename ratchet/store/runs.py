@@ -15,7 +15,7 @@ from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.config import RunConfig
-from ratchet.errors import ConfigError
+from ratchet.config_engines import DEFAULT_SET
 from ratchet.grading_payloads import LabelledTask
 from ratchet.steering import with_last_step
 from ratchet.store.schema import PolicyVersionTable, RolloutGroupTable, RunTable, RunTaskTable, TaskTable
@@ -24,7 +24,6 @@ from ratchet.types import GroupState, JsonObject, Purpose, RunState, Wish
 
 ADHOC = "adhoc"
 """Config name of runs that hold rollouts started by hand."""
-_ONE_OPEN_RUN = 0x52415443  # key of an advisory lock; any number that no other lock uses
 
 
 @dataclass(slots=True, frozen=True)
@@ -48,6 +47,7 @@ class RunRow:
     best_rate: float | None = None
     config_name: str = ""
     next_group_no: int = 0
+    engine_set: str = DEFAULT_SET
 
     @property
     def is_by_hand(self) -> bool:
@@ -72,6 +72,7 @@ class NewRun:
     model_path: str
     init_from: str | None = None
     source_run_id: str | None = None
+    engine_set: str = DEFAULT_SET
 
     @classmethod
     def of_config(
@@ -89,6 +90,7 @@ class NewRun:
             model_path="" if model is None else str(model),
             init_from=config.init_from,
             source_run_id=source_run_id,
+            engine_set=config.engine_set,
         )
 
 
@@ -134,34 +136,6 @@ async def newest_stopped_run(connection: AsyncConnection, config: RunConfig) -> 
     return row.run_id if row is not None and row.state in ended_early else None
 
 
-async def unfinished_runs(connection: AsyncConnection, running: bool = False) -> list[str]:
-    """Return the training runs whose workflow must run. `running`: without those that are paused."""
-    wanted = RunTable.state == RunState.RUNNING if running else _OPEN
-    statement = select(RunTable.run_id).where(wanted, RunTable.config_name != ADHOC, RunTable.source_run_id.is_(None))
-    return list((await connection.execute(statement)).scalars())
-
-
-async def require_no_other_run(connection: AsyncConnection, run_id: str) -> None:
-    """Prevent other training runs from starting until the transaction ends. Raises ConfigError if one is open.
-
-    The engines serve one policy; rollouts of two runs would be sampled by each other's weights.
-    """
-    await connection.execute(select(func.pg_advisory_xact_lock(_ONE_OPEN_RUN)))
-    for other in await unfinished_runs(connection):
-        if other != run_id:
-            raise ConfigError(
-                f"run {other} is still open, and the engines serve one policy at a time: wait for its end, "
-                f"end it (`ratchet stop {other}`), or train this one in a checkout of its own"
-            )
-
-
-async def newest_run(connection: AsyncConnection) -> str | None:
-    """Return the newest open run, or else the newest, or else that of rollouts by hand, which never ends; or None."""
-    is_training = RunTable.config_name != ADHOC
-    statement = select(RunTable.run_id).order_by(is_training.desc(), _OPEN.desc(), RunTable.created_at.desc())
-    return (await connection.execute(statement.limit(1))).scalar_one_or_none()
-
-
 async def create_run(connection: AsyncConnection, new: NewRun) -> bool:
     """Insert the run's row; return False if it exists already."""
     result = await connection.execute(pg_insert(RunTable).values(**asdict(new)).on_conflict_do_nothing())
@@ -193,44 +167,6 @@ async def end_run(
     ended = {"state": state, "state_reason": reason, "wish": Wish.NONE, "ended_at": func.now()}
     await connection.execute(statement.values(**ended))
     return True
-
-
-async def resume_run(connection: AsyncConnection, run_id: str, allow_done: bool = False) -> str | None:
-    """Let a paused, stopped, failed or cancelled run go on and return why it had stopped; None if it was running.
-
-    It goes on from its newest checkpoint. Earlier groups without signal no longer count towards the next pause. Raises
-    ConfigError if the run does not exist, is done (unless `allow_done`, for a run that gets more steps) or pruned, or
-    may not run beside another open one.
-    """
-    columns = (RunTable.state, RunTable.state_reason, RunTable.config_name, RunTable.source_run_id, RunTable.pruned_at)
-    statement = select(*columns).where(RunTable.run_id == run_id).with_for_update()
-    row = (await connection.execute(statement)).one_or_none()
-    if row is None or row.config_name == ADHOC:
-        raise ConfigError(f"there is no training run {run_id!r}; `ratchet runs` lists those that there are")
-    if row.state == RunState.DONE and not allow_done:
-        raise ConfigError(
-            f"run {run_id} is done; `ratchet extend {run_id} STEPS` adds steps, or start another run from its last "
-            f"weights with `--set init_from={run_id}@STEP`"
-        )
-    if row.state == RunState.RUNNING:
-        return None
-    if row.pruned_at is not None:
-        raise ConfigError(f"run {run_id} was pruned on {row.pruned_at:%Y-%m-%d} and cannot be resumed; start a new run")
-    if row.source_run_id is None:
-        await require_no_other_run(connection, run_id)
-    going = update(RunTable).where(RunTable.run_id == run_id)
-    await connection.execute(
-        going.values(
-            state=RunState.RUNNING,
-            state_reason="",
-            wish=Wish.NONE,
-            stop_at=None,
-            ended_at=None,
-            restarts=0,
-            patient_from=RunTable.next_group_no,
-        )
-    )
-    return str(row.state_reason) or f"it was {row.state}"
 
 
 async def count_restart(connection: AsyncConnection, run_id: str) -> int:

@@ -30,6 +30,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.types import BigInteger, LargeBinary
 
+from ratchet.config_engines import DEFAULT_SET
 from ratchet.config_sections import EndpointConfig
 from ratchet.errors import FencedError
 from ratchet.store.adapters import ADAPTER_HEARTBEAT, adapters_alive_seconds, adapters_away_seconds
@@ -38,6 +39,7 @@ from ratchet.store.schema import (
     EngineTable,
     InstallationTable,
     RolloutTable,
+    RunTable,
     SessionTable,
     SessionTokenTable,
     TurnTable,
@@ -63,8 +65,8 @@ class EngineCall(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SessionRow:
-    """A session; `SessionTable` describes the columns. `run_id`: of its rollout. `installation`: of this store,
-    None before a worker or an adapter has run."""
+    """A session; `SessionTable` describes the columns. `run_id` and `engine_set`: of its rollout's run. `installation`:
+    of this store, None before a worker or an adapter has run."""
 
     id: int
     rollout_id: int
@@ -76,6 +78,7 @@ class SessionRow:
     endpoint: EndpointConfig | None = None
     run_id: str = ""
     installation: UUID | None = None
+    engine_set: str = DEFAULT_SET
 
 
 WAITS_RECORDED_SECONDS = 1.0
@@ -226,9 +229,10 @@ async def find_session(conn: AsyncConnection, digest: bytes) -> SessionRow | Non
     of_session = (SessionTable.id, SessionTable.rollout_id, SessionTable.attempt, SessionTable.state)
     of_calls = (SessionTable.temperature, SessionTable.model, SessionTable.limits, SessionTable.endpoint)
     statement = (
-        select(*of_session, *of_calls, RolloutTable.run_id, installation)
+        select(*of_session, *of_calls, RolloutTable.run_id, installation, RunTable.engine_set)
         .join(SessionTokenTable, SessionTokenTable.session_id == SessionTable.id)
         .join(RolloutTable, RolloutTable.id == SessionTable.rollout_id)
+        .join(RunTable, RunTable.run_id == RolloutTable.run_id)
         .where(SessionTokenTable.token_hash == digest)
     )
     row = (await conn.execute(statement)).one_or_none()
@@ -245,6 +249,7 @@ async def find_session(conn: AsyncConnection, digest: bytes) -> SessionRow | Non
         None if row.endpoint is None else EndpointConfig.model_validate(row.endpoint, extra="ignore"),
         row.run_id,
         row.installation,
+        row.engine_set,
     )
 
 

@@ -17,7 +17,7 @@ from sqlalchemy.orm import aliased
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError
 from ratchet.steering import acts_on, changed_config, config_value, describe_request, with_values
-from ratchet.store import plans, run_pause, runs
+from ratchet.store import open_runs, plans, run_pause, runs
 from ratchet.store.runs import ADHOC
 from ratchet.store.schema import BatchTable, RunTable, RunTaskTable, SteeringTable
 from ratchet.stored_config import read_stored_config
@@ -138,7 +138,7 @@ async def record_resume(connection: AsyncConnection, request: Request) -> Steeri
     run = await _lock(connection, request.run_id, with_rollouts=False)
     if await is_known(connection, request):
         return SteeringAnswer(f"run {run.run_id} was resumed by this request", changed=False)
-    stopped_because = await runs.resume_run(connection, run.run_id)
+    stopped_because = await open_runs.resume_run(connection, run.run_id)
     ending = run.wish != Wish.NONE or run.stop_at is not None
     if ending:
         going = update(RunTable).where(RunTable.run_id == run.run_id)
@@ -234,7 +234,7 @@ async def record_extension(connection: AsyncConnection, request: Request, num_st
     steps = run.steps + num_steps
     config = with_values(run.config, {"training.steps": steps})
     if run.state not in _OPEN:
-        await runs.resume_run(connection, run.run_id, allow_done=True)
+        await open_runs.resume_run(connection, run.run_id, allow_done=True)
     values = {"config": config.model_dump(mode="json"), "wish": Wish.NONE, "stop_at": None}
     await connection.execute(update(RunTable).where(RunTable.run_id == run.run_id).values(**values))
     await record(connection, request, SteeringAction.EXTEND, "training.steps", run.steps, steps, run.next_step)

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import ConfigError
 from ratchet.run_names import rollout_number
-from ratchet.store import evaluations, groups, plans, runs, steering
+from ratchet.store import evaluations, groups, open_runs, plans, runs, steering
 from ratchet.store.schema import EvaluationTable, RolloutGroupTable, RolloutTable, RunTable
 from ratchet.store.steering import Request, SteeringAnswer
 from ratchet.types import REWARDED_OUTCOMES, GroupState, Outcome, Purpose, RunState, SteeringAction, Wish
@@ -180,7 +180,7 @@ async def _retry_evaluation(
         )
     text = f"{target.workflow_id}: {len(waiting)} rollouts without a verdict run again"
     if run.state not in (RunState.RUNNING, RunState.PAUSED):
-        await runs.resume_run(connection, run.run_id, allow_done=True)
+        await open_runs.resume_run(connection, run.run_id, allow_done=True)
         if run.state != RunState.DONE:
             drained = update(RunTable).where(RunTable.run_id == run.run_id)
             await connection.execute(drained.values(wish=Wish.DRAIN, stop_at=run.step))

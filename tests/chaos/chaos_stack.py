@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ratchet import paths
+from ratchet.config_engines import DEFAULT_SET
 from ratchet.temporal_settings import QUEUES
 from stack.parts import WATCHER, Part, Stack
 from stack.serving_plan import load_plan
@@ -57,7 +58,7 @@ def _run_engine(stack: ChaosStack) -> None:
     from engine.wrapper import run_engine
 
     url = stack.environment()["RATCHET_DATABASE_URL"]
-    model, seed = load_plan(stack).model_path, os.environ[SEED_VARIABLE]
+    model, seed = load_plan(stack).sets[DEFAULT_SET].model_path, os.environ[SEED_VARIABLE]
     program = [sys.executable, "-m", "tests.chaos.seeded_engine"]
     command = [*program, str(stack.ports["engine"]), str(model), str(stack.engine_log), seed, url]
     process.vllm_command = lambda settings, model: command

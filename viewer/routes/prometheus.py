@@ -17,6 +17,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
+from ratchet.config_engines import DEFAULT_SET
 from ratchet.disk_space import free_space
 from ratchet.errors import StoreUnavailableError
 from ratchet.store.views.monitoring import STEP_METRICS, Monitored, read_monitored
@@ -66,6 +67,7 @@ def _gauge(name: str, meaning: str, values: Values, labels: tuple[str, ...] = ()
 def _of_runs(found: Monitored) -> list[GaugeMetricFamily]:
     runs, run = found.runs, ("run",)
     silent = {(one.run_id,): one.learner_silent_seconds for one in runs}
+    sets = sorted({DEFAULT_SET, *(engine_set for engine_set, _ in found.engines)})
     return [
         _gauge(
             "ratchet_run_open",
@@ -107,9 +109,9 @@ def _of_runs(found: Monitored) -> list[GaugeMetricFamily]:
         ),
         _gauge(
             "ratchet_engines",
-            "Engines by state; quarantined: the canary text got other scores than the learner's.",
-            {(state.value,): found.engines.get(state, 0) for state in EngineState},
-            ("state",),
+            "Engines by state and set; quarantined: the canary text got other scores than the learner's.",
+            {(state.value, name): found.engines.get((name, state), 0) for name in sets for state in EngineState},
+            ("state", "engine_set"),
         ),
     ]
 

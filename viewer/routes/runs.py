@@ -194,7 +194,7 @@ async def read_run_page(connection: AsyncConnection, rewards: StepRewards, run_i
         "failures": (len(failures), _MAX_FAILURES),
         "flagged": (len(flagged), _MAX_FLAGGED),
     }
-    engines = await list_engines(connection)
+    engines = await list_engines(connection, head.engine_set)
     requests = await steering_views.list_requests(connection, run_id, limit=_MAX_REQUESTS)
     verdicts = await run_views.count_verdicts(connection, run_id)
     return RunPage(

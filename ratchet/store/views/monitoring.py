@@ -40,13 +40,14 @@ class OpenRun:
 
 @dataclass(slots=True, frozen=True)
 class Monitored:
-    """`boxes` and `engines`: counts by state. `boxes_without_owner`: held although their rollout has ended."""
+    """`boxes`: counts by state. `boxes_without_owner`: held although their rollout has ended. `engines`: counts by
+    engine set and state."""
 
     runs: list[OpenRun]
     boxes: dict[SandboxState, int]
     boxes_without_owner: int
     recent: BoxCounts
-    engines: dict[EngineState, int]
+    engines: dict[tuple[str, EngineState], int]
 
 
 async def read_monitored(connection: AsyncConnection) -> Monitored:
@@ -56,13 +57,14 @@ async def read_monitored(connection: AsyncConnection) -> Monitored:
     ended_long_ago = func.extract("epoch", func.now() - RolloutTable.ended_at) > _ORPHANED_AFTER_SECONDS
     orphans = select(func.count()).join(RolloutTable, RolloutTable.id == SandboxTable.rollout_id)
     orphans = orphans.select_from(SandboxTable).where(held, RolloutTable.outcome.is_not(None), ended_long_ago)
-    engines = select(EngineTable.state, func.count()).group_by(EngineTable.state)
+    key = (EngineTable.engine_set, EngineTable.state)
+    engines = select(*key, func.count()).group_by(*key)
     return Monitored(
         runs=await _open_runs(connection),
         boxes={SandboxState(row[0]): row[1] for row in await connection.execute(boxes)},
         boxes_without_owner=int((await connection.execute(orphans)).scalar_one()),
         recent=await box_failures.count_boxes(connection),
-        engines={EngineState(row[0]): row[1] for row in await connection.execute(engines)},
+        engines={(row[0], EngineState(row[1])): row[2] for row in await connection.execute(engines)},
     )
 
 

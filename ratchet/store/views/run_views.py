@@ -73,6 +73,7 @@ class RunHead:
     model_path: str
     init_from: str | None
     source_run_id: str | None
+    engine_set: str
     epoch: int
     step: int
     checkpoint_step: int

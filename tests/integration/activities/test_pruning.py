@@ -18,7 +18,7 @@ from sqlalchemy import func, insert, select, text, update
 from activities import pruning
 from activities.pruning import PruneTask
 from ratchet.errors import ConfigError, RatchetError
-from ratchet.store import retention, runs
+from ratchet.store import open_runs, retention, runs
 from ratchet.store.arrays import ids_from_bytes, pack_text
 from ratchet.store.database import Database
 from ratchet.store.schema import (
@@ -245,7 +245,7 @@ async def test_a_pruned_run_is_not_resumed_exported_or_trained_on(
     await pruning.prune_run(database, PruneTask(run_id), force=True)
     async with database.begin() as connection:
         with pytest.raises(ConfigError, match=r"was pruned on .* and cannot be resumed"):
-            await runs.resume_run(connection, run_id)
+            await open_runs.resume_run(connection, run_id)
     async with database.begin() as connection:
         with pytest.raises(ConfigError, match=f"archived: read `archive/{run_id}`"):
             await export_run(connection, run_id, ["jsonl"], home)

@@ -20,7 +20,9 @@ from sqlalchemy import func, insert, select, text
 
 from adapter.app import create_adapter_app, server_config
 from adapter.prompt.renderer import Renderer
+from adapter.served_sets import ReadSets
 from adapter.settings import AdapterSettings
+from ratchet.config_engines import DEFAULT_SET
 from ratchet.store import sessions
 from ratchet.store.database import Database
 from ratchet.store.schema import EngineTable, RolloutTable, RunTable, TaskTable, TurnTable
@@ -101,7 +103,12 @@ async def engine_process() -> AsyncIterator[tuple[str, subprocess.Popen[bytes]]]
 
 
 async def register(
-    database: Database, renderer: Renderer, address: str, process: subprocess.Popen[bytes], *texts: str
+    database: Database,
+    renderer: Renderer,
+    address: str,
+    process: subprocess.Popen[bytes],
+    *texts: str,
+    engine_set: str = DEFAULT_SET,
 ) -> ScriptedEngine:
     """Register an engine that is ready for an hour, and that answers with `texts` and nothing else."""
     async with httpx.AsyncClient(timeout=60) as http:
@@ -111,6 +118,7 @@ async def register(
     async with database.begin() as conn:
         values = {
             "address": address,
+            "engine_set": engine_set,
             "state": "ready",
             "model_path": "",
             "heartbeat_at": func.now() + text("interval '1 hour'"),
@@ -154,10 +162,10 @@ def adapter_settings(postgres_url: str, model_dir: Path, **changes: Any) -> Adap
 
 
 @contextlib.asynccontextmanager
-async def adapter_here(settings: AdapterSettings) -> AsyncIterator[str]:
+async def adapter_here(settings: AdapterSettings, read_sets: ReadSets | None = None) -> AsyncIterator[str]:
     """Serve the app on a real socket, in this process."""
     database = Database(settings.database_url, settings.pool_size)
-    app = create_adapter_app(settings, database)
+    app = create_adapter_app(settings, database, read_sets=read_sets)
     server = uvicorn.Server(server_config(app, settings))
     # type: ignore[method-assign, assignment]  # signals stay with pytest
     server.capture_signals = contextlib.nullcontext
@@ -297,16 +305,18 @@ class Opened:
 LIMITS = {"max_context_tokens": 2000, "max_response_tokens": 100, "min_response_tokens": 8, "max_turns": None}
 
 
-async def open_rollout(database: Database, member: int = 0, **limits: Any) -> Opened:
+async def open_rollout(
+    database: Database, member: int = 0, run_id: str = "run-1", engine_set: str = DEFAULT_SET, **limits: Any
+) -> Opened:
     async with database.begin() as conn:
-        run = {"run_id": "run-1", "config": {}, "config_digest": "", "config_name": "", "seed": 0, "model_path": ""}
-        if not (await conn.execute(select(RunTable.run_id))).first():
-            await conn.execute(insert(RunTable).values(**run))
+        run = {"run_id": run_id, "config": {}, "config_digest": "", "config_name": "", "seed": 0, "model_path": ""}
+        if not (await conn.execute(select(RunTable.run_id).where(RunTable.run_id == run_id))).first():
+            await conn.execute(insert(RunTable).values(**run, engine_set=engine_set))
         task = {"dataset": "d", "dataset_digest": "d", "row_digest": f"r{member}", "row_no": member, "spec": {}}
         task |= {name: "" for name in ("label", "image", "workdir", "grader")}
         task_id = (await conn.execute(insert(TaskTable).values(**task).returning(TaskTable.id))).scalar_one()
         rollout = {
-            "run_id": "run-1",
+            "run_id": run_id,
             "task_id": task_id,
             "member": member,
             "purpose": "train",

@@ -101,7 +101,10 @@ async def test_an_engine_that_aborts_the_call_of_a_sealed_session_keeps_its_call
     await engine.release("gate")
     with pytest.raises(UnauthorisedError):
         await call.task
-    likely = parts.router.likely(other.session_id)
+    async with database.begin() as conn:
+        row = await sessions.find_session(conn, sessions.token_hash(other.token))
+    assert row is not None
+    likely = parts.router.likely(row)
     assert likely is not None and likely.id == engine.id
 
 

@@ -16,8 +16,11 @@ from engine.wrapper import EngineWrapper
 from ratchet.store import engines
 from ratchet.store.database import Database
 from ratchet.store.schema import EngineTable, PolicyVersionTable, RunTable
-from ratchet.types import EngineState
-from tests.integration.adapter.conftest import ScriptedEngine, cut_off
+from ratchet.store.sessions import SessionRow
+from ratchet.types import EngineState, SessionState
+from tests.integration.adapter.conftest import LIMITS, ScriptedEngine, cut_off
+
+SESSION = SessionRow(1, 1, 1, SessionState.OPEN, 1.0, "policy", LIMITS)
 
 
 async def change(database: Database, engine: ScriptedEngine, **values: object) -> None:
@@ -31,10 +34,10 @@ async def test_missing_heartbeats_count_only_while_the_store_was_available(
     long_ago = func.now() - text("interval '30 seconds'")
     async with cut_off(postgres_url) as (url, line), Database(url) as through_line, asyncio.timeout(300):
         router = EngineRouter(through_line)
-        await router.pick(1)
+        await router.pick(SESSION)
         line.cut()
         router.avoid(engine.id)
-        await router.pick(1)  # from the last view, because the store is unavailable
+        await router.pick(SESSION)  # from the last view, because the store is unavailable
         await change(database, engine, heartbeat_at=long_ago)
         line.mend()
         gone = asyncio.create_task(router.wait_until_gone(engine.id))

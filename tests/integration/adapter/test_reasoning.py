@@ -13,7 +13,7 @@ import yaml
 from sqlalchemy import update
 
 from adapter.turns.loss_mask import TokenChain, build_chains
-from cli.parts.adapter import settings_of_stack
+from cli.parts.adapter import SettingsOfSets
 from ratchet.config_sources import load_config
 from ratchet.store import turns
 from ratchet.store.database import Database
@@ -154,8 +154,10 @@ async def test_a_config_file_sets_images_and_reasoning(
     file.write_text(yaml.safe_dump(values))
     stack = Stack(tmp_path / "stack")
     write_plan(stack, ServingPlan(config=load_config(file), model_path=keeping_dir))
-    settings = settings_of_stack(stack).model_copy(
-        update={"database_url": postgres_url, "host": "127.0.0.1", "port": free_port()}
+    settings = (
+        SettingsOfSets(stack)
+        .read()["default"]
+        .model_copy(update={"database_url": postgres_url, "host": "127.0.0.1", "port": free_port()})
     )
     await script(engine)
     async with adapter_here(settings) as address:

@@ -8,6 +8,7 @@ from sqlalchemy import update
 from activities.run_creation import model_directory
 from cli.console import answered_by
 from client.evaluating import EvaluationSettings, read_reports, run_evaluation
+from ratchet.config_engines import DEFAULT_SET
 from ratchet.errors import ConfigError
 from ratchet.store import engines, evaluations, reports, runs, steering
 from ratchet.store.database import Database
@@ -52,7 +53,7 @@ async def test_a_run_that_an_endpoint_answered_says_so_and_trains_nothing(
     await make_run(database, run_id, make_config(endpoint=ENDPOINT, training={"steps": 0}))
     async with database.begin() as connection:
         await runs.publish_initial(connection, f"{run_id}/0.e0", run_id, ENDPOINT["url"], [])
-        assert not await engines.newest_published_policies(connection), "no engine loads its weights"
+        assert not await engines.newest_published_policies(connection, DEFAULT_SET), "no engine loads its weights"
         listed = (await reports.list_runs(connection))[0]
         assert listed["endpoint"] == ENDPOINT and "no tokens are captured" in answered_by(listed["endpoint"])
         with pytest.raises(ConfigError, match="tokens are not captured"):

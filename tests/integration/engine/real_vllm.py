@@ -18,6 +18,7 @@ from sqlalchemy import insert
 
 from engine.policy_files import file_sha256
 from engine.process import EngineSettings
+from ratchet.config_engines import DEFAULT_SET
 from ratchet.store import engines
 from ratchet.store.database import Database
 from ratchet.store.engines import PublishedPolicy
@@ -132,7 +133,7 @@ async def wait_for_engine(database: Database, state: EngineState, timeout_second
     async with asyncio.timeout(timeout_seconds):
         while True:
             async with database.begin() as conn:
-                found = [row for row in await engines.list_engines(conn) if row.state is state]
+                found = [row for row in await engines.list_engines(conn, DEFAULT_SET) if row.state is state]
             if found:
                 return found[0]
             await asyncio.sleep(0.2)

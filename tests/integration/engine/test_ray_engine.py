@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from engine.process import EngineSettings
+from ratchet.config_engines import DEFAULT_SET
 from ratchet.errors import MachineError
 from ratchet.store import engines
 from ratchet.store.database import Database
@@ -50,7 +51,7 @@ async def test_an_engine_runs_on_the_named_node(
 
     async def row() -> engines.EngineRow | None:
         async with database.begin() as connection:
-            return next(iter(await engines.list_engines(connection)), None)
+            return next(iter(await engines.list_engines(connection, DEFAULT_SET)), None)
 
     async def is_ready() -> bool:
         return (found := await row()) is not None and found.state is EngineState.READY

@@ -76,7 +76,7 @@ class Fleet:
 
     async def rows(self) -> list[engines.EngineRow]:
         async with self.database.begin() as connection:
-            return await engines.list_engines(connection)
+            return await engines.list_all_engines(connection)
 
     async def rows_by_id(self) -> dict[int, engines.EngineRow]:
         return {row.id: row for row in await self.rows()}
@@ -89,25 +89,25 @@ class Fleet:
                     return ready
                 await asyncio.sleep(0.05)
 
-    async def publish(self, step: int, address: str | None = None) -> str:
+    async def publish(self, step: int, address: str | None = None, run_id: str = "run-1") -> str:
         """Publish the weights of a step as the learner does: the files first, then the row.
 
         With an address only what was uploaded is left, as on a host that shares nothing with the learner's.
         """
-        directory = self.home / "policies" / "run-1" / f"{step}.e1"
+        directory = self.home / "policies" / run_id / f"{step}.e1"
         directory.mkdir(parents=True)
         file = directory / "model.safetensors"
         file.write_bytes(b"weights %d" % step)
-        values = {"version": f"run-1/{step}.e1", "run_id": "run-1", "step": step, "epoch": 1, "uri": str(directory)}
+        values = {"version": f"{run_id}/{step}.e1", "run_id": run_id, "step": step, "epoch": 1, "uri": str(directory)}
         if address is not None:
-            values["uri"] = uri = weight_storage.version_address(address, f"run-1/{step}.e1")
+            values["uri"] = uri = weight_storage.version_address(address, f"{run_id}/{step}.e1")
             weight_storage.upload_version(directory, uri, describe_files(directory))
         files = [{"name": file.name, "sha256": file_sha256(file), "bytes": file.stat().st_size}]
         if address is not None:
             shutil.rmtree(directory)
         async with self.database.begin() as connection:
             await connection.execute(insert(PolicyVersionTable).values(**values, files=files))
-        return f"run-1/{step}.e1"
+        return f"{run_id}/{step}.e1"
 
 
 @pytest.fixture(scope="module")

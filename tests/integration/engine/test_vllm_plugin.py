@@ -20,6 +20,7 @@ from activities.run_configs import RunConfigs
 from engine.client import EngineClient, Sampling
 from engine.policy_files import file_sha256
 from engine.process import EngineSettings, session_members
+from ratchet.config_engines import DEFAULT_SET
 from ratchet.errors import EngineUnavailableError
 from ratchet.payloads import SyncInput
 from ratchet.store import engines
@@ -196,7 +197,7 @@ async def test_weights_move_with_their_label(
         await record(database, 5, root / "step-4", files[4], truth(root / "step-1").tolist())
         await ActivityEnvironment().run(learn.sync, SyncInput(run_id="run-1", step=5, engine_id=row.id))
         async with database.begin() as conn:
-            assert not await engines.ready_engines(conn), "it may not serve until its canary passes"
+            assert not await engines.ready_engines(conn, DEFAULT_SET), "it may not serve until its canary passes"
         assert (await metrics_of(database, 5))["canary_gap_mean"] > 10 * said["canary_gap_mean"]
         assert await asyncio.to_thread(process.wait, PATIENCE_SECONDS) != 0, (
             "its wrapper ends, and the supervisor starts both again"

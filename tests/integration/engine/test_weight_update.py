@@ -22,6 +22,7 @@ from temporalio.testing import ActivityEnvironment
 from activities.learning import LearnActivities
 from activities.run_configs import RunConfigs
 from engine.client import EngineClient, Sampling
+from ratchet.config_engines import DEFAULT_SET
 from ratchet.payloads import SyncInput
 from ratchet.store import engines
 from ratchet.store.database import Database
@@ -142,7 +143,7 @@ async def test_an_engine_with_other_scores_is_quarantined_with_the_reason(
     assert row.state is EngineState.QUARANTINED
     assert reason in row.details["canary"]["reason"] and row.details["pid"] == 1
     async with stage.database.begin() as connection:
-        assert row.id not in [one.id for one in await engines.ready_engines(connection)]
+        assert row.id not in [one.id for one in await engines.ready_engines(connection, DEFAULT_SET)]
     await stage.sync()
     assert (await stage.row()).state is EngineState.QUARANTINED, "only its wrapper makes it ready again"
 

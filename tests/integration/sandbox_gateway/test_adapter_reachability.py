@@ -12,7 +12,7 @@ from activities.run_configs import RunConfigs
 from activities.run_lifecycle import RunActivities
 from activities.sandboxes.e2b import E2BProvider
 from ratchet.payloads import PrepareRunInput, TrainRunInput
-from ratchet.store import runs
+from ratchet.store import open_runs
 from ratchet.store.database import Database
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import RunState
@@ -55,7 +55,7 @@ async def test_a_run_is_paused_until_boxes_reach_the_adapter(
         seen = await view.look()
         assert (seen.state, seen.open_groups) == (RunState.PAUSED, []) and "http://127.0.0.1:9" in seen.reason
         async with database.begin() as connection:
-            await runs.resume_run(connection, run_id)
+            await open_runs.resume_run(connection, run_id)
     adapter.url = f"http://{adapter_address}"
     seen = await view.look()
     assert seen.state == RunState.RUNNING and seen.open_groups

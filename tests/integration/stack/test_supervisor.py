@@ -18,7 +18,7 @@ import pytest
 from ratchet.config import RunConfig
 from ratchet.errors import MachineError
 from stack.parts import Part, Stack, free_ports
-from stack.serving_plan import ServingPlan, load_plan, wants_other, write_plan
+from stack.serving_plan import ServingPlan, load_plan, read_plan, wants_other, write_plan
 from stack.supervisor import Supervisor
 from stack.watcher import Watcher
 
@@ -111,11 +111,11 @@ def test_another_model_is_wanted_until_its_plan_is_written(tmp_path: Path) -> No
     one, other = (
         RunConfig.model_validate({"model": f"/{name}", "datasets": [{"path": "x"}]}) for name in ("one", "other")
     )
-    assert not wants_other(stack, one)
+    assert not wants_other(read_plan(stack), one)
     write_plan(stack, ServingPlan(config=one, model_path=Path("/one")))
-    assert wants_other(stack, other) and not wants_other(stack, one)
+    assert wants_other(read_plan(stack), other) and not wants_other(read_plan(stack), one)
     write_plan(stack, ServingPlan(config=other, model_path=Path("/other")))
-    assert not wants_other(stack, other) and load_plan(stack).config == other
+    assert not wants_other(read_plan(stack), other) and load_plan(stack).sets["default"].config == other
 
 
 def test_down_goes_on_where_the_gateway_is_away(stack: Sleepers) -> None:

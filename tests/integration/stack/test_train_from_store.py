@@ -10,8 +10,9 @@ import pytest
 from sqlalchemy import func, select
 
 from ratchet.config import RunConfig
+from ratchet.config_engines import DEFAULT_SET
 from ratchet.errors import ConfigError
-from ratchet.store import engines, learners, runs
+from ratchet.store import engines, learners, open_runs, runs
 from ratchet.store.database import Database
 from ratchet.store.schema import BatchItemTable, BatchTable, MetricTable, RolloutGroupTable, RolloutTable, RunTable
 from ratchet.stored_config import config_digest
@@ -66,9 +67,9 @@ async def test_the_same_config_trains_the_same_weights_whatever_dies(
     )
     async with database.begin() as connection:
         assert run_id in await learners.runs_wanting_learner(connection)
-        assert run_id not in await runs.unfinished_runs(connection), "no workflow is started for it"
+        assert run_id not in await open_runs.unfinished_runs(connection), "no workflow is started for it"
         assert run_id not in {
-            one.version.partition("/")[0] for one in await engines.newest_published_policies(connection)
+            one.version.partition("/")[0] for one in await engines.newest_published_policies(connection, DEFAULT_SET)
         }
     kills = [("plan", 1, 0), ("step", 2, 0), ("publish", 3, 0), ("save", 4, 0), ("commit", 4, 0)]
     assert await asyncio.to_thread(supervise, settings_of(database, run_id, home), 1, home / run_id, kills) == 6

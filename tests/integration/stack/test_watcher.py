@@ -18,7 +18,7 @@ import yaml
 
 from client.steering import steer_run
 from ratchet.errors import MachineError
-from ratchet.store import runs
+from ratchet.store import open_runs, runs
 from ratchet.store.database import Database
 from ratchet.types import SteeringAction
 from stack import probes
@@ -226,7 +226,7 @@ async def test_runs_are_paused_once_if_a_part_that_they_need_is_given_up(
             row = await runs.get_run(connection, run_id)
             assert row is not None and row.state == "paused"
             assert row.state_reason.startswith("learner is given up: it ended") and "OSError" in row.state_reason
-            await runs.resume_run(connection, run_id)
+            await open_runs.resume_run(connection, run_id)
         await asyncio.sleep(2)
         async with database.begin() as connection:
             again = await runs.get_run(connection, run_id)

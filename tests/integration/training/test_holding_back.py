@@ -13,7 +13,7 @@ from activities import run_lifecycle
 from activities.run_configs import RunConfigs
 from activities.run_lifecycle import RunActivities
 from ratchet.payloads import RunView, ViewRunInput
-from ratchet.store import box_failures, runs, sandboxes
+from ratchet.store import box_failures, open_runs, sandboxes
 from ratchet.store.box_failures import BoxCounts
 from ratchet.store.database import Database
 from ratchet.store.sandboxes import NewSandbox
@@ -132,7 +132,7 @@ async def test_a_task_that_always_fails_is_left_out_until_the_run_is_resumed(vie
     assert all(tasks.count(f"task {number}") >= 5 for number in (0, 2, 3))
     async with database.begin() as connection:
         await connection.execute(update(RunTable).values(state="paused"))
-        await runs.resume_run(connection, view.run_id)
+        await open_runs.resume_run(connection, view.run_id)
     assert "task 1" in [task for _ in range(3) for task in await view.settle({"task 1"})]
 
 

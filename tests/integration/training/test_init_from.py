@@ -14,7 +14,7 @@ from activities.run_configs import RunConfigs
 from activities.run_lifecycle import RunActivities
 from ratchet import paths
 from ratchet.payloads import PrepareRunInput, TrainRunInput
-from ratchet.store import runs
+from ratchet.store import open_runs, runs
 from ratchet.store.database import Database
 from ratchet.store.schema import RunTable
 from ratchet.temporal_settings import load_temporal_settings
@@ -28,7 +28,7 @@ TASK = {"prompt": "fix it", "label": "a", "metadata": {"image": "host", "workdir
 async def alone(database: Database) -> None:
     """Close the runs that other tests left open, so that a run starts as in an installation of its own."""
     async with database.begin() as connection:
-        for other in await runs.unfinished_runs(connection):
+        for other in await open_runs.unfinished_runs(connection):
             await runs.end_run(connection, other, RunState.CANCELLED)
 
 
@@ -111,7 +111,7 @@ async def test_a_paused_run_continues_when_it_is_started_again(database: Databas
             .where(RunTable.run_id == run_id)
             .values(state=RunState.PAUSED, state_reason="NaN in step 3")
         )
-        assert await runs.resume_run(connection, run_id) == "NaN in step 3"
-        assert await runs.resume_run(connection, run_id) is None
+        assert await open_runs.resume_run(connection, run_id) == "NaN in step 3"
+        assert await open_runs.resume_run(connection, run_id) is None
         row = await runs.get_run(connection, run_id)
     assert row is not None and row.state == RunState.RUNNING

@@ -13,7 +13,7 @@ from activities.run_configs import RunConfigs
 from activities.run_lifecycle import RunActivities, next_tasks
 from ratchet.config import RunConfig
 from ratchet.payloads import EndRunInput, ViewRunInput
-from ratchet.store import chains, groups, runs
+from ratchet.store import chains, groups, open_runs, runs
 from ratchet.store.database import Database
 from ratchet.store.runs import OrderedTask
 from ratchet.store.schema import BatchItemTable, BatchTable, RolloutGroupTable, RolloutTable, RunTable
@@ -183,7 +183,7 @@ async def test_a_run_that_finds_no_signal_is_paused(database: Database, run_id: 
     assert await view(7) == "running"
     assert (await view(1)).startswith("paused 8 groups in a row gave no step 1")
     async with database.begin() as connection:
-        assert await runs.resume_run(connection, run_id), "groups from before the resume do not count"
+        assert await open_runs.resume_run(connection, run_id), "groups from before the resume do not count"
     assert await view(7) == "running"
     assert (await view(1)).startswith("paused 8 groups")
 
@@ -213,7 +213,7 @@ async def test_a_run_whose_groups_all_fail_is_paused(database: Database, run_id:
     paused = await view(**broken)
     assert paused == "paused 2 groups in a row got too few verdicts, most often grader_failed: no such program: tox"
     async with database.begin() as connection:
-        assert await runs.resume_run(connection, run_id), "groups from before the resume do not count"
+        assert await open_runs.resume_run(connection, run_id), "groups from before the resume do not count"
     assert await view(**broken) == "running"
 
 

@@ -237,6 +237,16 @@ async def test_the_life_of_a_learner(service: Service, database: Database, model
     assert len(groups) == len(set(groups)) == 8
 
 
+async def test_the_learners_of_two_runs_fit_on_one_node(service: Service, database: Database, model: Path) -> None:
+    """Four ranks on a node that says that it has two CPUs."""
+    other = Service(database, service.head, service.home, f"{service.run_id}-other")
+    for one, name in ((service, "default"), (other, "b")):
+        config = make_config(training={"workers": 2, "steps": 4}, engine_set=name)
+        await make_run(database, one.run_id, config, model, service.home / "policies")
+    await service.start()
+    assert [(await one.ready(1)).world_size for one in (service, other)] == [2, 2]
+
+
 async def test_ranks_on_two_nodes(
     two_nodes: tuple[Head, Head], database: Database, tmp_path: Path, run_id: str, model: Path
 ) -> None:

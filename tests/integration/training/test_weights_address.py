@@ -19,6 +19,7 @@ from engine.policy_cache import PolicyCache
 from engine.policy_fetcher import PolicyFetcher
 from engine.policy_files import describe_files, is_intact, policy_directory, whole_model
 from ratchet.background_task import running_beside
+from ratchet.config_engines import DEFAULT_SET
 from ratchet.payloads import PrepareRunInput, TrainRunInput
 from ratchet.store import engines, learner_commits, learners, runs
 from ratchet.store.database import Database
@@ -188,7 +189,7 @@ async def test_while_an_engine_cannot_fetch_versions_are_whole(database: Databas
 
 async def _has_engine(database: Database) -> bool:
     async with database.begin() as connection:
-        return await engines.cannot_fetch(connection)
+        return await engines.cannot_fetch(connection, DEFAULT_SET)
 
 
 @pytest.mark.filterwarnings("ignore:.*tie_word_embeddings.*")

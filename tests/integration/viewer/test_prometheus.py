@@ -73,13 +73,17 @@ async def test_the_store_the_parts_and_the_disk_are_shown(
         box = {"provider": "p", "role": "agent", "attempt": 1, "workflow_id": "w", "image": "i", "state": "live"}
         await connection.execute(insert(SandboxTable).values(**box, rollout_id=filled.solved))
         await connection.execute(insert(EngineTable).values(address="a", state="quarantined", model_path="m"))
+        other = {"address": "b", "engine_set": "b", "state": "ready", "model_path": "m"}
+        await connection.execute(insert(EngineTable).values(**other))
         await connection.execute(update(LearnerTable).values(heartbeat_at=long_ago))
     found = await scrape(viewer)
     assert found["ratchet_store_answering"][()] == 1
     assert found["ratchet_run_open"][(*run, ("state", "running"))] == 1
     assert found["ratchet_oldest_member_seconds"][run] >= 7 * 3600
     assert found["ratchet_boxes_without_owner"][()] == 1
-    assert found["ratchet_engines"][(("state", "quarantined"),)] == 1
+    engines = found["ratchet_engines"]
+    assert engines[("engine_set", "default"), ("state", "quarantined")] == 1
+    assert engines[("engine_set", "b"), ("state", "ready")] == 1 and sum(engines.values()) == 2
     states = {(("part", "gateway"), ("state", "answering")): 1, (("part", "worker"), ("state", "stopped")): 1}
     assert found["ratchet_part_state"] == states
     assert found["ratchet_part_restarts"][(("part", "worker"),)] == 2

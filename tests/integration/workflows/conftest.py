@@ -250,7 +250,7 @@ async def _engine_row(database: Database, address: str, model: Path) -> None:
         await connection.execute(
             insert(EngineTable)
             .values(address=address, **values)
-            .on_conflict_do_update(index_elements=["address"], set_=values)
+            .on_conflict_do_update(index_elements=["address", "engine_set"], set_=values)
         )
     while True:
         with contextlib.suppress(StoreUnavailableError):

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import select, update
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 
-from ratchet.store import run_pause, runs
+from ratchet.store import open_runs, run_pause
 from ratchet.store.schema import RolloutGroupTable, RunTable
 from ratchet.sweep_payloads import SweepInput, SweepResult
 from ratchet.temporal_client import start_train_run
@@ -42,7 +42,7 @@ class Operator:
 
     async def resume(self) -> str | None:
         async with self.loop.database.begin() as connection:
-            reason = await runs.resume_run(connection, self.run_id)
+            reason = await open_runs.resume_run(connection, self.run_id)
         await start_train_run(self.loop.client, self.loop.settings, self.run_id)
         return reason
 

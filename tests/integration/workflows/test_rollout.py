@@ -18,7 +18,7 @@ from activities.grade import GradeActivities
 from activities.graders.registry import GRADERS
 from activities.run_configs import RunConfigs
 from ratchet.payloads import StageInput
-from ratchet.store import rollouts, runs, sandboxes
+from ratchet.store import open_runs, rollouts, sandboxes
 from ratchet.store.sandboxes import NewSandbox
 from ratchet.store.schema import (
     AttemptTable,
@@ -408,7 +408,8 @@ async def test_a_restart_after_the_diff_keeps_the_agents_turns(loop: Loop) -> No
     assert (row.outcome, row.reward, row.agent_exit, row.attempt) == ("graded", 1.0, "done", 2)
     assert row.num_turns == 2 and row.num_trained_tokens > 0
     async with loop.database.begin() as connection:
-        assert row.run_id not in await runs.unfinished_runs(connection), "a single rollout's run is nothing to train on"
+        unfinished = await open_runs.unfinished_runs(connection)
+    assert row.run_id not in unfinished, "a single rollout's run is nothing to train on"
 
 
 async def test_a_rollout_that_is_started_anew_holds_nothing_of_its_last_life(loop: Loop) -> None:

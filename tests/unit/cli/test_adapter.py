@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cli.parts.adapter import settings_of_stack
+from cli.parts.adapter import SettingsOfSets
 from ratchet.config import RunConfig
 from ratchet.temporal_settings import DEFAULT_PATH
 from stack.parts import Stack
@@ -22,7 +22,7 @@ def test_the_adapter_keeps_as_many_sessions_as_temporal_yaml_says(
     changed = tmp_path / "temporal.yaml"
     monkeypatch.setenv("RATCHET_TEMPORAL_CONFIG", str(changed))
     changed.write_text(yaml.safe_dump({**settings, "adapter": {"max_sessions": 7}}))
-    assert settings_of_stack(stack).max_sessions == 7
+    assert SettingsOfSets(stack).read()["default"].max_sessions == 7
     del settings["adapter"]  # a file of an earlier version
     changed.write_text(yaml.safe_dump(settings))
-    assert settings_of_stack(stack).max_sessions == 2000
+    assert SettingsOfSets(stack).read()["default"].max_sessions == 2000

@@ -10,17 +10,30 @@ from ratchet.config import RunConfig
 from ratchet.errors import ConfigError, MachineError
 from ratchet.model_directory import model_of
 from stack import gpus
-from stack.engine_parts import engine_addresses, engine_settings, learner_devices, place_parts, replaced_parts
+from stack.engine_parts import (
+    engine_addresses,
+    engine_settings,
+    learner_devices,
+    place_parts,
+    place_plan,
+    replaced_parts,
+    with_gpus,
+)
 from stack.part_health import HealthState, PartHealth
 from stack.parts import Stack
+from stack.placement import set_of_part
 from stack.probes import LIMITS, is_missed, limits_of
-from stack.serving_plan import ServingPlan, require_experts, wants_other, write_plan
+from stack.serving_plan import ServingPlan, StackPlan, require_experts, wants_other, write_plan
 from tests.unit.training.test_gradients import MOE, make_architecture
 
 
 def plan_of(stack: Stack, **values: Any) -> ServingPlan:
     config = RunConfig.model_validate({"datasets": [{"path": "x"}], **values})
     return ServingPlan(config=config, model_path=model_of(config))
+
+
+def of_sets(*plans: ServingPlan) -> StackPlan:
+    return StackPlan(sets={plan.config.engine_set: plan for plan in plans})
 
 
 @pytest.fixture
@@ -50,15 +63,61 @@ def test_every_engine_has_a_part_a_port_and_an_address(stack: Stack) -> None:
 
 def test_more_engines_do_not_interrupt_a_run(stack: Stack) -> None:
     one, two = plan_of(stack), plan_of(stack, engines=2)
-    write_plan(stack, one)
-    assert not wants_other(stack, two.config) and replaced_parts(one, two) == []
-    assert replaced_parts(two, one) == ["engine-2"]
+    assert not wants_other(of_sets(one), two.config) and replaced_parts(of_sets(one), of_sets(two)) == []
+    assert replaced_parts(of_sets(two), of_sets(one)) == ["engine-2"]
+
+
+def test_a_set_comes_and_goes_while_the_engines_of_the_others_run_on(stack: Stack) -> None:
+    one, other = plan_of(stack, engines=2), plan_of(stack, engine_set="b", engines=2)
+    alone, both = of_sets(one), of_sets(one, other)
+    assert replaced_parts(alone, both) == []
+    assert replaced_parts(both, alone) == ["engine-b", "engine-b-2"]
+    write_plan(stack, alone)
+    stack.keep_ports()
+    commands = {part.name: part.command for part in stack.parts()}
+    addresses = engine_addresses(stack)
+    write_plan(stack, both)
+    stack.refresh_ports()
+    assert {part.name: part.command for part in stack.parts()} == commands | {
+        "engine-b": [*commands["engine"], "--set", "b"],
+        "engine-b-2": [*commands["engine"], "--set", "b", "--number", "2"],
+    }
+    found = engine_addresses(stack)
+    assert found == addresses | {name: found[name] for name in ("engine-b", "engine-b-2")}
+    assert len(set(found.values())) == 4
+    changed = plan_of(stack, engine_set="b", engines=2, engine={"max_num_seqs": 2})
+    assert replaced_parts(both, of_sets(one, changed)) == ["engine-b", "engine-b-2"]
+    assert [set_of_part(name) for name in (*found, "learner")] == ["default", "default", "b", "b", None]
+
+
+def test_the_engine_of_a_set_is_told_its_set(stack: Stack) -> None:
+    both = of_sets(plan_of(stack), plan_of(stack, engine_set="b"))
+    engines = {name: placement.engines[0] for name, placement in place_plan(both).items()}
+    write_plan(stack, both)
+    stack.refresh_ports()
+    settings = {name: engine_settings(stack, both.sets[name], engine) for name, engine in engines.items()}
+    assert {name: one.engine_set for name, one in settings.items()} == {"default": "default", "b": "b"}
+    assert settings["b"].pidfile != settings["default"].pidfile
+
+
+def test_sets_keep_the_gpus_that_they_were_given(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    first = plan_of(stack, training={"workers": 1, "gpus": {"local": [1]}})
+    second = plan_of(stack, engine_set="b", training={"workers": 1})
+    both = with_gpus(of_sets(first, second))
+    gpus = {name: placement.engines[0].gpus for name, placement in place_plan(both).items()}
+    assert gpus == {"default": (0,), "b": (2,)} and both.sets["b"].gpus == {"engine-b": (2,), "learner": (3,)}
+    devices = learner_devices(both)
+    assert devices is not None and (devices.environment, devices.num_gpus) == ({"CUDA_VISIBLE_DEVICES": "1,3"}, 2)
+    left = of_sets(both.sets["b"])
+    assert place_plan(left)["b"].engines[0].gpus == (2,), "an engine that runs on is where it was"
+    assert replaced_parts(both, left) == ["engine", "ray"]
 
 
 def test_router_replay_restarts_engines_that_return_no_experts(stack: Stack) -> None:
     without, asking = plan_of(stack), plan_of(stack, training={"router_replay": True})
-    write_plan(stack, without)
-    assert wants_other(stack, asking.config) and not wants_other(stack, without.config)
+    before = of_sets(without)
+    assert wants_other(before, asking.config) and not wants_other(before, without.config)
     (engine,) = place_parts(asking.config).engines
     argument = "--enable-return-routed-experts"
     for plan, count in ((without, 0), (asking, 1)):
@@ -99,10 +158,10 @@ def test_gpus_are_those_of_the_job_and_each_part_sees_its_own(stack: Stack, monk
     engines = place_parts(plan.config).engines
     shown = [engine_settings(stack, plan, engine).environment for engine in engines]
     assert shown == [{"CUDA_VISIBLE_DEVICES": "4"}, {"CUDA_VISIBLE_DEVICES": "5"}]
-    devices = learner_devices(plan)
+    devices = learner_devices(of_sets(plan))
     assert devices is not None and (devices.environment, devices.num_gpus) == ({"CUDA_VISIBLE_DEVICES": "7"}, 1)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert gpus.usable_gpus() == [] and learner_devices(plan) is None
+    assert gpus.usable_gpus() == [] and learner_devices(of_sets(plan)) is None
 
 
 def test_an_engine_of_another_host_needs_services_that_it_reaches(
@@ -123,4 +182,6 @@ def test_runs_miss_an_engine_only_if_no_other_is_left() -> None:
     assert is_missed("engine-2", health) and is_missed("worker", health) and not is_missed("viewer", health)
     health["engine"] = PartHealth("engine", HealthState.FAILING)
     assert not is_missed("engine-2", health)
+    health["engine-b"] = PartHealth("engine-b", HealthState.GIVEN_UP)
+    assert is_missed("engine-b", health), "engines of another set do not answer its run"
     assert limits_of("engine-2") is LIMITS["engine"]

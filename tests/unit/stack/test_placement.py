@@ -7,7 +7,7 @@ import pytest
 from ratchet.config import RunConfig
 from ratchet.config_engines import LOCAL
 from ratchet.errors import ConfigError
-from stack.placement import LEARNER, PlacedGpu, gpus_per_engine, place
+from stack.placement import LEARNER, PlacedGpu, SetToPlace, gpus_per_engine, place, place_sets
 from stack.run_size import describe_run
 
 FAR = "10.0.0.2"
@@ -75,6 +75,48 @@ def test_what_cannot_be_is_refused_by_name(engines: Any, gpus: Any, named: str) 
     with pytest.raises(ConfigError) as refused:
         place(config(engines, gpus), 2, {LOCAL: 4})
     assert named in str(refused.value)
+
+
+def two_sets(engines: Any = 1, gpus: Any = None, others: Any = 1, their_gpus: Any = None) -> list[SetToPlace]:
+    found = [config(engines, gpus), config(others, their_gpus)]
+    return [SetToPlace(found[0], 1), SetToPlace(found[1].model_copy(update={"engine_set": "b"}), 1)]
+
+
+def test_sets_are_placed_beside_each_other() -> None:
+    placed = place_sets(two_sets(1, {LOCAL: [1]}, [{"count": 2}], {LOCAL: [4]}), {LOCAL: 5})
+    assert {one.name: one.gpus for name in placed for one in placed[name].engines} == {
+        "engine": (0,), "engine-b": (2,), "engine-b-2": (3,)
+    }  # fmt: skip
+    assert {name: one.learner for name, one in placed.items()} == {"default": {LOCAL: (1,)}, "b": {LOCAL: (4,)}}
+
+
+@pytest.mark.parametrize(("sets", "named"), [
+    (two_sets(1, {LOCAL: [1]}, [{"gpus": [0]}], {LOCAL: [2]}),
+     "GPU 0 of local is given to engine (engine set default) and to engine-b (engine set b)"),
+    (two_sets(1, {LOCAL: [1]}, 1, {LOCAL: [1]}),
+     "GPU 1 of local is given to learner (engine set default) and to learner (engine set b)"),
+    (two_sets(), "engine-b (engine set b) needs 1 GPUs of local, of whose 4 only 0 are free (the others: engine "
+     "(engine set default), learner (engine set default))"),
+    (two_sets([{"host": FAR, "gpus": [0]}], {FAR: [1]}, [{"host": FAR, "gpus": [2]}], {FAR: [3]}),
+     "port 18100 of 10.0.0.2 is given to 2 engines (engine, engine-b)"),
+])  # fmt: skip
+def test_sets_that_need_the_same_are_refused_by_name(sets: list[SetToPlace], named: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        place_sets(sets, {LOCAL: 4})
+    assert named in str(refused.value)
+
+
+@pytest.mark.parametrize(("name", "part"), [("b", "engine-b"), ("gpu-box_2", "engine-gpu-box_2")])
+def test_every_set_has_part_names_of_its_own(name: str, part: str) -> None:
+    values = {"datasets": [{"path": "x"}], "engines": 2, "engine_set": name}
+    placed = place(RunConfig.model_validate(values), 1, {LOCAL: 0})
+    assert [one.name for one in placed.engines] == [part, f"{part}-2"]
+
+
+@pytest.mark.parametrize("name", ["", "2", "b-2", "a b", "ä", "x" * 32, "-b"])
+def test_a_set_whose_parts_could_be_those_of_another_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="cannot be the name of an engine set"):
+        RunConfig.model_validate({"datasets": [{"path": "x"}], "engine_set": name})
 
 
 @pytest.mark.parametrize(("args", "number"), [

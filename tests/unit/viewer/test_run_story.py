@@ -13,7 +13,24 @@ NOW = datetime(2026, 11, 1, tzinfo=UTC)
 
 def run_facts(**changed: Any) -> RunFacts:
     head = RunHead(
-        "quick-1", "quick", "paused", "the disk is full", "none", {}, 0, "/m", None, None, 1, 7, 5, 0, None, NOW, None
+        "quick-1",
+        "quick",
+        "paused",
+        "the disk is full",
+        "none",
+        {},
+        0,
+        "/m",
+        None,
+        None,
+        "default",
+        1,
+        7,
+        5,
+        0,
+        None,
+        NOW,
+        None,
     )
     facts: dict[str, Any] = {"head": head, "num_steps": 10, "first": {}, "last": {}, "outcomes": [], "failures": []}
     return RunFacts(**(facts | {"evaluations": []} | changed))

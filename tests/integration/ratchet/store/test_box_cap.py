@@ -97,6 +97,7 @@ async def test_calls_are_compared_with_the_slots_of_ready_engines(database: Data
     async with database.begin() as connection:
         values = {"address": "a", "state": "ready", "model_path": "", "heartbeat_at": func.now()}
         await connection.execute(insert(EngineTable).values(**values))
+        await connection.execute(insert(EngineTable).values(**values | {"address": "b", "engine_set": "b"}))
         load = await box_cap.read_load(connection, run, CONFIG, "p", 0.5)
     assert (load.engine_slots, load.calls, load.boxes) == (8, 0, 0)
 

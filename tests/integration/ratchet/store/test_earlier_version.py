@@ -23,7 +23,7 @@ from temporalio.worker import Replayer
 from activities.run_configs import RunConfigs
 from activities.run_lifecycle import RunActivities
 from ratchet.payloads import PrepareRunInput, TrainRunInput, ViewRunInput
-from ratchet.store import open_rollouts, reports, rollouts, run_pause, runs, turns
+from ratchet.store import open_rollouts, open_runs, reports, rollouts, run_pause, runs, turns
 from ratchet.store.database import Database, async_url
 from ratchet.store.migration import migrate
 from ratchet.stored_config import read_stored_config
@@ -84,7 +84,7 @@ async def test_it_is_recognised_paused_and_resumed(old_store: Database) -> None:
         assert row is not None
         assert await runs.newest_unfinished_run(connection, read_stored_config(row.config)) == RUN_ID
         await run_pause.pause_run(connection, RUN_ID, "a test")
-        assert await runs.resume_run(connection, RUN_ID) == "a test"
+        assert await open_runs.resume_run(connection, RUN_ID) == "a test"
 
 
 async def test_the_rollout_at_work_is_known_with_its_turns(old_store: Database) -> None:

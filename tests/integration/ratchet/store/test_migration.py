@@ -131,12 +131,12 @@ async def test_a_dropped_unique_index_is_waited_for_and_named(url: str) -> None:
     await asyncio.to_thread(migrate, url)
     async with Database(url, pool_size=1) as database:
         async with database.begin() as connection:
-            await connection.execute(text("ALTER TABLE engine DROP CONSTRAINT uq_engine_address"))
+            await connection.execute(text("ALTER TABLE engine DROP CONSTRAINT uq_engine_address_engine_set"))
         with pytest.raises(StoreUnavailableError, match="ON CONFLICT"):
             async with database.begin() as connection:
                 insert = "INSERT INTO engine (address, state, model_path) VALUES ('a', 'ready', '')"
-                await connection.execute(text(f"{insert} ON CONFLICT (address) DO NOTHING"))
-        with pytest.raises(MachineError, match="uq_engine_address of engine was dropped") as refused:
+                await connection.execute(text(f"{insert} ON CONFLICT (address, engine_set) DO NOTHING"))
+        with pytest.raises(MachineError, match="uq_engine_address_engine_set of engine was dropped") as refused:
             await asyncio.to_thread(migrate, url)
         starting = asyncio.create_task(wait_for_schema(database))
         assert not (await asyncio.wait({starting}, timeout=0.5))[0], "a part that starts waits, too"

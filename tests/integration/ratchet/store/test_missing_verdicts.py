@@ -7,7 +7,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.store.database import Database
 from ratchet.store.missing_verdicts import NO_VERDICT_SHARE, reason_to_pause, recent_groups
-from ratchet.store.runs import resume_run
+from ratchet.store.open_runs import resume_run
 from ratchet.store.schema import RolloutGroupTable, RunTable
 from tests.integration.training.records import make_config, make_group, make_run
 

@@ -1,0 +1,114 @@
+"""One run of an engine set is open at a time, also if two begin in the same moment; runs of different sets are."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from sqlalchemy import update
+
+from ratchet.config import RunConfig
+from ratchet.errors import ConfigError
+from ratchet.store import open_runs, run_pause, runs
+from ratchet.store.database import Database
+from ratchet.store.runs import NewRun
+from ratchet.store.schema import RunTable
+from ratchet.types import RunState
+
+
+def new_run(run_id: str, engine_set: str, **values: Any) -> NewRun:
+    config = RunConfig.model_validate({"datasets": [{"path": "x"}], "engine_set": engine_set, **values})
+    return NewRun.of_config(run_id, "test", config, None)
+
+
+async def begin(database: Database, run_id: str, engine_set: str, checked: asyncio.Event, go: asyncio.Event) -> None:
+    """Create a run as `create_run_from_config` does: the check and the row in one transaction."""
+    async with database.begin() as connection:
+        await open_runs.require_no_other_run(connection, run_id, engine_set)
+        checked.set()
+        await go.wait()
+        await runs.create_run(connection, new_run(run_id, engine_set))
+
+
+async def end(database: Database, run_id: str, state: RunState = RunState.STOPPED) -> None:
+    async with database.begin() as connection:
+        await runs.end_run(connection, run_id, state)
+
+
+async def test_of_two_runs_of_a_set_that_begin_at_once_one_is_refused_by_name(database: Database) -> None:
+    async with asyncio.timeout(60):
+        checked, go = asyncio.Event(), asyncio.Event()
+        first = asyncio.create_task(begin(database, "first", "b", checked, go))
+        await checked.wait()
+        second = asyncio.create_task(begin(database, "second", "b", asyncio.Event(), go))
+        go.set()
+        await first
+        with pytest.raises(ConfigError, match=r"run first of engine set 'b' is still open.*`ratchet stop first`"):
+            await second
+
+
+async def test_two_runs_of_two_sets_begin_at_once(database: Database) -> None:
+    async with asyncio.timeout(60):
+        go, checked = asyncio.Event(), [asyncio.Event(), asyncio.Event()]
+        begun = [
+            asyncio.create_task(begin(database, name, name, one, go))
+            for name, one in zip(("default", "b"), checked, strict=True)
+        ]
+        for one in checked:  # both have passed the check before either has a row
+            await one.wait()
+        go.set()
+        await asyncio.gather(*begun)
+    async with database.begin() as connection:
+        assert {(one.engine_set, one.run_id) for one in await open_runs.open_sets(connection)} == {
+            ("default", "default"),
+            ("b", "b"),
+        }
+
+
+async def test_a_stopped_run_is_not_resumed_while_another_has_its_set(database: Database) -> None:
+    async with database.begin() as connection:
+        await runs.create_run(connection, new_run("first", "b"))
+    await end(database, "first")
+    async with database.begin() as connection:
+        await open_runs.require_no_other_run(connection, "second", "b")
+        await runs.create_run(connection, new_run("second", "b"))
+        await runs.create_run(connection, new_run("other", "c"))
+    with pytest.raises(ConfigError, match="run second of engine set 'b' is still open"):
+        async with database.begin() as connection:
+            await open_runs.resume_run(connection, "first")
+    await end(database, "second")
+    async with database.begin() as connection:
+        await open_runs.resume_run(connection, "first")
+        assert set(await open_runs.unfinished_runs(connection)) == {"first", "other"}
+
+
+async def test_of_several_open_runs_one_must_be_named(database: Database) -> None:
+    async with database.begin() as connection:
+        assert await open_runs.newest_run(connection) is None
+        await runs.create_run(connection, new_run("first", "default"))
+        assert await open_runs.newest_run(connection) == "first"
+        await runs.create_run(connection, new_run("second", "b"))
+    with pytest.raises(ConfigError, match=r"2 runs are open: first \(engine set default\), second \(engine set b\)"):
+        async with database.begin() as connection:
+            await open_runs.newest_run(connection)
+    await end(database, "second")
+    async with database.begin() as connection:
+        assert await open_runs.newest_run(connection) == "first"
+
+
+async def test_a_set_without_engines_pauses_its_own_run_only(database: Database) -> None:
+    async with database.begin() as connection:
+        for name in ("default", "b"):
+            await runs.create_run(connection, new_run(f"of-{name}", name))
+        await run_pause.pause_all_runs(connection, "engine-b is given up", only_with_rollouts=True, engine_set="b")
+        found = {one.run_id: one.state for one in await open_runs.open_sets(connection)}
+    assert found == {"of-default": "running", "of-b": "paused"}
+
+
+async def test_a_run_of_an_earlier_version_has_the_default_set(database: Database) -> None:
+    async with database.begin() as connection:
+        await runs.create_run(connection, new_run("old", "default"))
+        config = new_run("old", "default").config
+        del config["engine_set"]
+        await connection.execute(update(RunTable).values(config=config))
+        (found,) = await open_runs.open_sets(connection)
+    assert (found.engine_set, found.run_id, found.needs_engines) == ("default", "old", True)

@@ -1,0 +1,82 @@
+"""An engine set that comes or goes restarts no part of another."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ratchet.config import RunConfig
+from ratchet.store.migration import migrate
+from stack.parts import WATCHER, Part, Stack, free_ports
+from stack.serving_plan import ServingPlan, StackPlan, next_plan, read_plan
+from stack.startup import _open_sets, _serve
+from stack.supervisor import Supervisor
+from tests.integration.ratchet.store.test_migration import url
+
+__all__ = ["url"]
+ENGINES_AND_READERS = ("engine", "adapter", WATCHER)
+
+
+class Sleepers(Stack):
+    """A stack with the product's engines, adapter and watcher, which do nothing."""
+
+    def parts(self) -> list[Part]:
+        found = [part for part in super().parts() if part.name.startswith(ENGINES_AND_READERS)]
+        return [replace(part, command=["sleep", "1000"], stop_wait_seconds=5) for part in found]
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Iterator[Sleepers]:
+    free_ports(tmp_path)
+    stack = Sleepers(tmp_path)
+    yield stack
+    Supervisor(stack).down()
+
+
+def plan_of(name: str, **values: Any) -> ServingPlan:
+    config = RunConfig.model_validate({"datasets": [{"path": "x"}], "model": "/m", "engine_set": name, **values})
+    return ServingPlan(config=config, model_path=Path("/m"))
+
+
+def serve(stack: Stack, plan: StackPlan) -> dict[str, int | None]:
+    """Do what `bring_up` does with a plan, and return the process of each part."""
+    supervisor = Supervisor(stack)
+    _serve(stack, supervisor, read_plan(stack), plan, lambda _: None)
+    supervisor.up()
+    return {part.name: part.pid for part in supervisor.states()}
+
+
+def test_a_set_comes_and_goes_beside_processes_that_run_on(stack: Sleepers) -> None:
+    default, other = plan_of("default", engines=2), plan_of("b")
+    alone = StackPlan(sets={"default": default})
+    before = serve(stack, alone)
+    assert set(before) == {"engine", "engine-2", "adapter", WATCHER}
+    both = serve(stack, next_plan(alone, other, {"default": default}))
+    assert set(both) == {*before, "engine-b"} and both["engine-b"] is not None
+    kept = ("engine", "engine-2", "adapter")
+    assert [both[name] for name in kept] == [before[name] for name in kept]
+    assert both[WATCHER] != before[WATCHER], "it reads the plan when it starts"
+    again = serve(stack, next_plan(read_plan(stack), other, {"default": default}))
+    assert again == both, "what is served already is left alone"
+    after = serve(stack, next_plan(read_plan(stack), default, {}))
+    assert set(after) == set(before) and [after[name] for name in kept] == [before[name] for name in kept]
+
+
+def test_other_engine_settings_restart_the_engines_of_their_set_only(stack: Sleepers) -> None:
+    sets = {"default": plan_of("default"), "b": plan_of("b")}
+    before = serve(stack, StackPlan(sets=sets))
+    after = serve(stack, StackPlan(sets=sets | {"b": plan_of("b", engine={"max_num_seqs": 2})}))
+    assert {name for name in before if before[name] != after[name]} == {"engine-b", WATCHER}
+
+
+def test_what_is_open_is_not_known_before_there_are_tables(
+    stack: Sleepers, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert asyncio.run(_open_sets(stack)) is None, "Postgres does not run"
+    monkeypatch.setenv("RATCHET_DATABASE_URL", url)
+    assert asyncio.run(_open_sets(stack)) is None
+    migrate(url)
+    assert asyncio.run(_open_sets(stack)) == []

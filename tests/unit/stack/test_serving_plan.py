@@ -1,0 +1,84 @@
+"""Which engine sets a stack serves: the one that is asked for and those with an open run, and no others."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ratchet.config import RunConfig
+from ratchet.errors import ConfigError
+from ratchet.store.open_runs import OpenSet
+from stack.parts import Stack
+from stack.serving_plan import (
+    ServingPlan,
+    StackPlan,
+    next_plan,
+    plans_of,
+    read_plan,
+    require_adapter,
+    write_plan,
+)
+
+
+def plan_of(name: str, **values: Any) -> ServingPlan:
+    config = RunConfig.model_validate({"datasets": [{"path": "x"}], "model": "/m", "engine_set": name, **values})
+    return ServingPlan(config=config, model_path=Path("/m"))
+
+
+A, B, C = (plan_of(name) for name in ("default", "b", "c"))
+
+
+def open_run(plan: ServingPlan) -> OpenSet:
+    config = plan.config.model_dump(mode="json")
+    return OpenSet(plan.config.engine_set, f"run-of-{plan.config.engine_set}", "running", config)
+
+
+def test_a_set_runs_while_it_is_asked_for_or_has_an_open_run() -> None:
+    before = StackPlan(sets={"default": A, "b": B})
+    for opened, expected in (([A, B], ["default", "b", "c"]), ([B], ["b", "c"]), ([], ["c"]), ([C], ["c"])):
+        assert list(next_plan(before, C, plans_of(list(map(open_run, opened)))).sets) == expected
+    assert list(next_plan(before, A, {}).sets) == ["default"]
+
+
+def test_without_a_store_nothing_ends_and_nothing_that_waits_starts() -> None:
+    before = StackPlan(sets={"default": A}, waiting={"b": B})
+    assert next_plan(before, C, None) == StackPlan(sets={"default": A, "c": C}, waiting={"b": B})
+    assert next_plan(before, B, None) == StackPlan(sets={"default": A, "b": B})
+    assert next_plan(before, C, plans_of([open_run(B)])) == StackPlan(sets={"b": B, "c": C})
+
+
+def test_the_engines_of_an_open_run_are_served_without_a_plan_of_before() -> None:
+    """Its set was dropped while the run was stopped, or the file is gone; the run's config says what it needs."""
+    assert next_plan(StackPlan(), A, plans_of([open_run(B)])) == StackPlan(sets={"b": B, "default": A})
+    endpoint = plan_of("b", endpoint={"url": "http://e", "model": "m"}, training={"steps": 0})
+    assert list(next_plan(StackPlan(), A, plans_of([open_run(endpoint)])).sets) == ["default"], "it needs no engine"
+
+
+def test_an_equal_plan_keeps_its_gpus_and_its_place() -> None:
+    kept = B.model_copy(update={"gpus": {"engine-b": (3,)}})
+    before = StackPlan(sets={"b": kept, "default": A})
+    opened = plans_of([open_run(A)])
+    asked = plan_of("b", seed=7, training={"steps": 9})
+    assert next_plan(before, asked, opened) == before, "the seed of another model than tiny changes no engine"
+    moved = plan_of("b", engines=2)
+    assert next_plan(before, moved, opened) == StackPlan(sets={"b": moved, "default": A})
+
+
+def test_the_file_of_a_version_with_one_config_is_read(tmp_path: Path) -> None:
+    stack = Stack(tmp_path)
+    stack.plan_path.write_text(A.model_dump_json(exclude={"gpus": True, "config": {"engine_set"}}))
+    assert read_plan(stack) == StackPlan(sets={"default": A}) and stack.engine_names() == ["engine"]
+    write_plan(stack, StackPlan(sets={"default": A, "b": B}))
+    assert list(read_plan(stack).sets) == ["default", "b"] and stack.engine_names() == ["engine", "engine-b"]
+    write_plan(stack, StackPlan(waiting={"default": A}))
+    names = [part.name for part in stack.parts()]
+    assert stack.engine_names() == [] and "adapter" not in names, "what it serves is not known yet"
+
+
+def test_a_set_whose_template_cannot_be_used_is_refused_before_it_is_added(model: Path, tmp_path: Path) -> None:
+    good, bad = B.model_copy(update={"model_path": model}), C.model_copy(update={"model_path": tmp_path})
+    alone = StackPlan(sets={"default": A})
+    require_adapter(StackPlan(), alone)  # the adapter's own start says so
+    require_adapter(alone, StackPlan(sets={"default": A, "b": good}))
+    with pytest.raises(ConfigError, match=str(tmp_path)):
+        require_adapter(alone, StackPlan(sets={"default": A, "c": bad}))
