@@ -33,7 +33,8 @@ def _checks() -> list[dict[str, Any]]:
     import shutil
 
     from ratchet.errors import MachineError
-    from stack.parts import Stack, nearest_existing, require_space
+    from stack.disk_space import nearest_existing, require_space
+    from stack.parts import Stack
 
     stack = Stack()
     checks = _sandbox_checks(stack)

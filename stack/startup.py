@@ -28,8 +28,9 @@ from sandbox_gateway import machine_probe
 from stack import docker_egress, postgres
 from stack.build_id import build_id
 from stack.connections import too_many_connections
+from stack.disk_space import require_space
 from stack.engine_parts import place_parts, replaced_parts, with_gpus
-from stack.parts import WATCHER, Stack, require_space
+from stack.parts import WATCHER, Stack
 from stack.readiness import LogSizes, log_sizes, wait_until_answering
 from stack.serving_plan import (
     ServingPlan,
