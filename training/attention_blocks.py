@@ -19,12 +19,12 @@ from torch import Tensor
 
 from training.prefix_tree import Segment
 
-ALONE_FROM_PAIRS = 1 << 25
+OWN_CALL_FROM_PAIRS = 1 << 25
 """On a GPU a block with at least so many pairs of a query and a key has a call of its own. cuDNN plans each new shape
 for 0.1 s (on an H100), and saves as much in a step of a model of 0.6B with a block of this size."""
 
 TreeRows: TypeAlias = "slice | Tensor"
-"""TreeRows of the tree: a slice if they are contiguous, else their indexes."""
+"""Rows of the tree: a slice if they are contiguous, else their indexes."""
 _Range: TypeAlias = "tuple[int, int]"
 
 
@@ -33,36 +33,30 @@ class BlockGroup:
     """Blocks of disjoint queries that one kernel call computes.
 
     `query_ends`, `key_ends`: the ends of the blocks among the group's queries and keys, with a 0 in front.
-    `query_offsets`, `key_offsets`: the same as int32 tensors on the device of the kernels.
+    `flash_sizes`: the same as int32 tensors on the device of the kernels, and the largest number of queries and of keys
+    in a block. `has_own_call`: the group is one large block, for which a GPU may have another kernel.
     """
 
     queries: TreeRows
     keys: TreeRows
     query_ends: tuple[int, ...]
     key_ends: tuple[int, ...]
-    query_offsets: Tensor
-    key_offsets: Tensor
+    flash_sizes: tuple[Tensor, Tensor, int, int]
     causal: bool
-    is_alone: bool
+    has_own_call: bool
 
     def blocks(self) -> Iterator[tuple[slice, slice]]:
         """Yield (queries, keys) of each block, as ranges of the group's own."""
         for queries, keys in zip(pairwise(self.query_ends), pairwise(self.key_ends), strict=True):
             yield slice(*queries), slice(*keys)
 
-    @property
-    def flash_sizes(self) -> tuple[Tensor, Tensor, int, int]:
-        """Offsets of queries and keys, and the largest number of each in a block."""
-        longest = [max(end - start for start, end in pairwise(ends)) for ends in (self.query_ends, self.key_ends)]
-        return self.query_offsets, self.key_offsets, longest[0], longest[1]
-
 
 def group_blocks(
-    segments: Sequence[Segment], device: torch.device, alone_from_pairs: int | None = None
+    segments: Sequence[Segment], device: torch.device, own_call_from_pairs: int | None = None
 ) -> list[BlockGroup]:
     """Return the groups of a tree's blocks; those with every segment's own tokens come first and are causal.
 
-    Blocks with at least `alone_from_pairs` pairs of a query and a key have groups of their own; None: no block has.
+    Blocks with at least `own_call_from_pairs` pairs of a query and a key have groups of their own; None: no block has.
     """
     own = [((one.start, one.end), (one.start, one.end)) for one in segments]
     depths: list[int] = []
@@ -71,33 +65,37 @@ def group_blocks(
         depths.append(depths[one.parent] + 1 if one.parent >= 0 else 0)
         if one.subtree_end > one.end:
             below.setdefault(depths[-1], []).append(((one.end, one.subtree_end), (one.start, one.end)))
-    groups = list(_groups(own, True, device, alone_from_pairs))
+    groups = list(_groups(own, True, device, own_call_from_pairs))
     for depth in sorted(below):
-        groups += _groups(below[depth], False, device, alone_from_pairs)
+        groups += _groups(below[depth], False, device, own_call_from_pairs)
     return groups
 
 
 def _groups(
-    blocks: Sequence[tuple[_Range, _Range]], causal: bool, device: torch.device, alone_from_pairs: int | None
+    blocks: Sequence[tuple[_Range, _Range]], causal: bool, device: torch.device, own_call_from_pairs: int | None
 ) -> Iterator[BlockGroup]:
     together = []
     for block in blocks:
         num_queries, num_keys = (end - start for start, end in block)
-        if alone_from_pairs is not None and num_queries * num_keys // (1 + causal) >= alone_from_pairs:
-            yield _group([block], causal, device, is_alone=True)
+        if own_call_from_pairs is not None and num_queries * num_keys // (1 + causal) >= own_call_from_pairs:
+            yield _group([block], causal, device, has_own_call=True)
         else:
             together.append(block)
     if together:
-        yield _group(together, causal, device, is_alone=False)
+        yield _group(together, causal, device, has_own_call=False)
 
 
-def _group(blocks: Sequence[tuple[_Range, _Range]], causal: bool, device: torch.device, is_alone: bool) -> BlockGroup:
+def _group(
+    blocks: Sequence[tuple[_Range, _Range]], causal: bool, device: torch.device, has_own_call: bool
+) -> BlockGroup:
     queries, keys = ([block[side] for block in blocks] for side in (0, 1))
-    ends = [tuple(accumulate((end - start for start, end in ranges), initial=0)) for ranges in (queries, keys)]
-    offsets = [torch.tensor(end, dtype=torch.int32, device=device) for end in ends]
-    return BlockGroup(
-        _rows(queries, device), _rows(keys, device), ends[0], ends[1], offsets[0], offsets[1], causal, is_alone
+    query_ends, key_ends = (
+        tuple(accumulate((end - start for start, end in ranges), initial=0)) for ranges in (queries, keys)
     )
+    offsets = [torch.tensor(ends, dtype=torch.int32, device=device) for ends in (query_ends, key_ends)]
+    longest = [max(end - start for start, end in ranges) for ranges in (queries, keys)]
+    sizes = (offsets[0], offsets[1], longest[0], longest[1])
+    return BlockGroup(_rows(queries, device), _rows(keys, device), query_ends, key_ends, sizes, causal, has_own_call)
 
 
 def _rows(ranges: Sequence[_Range], device: torch.device) -> TreeRows:

@@ -39,7 +39,7 @@ def forward(query: Tensor, key: Tensor, value: Tensor, group: BlockGroup, scale:
     """Return the attention of a group's blocks, from query (Q, H, D) and key and value (S, K, D)."""
     if _is_looped(query):
         return _looped_forward(query, key, value, group, scale)
-    if group.is_alone and _cudnn_has(query):
+    if group.has_own_call and _cudnn_has(query):
         out, lse, cum_q, cum_k, max_q, max_k, seed, offset, _ = _aten._scaled_dot_product_cudnn_attention(
             *(_with_batch(part) for part in (query, key, value)), None, True, 0.0, group.causal, False, scale=scale
         )
@@ -61,7 +61,7 @@ def backward(
     if _is_looped(query):
         return _looped_backward(grad, query, key, value, whole, group, scale)
     assert whole.lse.is_contiguous()
-    if group.is_alone and _cudnn_has(query):
+    if group.has_own_call and _cudnn_has(query):
         cum_q, cum_k, max_q, max_k, seed, offset = whole.extra
         given = [_with_batch(part) for part in (grad, query, key, value, whole.out)]
         stats = whole.lse[None, :, :, None]

@@ -52,6 +52,10 @@ def _options(adapter: str | None) -> StateDictOptions:
     return StateDictOptions() if adapter is None else StateDictOptions(ignore_frozen_params=True, strict=False)
 
 
+_KERNEL_FLAGS = ("fused", "foreach", "capturable")
+"""Which kernels the optimiser's step uses: of the machine that it runs on, not of the one that wrote the checkpoint."""
+
+
 def _state_dict(
     model: torch.nn.Module,
     optimiser: torch.optim.Optimizer,
@@ -165,8 +169,12 @@ def load_checkpoint(
     _require_same_tensors(state, metadata, uri)
     if adapter is None:  # else checked before the adapter's description was read
         _require_intact(uri)
+    groups = state["optimiser"]["param_groups"]
+    own = [{key: group[key] for key in _KERNEL_FLAGS} for group in groups]
     with _as_os_error(DamagedCheckpointError, "read"):
         state_dict_loader.load(state, checkpoint_id=uri)
+    for group, flags in zip(state["optimiser"]["param_groups"], own, strict=True):
+        group.update(flags)
     set_state_dict(
         model,
         optimiser,

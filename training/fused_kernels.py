@@ -7,15 +7,16 @@ them once. Attention, the output layer and experts are not Liger's: they are our
 from __future__ import annotations
 
 import sys
-from importlib.util import find_spec
+from importlib import import_module
 from typing import Any
 
 import torch
 
-_TRIED = frozenset({"llama", "mistral", "qwen2", "qwen3", "qwen3_moe"})
+_PATCHES = "liger_kernel.transformers.monkey_patch"
+_COMPARED_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3", "qwen3_moe"})
 """Types of model whose logprobs and gradients with these kernels were compared with their own on a GPU. Liger has
 kernels for more; a type is added here once it was compared."""
-_WITHOUT = {"cross_entropy": False, "fused_linear_cross_entropy": False}
+_OUTPUT_LAYER_OFF = {"cross_entropy": False, "fused_linear_cross_entropy": False}
 """What Liger would replace of the output layer, whose logits are never computed as a whole here."""
 
 
@@ -34,10 +35,15 @@ def why_not(model: Any, device: torch.device) -> str | None:
     """Return why a model has no fused kernels on a device, or None if it has."""
     if device.type != "cuda":
         return f"the device is a {device.type}, and the kernels are for GPUs"
-    if find_spec("liger_kernel") is None:
-        return "the package liger-kernel is not installed"
-    kind = model.config.model_type
-    return None if kind in _TRIED else f"models of type {kind!r} were not tried with them"
+    if (kind := model.config.model_type) not in _COMPARED_TYPES:
+        return f"models of type {kind!r} were not tried with them"
+    if (activation := getattr(model.config, "hidden_act", "silu")) not in ("silu", "swish"):
+        return f"its MLPs have the activation {activation}, and the kernels compute silu"
+    try:
+        import_module(_PATCHES)
+    except (ImportError, RuntimeError) as error:
+        return f"the package liger-kernel cannot be imported ({error})"
+    return None
 
 
 def fuse_layers(model: Any) -> None:
@@ -47,11 +53,9 @@ def fuse_layers(model: Any) -> None:
     classes into transformers' module, too; they are taken out again, so that a model which is loaded later is
     transformers' own until it gets them. The function for rotary positions is the module's and stays.
     """
-    from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
-
     module = sys.modules[type(model).__module__]
     own = {name: value for name, value in vars(module).items() if isinstance(value, type)}
     has_experts = getattr(model.config, "num_experts_per_tok", None) is not None
-    apply = MODEL_TYPE_TO_APPLY_LIGER_FN[model.config.model_type]
-    apply(model=model, rope=True, rms_norm=True, swiglu=not has_experts, **_WITHOUT)
+    apply = import_module(_PATCHES).MODEL_TYPE_TO_APPLY_LIGER_FN[model.config.model_type]
+    apply(model=model, rope=True, rms_norm=True, swiglu=not has_experts, **_OUTPUT_LAYER_OFF)
     vars(module).update(own)

@@ -128,7 +128,7 @@ class RankLearner:
             lr=training.learning_rate,
             betas=training.betas,
             weight_decay=training.weight_decay,
-            # One kernel for all weights; it takes no weights that are sharded over different meshes, as experts are.
+            # One kernel for all weights. It was not tried with weights over different meshes, as divided experts are.
             fused=self.device.type == "cuda" and training.expert_parallel == 1,
         )
         self.num_copies = self.world_size // (training.shard_ranks or self.world_size)

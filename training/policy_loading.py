@@ -4,11 +4,11 @@
 
 Only rank 0 reads the files, in their own dtype and into its machine's memory; a rank's device never holds more than its
 shards and one whole parameter.
-
 """
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,10 +21,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from training import expert_parallel, fused_kernels, lora, model_files, router_replay
-from training.attention_blocks import ALONE_FROM_PAIRS
+from training.attention_blocks import OWN_CALL_FROM_PAIRS
+from training.attention_check import Heads, why_no_own_calls
 from training.packing import Packing
 from training.policy_check import BFLOAT16, BFLOAT16_EXPERTS, FLOAT32, switch_and_check
-from training.policy_model import ForwardWork, TrainablePolicy, choose_packing, pair_cost
+from training.policy_model import ForwardWork, TrainablePolicy, choose_packing, head_size, pair_cost
 from training.rank_zero import read_on_rank_zero
 
 if TYPE_CHECKING:  # a step needs no pydantic
@@ -60,7 +61,8 @@ def load_policy(path: Path, config: RunConfig, device: torch.device) -> LoadedPo
     if on_gpu if training.activation_checkpointing is None else training.activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     policy = TrainablePolicy(model, training.fp32_head)
-    policy.alone_from_pairs = ALONE_FROM_PAIRS if on_gpu else None
+    if on_gpu and packing != "padded" and compute_dtype(training.dtype, device).itemsize == 2:
+        policy.own_call_from_pairs = _own_call_from_pairs(model, compute_dtype(training.dtype, device), device)
     if training.router_replay:
         policy.routers = router_replay.install(model)
     work = ForwardWork.of(policy, is_frozen=training.lora is not None)
@@ -75,6 +77,16 @@ def load_policy(path: Path, config: RunConfig, device: torch.device) -> LoadedPo
     fused = fused_kernels.are_used(training.fused_kernels, model, device)
     switch_and_check(policy, packing, path, device, FLOAT32 if dtype == torch.float32 else rounded, fused)
     return LoadedPolicy(policy, packing, work, cost)
+
+
+def _own_call_from_pairs(model: Any, dtype: torch.dtype, device: torch.device) -> int | None:
+    """Return from which size on blocks of attention have kernels of their own: none have them if those are wrong."""
+    settings = model.config
+    heads = Heads(settings.num_attention_heads, settings.num_key_value_heads, head_size(settings))
+    reason = why_no_own_calls(heads, dtype, device)
+    if reason is not None:
+        warnings.warn(f"large blocks of attention use the kernels of small ones, since {reason}", stacklevel=2)
+    return OWN_CALL_FROM_PAIRS if reason is None else None
 
 
 def compute_dtype(wanted: str, device: torch.device) -> torch.dtype:

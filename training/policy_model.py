@@ -166,8 +166,8 @@ def _logits(hidden_mH: Tensor, weight_VH: Tensor, temperature: float, wide: bool
 class TrainablePolicy(nn.Module):
     """A causal language model of transformers; its parameters keep their names, behind the prefix `model.`.
 
-    `alone_from_pairs`: from how many pairs of a query and a key on a block of attention has a kernel call of its own;
-    None: no block has.
+    `own_call_from_pairs`: from how many pairs of a query and a key on a block of attention has a kernel call of its
+    own; None: no block has. 0 is right for a CPU, which computes block by block.
     """
 
     def __init__(self, model: Any, fp32_head: bool = False) -> None:
@@ -175,7 +175,7 @@ class TrainablePolicy(nn.Module):
         self.model = model
         self.fp32_head = fp32_head
         self.routers: list[LayerRouter] = []
-        self.alone_from_pairs: int | None = None
+        self.own_call_from_pairs: int | None = 0
 
     def forward(
         self,
@@ -196,7 +196,7 @@ class TrainablePolicy(nn.Module):
         router_replay.replay(self.routers, experts)
         more: dict[str, Any] = {}
         if segments is not None:
-            groups = group_blocks(segments, ids_BT.device, self.alone_from_pairs)
+            groups = group_blocks(segments, ids_BT.device, self.own_call_from_pairs)
             more = {"position_ids": positions_BT, "segments": segments, "block_groups": groups}
         hidden_BTH = self.model.get_decoder()(input_ids=ids_BT, use_cache=False, **more).last_hidden_state
         hidden_MH = hidden_BTH.flatten(0, 1)[source_M]

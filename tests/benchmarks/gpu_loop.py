@@ -20,6 +20,7 @@ import asyncio
 import itertools
 import json
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -68,8 +69,7 @@ class Size:
             make_weights(directory)
             return
         with _sizes.random_model(self.name) as model:
-            for file in model.iterdir():
-                (directory / file.name).write_bytes(file.read_bytes())
+            shutil.copytree(model, directory, dirs_exist_ok=True)
 
 
 GPU_SIZES = (Size("tiny", "float32", 32, 512, 0.2), Size("0.6B", "bfloat16", 32, 512, 0.3))

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.training.forests import forest
-from training.attention_blocks import ALONE_FROM_PAIRS, BlockGroup, group_blocks
+from training.attention_blocks import OWN_CALL_FROM_PAIRS, BlockGroup, group_blocks
 
 CPU = torch.device("cpu")
 
@@ -53,15 +53,15 @@ def test_offsets_and_longest_blocks_are_those_of_the_kernels() -> None:
     assert below.flash_sizes[0].tolist() == [0, 5, 6] and below.flash_sizes[1].tolist() == [0, 4, 9]
     assert below.flash_sizes[2:] == (5, 5)
     assert isinstance(below.queries, torch.Tensor) and below.queries.tolist() == [4, 5, 6, 7, 8, 14]
-    assert below.query_offsets.dtype == torch.int32, "flash attention reads 32 bits each"
+    assert below.flash_sizes[0].dtype == torch.int32, "flash attention reads 32 bits each"
 
 
-def test_a_large_block_is_alone() -> None:
+def test_a_large_block_has_own_call() -> None:
     """16,000 tokens of a chain are; 4,000 of it are not, but 4,000 with 14,000 below them are."""
     long, forked = forest([(16_000, 0), (50, 0)]), forest([(4_000, 0), (14_000, 1)])
     for segments, expected in ((long, [True, False]), (forked, [True, False, True])):
-        assert [group.is_alone for group in group_blocks(segments, CPU, ALONE_FROM_PAIRS)] == expected
-        assert not any(group.is_alone for group in group_blocks(segments, CPU))
+        assert [group.has_own_call for group in group_blocks(segments, CPU, OWN_CALL_FROM_PAIRS)] == expected
+        assert not any(group.has_own_call for group in group_blocks(segments, CPU))
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 4)), min_size=1, max_size=12), st.integers(0, 12))

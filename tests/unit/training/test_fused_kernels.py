@@ -1,5 +1,7 @@
 """Which models get fused kernels, and that nothing else of a model or of transformers is changed."""
 
+import sys
+
 import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
@@ -52,16 +54,24 @@ def test_a_type_that_was_not_tried_goes_without() -> None:
         fused_kernels.are_used(True, model, GPU)
 
 
+def test_mlps_with_another_activation_keep_their_own_code() -> None:
+    model = make()
+    model.config.hidden_act = "gelu"
+    assert not fused_kernels.are_used(None, model, GPU)
+    with pytest.raises(ValueError, match="its MLPs have the activation gelu, and the kernels compute silu"):
+        fused_kernels.are_used(True, model, GPU)
+
+
 def test_a_machine_without_the_package_goes_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_kernels, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "liger_kernel.transformers.monkey_patch", None)
     assert not fused_kernels.are_used(None, make(), GPU)
-    with pytest.raises(ValueError, match="the package liger-kernel is not installed"):
+    with pytest.raises(ValueError, match="the package liger-kernel cannot be imported"):
         fused_kernels.are_used(True, make(), GPU)
 
 
 def test_every_type_that_was_tried_is_trained_here() -> None:
     names = {name.removesuffix("ForCausalLM").lower() for name in SEGMENT_ARCHITECTURES}
-    assert {kind.replace("_", "") for kind in fused_kernels._TRIED} <= names
+    assert {kind.replace("_", "") for kind in fused_kernels._COMPARED_TYPES} <= names
 
 
 def replaced(model: torch.nn.Module) -> set[str]:
