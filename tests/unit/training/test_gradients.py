@@ -287,7 +287,7 @@ def test_training_continues_bit_by_bit_from_a_checkpoint(model: Path, tmp_path: 
 def test_the_optimiser_s_kernels_are_those_of_the_machine_that_loads(
     model: Path, tmp_path: Path, saved: bool, wanted: bool
 ) -> None:
-    """A run that goes on on a GPU, or with divided experts, uses their kernels, whatever wrote its checkpoint."""
+    """A run that goes on on a GPU, or with divided experts, uses their kernels and not those of its checkpoint."""
     rollouts = make_rollouts(7)
     plan, sequences = make_plan(rollouts, "token_mean"), [chain for one in rollouts for chain in one.chains([True])]
     first, second = RankLearner(model, make_config()), RankLearner(model, make_config())
