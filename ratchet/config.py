@@ -154,6 +154,8 @@ class RunConfig(Section):
             raise ValueError(
                 "training.lora: an engine with adapters must be started by this stack; leave engines.address out"
             )
+        if self.training.lora is None and self.engine.lora_runs > 1:
+            raise ValueError("engine.lora_runs: only runs with training.lora share engines; leave it out")
         if self.training.group_size < 2:
             raise ValueError("training.group_size must be at least 2: one rollout has nothing to be compared with")
         return self
