@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm.distributed.weight_transfer import base
+from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
@@ -81,6 +82,7 @@ class DiskWeightTransferEngine(base.WeightTransferEngine[DiskInitInfo, DiskUpdat
             self._root = Path(init_info.root)
         if init_info.adapter is not None:
             self._adapter = Path(init_info.adapter)
+            _skip_adapters_of_head()
         if init_info.nccl is not None:
             from vllm.distributed.weight_transfer import nccl_engine
 
@@ -203,6 +205,16 @@ def _packing_experts(model: Any) -> Iterator[None]:
     finally:
         for method, kernel in kernels.items():
             method.moe_kernel = kernel
+
+
+def _skip_adapters_of_head() -> None:
+    """On a CPU, leave out the adapters of the output layer, which no version has.
+
+    vLLM 0.32 takes one index per request for them, also for the many rows of a prompt whose logprobs are asked for. So
+    a canary that is scored beside other calls would end the engine, if the model's output layer has its own weights.
+    """
+    if current_platform.is_cpu():
+        PunicaWrapperCPU.add_lora_logits = lambda *args, **kwargs: None
 
 
 def _repack_tied_head(model: Any) -> None:
