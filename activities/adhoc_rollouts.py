@@ -10,10 +10,10 @@ from activities.dataset_import import import_dataset
 from activities.datasets.formats import dataset_digest
 from activities.run_creation import create_run_from_config
 from activities.stage import activity_stage
-from ratchet.adapter_slots import versions_of_label
 from ratchet.config import RunConfig
 from ratchet.config_sources import resolve_config
 from ratchet.errors import ConfigError, DatasetError
+from ratchet.lora_slots import versions_of_label
 from ratchet.model_directory import model_of
 from ratchet.payloads import RolloutInput, RolloutRow
 from ratchet.store import engines, rollouts, runs, tasks

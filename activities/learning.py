@@ -14,9 +14,9 @@ from activities.stage import activity_stage, heartbeating
 from engine.policy_files import is_address
 from engine.weight_update import load_from_files, update_engine
 from ratchet import paths
-from ratchet.adapter_slots import version_in_label
 from ratchet.durations import duration_in_words
 from ratchet.errors import BugError, LearnerLostError, StoreUnavailableError
+from ratchet.lora_slots import version_in_label
 from ratchet.payloads import EngineList, LearnedStep, Planned, RunInput, StageResult, StepInput, SyncInput
 from ratchet.store import (
     engines,
@@ -155,7 +155,7 @@ class LearnActivities:
                 raise BugError(f"step {input.step} of {input.run_id} is not published")
             if engine is None or not engine.reachable or engine.engine_set != config.engine_set:
                 return StageResult()
-            served = version_in_label(engine.version, run.adapter_slot)
+            served = version_in_label(engine.version, run.lora_slot)
             if served == version.version and engine.state is not EngineState.SYNCING:
                 return StageResult(used_seconds=asyncio.get_running_loop().time() - started)
             if not is_address(version.uri) or engine.has_fetched(version.version):
@@ -163,7 +163,7 @@ class LearnActivities:
             activity.heartbeat(f"{engine.address} fetches {version.version}: {engine.fetch_error or 'it has begun'}")
             await asyncio.sleep(_POLL_SECONDS)
         async with heartbeating():
-            slot = run.adapter_slot
+            slot = run.lora_slot
             transfer = load_from_files(version, paths.policies(), slot)
             await update_engine(self.database, engine, version, transfer, config.engine.keep_cache, slot)
         return StageResult(used_seconds=asyncio.get_running_loop().time() - started)

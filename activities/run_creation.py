@@ -18,9 +18,9 @@ from engine import weight_storage
 from engine.policy_cache import PolicyCache
 from engine.policy_files import link_version
 from ratchet import paths
-from ratchet.adapter_slots import FIRST_SLOT
 from ratchet.config import TINY, RunConfig
 from ratchet.errors import ConfigError
+from ratchet.lora_slots import FIRST_SLOT
 from ratchet.model_directory import model_of, require_model
 from ratchet.run_names import newest_steps
 from ratchet.store import open_runs, runs
@@ -64,7 +64,7 @@ async def create_run_from_config(
         slot = FIRST_SLOT
         if name != runs.ADHOC:
             slot = await open_runs.require_slot(connection, run_id, config, first.files)
-        await runs.create_run(connection, NewRun.of_config(run_id, name, config, model, adapter_slot=slot))
+        await runs.create_run(connection, NewRun.of_config(run_id, name, config, model, lora_slot=slot))
         for purpose, ordered in order.items():
             await runs.set_task_order(connection, run_id, purpose, ordered)
         await runs.publish_initial(connection, policy_version(run_id, 0, 0), run_id, *first)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ratchet.adapter_slots import FIRST_SLOT
+from ratchet.lora_slots import FIRST_SLOT
 from ratchet.types import JsonObject
 
 CONFIG = "adapter_config.json"

@@ -23,8 +23,8 @@ import orjson
 from engine.generate_request import IdsText, Sampling, generate_body
 from engine.generation import Generation, SampledTokens
 from ratchet import tracing
-from ratchet.adapter_slots import FIRST_SLOT, slot_name
 from ratchet.errors import EngineRejectedError, EngineUnavailableError, MachineError
+from ratchet.lora_slots import FIRST_SLOT, slot_name
 from ratchet.types import JsonObject
 
 GENERATE = "/inference/v1/generate"

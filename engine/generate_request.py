@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from ratchet.adapter_slots import FIRST_SLOT, slot_name
+from ratchet.lora_slots import FIRST_SLOT, slot_name
 from ratchet.types import JsonObject
 
 _STREAM_INTERVAL_TOKENS = 8

@@ -76,7 +76,7 @@ class SampledTokens:
         version_of: Callable[[str], str | None] | None = None,
     ) -> None:
         """`on_growth` is called by `notify` with the ids that are new since its last call. `version_of`: the version
-        of the call's adapter slot in an engine's label, None without one; by default the label itself.
+        of the call's LoRA slot in an engine's label, None without one; by default the label itself.
         """
         self.token_ids: list[int] = []
         self.finish_reason: str | None = None

@@ -17,10 +17,10 @@ from engine import adapter_files
 from engine.policy_cache import KEPT_VERSIONS, PolicyCache
 from engine.policy_files import is_address, is_intact, policy_directory
 from engine.weight_storage import DamagedVersionError
-from ratchet.adapter_slots import FIRST_SLOT
 from ratchet.background_task import in_abandonable_thread
 from ratchet.config_engines import DEFAULT_SET
 from ratchet.errors import StoreUnavailableError, WeightStorageError
+from ratchet.lora_slots import FIRST_SLOT
 from ratchet.store import engines
 from ratchet.store.database import Database
 from ratchet.store.engines import PublishedPolicy

@@ -23,9 +23,9 @@ from pydantic import BaseModel, ConfigDict
 from engine import adapter_files
 from engine.vllm_plugin import BACKEND
 from ratchet import tracing
-from ratchet.adapter_slots import FIRST_SLOT, SERVED_RANKS, served_rank, slot_name
 from ratchet.config_engines import DEFAULT_SET
 from ratchet.errors import MachineError
+from ratchet.lora_slots import FIRST_SLOT, SERVED_RANKS, served_rank, slot_name
 
 STOP_SECONDS = 10.0
 _MARKER = "RATCHET_ENGINE_PIDFILE"
@@ -109,7 +109,7 @@ class EngineSettings(BaseModel):
 
     @property
     def slots(self) -> range:
-        """The adapter slots; an engine without LoRA has one, in which the model itself is."""
+        """The LoRA slots; an engine without LoRA has one, in which the model itself is."""
         return range(FIRST_SLOT, FIRST_SLOT + (1 if self.lora_rank is None else self.lora_runs))
 
 

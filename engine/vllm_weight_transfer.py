@@ -37,7 +37,7 @@ from vllm.platforms import current_platform
 
 from engine import adapter_files
 from engine.vllm_plugin import checked_paths, read_tensors
-from ratchet.adapter_slots import FIRST_SLOT, SERVED_RANKS
+from ratchet.lora_slots import FIRST_SLOT, SERVED_RANKS
 
 
 @dataclass
@@ -116,7 +116,7 @@ class DiskWeightTransferEngine(base.WeightTransferEngine[DiskInitInfo, DiskUpdat
         num_slots = 1 if settings is None else settings.max_loras
         if not FIRST_SLOT <= slot < FIRST_SLOT + num_slots:
             raise ValueError(
-                f"the update is for adapter slot {slot} and this engine has {num_slots}; run `ratchet up` with the "
+                f"the update is for LoRA slot {slot} and this engine has {num_slots}; run `ratchet up` with the "
                 "run's config"
             )
         return None if self._adapter is None else adapter_files.slot_directory(self._adapter, slot)

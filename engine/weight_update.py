@@ -39,9 +39,9 @@ import structlog
 from engine.canary import CanaryVerdict, judge_canary
 from engine.client import EngineClient
 from engine.policy_files import policy_directory, weight_files
-from ratchet.adapter_slots import FIRST_SLOT, label_with, version_in_label
 from ratchet.background_task import running_beside
 from ratchet.errors import EngineRejectedError, EngineUnavailableError, MachineError, StoreUnavailableError
+from ratchet.lora_slots import FIRST_SLOT, label_with, version_in_label
 from ratchet.store import engines, metrics, open_runs
 from ratchet.store.database import Database
 from ratchet.store.engines import EngineRow, PublishedPolicy
@@ -143,9 +143,7 @@ async def _begin_pause(database: Database, engine: EngineRow, run_id: str, slot:
     """Take the lease, and return the engine's row, whose label only this caller changes from now on."""
     async with database.begin() as connection:
         if not await open_runs.has_slot(connection, run_id, slot):
-            raise EngineUnavailableError(
-                f"adapter slot {slot} of engine {engine.address} is no longer that of {run_id}"
-            )
+            raise EngineUnavailableError(f"LoRA slot {slot} of engine {engine.address} is no longer that of {run_id}")
         begun = await engines.begin_engine_pause(connection, engine.id, PAUSE_SECONDS)
         held = await engines.get_engine(connection, engine.id)
     if not begun or held is None:

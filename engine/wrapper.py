@@ -25,9 +25,9 @@ from engine.policy_fetcher import PolicyFetcher
 from engine.policy_files import policy_directory, whole_model
 from engine.process import EngineSettings, end_leftover_engines, port_taken, vllm_process
 from engine.weight_update import load_from_files, replace_weights, score_canary
-from ratchet.adapter_slots import FIRST_SLOT, label_of_versions, label_with, versions_of_label
 from ratchet.background_task import running_beside
 from ratchet.errors import EngineUnavailableError, MachineError, StoreUnavailableError
+from ratchet.lora_slots import FIRST_SLOT, label_of_versions, label_with, versions_of_label
 from ratchet.store import engines
 from ratchet.store.database import Database
 from ratchet.store.engines import PublishedPolicy

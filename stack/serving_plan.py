@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from ratchet.adapter_slots import served_rank
 from ratchet.config import TINY, RunConfig
 from ratchet.config_engines import DEFAULT_SET
 from ratchet.errors import ConfigError, MachineError
+from ratchet.lora_slots import served_rank
 from ratchet.model_directory import model_of, require_config, require_model
 from ratchet.stored_config import read_stored_config
 from stack.parts import Stack

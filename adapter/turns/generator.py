@@ -289,7 +289,7 @@ class TurnGenerator:
         client = self._router.client(engine)
         prompt, sampling = call.rest()
         name = request_id(call.turn_id)
-        version, slot = call.session.version_in(engine.version), call.session.adapter_slot
+        version, slot = call.session.version_in(engine.version), call.session.lora_slot
         with engine_span(engine, version, name):
             if call.streams:
                 await client.stream(prompt, sampling, name, version, call.sampled, slot)

@@ -17,8 +17,8 @@ from sqlalchemy import ColumnElement, func, literal, select, update
 from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.adapter_slots import FIRST_SLOT, SEPARATOR, versions_of_label
 from ratchet.config_engines import DEFAULT_SET
+from ratchet.lora_slots import FIRST_SLOT, SEPARATOR, versions_of_label
 from ratchet.store.runs import ADHOC
 from ratchet.store.schema import EngineLoadTable, EngineTable, PolicyVersionTable, RunTable
 from ratchet.types import EngineState, JsonObject, PolicyVersionState, RunState
@@ -266,7 +266,7 @@ async def newest_published_policies(
     """
     trains = (
         (RunTable.engine_set == engine_set)
-        & (RunTable.adapter_slot == slot)
+        & (RunTable.lora_slot == slot)
         & RunTable.state.in_((RunState.RUNNING, RunState.PAUSED))
         & (RunTable.config_name != ADHOC)
         & RunTable.source_run_id.is_(None)

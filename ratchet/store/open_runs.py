@@ -1,6 +1,6 @@
 """The runs that are open: which there are, which may run beside them, and a run that goes on.
 
-An engine set serves one run, or as many runs with `training.lora` as its engines have adapter slots
+An engine set serves one run, or as many runs with `training.lora` as its engines have LoRA slots
 (`engine.lora_runs`), if all have one base. A run takes a slot of its set when it is created and when it is resumed;
 both are checked in their transaction, under a lock of the set (`require_slot`), and its end gives the slot back.
 
@@ -21,10 +21,10 @@ from typing import NamedTuple
 from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.adapter_slots import FIRST_SLOT, served_rank
 from ratchet.config import RunConfig
 from ratchet.config_engines import DEFAULT_SET
 from ratchet.errors import ConfigError
+from ratchet.lora_slots import FIRST_SLOT, served_rank
 from ratchet.store.runs import ADHOC
 from ratchet.store.schema import PolicyVersionTable, RunTable
 from ratchet.stored_config import read_stored_config
@@ -66,7 +66,7 @@ async def open_sets(connection: AsyncConnection) -> list[OpenSet]:
 async def require_slot(
     connection: AsyncConnection, run_id: str, config: RunConfig, base: Sequence[JsonObject] | None = None
 ) -> int:
-    """Return the adapter slot of a training run in its engine set, and let no other run take one until the transaction
+    """Return the LoRA slot of a training run in its engine set, and let no other run take one until the transaction
     ends.
 
     `base`: the files of the run's version 0, None if they are not known yet. Raises ConfigError if another run of the
@@ -74,7 +74,7 @@ async def require_slot(
     """
     name = config.engine_set
     await connection.execute(select(func.pg_advisory_xact_lock(_ONE_OPEN_RUN, func.hashtext(name))))
-    columns = (RunTable.run_id, RunTable.adapter_slot, RunTable.config)
+    columns = (RunTable.run_id, RunTable.lora_slot, RunTable.config)
     of_set = select(*columns).where(_OPEN, _TAKES_A_SET, RunTable.engine_set == name, RunTable.run_id != run_id)
     others = (await connection.execute(of_set.order_by(RunTable.created_at))).all()
     for other in others:
@@ -83,11 +83,11 @@ async def require_slot(
             reason = "its version 0 has other weights than this run's, and adapters of one engine have one base"
         if reason is not None:
             raise _still_open(other.run_id, name, reason)
-    free = set(range(FIRST_SLOT, FIRST_SLOT + config.engine.lora_runs)) - {other.adapter_slot for other in others}
+    free = set(range(FIRST_SLOT, FIRST_SLOT + config.engine.lora_runs)) - {other.lora_slot for other in others}
     if not free:
-        reason = f"all adapter slots of its engines have a run (engine.lora_runs: {config.engine.lora_runs})"
+        reason = f"all LoRA slots of its engines have a run (engine.lora_runs: {config.engine.lora_runs})"
         raise _still_open(others[0].run_id, name, reason)
-    own = select(RunTable.adapter_slot).where(RunTable.run_id == run_id)
+    own = select(RunTable.lora_slot).where(RunTable.run_id == run_id)
     former = (await connection.execute(own)).scalar_one_or_none()
     return former if former in free else min(free)
 
@@ -141,11 +141,11 @@ async def _first_files(connection: AsyncConnection, run_id: str) -> list[JsonObj
 async def has_slot(connection: AsyncConnection, run_id: str, slot: int) -> bool:
     """Return whether this slot of the engines of its set is the run's, and no other open run has taken it."""
     row = (
-        await connection.execute(select(RunTable.engine_set, RunTable.adapter_slot).where(RunTable.run_id == run_id))
+        await connection.execute(select(RunTable.engine_set, RunTable.lora_slot).where(RunTable.run_id == run_id))
     ).one()
-    same = (RunTable.engine_set == row.engine_set) & (RunTable.adapter_slot == slot) & (RunTable.run_id != run_id)
+    same = (RunTable.engine_set == row.engine_set) & (RunTable.lora_slot == slot) & (RunTable.run_id != run_id)
     other = select(RunTable.run_id).where(_OPEN, _TAKES_A_SET, same).limit(1)
-    return row.adapter_slot == slot and (await connection.execute(other)).first() is None
+    return row.lora_slot == slot and (await connection.execute(other)).first() is None
 
 
 async def newest_run(connection: AsyncConnection) -> str | None:
@@ -171,7 +171,7 @@ async def resume_run(connection: AsyncConnection, run_id: str, allow_done: bool 
     if the engines of its set cannot serve it beside another open run.
     """
     of_state = (RunTable.state, RunTable.state_reason, RunTable.pruned_at)
-    columns = (*of_state, RunTable.config_name, RunTable.source_run_id, RunTable.config, RunTable.adapter_slot)
+    columns = (*of_state, RunTable.config_name, RunTable.source_run_id, RunTable.config, RunTable.lora_slot)
     statement = select(*columns).where(RunTable.run_id == run_id).with_for_update()
     row = (await connection.execute(statement)).one_or_none()
     if row is None or row.config_name == ADHOC:
@@ -185,7 +185,7 @@ async def resume_run(connection: AsyncConnection, run_id: str, allow_done: bool 
         return None
     if row.pruned_at is not None:
         raise ConfigError(f"run {run_id} was pruned on {row.pruned_at:%Y-%m-%d} and cannot be resumed; start a new run")
-    slot = row.adapter_slot
+    slot = row.lora_slot
     if row.source_run_id is None:
         files = await _first_files(connection, run_id)
         slot = await require_slot(connection, run_id, read_stored_config(row.config), files)
@@ -198,7 +198,7 @@ async def resume_run(connection: AsyncConnection, run_id: str, allow_done: bool 
             stop_at=None,
             ended_at=None,
             restarts=0,
-            adapter_slot=slot,
+            lora_slot=slot,
             patient_from=RunTable.next_group_no,
         )
     )

@@ -14,10 +14,10 @@ from sqlalchemy import case, func, select, update
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.adapter_slots import FIRST_SLOT
 from ratchet.config import RunConfig
 from ratchet.config_engines import DEFAULT_SET
 from ratchet.grading_payloads import LabelledTask
+from ratchet.lora_slots import FIRST_SLOT
 from ratchet.steering import with_last_step
 from ratchet.store.schema import PolicyVersionTable, RolloutGroupTable, RunTable, RunTaskTable, TaskTable
 from ratchet.stored_config import config_digest, known_digests, read_stored_config
@@ -49,7 +49,7 @@ class RunRow:
     config_name: str = ""
     next_group_no: int = 0
     engine_set: str = DEFAULT_SET
-    adapter_slot: int = FIRST_SLOT
+    lora_slot: int = FIRST_SLOT
 
     @property
     def is_by_hand(self) -> bool:
@@ -75,7 +75,7 @@ class NewRun:
     init_from: str | None = None
     source_run_id: str | None = None
     engine_set: str = DEFAULT_SET
-    adapter_slot: int = FIRST_SLOT
+    lora_slot: int = FIRST_SLOT
 
     @classmethod
     def of_config(
@@ -85,7 +85,7 @@ class NewRun:
         config: RunConfig,
         model: Path | None,
         source_run_id: str | None = None,
-        adapter_slot: int = FIRST_SLOT,
+        lora_slot: int = FIRST_SLOT,
     ) -> Self:
         """Take the row's values from a resolved config. `name`: the config's name. `model`: the model's directory, None
         if an endpoint answers.
@@ -100,7 +100,7 @@ class NewRun:
             init_from=config.init_from,
             source_run_id=source_run_id,
             engine_set=config.engine_set,
-            adapter_slot=adapter_slot,
+            lora_slot=lora_slot,
         )
 
 

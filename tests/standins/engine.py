@@ -34,7 +34,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from engine.client import ROUTES
-from ratchet.adapter_slots import FIRST_SLOT, slot_name
+from ratchet.lora_slots import FIRST_SLOT, slot_name
 
 
 def experts_of(ids: Sequence[int] | npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:

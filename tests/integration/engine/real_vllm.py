@@ -18,8 +18,8 @@ from sqlalchemy import insert
 
 from engine.policy_files import file_sha256
 from engine.process import EngineSettings
-from ratchet.adapter_slots import FIRST_SLOT
 from ratchet.config_engines import DEFAULT_SET
+from ratchet.lora_slots import FIRST_SLOT
 from ratchet.store import engines
 from ratchet.store.database import Database
 from ratchet.store.engines import PublishedPolicy
@@ -65,7 +65,7 @@ async def add_run(database: Database, run_id: str = "run-1", slot: int = FIRST_S
     async with database.begin() as conn:
         values = {
             "run_id": run_id,
-            "adapter_slot": slot,
+            "lora_slot": slot,
             "config": {"datasets": [{"path": "unused.jsonl"}]},
             "config_digest": "",
             "config_name": "",

@@ -1,4 +1,4 @@
-"""Two runs share an engine, each by its adapter slot: every token has the version that its own run's slot had.
+"""Two runs share an engine, each by its LoRA slot: every token has the version that its own run's slot had.
 
 The adapter, the update and the wrapper are the product's. In the place of vLLM is the scripted engine, which samples
 the step of the files that it was given for the slot of the call, so that a token tells which adapter sampled it.
@@ -40,7 +40,7 @@ async def open_both(fleet: Fleet, number_of_each: int) -> dict[str, list[Any]]:
         numbers = range(number_of_each * len(opened), number_of_each * (len(opened) + 1))
         opened[run_id] = [await open_rollout(fleet.database, number, run_id, SET) for number in numbers]
         async with fleet.database.begin() as connection:
-            await connection.execute(update(RunTable).where(RunTable.run_id == run_id).values(adapter_slot=slot))
+            await connection.execute(update(RunTable).where(RunTable.run_id == run_id).values(lora_slot=slot))
     return opened
 
 
@@ -197,7 +197,7 @@ async def test_an_update_for_a_slot_that_another_run_has_now_changes_nothing(sha
     await shared.sync("run-b")
     before = await row_of(shared.fleet)
     async with shared.fleet.database.begin() as connection:
-        await connection.execute(update(RunTable).where(RunTable.run_id == "run-a").values(adapter_slot=2))
+        await connection.execute(update(RunTable).where(RunTable.run_id == "run-a").values(lora_slot=2))
     with pytest.raises(EngineUnavailableError, match=r"slot 2 .* is no longer that of run-b"):
         await shared.sync("run-b")
     assert await row_of(shared.fleet) is not None and (await row_of(shared.fleet)).version == before.version

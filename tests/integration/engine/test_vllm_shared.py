@@ -17,7 +17,7 @@ from engine.client import EngineClient
 from engine.generate_request import Sampling
 from engine.generation import Generation, SampledTokens
 from engine.weight_update import load_from_files, score_canary, update_engine
-from ratchet.adapter_slots import version_in_label
+from ratchet.lora_slots import version_in_label
 from ratchet.store import engines, runs
 from ratchet.store.database import Database
 from ratchet.store.engines import PublishedPolicy

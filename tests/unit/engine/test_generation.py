@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.generation import SampledTokens
-from ratchet.adapter_slots import version_in_label
+from ratchet.lora_slots import version_in_label
 
 
 def reply(ids: list[int], experts: npt.NDArray[np.uint8] | None, finish: str) -> dict[str, Any]:

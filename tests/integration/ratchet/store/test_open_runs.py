@@ -130,7 +130,7 @@ async def join(database: Database, run_id: str, files: list[JsonObject] | None =
     new = new_run(run_id, "b", **values)
     async with database.begin() as connection:
         slot = await open_runs.require_slot(connection, run_id, RunConfig.model_validate(new.config), files)
-        await runs.create_run(connection, replace(new, adapter_slot=slot))
+        await runs.create_run(connection, replace(new, lora_slot=slot))
         await runs.publish_initial(connection, f"{run_id}/0.e0", run_id, "/nowhere", files)
     return slot
 
@@ -138,7 +138,7 @@ async def join(database: Database, run_id: str, files: list[JsonObject] | None =
 async def test_runs_with_lora_share_a_set_each_in_a_slot_of_its_own(database: Database) -> None:
     assert [await join(database, name) for name in ("first", "second")] == [1, 2]
     with pytest.raises(
-        ConfigError, match=r"run first .*all adapter slots .*\(engine.lora_runs: 2\).*`ratchet stop first`"
+        ConfigError, match=r"run first .*all LoRA slots .*\(engine.lora_runs: 2\).*`ratchet stop first`"
     ):
         await join(database, "third")
     await end(database, "first")
@@ -146,20 +146,20 @@ async def test_runs_with_lora_share_a_set_each_in_a_slot_of_its_own(database: Da
     async with database.begin() as connection:
         held = {name: await open_runs.has_slot(connection, name, 1) for name in ("first", "second", "third")}
         assert held == {"first": False, "second": False, "third": True}
-    with pytest.raises(ConfigError, match="all adapter slots"):
+    with pytest.raises(ConfigError, match="all LoRA slots"):
         async with database.begin() as connection:
             await open_runs.resume_run(connection, "first")
     await end(database, "second")
     async with database.begin() as connection:
         await open_runs.resume_run(connection, "first")
         found = {name: await runs.get_run(connection, name) for name in ("first", "third")}
-    assert {name: row and row.adapter_slot for name, row in found.items()} == {"first": 2, "third": 1}
+    assert {name: row and row.lora_slot for name, row in found.items()} == {"first": 2, "third": 1}
     await end(database, "third")
     await end(database, "first")
     async with database.begin() as connection:
         await open_runs.resume_run(connection, "first")
         row = await runs.get_run(connection, "first")
-    assert row is not None and row.adapter_slot == 2, "its former slot is free"
+    assert row is not None and row.lora_slot == 2, "its former slot is free"
 
 
 @pytest.mark.parametrize(("values", "files", "reason"), [

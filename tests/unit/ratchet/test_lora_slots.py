@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratchet.adapter_slots import (
+from ratchet.lora_slots import (
     SERVED_RANKS,
     label_of_versions,
     label_with,

@@ -1,4 +1,4 @@
-"""The adapter slots of an engine: several runs with LoRA share an engine, and each is answered by its own slot.
+"""The LoRA slots of an engine: several runs share an engine, and each is answered by its own slot.
 
 A slot has a name, by which calls ask for it, and the version that it serves. vLLM has one label for all weights of an
 engine, so the label lists the versions of all slots, in the order of the slots: `a/3.e1;b/7.e1`. An engine of one run
