@@ -73,6 +73,7 @@ class Shared:
     wrapper: EngineWrapper
     sessions: dict[str, list[Any]]
     steps: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SLOTS, 0))
+    usable: dict[str, list[int]] = field(default_factory=lambda: {run_id: [] for run_id in SLOTS})
     calls: list[Call] = field(default_factory=list)
     num_begun: int = 0
 
@@ -97,6 +98,7 @@ class Shared:
 
     async def publish(self, run_id: str) -> Any:
         self.steps[run_id] += 1
+        self.usable[run_id].append(self.steps[run_id])
         await self.fleet.publish(self.steps[run_id], run_id=run_id)
         async with self.fleet.database.begin() as connection:
             return await runs.newest_version(connection, run_id)
@@ -107,14 +109,20 @@ class Shared:
         row = await row_of(self.fleet)
         await update_engine(self.fleet.database, row, version, transfer, False, slot)
 
-    async def die_in_sync(self, run_id: str) -> None:
-        """A sync that dies with the adapter in its slot and the label of before; the wrapper takes over."""
+    async def die_in_sync(self, run_id: str, is_damaged: bool) -> None:
+        """A sync that dies with the adapter in its slot and the label of before; the wrapper takes over.
+
+        `is_damaged`: the version's files change on the disk then, so that the slot gets the version of before again.
+        """
         version, slot = await self.publish(run_id), SLOTS[run_id]
         async with self.fleet.database.begin() as connection:
             assert await engines.begin_engine_pause(connection, self.wrapper.engine_id, 60)
         await self.wrapper.client.pause()
         await self.wrapper.client.start_update()
         await load_from_files(version, self.wrapper.settings.policies_root, slot)(self.wrapper.client)
+        if is_damaged:
+            self.usable[run_id].pop()
+            (Path(version.uri) / "model.safetensors").write_bytes(b"damaged")
         async with self.fleet.database.begin() as connection:
             await connection.execute(update(EngineTable).values(paused_until=func.now()))
         await self.wrapper._heartbeat()
@@ -157,10 +165,10 @@ async def test_every_token_has_the_version_that_its_runs_slot_had(shared: Shared
     chance = random.Random(seed)
     for run_id in SLOTS:
         await shared.sync(run_id)
-    for _ in range(24):
+    for _ in range(48):
         run_id = chance.choice(list(SLOTS))
         held = [call for call in shared.calls if call.holds]
-        match chance.choice(["begin", "sample", "sample", "sample", "sync", "die", "catch up"]):
+        match chance.choice(["begin", "sample", "sample", "sample", "sync", "die", "die damaged", "catch up"]):
             case "begin" if shared.sessions[run_id]:
                 await shared.begin_call(run_id, chance.randint(1, 6))
             case "sample" if held:
@@ -168,12 +176,14 @@ async def test_every_token_has_the_version_that_its_runs_slot_had(shared: Shared
             case "sync":
                 await shared.sync(run_id)
             case "die":
-                await shared.die_in_sync(run_id)
+                await shared.die_in_sync(run_id, is_damaged=False)
+            case "die damaged":
+                await shared.die_in_sync(run_id, is_damaged=True)
             case "catch up":
                 await shared.catch_up(run_id)
     await shared.end_calls()
     row = await row_of(shared.fleet)
-    assert row.version == ";".join(f"{run_id}/{step}.e1" for run_id, step in shared.steps.items())
+    assert row.version == ";".join(f"{run_id}/{steps[-1]}.e1" for run_id, steps in shared.usable.items())
     async with shared.fleet.database.begin() as connection:
         turns = {
             row.session_id: row
@@ -189,7 +199,7 @@ async def test_every_token_has_the_version_that_its_runs_slot_had(shared: Shared
             assert set(told[span["start"] : span["end"]]) == {policy_step(span["version"])}
         versions = [span["version"] for span in turn.version_spans]
         assert len(set(versions)) == len(versions), "an update of the other run cuts no span"
-    assert loads == {f"{run_id}/{step}.e1" for run_id, last in shared.steps.items() for step in range(1, last + 1)}
+    assert loads == {f"{run_id}/{step}.e1" for run_id, steps in shared.usable.items() for step in steps}
 
 
 async def test_an_update_for_a_slot_that_another_run_has_now_changes_nothing(shared: Shared) -> None:
