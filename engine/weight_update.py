@@ -33,6 +33,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 
@@ -41,7 +42,7 @@ from engine.client import EngineClient
 from engine.policy_files import policy_directory, weight_files
 from ratchet.background_task import running_beside
 from ratchet.errors import EngineRejectedError, EngineUnavailableError, MachineError, StoreUnavailableError
-from ratchet.lora_slots import FIRST_SLOT, label_with, version_in_label
+from ratchet.lora_slots import FIRST_SLOT, label_of_versions, label_with, version_in_label, versions_of_label
 from ratchet.store import engines, metrics, open_runs
 from ratchet.store.database import Database
 from ratchet.store.engines import EngineRow, PublishedPolicy
@@ -121,8 +122,7 @@ async def update_engine(
     Raises EngineUnavailableError if the engine is not ready, if the slot is no longer that of the version's run, if a
     phase fails, or if the lease was lost meanwhile.
     """
-    held = await _begin_pause(database, engine, version.run_id, slot)
-    label = label_with(held.version, slot, version.version)
+    held, label = await _begin_pause(database, engine, version, slot)
     clock = asyncio.get_running_loop().time
     started = clock()
     async with (
@@ -139,16 +139,32 @@ async def update_engine(
             await metrics.record_metrics(connection, version.run_id, version.step, took, keep_highest=True)
 
 
-async def _begin_pause(database: Database, engine: EngineRow, run_id: str, slot: int) -> EngineRow:
-    """Take the lease, and return the engine's row, whose label only this caller changes from now on."""
+class _Pause(NamedTuple):
+    """A pause that has begun: the engine's row, and the label that it has after the update."""
+
+    row: EngineRow
+    label: str
+
+
+async def _begin_pause(database: Database, engine: EngineRow, version: PolicyVersionTable, slot: int) -> _Pause:
+    """Take the lease; from now on only this caller changes the engine's label.
+
+    The new label keeps the versions of open runs alone: if the update brings another base, the slot of a run that has
+    ended has no longer its adapter.
+    """
     async with database.begin() as connection:
-        if not await open_runs.has_slot(connection, run_id, slot):
-            raise EngineUnavailableError(f"LoRA slot {slot} of engine {engine.address} is no longer that of {run_id}")
+        if not await open_runs.has_slot(connection, version.run_id, slot):
+            raise EngineUnavailableError(
+                f"LoRA slot {slot} of engine {engine.address} is no longer that of {version.run_id}"
+            )
         begun = await engines.begin_engine_pause(connection, engine.id, PAUSE_SECONDS)
-        held = await engines.get_engine(connection, engine.id)
-    if not begun or held is None:
+        row = await engines.get_engine(connection, engine.id)
+        opened = await open_runs.open_slots(connection, engine.engine_set)
+    if not begun or row is None:
         raise EngineUnavailableError(f"engine {engine.address} is {engine.state}, not ready for an update")
-    return held
+    served = versions_of_label(row.version)
+    kept = {one: named for one, named in served.items() if named.startswith(f"{opened.get(one)}/")}
+    return _Pause(row, label_with(label_of_versions(kept), slot, version.version))
 
 
 async def _renew_lease(database: Database, engine_id: int) -> None:

@@ -297,7 +297,9 @@ class EngineWrapper:
     async def _load_newer_versions(self, only_here: bool = False) -> None:
         """Load the newest versions, or the newest on this node, until no newer one was published meanwhile."""
         async with running_beside(self._heartbeat_while_loading()):
-            while newer := self._newer(await self._newest_versions(only_here)):
+            while newer := self._newer(newest := await self._newest_versions(only_here)):
+                # Another base would take the adapters of ended runs away, so they leave the label.
+                self.loaded = {slot: version for slot, version in self.loaded.items() if slot in newest}
                 await self._load(newer)
 
     async def _newest_versions(self, only_here: bool = False, only_first: bool = False) -> dict[int, PublishedPolicy]:

@@ -138,6 +138,12 @@ async def _first_files(connection: AsyncConnection, run_id: str) -> list[JsonObj
     ).scalar_one_or_none() or []
 
 
+async def open_slots(connection: AsyncConnection, engine_set: str) -> dict[int, str]:
+    """Return slot → the open run that has it, in the engines of a set."""
+    of_set = select(RunTable.lora_slot, RunTable.run_id).where(_OPEN, _TAKES_A_SET, RunTable.engine_set == engine_set)
+    return {row.lora_slot: row.run_id for row in await connection.execute(of_set)}
+
+
 async def has_slot(connection: AsyncConnection, run_id: str, slot: int) -> bool:
     """Return whether this slot of the engines of its set is the run's, and no other open run has taken it."""
     row = (

@@ -23,7 +23,7 @@ from ratchet.store import engines, runs
 from ratchet.store.arrays import ids_from_bytes
 from ratchet.store.engines import EngineRow
 from ratchet.store.schema import EngineLoadTable, EngineTable, RunTable, TurnTable
-from ratchet.types import EngineState, TurnState, policy_step
+from ratchet.types import EngineState, RunState, TurnState, policy_step
 from stack.ports import free_port
 from tests.integration.adapter.conftest import adapter_here, adapter_settings, engine_process, open_rollout
 from tests.integration.engine.test_several_engines import Fleet, ask, fleet, model_dir, seen
@@ -212,6 +212,24 @@ async def test_an_update_for_a_slot_that_another_run_has_now_changes_nothing(sha
         await shared.sync("run-b")
     assert await row_of(shared.fleet) is not None and (await row_of(shared.fleet)).version == before.version
     assert len((await seen(shared.wrapper.settings.address))["updates"]) == 2
+
+
+@pytest.mark.parametrize("way", ["sync", "catch up"])
+async def test_the_version_of_an_ended_run_leaves_the_label_with_the_next_update(shared: Shared, way: str) -> None:
+    """The update may bring another base, without the adapter of the run that has ended."""
+    await shared.sync("run-a")
+    await shared.sync("run-b")
+
+    async def set_state(state: RunState) -> None:
+        async with shared.fleet.database.begin() as connection:
+            await connection.execute(update(RunTable).where(RunTable.run_id == "run-b").values(state=state))
+
+    await set_state(RunState.STOPPED)
+    await (shared.sync("run-a") if way == "sync" else shared.catch_up("run-a"))
+    assert (await row_of(shared.fleet)).version == "run-a/2.e1"
+    await set_state(RunState.RUNNING)
+    await (shared.sync("run-b") if way == "sync" else shared.catch_up("run-b"))
+    assert (await row_of(shared.fleet)).version == "run-a/2.e1;run-b/2.e1"
 
 
 async def test_a_killed_engine_comes_back_with_the_versions_of_both(
