@@ -13,6 +13,7 @@ from activities.stage import activity_stage
 from ratchet.config import RunConfig
 from ratchet.config_sources import resolve_config
 from ratchet.errors import ConfigError, DatasetError
+from ratchet.lora_slots import versions_of_label
 from ratchet.model_directory import model_of
 from ratchet.payloads import RolloutInput, RolloutRow
 from ratchet.store import engines, rollouts, runs, tasks
@@ -104,7 +105,11 @@ def _require_served(input: RolloutInput, config: RunConfig, found: Sequence[Engi
             {str(Path(engine.model_path).resolve()) for engine in found},
             "model",
         ),
-        (input.policy_version, {engine.version for engine in found}, "policy version"),
+        (
+            input.policy_version,
+            {version for engine in found for version in versions_of_label(engine.version).values()},
+            "policy version",
+        ),
     ):
         if wanted and found and wanted not in served:
             names = ", ".join(sorted(str(name) for name in served))

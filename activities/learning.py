@@ -16,6 +16,7 @@ from engine.weight_update import load_from_files, update_engine
 from ratchet import paths
 from ratchet.durations import duration_in_words
 from ratchet.errors import BugError, LearnerLostError, StoreUnavailableError
+from ratchet.lora_slots import version_in_label
 from ratchet.payloads import EngineList, LearnedStep, Planned, RunInput, StageResult, StepInput, SyncInput
 from ratchet.store import (
     engines,
@@ -135,7 +136,7 @@ class LearnActivities:
 
     @activity_stage("learn.sync")
     async def sync(self, input: SyncInput) -> StageResult:
-        """Bring one engine to the step's version in place; safe to repeat.
+        """Bring the run's slot of one engine to the step's version in place; safe to repeat.
 
         An unreachable engine is skipped, because its wrapper starts from the newest published version, and so is one
         of another set. Waits without a pause until a version from an address is on the engine's node.
@@ -147,21 +148,24 @@ class LearnActivities:
             await asyncio.sleep(_POLL_SECONDS)
         while True:
             async with self.database.begin() as connection:
+                run = await runs.get_run(connection, input.run_id)
                 engine = await engines.get_engine(connection, input.engine_id)
                 version = await runs.newest_version(connection, input.run_id, input.step)
-            if version is None:
+            if version is None or run is None:
                 raise BugError(f"step {input.step} of {input.run_id} is not published")
             if engine is None or not engine.reachable or engine.engine_set != config.engine_set:
                 return StageResult()
-            if engine.version == version.version and engine.state is not EngineState.SYNCING:
+            served = version_in_label(engine.version, run.lora_slot)
+            if served == version.version and engine.state is not EngineState.SYNCING:
                 return StageResult(used_seconds=asyncio.get_running_loop().time() - started)
             if not is_address(version.uri) or engine.has_fetched(version.version):
                 break
             activity.heartbeat(f"{engine.address} fetches {version.version}: {engine.fetch_error or 'it has begun'}")
             await asyncio.sleep(_POLL_SECONDS)
         async with heartbeating():
-            transfer = load_from_files(version, paths.policies())
-            await update_engine(self.database, engine, version, transfer, config.engine.keep_cache)
+            slot = run.lora_slot
+            transfer = load_from_files(version, paths.policies(), slot)
+            await update_engine(self.database, engine, version, transfer, config.engine.keep_cache, slot)
         return StageResult(used_seconds=asyncio.get_running_loop().time() - started)
 
     async def _is_broadcasting(self, input: SyncInput) -> bool:

@@ -20,6 +20,7 @@ from engine.policy_files import link_version
 from ratchet import paths
 from ratchet.config import TINY, RunConfig
 from ratchet.errors import ConfigError
+from ratchet.lora_slots import FIRST_SLOT
 from ratchet.model_directory import model_of, require_model
 from ratchet.run_names import newest_steps
 from ratchet.store import open_runs, runs
@@ -42,12 +43,12 @@ async def create_run_from_config(
     """Create the run with its task order and its policy version of step 0. Safe to repeat.
 
     `name`: the config's name, or `runs.ADHOC`. Raises ConfigError or DatasetError before anything is written, and
-    ConfigError if another training run of its engine set is open.
+    ConfigError if the engines of its set cannot serve it beside another open run.
     """
     await asyncio.to_thread(check_run, config, settings)
     async with database.begin() as connection:
         if name != runs.ADHOC:
-            await open_runs.require_no_other_run(connection, run_id, config.engine_set)
+            await open_runs.require_slot(connection, run_id, config)
     model = None if config.endpoint else await model_directory(database, config)
     if config.endpoint is not None:
         evaluated = config.evaluation
@@ -60,9 +61,10 @@ async def create_run_from_config(
         first = await asyncio.to_thread(publish_model, model, run_id, address)
     async with database.begin() as connection:
         order = await _import_tasks(connection, config)
+        slot = FIRST_SLOT
         if name != runs.ADHOC:
-            await open_runs.require_no_other_run(connection, run_id, config.engine_set)
-        await runs.create_run(connection, NewRun.of_config(run_id, name, config, model))
+            slot = await open_runs.require_slot(connection, run_id, config, first.files)
+        await runs.create_run(connection, NewRun.of_config(run_id, name, config, model, lora_slot=slot))
         for purpose, ordered in order.items():
             await runs.set_task_order(connection, run_id, purpose, ordered)
         await runs.publish_initial(connection, policy_version(run_id, 0, 0), run_id, *first)

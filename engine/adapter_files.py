@@ -12,15 +12,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from ratchet.lora_slots import FIRST_SLOT
 from ratchet.types import JsonObject
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 BASE = "base.json"
 BASE_NAME = "base"
-"""vLLM's name of the model without adapter, in an engine with LoRA; there MODEL_NAME is its only adapter."""
-SERVED_RANKS = (8, 16, 32, 64, 128, 256, 512)
-"""Values of vLLM's `--max-lora-rank` that are used here."""
+"""vLLM's name of the model without adapter, in an engine with LoRA; its adapters have the names of the slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +52,11 @@ def read_base(directory: Path) -> AdapterBase:
         return AdapterBase((directory / values["directory"]).resolve(), list(values["files"]))
     except (KeyError, TypeError) as error:
         raise ValueError(f"{directory / BASE} is in an unknown form: {error!r}") from None
+
+
+def slot_directory(adapter: Path, slot: int) -> Path:
+    """Return the directory from which vLLM reads the adapter of a slot. `adapter`: that of the first slot."""
+    return adapter if slot == FIRST_SLOT else adapter.with_name(f"{adapter.name}-{slot}")
 
 
 def write_identity_adapter(directory: Path, rank: int) -> None:

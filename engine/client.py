@@ -10,8 +10,6 @@ vLLM's HTTP interface is not stable, so it is used in this file only, which also
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
-from hashlib import blake2b
 from io import BytesIO
 from pathlib import Path
 from types import TracebackType
@@ -22,10 +20,12 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from engine.generate_request import IdsText, Sampling, generate_body
 from engine.generation import Generation, SampledTokens
 from ratchet import tracing
 from ratchet.errors import EngineRejectedError, EngineUnavailableError, MachineError
-from ratchet.types import MODEL_NAME, JsonObject
+from ratchet.lora_slots import FIRST_SLOT, slot_name
+from ratchet.types import JsonObject
 
 GENERATE = "/inference/v1/generate"
 ABORT = "/abort_requests"
@@ -49,73 +49,6 @@ _KEPT_SECONDS = 2.0
 """For which an idle connection is kept. uvicorn closes it after 5 s, and a call could use a closing one."""
 _PIECES_FROM_BYTES = 1 << 20
 """Larger bodies are written in pieces, so that one does not hold the event loop; aiohttp warns of one that is not."""
-_STREAM_INTERVAL_TOKENS = 8
-"""Tokens per chunk of a stream, so that a chunk's cost is shared; the first token comes alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """Sampling parameters of one call. All others are sent as off, so that logprobs are of the plain softmax at T.
-
-    `stop`: texts after which generation ends. They are compared with the sampled text and change no logprob.
-    `experts_from`: the first token of the prompt whose experts are returned, by an engine that returns any.
-    """
-
-    max_tokens: int
-    temperature: float
-    stop_token_ids: tuple[int, ...] = ()
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    experts_from: int = 0
-
-    def wire(self) -> JsonObject:
-        """Return vLLM's `sampling_params`."""
-        stop = {"stop": list(self.stop), "skip_special_tokens": False} if self.stop else {}
-        return {
-            "max_tokens": self.max_tokens,
-            "temperature": self.temperature,
-            "top_p": 1.0,
-            "top_k": 0,
-            "min_p": 0.0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
-            "repetition_penalty": 1.0,
-            "stop_token_ids": list(self.stop_token_ids),
-            "seed": self.seed,
-            "logprobs": 0,
-            "detokenize": bool(self.stop),
-            "routed_experts_prompt_start": self.experts_from,
-            **stop,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class IdsText:
-    """A list of token ids as JSON text without its brackets, in pieces, so that a growing list is encoded only once."""
-
-    pieces: tuple[bytes, ...]
-
-    @staticmethod
-    def of(ids: Sequence[int] | npt.NDArray[np.int32]) -> "IdsText":
-        """Encode a list of ids as one piece."""
-        return IdsText(
-            (orjson.dumps(np.ascontiguousarray(ids, dtype=np.int32), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1],)
-        )
-
-
-def generate_body(
-    ids: IdsText, sampling: Sampling, request_id: str, cache_salt: str | None = None, stream: bool = False
-) -> bytes:
-    """Return the body of a request to the token route; the ids come last and are copied once."""
-    # A version's name has characters that vLLM refuses in a salt.
-    salt = {"cache_salt": blake2b(cache_salt.encode(), digest_size=16).hexdigest()} if cache_salt else {}
-    interval = {"stream_interval": _STREAM_INTERVAL_TOKENS} if stream else {}
-    usage = {"stream_options": {"include_usage": True}} if stream else {}
-    params = sampling.wire() | interval
-    head = orjson.dumps(
-        {"model": MODEL_NAME, "request_id": request_id, "sampling_params": params, "stream": stream, **usage, **salt}
-    )
-    return b"".join((head[:-1], b',"token_ids":[', *ids.pieces, b"]}"))
 
 
 def _engine_request_id(request_id: str) -> str:
@@ -164,26 +97,34 @@ class EngineClient:
         request_id: str,
         version: str | None = None,
         sampled: SampledTokens | None = None,
+        slot: int = FIRST_SLOT,
     ) -> Generation:
         """Sample one continuation of `ids`, without a time limit; cancelling the task makes vLLM abort the request.
 
         `version` salts the prefix cache, so that blocks computed with other weights are never shared. `sampled`: the
-        output so far, which this call continues.
+        output so far, which this call continues. `slot`: of the adapter that answers.
         """
-        content = generate_body(ids if isinstance(ids, IdsText) else IdsText.of(ids), sampling, request_id, version)
+        prompt = ids if isinstance(ids, IdsText) else IdsText.of(ids)
+        content = generate_body(prompt, sampling, request_id, version, slot=slot)
         sampled = sampled or SampledTokens()
         async with self._request("POST", GENERATE, content) as reply:
             await self._add_whole(reply, sampled)
         return sampled.generation()
 
     async def stream(
-        self, ids: IdsText, sampling: Sampling, request_id: str, version: str | None, sampled: SampledTokens
+        self,
+        ids: IdsText,
+        sampling: Sampling,
+        request_id: str,
+        version: str | None,
+        sampled: SampledTokens,
+        slot: int = FIRST_SLOT,
     ) -> None:
         """Sample as `generate` does, and add the tokens to `sampled` as they come.
 
         If this raises, `sampled` has what came before the failure.
         """
-        content = generate_body(ids, sampling, request_id, version, stream=True)
+        content = generate_body(ids, sampling, request_id, version, stream=True, slot=slot)
         async with self._request("POST", GENERATE, content) as reply:
             if reply.status >= 400 or reply.content_type != "text/event-stream":  # an engine may answer in one piece
                 await self._add_whole(reply, sampled)
@@ -212,11 +153,13 @@ class EngineClient:
                     sampled.add(chunk)
             sampled.notify()
 
-    async def score(self, ids: Sequence[int] | npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+    async def score(
+        self, ids: Sequence[int] | npt.NDArray[np.int32], slot: int = FIRST_SLOT
+    ) -> npt.NDArray[np.float32]:
         """Return the logprobs of ids[1:], each given all ids before it, at temperature 1: float32 (len(ids) - 1,)."""
         prompt = np.ascontiguousarray(ids, dtype=np.int32)
         sampling = Sampling(max_tokens=1, temperature=1.0).wire() | {"prompt_logprobs": 0}
-        body = {"model": MODEL_NAME, "token_ids": prompt, "sampling_params": sampling, "stream": False}
+        body = {"model": slot_name(slot), "token_ids": prompt, "sampling_params": sampling, "stream": False}
         reply = await self._call("POST", GENERATE, body=body, timeout_seconds=600)
         positions = reply.get("prompt_logprobs") or []
         if len(positions) != len(prompt):
@@ -255,7 +198,8 @@ class EngineClient:
     ) -> None:
         """Set the root directory of published policies, and the NCCL group to join. May be called again at any time.
 
-        `adapter`: the directory from which the server reads its adapter. None keeps the current `root` or `adapter`.
+        `adapter`: the directory from which the server reads the first slot's adapter. None keeps the current `root` or
+        `adapter`.
         `nccl`: fields of vLLM's NCCLWeightTransferInitInfo, None for no group; with a group, the call returns once all
         its ranks have joined.
         """
@@ -273,12 +217,15 @@ class EngineClient:
         """Start a weight update; vLLM refuses it if one is open."""
         await self._call("POST", "/start_weight_update")
 
-    async def update(self, files: Sequence[str], sha256: Sequence[str]) -> None:
-        """Load safetensors `files`, relative to the root, after checking all digests.
+    async def update(self, files: Sequence[str], sha256: Sequence[str], slot: int = FIRST_SLOT) -> None:
+        """Load safetensors `files`, relative to the root, after checking all digests. `slot`: in which an adapter is
+        placed.
 
         On a mismatch the weights stay as they are, the update is closed, and EngineUnavailableError has vLLM's reason.
         """
-        info = {"files": list(files), "sha256": list(sha256)}
+        info: dict[str, Any] = {"files": list(files), "sha256": list(sha256)}
+        if slot != FIRST_SLOT:  # an engine that an earlier version started refuses a field that it does not know
+            info["slot"] = slot
         await self._call("POST", "/update_weights", body={"update_info": info}, timeout_seconds=1800)
 
     async def receive(self, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]) -> None:
@@ -309,8 +256,8 @@ class EngineClient:
             return False
         return True
 
-    async def probe(self) -> None:
-        """Check that the server has every route of ROUTES and serves a model by the name that calls have.
+    async def probe(self, slots: Sequence[int] = (FIRST_SLOT,)) -> None:
+        """Check that the server has every route of ROUTES and serves a model by every name that calls have.
 
         Raises MachineError naming the first route that is missing, or the names that it serves instead.
         """
@@ -322,11 +269,12 @@ class EngineClient:
                     "(vLLM 0.32 with --enable-scale-out and VLLM_SERVER_DEV_MODE=1)"
                 )
         served = [one["id"] for one in (await self._call("GET", "/v1/models"))["data"]]
-        if MODEL_NAME not in served:
-            raise MachineError(
-                f"engine {self.address} serves {', '.join(served) or 'no model'}, but calls ask for {MODEL_NAME}; "
-                f"start it with --served-model-name {MODEL_NAME}"
-            )
+        for name in map(slot_name, slots):
+            if name not in served:
+                raise MachineError(
+                    f"engine {self.address} serves {', '.join(served) or 'no model'}, but calls ask for {name}; "
+                    f"start it with --served-model-name {name}"
+                )
 
     @contextmanager
     def _known_form(self) -> Iterator[None]:

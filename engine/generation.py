@@ -70,11 +70,18 @@ class SampledTokens:
     `token_ids`: all so far. `finish_reason`: None until the call has ended.
     """
 
-    def __init__(self, on_growth: Callable[[Sequence[int]], None] | None = None) -> None:
-        """`on_growth` is called by `notify` with the ids that are new since its last call."""
+    def __init__(
+        self,
+        on_growth: Callable[[Sequence[int]], None] | None = None,
+        version_of: Callable[[str], str | None] | None = None,
+    ) -> None:
+        """`on_growth` is called by `notify` with the ids that are new since its last call. `version_of`: the version
+        of the call's LoRA slot in an engine's label, None without one; by default the label itself.
+        """
         self.token_ids: list[int] = []
         self.finish_reason: str | None = None
         self._on_growth = on_growth
+        self._version_of = version_of
         self._num_notified = 0
         self._logprobs: list[float] = []
         self._spans: list[JsonObject] = []
@@ -150,8 +157,14 @@ class SampledTokens:
         start, end = self._num_labelled, len(self.token_ids)
         if start == end and self._spans:
             return
-        self._spans += [
-            {"version": str(span["version"]), "start": start + int(span["start"]), "end": start + int(span["end"])}
-            for span in spans or [{"version": _NO_LABEL, "start": 0, "end": end - start}]
-        ]
+        found: list[JsonObject] = []
+        for span in spans or [{"version": _NO_LABEL, "start": 0, "end": end - start}]:
+            version, first, last = str(span["version"]), start + int(span["start"]), start + int(span["end"])
+            if self._version_of is not None:
+                version = self._version_of(version) or _NO_LABEL
+            if found and found[-1]["version"] == version and found[-1]["end"] == first:
+                found[-1]["end"] = last  # another slot got a version between them
+            else:
+                found.append({"version": version, "start": first, "end": last})
+        self._spans += found
         self._num_labelled = end

@@ -35,16 +35,18 @@ they are adapters. A process holds as many."""
 class PolicyCache:
     """The versions that this process uses. Its methods block; several threads may call them."""
 
-    def __init__(self, root: Path) -> None:
-        """`root`: the directory of all policies on this machine."""
+    def __init__(self, root: Path, num_kept: int = KEPT_VERSIONS) -> None:
+        """`root`: the directory of all policies on this machine. `num_kept`: versions that this process holds; an
+        engine that several runs share needs KEPT_VERSIONS of each."""
         self.root = root
+        self.num_kept = num_kept
         self._held: OrderedDict[Path, int] = OrderedDict()  # directory -> descriptor of its lock, last used at the end
         self._changing = threading.Lock()
 
     def fetch(self, uri: str, files: Sequence[JsonObject]) -> Path:
         """Return the directory of a version, after copying its files here if they are at an address.
 
-        Until this process has used KEPT_VERSIONS others, no process deletes it. Raises WeightStorageError; what
+        Until this process has used `num_kept` others, no process deletes it. Raises WeightStorageError; what
         was copied stays for the next try. Raises DamagedVersionError if a file is not as its row says.
         """
         directory = policy_directory(uri, self.root)
@@ -87,15 +89,15 @@ class PolicyCache:
         with self._changing:
             surplus = [before] if (before := self._held.pop(directory, None)) is not None else []
             self._held[directory] = descriptor
-            while len(self._held) > KEPT_VERSIONS:
+            while len(self._held) > self.num_kept:
                 surplus.append(self._held.popitem(last=False)[1])
         for one in surplus:
             os.close(one)
 
     def _evict(self) -> None:
-        """Delete the fetched versions that no process holds, except the KEPT_VERSIONS that were used last."""
+        """Delete the fetched versions that no process holds, except the `num_kept` that were used last."""
         locks = sorted(self.root.glob("*/*.lock"), key=_time_of_use, reverse=True)
-        for lock in locks[KEPT_VERSIONS:]:
+        for lock in locks[self.num_kept :]:
             _delete(lock)
 
 

@@ -20,6 +20,7 @@ from engine.weight_storage import DamagedVersionError
 from ratchet.background_task import in_abandonable_thread
 from ratchet.config_engines import DEFAULT_SET
 from ratchet.errors import StoreUnavailableError, WeightStorageError
+from ratchet.lora_slots import FIRST_SLOT
 from ratchet.store import engines
 from ratchet.store.database import Database
 from ratchet.store.engines import PublishedPolicy
@@ -34,26 +35,32 @@ _TRIES_IF_DAMAGED = 3
 
 
 class PolicyFetcher:
-    """The versions of one engine's node, which are those of its engine set. `engine_id`: its row, set once it is
-    registered."""
+    """The versions of one engine's node, which are those of its engine set. `slots`: the engine's. `engine_id`: its
+    row, set once it is registered."""
 
-    def __init__(self, database: Database, root: Path, engine_set: str = DEFAULT_SET) -> None:
+    def __init__(
+        self, database: Database, root: Path, engine_set: str = DEFAULT_SET, slots: Sequence[int] = (FIRST_SLOT,)
+    ) -> None:
         self.database = database
         self.root = root
         self.engine_set = engine_set
+        self.slots = slots
         self.engine_id = 0
-        self._cache = PolicyCache(root)
-        self._fetched: deque[str] = deque(maxlen=KEPT_VERSIONS)
+        num_kept = KEPT_VERSIONS * len(slots)
+        self._cache = PolicyCache(root, num_kept)
+        self._fetched: deque[str] = deque(maxlen=num_kept)
         self._damaged: Counter[str] = Counter()
         self._reported: JsonObject = {}
 
-    async def published(self, most: int | None = None) -> list[PublishedPolicy]:
-        """Return the versions that the engine may serve, newest first, at most `most`."""
+    async def published(self, most: int | None = None, slot: int = FIRST_SLOT) -> list[PublishedPolicy]:
+        """Return the versions that a slot of the engine may serve, newest first, at most `most`."""
         async with self.database.begin() as connection:
-            return await engines.newest_published_policies(connection, self.engine_set, most)
+            return await engines.newest_published_policies(connection, self.engine_set, most, slot)
 
-    async def newest_intact(self, loaded: str | None, only_here: bool = False) -> PublishedPolicy | None:
-        """Return the newest published version whose files are here with their digests, or None.
+    async def newest_intact(
+        self, loaded: str | None, only_here: bool = False, slot: int = FIRST_SLOT
+    ) -> PublishedPolicy | None:
+        """Return the newest version published for a slot whose files are here with their digests, or None.
 
         Waits while the storage of weights is unavailable. `loaded`: a version that is not checked again. `only_here`
         fetches nothing if some version is here already.
@@ -61,7 +68,7 @@ class PolicyFetcher:
         wait = _FIRST_WAIT_SECONDS
         while True:
             try:
-                policies = await self.published()
+                policies = await self.published(slot=slot)
                 if only_here and (found := await self._first_intact(policies, loaded, is_fetching=False)):
                     return found
                 return await self._first_intact(policies, loaded, is_fetching=True)
@@ -75,11 +82,8 @@ class PolicyFetcher:
         wait = _LOOK_SECONDS
         while True:
             try:
-                newest = await self.published(most=1)
-                if newest and is_address(newest[0].uri):
-                    if newest[0].version not in self._fetched:
-                        await self._fetch(newest[0], await self.published())
-                    await self._report(None)
+                for slot in self.slots:
+                    await self._fetch_newest(slot)
                 wait = _LOOK_SECONDS
             except WeightStorageError as error:
                 await self._report(str(error))
@@ -90,6 +94,13 @@ class PolicyFetcher:
                 await self._report(repr(error))
                 wait = _LONGEST_WAIT_SECONDS
             await asyncio.sleep(wait)
+
+    async def _fetch_newest(self, slot: int) -> None:
+        newest = await self.published(most=1, slot=slot)
+        if newest and is_address(newest[0].uri):
+            if newest[0].version not in self._fetched:
+                await self._fetch(newest[0], await self.published(slot=slot))
+            await self._report(None)
 
     async def _first_intact(
         self, policies: Sequence[PublishedPolicy], loaded: str | None, is_fetching: bool

@@ -25,7 +25,7 @@ from engine.vllm_plugin import BACKEND
 from ratchet import tracing
 from ratchet.config_engines import DEFAULT_SET
 from ratchet.errors import MachineError
-from ratchet.types import MODEL_NAME
+from ratchet.lora_slots import FIRST_SLOT, SERVED_RANKS, served_rank, slot_name
 
 STOP_SECONDS = 10.0
 _MARKER = "RATCHET_ENGINE_PIDFILE"
@@ -68,7 +68,9 @@ class EngineSettings(BaseModel):
     num_threads: int | None = None
     """Number of compute threads on a CPU; None leaves it to vLLM."""
     lora_rank: int | None = None
-    """Highest rank of the LoRA adapter that is served with the model; None serves no adapter."""
+    """Highest rank of the LoRA adapters that are served with the model; None serves no adapter."""
+    lora_runs: int = 1
+    """Number of runs with LoRA that are served at once, each by the adapter in its slot."""
     router_replay: bool = False
     """Whether vLLM returns the experts that it chose for each token."""
     extra_args: tuple[str, ...] = ()
@@ -102,8 +104,13 @@ class EngineSettings(BaseModel):
 
     @property
     def adapter(self) -> Path | None:
-        """The directory from which vLLM reads its adapter; None if it serves none."""
+        """The directory from which vLLM reads the adapter of the first slot; None if it serves none."""
         return None if self.lora_rank is None else self.sockets / "adapter"
+
+    @property
+    def slots(self) -> range:
+        """The LoRA slots; an engine without LoRA has one, in which the model itself is."""
+        return range(FIRST_SLOT, FIRST_SLOT + (1 if self.lora_rank is None else self.lora_runs))
 
 
 def vllm_command(settings: EngineSettings, model: Path) -> list[str]:
@@ -127,14 +134,14 @@ def vllm_command(settings: EngineSettings, model: Path) -> list[str]:
 
 
 def _names(settings: EngineSettings) -> list[str]:
-    """Return the arguments that name what is served: calls name `policy`, with an adapter or without."""
-    if settings.lora_rank is None:
-        return ["--served-model-name", MODEL_NAME]
-    rank = next(one for one in adapter_files.SERVED_RANKS if one >= settings.lora_rank)
-    modules = f"{MODEL_NAME}={settings.adapter}"
+    """Return the arguments that name what is served: calls name a slot, with an adapter or without."""
+    if settings.lora_rank is None or settings.adapter is None:
+        return ["--served-model-name", slot_name(FIRST_SLOT)]
+    rank = served_rank(settings.lora_rank)
+    modules = [f"{slot_name(one)}={adapter_files.slot_directory(settings.adapter, one)}" for one in settings.slots]
     return [
         *("--served-model-name", adapter_files.BASE_NAME, "--enable-lora", "--max-lora-rank", str(rank)),
-        *("--max-loras", "1", "--lora-modules", modules),
+        *("--max-loras", str(len(settings.slots)), "--lora-modules", *modules),
     ]
 
 
@@ -164,7 +171,9 @@ async def vllm_process(settings: EngineSettings, model: Path) -> AsyncIterator[a
     shutil.rmtree(settings.sockets, ignore_errors=True)
     settings.sockets.mkdir(mode=0o700)
     if settings.adapter is not None:
-        adapter_files.write_identity_adapter(settings.adapter, adapter_files.SERVED_RANKS[0])
+        for slot in settings.slots:
+            directory = adapter_files.slot_directory(settings.adapter, slot)
+            adapter_files.write_identity_adapter(directory, SERVED_RANKS[0])
     process = await asyncio.create_subprocess_exec(
         *vllm_command(settings, model),
         env=vllm_environment(settings),

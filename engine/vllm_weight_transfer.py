@@ -5,16 +5,21 @@ Files work wherever they are visible, with or without a GPU. Tensors come from `
 vLLM's own NCCL receiver, which has not run on a GPU here yet. One engine needs both: what it misses by NCCL, it
 reads.
 
-    init   {"root": DIR, "adapter": DIR or null,    root directory of all policies, directory of the adapter in an
-            "nccl": {...} or null}                  engine with LoRA, NCCL group to join
-    update {"files": [relative], "sha256": [hex]}   check all digests, then load all tensors of the model or an adapter
+    init   {"root": DIR, "adapter": DIR or null,    root directory of all policies, directory of the first slot's
+            "nccl": {...} or null}                  adapter in an engine with LoRA, NCCL group to join
+    update {"files": [relative], "sha256": [hex],   check all digests, then load all tensors of the model or the adapter
+            "slot": NUMBER}                         of a slot (1 if none is named)
            {"names", "dtype_names", "shapes": []}   receive these tensors, in this order, from rank 0 of the group
     start, finish                                   no effect here; vLLM opens, closes and labels the update
 
-An adapter is copied to the directory that vLLM was started with (`--lora-modules`). `finish` makes vLLM forget its
-adapters, and with the next call it reads that directory again. vLLM's own /v1/load_lora_adapter with `load_inplace` is
-not used: vLLM 0.32 keeps that flag and the path with each call, so that it reads the files before every forward pass,
-and a call in flight reads those of the version it began with, under the new version's label.
+An adapter is copied to the directory of its slot, with which vLLM was started (`--lora-modules`). `finish` makes vLLM
+forget the adapters of all slots, and with the next call of a slot it reads the slot's directory again. vLLM's own
+/v1/load_lora_adapter with `load_inplace` is not used: vLLM 0.32 keeps that flag and the path with each call, so that it
+reads the files before every forward pass, and a call in flight reads those of the version it began with, under the new
+version's label.
+
+All slots have one base. Whole weights that are the base already, such as version 0 of a run that joins, only empty
+their slot; another base empties all slots.
 """
 
 import contextlib
@@ -24,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm.distributed.weight_transfer import base
+from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
@@ -31,6 +37,7 @@ from vllm.platforms import current_platform
 
 from engine import adapter_files
 from engine.vllm_plugin import checked_paths, read_tensors
+from ratchet.lora_slots import FIRST_SLOT, SERVED_RANKS
 
 
 @dataclass
@@ -51,6 +58,7 @@ class DiskUpdateInfo(base.WeightTransferUpdateInfo):  # type: ignore[misc]
 
     files: list[str] = field(default_factory=list)
     sha256: list[str] = field(default_factory=list)
+    slot: int = FIRST_SLOT
     names: list[str] = field(default_factory=list)
     dtype_names: list[str] = field(default_factory=list)
     shapes: list[list[int]] = field(default_factory=list)
@@ -74,6 +82,7 @@ class DiskWeightTransferEngine(base.WeightTransferEngine[DiskInitInfo, DiskUpdat
             self._root = Path(init_info.root)
         if init_info.adapter is not None:
             self._adapter = Path(init_info.adapter)
+            _skip_adapters_of_head()
         if init_info.nccl is not None:
             from vllm.distributed.weight_transfer import nccl_engine
 
@@ -92,18 +101,33 @@ class DiskWeightTransferEngine(base.WeightTransferEngine[DiskInitInfo, DiskUpdat
         if self._root is None:
             raise ValueError("no root directory: call /init_weight_transfer_engine first")
         paths = checked_paths(self._root, update_info.files, update_info.sha256)
+        slot = self._slot_directory(update_info.slot)
         if adapter_files.is_adapter(update_info.files):
-            self._receive_adapter(self._root, paths)
+            self._receive_adapter(self._root, paths, slot)
+        elif slot is not None and sorted(update_info.sha256) == self._base:
+            adapter_files.write_identity_adapter(slot, SERVED_RANKS[0])
         else:
             self._load_model(paths, update_info.sha256)
 
-    def _receive_adapter(self, root: Path, paths: list[Path]) -> None:
-        """Load the adapter's base unless it is loaded already, and place the adapter.
+    def _slot_directory(self, slot: int) -> Path | None:
+        """Return the directory of a slot's adapter, None in an engine without. Raises ValueError if it has no such
+        slot."""
+        settings = self.vllm_config.lora_config
+        num_slots = 1 if settings is None else settings.max_loras
+        if not FIRST_SLOT <= slot < FIRST_SLOT + num_slots:
+            raise ValueError(
+                f"the update is for LoRA slot {slot} and this engine has {num_slots}; run `ratchet up` with the "
+                "run's config"
+            )
+        return None if self._adapter is None else adapter_files.slot_directory(self._adapter, slot)
+
+    def _receive_adapter(self, root: Path, paths: list[Path], slot: Path | None) -> None:
+        """Load the adapter's base unless it is loaded already, and place the adapter in the slot's directory.
 
         Raises ValueError, with the weights unchanged, if this engine cannot serve it.
         """
         settings = self.vllm_config.lora_config
-        if settings is None or self._adapter is None:
+        if settings is None or slot is None:
             raise ValueError("this engine was started without LoRA, so it can serve no adapter; run `ratchet up` again")
         directory = paths[0].parent
         if (rank := adapter_files.adapter_rank(directory)) > settings.max_lora_rank:
@@ -117,10 +141,10 @@ class DiskWeightTransferEngine(base.WeightTransferEngine[DiskInitInfo, DiskUpdat
             # resolve(): the root may be mounted elsewhere, or be a link
             names = [str((base.directory / file["name"]).relative_to(root.resolve())) for file in base.files]
             self._load_model(checked_paths(root, names, sha256), sha256)
-        adapter_files.place_adapter(paths, self._adapter)
+        adapter_files.place_adapter(paths, slot)
 
     def _load_model(self, paths: list[Path], sha256: list[str]) -> None:
-        """Replace all weights of the model; an engine with LoRA serves them without an adapter."""
+        """Replace all weights of the model; every slot of an engine with LoRA serves them without an adapter."""
         self._base = None
         initialize_layerwise_reload(self.model)
         with _packing_experts(self.model):
@@ -131,7 +155,9 @@ class DiskWeightTransferEngine(base.WeightTransferEngine[DiskInitInfo, DiskUpdat
         _repack_tied_head(self.model)
         self._base = sorted(sha256)
         if self._adapter is not None:
-            adapter_files.write_identity_adapter(self._adapter, adapter_files.SERVED_RANKS[0])
+            for slot in range(FIRST_SLOT, FIRST_SLOT + self.vllm_config.lora_config.max_loras):
+                directory = adapter_files.slot_directory(self._adapter, slot)
+                adapter_files.write_identity_adapter(directory, SERVED_RANKS[0])
 
     def _receive_from_group(self, update_info: DiskUpdateInfo) -> None:
         from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferUpdateInfo
@@ -179,6 +205,16 @@ def _packing_experts(model: Any) -> Iterator[None]:
     finally:
         for method, kernel in kernels.items():
             method.moe_kernel = kernel
+
+
+def _skip_adapters_of_head() -> None:
+    """On a CPU, leave out the adapters of the output layer, which no version has.
+
+    vLLM 0.32 takes one index per request for them, also for the many rows of a prompt whose logprobs are asked for. So
+    a canary that is scored beside other calls would end the engine, if the model's output layer has its own weights.
+    """
+    if current_platform.is_cpu():
+        PunicaWrapperCPU.add_lora_logits = lambda *args, **kwargs: None
 
 
 def _repack_tied_head(model: Any) -> None:

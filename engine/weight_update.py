@@ -22,6 +22,9 @@ holder writes `paused_until` first.
 | syncing         | quarantined | sync or broadcast | the canary fails                                               |
 | any             | gone        | wrapper           | it ends, also by itself after quarantine or a failed canary    |
 
+An update changes one slot of an engine that several runs share, and pauses the calls of all. Only the holder of the
+lease changes the label, so no update loses that of another slot.
+
 Adapters send calls to `ready` engines only. A failed update is never resumed: its lease lapses, and the wrapper takes
 over.
 """
@@ -30,6 +33,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 
@@ -38,7 +42,8 @@ from engine.client import EngineClient
 from engine.policy_files import policy_directory, weight_files
 from ratchet.background_task import running_beside
 from ratchet.errors import EngineRejectedError, EngineUnavailableError, MachineError, StoreUnavailableError
-from ratchet.store import engines, metrics
+from ratchet.lora_slots import FIRST_SLOT, label_of_versions, label_with, version_in_label, versions_of_label
+from ratchet.store import engines, metrics, open_runs
 from ratchet.store.database import Database
 from ratchet.store.engines import EngineRow, PublishedPolicy
 from ratchet.store.schema import PolicyVersionTable
@@ -53,8 +58,8 @@ Transfer = Callable[[EngineClient], Awaitable[None]]
 """Moves the tensors into the engine, after the update has started and before it is finished."""
 
 
-def load_from_files(version: PolicyVersionTable | PublishedPolicy, root: Path) -> Transfer:
-    """Return a transfer in which the engine checks all digests and then reads the version's files.
+def load_from_files(version: PolicyVersionTable | PublishedPolicy, root: Path, slot: int = FIRST_SLOT) -> Transfer:
+    """Return a transfer in which the engine checks all digests and then reads the version's files, for this slot.
 
     `root`: the directory below which all policies are published, on this machine. `engine/policy_fetcher.py` brings a
     version from an address to the same relative path on the engine's node. Raises MachineError if the
@@ -70,15 +75,16 @@ def load_from_files(version: PolicyVersionTable | PublishedPolicy, root: Path) -
     weights = weight_files(version.files)
 
     async def transfer(client: EngineClient) -> None:
-        await client.update([str(base / file["name"]) for file in weights], [file["sha256"] for file in weights])
+        names = [str(base / file["name"]) for file in weights]
+        await client.update(names, [file["sha256"] for file in weights], slot)
 
     return transfer
 
 
 async def replace_weights(
-    client: EngineClient, version: str, transfer: Transfer, keep_cache: bool = False, close_open_update: bool = False
+    client: EngineClient, label: str, transfer: Transfer, keep_cache: bool = False, close_open_update: bool = False
 ) -> None:
-    """Pause vLLM, transfer new weights, label them `version` and resume. If it raises, vLLM stays paused.
+    """Pause vLLM, transfer new weights, set the label of all slots and resume. If it raises, vLLM stays paused.
 
     `keep_cache` keeps the KV cache of running requests. `close_open_update` first closes an update that another process
     left open; only the wrapper may do that, since no other update can run then.
@@ -92,39 +98,73 @@ async def replace_weights(
         await client.finish_update(None)
         await client.start_update()
     await transfer(client)
-    await client.finish_update(version)
+    await client.finish_update(label)
     await client.resume()
 
 
-async def score_canary(client: EngineClient, canary: JsonObject, before: JsonObject | None = None) -> CanaryVerdict:
-    """Let the engine score the canary text, and compare with the learner's scores."""
-    return judge_canary(await client.score(canary["ids"]), canary, before)
+async def score_canary(
+    client: EngineClient, canary: JsonObject, before: JsonObject | None = None, slot: int = FIRST_SLOT
+) -> CanaryVerdict:
+    """Let a slot of the engine score the canary text, and compare with the learner's scores."""
+    return judge_canary(await client.score(canary["ids"], slot), canary, before)
 
 
 async def update_engine(
-    database: Database, engine: EngineRow, version: PolicyVersionTable, transfer: Transfer, keep_cache: bool
+    database: Database,
+    engine: EngineRow,
+    version: PolicyVersionTable,
+    transfer: Transfer,
+    keep_cache: bool,
+    slot: int = FIRST_SLOT,
 ) -> None:
-    """Bring one ready engine to `version` under a leased pause, for `learn.sync` and the broadcast.
+    """Bring one slot of a ready engine to `version` under a leased pause, for `learn.sync` and the broadcast.
 
-    Raises EngineUnavailableError if the engine is not ready, if a phase fails, or if the lease was lost meanwhile.
+    Raises EngineUnavailableError if the engine is not ready, if the slot is no longer that of the version's run, if a
+    phase fails, or if the lease was lost meanwhile.
     """
-    async with database.begin() as connection:
-        if not await engines.begin_engine_pause(connection, engine.id, PAUSE_SECONDS):
-            raise EngineUnavailableError(f"engine {engine.address} is {engine.state}, not ready for an update")
+    held, label = await _begin_pause(database, engine, version, slot)
     clock = asyncio.get_running_loop().time
     started = clock()
     async with (
         EngineClient(engine.address, timeout_seconds=PAUSE_SECONDS) as client,
         running_beside(_renew_lease(database, engine.id)),
     ):
-        await replace_weights(client, version.version, transfer, keep_cache)
+        await replace_weights(client, label, transfer, keep_cache)
         paused = clock() - started
-        state = await _canary_state(database, client, engine, version, started)
+        state = await _canary_state(database, client, held, version, slot, started)
         async with database.begin() as connection:
-            if not await engines.end_engine_pause(connection, engine.id, version.version, state):
+            if not await engines.end_engine_pause(connection, engine.id, label, state):
                 raise EngineUnavailableError(f"engine {engine.address}: the pause ran out during the update")
             took = {"sync_pause_seconds": paused, "sync_seconds": clock() - started}
             await metrics.record_metrics(connection, version.run_id, version.step, took, keep_highest=True)
+
+
+class _Pause(NamedTuple):
+    """A pause that has begun: the engine's row, and the label that it has after the update."""
+
+    row: EngineRow
+    label: str
+
+
+async def _begin_pause(database: Database, engine: EngineRow, version: PolicyVersionTable, slot: int) -> _Pause:
+    """Take the lease; from now on only this caller changes the engine's label.
+
+    The new label keeps the versions of open runs alone: if the update brings another base, the slot of a run that has
+    ended has no longer its adapter.
+    """
+    async with database.begin() as connection:
+        if not await open_runs.has_slot(connection, version.run_id, slot):
+            raise EngineUnavailableError(
+                f"LoRA slot {slot} of engine {engine.address} is no longer that of {version.run_id}"
+            )
+        begun = await engines.begin_engine_pause(connection, engine.id, PAUSE_SECONDS)
+        row = await engines.get_engine(connection, engine.id)
+        opened = await open_runs.open_slots(connection, engine.engine_set)
+    if not begun or row is None:
+        raise EngineUnavailableError(f"engine {engine.address} is {engine.state}, not ready for an update")
+    served = versions_of_label(row.version)
+    kept = {one: named for one, named in served.items() if named.startswith(f"{opened.get(one)}/")}
+    return _Pause(row, label_with(label_of_versions(kept), slot, version.version))
 
 
 async def _renew_lease(database: Database, engine_id: int) -> None:
@@ -137,7 +177,12 @@ async def _renew_lease(database: Database, engine_id: int) -> None:
 
 
 async def _canary_state(
-    database: Database, client: EngineClient, engine: EngineRow, version: PolicyVersionTable, paused_at: float
+    database: Database,
+    client: EngineClient,
+    engine: EngineRow,
+    version: PolicyVersionTable,
+    slot: int,
+    paused_at: float,
 ) -> EngineState:
     """Return READY if the canary passes, else QUARANTINED; record the gaps with the engine and the step.
 
@@ -146,8 +191,8 @@ async def _canary_state(
     if version.canary is None:
         return EngineState.READY
     async with database.begin() as connection:
-        before = await engines.canary_of(connection, engine.version)
-    verdict = await score_canary(client, version.canary, before)
+        before = await engines.canary_of(connection, version_in_label(engine.version, slot))
+    verdict = await score_canary(client, version.canary, before, slot)
     answered = asyncio.get_running_loop().time() - paused_at
     details = {
         "canary": {

@@ -1,6 +1,7 @@
 """The engine wrapper: supervise one vLLM process. Start it, register it, keep its weights current, stop it.
 
-A vLLM that already runs (`is_attached`) is only registered, and its weights are kept current.
+A vLLM that already runs (`is_attached`) is only registered, and its weights are kept current. An engine that several
+runs share has a slot per run, and each is kept current.
 
 A restarted vLLM would serve old weights under a wrong label, so only the wrapper decides when its engine is ready. The
 states and who may change them are in `engine/weight_update.py`.
@@ -14,6 +15,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import structlog
@@ -25,6 +27,7 @@ from engine.process import EngineSettings, end_leftover_engines, port_taken, vll
 from engine.weight_update import load_from_files, replace_weights, score_canary
 from ratchet.background_task import running_beside
 from ratchet.errors import EngineUnavailableError, MachineError, StoreUnavailableError
+from ratchet.lora_slots import FIRST_SLOT, label_of_versions, label_with, versions_of_label
 from ratchet.store import engines
 from ratchet.store.database import Database
 from ratchet.store.engines import PublishedPolicy
@@ -63,9 +66,10 @@ async def run_engine(settings: EngineSettings) -> None:
 class EngineWrapper:
     """The supervision of one vLLM process.
 
-    `loaded`: the version that the wrapper itself loaded last; `learn.sync` or the broadcast may have loaded newer
-    ones. `heartbeat_at` and `answered_at`: times of the last written heartbeat and of the last answer of vLLM,
-    monotonic clock.
+    `loaded`: the version of each slot that has one, as the wrapper itself loaded it last or has read it from the row;
+    `learn.sync` or the broadcast may have loaded newer ones. `canaries`: the learner's scores for those that the
+    wrapper has loaded. `heartbeat_at` and `answered_at`: times of the last written heartbeat and of the last answer of
+    vLLM, monotonic clock.
     """
 
     def __init__(self, settings: EngineSettings, database: Database, client: EngineClient, stop: asyncio.Event) -> None:
@@ -74,11 +78,11 @@ class EngineWrapper:
         self.client = client
         self.stop = stop
         self.engine_id = 0
-        self.fetcher = PolicyFetcher(database, settings.policies_root, settings.engine_set)
+        self.fetcher = PolicyFetcher(database, settings.policies_root, settings.engine_set, settings.slots)
         self.is_up = False
         self.holds_pause = False
-        self.loaded: str | None = None
-        self.canary: JsonObject | None = None
+        self.loaded: dict[int, str] = {}
+        self.canaries: dict[int, JsonObject] = {}
         self.heartbeat_at = time.monotonic()
         self.answered_at = self.heartbeat_at
 
@@ -117,7 +121,7 @@ class EngineWrapper:
         """Serve with the vLLM that already runs until a signal, which leaves it running."""
         _LOG.info("engine is registered", address=self.settings.address)
         stopped = asyncio.create_task(self.stop.wait())
-        work = asyncio.create_task(self._serve(None))
+        work = asyncio.create_task(self._serve({}))
         done, _ = await asyncio.wait({stopped, work}, return_when=asyncio.FIRST_COMPLETED)
         for task in (stopped, work):
             task.cancel()
@@ -125,14 +129,15 @@ class EngineWrapper:
             work.result()
 
     async def _run_vllm(self) -> None:
-        """Run vLLM on the newest version until a signal. Raises EngineUnavailableError if it ends by itself.
+        """Run vLLM on the newest version of the first slot that has one, until a signal. Raises EngineUnavailableError
+        if it ends by itself.
 
         If that is an adapter, vLLM starts from its base, and the adapter is loaded as a newer version.
         """
-        choosing = asyncio.create_task(self.fetcher.newest_intact(self.loaded))
+        choosing = asyncio.create_task(self._newest_versions(only_first=True))
         if not await self._ends_before_stop(choosing):
             return
-        policy = choosing.result()
+        slot, policy = next(iter(choosing.result().items()), (FIRST_SLOT, None))
         directory = policy_directory(policy.uri, self.settings.policies_root) if policy else self.settings.model_path
         model = whole_model(directory)
         if model != directory:
@@ -143,7 +148,7 @@ class EngineWrapper:
         async with vllm_process(self.settings, model) as process:
             died = asyncio.create_task(process.wait())
             stopped = asyncio.create_task(self.stop.wait())
-            work = asyncio.create_task(self._serve(policy))
+            work = asyncio.create_task(self._serve({slot: policy} if policy else {}))
             done, _ = await asyncio.wait({died, stopped, work}, return_when=asyncio.FIRST_COMPLETED)
             for task in (died, stopped, work):
                 task.cancel()
@@ -162,19 +167,20 @@ class EngineWrapper:
             task.cancel()
         return is_done
 
-    async def _serve(self, started_from: PublishedPolicy | None) -> None:
-        """Bring the engine to `ready`, then send heartbeats until cancelled."""
+    async def _serve(self, started_from: Mapping[int, PublishedPolicy]) -> None:
+        """Bring the engine to `ready`, then send heartbeats until cancelled. `started_from`: the version that vLLM has
+        started with, by its slot."""
         await self._wait_until_healthy()
         self.is_up = True
-        await self.client.probe()
+        await self.client.probe(self.settings.slots)
         await self.client.init_weight_transfer(str(self.settings.policies_root), self.settings.adapter)
-        if started_from:
-            await self.client.set_version(started_from.version)
-            self._set_loaded(started_from)
+        for slot, policy in started_from.items():
+            await self.client.set_version(label_with(None, slot, policy.version))
+        self._set_loaded(started_from)
         # A version may have been published while vLLM started, so load it before `ready`. Check once more afterwards: a
         # sync of a version published in between did not find this engine.
         await self._load_newer_versions()
-        if self.settings.is_attached and self.loaded is None and (label := await self.client.version()) is not None:
+        if self.settings.is_attached and not self.loaded and (label := await self.client.version()) is not None:
             raise EngineUnavailableError(
                 f"vLLM at {self.settings.address} has the weights {label} of another run; start it anew"
             )
@@ -245,19 +251,20 @@ class EngineWrapper:
         async with self.database.begin() as conn:
             row = await engines.get_engine(conn, self.engine_id)
         if row is not None and row.state is EngineState.READY:
-            self.loaded = row.version
+            self._adopt(row.version)
             await self._catch_up()
         elif self.holds_pause:  # the store became unavailable during the catch-up before
             await self._finish_catch_up()
 
     async def _catch_up(self) -> None:
-        """If a newer version is published, pause the engine under a lease and load it."""
-        newest = await self.fetcher.newest_intact(self.loaded)  # before the pause
-        if newest is None or newest.version == self.loaded:
+        """If a newer version is published for a slot, pause the engine under a lease and load it."""
+        if not self._newer(await self._newest_versions()):  # before the pause
             return
         async with self.database.begin() as conn:
             self.holds_pause = await engines.begin_engine_pause(conn, self.engine_id, RECOVERY_LEASE_SECONDS)
+            row = await engines.get_engine(conn, self.engine_id)
         if self.holds_pause:
+            self._adopt(row.version if row else None)  # a sync may have loaded another slot meanwhile
             await self._finish_catch_up()
 
     async def _finish_catch_up(self) -> None:
@@ -266,16 +273,19 @@ class EngineWrapper:
         self.holds_pause = False
 
     async def _recover_abandoned_pause(self) -> None:
-        """Take over a pause whose lease has lapsed. Its holder left unknown weights, so load the newest version."""
+        """Take over a pause whose lease has lapsed. Its holder left unknown weights in some slot, so load the newest
+        version of each before vLLM goes on."""
         async with self.database.begin() as conn:
             if not await engines.take_over_engine_pause(conn, self.engine_id, RECOVERY_LEASE_SECONDS):
                 return
         _LOG.warning("the pause's lease has run out; loading the newest policy and resuming")
         async with running_beside(self._heartbeat_while_loading()):
             await self.client.pause()
-            policy = await self.fetcher.newest_intact(self.loaded, only_here=True)
-            if policy:
-                await self._load(policy)
+            newest = await self._newest_versions(only_here=True)
+            self.loaded.clear()
+            self.canaries.clear()
+            if newest:
+                await self._load(newest)
             elif (label := await self.client.version()) is not None:
                 raise EngineUnavailableError(
                     f"an abandoned update left unknown weights under {label!r} and no published policy can be read"
@@ -285,33 +295,69 @@ class EngineWrapper:
         await self._set_ready(EngineState.SYNCING)
 
     async def _load_newer_versions(self, only_here: bool = False) -> None:
-        """Load the newest version, or the newest on this node, until no newer one was published meanwhile."""
+        """Load the newest versions, or the newest on this node, until no newer one was published meanwhile."""
         async with running_beside(self._heartbeat_while_loading()):
-            while policy := await self.fetcher.newest_intact(self.loaded, only_here):
-                if policy.version == self.loaded:
-                    return
-                await self._load(policy)
+            while newer := self._newer(newest := await self._newest_versions(only_here)):
+                # Another base would take the adapters of ended runs away, so they leave the label.
+                self.loaded = {slot: version for slot, version in self.loaded.items() if slot in newest}
+                await self._load(newer)
 
-    async def _load(self, policy: PublishedPolicy) -> None:
-        transfer = load_from_files(policy, self.settings.policies_root)
-        await replace_weights(self.client, policy.version, transfer, close_open_update=True)
-        self._set_loaded(policy)
-        _LOG.info("policy loaded", version=policy.version)
+    async def _newest_versions(self, only_here: bool = False, only_first: bool = False) -> dict[int, PublishedPolicy]:
+        """Return the newest usable version of every slot, or of the first, that has one."""
+        found: dict[int, PublishedPolicy] = {}
+        for slot in self.settings.slots:
+            policy = await self.fetcher.newest_intact(self.loaded.get(slot), only_here, slot)
+            if policy is not None:
+                found[slot] = policy
+                if only_first:
+                    break
+        return found
 
-    def _set_loaded(self, policy: PublishedPolicy) -> None:
-        self.loaded = policy.version
-        self.canary = policy.canary
+    def _newer(self, newest: Mapping[int, PublishedPolicy]) -> dict[int, PublishedPolicy]:
+        """Return those that are not loaded."""
+        return {slot: policy for slot, policy in newest.items() if policy.version != self.loaded.get(slot)}
+
+    async def _load(self, policies: Mapping[int, PublishedPolicy]) -> None:
+        """Load the versions of several slots in one update, so that vLLM never goes on between two of them."""
+        root = self.settings.policies_root
+        transfers = [load_from_files(policy, root, slot) for slot, policy in policies.items()]
+
+        async def transfer_all(client: EngineClient) -> None:
+            for transfer in transfers:
+                await transfer(client)
+
+        label = label_of_versions(self.loaded | {slot: policy.version for slot, policy in policies.items()})
+        assert label is not None
+        await replace_weights(self.client, label, transfer_all, close_open_update=True)
+        self._set_loaded(policies)
+        _LOG.info("policy loaded", version=label)
+
+    def _set_loaded(self, policies: Mapping[int, PublishedPolicy]) -> None:
+        for slot, policy in policies.items():
+            self.loaded[slot] = policy.version
+            self.canaries.pop(slot, None)
+            if policy.canary is not None:
+                self.canaries[slot] = policy.canary
+
+    def _adopt(self, label: str | None) -> None:
+        """Take over from the engine's row which versions it serves; of those that others loaded, no canary is known."""
+        served = versions_of_label(label)
+        for slot in set(self.canaries):
+            if served.get(slot) != self.loaded.get(slot):
+                del self.canaries[slot]
+        self.loaded = served
 
     async def _set_ready(self, expected: EngineState) -> None:
         """Move the engine from `expected` to `ready`. Raises EngineUnavailableError if its canary fails."""
-        if self.canary is not None:
-            verdict = await score_canary(self.client, self.canary)
+        for slot, canary in self.canaries.items():
+            verdict = await score_canary(self.client, canary, slot=slot)
             if verdict.reason is not None:
                 raise EngineUnavailableError(
-                    f"the engine does not serve {self.loaded}: {verdict.reason}; it is started anew"
+                    f"the engine does not serve {self.loaded[slot]}: {verdict.reason}; it is started anew"
                 )
+        label = label_of_versions(self.loaded)
         async with self.database.begin() as conn:
-            await engines.set_engine_version(conn, self.engine_id, self.loaded)
+            await engines.set_engine_version(conn, self.engine_id, label)
             changed = await engines.set_engine_state(conn, self.engine_id, expected, EngineState.READY)
         if changed:
-            _LOG.info("engine ready", version=self.loaded, address=self.settings.address)
+            _LOG.info("engine ready", version=label, address=self.settings.address)

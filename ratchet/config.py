@@ -76,9 +76,9 @@ class RunConfig(Section):
     )
     """How many engines there are and where; a number N stands for N engines on this machine."""
     engine_set: Annotated[str, AfterValidator(require_set_name)] = DEFAULT_SET
-    """Name of the group of engines that answers this run and loads its weights. A group serves one run at a time, so
-    runs that are to be open together need different names, and each name has engines of its own (docs/fleet.md,
-    "Several runs at once"). `default` is the default."""
+    """Name of the group of engines that answers this run and loads its weights. A group serves one run at a time, or
+    `engine.lora_runs` with LoRA, so other runs that are to be open together need different names, and each name has
+    engines of its own (docs/fleet.md, "Several runs at once"). `default` is the default."""
     endpoint: EndpointConfig | None = None
     """Server that answers the agents of an evaluation instead of the policy. None, the default, means the policy."""
     datasets: Annotated[list[DatasetConfig], Field(min_length=1)]
@@ -154,6 +154,8 @@ class RunConfig(Section):
             raise ValueError(
                 "training.lora: an engine with adapters must be started by this stack; leave engines.address out"
             )
+        if self.training.lora is None and self.engine.lora_runs > 1:
+            raise ValueError("engine.lora_runs: only runs with training.lora share engines; leave it out")
         if self.training.group_size < 2:
             raise ValueError("training.group_size must be at least 2: one rollout has nothing to be compared with")
         return self

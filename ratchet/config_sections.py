@@ -49,6 +49,9 @@ class EngineConfig(Section):
     """Whether reasoning is put back that an agent omits; None, the default, means if the chat template shows it."""
     images: Literal["placeholder", "refuse"] = "placeholder"
     """`placeholder`, the default: the model reads a text such as `[image, 640x480, omitted]`. `refuse`: an error."""
+    lora_runs: Positive = 1
+    """Number of runs with `training.lora` that these engines serve at once, each by its adapter (docs/fleet.md). 1, the
+    default, leaves the memory that every further adapter needs to the KV cache."""
     args: list[str] = []
     """Further command-line arguments, passed to vLLM unchanged. Empty by default."""
 

@@ -11,7 +11,7 @@ from ratchet.types import JsonObject
 _CHANGED_DEFAULTS = {"dtype": ("auto", "float32"), "activation_checkpointing": (None, False)}
 """Key of `training` -> its default, and the one that it had before."""
 _ADDED_KEYS = {
-    "engine": ("images", "restore_reasoning", "stop_token_ids"),
+    "engine": ("images", "lora_runs", "restore_reasoning", "stop_token_ids"),
     "sandbox": ("adaptive",),
     "loss": ("chain_credit", "distillation", "reference_kl", "reference_model", "reward_factor", "teacher_model"),
     "training": (

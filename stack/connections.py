@@ -39,7 +39,7 @@ def connection_demands(stack: Stack, settings: TemporalSettings, config: RunConf
     pools = settings.postgres
     num_workers = max(settings.boot_workers, settings.agent_workers)
     served = {name: plan.config for name, plan in read_plan(stack).sets.items()} | {config.engine_set: config}
-    num_ranks = [default_workers(one) for one in served.values()]
+    num_ranks = [default_workers(one) for one in served.values() for _ in range(one.engine.lora_runs)]
     found = [
         ConnectionDemand("worker", num_workers * 2 * pools.worker_pool_size, "postgres.worker_pool_size"),
         ConnectionDemand("adapter", 2 * pools.adapter_pool_size, "postgres.adapter_pool_size"),

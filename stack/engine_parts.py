@@ -76,6 +76,7 @@ def engine_settings(stack: Stack, plan: ServingPlan, engine: PlacedEngine) -> En
         kv_cache_gib=config.engine.kv_cache_gib,
         num_threads=config.engine.num_threads,
         lora_rank=None if config.training.lora is None else config.training.lora.rank,
+        lora_runs=config.engine.lora_runs,
         router_replay=config.training.router_replay,
         extra_args=(*config.engine.args, *engine.args),
         environment=_devices(engine),

@@ -55,7 +55,7 @@ async def start_run(stack: Stack, config: RunConfig, name: str, new: bool, say: 
         reason = await open_runs.resume_run(connection, unfinished) if unfinished is not None else None
         stopped = await runs.newest_stopped_run(connection, config)
         if unfinished is None:
-            await open_runs.require_no_other_run(connection, "", config.engine_set)
+            await open_runs.require_slot(connection, "", config)
     if unfinished is not None:
         say(f"continuing run {unfinished} (same config)" + (f"; it was paused: {reason}" if reason else ""))
         await start_train_run(client, settings, unfinished)

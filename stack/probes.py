@@ -42,7 +42,8 @@ from temporalio.api.workflowservice.v1 import (
 from temporalio.client import Client
 
 from activities.sandboxes.e2b import E2BProvider
-from engine.client import EngineClient, Sampling
+from engine.client import EngineClient
+from engine.generate_request import Sampling
 from ratchet import temporal_client, temporal_namespace
 from ratchet.errors import RatchetError, SandboxBusyError
 from ratchet.payload_codec import PayloadKeyError

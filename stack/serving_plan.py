@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from ratchet.config import TINY, RunConfig
 from ratchet.config_engines import DEFAULT_SET
 from ratchet.errors import ConfigError, MachineError
+from ratchet.lora_slots import served_rank
 from ratchet.model_directory import model_of, require_config, require_model
 from ratchet.stored_config import read_stored_config
 from stack.parts import Stack
@@ -207,5 +208,6 @@ def _placed(plan: ServingPlan) -> tuple[object, ...]:
 def _served(plan: ServingPlan) -> tuple[object, ...]:
     """Return the parts of the plan that change what an engine or adapter does."""
     config = plan.config
-    of_training = (config.training.lora and config.training.lora.rank, config.training.router_replay)
+    rank = None if config.training.lora is None else served_rank(config.training.lora.rank)
+    of_training = (rank, config.training.router_replay)
     return plan.model_path, config.engine, config.sampling.max_context_tokens, of_training

@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 
 from adapter.prompt.token_buffer import TokenBuffer, TokenStream
-from engine.client import IdsText
+from engine.generate_request import IdsText
 from ratchet.store.arrays import Ids
 
 _MAX_LANES = 2  # per session: an agent and one sub-agent, about six bytes a token each

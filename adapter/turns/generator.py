@@ -34,13 +34,13 @@ from adapter.turns.routing import EngineRouter
 from adapter.turns.telemetry import engine_span, note_answer, turn_span
 from adapter.turns.tree import TurnGrowth
 from adapter.turns.writer import TurnWriter
-from engine.client import IdsText, Sampling
+from engine.generate_request import IdsText, Sampling
 from engine.generation import Generation, SampledTokens
 from ratchet.errors import EngineUnavailableError
 from ratchet.store import turns
 from ratchet.store.database import Database
 from ratchet.store.engines import EngineRow
-from ratchet.store.sessions import request_id
+from ratchet.store.sessions import SessionRow, request_id
 from ratchet.store.turns import KnownCall
 from ratchet.types import TurnState
 
@@ -69,6 +69,7 @@ class _AnsweredCall:
 class _EngineCall:
     """What engines are asked for one turn. `sampled` has the output so far; `streams`: it is to grow in chunks."""
 
+    session: SessionRow
     turn_id: int
     prompt: IdsText
     sampling: Sampling
@@ -244,8 +245,8 @@ class TurnGenerator:
             experts_from=max(0, prepared.attach_point.kept_tokens - 1),  # the earlier ones are in the parent's row
         )
         prompt = session.ids_json.prompt_json(prepared.stream, prepared.lane)
-        sampled = SampledTokens(None if live is None else live.feed)
-        call = _EngineCall(turn_id, prompt, sampling, sampled, live is not None)
+        sampled = SampledTokens(None if live is None else live.feed, session.row.version_in)
+        call = _EngineCall(session.row, turn_id, prompt, sampling, sampled, live is not None)
         recorded_engine_id = prepared.engine_id
         while True:
             engine = await self._router.pick(session.row)
@@ -288,11 +289,12 @@ class TurnGenerator:
         client = self._router.client(engine)
         prompt, sampling = call.rest()
         name = request_id(call.turn_id)
-        with engine_span(engine, name):
+        version, slot = call.session.version_in(engine.version), call.session.lora_slot
+        with engine_span(engine, version, name):
             if call.streams:
-                await client.stream(prompt, sampling, name, engine.version, call.sampled)
+                await client.stream(prompt, sampling, name, version, call.sampled, slot)
             else:
-                await client.generate(prompt, sampling, name, engine.version, call.sampled)
+                await client.generate(prompt, sampling, name, version, call.sampled, slot)
 
     # ------------------------------------------------------------ the store
 

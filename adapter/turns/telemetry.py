@@ -69,12 +69,12 @@ def note_answer(answer: Answer) -> None:
     )
 
 
-def engine_span(engine: EngineRow, request_id: str) -> contextlib.AbstractContextManager[Span]:
+def engine_span(engine: EngineRow, version: str | None, request_id: str) -> contextlib.AbstractContextManager[Span]:
     """Run a request to an engine in a span, of which vLLM's own span is a child."""
     facts: dict[str, Fact] = {
         "engine_id": engine.id,
         "engine": engine.address,
-        "policy_version": engine.version,
+        "policy_version": version,
         "request_id": request_id,
     }
     return tracing.span("engine request", facts, SpanKind.CLIENT)

@@ -18,6 +18,7 @@ from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.config_engines import DEFAULT_SET
+from ratchet.lora_slots import FIRST_SLOT, SEPARATOR, versions_of_label
 from ratchet.store.runs import ADHOC
 from ratchet.store.schema import EngineLoadTable, EngineTable, PolicyVersionTable, RunTable
 from ratchet.types import EngineState, JsonObject, PolicyVersionState, RunState
@@ -34,7 +35,8 @@ FETCH_ERROR = "fetch_error"
 class EngineRow:
     """An engine. `silent_seconds`: since its last heartbeat.
 
-    `pause_seconds_left`: None if no pause is leased, negative once the lease has expired.
+    `version`: the label of its weights, with the versions of all slots. `pause_seconds_left`: None if no pause is
+    leased, negative once the lease has expired.
     """
 
     id: int
@@ -175,22 +177,22 @@ async def set_engine_gone(conn: AsyncConnection, engine_id: int) -> None:
     await conn.execute(update(EngineTable).where(EngineTable.id == engine_id).values(_GONE))
 
 
-async def set_engine_version(conn: AsyncConnection, engine_id: int, version: str | None) -> None:
+async def set_engine_version(conn: AsyncConnection, engine_id: int, label: str | None) -> None:
     """Record which weights the engine serves."""
-    await _record_load(conn, engine_id, version)
-    await conn.execute(update(EngineTable).where(EngineTable.id == engine_id).values(version=version))
+    await _record_loads(conn, engine_id, label)
+    await conn.execute(update(EngineTable).where(EngineTable.id == engine_id).values(version=label))
 
 
-async def _record_load(
-    conn: AsyncConnection, engine_id: int, version: str | None, condition: ColumnElement[bool] | None = None
+async def _record_loads(
+    conn: AsyncConnection, engine_id: int, label: str | None, condition: ColumnElement[bool] | None = None
 ) -> None:
-    """Record that the engine, if its row fulfils `condition`, has loaded `version`, unless the row names it already.
-    Call this before the row is changed."""
-    if version is None:
-        return
-    wanted = (EngineTable.id == engine_id) & EngineTable.version.is_distinct_from(version)
-    loaded = select(EngineTable.id, literal(version)).where(wanted if condition is None else wanted & condition)
-    await conn.execute(insert(EngineLoadTable).from_select(["engine_id", "version"], loaded))
+    """Record that the engine, if its row fulfils `condition`, has loaded those versions of `label` that the row does
+    not name yet. Call this before the row is changed."""
+    for version in versions_of_label(label).values():
+        named = func.array_position(func.string_to_array(EngineTable.version, SEPARATOR), version)
+        wanted = (EngineTable.id == engine_id) & named.is_(None)
+        loaded = select(EngineTable.id, literal(version)).where(wanted if condition is None else wanted & condition)
+        await conn.execute(insert(EngineLoadTable).from_select(["engine_id", "version"], loaded))
 
 
 async def set_engine_details(conn: AsyncConnection, engine_id: int, details: JsonObject) -> None:
@@ -228,16 +230,16 @@ async def extend_engine_pause(conn: AsyncConnection, engine_id: int, seconds: fl
 
 
 async def end_engine_pause(
-    conn: AsyncConnection, engine_id: int, version: str | None, state: EngineState = EngineState.READY
+    conn: AsyncConnection, engine_id: int, label: str | None, state: EngineState = EngineState.READY
 ) -> bool:
-    """Change `syncing` to `state` and record the version that is served now.
+    """Change `syncing` to `state` and record the versions that are served now.
 
     Return False if the lease has expired, in which case the wrapper has taken over or will.
     """
     alive = (EngineTable.state == EngineState.SYNCING) & (EngineTable.paused_until > func.now())
-    await _record_load(conn, engine_id, version, alive)
+    await _record_loads(conn, engine_id, label, alive)
     statement = update(EngineTable).where(EngineTable.id == engine_id, alive)
-    return bool((await conn.execute(statement.values(state=state, version=version, paused_until=None))).rowcount)
+    return bool((await conn.execute(statement.values(state=state, version=label, paused_until=None))).rowcount)
 
 
 async def take_over_engine_pause(conn: AsyncConnection, engine_id: int, seconds: float) -> bool:
@@ -257,13 +259,14 @@ async def take_over_engine_pause(conn: AsyncConnection, engine_id: int, seconds:
 
 
 async def newest_published_policies(
-    conn: AsyncConnection, engine_set: str, most: int | None = None
+    conn: AsyncConnection, engine_set: str, most: int | None = None, slot: int = FIRST_SLOT
 ) -> list[PublishedPolicy]:
-    """Return the published versions of the set's open run that published last, newest first, at most `most`; empty if
-    no run of the set is open.
+    """Return the published versions of the open run that published last of those with this set and slot, newest first,
+    at most `most`; empty if there is none.
     """
     trains = (
         (RunTable.engine_set == engine_set)
+        & (RunTable.lora_slot == slot)
         & RunTable.state.in_((RunState.RUNNING, RunState.PAUSED))
         & (RunTable.config_name != ADHOC)
         & RunTable.source_run_id.is_(None)

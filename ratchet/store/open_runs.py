@@ -1,26 +1,33 @@
 """The runs that are open: which there are, which may run beside them, and a run that goes on.
 
-An engine set serves one run at a time. A run takes its set when it is created and when it is resumed; both are checked
-in their transaction, under a lock of the set (`require_no_other_run`), and its end gives the set back.
+An engine set serves one run, or as many runs with `training.lora` as its engines have LoRA slots
+(`engine.lora_runs`), if all have one base. A run takes a slot of its set when it is created and when it is resumed;
+both are checked in their transaction, under a lock of the set (`require_slot`), and its end gives the slot back.
 
-| the set's runs | event                                    | they become                                       |
-|----------------|------------------------------------------|---------------------------------------------------|
-| none is open   | a run is created or resumed              | that run is open                                  |
-| one is open    | another is to be created or resumed      | as they are: the other one is refused by its name |
-| one is open    | it is done, stopped, failed or cancelled | none is open                                      |
+| the set's runs        | event                                    | they become                                      |
+|-----------------------|------------------------------------------|--------------------------------------------------|
+| none is open          | a run is created or resumed              | that run is open                                 |
+| some, a slot is free  | a run that fits to them is created or    | it is open, too, in its former slot if that is   |
+|                       | resumed                                  | free, else in the free slot of lowest number     |
+| some, any other case  | another is to be created or resumed      | as they are: it is refused by the name of one    |
+| some are open         | one is done, stopped, failed, cancelled  | its slot is free                                 |
 
-Runs of rollouts by hand and runs that train on stored groups take no set.
+Runs of rollouts by hand and runs that train on stored groups take no slot.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from ratchet.config import RunConfig
 from ratchet.config_engines import DEFAULT_SET
 from ratchet.errors import ConfigError
+from ratchet.lora_slots import FIRST_SLOT, served_rank
 from ratchet.store.runs import ADHOC
-from ratchet.store.schema import RunTable
+from ratchet.store.schema import PolicyVersionTable, RunTable
+from ratchet.stored_config import read_stored_config
 from ratchet.types import JsonObject, RunState, Wish
 
 _ONE_OPEN_RUN = 0x52415443  # key of an advisory lock; any number that no other lock uses
@@ -35,7 +42,7 @@ async def unfinished_runs(connection: AsyncConnection, running: bool = False) ->
 
 
 class OpenSet(NamedTuple):
-    """An engine set with an open run. `config`: of the run, as it is stored."""
+    """An engine set and one of its open runs. `config`: of the run, as it is stored."""
 
     engine_set: str
     run_id: str
@@ -49,28 +56,102 @@ class OpenSet(NamedTuple):
 
 
 async def open_sets(connection: AsyncConnection) -> list[OpenSet]:
-    """Return the sets with an open run, the one whose run was created first at the front."""
+    """Return the sets with an open run, once per run, the one whose run was created first at the front."""
     # Of the config: `ratchet up` asks before the migration that adds the column.
     engine_set = func.coalesce(RunTable.config["engine_set"].astext, DEFAULT_SET)
     statement = select(engine_set, RunTable.run_id, RunTable.state, RunTable.config).where(_OPEN, _TAKES_A_SET)
     return [OpenSet(*row) for row in await connection.execute(statement.order_by(RunTable.created_at))]
 
 
-async def require_no_other_run(connection: AsyncConnection, run_id: str, engine_set: str) -> None:
-    """Prevent other training runs of this engine set from starting until the transaction ends. Raises ConfigError if
-    one is open.
+async def require_slot(
+    connection: AsyncConnection, run_id: str, config: RunConfig, base: Sequence[JsonObject] | None = None
+) -> int:
+    """Return the LoRA slot of a training run in its engine set, and let no other run take one until the transaction
+    ends.
 
-    The engines of a set serve one policy; rollouts of two runs would be sampled by each other's weights.
+    `base`: the files of the run's version 0, None if they are not known yet. Raises ConfigError if another run of the
+    set is open and the engines cannot serve both: its rollouts would be sampled by the weights of the other one.
     """
-    await connection.execute(select(func.pg_advisory_xact_lock(_ONE_OPEN_RUN, func.hashtext(engine_set))))
-    of_set = select(RunTable.run_id).where(_OPEN, _TAKES_A_SET, RunTable.engine_set == engine_set)
-    for other in (await connection.execute(of_set.order_by(RunTable.created_at))).scalars():
-        if other != run_id:
-            raise ConfigError(
-                f"run {other} of engine set {engine_set!r} is still open, and the engines of a set serve one policy at "
-                f"a time: wait for its end, end it (`ratchet stop {other}`), or give this run's config another "
-                "`engine_set`, which starts engines of its own"
-            )
+    name = config.engine_set
+    await connection.execute(select(func.pg_advisory_xact_lock(_ONE_OPEN_RUN, func.hashtext(name))))
+    columns = (RunTable.run_id, RunTable.lora_slot, RunTable.config)
+    of_set = select(*columns).where(_OPEN, _TAKES_A_SET, RunTable.engine_set == name, RunTable.run_id != run_id)
+    others = (await connection.execute(of_set.order_by(RunTable.created_at))).all()
+    for other in others:
+        reason = _reason_against(config, other.config)
+        if reason is None and base is not None and _digests(base) != await _base_digests(connection, other.run_id):
+            reason = "its version 0 has other weights than this run's, and adapters of one engine have one base"
+        if reason is not None:
+            raise _still_open(other.run_id, name, reason)
+    free = set(range(FIRST_SLOT, FIRST_SLOT + config.engine.lora_runs)) - {other.lora_slot for other in others}
+    if not free:
+        reason = f"all LoRA slots of its engines have a run (engine.lora_runs: {config.engine.lora_runs})"
+        raise _still_open(others[0].run_id, name, reason)
+    own = select(RunTable.lora_slot).where(RunTable.run_id == run_id)
+    former = (await connection.execute(own)).scalar_one_or_none()
+    return former if former in free else min(free)
+
+
+def _still_open(run_id: str, engine_set: str, reason: str) -> ConfigError:
+    return ConfigError(
+        f"run {run_id} of engine set {engine_set!r} is still open, and {reason}: wait for its end, end it "
+        f"(`ratchet stop {run_id}`), or give this run's config another `engine_set`, which starts engines of its own"
+    )
+
+
+def _reason_against(config: RunConfig, stored: JsonObject) -> str | None:
+    """Return why a run cannot share engines with the open run of the config `stored`; None if it can."""
+    if config.training.lora is None or config.endpoint is not None:
+        return "the engines of a set serve one policy at a time, unless all its runs have `training.lora`"
+    other = read_stored_config(stored)
+    if other.training.lora is None or other.endpoint is not None:
+        return "it has no `training.lora`, so that its engines serve no other run"
+    theirs, ours = _shared_values(other), _shared_values(config)
+    for key, value in ours.items():
+        if theirs[key] != value:
+            return f"{key} is {theirs[key]} there and {value} here, which runs that share engines must agree on"
+    return None
+
+
+def _shared_values(config: RunConfig) -> JsonObject:
+    """Return config key → value for all that the engines of the config's set are started with."""
+    values = {f"engine.{key}": value for key, value in config.engine.model_dump(mode="json").items()}
+    values |= {"model": config.model, "sampling.max_context_tokens": config.sampling.max_context_tokens}
+    values["training.router_replay"] = config.training.router_replay
+    rank = "none" if config.training.lora is None else served_rank(config.training.lora.rank)
+    return values | {"the highest rank that engines serve for training.lora.rank": rank}
+
+
+def _digests(files: Sequence[JsonObject]) -> set[str]:
+    return {file["sha256"] for file in files if file["name"].endswith(".safetensors")}
+
+
+async def _base_digests(connection: AsyncConnection, run_id: str) -> set[str]:
+    """Return the digests of the weight files of a run's version 0."""
+    return _digests(await _first_files(connection, run_id))
+
+
+async def _first_files(connection: AsyncConnection, run_id: str) -> list[JsonObject]:
+    of_run = select(PolicyVersionTable.files).where(PolicyVersionTable.run_id == run_id, PolicyVersionTable.step == 0)
+    return (
+        await connection.execute(of_run.order_by(PolicyVersionTable.epoch.desc()).limit(1))
+    ).scalar_one_or_none() or []
+
+
+async def open_slots(connection: AsyncConnection, engine_set: str) -> dict[int, str]:
+    """Return slot → the open run that has it, in the engines of a set."""
+    of_set = select(RunTable.lora_slot, RunTable.run_id).where(_OPEN, _TAKES_A_SET, RunTable.engine_set == engine_set)
+    return {row.lora_slot: row.run_id for row in await connection.execute(of_set)}
+
+
+async def has_slot(connection: AsyncConnection, run_id: str, slot: int) -> bool:
+    """Return whether this slot of the engines of its set is the run's, and no other open run has taken it."""
+    row = (
+        await connection.execute(select(RunTable.engine_set, RunTable.lora_slot).where(RunTable.run_id == run_id))
+    ).one()
+    same = (RunTable.engine_set == row.engine_set) & (RunTable.lora_slot == slot) & (RunTable.run_id != run_id)
+    other = select(RunTable.run_id).where(_OPEN, _TAKES_A_SET, same).limit(1)
+    return row.lora_slot == slot and (await connection.execute(other)).first() is None
 
 
 async def newest_run(connection: AsyncConnection) -> str | None:
@@ -93,10 +174,10 @@ async def resume_run(connection: AsyncConnection, run_id: str, allow_done: bool 
 
     It goes on from its newest checkpoint. Earlier groups without signal no longer count towards the next pause. Raises
     ConfigError if the run does not exist, is done (unless `allow_done`, for a run that gets more steps) or pruned, or
-    if another run of its engine set is open.
+    if the engines of its set cannot serve it beside another open run.
     """
     of_state = (RunTable.state, RunTable.state_reason, RunTable.pruned_at)
-    columns = (*of_state, RunTable.config_name, RunTable.source_run_id, RunTable.engine_set)
+    columns = (*of_state, RunTable.config_name, RunTable.source_run_id, RunTable.config, RunTable.lora_slot)
     statement = select(*columns).where(RunTable.run_id == run_id).with_for_update()
     row = (await connection.execute(statement)).one_or_none()
     if row is None or row.config_name == ADHOC:
@@ -110,8 +191,10 @@ async def resume_run(connection: AsyncConnection, run_id: str, allow_done: bool 
         return None
     if row.pruned_at is not None:
         raise ConfigError(f"run {run_id} was pruned on {row.pruned_at:%Y-%m-%d} and cannot be resumed; start a new run")
+    slot = row.lora_slot
     if row.source_run_id is None:
-        await require_no_other_run(connection, run_id, row.engine_set)
+        files = await _first_files(connection, run_id)
+        slot = await require_slot(connection, run_id, read_stored_config(row.config), files)
     going = update(RunTable).where(RunTable.run_id == run_id)
     await connection.execute(
         going.values(
@@ -121,6 +204,7 @@ async def resume_run(connection: AsyncConnection, run_id: str, allow_done: bool 
             stop_at=None,
             ended_at=None,
             restarts=0,
+            lora_slot=slot,
             patient_from=RunTable.next_group_no,
         )
     )

@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ratchet.config import RunConfig
 from ratchet.config_engines import DEFAULT_SET
 from ratchet.grading_payloads import LabelledTask
+from ratchet.lora_slots import FIRST_SLOT
 from ratchet.steering import with_last_step
 from ratchet.store.schema import PolicyVersionTable, RolloutGroupTable, RunTable, RunTaskTable, TaskTable
 from ratchet.stored_config import config_digest, known_digests, read_stored_config
@@ -48,6 +49,7 @@ class RunRow:
     config_name: str = ""
     next_group_no: int = 0
     engine_set: str = DEFAULT_SET
+    lora_slot: int = FIRST_SLOT
 
     @property
     def is_by_hand(self) -> bool:
@@ -73,10 +75,17 @@ class NewRun:
     init_from: str | None = None
     source_run_id: str | None = None
     engine_set: str = DEFAULT_SET
+    lora_slot: int = FIRST_SLOT
 
     @classmethod
     def of_config(
-        cls, run_id: str, name: str, config: RunConfig, model: Path | None, source_run_id: str | None = None
+        cls,
+        run_id: str,
+        name: str,
+        config: RunConfig,
+        model: Path | None,
+        source_run_id: str | None = None,
+        lora_slot: int = FIRST_SLOT,
     ) -> Self:
         """Take the row's values from a resolved config. `name`: the config's name. `model`: the model's directory, None
         if an endpoint answers.
@@ -91,6 +100,7 @@ class NewRun:
             init_from=config.init_from,
             source_run_id=source_run_id,
             engine_set=config.engine_set,
+            lora_slot=lora_slot,
         )
 
 

@@ -33,7 +33,9 @@ from sqlalchemy.types import BigInteger, LargeBinary
 from ratchet.config_engines import DEFAULT_SET
 from ratchet.config_sections import EndpointConfig
 from ratchet.errors import FencedError
+from ratchet.lora_slots import FIRST_SLOT, version_in_label
 from ratchet.store.adapters import ADAPTER_HEARTBEAT, adapters_alive_seconds, adapters_away_seconds
+from ratchet.store.runs import ADHOC
 from ratchet.store.schema import (
     AdapterProcessTable,
     EngineTable,
@@ -65,8 +67,9 @@ class EngineCall(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SessionRow:
-    """A session; `SessionTable` describes the columns. `run_id` and `engine_set`: of its rollout's run. `installation`:
-    of this store, None before a worker or an adapter has run."""
+    """A session; `SessionTable` describes the columns. `run_id`, `engine_set`, `lora_slot`: of its rollout's run.
+    `is_by_hand`: that run holds rollouts that are started by hand. `installation`: of this store, None before a worker
+    or an adapter has run."""
 
     id: int
     rollout_id: int
@@ -79,6 +82,17 @@ class SessionRow:
     run_id: str = ""
     installation: UUID | None = None
     engine_set: str = DEFAULT_SET
+    lora_slot: int = FIRST_SLOT
+    is_by_hand: bool = False
+
+    def version_in(self, label: str | None) -> str | None:
+        """Return the version in an engine's label with which it answers this session; None if the session's slot has
+        none, or that of another run, because its run was stopped and has another slot now.
+        """
+        version = version_in_label(label, self.lora_slot)
+        if version is None or "/" not in version or self.is_by_hand:
+            return version
+        return version if version.startswith(f"{self.run_id}/") else None
 
 
 WAITS_RECORDED_SECONDS = 1.0
@@ -228,8 +242,9 @@ async def find_session(conn: AsyncConnection, digest: bytes) -> SessionRow | Non
     installation = select(InstallationTable.uuid).scalar_subquery().label("installation")
     of_session = (SessionTable.id, SessionTable.rollout_id, SessionTable.attempt, SessionTable.state)
     of_calls = (SessionTable.temperature, SessionTable.model, SessionTable.limits, SessionTable.endpoint)
+    of_run = (RunTable.engine_set, RunTable.lora_slot, RunTable.config_name)
     statement = (
-        select(*of_session, *of_calls, RolloutTable.run_id, installation, RunTable.engine_set)
+        select(*of_session, *of_calls, RolloutTable.run_id, installation, *of_run)
         .join(SessionTokenTable, SessionTokenTable.session_id == SessionTable.id)
         .join(RolloutTable, RolloutTable.id == SessionTable.rollout_id)
         .join(RunTable, RunTable.run_id == RolloutTable.run_id)
@@ -250,6 +265,8 @@ async def find_session(conn: AsyncConnection, digest: bytes) -> SessionRow | Non
         row.run_id,
         row.installation,
         row.engine_set,
+        row.lora_slot,
+        row.config_name == ADHOC,
     )
 
 

@@ -28,7 +28,7 @@ from adapter.prompt.renderer import Renderer
 from adapter.prompt.session_cache import LiveSession, SessionCache
 from adapter.turns.routing import EngineRouter
 from adapter.turns.tree import TurnGrowth
-from engine.client import IdsText, Sampling, generate_body
+from engine.generate_request import IdsText, Sampling, generate_body
 from ratchet.store.arrays import Ids
 from ratchet.store.database import Database
 from ratchet.store.sessions import SessionRow

@@ -2,7 +2,7 @@
 
 So the same member of a group gets the same verdict under every fault. It writes down what it was asked and what it
 answered, one JSON object per line; the benchmark compares the store with these lines. Run as `python -m
-tests.chaos.seeded_engine PORT MODEL LOG SEED DATABASE_URL`.
+tests.chaos.seeded_engine PORT MODEL LOG SEED DATABASE_URL [SLOTS]`, with a number of slots as an engine with LoRA.
 
     started    this process began; the calls of the one before are lost
     asked      a call arrived                {"turn", "rollout", "attempt", "number", "tokens", "at"}
@@ -32,6 +32,7 @@ from starlette.routing import Route
 from tokenizers import Tokenizer
 
 from engine.client import ROUTES
+from ratchet.lora_slots import slot_name, versions_of_label
 from tests.standins.engine import Engine
 
 SOLVED_FILE, SOLVED_TEXT = "a.txt", "two"
@@ -82,8 +83,8 @@ def member_script(seed: int, task: str, member: int) -> MemberScript:
 class SeededEngine(Engine):
     """The scripted engine with answers of its own instead of a list, and the scores of the learner's canary."""
 
-    def __init__(self, model: Path, log: Path, seed: int, database_url: str) -> None:
-        super().__init__()
+    def __init__(self, model: Path, log: Path, seed: int, database_url: str, num_slots: int = 0) -> None:
+        super().__init__(num_slots)
         self.tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         self.stop_id = self.tokenizer.token_to_id("<|im_end|>")
         self.result_id = self.tokenizer.token_to_id("</tool_response>")
@@ -96,7 +97,7 @@ class SeededEngine(Engine):
     async def generate(self, request: Request) -> Response:
         body = orjson.loads(await request.body())
         if body["sampling_params"].get("prompt_logprobs") is not None:
-            return await self._canary(body["token_ids"])
+            return await self._canary(body["token_ids"], body["model"])
         turn = str(body.get("request_id") or "")
         if not turn.startswith("turn-"):  # a probe
             return self._answer(body, [self.stop_id])
@@ -123,9 +124,10 @@ class SeededEngine(Engine):
         choice["logprobs"] = {"content": content}
         return JSONResponse({"request_id": body.get("request_id"), "choices": [choice]})
 
-    async def _canary(self, ids: list[int]) -> Response:
-        """Answer with the learner's own scores of the labelled version: this engine computes no logprobs."""
-        canary = orjson.loads((await self._row(_CANARY, self.version))["canary"])
+    async def _canary(self, ids: list[int], model: str) -> Response:
+        """Answer with the learner's own scores of the slot's version: this engine computes no logprobs."""
+        named = {slot_name(slot): version for slot, version in versions_of_label(self.version).items()}
+        canary = orjson.loads((await self._row(_CANARY, named[model]))["canary"])
         self.scores = canary["logprobs"][: len(ids) - 1]
         return self._score(ids)
 
@@ -171,6 +173,6 @@ class SeededEngine(Engine):
 
 
 if __name__ == "__main__":
-    port, model, log, seed, url = sys.argv[1:]
-    engine = SeededEngine(Path(model), Path(log), int(seed), url)
+    port, model, log, seed, url, *slots = sys.argv[1:]
+    engine = SeededEngine(Path(model), Path(log), int(seed), url, *map(int, slots))
     uvicorn.run(engine.app(), host="127.0.0.1", port=int(port), log_level="warning", access_log=False)

@@ -1,10 +1,13 @@
 """A scripted engine: a process with the part of vLLM's HTTP API that we use, and answers that a test sets.
 
-A real engine does not die, pause or hold calls on demand. Run as `python -m tests.standins.engine PORT [HOST]`.
+A real engine does not die, pause or hold calls on demand. Run as `python -m tests.standins.engine PORT [HOST [SLOTS]]`,
+with a number of slots as an engine with LoRA.
 
     POST /script {"outputs": [{"ids": [...], "finish": "stop", "hold": "name", "die": false, "status": 200,
                                "logprobs": [...], "at": 0, "experts": true}]}
                                         "at": number of streamed tokens before the hold or the death
+                                        "tell": ["name", ...] instead of "ids": a token after the end of each hold, its
+                                        id is the step whose files the call's slot has
                                         "experts": return those of `experts_of`
     POST /script {"scores": [...], "update": "die" | "refuse" | "hold", "pause": "die"}
                                         prompt logprobs; how weight updates and pauses end
@@ -31,6 +34,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from engine.client import ROUTES
+from ratchet.lora_slots import FIRST_SLOT, slot_name
 
 
 def experts_of(ids: Sequence[int] | npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
@@ -46,7 +50,9 @@ def _npy(array: npt.NDArray[np.uint8]) -> str:
 
 
 class Engine:
-    def __init__(self) -> None:
+    def __init__(self, num_slots: int = 0) -> None:
+        self.num_slots = num_slots
+        self.steps: dict[str, int] = {}  # name of the slot -> step of the files that it was given last
         self.outputs: list[dict[str, Any]] = []
         self.calls: list[dict[str, Any]] = []
         self.aborted: list[str] = []
@@ -74,7 +80,7 @@ class Engine:
     async def reset(self, request: Request) -> Response:
         for hold in self.holds.values():
             hold.set()
-        self.__init__()  # type: ignore[misc]
+        self.__init__(self.num_slots)  # type: ignore[misc]
         return Response()
 
     async def release(self, request: Request) -> Response:
@@ -98,10 +104,13 @@ class Engine:
         call = {"request_id": body.get("request_id"), "ids": body["token_ids"], "sampling": body["sampling_params"]}
         if set(body.get("cache_salt") or "") & set("@/\\\0"):  # as vLLM does
             return JSONResponse({"error": {"message": "Parameter 'cache_salt' must not contain '@', '/'"}}, 400)
+        call |= {"model": body["model"]}
         self.calls.append(call | {"salt": body.get("cache_salt"), "traceparent": request.headers.get("traceparent")})
         output: dict[str, Any] = self.outputs.pop(0) if self.outputs else {"ids": [1], "finish": "length"}
         if body.get("stream") and output.get("status", 200) == 200:
             return StreamingResponse(self._stream(body, output), media_type="text/event-stream")
+        if "tell" in output:
+            return JSONResponse({"request_id": body.get("request_id"), "choices": [await self._tell(output, body)]})
         await self._act(output)
         if output.get("status", 200) != 200:
             return JSONResponse({"error": {"message": "scripted"}}, output["status"])
@@ -113,6 +122,20 @@ class Engine:
         if output.get("hold"):
             await self.holds[output["hold"]].wait()
         await self.running.wait()
+
+    async def _tell(self, output: dict[str, Any], body: dict[str, Any]) -> dict[str, Any]:
+        """Sample token by token, each with what the slot has then."""
+        ids: list[int] = []
+        spans: list[dict[str, Any]] = []
+        for hold in output["tell"]:
+            await self.holds.setdefault(hold, asyncio.Event()).wait()
+            await self.running.wait()
+            ids.append(self.steps.get(body["model"], 0))
+            if spans and spans[-1]["version"] == self.version:
+                spans[-1]["end"] = len(ids)
+            else:
+                spans.append({"version": self.version, "start": len(ids) - 1, "end": len(ids)})
+        return self._choice({"ids": ids}, body) | {"weight_versions": spans}
 
     async def _stream(self, body: dict[str, Any], output: dict[str, Any]) -> AsyncIterator[bytes]:
         """The output token by token, as vLLM streams it: finish reason, versions and experts come with the last
@@ -154,12 +177,13 @@ class Engine:
         return JSONResponse({"choices": [choice], "prompt_logprobs": [None, *positions]})
 
     async def models(self, request: Request) -> Response:
-        return JSONResponse({"data": [{"id": "policy"}]})
+        return JSONResponse({"data": [{"id": slot_name(slot)} for slot in range(1, 1 + max(1, self.num_slots))]})
 
     async def init_weight_transfer(self, request: Request) -> Response:
         """Answer when all ranks of the group are there, as vLLM does; rank 0 listens."""
         info = orjson.loads(await request.body())["init_info"]
-        if unknown := set(info) - {"root", "nccl"}:  # as vLLM does for fields that the back end does not have
+        known = {"root", "nccl"} | ({"adapter"} if self.num_slots else set())
+        if unknown := set(info) - known:  # as vLLM does for fields that the back end does not have
             return JSONResponse({"error": {"message": f"unexpected {sorted(unknown)}", "code": 400}}, 400)
         self.group = info.get("nccl")
         while self.group is not None:
@@ -181,6 +205,9 @@ class Engine:
             del self.holds["group"]
         if self.update_ends == "hold":
             await self.holds.setdefault("update", asyncio.Event()).wait()
+        if self.updates[-1].get("files") and self.update_ends != "refuse":
+            step = self.updates[-1]["files"][0].split("/")[-2].partition(".")[0]
+            self.steps[slot_name(self.updates[-1].get("slot", FIRST_SLOT))] = int(step) if step.isdigit() else 0
         return JSONResponse({"error": "scripted"}, 500) if self.update_ends == "refuse" else JSONResponse({})
 
     async def finish_update(self, request: Request) -> Response:
@@ -244,4 +271,5 @@ class Engine:
 
 if __name__ == "__main__":
     host = sys.argv[2] if len(sys.argv) > 2 else "127.0.0.1"
-    uvicorn.run(Engine().app(), host=host, port=int(sys.argv[1]), log_level="warning")
+    slots = int(sys.argv[3]) if len(sys.argv) > 3 else 0
+    uvicorn.run(Engine(slots).app(), host=host, port=int(sys.argv[1]), log_level="warning")

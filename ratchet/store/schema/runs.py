@@ -57,11 +57,11 @@ class OutageTable(Base):
 class RunTable(Base):
     """A run. `epoch` fences learners; `checkpoint_step` and `checkpoint_uri` are the checkpoint pointer.
 
-    `engine_set`: the engines that answer its rollouts and load its weights; one run of a set is open at a time
-    (`ratchet.store.open_runs`). `patient_from`: first group made after the run was last resumed; earlier groups without
-    signal do not pause it again. `source_run_id`: the run whose stored groups this one trains on; such a run has no
-    rollouts, workflow or engine. `restarts`: how often the sweep has started its workflow again without an hour
-    between.
+    `engine_set`: the engines that answer its rollouts and load its weights. `lora_slot`: the slot of these engines
+    that serves its weights; each is that of one open run of the set at most (`ratchet.store.open_runs`).
+    `patient_from`: first group made after the run was last resumed; earlier groups without signal do not pause it
+    again. `source_run_id`: the run whose stored groups this one trains on; such a run has no rollouts, workflow or
+    engine. `restarts`: how often the sweep has started its workflow again without an hour between.
 
     `wish` and `stop_at`: how a person wants the run to end, and the step after which it does, if it is not the config's
     last (`ratchet.store.steering`). `best_step` and `best_rate`: step and mean reward of the best evaluation, whose
@@ -89,6 +89,7 @@ class RunTable(Base):
     init_from: Mapped[str | None]
     source_run_id: Mapped[str | None] = mapped_column(ForeignKey("run.run_id"))
     engine_set: Mapped[str] = mapped_column(server_default=DEFAULT_SET)
+    lora_slot: Mapped[int] = mapped_column(server_default="1")
     epoch: Mapped[int] = mapped_column(server_default="0")
     step: Mapped[int] = mapped_column(server_default="0")
     checkpoint_step: Mapped[int] = mapped_column(server_default="0")
@@ -196,7 +197,8 @@ class PolicyVersionTable(Base):
 
 
 class EngineTable(Base):
-    """One vLLM server. `version`: the weights it serves. Its wrapper writes `heartbeat_at`.
+    """One vLLM server. `version`: the weights it serves, of all its LoRA slots (`ratchet.lora_slots`). Its
+    wrapper writes `heartbeat_at`.
 
     `engine_set`: that of the runs whose weights it loads and whose calls it answers; a row keeps it for ever, so an
     engine of another set at the same address has a row of its own."""

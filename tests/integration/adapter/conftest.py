@@ -90,9 +90,10 @@ class ScriptedEngine:
 
 
 @contextlib.asynccontextmanager
-async def engine_process() -> AsyncIterator[tuple[str, subprocess.Popen[bytes]]]:
+async def engine_process(num_slots: int = 0) -> AsyncIterator[tuple[str, subprocess.Popen[bytes]]]:
     port = free_port()
-    process = subprocess.Popen([sys.executable, "-m", "tests.standins.engine", str(port)])
+    arguments = [str(port), "127.0.0.1", str(num_slots)]
+    process = subprocess.Popen([sys.executable, "-m", "tests.standins.engine", *arguments])
     address = f"http://127.0.0.1:{port}"
     try:
         await wait_for_http(address + "/health", process)

@@ -16,7 +16,8 @@ import pytest
 from adapter.output_parser import OutputParser
 from adapter.prompt.renderer import Renderer
 from adapter.vllm_parsers import VllmParsers
-from engine.client import EngineClient, IdsText, Sampling
+from engine.client import EngineClient
+from engine.generate_request import IdsText, Sampling
 from engine.generation import SampledTokens
 from stack.ports import free_port
 from tests.standins.tiny_model import make_tokenizer, make_weights

@@ -19,6 +19,7 @@ from sqlalchemy import insert
 from engine.policy_files import file_sha256
 from engine.process import EngineSettings
 from ratchet.config_engines import DEFAULT_SET
+from ratchet.lora_slots import FIRST_SLOT
 from ratchet.store import engines
 from ratchet.store.database import Database
 from ratchet.store.engines import PublishedPolicy
@@ -60,10 +61,11 @@ def metrics_client(settings: EngineSettings) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=settings.address, trust_env=False, limits=limits, timeout=60)
 
 
-async def add_run(database: Database) -> None:
+async def add_run(database: Database, run_id: str = "run-1", slot: int = FIRST_SLOT) -> None:
     async with database.begin() as conn:
         values = {
-            "run_id": "run-1",
+            "run_id": run_id,
+            "lora_slot": slot,
             "config": {"datasets": [{"path": "unused.jsonl"}]},
             "config_digest": "",
             "config_name": "",
@@ -99,12 +101,17 @@ def truth(model: Path) -> np.ndarray:
 
 
 async def record(
-    database: Database, step: int, directory: Path, files: list[JsonObject], scores: Sequence[float] | None = None
+    database: Database,
+    step: int,
+    directory: Path,
+    files: list[JsonObject],
+    scores: Sequence[float] | None = None,
+    run_id: str = "run-1",
 ) -> PublishedPolicy:
     """Insert a published version. `scores`: those of IDS[1:] in its canary; None: it has no canary."""
-    version = policy_version("run-1", step, 1)
+    version = policy_version(run_id, step, 1)
     canary = None if scores is None else {"ids": IDS, "logprobs": list(scores)}
-    row = {"version": version, "run_id": "run-1", "step": step, "epoch": 1, "uri": str(directory), "files": files}
+    row = {"version": version, "run_id": run_id, "step": step, "epoch": 1, "uri": str(directory), "files": files}
     async with database.begin() as connection:
         await connection.execute(insert(PolicyVersionTable).values(**row, canary=canary))
     return PublishedPolicy(version, str(directory), files, canary)

@@ -39,7 +39,9 @@ import asyncio, sys
 from engine import process
 from engine.wrapper import run_engine
 settings = process.EngineSettings.model_validate_json(sys.argv[1])
-process.vllm_command = lambda settings, model: [sys.executable, "-m", "tests.standins.engine", str(settings.port)]
+slots = str(0 if settings.lora_rank is None else len(settings.slots))
+command = [sys.executable, "-m", "tests.standins.engine", str(settings.port), settings.host, slots]
+process.vllm_command = lambda settings, model: command
 asyncio.run(run_engine(settings))
 """
 """The product's wrapper; only vLLM's command line is replaced, by that of the scripted engine."""

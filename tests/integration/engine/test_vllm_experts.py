@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.client import EngineClient, IdsText, Sampling
+from engine.client import EngineClient
+from engine.generate_request import IdsText, Sampling
 from engine.generation import Generation, SampledTokens
 from engine.process import vllm_process
 from ratchet.routed_experts import RoutedExperts

@@ -15,7 +15,8 @@ import torch
 from sqlalchemy import func, update
 
 from engine import policy_files
-from engine.client import EngineClient, Sampling
+from engine.client import EngineClient
+from engine.generate_request import Sampling
 from engine.policy_files import weight_files
 from engine.weight_update import load_from_files, replace_weights, score_canary
 from ratchet.errors import EngineUnavailableError

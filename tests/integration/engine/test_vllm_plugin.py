@@ -17,7 +17,8 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.learning import LearnActivities
 from activities.run_configs import RunConfigs
-from engine.client import EngineClient, Sampling
+from engine.client import EngineClient
+from engine.generate_request import Sampling
 from engine.policy_files import file_sha256
 from engine.process import EngineSettings, session_members
 from ratchet.config_engines import DEFAULT_SET

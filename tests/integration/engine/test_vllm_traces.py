@@ -7,7 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from engine.client import GENERATE, EngineClient, IdsText, Sampling, generate_body
+from engine.client import GENERATE, EngineClient
+from engine.generate_request import IdsText, Sampling, generate_body
 from engine.process import vllm_process
 from tests.cpu_vllm import cpu_settings, wait_until_healthy
 from tests.standins.collector import Collector

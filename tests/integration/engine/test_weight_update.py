@@ -21,7 +21,8 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.learning import LearnActivities
 from activities.run_configs import RunConfigs
-from engine.client import EngineClient, Sampling
+from engine.client import EngineClient
+from engine.generate_request import Sampling
 from ratchet.config_engines import DEFAULT_SET
 from ratchet.payloads import SyncInput
 from ratchet.store import engines

@@ -51,7 +51,8 @@ import asyncio, sys
 from engine import process
 from engine.wrapper import run_engine
 settings = process.EngineSettings.model_validate_json(sys.argv[1])
-arguments = [str(settings.port), str(settings.model_path), sys.argv[2], "1", settings.database_url]
+slots = "0" if settings.lora_rank is None else str(settings.lora_runs)
+arguments = [str(settings.port), str(settings.model_path), sys.argv[2], "1", settings.database_url, slots]
 process.vllm_command = lambda settings, model: [sys.executable, "-m", "tests.chaos.seeded_engine", *arguments]
 asyncio.run(run_engine(settings))
 """
@@ -59,7 +60,7 @@ asyncio.run(run_engine(settings))
 
 @dataclass
 class Side:
-    """A run with its engine set, which has the run's name."""
+    """A run with its engine set, which has the run's name unless the run shares it."""
 
     loop: Loop
     name: str
@@ -86,7 +87,9 @@ class Side:
     def start_engine(self) -> None:
         settings = EngineSettings(
             model_path=self.model,
-            engine_set=self.name,
+            engine_set=self.config["engine_set"],
+            lora_rank=(self.config["training"].get("lora") or {}).get("rank"),
+            lora_runs=self.config.get("engine", {}).get("lora_runs", 1),
             port=self.port,
             database_url=self.loop.environment["RATCHET_DATABASE_URL"],
             state_dir=self.loop.home,
@@ -119,7 +122,7 @@ class Side:
             return (await connection.execute(statement)).scalar_one_or_none()
 
     async def is_ready(self) -> Any:
-        of_set = (EngineTable.engine_set == self.name, EngineTable.state == EngineState.READY)
+        of_set = (EngineTable.engine_set == self.config["engine_set"], EngineTable.state == EngineState.READY)
         return await self.value(select(func.max(EngineTable.id)).where(*of_set))
 
     async def step(self) -> Any:
@@ -132,6 +135,29 @@ class Side:
         return await self.value(select(RunTable.state).where(RunTable.run_id == self.name))
 
 
+def run_values(loop: Loop, model: Path, engine_set: str) -> dict[str, Any]:
+    """Return the config of a run of two steps, whose rollouts the seeded engine answers."""
+    return {
+        "model": str(model),
+        "engine_set": engine_set,
+        "datasets": [{"path": loop.dataset(**TASK)}],
+        "harness": {"name": "bash_agent", "max_turns": 12},
+        "sampling": {"max_context_tokens": 4096, "max_response_tokens": 512},
+        "loss": {"preset": "grpo"},
+        "training": {
+            "steps": STEPS,
+            "groups_per_step": 1,
+            "group_size": 2,
+            "bin_tokens": 4096,
+            "checkpoint_every": 1,
+            "max_staleness": 4,
+        },
+        "evaluation": {"at": []},
+        "grading": {"admission": "ignored"},
+        "limits": {"agent_seconds": 120, "eval_seconds": 20},
+    }
+
+
 @pytest.fixture
 async def sides(loop: Loop, tmp_path: Path) -> AsyncIterator[list[Side]]:
     before = read_plan(loop.stack)
@@ -141,19 +167,7 @@ async def sides(loop: Loop, tmp_path: Path) -> AsyncIterator[list[Side]]:
         make_tokenizer(model, vocab_size=size)
         make_weights(model, seed=number)
         name = f"side{number}-{uuid4().hex[:6]}x"
-        values = {
-            "model": str(model),
-            "engine_set": name,
-            "datasets": [{"path": loop.dataset(**TASK)}],
-            "harness": {"name": "bash_agent", "max_turns": 12},
-            "sampling": {"max_context_tokens": 4096, "max_response_tokens": 512},
-            "loss": {"preset": "grpo"},
-            "training": {"steps": STEPS, "groups_per_step": 1, "group_size": 2, "bin_tokens": 4096},
-            "evaluation": {"at": []},
-            "grading": {"admission": "ignored"},
-            "limits": {"agent_seconds": 120, "eval_seconds": 20},
-        }
-        values["training"] |= {"checkpoint_every": 1, "max_staleness": 4}
+        values = run_values(loop, model, name)
         plans[name] = ServingPlan(config=RunConfig.model_validate(values), model_path=model)
         found.append(Side(loop, name, values, model))
     write_plan(loop.stack, StackPlan(sets=before.sets | plans))

@@ -94,6 +94,25 @@ def test_calls_name_the_same_model_with_an_adapter_and_without(
         assert command[command.index("--lora-modules") + 1] == f"{MODEL_NAME}={settings.adapter}"
 
 
+def test_an_engine_that_runs_share_names_a_directory_per_slot(tmp_path: Path) -> None:
+    settings = EngineSettings(
+        model_path=tmp_path,
+        port=1,
+        database_url="",
+        state_dir=tmp_path,
+        policies_root=tmp_path,
+        lora_rank=8,
+        lora_runs=3,
+    )
+    command = vllm_command(settings, tmp_path)
+    assert command[command.index("--max-loras") + 1] == "3"
+    at = command.index("--lora-modules") + 1
+    names = dict(one.split("=") for one in command[at : at + 3])
+    assert list(names) == [MODEL_NAME, f"{MODEL_NAME}-2", f"{MODEL_NAME}-3"]
+    assert len(set(names.values())) == 3 and names[MODEL_NAME] == str(settings.adapter)
+    assert {Path(one).parent for one in names.values()} == {settings.sockets}
+
+
 def test_a_run_cannot_begin_with_an_adapter(root: Path) -> None:
     with pytest.raises(ConfigError, match="holds a LoRA adapter, no whole model; merge it"):
         link_version(root / "run" / "1.e1", root / "other" / "0.e0")

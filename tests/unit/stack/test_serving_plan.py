@@ -16,6 +16,7 @@ from stack.serving_plan import (
     plans_of,
     read_plan,
     require_adapter,
+    wants_other,
     write_plan,
 )
 
@@ -62,6 +63,18 @@ def test_an_equal_plan_keeps_its_gpus_and_its_place() -> None:
     assert next_plan(before, asked, opened) == before, "the seed of another model than tiny changes no engine"
     moved = plan_of("b", engines=2)
     assert next_plan(before, moved, opened) == StackPlan(sets={"b": moved, "default": A})
+
+
+def test_a_run_that_shares_the_engines_starts_none_of_them_anew() -> None:
+    def shared(rank: int, num_runs: int = 2, **values: Any) -> ServingPlan:
+        training = {"training": {"lora": {"rank": rank}}, "engine": {"lora_runs": num_runs}}
+        return plan_of("b", **training, **values)
+
+    first, before = shared(5), StackPlan(sets={"b": shared(5)})
+    opened = plans_of([open_run(first), open_run(shared(8, seed=3))])
+    assert next_plan(before, shared(8, seed=3), opened) == before and not wants_other(before, shared(8, seed=3).config)
+    for other in (shared(9), shared(5, 3), plan_of("b")):
+        assert wants_other(before, other.config)
 
 
 def test_the_file_of_a_version_with_one_config_is_read(tmp_path: Path) -> None:

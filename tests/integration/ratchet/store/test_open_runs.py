@@ -1,6 +1,9 @@
-"""One run of an engine set is open at a time, also if two begin in the same moment; runs of different sets are."""
+"""One run of an engine set is open at a time, also if two begin in the same moment, unless they share its engines; runs
+of different sets are.
+"""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +15,7 @@ from ratchet.store import open_runs, run_pause, runs
 from ratchet.store.database import Database
 from ratchet.store.runs import NewRun
 from ratchet.store.schema import RunTable
-from ratchet.types import RunState
+from ratchet.types import JsonObject, RunState
 
 
 def new_run(run_id: str, engine_set: str, **values: Any) -> NewRun:
@@ -23,10 +26,11 @@ def new_run(run_id: str, engine_set: str, **values: Any) -> NewRun:
 async def begin(database: Database, run_id: str, engine_set: str, checked: asyncio.Event, go: asyncio.Event) -> None:
     """Create a run as `create_run_from_config` does: the check and the row in one transaction."""
     async with database.begin() as connection:
-        await open_runs.require_no_other_run(connection, run_id, engine_set)
+        new = new_run(run_id, engine_set)
+        await open_runs.require_slot(connection, run_id, RunConfig.model_validate(new.config))
         checked.set()
         await go.wait()
-        await runs.create_run(connection, new_run(run_id, engine_set))
+        await runs.create_run(connection, new)
 
 
 async def end(database: Database, run_id: str, state: RunState = RunState.STOPPED) -> None:
@@ -69,8 +73,9 @@ async def test_a_stopped_run_is_not_resumed_while_another_has_its_set(database: 
         await runs.create_run(connection, new_run("first", "b"))
     await end(database, "first")
     async with database.begin() as connection:
-        await open_runs.require_no_other_run(connection, "second", "b")
-        await runs.create_run(connection, new_run("second", "b"))
+        second = new_run("second", "b")
+        await open_runs.require_slot(connection, "second", RunConfig.model_validate(second.config))
+        await runs.create_run(connection, second)
         await runs.create_run(connection, new_run("other", "c"))
     with pytest.raises(ConfigError, match="run second of engine set 'b' is still open"):
         async with database.begin() as connection:
@@ -112,3 +117,68 @@ async def test_a_run_of_an_earlier_version_has_the_default_set(database: Databas
         await connection.execute(update(RunTable).values(config=config))
         (found,) = await open_runs.open_sets(connection)
     assert (found.engine_set, found.run_id, found.needs_engines) == ("default", "old", True)
+
+
+LORA = {"rank": 4}
+FILES = [{"name": "model.safetensors", "sha256": "aa"}]
+
+
+async def join(database: Database, run_id: str, files: list[JsonObject] | None = None, **values: Any) -> int:
+    """Create a run that may share the engines of set `b`, with its version 0, and return its slot."""
+    files = FILES if files is None else files
+    values = {"engine": {"lora_runs": 2}, "training": {"lora": LORA}} | values
+    new = new_run(run_id, "b", **values)
+    async with database.begin() as connection:
+        slot = await open_runs.require_slot(connection, run_id, RunConfig.model_validate(new.config), files)
+        await runs.create_run(connection, replace(new, lora_slot=slot))
+        await runs.publish_initial(connection, f"{run_id}/0.e0", run_id, "/nowhere", files)
+    return slot
+
+
+async def test_runs_with_lora_share_a_set_each_in_a_slot_of_its_own(database: Database) -> None:
+    assert [await join(database, name) for name in ("first", "second")] == [1, 2]
+    with pytest.raises(
+        ConfigError, match=r"run first .*all LoRA slots .*\(engine.lora_runs: 2\).*`ratchet stop first`"
+    ):
+        await join(database, "third")
+    await end(database, "first")
+    assert await join(database, "third") == 1
+    async with database.begin() as connection:
+        held = {name: await open_runs.has_slot(connection, name, 1) for name in ("first", "second", "third")}
+        assert held == {"first": False, "second": False, "third": True}
+    with pytest.raises(ConfigError, match="all LoRA slots"):
+        async with database.begin() as connection:
+            await open_runs.resume_run(connection, "first")
+    await end(database, "second")
+    async with database.begin() as connection:
+        await open_runs.resume_run(connection, "first")
+        found = {name: await runs.get_run(connection, name) for name in ("first", "third")}
+    assert {name: row and row.lora_slot for name, row in found.items()} == {"first": 2, "third": 1}
+    await end(database, "third")
+    await end(database, "first")
+    async with database.begin() as connection:
+        await open_runs.resume_run(connection, "first")
+        row = await runs.get_run(connection, "first")
+    assert row is not None and row.lora_slot == 2, "its former slot is free"
+
+
+@pytest.mark.parametrize(("values", "files", "reason"), [
+    ({"training": {}, "engine": {}}, None, "one policy at a time, unless all its runs have `training.lora`"),
+    ({"training": {"lora": {"rank": 9}}}, None, r"training.lora.rank is 8 there and 16 here"),
+    ({"engine": {"lora_runs": 2, "max_num_seqs": 3}}, None, "engine.max_num_seqs is 64 there and 3 here"),
+    ({"engine": {"lora_runs": 3}}, None, "engine.lora_runs is 2 there and 3 here"),
+    ({}, [{"name": "model.safetensors", "sha256": "bb"}], "its version 0 has other weights"),
+])  # fmt: skip
+async def test_a_run_that_the_engines_cannot_serve_beside_another_is_refused(
+    database: Database, values: dict[str, Any], files: list[JsonObject] | None, reason: str
+) -> None:
+    await join(database, "first")
+    with pytest.raises(ConfigError, match=f"run first of engine set 'b' is still open, and .*{reason}"):
+        await join(database, "second", files, **values)
+
+
+async def test_a_run_of_all_weights_shares_its_set_with_no_adapter(database: Database) -> None:
+    async with database.begin() as connection:
+        await runs.create_run(connection, new_run("first", "b"))
+    with pytest.raises(ConfigError, match=r"run first .*has no `training.lora`"):
+        await join(database, "second")

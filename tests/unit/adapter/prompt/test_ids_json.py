@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from adapter.prompt.ids_json import IdsJson
 from adapter.prompt.token_buffer import TokenStream
-from engine.client import IdsText, Sampling, generate_body
+from engine.generate_request import IdsText, Sampling, generate_body
 
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=5)
 
