@@ -50,8 +50,7 @@ class EngineConfig(Section):
     images: Literal["placeholder", "refuse"] = "placeholder"
     """`placeholder`, the default: the model reads a text such as `[image, 640x480, omitted]`. `refuse`: an error."""
     lora_runs: Positive = 1
-    """Number of runs with `training.lora` that these engines serve at once, each by its adapter (docs/fleet.md). 1, the
-    default, leaves the memory that every further adapter needs to the KV cache."""
+    """Number of runs with `training.lora` that share these engines, each with its own adapter. 1 is the default."""
     args: list[str] = []
     """Further command-line arguments, passed to vLLM unchanged. Empty by default."""
 
