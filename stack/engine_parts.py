@@ -1,6 +1,6 @@
 """The engines of the stack: how each is placed, its address, and the settings of its process."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from engine.process import EngineSettings
@@ -9,6 +9,13 @@ from ratchet.config import RunConfig
 from ratchet.config_engines import LOCAL
 from ratchet.errors import ConfigError, MachineError
 from stack.gpus import usable_gpus, visible_devices
+from stack.listen_addresses import (
+    ListenAddress,
+    address_of_url,
+    listen_address,
+    own_hosts,
+    require_own_addresses,
+)
 from stack.parts import Stack
 from stack.placement import LEARNER, PlacedEngine, Placement, SetToPlace, engine_name, place, place_sets
 from stack.serving_plan import ServingPlan, StackPlan, read_plan, serves_same
@@ -48,12 +55,31 @@ def with_gpus(plan: StackPlan) -> StackPlan:
     return plan.model_copy(update={"sets": kept})
 
 
+def choose_ports(stack: Stack, plan: StackPlan, running: Collection[str]) -> None:
+    """Choose the ports of the engines of a plan before it is written. `running`: engines that listen already.
+
+    Raises ConfigError if two engines of any sets have the same host and port, also if they name the host differently.
+    """
+    used = {name: stack.ports[name] for name in running if name in stack.ports}
+    stack.refresh_ports(plan.model_dump(mode="json"))
+    stack.ports |= used
+    own = own_hosts()
+    placed = [engine for placement in place_plan(plan).values() for engine in placement.engines]
+    require_own_addresses({engine.name: _listens_at(stack, engine, own) for engine in placed})
+
+
 def engine_addresses(stack: Stack) -> dict[str, str]:
     """Return engine part -> its URL; without a plan that of the first engine."""
     if not stack.plan_path.is_file():
         return {"engine": f"http://127.0.0.1:{stack.ports['engine']}"}
     placed = [engine for placement in place_plan(read_plan(stack)).values() for engine in placement.engines]
     return {engine.name: engine.address or f"http://{_host(engine)}:{_port(stack, engine)}" for engine in placed}
+
+
+def _listens_at(stack: Stack, engine: PlacedEngine, own: Collection[str]) -> ListenAddress:
+    if engine.address is not None:
+        return address_of_url(engine.address, own)
+    return listen_address(engine.node, _port(stack, engine), own)
 
 
 def engine_settings(stack: Stack, plan: ServingPlan, engine: PlacedEngine) -> EngineSettings:
@@ -123,7 +149,7 @@ def _host(engine: PlacedEngine) -> str:
 
 def _port(stack: Stack, engine: PlacedEngine) -> int:
     if engine.address is not None:
-        return int(engine.address.rpartition(":")[2])
+        return address_of_url(engine.address).port
     return engine.port if engine.port is not None else stack.ports[engine.name]
 
 

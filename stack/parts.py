@@ -19,7 +19,9 @@ from activities.sandboxes import docker_settings
 from ratchet import paths
 from ratchet.config_engines import DEFAULT_SET
 from ratchet.errors import MachineError
-from stack.placement import engine_name
+from ratchet.types import JsonObject
+from stack.listen_addresses import named_ports
+from stack.planned_engines import EnginePart, engine_parts, planned_engines
 from stack.port_owners import free_own_port
 from stack.ports import free_port, is_free
 from stack.postgres import database_url
@@ -69,15 +71,6 @@ class Part:
     stop_wait_seconds: int = 15
 
 
-@dataclass(slots=True, frozen=True)
-class EnginePart:
-    """The part of one engine, by its engine set and its number there, from 1."""
-
-    name: str
-    engine_set: str
-    number: int
-
-
 def free_ports(home: Path) -> None:
     """Write unused ports to `home`/ports.json, for test stacks that must not share a port with any other stack."""
     (home / "ports.json").write_text(json.dumps({name: free_port() for name in PREFERRED_PORTS}))
@@ -93,14 +86,22 @@ class Stack:
         self.home = home or paths.home()
         self.ports = self._ports()
 
-    def _ports(self) -> dict[str, int]:
-        """Return the recorded ports; for parts without one the preferred port if it is free, else any free port."""
-        kept = self._kept_ports()
-        engines = {name: PREFERRED_PORTS["engine"] + at for at, name in enumerate(self.engine_names())}
+    def _ports(self, plan: JsonObject | None = None) -> dict[str, int]:
+        """Return the recorded ports; for parts without one the preferred port if it is free, else any free port.
+
+        A port that an engine's config names is no other part's. `plan`: to be served, instead of that of the file.
+        """
+        entries = planned_engines(self.plan_path, plan)
+        kept, named = self._kept_ports(), named_ports([entry for served in entries.values() for entry in served])
+        names = [engine.name for engine in engine_parts(entries)]
+        for name in names:
+            if kept.get(name) in named:
+                del kept[name]
+        engines = {name: PREFERRED_PORTS["engine"] + at for at, name in enumerate(names)}
         for name, preferred in (PREFERRED_PORTS | engines).items():
             if name not in kept:
-                is_usable = preferred not in kept.values() and is_free(preferred)
-                kept[name] = preferred if is_usable else free_port(kept.values())
+                taken = {*kept.values(), *named}
+                kept[name] = preferred if preferred not in taken and is_free(preferred) else free_port(taken)
         return kept
 
     def _kept_ports(self) -> dict[str, int]:
@@ -133,24 +134,15 @@ class Stack:
 
     def engines(self) -> list[EnginePart]:
         """Return the engines' parts by the plan that is served; without one there is one engine."""
-        try:
-            plan = json.loads(self.plan_path.read_text())
-            sets = {DEFAULT_SET: plan} if "config" in plan else plan["sets"]  # of an earlier version, or of this one
-            return [
-                EnginePart(engine_name(number, name), name, number)
-                for name, served in sets.items()
-                for number in range(1, 1 + sum(entry["count"] for entry in served["config"]["engines"]))
-            ]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return [EnginePart(engine_name(1), DEFAULT_SET, 1)]
+        return engine_parts(planned_engines(self.plan_path))
 
     def engine_names(self) -> list[str]:
         """Return the names of the engines' parts."""
         return [engine.name for engine in self.engines()]
 
-    def refresh_ports(self) -> None:
-        """Choose ports for the engines of a new plan."""
-        self.ports = self._ports()
+    def refresh_ports(self, plan: JsonObject | None = None) -> None:
+        """Choose ports for the engines of a new plan, which is that of the file if none is given."""
+        self.ports = self._ports(plan)
 
     def record_ports(self) -> None:
         """Record the ports, with those that an update has added, before a part uses one of them."""

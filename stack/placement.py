@@ -11,14 +11,17 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from urllib.parse import urlsplit
 
 from ratchet.config import PlacedEnginesConfig, RunConfig
 from ratchet.config_engines import DEFAULT_SET, FIRST_REMOTE_PORT, LOCAL
 from ratchet.errors import ConfigError
+from stack.listen_addresses import address_of_url, listen_address, require_own_addresses
 
 LEARNER = "learner"
 _ENGINE = "engine"
 _NUMBER = re.compile(r"-\d+$")
+_URL_PORT = re.compile(r":\d+$")
 _SIZES = {
     "--tensor-parallel-size": ("-tp", "tensor"),
     "--pipeline-parallel-size": ("-pp", "pipeline"),
@@ -219,8 +222,7 @@ def _engines_of(
     config: RunConfig, entry: PlacedEnginesConfig, names: Sequence[str], owners: _Owners, kept: PartGpus
 ) -> Iterator[PlacedEngine]:
     if entry.address is not None:
-        host = entry.address.removeprefix("http://").rpartition(":")[0]
-        yield PlacedEngine(names[0], host, None, (), (), entry.address)
+        yield PlacedEngine(names[0], _URL_PORT.sub("", urlsplit(entry.address).netloc), None, (), (), entry.address)
         return
     first = entry.port if entry.port is not None or entry.host == LOCAL else FIRST_REMOTE_PORT
     needed = gpus_per_engine([*config.engine.args, *entry.args])
@@ -259,19 +261,9 @@ def _parallel_sizes(args: Sequence[str]) -> dict[str, int]:
 
 
 def _require_own_ports(engines: Sequence[PlacedEngine]) -> None:
-    places: dict[tuple[str, int | None], list[str]] = {}
-    for engine in engines:
-        if engine.port is not None:
-            places.setdefault((engine.node, engine.port), []).append(engine.name)
-        if engine.address is not None:
-            places.setdefault((engine.address, None), []).append(engine.name)
-    for (node, port), names in places.items():
-        if len(names) > 1:
-            where = node if port is None else f"port {port} of {node}"
-            raise ConfigError(
-                f"engines: {where} is given to {len(names)} engines ({', '.join(names)}); give each entry its own port "
-                "or address"
-            )
+    named = {one.name: listen_address(one.node, one.port) for one in engines if one.port is not None}
+    named |= {one.name: address_of_url(one.address) for one in engines if one.address is not None}
+    require_own_addresses(named)
 
 
 def _learner_gpus(one: SetToPlace, owners: _Owners, engines: Sequence[PlacedEngine]) -> dict[str, tuple[int, ...]]:

@@ -29,7 +29,7 @@ from stack import docker_egress, postgres
 from stack.build_id import build_id
 from stack.connections import too_many_connections
 from stack.disk_space import require_space
-from stack.engine_parts import place_parts, replaced_parts, with_gpus
+from stack.engine_parts import choose_ports, place_parts, replaced_parts, with_gpus
 from stack.parts import WATCHER, Stack
 from stack.readiness import LogSizes, log_sizes, wait_until_answering
 from stack.serving_plan import (
@@ -82,6 +82,7 @@ def bring_up(stack: Stack, config: RunConfig, say: Callable[[str], None]) -> Non
     plan = with_gpus(plan)
     if config.endpoint is None or not before.known:
         prepare_model(config, say)
+    choose_ports(stack, plan, [] if fresh else stack.engine_names())
     require_adapter(before, plan)
     if not stack.is_external("TEMPORAL_ADDRESS"):
         settle_temporal_kind(stack.home, say)
@@ -122,7 +123,6 @@ def _serve(
             say(f"engine set {name} is added")
         supervisor.stop(*stopped, WATCHER)
     write_plan(stack, plan)
-    stack.refresh_ports()
 
 
 async def _open_sets(stack: Stack) -> list[OpenSet] | None:
@@ -166,8 +166,9 @@ async def _settle_sets(stack: Stack, config: RunConfig, say: Callable[[str], Non
     plan = with_gpus(next_plan(before, _wanted(before, config), plans_of(await _open_sets(stack))))
     if plan == before:
         return
-    require_adapter(before, plan)
     supervisor = Supervisor(stack)
+    choose_ports(stack, plan, stack.engine_names() if supervisor.is_up() else [])
+    require_adapter(before, plan)
     await asyncio.to_thread(_serve, stack, supervisor, before, plan, say)
     await asyncio.to_thread(supervisor.up)
 

@@ -1,5 +1,6 @@
 """Each engine of the config is a part of the stack, with a port and an address of its own."""
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from ratchet.errors import ConfigError, MachineError
 from ratchet.model_directory import model_of
 from stack import gpus
 from stack.engine_parts import (
+    choose_ports,
     engine_addresses,
     engine_settings,
     learner_devices,
@@ -98,6 +100,34 @@ def test_the_engine_of_a_set_is_told_its_set(stack: Stack) -> None:
     settings = {name: engine_settings(stack, both.sets[name], engine) for name, engine in engines.items()}
     assert {name: one.engine_set for name, one in settings.items()} == {"default": "default", "b": "b"}
     assert settings["b"].pidfile != settings["default"].pidfile
+
+
+@pytest.mark.parametrize(("one", "other"), [
+    ("http://127.0.0.1:9000", "http://localhost:9000"), ("http://10.0.0.9:8000", "http://10.0.0.9:08000"),
+    ("http://h:8000", "HTTP://H:8000/"), ("http://h", "http://h:80"), ("http://OWN:9000", "http://[::1]:9000"),
+])  # fmt: skip
+def test_one_server_is_in_one_set_under_all_its_names(stack: Stack, one: str, other: str) -> None:
+    addresses = [name.replace("OWN", socket.gethostname()) for name in (one, other)]
+    first, second = ([{"address": address}] for address in addresses)
+    both = of_sets(plan_of(stack, engines=first), plan_of(stack, engine_set="b", engines=second))
+    with pytest.raises(ConfigError, match=r"is given to 2 engines \(engine, engine-b\)"):
+        choose_ports(stack, both, [])
+
+
+def test_a_chosen_port_is_none_that_another_set_names(stack: Stack) -> None:
+    alone = of_sets(plan_of(stack))
+    choose_ports(stack, alone, [])
+    port = stack.ports["engine"]
+    stack.record_ports()
+    write_plan(stack, alone)
+    for entry in ({"port": port}, {"address": f"http://127.0.0.1:{port}"}):
+        both = of_sets(plan_of(stack), plan_of(stack, engine_set="b", engines=[entry]))
+        with pytest.raises(ConfigError, match=f"port {port} of local is given to 2 engines"):
+            choose_ports(stack, both, ["engine"])
+        choose_ports(stack, both, [])
+        assert stack.ports["engine"] != port, "it does not run yet"
+        stack.refresh_ports(alone.model_dump(mode="json"))
+        assert stack.ports["engine"] == port
 
 
 def test_sets_keep_the_gpus_that_they_were_given(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:

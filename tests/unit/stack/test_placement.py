@@ -69,7 +69,8 @@ def test_engines_and_learner_on_several_nodes() -> None:
     (4, None, "the learner's 2 ranks need a GPU each and have 0"),
     (1, {LOCAL: [3]}, "the learner's 2 ranks need a GPU each and have 1"),
     ([{"host": FAR}, {"host": FAR, "port": 18100}], None, "port 18100 of 10.0.0.2 is given to 2 engines"),
-    ([{"address": "http://a:1"}, {"address": "http://a:1/"}], None, "http://a:1 is given to 2 engines"),
+    ([{"address": "http://a:1"}, {"address": "http://a:1/"}], None, "port 1 of a is given to 2 engines"),
+    ([{"address": "http://127.0.0.1:9"}, {"port": 9}], None, "port 9 of local is given to 2 engines"),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused_by_name(engines: Any, gpus: Any, named: str) -> None:
     with pytest.raises(ConfigError) as refused:
