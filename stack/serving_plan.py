@@ -116,9 +116,12 @@ def _in_order(before: StackPlan, sets: dict[str, ServingPlan]) -> dict[str, Serv
     return {name: sets[name] for name in dict.fromkeys([*before.known, *sets]) if name in sets}
 
 
-def _is_same(plan: ServingPlan, other: ServingPlan) -> bool:
-    """Return whether two plans are equal in every key that a part reads, placement included."""
-    return serves_same(plan, other) and _placed(plan) == _placed(other)
+def _is_same(served: ServingPlan, wanted: ServingPlan) -> bool:
+    """Return whether `served` is enough for `wanted`: equal in every key that a part reads, and GPUs for a learner if
+    `wanted` trains. The learner of a set that was only evaluated has none, and an evaluation takes none away.
+    """
+    has_learner = served.config.training.steps > 0 or wanted.config.training.steps == 0
+    return has_learner and serves_same(served, wanted) and _placed(served) == _placed(wanted)
 
 
 def serves_same(plan: ServingPlan, other: ServingPlan) -> bool:

@@ -25,7 +25,7 @@ from stack.part_health import HealthState, PartHealth
 from stack.parts import Stack
 from stack.placement import set_of_part
 from stack.probes import LIMITS, is_missed, limits_of
-from stack.serving_plan import ServingPlan, StackPlan, require_experts, wants_other, write_plan
+from stack.serving_plan import ServingPlan, StackPlan, next_plan, require_experts, wants_other, write_plan
 from tests.unit.training.test_gradients import MOE, make_architecture
 
 
@@ -142,6 +142,22 @@ def test_sets_keep_the_gpus_that_they_were_given(stack: Stack, monkeypatch: pyte
     left = of_sets(both.sets["b"])
     assert place_plan(left)["b"].engines[0].gpus == (2,), "an engine that runs on is where it was"
     assert replaced_parts(both, left) == ["engine", "ray"]
+
+
+@pytest.mark.parametrize("gpus", [None, {"local": [3]}])
+def test_a_set_that_was_evaluated_gets_gpus_for_its_learner(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, gpus: Any
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    first = plan_of(stack, training={"workers": 1, "gpus": {"local": [1]}})
+    evaluated, trained = (
+        plan_of(stack, engine_set="b", training={"workers": 1, "gpus": gpus, "steps": steps}) for steps in (0, 5)
+    )
+    before = with_gpus(next_plan(of_sets(first), evaluated, {"default": first}))
+    assert place_plan(before)["b"].learner == {}
+    after = with_gpus(next_plan(before, trained, {"default": first}))
+    assert place_plan(after)["b"].learner == {"local": (3,)} and replaced_parts(before, after) == ["ray"]
+    assert next_plan(after, evaluated, {"default": first, "b": trained}) == after, "its learner keeps them"
 
 
 def test_router_replay_restarts_engines_that_return_no_experts(stack: Stack) -> None:
