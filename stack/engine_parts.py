@@ -55,6 +55,15 @@ def with_gpus(plan: StackPlan) -> StackPlan:
     return plan.model_copy(update={"sets": kept})
 
 
+def served_plan(stack: Stack) -> StackPlan:
+    """Return the plan that is served, with the GPUs that its parts have, which earlier versions have not recorded."""
+    plan = read_plan(stack)
+    try:
+        return with_gpus(plan)
+    except ConfigError:  # the machine has other GPUs than those that were planned
+        return plan
+
+
 def choose_ports(stack: Stack, plan: StackPlan, running: Collection[str]) -> None:
     """Choose the ports of the engines of a plan before it is written. `running`: engines that listen already.
 

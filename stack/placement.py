@@ -3,8 +3,12 @@
 A node is `local`, the machine of `ratchet up`, or the IP address of a node of the Ray cluster. Every process that uses
 GPUs is started with CUDA_VISIBLE_DEVICES, so that two parts cannot take the same one.
 
-The engine sets of one stack are placed one after the other, the one that was added first at the front, so that a new
-set never moves the parts of another.
+The engine sets of one stack share its GPUs in this order, and in each step the set that was added first is at the
+front, so that a set that comes or grows moves no part of another:
+
+1. GPUs that a config names.
+2. GPUs that were chosen for a part before. If the config of another set names one, that is refused.
+3. Free GPUs, for engines, and then for the learner.
 """
 
 import re
@@ -31,7 +35,7 @@ _SIZES = {
 
 
 PartGpus = Mapping[str, Sequence[int]]
-"""Part → the GPUs that were chosen for it before; it keeps them if they are free."""
+"""Part → the GPUs that were chosen for it before, which it keeps."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -115,6 +119,10 @@ def place_sets(sets: Sequence[SetToPlace], num_gpus: Mapping[str, int]) -> dict[
     does not exist, or if there are too few.
     """
     owners = _Owners(num_gpus, names_sets=len(sets) > 1)
+    for step in (_take_named, _take_kept):  # of every set, before one of them takes what is free
+        for one in sets:
+            owners.engine_set = one.config.engine_set
+            step(one, owners)
     placed: dict[str, Placement] = {}
     for one in sets:
         owners.engine_set = one.config.engine_set
@@ -123,17 +131,37 @@ def place_sets(sets: Sequence[SetToPlace], num_gpus: Mapping[str, int]) -> dict[
     return placed
 
 
-def _place_set(one: SetToPlace, owners: "_Owners") -> Placement:
+def _take_named(one: SetToPlace, owners: "_Owners") -> None:
     config = one.config
-    names = _engine_names(config.engines, config.engine_set)
-    for entry, own in zip(config.engines, names, strict=True):  # first what is named, then what is chosen
+    for entry, own in zip(config.engines, _engine_names(config.engines, config.engine_set), strict=True):
         owners.take_named(entry.host, own, entry.gpus or ())
     for node, gpus in (config.training.gpus or {}).items():
         owners.take_named(node, [LEARNER], gpus)
+
+
+def _take_kept(one: SetToPlace, owners: "_Owners") -> None:
+    config = one.config
+    for entry, own in zip(config.engines, _engine_names(config.engines, config.engine_set), strict=True):
+        needed = gpus_per_engine([*config.engine.args, *entry.args])
+        for name in own:
+            kept = one.kept.get(name, ())
+            if entry.gpus is None and entry.address is None and len(kept) == needed:
+                owners.take_kept(entry.host, name, kept)
+    if config.training.gpus is None and _has_learner(config, owners):
+        owners.take_kept(LOCAL, LEARNER, one.kept.get(LEARNER, ()))
+
+
+def _has_learner(config: RunConfig, owners: "_Owners") -> bool:
+    """Return whether the set's learner may have GPUs: an evaluation trains nothing, and another set's may need them."""
+    return not owners.names_sets or config.training.steps > 0
+
+
+def _place_set(one: SetToPlace, owners: "_Owners") -> Placement:
+    names = _engine_names(one.config.engines, one.config.engine_set)
     engines = [
         engine
-        for entry, own in zip(config.engines, names, strict=True)
-        for engine in _engines_of(config, entry, own, owners, one.kept)
+        for entry, own in zip(one.config.engines, names, strict=True)
+        for engine in _engines_of(one.config, entry, own, owners)
     ]
     return Placement(tuple(engines), _learner_gpus(one, owners, engines))
 
@@ -146,6 +174,7 @@ class _Owners:
         self.names_sets = names_sets
         self.engine_set = DEFAULT_SET
         self.part_of: dict[tuple[str, int], tuple[str, str]] = {}  # (engine set, part)
+        self.named: set[tuple[str, int]] = set()
 
     def take_named(self, node: str, parts: Sequence[str], gpus: Sequence[int]) -> None:
         """Give `gpus` to `parts` in order, each the same number."""
@@ -157,6 +186,7 @@ class _Owners:
         each = len(gpus) // len(parts)
         for at, gpu in enumerate(gpus):
             self._take(node, gpu, parts[at // each])
+            self.named.add((node, gpu))
 
     def _take(self, node: str, gpu: int, part: str) -> None:
         known = self.num_gpus.get(node)
@@ -178,9 +208,23 @@ class _Owners:
         """Return the free GPUs of a node. On one whose GPUs are not known, all indexes are taken to exist."""
         return [gpu for gpu in range(self.num_gpus.get(node, 1024)) if (node, gpu) not in self.part_of]
 
-    def take_free(self, node: str, part: str, number: int, kept: Sequence[int]) -> tuple[int, ...]:
-        """Give a part the GPUs that it had, else the first free ones."""
+    def take_kept(self, node: str, part: str, kept: Sequence[int]) -> None:
+        """Give a part the GPUs that it had before, if all are free.
+
+        Raises ConfigError if the config of another set names one of them, whose part would have to move.
+        """
+        for gpu in kept:
+            if (node, gpu) in self.named and self.part_of[node, gpu][0] != self.engine_set:
+                self._take(node, gpu, part)
+        if set(kept) <= set(self.free(node)):
+            for gpu in kept:
+                self._take(node, gpu, part)
+
+    def take_free(self, node: str, part: str, number: int) -> tuple[int, ...]:
+        """Give a part the first free GPUs, and after them those that the learner of its set was not given by name."""
         free = self.free(node)
+        if len(free) < number:
+            free += self._give_up(node, LEARNER)
         if len(free) < number:
             holders = sorted({self._named(part, name) for name, part in self.part_of.values()})
             held = f" (the others: {', '.join(holders)})" if self.names_sets else ""
@@ -189,18 +233,21 @@ class _Owners:
                 f"{len(free)} are free{held}; lower engines.count or the parallel sizes in args, name another host, or "
                 "leave some free in training.gpus"
             )
-        taken = tuple(kept) if len(kept) == number and set(kept) <= set(free) else tuple(free[:number])
+        taken = tuple(free[:number])
         for gpu in taken:
             self._take(node, gpu, part)
         return taken
 
-    def take_rest(self, node: str, part: str, kept: Sequence[int]) -> tuple[int, ...]:
-        """Give a part the GPUs that it had, else all that are free."""
-        free = self.free(node)
-        taken = tuple(kept) if kept and set(kept) <= set(free) else tuple(free)
-        for gpu in taken:
+    def take_rest(self, node: str, part: str) -> None:
+        """Give a part all GPUs that are free."""
+        for gpu in self.free(node):
             self._take(node, gpu, part)
-        return taken
+
+    def _give_up(self, node: str, part: str) -> list[int]:
+        given = [gpu for gpu in self.of(part).get(node, ()) if (node, gpu) not in self.named]
+        for gpu in given:
+            del self.part_of[node, gpu]
+        return given
 
     def of(self, part: str) -> dict[str, tuple[int, ...]]:
         found: dict[str, list[int]] = {}
@@ -219,7 +266,7 @@ def _engine_names(entries: Sequence[PlacedEnginesConfig], engine_set: str) -> li
 
 
 def _engines_of(
-    config: RunConfig, entry: PlacedEnginesConfig, names: Sequence[str], owners: _Owners, kept: PartGpus
+    config: RunConfig, entry: PlacedEnginesConfig, names: Sequence[str], owners: _Owners
 ) -> Iterator[PlacedEngine]:
     if entry.address is not None:
         yield PlacedEngine(names[0], _URL_PORT.sub("", urlsplit(entry.address).netloc), None, (), (), entry.address)
@@ -234,7 +281,7 @@ def _engines_of(
                 "pipeline x data parallel); change gpus, or set --tensor-parallel-size in args"
             )
         if not gpus and owners.num_gpus.get(entry.host, entry.host != LOCAL):
-            gpus = owners.take_free(entry.host, name, needed, kept.get(name, ()))
+            gpus = owners.take_free(entry.host, name, needed)
         yield PlacedEngine(name, entry.host, None if first is None else first + at, gpus, tuple(entry.args))
 
 
@@ -267,13 +314,17 @@ def _require_own_ports(engines: Sequence[PlacedEngine]) -> None:
 
 
 def _learner_gpus(one: SetToPlace, owners: _Owners, engines: Sequence[PlacedEngine]) -> dict[str, tuple[int, ...]]:
-    """Return the learner's GPUs: those named, else those of this machine that no other part has."""
+    """Return the learner's GPUs: those named, else those that it had, and if they are fewer than its ranks, all of this
+    machine that no other part has.
+    """
     config, num_ranks = one.config, one.num_ranks
-    if owners.names_sets and not config.training.steps:
-        return {}  # an evaluation trains nothing, and another set's learner may need them
+    if not _has_learner(config, owners):
+        return {}
     found = owners.of(LEARNER)
     if config.training.gpus is None and owners.num_gpus.get(LOCAL, 0):
-        found = {LOCAL: owners.take_rest(LOCAL, LEARNER, one.kept.get(LEARNER, ()))}
+        if len(found.get(LOCAL, ())) < max(num_ranks, 1):
+            owners.take_rest(LOCAL, LEARNER)
+        found = {LOCAL: owners.of(LEARNER).get(LOCAL, ())}
         if not found[LOCAL] and config.engines == (PlacedEnginesConfig(),):
             found = {LOCAL: engines[0].gpus}  # nothing was said about GPUs, and one engine has the only one
     given = sum(len(gpus) for gpus in found.values())

@@ -16,6 +16,7 @@ from ratchet.lora_slots import served_rank
 from ratchet.model_directory import model_of, require_config, require_model
 from ratchet.stored_config import read_stored_config
 from stack.parts import Stack
+from stack.placement import LEARNER, engine_name
 
 if TYPE_CHECKING:
     from ratchet.store.open_runs import OpenSet
@@ -101,8 +102,8 @@ def next_plan(before: StackPlan, wanted: ServingPlan, open_sets: Mapping[str, Se
     """
     name = wanted.config.engine_set
     served = before.known.get(name)
-    if served is not None and _is_same(served, wanted):
-        wanted = served
+    if served is not None:
+        wanted = served if _is_same(served, wanted) else _with_kept(served, wanted)
     if open_sets is None:
         running = {one: plan for one, plan in before.sets.items() if one != name}
         waiting = {one: plan for one, plan in before.waiting.items() if one != name}
@@ -114,6 +115,19 @@ def next_plan(before: StackPlan, wanted: ServingPlan, open_sets: Mapping[str, Se
 def _in_order(before: StackPlan, sets: dict[str, ServingPlan]) -> dict[str, ServingPlan]:
     """Return the sets in the order in which they were added."""
     return {name: sets[name] for name in dict.fromkeys([*before.known, *sets]) if name in sets}
+
+
+def _with_kept(served: ServingPlan, wanted: ServingPlan) -> ServingPlan:
+    """Return `wanted` with the GPUs of `served`, of parts that stay on their host."""
+    old, new = _hosts(served.config), _hosts(wanted.config)
+    kept = {part: gpus for part, gpus in served.gpus.items() if part == LEARNER or old.get(part, "") == new.get(part)}
+    return wanted.model_copy(update={"gpus": kept})
+
+
+def _hosts(config: RunConfig) -> dict[str, str]:
+    """Return engine part → its host."""
+    hosts = [entry.host for entry in config.engines for _ in range(entry.count)]
+    return {engine_name(number, config.engine_set): host for number, host in enumerate(hosts, start=1)}
 
 
 def _is_same(served: ServingPlan, wanted: ServingPlan) -> bool:

@@ -29,7 +29,7 @@ from stack import docker_egress, postgres
 from stack.build_id import build_id
 from stack.connections import too_many_connections
 from stack.disk_space import require_space
-from stack.engine_parts import choose_ports, place_parts, replaced_parts, with_gpus
+from stack.engine_parts import choose_ports, place_parts, replaced_parts, served_plan, with_gpus
 from stack.parts import WATCHER, Stack
 from stack.readiness import LogSizes, log_sizes, wait_until_answering
 from stack.serving_plan import (
@@ -38,7 +38,6 @@ from stack.serving_plan import (
     next_plan,
     plans_of,
     prepare_model,
-    read_plan,
     require_adapter,
     serves_same,
     wants_other,
@@ -73,7 +72,7 @@ def bring_up(stack: Stack, config: RunConfig, say: Callable[[str], None]) -> Non
     asyncio.run(_require_services(stack, settings))
     supervisor = Supervisor(stack)
     fresh = not supervisor.is_up()
-    before, opened = read_plan(stack), asyncio.run(_open_sets(stack))
+    before, opened = served_plan(stack), asyncio.run(_open_sets(stack))
     if not fresh and wants_other(before, config):
         _require_idle(config, opened)
     plan = next_plan(before, _wanted(before, config), plans_of(opened))
@@ -162,7 +161,7 @@ async def _settle_sets(stack: Stack, config: RunConfig, say: Callable[[str], Non
 
     Raises ConfigError if they cannot run beside each other.
     """
-    before = read_plan(stack)
+    before = served_plan(stack)
     plan = with_gpus(next_plan(before, _wanted(before, config), plans_of(await _open_sets(stack))))
     if plan == before:
         return

@@ -19,13 +19,14 @@ from stack.engine_parts import (
     place_parts,
     place_plan,
     replaced_parts,
+    served_plan,
     with_gpus,
 )
 from stack.part_health import HealthState, PartHealth
 from stack.parts import Stack
 from stack.placement import set_of_part
 from stack.probes import LIMITS, is_missed, limits_of
-from stack.serving_plan import ServingPlan, StackPlan, next_plan, require_experts, wants_other, write_plan
+from stack.serving_plan import ServingPlan, StackPlan, next_plan, read_plan, require_experts, wants_other, write_plan
 from tests.unit.training.test_gradients import MOE, make_architecture
 
 
@@ -142,6 +143,44 @@ def test_sets_keep_the_gpus_that_they_were_given(stack: Stack, monkeypatch: pyte
     left = of_sets(both.sets["b"])
     assert place_plan(left)["b"].engines[0].gpus == (2,), "an engine that runs on is where it was"
     assert replaced_parts(both, left) == ["engine", "ray"]
+
+
+def test_a_set_that_grows_moves_no_part_of_another(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")
+    first, grown, naming = (
+        plan_of(stack, engines=engines, training={"workers": 1, "gpus": {"local": [7]}})
+        for engines in (1, 2, [{"gpus": [1]}])
+    )
+    for training in ({"workers": 1, "gpus": {"local": [6]}}, {"workers": 1, "gpus": {"local": [5, 6]}}):
+        second = plan_of(stack, engine_set="b", training=training)
+        both = with_gpus(next_plan(with_gpus(of_sets(first)), second, {"default": first}))
+        after = with_gpus(next_plan(both, grown, {"default": first, "b": second}))
+        assert [engine.gpus for engine in place_plan(after)["default"].engines] == [(0,), (2,)]
+        assert [engine.gpus for engine in place_plan(after)["b"].engines] == [(1,)]
+        assert replaced_parts(both, after) == [] and with_gpus(after) == after
+        with pytest.raises(ConfigError, match=r"GPU 1 of local is given to engine .* and to engine-b \(engine set b\)"):
+            with_gpus(next_plan(both, naming, {"default": first, "b": second}))
+
+
+def test_engines_that_run_without_recorded_gpus_keep_theirs(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    write_plan(stack, plan_of(stack, training={"workers": 1, "gpus": {"local": [1]}}))
+    assert served_plan(stack).sets["default"].gpus == {"engine": (0,)}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert served_plan(stack) == read_plan(stack), "the machine has other GPUs now"
+
+
+def test_a_learner_gives_gpus_that_no_config_names_to_new_engines_of_its_set(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    before = with_gpus(of_sets(plan_of(stack, training={"workers": 1})))
+    assert before.sets["default"].gpus == {"engine": (0,), "learner": (1, 2, 3)}
+    after = with_gpus(next_plan(before, plan_of(stack, engines=2, training={"workers": 1}), {}))
+    assert len(after.sets["default"].gpus["learner"]) == 2 and replaced_parts(before, after) == ["ray"]
+    assert with_gpus(after) == after
+    moved = plan_of(stack, engines=[{"host": "10.0.0.2"}], training={"workers": 1})
+    assert next_plan(before, moved, {}).sets["default"].gpus == {"learner": (1, 2, 3)}, "it has left its host"
 
 
 @pytest.mark.parametrize("gpus", [None, {"local": [3]}])

@@ -92,7 +92,7 @@ def test_sets_are_placed_beside_each_other() -> None:
 
 
 @pytest.mark.parametrize(("sets", "named"), [
-    (two_sets(1, {LOCAL: [1]}, [{"gpus": [0]}], {LOCAL: [2]}),
+    (two_sets([{"gpus": [0]}], {LOCAL: [1]}, [{"gpus": [0]}], {LOCAL: [2]}),
      "GPU 0 of local is given to engine (engine set default) and to engine-b (engine set b)"),
     (two_sets(1, {LOCAL: [1]}, 1, {LOCAL: [1]}),
      "GPU 1 of local is given to learner (engine set default) and to learner (engine set b)"),

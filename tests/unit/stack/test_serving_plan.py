@@ -61,7 +61,7 @@ def test_an_equal_plan_keeps_its_gpus_and_its_place() -> None:
     opened = plans_of([open_run(A)])
     asked = plan_of("b", seed=7, training={"steps": 9})
     assert next_plan(before, asked, opened) == before, "the seed of another model than tiny changes no engine"
-    moved = plan_of("b", engines=2)
+    moved = plan_of("b", engines=2).model_copy(update={"gpus": kept.gpus})
     assert next_plan(before, moved, opened) == StackPlan(sets={"b": moved, "default": A})
 
 
