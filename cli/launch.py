@@ -134,7 +134,7 @@ def _train(config: "RunConfig", name: str, pattern: str, say: Any) -> None:
     was_up = supervisor.is_up()
     try:
         provide_program(config.harness.name, stack.has_gateway, say)
-        bring_up(stack, config, say)
+        bring_up(stack, config, say, for_run=True)
         run_id = asyncio.run(start_run(stack, config, name, False, say))
         say(f"run {run_id}: {stack.workflow_page(f'run/{run_id}')}")
         asyncio.run(_follow(stack, run_id, pattern, say))

@@ -60,7 +60,7 @@ def train(
         return
     if from_store is None:
         provide_program(resolved.harness.name, stack.has_gateway, say)
-    bring_up(stack, resolved, say)
+    bring_up(stack, resolved, say, for_run=from_store is None)
     if from_store is not None:
         _train_from_store(stack, resolved, name, from_store, new, detach, json)
         return

@@ -119,7 +119,7 @@ async def _evaluate_config(
     stack: Stack, config: RunConfig, name: str, settings: EvaluationSettings, say: ReportProgress
 ) -> JsonObject:
     wanted = evaluation_config(config, settings)
-    await asyncio.to_thread(bring_up, stack, wanted, say)
+    await asyncio.to_thread(bring_up, stack, wanted, say, for_run=True)
     run_id = await start_run(stack, wanted, f"evaluate-{name}", settings.new, say)
     await watch_run(stack, run_id, say)
     return await read_reports(stack, run_id)

@@ -30,7 +30,7 @@ from stack.curve import summary
 from stack.part_health import HealthState, read_health
 from stack.parts import Stack
 from stack.progress import CountedLine, ReportProgress
-from stack.startup import connect_stack
+from stack.startup import connect_stack, keep_served
 from stack.supervisor import Supervisor
 
 _ACCEPT_SECONDS = 60.0
@@ -59,6 +59,7 @@ async def start_run(stack: Stack, config: RunConfig, name: str, new: bool, say: 
     if unfinished is not None:
         say(f"continuing run {unfinished} (same config)" + (f"; it was paused: {reason}" if reason else ""))
         await start_train_run(client, settings, unfinished)
+        await asyncio.to_thread(keep_served, stack, config, say)
         return unfinished
     if stopped is not None and not new:
         say(f"run {stopped} has the same config and was stopped early; `ratchet resume {stopped}` would continue it")
@@ -66,14 +67,16 @@ async def start_run(stack: Stack, config: RunConfig, name: str, new: bool, say: 
     argument = TrainRunInput(config=config.model_dump(mode="json"))
     handle = await client.start_workflow("TrainRun", argument, id=f"run/{run_id}", task_queue=settings.own("control"))
     say(f"run {run_id} is started; from now on it goes on without this command")
-    await _wait_until_accepted(stack, client, handle, run_id, say)
+    if await _is_accepted(stack, client, handle, run_id, say):
+        await asyncio.to_thread(keep_served, stack, config, say)
     return run_id
 
 
-async def _wait_until_accepted(
+async def _is_accepted(
     stack: Stack, client: Client, handle: WorkflowHandle[Any, Any], run_id: str, say: ReportProgress
-) -> None:
-    """Wait until the run has its row, for at most a minute, because weights of many GB are read before.
+) -> bool:
+    """Wait until the run has its row, for at most a minute, because weights of many GB are read before. Return whether
+    it has one.
 
     Raises ConfigError if its workflow fails before, which nothing in the store would show.
     """
@@ -86,10 +89,10 @@ async def _wait_until_accepted(
                 with contextlib.suppress(StoreUnavailableError):
                     async with database.begin() as connection:
                         if await runs.get_run(connection, run_id) is not None:
-                            return
+                            return True
                 if result.done():
                     await result
-                    return
+                    return True
         say(f"run {run_id} is not accepted yet: {await _why_not_accepted(client, handle.id)}")
     except RPCError as error:
         say(f"whether run {run_id} is accepted is not known, because Temporal does not answer: {error.message}")
@@ -98,6 +101,7 @@ async def _wait_until_accepted(
     finally:
         result.cancel()
         await asyncio.gather(result, return_exceptions=True)  # else a failure that comes now is printed as unretrieved
+    return False
 
 
 async def _why_not_accepted(client: Client, workflow_id: str) -> str:

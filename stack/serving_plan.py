@@ -3,7 +3,9 @@
 `ratchet up` writes this file, and the supervised parts read it; an engine's part is told its set and its number.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import fcntl
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,15 +23,22 @@ from stack.placement import LEARNER, engine_name
 if TYPE_CHECKING:
     from ratchet.store.open_runs import OpenSet
 
+_ROW_SECONDS = 600.0
+"""How long a run may read its weights before it has its row."""
+
 
 class ServingPlan(BaseModel):
-    """What one engine set serves. `gpus`: part → the GPUs that it was given, which it keeps while the set is served."""
+    """What one engine set serves. `gpus`: part → the GPUs that it was given, which it keeps while the set is served.
+
+    `asked_at`: when it was asked for by a run that has no row yet, in seconds since the epoch, else 0.
+    """
 
     model_config = ConfigDict(frozen=True)
 
     config: RunConfig
     model_path: Path
     gpus: dict[str, tuple[int, ...]] = {}
+    asked_at: float = 0.0
 
 
 class StackPlan(BaseModel):
@@ -56,6 +65,29 @@ class StackPlan(BaseModel):
     def known(self) -> dict[str, ServingPlan]:
         """All sets, running or not."""
         return self.sets | self.waiting
+
+    def without_times(self) -> "StackPlan":
+        """Return what parts read of the plan."""
+        sets, waiting = (
+            {name: one.model_copy(update={"asked_at": 0.0}) for name, one in plans.items()}
+            for plans in (self.sets, self.waiting)
+        )
+        return self.model_copy(update={"sets": sets, "waiting": waiting})
+
+
+@contextmanager
+def changing_plan(stack: Stack, say: Callable[[str], None]) -> Iterator[None]:
+    """Wait until no other command reads, decides on and writes this stack's plan: each would drop what the other one
+    has added. The kernel releases the lock when a process ends.
+    """
+    stack.home.mkdir(parents=True, exist_ok=True)
+    with stack.plan_path.with_suffix(".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("another command changes what this stack serves; waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def read_plan(stack: Stack) -> StackPlan:
@@ -89,26 +121,32 @@ def wants_other(plan: StackPlan, config: RunConfig) -> bool:
     return not serves_same(kept, ServingPlan(config=config, model_path=model_of(config)))
 
 
-def next_plan(before: StackPlan, wanted: ServingPlan, open_sets: Mapping[str, ServingPlan] | None) -> StackPlan:
-    """Return what to serve if `wanted` is asked for.
+def next_plan(
+    before: StackPlan, wanted: ServingPlan, open_sets: Mapping[str, ServingPlan] | None, now: float = 0.0
+) -> StackPlan:
+    """Return what to serve if `wanted` is asked for at `now`, in seconds since the epoch.
 
     `open_sets`: the sets with an open run, each with what its run's config asks for; None if the store does not answer.
 
-    | a set           | the store answers | the store does not answer    |
-    |-----------------|-------------------|------------------------------|
-    | is asked for    | runs              | runs                         |
-    | has an open run | runs              | as it was: runs on, or waits |
-    | has none        | ends              | as it was: runs on, or waits |
+    | a set                                                             | the store answers | it does not answer  |
+    |-------------------------------------------------------------------|-------------------|---------------------|
+    | is asked for                                                      | runs              | runs                |
+    | has an open run                                                   | runs              | runs on, or waits   |
+    | was asked for in the last ten minutes by a run that has no row yet | runs              | runs on, or waits   |
+    | any other                                                         | ends              | runs on, or waits   |
     """
     name = wanted.config.engine_set
     served = before.known.get(name)
     if served is not None:
+        asked_at = max(served.asked_at, wanted.asked_at)
         wanted = served if _is_same(served, wanted) else _with_kept(served, wanted)
+        wanted = wanted.model_copy(update={"asked_at": asked_at})
     if open_sets is None:
         running = {one: plan for one, plan in before.sets.items() if one != name}
         waiting = {one: plan for one, plan in before.waiting.items() if one != name}
         return StackPlan(sets=_in_order(before, running | {name: wanted}), waiting=waiting)
-    others = {one: before.known.get(one, plan) for one, plan in open_sets.items() if one != name}
+    asked = {one: plan for one, plan in before.known.items() if plan.asked_at and now - plan.asked_at < _ROW_SECONDS}
+    others = asked | {one: before.known.get(one, plan) for one, plan in open_sets.items() if one != name}
     return StackPlan(sets=_in_order(before, others | {name: wanted}))
 
 

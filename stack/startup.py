@@ -7,6 +7,8 @@ down, their engines start once it answers.
 
 import asyncio
 import collections
+import functools
+import time
 from collections.abc import Callable, Sequence
 
 from temporalio.client import Client
@@ -35,9 +37,11 @@ from stack.readiness import LogSizes, log_sizes, wait_until_answering
 from stack.serving_plan import (
     ServingPlan,
     StackPlan,
+    changing_plan,
     next_plan,
     plans_of,
     prepare_model,
+    read_plan,
     require_adapter,
     serves_same,
     wants_other,
@@ -53,9 +57,10 @@ _HUNG_SECONDS = 15.0
 _POSTGRES_SECONDS = 300.0
 
 
-def bring_up(stack: Stack, config: RunConfig, say: Callable[[str], None]) -> None:
+def bring_up(stack: Stack, config: RunConfig, say: Callable[[str], None], for_run: bool = False) -> None:
     """Start the stack and wait until every part answers. Idempotent; it can be interrupted and called again.
 
+    `for_run`: a run of the config is started next, so that its set is kept until the run has its row.
     Raises ConfigError, DatasetError and MachineError for mistakes of the user before anything is started or written,
     and MachineError with its last error for a part that does not start.
     """
@@ -71,26 +76,55 @@ def bring_up(stack: Stack, config: RunConfig, say: Callable[[str], None]) -> Non
         asyncio.run(docker_egress.require_docker_egress())
     asyncio.run(_require_services(stack, settings))
     supervisor = Supervisor(stack)
-    fresh = not supervisor.is_up()
-    before, opened = served_plan(stack), asyncio.run(_open_sets(stack))
-    if not fresh and wants_other(before, config):
-        _require_idle(config, opened)
-    plan = next_plan(before, _wanted(before, config), plans_of(opened))
-    if fresh and opened is None and len(plan.known) > 1:  # Postgres will say which of them have an open run
-        plan = StackPlan(waiting=before.known)
-    plan = with_gpus(plan)
-    if config.endpoint is None or not before.known:
-        prepare_model(config, say)
-    choose_ports(stack, plan, [] if fresh else stack.engine_names())
-    require_adapter(before, plan)
-    if not stack.is_external("TEMPORAL_ADDRESS"):
-        settle_temporal_kind(stack.home, say)
-    _serve(stack, supervisor, before, plan, say)
+    with changing_plan(stack, say):
+        fresh, opened = not supervisor.is_up(), asyncio.run(_open_sets(stack))
+        before = served_plan(stack)
+        if not fresh and wants_other(before, config):
+            _require_idle(config, opened)
+        plan = _next(before, config, opened, for_run)
+        if fresh and opened is None and len(plan.known) > 1:  # Postgres will say which of them have an open run
+            plan = StackPlan(waiting=before.known)
+        plan = with_gpus(plan)
+        if config.endpoint is None or not before.known:
+            prepare_model(config, say)
+        choose_ports(stack, plan, [] if fresh else stack.engine_names())
+        require_adapter(before, plan)
+        if not stack.is_external("TEMPORAL_ADDRESS"):
+            settle_temporal_kind(stack.home, say)
+        _serve(stack, supervisor, before, plan, say)
     if fresh:
         say("starting the stack: " + ", ".join(part.name for part in stack.parts()))
     starts = log_sizes(stack)
     supervisor.up()
-    asyncio.run(_make_ready(stack, starts, settings, config, say, is_settled=opened is not None))
+    settle = None if opened is not None else functools.partial(_settle_sets, stack, config, say, for_run)
+    asyncio.run(_make_ready(stack, starts, settings, config, say, settle))
+
+
+def keep_served(stack: Stack, config: RunConfig, say: Callable[[str], None]) -> None:
+    """Note that a run of the config's set has its row, which keeps the set from now on.
+
+    If another command has dropped the set before the run had its row, serve it again.
+    """
+    if config.endpoint is not None or not Supervisor(stack).is_up():
+        return
+    with changing_plan(stack, say):
+        plan = read_plan(stack)
+        served = plan.sets.get(config.engine_set)
+        if served is not None and served.asked_at:
+            sets = plan.sets | {config.engine_set: served.model_copy(update={"asked_at": 0.0})}
+            write_plan(stack, plan.model_copy(update={"sets": sets}))
+    if served is None:
+        try:
+            _settle_sets(stack, config, say)
+        except ConfigError as error:
+            say(f"the engines of set {config.engine_set} do not run, and the run waits for them: {error}")
+
+
+def _next(before: StackPlan, config: RunConfig, opened: Sequence[OpenSet] | None, for_run: bool) -> StackPlan:
+    wanted, now = _wanted(before, config), time.time()
+    if for_run and config.endpoint is None:
+        wanted = wanted.model_copy(update={"asked_at": now})
+    return next_plan(before, wanted, plans_of(opened), now)
 
 
 def _wanted(before: StackPlan, config: RunConfig) -> ServingPlan:
@@ -102,14 +136,17 @@ def _wanted(before: StackPlan, config: RunConfig) -> ServingPlan:
 
 def _serve(
     stack: Stack, supervisor: Supervisor, before: StackPlan, plan: StackPlan, say: Callable[[str], None]
-) -> None:
-    """Write the plan, after stopping the parts that read what has changed; `Supervisor.up` starts them again.
+) -> bool:
+    """Write the plan, after stopping the parts that read what has changed; `Supervisor.up` starts them again. Return
+    whether anything but times has changed.
 
     If this is interrupted before the plan is written, the next `up` does it again. Engines that serve the same at the
     same place run on, while sets are added or dropped beside them or a placement changes.
     """
-    if plan == before and stack.plan_path.is_file():
-        return
+    if plan.without_times() == before.without_times() and stack.plan_path.is_file():
+        if plan != before:
+            write_plan(stack, plan)
+        return False
     if stack.plan_path.is_file() and supervisor.is_up():
         others = [one for one in before.sets if one in plan.sets and not serves_same(before.sets[one], plan.sets[one])]
         stopped = replaced_parts(before, plan)
@@ -122,6 +159,7 @@ def _serve(
             say(f"engine set {name} is added")
         supervisor.stop(*stopped, WATCHER)
     write_plan(stack, plan)
+    return True
 
 
 async def _open_sets(stack: Stack) -> list[OpenSet] | None:
@@ -156,20 +194,20 @@ def _require_idle(config: RunConfig, opened: Sequence[OpenSet] | None) -> None:
             )
 
 
-async def _settle_sets(stack: Stack, config: RunConfig, say: Callable[[str], None]) -> None:
+def _settle_sets(stack: Stack, config: RunConfig, say: Callable[[str], None], for_run: bool = False) -> None:
     """Serve the sets that have an open run, beside the one that is asked for, and no others; Postgres answers now.
 
     Raises ConfigError if they cannot run beside each other.
     """
-    before = served_plan(stack)
-    plan = with_gpus(next_plan(before, _wanted(before, config), plans_of(await _open_sets(stack))))
-    if plan == before:
-        return
     supervisor = Supervisor(stack)
-    choose_ports(stack, plan, stack.engine_names() if supervisor.is_up() else [])
-    require_adapter(before, plan)
-    await asyncio.to_thread(_serve, stack, supervisor, before, plan, say)
-    await asyncio.to_thread(supervisor.up)
+    with changing_plan(stack, say):
+        before, opened = served_plan(stack), asyncio.run(_open_sets(stack))
+        plan = with_gpus(_next(before, config, opened, for_run))
+        choose_ports(stack, plan, stack.engine_names() if supervisor.is_up() else [])
+        require_adapter(before, plan)
+        has_changed = _serve(stack, supervisor, before, plan, say)
+    if has_changed:
+        supervisor.up()
 
 
 async def _make_ready(
@@ -178,9 +216,11 @@ async def _make_ready(
     settings: TemporalSettings,
     config: RunConfig,
     say: Callable[[str], None],
-    is_settled: bool,
+    settle: Callable[[], None] | None,
 ) -> None:
-    """Wait until every part answers. `is_settled`: the store has said already which engine sets have an open run."""
+    """Wait until every part answers. `settle`: serve the engine sets with an open run, if the store was not up before
+    to say which these are.
+    """
     if not stack.is_external("RATCHET_DATABASE_URL"):
         # On a busy machine the first start takes minutes; a server that ends instead is reported by its probe.
         await postgres.ensure_database(stack.ports["postgres"], _POSTGRES_SECONDS)
@@ -188,8 +228,8 @@ async def _make_ready(
         await database.wait()
         await asyncio.to_thread(migrate, database.url)
         await grant_reader_role(database)
-        if not is_settled:
-            await _settle_sets(stack, config, say)
+        if settle is not None:
+            await asyncio.to_thread(settle)
         client = await connect_stack(stack, settings)
         is_own = not stack.is_external("TEMPORAL_ADDRESS")
         await temporal_namespace.prepare_namespace(client, database, settings, is_own)

@@ -1,6 +1,7 @@
 """An engine set that comes or goes restarts no part of another."""
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +12,8 @@ import pytest
 from ratchet.config import RunConfig
 from ratchet.store.migration import migrate
 from stack.parts import WATCHER, Part, Stack, free_ports
-from stack.serving_plan import ServingPlan, StackPlan, next_plan, read_plan
-from stack.startup import _open_sets, _serve
+from stack.serving_plan import ServingPlan, StackPlan, changing_plan, next_plan, read_plan
+from stack.startup import _open_sets, _serve, keep_served
 from stack.supervisor import Supervisor
 from tests.integration.ratchet.store.test_migration import url
 
@@ -38,7 +39,7 @@ def stack(tmp_path: Path) -> Iterator[Sleepers]:
 
 def plan_of(name: str, **values: Any) -> ServingPlan:
     config = RunConfig.model_validate({"datasets": [{"path": "x"}], "model": "/m", "engine_set": name, **values})
-    return ServingPlan(config=config, model_path=Path("/m"))
+    return ServingPlan(config=config, model_path=Path(config.model))
 
 
 def serve(stack: Stack, plan: StackPlan) -> dict[str, int | None]:
@@ -70,6 +71,32 @@ def test_other_engine_settings_restart_the_engines_of_their_set_only(stack: Slee
     before = serve(stack, StackPlan(sets=sets))
     after = serve(stack, StackPlan(sets=sets | {"b": plan_of("b", engine={"max_num_seqs": 2})}))
     assert {name for name in before if before[name] != after[name]} == {"engine-b", WATCHER}
+
+
+def test_a_set_that_was_dropped_before_its_run_had_a_row_is_served_again(stack: Sleepers, model: Path) -> None:
+    default, other = plan_of("default"), plan_of("b", model=str(model)).model_copy(update={"asked_at": 1000.0})
+    before = serve(stack, StackPlan(sets={"default": default, "b": other}))
+    keep_served(stack, other.config, lambda _: None)
+    assert read_plan(stack) == StackPlan(sets={"default": default, "b": plan_of("b", model=str(model))}), (
+        "the run's row keeps it now"
+    )
+    assert serve(stack, read_plan(stack)) == before, "a time is no change"
+    serve(stack, StackPlan(sets={"default": default}))
+    keep_served(stack, other.config, lambda _: None)
+    assert list(read_plan(stack).sets) == ["default", "b"]
+    assert {part.name for part in Supervisor(stack).states()} == set(before)
+
+
+def test_one_command_at_a_time_changes_the_plan(stack: Sleepers) -> None:
+    other = plan_of("b").model_copy(update={"asked_at": 1000.0})
+    serve(stack, StackPlan(sets={"b": other}))
+    waits = threading.Event()
+    second = threading.Thread(target=keep_served, args=(stack, other.config, lambda _: waits.set()))
+    with changing_plan(stack, lambda _: None):
+        second.start()
+        assert waits.wait(60) and read_plan(stack).sets["b"] == other
+    second.join()
+    assert read_plan(stack).sets["b"] == plan_of("b")
 
 
 def test_what_is_open_is_not_known_before_there_are_tables(

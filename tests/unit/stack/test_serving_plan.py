@@ -48,6 +48,18 @@ def test_without_a_store_nothing_ends_and_nothing_that_waits_starts() -> None:
     assert next_plan(before, C, plans_of([open_run(B)])) == StackPlan(sets={"b": B, "c": C})
 
 
+def test_a_set_whose_run_has_no_row_yet_is_not_dropped() -> None:
+    """Its run reads its weights, so the store does not know the run."""
+    asked = B.model_copy(update={"asked_at": 1000.0})
+    before = StackPlan(sets={"b": asked, "c": C})
+    assert next_plan(before, A, {}, now=1599.0) == StackPlan(sets={"b": asked, "default": A})
+    assert next_plan(before, A, {}, now=1600.0) == StackPlan(sets={"default": A})
+    assert next_plan(before, B, {}, now=1599.0).sets["b"].asked_at == 1000.0, "by a command that starts no run"
+    again = B.model_copy(update={"asked_at": 1599.0})
+    after = next_plan(before, again, {"c": C}, now=1599.0)
+    assert after.sets["b"].asked_at == 1599.0 and after.without_times() == StackPlan(sets={"b": B, "c": C})
+
+
 def test_the_engines_of_an_open_run_are_served_without_a_plan_of_before() -> None:
     """Its set was dropped while the run was stopped, or the file is gone; the run's config says what it needs."""
     assert next_plan(StackPlan(), A, plans_of([open_run(B)])) == StackPlan(sets={"b": B, "default": A})
