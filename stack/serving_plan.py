@@ -122,32 +122,39 @@ def wants_other(plan: StackPlan, config: RunConfig) -> bool:
 
 
 def next_plan(
-    before: StackPlan, wanted: ServingPlan, open_sets: Mapping[str, ServingPlan] | None, now: float = 0.0
+    before: StackPlan, wanted: ServingPlan | None, open_sets: Mapping[str, ServingPlan] | None, now: float = 0.0
 ) -> StackPlan:
-    """Return what to serve if `wanted` is asked for at `now`, in seconds since the epoch.
+    """Return what to serve if `wanted`, or nothing more, is asked for at `now`, in seconds since the epoch.
 
     `open_sets`: the sets with an open run, each with what its run's config asks for; None if the store does not answer.
+    An open run gets what its config asks for, also if its set has served another model while it was stopped.
 
-    | a set                                                             | the store answers | it does not answer  |
-    |-------------------------------------------------------------------|-------------------|---------------------|
-    | is asked for                                                      | runs              | runs                |
-    | has an open run                                                   | runs              | runs on, or waits   |
-    | was asked for in the last ten minutes by a run that has no row yet | runs              | runs on, or waits   |
-    | any other                                                         | ends              | runs on, or waits   |
+    | a set                                                              | the store answers | it does not answer |
+    |--------------------------------------------------------------------|-------------------|--------------------|
+    | is asked for                                                       | runs              | runs               |
+    | has an open run                                                    | runs              | runs on, or waits  |
+    | was asked for in the last ten minutes by a run that has no row yet | runs              | runs on, or waits  |
+    | any other                                                          | ends              | runs on, or waits  |
     """
-    name = wanted.config.engine_set
-    served = before.known.get(name)
-    if served is not None:
-        asked_at = max(served.asked_at, wanted.asked_at)
-        wanted = served if _is_same(served, wanted) else _with_kept(served, wanted)
-        wanted = wanted.model_copy(update={"asked_at": asked_at})
+    new = {} if wanted is None else {wanted.config.engine_set: _or_served(before, wanted, _is_same)}
     if open_sets is None:
-        running = {one: plan for one, plan in before.sets.items() if one != name}
-        waiting = {one: plan for one, plan in before.waiting.items() if one != name}
-        return StackPlan(sets=_in_order(before, running | {name: wanted}), waiting=waiting)
+        waiting = {one: plan for one, plan in before.waiting.items() if one not in new}
+        return StackPlan(sets=_in_order(before, before.sets | new), waiting=waiting)
     asked = {one: plan for one, plan in before.known.items() if plan.asked_at and now - plan.asked_at < _ROW_SECONDS}
-    others = asked | {one: before.known.get(one, plan) for one, plan in open_sets.items() if one != name}
-    return StackPlan(sets=_in_order(before, others | {name: wanted}))
+    opened = {one: _or_served(before, plan, serves_same) for one, plan in open_sets.items()}
+    return StackPlan(sets=_in_order(before, asked | opened | new))
+
+
+def _or_served(
+    before: StackPlan, wanted: ServingPlan, is_enough: Callable[[ServingPlan, ServingPlan], bool]
+) -> ServingPlan:
+    """Return what the set serves if that is enough, else `wanted` with the GPUs of `before`."""
+    served = before.known.get(wanted.config.engine_set)
+    if served is None:
+        return wanted
+    asked_at = max(served.asked_at, wanted.asked_at)
+    found = served if is_enough(served, wanted) else _with_kept(served, wanted)
+    return found.model_copy(update={"asked_at": asked_at})
 
 
 def _in_order(before: StackPlan, sets: dict[str, ServingPlan]) -> dict[str, ServingPlan]:

@@ -79,8 +79,8 @@ def bring_up(stack: Stack, config: RunConfig, say: Callable[[str], None], for_ru
     with changing_plan(stack, say):
         fresh, opened = not supervisor.is_up(), asyncio.run(_open_sets(stack))
         before = served_plan(stack)
-        if not fresh and wants_other(before, config):
-            _require_idle(config, opened)
+        if not fresh:
+            _require_idle(before, config, opened)
         plan = _next(before, config, opened, for_run)
         if fresh and opened is None and len(plan.known) > 1:  # Postgres will say which of them have an open run
             plan = StackPlan(waiting=before.known)
@@ -180,12 +180,13 @@ async def _require_services(stack: Stack, settings: TemporalSettings) -> None:
         await connect_stack(stack, settings, _ANSWER_SECONDS)
 
 
-def _require_idle(config: RunConfig, opened: Sequence[OpenSet] | None) -> None:
-    """Raise ConfigError if a run of the config's engine set is open: a rollout by hand or another training must not
-    change its engines. Without a store no run is in progress.
+def _require_idle(before: StackPlan, config: RunConfig, opened: Sequence[OpenSet] | None) -> None:
+    """Raise ConfigError if an open run of the config's engine set needs other engines: a rollout by hand or another
+    training must not change them. Without a store no run is in progress.
     """
     for one in opened or ():
-        if one.engine_set == config.engine_set:
+        needed = StackPlan(sets=before.known | (plans_of([one]) or {}))
+        if one.engine_set == config.engine_set and wants_other(needed, config):
             raise ConfigError(
                 f"run {one.run_id} is still open and its model or engine settings differ from this config's, which "
                 f"names the same engine set ({one.engine_set}); wait for the run or cancel it, use its model, seed, "

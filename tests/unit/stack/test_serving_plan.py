@@ -23,7 +23,7 @@ from stack.serving_plan import (
 
 def plan_of(name: str, **values: Any) -> ServingPlan:
     config = RunConfig.model_validate({"datasets": [{"path": "x"}], "model": "/m", "engine_set": name, **values})
-    return ServingPlan(config=config, model_path=Path("/m"))
+    return ServingPlan(config=config, model_path=Path(config.model))
 
 
 A, B, C = (plan_of(name) for name in ("default", "b", "c"))
@@ -65,6 +65,15 @@ def test_the_engines_of_an_open_run_are_served_without_a_plan_of_before() -> Non
     assert next_plan(StackPlan(), A, plans_of([open_run(B)])) == StackPlan(sets={"b": B, "default": A})
     endpoint = plan_of("b", endpoint={"url": "http://e", "model": "m"}, training={"steps": 0})
     assert list(next_plan(StackPlan(), A, plans_of([open_run(endpoint)])).sets) == ["default"], "it needs no engine"
+
+
+def test_a_run_that_is_resumed_gets_the_engines_of_its_config() -> None:
+    """Its set has served another model while it was stopped."""
+    before = StackPlan(sets={"default": A, "b": plan_of("b", model="/other")})
+    assert next_plan(before, A, plans_of([open_run(B)])) == StackPlan(sets={"default": A, "b": B})
+    assert next_plan(before, None, plans_of([open_run(B)])) == StackPlan(sets={"b": B}), "nothing is asked for"
+    more = plan_of("b", engines=3)
+    assert next_plan(StackPlan(sets={"b": more}), A, plans_of([open_run(B)])).sets["b"] == more
 
 
 def test_an_equal_plan_keeps_its_gpus_and_its_place() -> None:
