@@ -79,15 +79,13 @@ def bring_up(stack: Stack, config: RunConfig, say: Callable[[str], None], for_ru
     with changing_plan(stack, say):
         fresh, opened = not supervisor.is_up(), asyncio.run(_open_sets(stack))
         before = served_plan(stack)
-        if not fresh:
-            _require_idle(before, config, opened)
+        _require_idle(before, config, opened)
         plan = _next(before, config, opened, for_run)
         if fresh and opened is None and len(plan.known) > 1:  # Postgres will say which of them have an open run
             plan = StackPlan(waiting=before.known)
-        plan = with_gpus(plan)
+        plan = _placed(stack, plan, supervisor)
         if config.endpoint is None or not before.known:
             prepare_model(config, say)
-        choose_ports(stack, plan, [] if fresh else stack.engine_names())
         require_adapter(before, plan)
         if not stack.is_external("TEMPORAL_ADDRESS"):
             settle_temporal_kind(stack.home, say)
@@ -198,17 +196,31 @@ def _require_idle(before: StackPlan, config: RunConfig, opened: Sequence[OpenSet
 def _settle_sets(stack: Stack, config: RunConfig, say: Callable[[str], None], for_run: bool = False) -> None:
     """Serve the sets that have an open run, beside the one that is asked for, and no others; Postgres answers now.
 
-    Raises ConfigError if they cannot run beside each other.
+    Raises ConfigError if they cannot run beside each other, or if an open run of the set needs other engines. The sets
+    with an open run are then served without it, since they wait for nothing else.
     """
-    supervisor = Supervisor(stack)
+    supervisor, refusal = Supervisor(stack), None
     with changing_plan(stack, say):
         before, opened = served_plan(stack), asyncio.run(_open_sets(stack))
-        plan = with_gpus(_next(before, config, opened, for_run))
-        choose_ports(stack, plan, stack.engine_names() if supervisor.is_up() else [])
-        require_adapter(before, plan)
+        try:
+            _require_idle(before, config, opened)
+            plan = _placed(stack, _next(before, config, opened, for_run), supervisor)
+            require_adapter(before, plan)
+        except ConfigError as error:
+            refusal = error
+            plan = _placed(stack, next_plan(before, None, plans_of(opened), time.time()), supervisor)
         has_changed = _serve(stack, supervisor, before, plan, say)
     if has_changed:
         supervisor.up()
+    if refusal is not None:
+        raise refusal
+
+
+def _placed(stack: Stack, plan: StackPlan, supervisor: Supervisor) -> StackPlan:
+    """Return the plan with GPUs, after choosing its ports. Raises ConfigError if two parts have the same."""
+    plan = with_gpus(plan)
+    choose_ports(stack, plan, stack.engine_names() if supervisor.is_up() else [])
+    return plan
 
 
 async def _make_ready(

@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 from ratchet.config import RunConfig
+from ratchet.errors import ConfigError
+from ratchet.store.database import Database
 from ratchet.store.migration import migrate
+from ratchet.store.runs import NewRun, create_run
 from stack.parts import WATCHER, Part, Stack, free_ports
 from stack.serving_plan import ServingPlan, StackPlan, changing_plan, next_plan, read_plan
-from stack.startup import _open_sets, _serve, keep_served
+from stack.startup import _open_sets, _serve, _settle_sets, keep_served
 from stack.supervisor import Supervisor
 from tests.integration.ratchet.store.test_migration import url
 
@@ -38,7 +41,7 @@ def stack(tmp_path: Path) -> Iterator[Sleepers]:
 
 
 def plan_of(name: str, **values: Any) -> ServingPlan:
-    config = RunConfig.model_validate({"datasets": [{"path": "x"}], "model": "/m", "engine_set": name, **values})
+    config = RunConfig.model_validate({"datasets": [{"path": "x"}], "model": "/m", "engine_set": name} | values)
     return ServingPlan(config=config, model_path=Path(config.model))
 
 
@@ -97,6 +100,30 @@ def test_one_command_at_a_time_changes_the_plan(stack: Sleepers) -> None:
         assert waits.wait(60) and read_plan(stack).sets["b"] == other
     second.join()
     assert read_plan(stack).sets["b"] == plan_of("b")
+
+
+@pytest.mark.parametrize(("refused", "reason"), [
+    ({"engine_set": "b", "engine": {"max_num_seqs": 2}}, "run of-b is still open and its model or engine settings"),
+    ({"engine_set": "c", "engines": [{"port": 9000}]}, "port 9000 of local is given to 2 engines"),
+])  # fmt: skip
+def test_a_config_that_is_refused_leaves_open_runs_their_engines(
+    stack: Sleepers, url: str, monkeypatch: pytest.MonkeyPatch, refused: dict[str, Any], reason: str
+) -> None:
+    """After `ratchet down` it is not known before Postgres answers which sets have an open run."""
+    opened, ended = plan_of("b", engines=[{"port": 9000}]), plan_of("default")
+    monkeypatch.setenv("RATCHET_DATABASE_URL", url)
+    migrate(url)
+    asyncio.run(create_open_run(url, NewRun.of_config("of-b", "test", opened.config, None)))
+    serve(stack, StackPlan(waiting={"default": ended, "b": opened}))
+    with pytest.raises(ConfigError, match=reason):
+        _settle_sets(stack, plan_of("x", **refused).config, lambda _: None)
+    assert read_plan(stack) == StackPlan(sets={"b": opened})
+    assert {part.name for part in Supervisor(stack).states() if part.pid} == {"engine-b", "adapter", WATCHER}
+
+
+async def create_open_run(url: str, new: NewRun) -> None:
+    async with Database(url) as database, database.begin() as connection:
+        await create_run(connection, new)
 
 
 def test_what_is_open_is_not_known_before_there_are_tables(
