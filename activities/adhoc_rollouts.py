@@ -13,7 +13,7 @@ from activities.stage import activity_stage
 from ratchet.config import RunConfig
 from ratchet.config_sources import resolve_config
 from ratchet.errors import ConfigError, DatasetError
-from ratchet.lora_slots import versions_of_label
+from ratchet.lora_slots import FIRST_SLOT, version_in_label
 from ratchet.model_directory import model_of
 from ratchet.payloads import RolloutInput, RolloutRow
 from ratchet.store import engines, rollouts, runs, tasks
@@ -107,7 +107,7 @@ def _require_served(input: RolloutInput, config: RunConfig, found: Sequence[Engi
         ),
         (
             input.policy_version,
-            {version for engine in found for version in versions_of_label(engine.version).values()},
+            {version_in_label(engine.version, FIRST_SLOT) for engine in found},  # which rollouts by hand ask
             "policy version",
         ),
     ):

@@ -5,6 +5,7 @@ Training runs and the runs that hold rollouts started by hand are created here.
 
 import asyncio
 import random
+import shutil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from engine.policy_cache import PolicyCache
 from engine.policy_files import link_version
 from ratchet import paths
 from ratchet.config import TINY, RunConfig
-from ratchet.errors import ConfigError
+from ratchet.errors import ConfigError, DatasetError
 from ratchet.lora_slots import FIRST_SLOT
 from ratchet.model_directory import model_of, require_model
 from ratchet.run_names import newest_steps
@@ -59,15 +60,30 @@ async def create_run_from_config(
         # No engine reads the version of rollouts by hand, which the engines answer with what they have.
         address = None if name == runs.ADHOC else config.training.weights_address
         first = await asyncio.to_thread(publish_model, model, run_id, address)
+    try:
+        async with database.begin() as connection:
+            order = await _import_tasks(connection, config)
+            slot = FIRST_SLOT
+            if name != runs.ADHOC:
+                slot = await open_runs.require_slot(connection, run_id, config, first.files)
+            await runs.create_run(connection, NewRun.of_config(run_id, name, config, model, lora_slot=slot))
+            for purpose, ordered in order.items():
+                await runs.set_task_order(connection, run_id, purpose, ordered)
+            await runs.publish_initial(connection, policy_version(run_id, 0, 0), run_id, *first)
+    except (ConfigError, DatasetError):
+        await _discard_version(database, run_id, first)
+        raise
+
+
+async def _discard_version(database: Database, run_id: str, version: InitialVersion) -> None:
+    """Delete the files of the version 0 of a run that is refused, unless an earlier try has created the run."""
     async with database.begin() as connection:
-        order = await _import_tasks(connection, config)
-        slot = FIRST_SLOT
-        if name != runs.ADHOC:
-            slot = await open_runs.require_slot(connection, run_id, config, first.files)
-        await runs.create_run(connection, NewRun.of_config(run_id, name, config, model, lora_slot=slot))
-        for purpose, ordered in order.items():
-            await runs.set_task_order(connection, run_id, purpose, ordered)
-        await runs.publish_initial(connection, policy_version(run_id, 0, 0), run_id, *first)
+        if not version.files or await runs.get_run(connection, run_id) is not None:
+            return
+    directory = paths.policies() / policy_version(run_id, 0, 0)
+    await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+    if version.uri != str(directory):
+        await asyncio.to_thread(weight_storage.delete_version, version.uri)
 
 
 def publish_model(model: Path, run_id: str, address: str | None) -> InitialVersion:

@@ -33,7 +33,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -81,13 +81,24 @@ def load_from_files(version: PolicyVersionTable | PublishedPolicy, root: Path, s
     return transfer
 
 
+_ANY_LABEL: Any = object()
+
+
 async def replace_weights(
-    client: EngineClient, label: str, transfer: Transfer, keep_cache: bool = False, close_open_update: bool = False
+    client: EngineClient,
+    label: str,
+    transfer: Transfer,
+    keep_cache: bool = False,
+    close_open_update: bool = False,
+    label_before: str | None = _ANY_LABEL,
 ) -> None:
     """Pause vLLM, transfer new weights, set the label of all slots and resume. If it raises, vLLM stays paused.
 
     `keep_cache` keeps the KV cache of running requests. `close_open_update` first closes an update that another process
-    left open; only the wrapper may do that, since no other update can run then.
+    left open; only the wrapper may do that, since no other update can run then. `label_before`: the label that `label`
+    was made from; if vLLM has another one, another process has updated a slot since, whose version `label` would deny.
+
+    Raises EngineUnavailableError in that case, before a weight is changed, and if a phase fails.
     """
     await client.pause(mode="keep", clear_cache=not keep_cache)
     try:
@@ -97,6 +108,12 @@ async def replace_weights(
             raise
         await client.finish_update(None)
         await client.start_update()
+    # While this update is open, vLLM starts no other one.
+    if label_before is not _ANY_LABEL and (found := await client.version()) != label_before:
+        await client.finish_update(None)
+        raise EngineUnavailableError(
+            f"engine {client.address} serves {found}, not {label_before}: it was updated since this update began"
+        )
     await transfer(client)
     await client.finish_update(label)
     await client.resume()
@@ -129,7 +146,7 @@ async def update_engine(
         EngineClient(engine.address, timeout_seconds=PAUSE_SECONDS) as client,
         running_beside(_renew_lease(database, engine.id)),
     ):
-        await replace_weights(client, label, transfer, keep_cache)
+        await replace_weights(client, label, transfer, keep_cache, label_before=held.version)
         paused = clock() - started
         state = await _canary_state(database, client, held, version, slot, started)
         async with database.begin() as connection:

@@ -37,6 +37,7 @@ from adapter.turns.writer import TurnWriter
 from engine.generate_request import IdsText, Sampling
 from engine.generation import Generation, SampledTokens
 from ratchet.errors import EngineUnavailableError
+from ratchet.lora_slots import version_in_label
 from ratchet.store import turns
 from ratchet.store.database import Database
 from ratchet.store.engines import EngineRow
@@ -290,11 +291,13 @@ class TurnGenerator:
         prompt, sampling = call.rest()
         name = request_id(call.turn_id)
         version, slot = call.session.version_in(engine.version), call.session.lora_slot
+        # The slot may still have another run's version: its blocks are then of no use to any other call.
+        salt = name if version is None and version_in_label(engine.version, slot) else version
         with engine_span(engine, version, name):
             if call.streams:
-                await client.stream(prompt, sampling, name, version, call.sampled, slot)
+                await client.stream(prompt, sampling, name, salt, call.sampled, slot)
             else:
-                await client.generate(prompt, sampling, name, version, call.sampled, slot)
+                await client.generate(prompt, sampling, name, salt, call.sampled, slot)
 
     # ------------------------------------------------------------ the store
 

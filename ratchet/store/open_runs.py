@@ -145,10 +145,14 @@ async def open_slots(connection: AsyncConnection, engine_set: str) -> dict[int, 
 
 
 async def has_slot(connection: AsyncConnection, run_id: str, slot: int) -> bool:
-    """Return whether this slot of the engines of its set is the run's, and no other open run has taken it."""
-    row = (
-        await connection.execute(select(RunTable.engine_set, RunTable.lora_slot).where(RunTable.run_id == run_id))
-    ).one()
+    """Return whether the run is open and this slot of the engines of its set is its own.
+
+    A sync that was late would load the weights of an ended run, and their base in the place of the other runs'.
+    """
+    own = select(RunTable.engine_set, RunTable.lora_slot).where(RunTable.run_id == run_id, _OPEN)
+    row = (await connection.execute(own)).one_or_none()
+    if row is None:
+        return False
     same = (RunTable.engine_set == row.engine_set) & (RunTable.lora_slot == slot) & (RunTable.run_id != run_id)
     other = select(RunTable.run_id).where(_OPEN, _TAKES_A_SET, same).limit(1)
     return row.lora_slot == slot and (await connection.execute(other)).first() is None

@@ -15,6 +15,7 @@ import httpx
 import pytest
 from sqlalchemy import func, select, update
 
+from engine import weight_update
 from engine.client import EngineClient
 from engine.weight_update import load_from_files, update_engine
 from engine.wrapper import EngineWrapper
@@ -200,6 +201,45 @@ async def test_every_token_has_the_version_that_its_runs_slot_had(shared: Shared
         versions = [span["version"] for span in turn.version_spans]
         assert len(set(versions)) == len(versions), "an update of the other run cuts no span"
     assert loads == {f"{run_id}/{step}.e1" for run_id, steps in shared.usable.items() for step in steps}
+
+
+async def test_a_sync_that_stalls_past_its_lease_labels_nothing(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process is stopped before the update; meanwhile the wrapper takes over and the other run is updated."""
+    await shared.sync("run-a")
+    await shared.sync("run-b")
+    stalled, wake = asyncio.Event(), asyncio.Event()
+
+    async def no_renewal(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    started = EngineClient.start_update
+
+    async def start(client: EngineClient) -> None:
+        if asyncio.current_task() is sync:
+            stalled.set()
+            await wake.wait()
+        await started(client)
+
+    monkeypatch.setattr(weight_update, "_renew_lease", no_renewal)
+    monkeypatch.setattr(EngineClient, "start_update", start)
+    version = await shared.publish("run-a")
+    transfer = load_from_files(version, shared.wrapper.settings.policies_root, SLOTS["run-a"])
+    engine = await row_of(shared.fleet)
+    sync = asyncio.create_task(update_engine(shared.fleet.database, engine, version, transfer, False, SLOTS["run-a"]))
+    await stalled.wait()
+    async with shared.fleet.database.begin() as connection:
+        await connection.execute(update(EngineTable).values(paused_until=func.now()))
+    await shared.wrapper._heartbeat()
+    await shared.sync("run-b")
+    label = await shared.wrapper.client.version()
+    wake.set()
+    with pytest.raises(EngineUnavailableError, match="it was updated since this update began"):
+        await sync
+    assert await shared.wrapper.client.version() == label == (await row_of(shared.fleet, EngineState.READY)).version
+    await shared.begin_call("run-b", 2)
+    await shared.end_calls()
 
 
 async def test_an_update_for_a_slot_that_another_run_has_now_changes_nothing(shared: Shared) -> None:

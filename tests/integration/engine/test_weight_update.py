@@ -106,6 +106,7 @@ async def stage(
             await connection.execute(insert(PolicyVersionTable).values(**values, **row, canary=canary))
         engine_id = await engines.register_engine(connection, f"http://127.0.0.1:{port}", "", {"pid": 1})
         serving = {"state": EngineState.READY, "version": policy_version(run_id, 0, 1)}
+        (await client.post("/update_weight_version", json={"new_version": serving["version"]})).raise_for_status()
         await connection.execute(update(EngineTable).where(EngineTable.id == engine_id).values(**serving))
     yield Stage(database, run_id, client, engine_id, process)
     await client.aclose()

@@ -113,6 +113,7 @@ class Engines:
             serving["heartbeat_at"] = func.now() + timedelta(hours=1)  # no wrapper sends heartbeats here
             await connection.execute(update(EngineTable).where(EngineTable.id == engine_id).values(**serving))
         self.ids.append(engine_id)
+        await self.ask(-1, "POST", "/update_weight_version", {"new_version": serving["version"]})
 
     async def ask(self, number: int, method: str, path: str, body: Any = None) -> Any:
         async with httpx.AsyncClient(

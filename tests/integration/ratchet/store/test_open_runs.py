@@ -151,6 +151,7 @@ async def test_runs_with_lora_share_a_set_each_in_a_slot_of_its_own(database: Da
             await open_runs.resume_run(connection, "first")
     await end(database, "second")
     async with database.begin() as connection:
+        assert not await open_runs.has_slot(connection, "second", 2), "a late sync of an ended run finds no slot"
         await open_runs.resume_run(connection, "first")
         found = {name: await runs.get_run(connection, name) for name in ("first", "third")}
     assert {name: row and row.lora_slot for name, row in found.items()} == {"first": 2, "third": 1}
