@@ -26,7 +26,8 @@ An update changes one slot of an engine that several runs share, and pauses the 
 lease changes the label, so no update loses that of another slot.
 
 Adapters send calls to `ready` engines only. A failed update is never resumed: its lease lapses, and the wrapper takes
-over.
+over. The wrapper of an engine whose row is `gone`, because another set has taken over the address, loads nothing: it
+ends and registers anew.
 """
 
 import asyncio

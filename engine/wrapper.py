@@ -30,7 +30,7 @@ from ratchet.errors import EngineUnavailableError, MachineError, StoreUnavailabl
 from ratchet.lora_slots import FIRST_SLOT, label_of_versions, label_with, versions_of_label
 from ratchet.store import engines
 from ratchet.store.database import Database
-from ratchet.store.engines import PublishedPolicy
+from ratchet.store.engines import EngineRow, PublishedPolicy
 from ratchet.store.migration import wait_for_schema
 from ratchet.types import EngineState, JsonObject
 
@@ -205,7 +205,8 @@ class EngineWrapper:
     async def _heartbeat(self) -> None:
         """Write one heartbeat; skip it while vLLM is unresponsive or the store is unavailable.
 
-        Raises EngineUnavailableError if only a new vLLM helps: after quarantine, or if it is unresponsive for too long.
+        Raises EngineUnavailableError if only a new start helps: after quarantine, if vLLM is unresponsive for too long,
+        or if the row is `gone`.
         """
         if self.is_up and not await self.client.health():
             if time.monotonic() - self.answered_at > UNRESPONSIVE_SECONDS:
@@ -225,6 +226,7 @@ class EngineWrapper:
             self.heartbeat_at = time.monotonic()
             if row is None:
                 return
+            self._require_registered(row)
             if label is None and row.version is not None:
                 raise EngineUnavailableError(f"vLLM at {self.settings.address} was started anew without our weights")
             if row.state is EngineState.QUARANTINED and self.is_up:
@@ -234,6 +236,22 @@ class EngineWrapper:
                 await self._recover_abandoned_pause()
         except StoreUnavailableError as error:
             _LOG.warning("no heartbeat", reason=str(error))
+
+    def _require_registered(self, row: EngineRow) -> None:
+        """Raise EngineUnavailableError if the row is `gone`: an engine gets calls only if it registers anew."""
+        if row.state is EngineState.GONE:
+            raise EngineUnavailableError(
+                f"the engine at {self.settings.address} is no longer registered for engine set {row.engine_set}: "
+                "another engine set has taken over its address; it registers anew"
+            )
+
+    async def _look_at_row(self) -> None:
+        """Require before each step of a load that the engine is registered; go on while the store is unavailable."""
+        with contextlib.suppress(StoreUnavailableError):
+            async with self.database.begin() as conn:
+                row = await engines.get_engine(conn, self.engine_id)
+            if row is not None:
+                self._require_registered(row)
 
     async def _heartbeat_while_loading(self) -> None:
         """Write heartbeats beside a load, until cancelled: a large policy takes longer than an engine may be silent."""
@@ -328,6 +346,7 @@ class EngineWrapper:
 
         label = label_of_versions(self.loaded | {slot: policy.version for slot, policy in policies.items()})
         assert label is not None
+        await self._look_at_row()
         await replace_weights(self.client, label, transfer_all, close_open_update=True)
         self._set_loaded(policies)
         _LOG.info("policy loaded", version=label)
@@ -348,7 +367,10 @@ class EngineWrapper:
         self.loaded = served
 
     async def _set_ready(self, expected: EngineState) -> None:
-        """Move the engine from `expected` to `ready`. Raises EngineUnavailableError if its canary fails."""
+        """Move the engine from `expected` to `ready`.
+
+        Raises EngineUnavailableError if its canary fails, or if its row is in another state, such as `gone`.
+        """
         for slot, canary in self.canaries.items():
             verdict = await score_canary(self.client, canary, slot=slot)
             if verdict.reason is not None:
@@ -357,7 +379,10 @@ class EngineWrapper:
                 )
         label = label_of_versions(self.loaded)
         async with self.database.begin() as conn:
+            if not await engines.set_engine_state(conn, self.engine_id, expected, EngineState.READY):
+                raise EngineUnavailableError(
+                    f"the engine at {self.settings.address} is no longer {expected}: another process has changed its "
+                    "row; it registers anew"
+                )
             await engines.set_engine_version(conn, self.engine_id, label)
-            changed = await engines.set_engine_state(conn, self.engine_id, expected, EngineState.READY)
-        if changed:
-            _LOG.info("engine ready", version=label, address=self.settings.address)
+        _LOG.info("engine ready", version=label, address=self.settings.address)
