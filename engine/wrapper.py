@@ -125,6 +125,7 @@ class EngineWrapper:
         done, _ = await asyncio.wait({stopped, work}, return_when=asyncio.FIRST_COMPLETED)
         for task in (stopped, work):
             task.cancel()
+        await asyncio.wait({stopped, work})
         if work in done:
             work.result()
 
@@ -205,8 +206,8 @@ class EngineWrapper:
     async def _heartbeat(self) -> None:
         """Write one heartbeat; skip it while vLLM is unresponsive or the store is unavailable.
 
-        Raises EngineUnavailableError if only a new start helps: after quarantine, if vLLM is unresponsive for too long,
-        or if the row is `gone`.
+        Raises EngineUnavailableError if only a new start helps: after quarantine, if vLLM is unresponsive for too long
+        or has weights of others, or if the row is `gone`.
         """
         if self.is_up and not await self.client.health():
             if time.monotonic() - self.answered_at > UNRESPONSIVE_SECONDS:
@@ -227,8 +228,8 @@ class EngineWrapper:
             if row is None:
                 return
             self._require_registered(row)
-            if label is None and row.version is not None:
-                raise EngineUnavailableError(f"vLLM at {self.settings.address} was started anew without our weights")
+            if self.settings.is_attached and self.is_up:
+                await self._require_own_weights(label, row)
             if row.state is EngineState.QUARANTINED and self.is_up:
                 reason = (row.details.get("canary") or {}).get("reason")
                 raise EngineUnavailableError(f"quarantined ({reason}): vLLM is started anew")
@@ -240,10 +241,8 @@ class EngineWrapper:
     def _require_registered(self, row: EngineRow) -> None:
         """Raise EngineUnavailableError if the row is `gone`: an engine gets calls only if it registers anew."""
         if row.state is EngineState.GONE:
-            raise EngineUnavailableError(
-                f"the engine at {self.settings.address} is no longer registered for engine set {row.engine_set}: "
-                "another engine set has taken over its address; it registers anew"
-            )
+            taken = f"another engine set has taken over {self.settings.address}; it registers anew"
+            raise EngineUnavailableError(f"the engine is no longer registered for engine set {row.engine_set}: {taken}")
 
     async def _look_at_row(self) -> None:
         """Require before each step of a load that the engine is registered; go on while the store is unavailable."""
@@ -252,6 +251,22 @@ class EngineWrapper:
                 row = await engines.get_engine(conn, self.engine_id)
             if row is not None:
                 self._require_registered(row)
+
+    async def _require_own_weights(self, label: str | None, row: EngineRow) -> None:
+        """Raise EngineUnavailableError if an attached vLLM has other weights than its row says.
+
+        `label` was read before `row`. Look again if they differ: a sync may have changed both in between.
+        """
+        if label is None and row.version is not None:
+            raise EngineUnavailableError(f"vLLM at {self.settings.address} was started anew without our weights")
+        if row.state is not EngineState.READY or label == row.version:
+            return
+        label = await self.client.version()
+        async with self.database.begin() as conn:
+            again = await engines.get_engine(conn, self.engine_id) or row
+        if again.state is EngineState.READY and label not in (row.version, again.version):
+            found = f"vLLM at {self.settings.address} has the weights {label}, but its row says {again.version}"
+            raise EngineUnavailableError(f"{found}: another engine set has updated it; it registers anew")
 
     async def _heartbeat_while_loading(self) -> None:
         """Write heartbeats beside a load, until cancelled: a large policy takes longer than an engine may be silent."""
@@ -346,8 +361,7 @@ class EngineWrapper:
 
         label = label_of_versions(self.loaded | {slot: policy.version for slot, policy in policies.items()})
         assert label is not None
-        await self._look_at_row()
-        await replace_weights(self.client, label, transfer_all, close_open_update=True)
+        await replace_weights(self.client, label, transfer_all, close_open_update=True, before_phase=self._look_at_row)
         self._set_loaded(policies)
         _LOG.info("policy loaded", version=label)
 
@@ -380,9 +394,6 @@ class EngineWrapper:
         label = label_of_versions(self.loaded)
         async with self.database.begin() as conn:
             if not await engines.set_engine_state(conn, self.engine_id, expected, EngineState.READY):
-                raise EngineUnavailableError(
-                    f"the engine at {self.settings.address} is no longer {expected}: another process has changed its "
-                    "row; it registers anew"
-                )
+                raise EngineUnavailableError(f"{self.settings.address} is no longer {expected}; it registers anew")
             await engines.set_engine_version(conn, self.engine_id, label)
         _LOG.info("engine ready", version=label, address=self.settings.address)
