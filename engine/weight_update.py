@@ -7,16 +7,17 @@
 - the broadcast (`training/weight_broadcast.py`), which sends the tensors to all engines at once.
 
 States of an engine (column `engine.state`) and the only transitions between them. Each is one statement in
-`ratchet/store/engines.py`; all but the first and the last name the state that they expect. A pause is a lease: its
-holder writes `paused_until` first.
+`ratchet/store/engines.py`; all but those to `starting` and `gone` name the state that they expect. A pause is a lease:
+its holder writes `paused_until` first.
 
 | from            | to          | by                | when                                                           |
 |-----------------|-------------|-------------------|----------------------------------------------------------------|
 | none, any       | starting    | wrapper           | it starts; the row loses its version and its lease             |
+| any             | gone        | another's wrapper | of another set, takes the address, once no lease is left on it |
 | starting        | ready       | wrapper           | vLLM is up with the newest version, and the canary passes      |
 | ready           | syncing     | sync or broadcast | takes a lease of 60 s before vLLM is paused                    |
 | ready           | syncing     | wrapper           | missed a version at the start or in a silence; lease of 600 s  |
-| syncing         | syncing     | sync or broadcast | renews its lease every 15 s                                    |
+| syncing         | syncing     | sync or broadcast | renews its lease every 15 s and before each phase              |
 | syncing, lapsed | syncing     | wrapper           | takes over the pause, loads the newest version; lease of 600 s |
 | syncing         | ready       | lease holder      | the weights are loaded and the canary passes                   |
 | syncing         | quarantined | sync or broadcast | the canary fails                                               |
@@ -26,12 +27,15 @@ An update changes one slot of an engine that several runs share, and pauses the 
 lease changes the label, so no update loses that of another slot.
 
 Adapters send calls to `ready` engines only. A failed update is never resumed: its lease lapses, and the wrapper takes
-over.
+over. An update that has lost its lease sends vLLM nothing more. A row that is `gone` keeps its lease for up to 60 s, in
+which no other set gets the address, since a request of that update may still be on its way. The wrapper of an engine
+whose row is `gone`, or whose vLLM has another label than its row, ends and registers anew.
 """
 
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,6 +88,10 @@ def load_from_files(version: PolicyVersionTable | PublishedPolicy, root: Path, s
 _ANY_LABEL: Any = object()
 
 
+async def _always_allowed() -> None:
+    """The check of a caller that alone knows the engine."""
+
+
 async def replace_weights(
     client: EngineClient,
     label: str,
@@ -91,15 +99,19 @@ async def replace_weights(
     keep_cache: bool = False,
     close_open_update: bool = False,
     label_before: str | None = _ANY_LABEL,
+    before_phase: Callable[[], Awaitable[None]] = _always_allowed,
 ) -> None:
     """Pause vLLM, transfer new weights, set the label of all slots and resume. If it raises, vLLM stays paused.
 
     `keep_cache` keeps the KV cache of running requests. `close_open_update` first closes an update that another process
     left open; only the wrapper may do that, since no other update can run then. `label_before`: the label that `label`
     was made from; if vLLM has another one, another process has updated a slot since, whose version `label` would deny.
+    `before_phase` is awaited before vLLM is paused, receives weights, gets the label and is resumed; it raises if the
+    engine is no longer the caller's, whose next request would change the weights of its successor.
 
-    Raises EngineUnavailableError in that case, before a weight is changed, and if a phase fails.
+    Raises EngineUnavailableError for another label, before a weight is changed, and if a phase fails.
     """
+    await before_phase()
     await client.pause(mode="keep", clear_cache=not keep_cache)
     try:
         await client.start_update()
@@ -114,8 +126,11 @@ async def replace_weights(
         raise EngineUnavailableError(
             f"engine {client.address} serves {found}, not {label_before}: it was updated since this update began"
         )
+    await before_phase()
     await transfer(client)
+    await before_phase()
     await client.finish_update(label)
+    await before_phase()
     await client.resume()
 
 
@@ -146,7 +161,8 @@ async def update_engine(
         EngineClient(engine.address, timeout_seconds=PAUSE_SECONDS) as client,
         running_beside(_renew_lease(database, engine.id)),
     ):
-        await replace_weights(client, label, transfer, keep_cache, label_before=held.version)
+        extend = partial(_extend_lease, database, engine)
+        await replace_weights(client, label, transfer, keep_cache, label_before=held.version, before_phase=extend)
         paused = clock() - started
         state = await _canary_state(database, client, held, version, slot, started)
         async with database.begin() as connection:
@@ -184,13 +200,22 @@ async def _begin_pause(database: Database, engine: EngineRow, version: PolicyVer
     return _Pause(row, label_with(label_of_versions(kept), slot, version.version))
 
 
+async def _extend_lease(database: Database, engine: EngineRow) -> None:
+    """Extend the lease. Raises EngineUnavailableError if it was lost: the wrapper or another set has the engine."""
+    async with database.begin() as connection:
+        if not await engines.extend_engine_pause(connection, engine.id, PAUSE_SECONDS):
+            raise EngineUnavailableError(f"engine {engine.address}: the pause ran out during the update")
+
+
 async def _renew_lease(database: Database, engine_id: int) -> None:
-    """Renew the lease four times per PAUSE_SECONDS, until cancelled. It lapses if this process dies."""
+    """Renew the lease four times per PAUSE_SECONDS, until cancelled or until the lease is lost, which the update's next
+    phase finds. It lapses if this process dies."""
     while True:
         await asyncio.sleep(PAUSE_SECONDS / 4)
         with contextlib.suppress(StoreUnavailableError):
             async with database.begin() as connection:
-                await engines.extend_engine_pause(connection, engine_id, PAUSE_SECONDS)
+                if not await engines.extend_engine_pause(connection, engine_id, PAUSE_SECONDS):
+                    return
 
 
 async def _canary_state(

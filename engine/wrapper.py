@@ -30,7 +30,7 @@ from ratchet.errors import EngineUnavailableError, MachineError, StoreUnavailabl
 from ratchet.lora_slots import FIRST_SLOT, label_of_versions, label_with, versions_of_label
 from ratchet.store import engines
 from ratchet.store.database import Database
-from ratchet.store.engines import PublishedPolicy
+from ratchet.store.engines import EngineRow, PublishedPolicy
 from ratchet.store.migration import wait_for_schema
 from ratchet.types import EngineState, JsonObject
 
@@ -125,6 +125,7 @@ class EngineWrapper:
         done, _ = await asyncio.wait({stopped, work}, return_when=asyncio.FIRST_COMPLETED)
         for task in (stopped, work):
             task.cancel()
+        await asyncio.wait({stopped, work})
         if work in done:
             work.result()
 
@@ -205,7 +206,8 @@ class EngineWrapper:
     async def _heartbeat(self) -> None:
         """Write one heartbeat; skip it while vLLM is unresponsive or the store is unavailable.
 
-        Raises EngineUnavailableError if only a new vLLM helps: after quarantine, or if it is unresponsive for too long.
+        Raises EngineUnavailableError if only a new start helps: after quarantine, if vLLM is unresponsive for too long
+        or has weights of others, or if the row is `gone`.
         """
         if self.is_up and not await self.client.health():
             if time.monotonic() - self.answered_at > UNRESPONSIVE_SECONDS:
@@ -225,8 +227,9 @@ class EngineWrapper:
             self.heartbeat_at = time.monotonic()
             if row is None:
                 return
-            if label is None and row.version is not None:
-                raise EngineUnavailableError(f"vLLM at {self.settings.address} was started anew without our weights")
+            self._require_registered(row)
+            if self.settings.is_attached and self.is_up:
+                await self._require_own_weights(label, row)
             if row.state is EngineState.QUARANTINED and self.is_up:
                 reason = (row.details.get("canary") or {}).get("reason")
                 raise EngineUnavailableError(f"quarantined ({reason}): vLLM is started anew")
@@ -234,6 +237,36 @@ class EngineWrapper:
                 await self._recover_abandoned_pause()
         except StoreUnavailableError as error:
             _LOG.warning("no heartbeat", reason=str(error))
+
+    def _require_registered(self, row: EngineRow) -> None:
+        """Raise EngineUnavailableError if the row is `gone`: an engine gets calls only if it registers anew."""
+        if row.state is EngineState.GONE:
+            taken = f"another engine set has taken over {self.settings.address}; it registers anew"
+            raise EngineUnavailableError(f"the engine is no longer registered for engine set {row.engine_set}: {taken}")
+
+    async def _look_at_row(self) -> None:
+        """Require before each step of a load that the engine is registered; go on while the store is unavailable."""
+        with contextlib.suppress(StoreUnavailableError):
+            async with self.database.begin() as conn:
+                row = await engines.get_engine(conn, self.engine_id)
+            if row is not None:
+                self._require_registered(row)
+
+    async def _require_own_weights(self, label: str | None, row: EngineRow) -> None:
+        """Raise EngineUnavailableError if an attached vLLM has other weights than its row says.
+
+        `label` was read before `row`. Look again if they differ: a sync may have changed both in between.
+        """
+        if label is None and row.version is not None:
+            raise EngineUnavailableError(f"vLLM at {self.settings.address} was started anew without our weights")
+        if row.state is not EngineState.READY or label == row.version:
+            return
+        label = await self.client.version()
+        async with self.database.begin() as conn:
+            again = await engines.get_engine(conn, self.engine_id) or row
+        if again.state is EngineState.READY and label not in (row.version, again.version):
+            found = f"vLLM at {self.settings.address} has the weights {label}, but its row says {again.version}"
+            raise EngineUnavailableError(f"{found}: another engine set has updated it; it registers anew")
 
     async def _heartbeat_while_loading(self) -> None:
         """Write heartbeats beside a load, until cancelled: a large policy takes longer than an engine may be silent."""
@@ -328,7 +361,7 @@ class EngineWrapper:
 
         label = label_of_versions(self.loaded | {slot: policy.version for slot, policy in policies.items()})
         assert label is not None
-        await replace_weights(self.client, label, transfer_all, close_open_update=True)
+        await replace_weights(self.client, label, transfer_all, close_open_update=True, before_phase=self._look_at_row)
         self._set_loaded(policies)
         _LOG.info("policy loaded", version=label)
 
@@ -348,7 +381,10 @@ class EngineWrapper:
         self.loaded = served
 
     async def _set_ready(self, expected: EngineState) -> None:
-        """Move the engine from `expected` to `ready`. Raises EngineUnavailableError if its canary fails."""
+        """Move the engine from `expected` to `ready`.
+
+        Raises EngineUnavailableError if its canary fails, or if its row is in another state, such as `gone`.
+        """
         for slot, canary in self.canaries.items():
             verdict = await score_canary(self.client, canary, slot=slot)
             if verdict.reason is not None:
@@ -357,7 +393,7 @@ class EngineWrapper:
                 )
         label = label_of_versions(self.loaded)
         async with self.database.begin() as conn:
+            if not await engines.set_engine_state(conn, self.engine_id, expected, EngineState.READY):
+                raise EngineUnavailableError(f"{self.settings.address} is no longer {expected}; it registers anew")
             await engines.set_engine_version(conn, self.engine_id, label)
-            changed = await engines.set_engine_state(conn, self.engine_id, expected, EngineState.READY)
-        if changed:
-            _LOG.info("engine ready", version=label, address=self.settings.address)
+        _LOG.info("engine ready", version=label, address=self.settings.address)

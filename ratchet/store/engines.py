@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, literal, select, update
+from sqlalchemy import ColumnElement, case, func, literal, select, update
 from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.config_engines import DEFAULT_SET
+from ratchet.errors import EngineUnavailableError
 from ratchet.lora_slots import FIRST_SLOT, SEPARATOR, versions_of_label
 from ratchet.store.runs import ADHOC
 from ratchet.store.schema import EngineLoadTable, EngineTable, PolicyVersionTable, RunTable
@@ -25,6 +26,8 @@ from ratchet.types import EngineState, JsonObject, PolicyVersionState, RunState
 
 SILENT_SECONDS = 20.0
 """Time without a heartbeat after which an engine gets no calls and no weights until it has loaded the newest ones."""
+FENCE_SECONDS = 60.0
+"""Longest lease of an engine that is gone: as long as that of a sync."""
 FETCHED = "fetched"
 """Key of `details`: the versions from an address that are on the engine's node."""
 FETCH_ERROR = "fetch_error"
@@ -85,7 +88,7 @@ _ROW = select(
     EngineTable.details,
     EngineTable.engine_set,
 )
-_GONE = {"state": EngineState.GONE, "version": None, "paused_until": None}
+_GONE = {"state": EngineState.GONE, "version": None}
 _NOT_GONE = _ROW.where(EngineTable.state != EngineState.GONE).order_by(EngineTable.id)
 
 
@@ -110,9 +113,15 @@ async def register_engine(
     """Return the id of the engine's row, in state `starting` without version or lease.
 
     An existing row of the same address belongs to an earlier process: that of the same set is reset, and those of other
-    sets are `gone` from now on.
+    sets are `gone` from now on. Raises EngineUnavailableError if one of those has a lease: its holder changes weights.
     """
     other = (EngineTable.address == address) & (EngineTable.engine_set != engine_set)
+    leased = _ROW.where(other, EngineTable.paused_until > func.now()).with_for_update()
+    if (found := (await conn.execute(leased)).first()) is not None:
+        raise EngineUnavailableError(
+            f"{address} is still updated for engine set {found.engine_set}, for at most "
+            f"{found.pause_seconds_left:.0f} s; register it for {engine_set} then"
+        )
     await conn.execute(update(EngineTable).where(other).values(_GONE))
     values = {
         "state": EngineState.STARTING,
@@ -173,8 +182,13 @@ async def set_engine_state(conn: AsyncConnection, engine_id: int, expected: Engi
 
 
 async def set_engine_gone(conn: AsyncConnection, engine_id: int) -> None:
-    """Record that the vLLM process has ended, from any state."""
-    await conn.execute(update(EngineTable).where(EngineTable.id == engine_id).values(_GONE))
+    """Record that the vLLM process has ended, from any state.
+
+    A lease stays, for at most FENCE_SECONDS: an attached vLLM goes on, and the holder may still write to it.
+    """
+    latest = func.now() + timedelta(seconds=FENCE_SECONDS)
+    until = case((EngineTable.paused_until > latest, latest), else_=EngineTable.paused_until)
+    await conn.execute(update(EngineTable).where(EngineTable.id == engine_id).values(_GONE | {"paused_until": until}))
 
 
 async def set_engine_version(conn: AsyncConnection, engine_id: int, label: str | None) -> None:

@@ -12,6 +12,7 @@ from sqlalchemy import func, select, text, update
 
 from engine.client import EngineClient
 from engine.wrapper import EngineWrapper
+from ratchet.errors import EngineUnavailableError
 from ratchet.store import engines
 from ratchet.store.database import Database
 from ratchet.store.engines import EngineRow
@@ -116,6 +117,9 @@ async def test_an_address_that_passes_to_another_set_leaves_the_old_row_behind(d
         before = await engines.register_engine(connection, "http://127.0.0.1:1", "m", {}, "a")
         await engines.set_engine_state(connection, before, EngineState.STARTING, EngineState.READY)
         assert await engines.begin_engine_pause(connection, before, 60)
+        with pytest.raises(EngineUnavailableError, match="is still updated for engine set a, for at most 60 s"):
+            await engines.register_engine(connection, "http://127.0.0.1:1", "m", {}, "b")
+        await connection.execute(update(EngineTable).values(paused_until=func.now()))
         after = await engines.register_engine(connection, "http://127.0.0.1:1", "m", {}, "b")
         await engines.set_engine_state(connection, after, EngineState.STARTING, EngineState.READY)
     async with database.begin() as connection:
