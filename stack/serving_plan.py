@@ -98,7 +98,8 @@ def read_plan(stack: Stack) -> StackPlan:
         return StackPlan.model_validate_json(stack.plan_path.read_text())
     except ValidationError as error:
         raise MachineError(
-            f"{stack.plan_path} cannot be read ({error.error_count()} problems); delete it and run `ratchet up CONFIG`"
+            f"{stack.plan_path} cannot be read ({error.error_count()} problems); run `ratchet down`, delete it, "
+            "and run `ratchet up CONFIG`"
         ) from None
 
 

@@ -31,8 +31,9 @@ from stack import docker_egress, postgres
 from stack.build_id import build_id
 from stack.connections import too_many_connections
 from stack.disk_space import require_space
-from stack.engine_parts import choose_ports, place_parts, replaced_parts, served_plan, with_gpus
+from stack.engine_parts import choose_ports, learner_devices, place_parts, replaced_parts, served_plan, with_gpus
 from stack.parts import WATCHER, Stack
+from stack.placement import ENGINE, part_kind
 from stack.readiness import LogSizes, log_sizes, wait_until_answering
 from stack.serving_plan import (
     ServingPlan,
@@ -145,19 +146,31 @@ def _serve(
         if plan != before:
             write_plan(stack, plan)
         return False
-    if stack.plan_path.is_file() and supervisor.is_up():
-        others = [one for one in before.sets if one in plan.sets and not serves_same(before.sets[one], plan.sets[one])]
-        stopped = replaced_parts(before, plan)
-        if others:
-            stopped += ["adapter"] if len(plan.sets) == 1 else []  # beside other sets it reads the new plan by itself
-            say(f"model or engine settings have changed: restarting {', '.join(stopped)}")
-        elif stopped:
-            say(f"engine sets or their placement have changed: ending {', '.join(stopped)}")
-        for name in plan.sets.keys() - before.sets.keys():
-            say(f"engine set {name} is added")
-        supervisor.stop(*stopped, WATCHER)
+    if supervisor.is_up():
+        supervisor.stop(*_to_stop(stack, supervisor, before, plan, say), WATCHER)
     write_plan(stack, plan)
     return True
+
+
+def _to_stop(
+    stack: Stack, supervisor: Supervisor, before: StackPlan, plan: StackPlan, say: Callable[[str], None]
+) -> list[str]:
+    """Return the parts other than the watcher that must not go on under the new plan, and say why."""
+    if not stack.plan_path.is_file():  # so it is not known what the engines serve and on which GPUs
+        running = [part.name for part in supervisor.states() if part_kind(part.name) == ENGINE]
+        stopped = [*running, "adapter", *(["ray"] if learner_devices(plan) else [])]
+        say(f"{stack.plan_path} is gone: restarting {', '.join(stopped)}")
+        return stopped
+    others = [one for one in before.sets if one in plan.sets and not serves_same(before.sets[one], plan.sets[one])]
+    stopped = replaced_parts(before, plan)
+    if others:
+        stopped += ["adapter"] if len(plan.sets) == 1 else []  # beside other sets it reads the new plan by itself
+        say(f"model or engine settings have changed: restarting {', '.join(stopped)}")
+    elif stopped:
+        say(f"engine sets or their placement have changed: ending {', '.join(stopped)}")
+    for name in plan.sets.keys() - before.sets.keys():
+        say(f"engine set {name} is added")
+    return stopped
 
 
 async def _open_sets(stack: Stack) -> list[OpenSet] | None:
@@ -219,7 +232,8 @@ def _settle_sets(stack: Stack, config: RunConfig, say: Callable[[str], None], fo
 def _placed(stack: Stack, plan: StackPlan, supervisor: Supervisor) -> StackPlan:
     """Return the plan with GPUs, after choosing its ports. Raises ConfigError if two parts have the same."""
     plan = with_gpus(plan)
-    choose_ports(stack, plan, stack.engine_names() if supervisor.is_up() else [])
+    runs_on = stack.plan_path.is_file() and supervisor.is_up()  # without the file every engine is restarted
+    choose_ports(stack, plan, stack.engine_names() if runs_on else [])
     return plan
 
 

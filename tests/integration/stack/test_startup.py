@@ -102,6 +102,15 @@ def test_one_command_at_a_time_changes_the_plan(stack: Sleepers) -> None:
     assert read_plan(stack).sets["b"] == plan_of("b")
 
 
+def test_without_a_plan_no_engine_runs_on_as_it_was(stack: Sleepers) -> None:
+    """It is not known which GPUs and models the engines have."""
+    sets = {"default": plan_of("default"), "b": plan_of("b", engines=2)}
+    before = serve(stack, StackPlan(sets=sets))
+    stack.plan_path.unlink()
+    after = serve(stack, StackPlan(sets=sets))
+    assert set(after) == set(before) and all(after[name] != before[name] for name in before)
+
+
 @pytest.mark.parametrize(("refused", "reason"), [
     ({"engine_set": "b", "engine": {"max_num_seqs": 2}}, "run of-b is still open and its model or engine settings"),
     ({"engine_set": "c", "engines": [{"port": 9000}]}, "port 9000 of local is given to 2 engines"),
