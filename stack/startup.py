@@ -18,6 +18,7 @@ from activities.run_checks import check_run
 from activities.sandboxes import docker_settings
 from ratchet import temporal_client, temporal_namespace, worker_versions
 from ratchet.config import RunConfig
+from ratchet.config_engines import DEFAULT_SET
 from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
 from ratchet.model_directory import model_of
 from ratchet.store import open_runs
@@ -56,6 +57,9 @@ _RUNNING_SECONDS = 2.0
 _HUNG_SECONDS = 15.0
 
 _POSTGRES_SECONDS = 300.0
+
+_READERS_OF_SETS = ("adapter", "worker", "learner")
+"""The parts beside engines and watcher that give calls, weights and slots to the engines of a run's set."""
 
 
 def bring_up(stack: Stack, config: RunConfig, say: Callable[[str], None], for_run: bool = False) -> None:
@@ -142,6 +146,8 @@ def _serve(
     If this is interrupted before the plan is written, the next `up` does it again. Engines that serve the same at the
     same place run on, while sets are added or dropped beside them or a placement changes.
     """
+    if not supervisor.is_up() or plan.sets.keys() - {DEFAULT_SET}:  # all parts are, or will be, of this version
+        plan = plan.model_copy(update={"predates_sets": False})
     if plan.without_times() == before.without_times() and stack.plan_path.is_file():
         if plan != before:
             write_plan(stack, plan)
@@ -170,6 +176,10 @@ def _to_stop(
         say(f"engine sets or their placement have changed: ending {', '.join(stopped)}")
     for name in plan.sets.keys() - before.sets.keys():
         say(f"engine set {name} is added")
+    if before.predates_sets and not plan.predates_sets:
+        earlier = [*stack.engine_names(), *_READERS_OF_SETS]
+        say(f"parts of an earlier version know no engine sets: restarting {', '.join(earlier)}")
+        stopped = list(dict.fromkeys([*stopped, *earlier]))
     return stopped
 
 
