@@ -143,7 +143,8 @@ def replaced_parts(before: StackPlan, after: StackPlan) -> list[str]:
     try:
         old = place_plan(before)
     except ConfigError:  # of a version that placed nothing, or of a machine with other GPUs
-        return [engine_name(1), "ray"]
+        of_set = {name: sum(entry.count for entry in one.config.engines) for name, one in before.sets.items()}
+        return [engine_name(at + 1, name) for name, count in of_set.items() for at in range(count)] + ["ray"]
     found = []
     for name, placement in old.items():
         is_kept = name in after.sets and serves_same(before.sets[name], after.sets[name])

@@ -23,7 +23,7 @@ from ratchet.errors import ConfigError
 from stack.listen_addresses import address_of_url, listen_address, require_own_addresses
 
 LEARNER = "learner"
-_ENGINE = "engine"
+ENGINE = "engine"
 _NUMBER = re.compile(r"-\d+$")
 _URL_PORT = re.compile(r":\d+$")
 _SIZES = {
@@ -90,20 +90,20 @@ class Placement:
 
 def engine_name(number: int, engine_set: str = DEFAULT_SET) -> str:
     """Return the name of the part of an engine; numbers begin at 1."""
-    first = _ENGINE if engine_set == DEFAULT_SET else f"{_ENGINE}-{engine_set}"
+    first = ENGINE if engine_set == DEFAULT_SET else f"{ENGINE}-{engine_set}"
     return first if number == 1 else f"{first}-{number}"
 
 
 def part_kind(part: str) -> str:
     """Return `engine` for the part of any engine, and the name of any other part."""
-    return _ENGINE if part.startswith(f"{_ENGINE}-") else part
+    return ENGINE if part.startswith(f"{ENGINE}-") else part
 
 
 def set_of_part(part: str) -> str | None:
     """Return the engine set of an engine's part, None for any other part."""
-    if part_kind(part) != _ENGINE:
+    if part_kind(part) != ENGINE:
         return None
-    return _NUMBER.sub("", part).removeprefix(_ENGINE).removeprefix("-") or DEFAULT_SET
+    return _NUMBER.sub("", part).removeprefix(ENGINE).removeprefix("-") or DEFAULT_SET
 
 
 def place(config: RunConfig, num_ranks: int, num_gpus: Mapping[str, int]) -> Placement:

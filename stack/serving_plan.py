@@ -45,20 +45,22 @@ class StackPlan(BaseModel):
     """The engine sets of a stack, by name; the one that was added first is placed first.
 
     The engines of `sets` run. `waiting`: sets that were served before the stack was stopped, and of which it is not
-    known yet whether a run is open.
+    known yet whether a run is open. `predates_sets`: whether parts may run that were started by a version which knows
+    no sets.
     """
 
     model_config = ConfigDict(frozen=True)
 
     sets: dict[str, ServingPlan] = {}
     waiting: dict[str, ServingPlan] = {}
+    predates_sets: bool = False
 
     @model_validator(mode="before")
     @classmethod
     def _one_config(cls, values: Any) -> Any:
         """Read the file of a version that served one config, which becomes that of the default set."""
         if isinstance(values, dict) and "config" in values:
-            return {"sets": {DEFAULT_SET: values}}
+            return {"sets": {DEFAULT_SET: values}, "predates_sets": True}
         return values
 
     @property
@@ -98,7 +100,8 @@ def read_plan(stack: Stack) -> StackPlan:
         return StackPlan.model_validate_json(stack.plan_path.read_text())
     except ValidationError as error:
         raise MachineError(
-            f"{stack.plan_path} cannot be read ({error.error_count()} problems); delete it and run `ratchet up CONFIG`"
+            f"{stack.plan_path} cannot be read ({error.error_count()} problems); run `ratchet down`, delete it, "
+            "and run `ratchet up CONFIG`"
         ) from None
 
 
@@ -139,10 +142,10 @@ def next_plan(
     new = {} if wanted is None else {wanted.config.engine_set: _or_served(before, wanted, _is_same)}
     if open_sets is None:
         waiting = {one: plan for one, plan in before.waiting.items() if one not in new}
-        return StackPlan(sets=_in_order(before, before.sets | new), waiting=waiting)
+        return before.model_copy(update={"sets": _in_order(before, before.sets | new), "waiting": waiting})
     asked = {one: plan for one, plan in before.known.items() if plan.asked_at and now - plan.asked_at < _ROW_SECONDS}
     opened = {one: _or_served(before, plan, serves_same) for one, plan in open_sets.items()}
-    return StackPlan(sets=_in_order(before, asked | opened | new))
+    return before.model_copy(update={"sets": _in_order(before, asked | opened | new), "waiting": {}})
 
 
 def _or_served(

@@ -18,6 +18,7 @@ from activities.run_checks import check_run
 from activities.sandboxes import docker_settings
 from ratchet import temporal_client, temporal_namespace, worker_versions
 from ratchet.config import RunConfig
+from ratchet.config_engines import DEFAULT_SET
 from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
 from ratchet.model_directory import model_of
 from ratchet.store import open_runs
@@ -31,8 +32,9 @@ from stack import docker_egress, postgres
 from stack.build_id import build_id
 from stack.connections import too_many_connections
 from stack.disk_space import require_space
-from stack.engine_parts import choose_ports, place_parts, replaced_parts, served_plan, with_gpus
+from stack.engine_parts import choose_ports, learner_devices, place_parts, replaced_parts, served_plan, with_gpus
 from stack.parts import WATCHER, Stack
+from stack.placement import ENGINE, part_kind
 from stack.readiness import LogSizes, log_sizes, wait_until_answering
 from stack.serving_plan import (
     ServingPlan,
@@ -55,6 +57,9 @@ _RUNNING_SECONDS = 2.0
 _HUNG_SECONDS = 15.0
 
 _POSTGRES_SECONDS = 300.0
+
+_READERS_OF_SETS = ("adapter", "worker", "learner")
+"""The parts beside engines and watcher that give calls, weights and slots to the engines of a run's set."""
 
 
 def bring_up(stack: Stack, config: RunConfig, say: Callable[[str], None], for_run: bool = False) -> None:
@@ -141,23 +146,41 @@ def _serve(
     If this is interrupted before the plan is written, the next `up` does it again. Engines that serve the same at the
     same place run on, while sets are added or dropped beside them or a placement changes.
     """
+    if not supervisor.is_up() or plan.sets.keys() - {DEFAULT_SET}:  # all parts are, or will be, of this version
+        plan = plan.model_copy(update={"predates_sets": False})
     if plan.without_times() == before.without_times() and stack.plan_path.is_file():
         if plan != before:
             write_plan(stack, plan)
         return False
-    if stack.plan_path.is_file() and supervisor.is_up():
-        others = [one for one in before.sets if one in plan.sets and not serves_same(before.sets[one], plan.sets[one])]
-        stopped = replaced_parts(before, plan)
-        if others:
-            stopped += ["adapter"] if len(plan.sets) == 1 else []  # beside other sets it reads the new plan by itself
-            say(f"model or engine settings have changed: restarting {', '.join(stopped)}")
-        elif stopped:
-            say(f"engine sets or their placement have changed: ending {', '.join(stopped)}")
-        for name in plan.sets.keys() - before.sets.keys():
-            say(f"engine set {name} is added")
-        supervisor.stop(*stopped, WATCHER)
+    if supervisor.is_up():
+        supervisor.stop(*_to_stop(stack, supervisor, before, plan, say), WATCHER)
     write_plan(stack, plan)
     return True
+
+
+def _to_stop(
+    stack: Stack, supervisor: Supervisor, before: StackPlan, plan: StackPlan, say: Callable[[str], None]
+) -> list[str]:
+    """Return the parts other than the watcher that must not go on under the new plan, and say why."""
+    if not stack.plan_path.is_file():  # so it is not known what the engines serve and on which GPUs
+        running = [part.name for part in supervisor.states() if part_kind(part.name) == ENGINE]
+        stopped = [*running, "adapter", *(["ray"] if learner_devices(plan) else [])]
+        say(f"{stack.plan_path} is gone: restarting {', '.join(stopped)}")
+        return stopped
+    others = [one for one in before.sets if one in plan.sets and not serves_same(before.sets[one], plan.sets[one])]
+    stopped = replaced_parts(before, plan)
+    if others:
+        stopped += ["adapter"] if len(plan.sets) == 1 else []  # beside other sets it reads the new plan by itself
+        say(f"model or engine settings have changed: restarting {', '.join(stopped)}")
+    elif stopped:
+        say(f"engine sets or their placement have changed: ending {', '.join(stopped)}")
+    for name in plan.sets.keys() - before.sets.keys():
+        say(f"engine set {name} is added")
+    if before.predates_sets and not plan.predates_sets:
+        earlier = [*stack.engine_names(), *_READERS_OF_SETS]
+        say(f"parts of an earlier version know no engine sets: restarting {', '.join(earlier)}")
+        stopped = list(dict.fromkeys([*stopped, *earlier]))
+    return stopped
 
 
 async def _open_sets(stack: Stack) -> list[OpenSet] | None:
@@ -219,7 +242,8 @@ def _settle_sets(stack: Stack, config: RunConfig, say: Callable[[str], None], fo
 def _placed(stack: Stack, plan: StackPlan, supervisor: Supervisor) -> StackPlan:
     """Return the plan with GPUs, after choosing its ports. Raises ConfigError if two parts have the same."""
     plan = with_gpus(plan)
-    choose_ports(stack, plan, stack.engine_names() if supervisor.is_up() else [])
+    runs_on = stack.plan_path.is_file() and supervisor.is_up()  # without the file every engine is restarted
+    choose_ports(stack, plan, stack.engine_names() if runs_on else [])
     return plan
 
 

@@ -93,6 +93,12 @@ def test_a_set_comes_and_goes_while_the_engines_of_the_others_run_on(stack: Stac
     assert [set_of_part(name) for name in (*found, "learner")] == ["default", "default", "b", "b", None]
 
 
+def test_every_engine_is_replaced_if_the_machine_has_other_gpus(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    before = of_sets(plan_of(stack, engines=2), plan_of(stack, engine_set="b", engines=2))
+    assert replaced_parts(before, of_sets(plan_of(stack))) == ["engine", "engine-2", "engine-b", "engine-b-2", "ray"]
+
+
 def test_the_engine_of_a_set_is_told_its_set(stack: Stack) -> None:
     both = of_sets(plan_of(stack), plan_of(stack, engine_set="b"))
     engines = {name: placement.engines[0] for name, placement in place_plan(both).items()}
