@@ -45,7 +45,7 @@ from adapter.replies import (
     classify,
     wait_for_disconnect,
 )
-from adapter.served_sets import ReadSets, ServedSets
+from adapter.served_sets import ReadSets, ServedSets, SetNotServedError
 from adapter.settings import AdapterSettings
 from adapter.store_outage import HeldCalls, HeldLimits, StoreOutage
 from adapter.turns.capture import Capture, PendingCall
@@ -153,8 +153,12 @@ def _load_parsers(parser: VllmParsers) -> None:
 
 
 async def _call(parts: _Parts, dialect: Dialect, request: Request) -> Response:
+    capture: Capture | None = None
+
     async def start() -> PendingCall:
+        nonlocal capture
         present = await parts.auth.authenticate(request.headers)
+        capture = (await parts.sets.of(present)).capture
         try:
             return await capture.start(present, body, dialect, request.headers)
         except REFUSALS as error:
@@ -162,18 +166,20 @@ async def _call(parts: _Parts, dialect: Dialect, request: Request) -> Response:
             raise
 
     async def start_when_available() -> PendingCall:
-        with capture.storing(session_id):
-            return await parts.outage.hold(start)
+        with waits.storing(session_id):
+            return await parts.sets.hold(start)
 
-    reply = partial(_reply, parts, dialect)
+    def reply(outcome: PendingCall | BaseException, in_stream: bool = False) -> Response:
+        return _reply(parts, dialect, outcome, in_stream, capture)
+
+    waits = parts.sets.first.capture
     held = contextlib.ExitStack()
     try:
         began_at = datetime.now(UTC)
         row = await _authenticate(parts, request)
         bind_session(row)
         session_id = row.id
-        capture = (await parts.sets.of(row)).capture
-        capture.note_access(session_id, began_at)
+        waits.note_access(session_id, began_at)
         try:
             body = await _body(parts, request)
         except BodyTooLargeError as error:
@@ -182,12 +188,12 @@ async def _call(parts: _Parts, dialect: Dialect, request: Request) -> Response:
             )
             raise
         try:
-            with capture.storing(session_id):
-                return reply(await start(), capture=capture)
-        except StoreUnavailableError:
+            with waits.storing(session_id):
+                return reply(await start())
+        except (StoreUnavailableError, SetNotServedError):
             streams = asks_for_stream(body)
             held.enter_context(parts.held.add(session_id, len(body)))
-        later = partial(reply, in_stream=streams, capture=capture)
+        later = partial(reply, in_stream=streams)
         return HeldReply(start_when_available(), later, streams, parts.settings.ping_seconds, held)
     except (Exception, asyncio.CancelledError) as error:
         return reply(error)
@@ -230,12 +236,16 @@ def _reply(
 
 
 async def _count(parts: _Parts, dialect: Dialect, request: Request) -> Response:
+    async def count() -> int:
+        present = await parts.auth.authenticate(request.headers)
+        capture = (await parts.sets.of(present)).capture
+        return await capture.count_tokens(present, body, dialect, request.headers)
+
     try:
         row = await _authenticate(parts, request)
         body = await _body(parts, request)
-        capture = (await parts.sets.of(row)).capture
-        count = partial(capture.count_tokens, row, body, dialect, request.headers)
-        number = await _held_for_client(parts, request, row.id, len(body), count)
+        with parts.sets.first.capture.storing(row.id):
+            number = await _held_for_client(parts, request, row.id, len(body), count)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": number})
     except (Exception, asyncio.CancelledError) as error:
         return FailureReply(dialect, *classify(error))
@@ -244,14 +254,14 @@ async def _count(parts: _Parts, dialect: Dialect, request: Request) -> Response:
 async def _held_for_client(
     parts: _Parts, request: Request, session: int | bytes, num_bytes: int, work: Callable[[], Awaitable[_T]]
 ) -> _T:
-    """Return what `work` returns, held while the store is away and the client is connected.
+    """Return what `work` returns, held while the store is away or the set is not served, and the client is connected.
 
     What is left of the request's body is dropped. Raises ClientDisconnect, TooManyHeldError and what `work` raises.
     """
-    with contextlib.suppress(StoreUnavailableError):
+    with contextlib.suppress(StoreUnavailableError, SetNotServedError):
         return await work()
     with parts.held.add(session, num_bytes):
-        working = asyncio.ensure_future(parts.outage.hold(work))
+        working = asyncio.ensure_future(parts.sets.hold(work))
         disconnected = asyncio.create_task(wait_for_disconnect(request.receive))
         try:
             await asyncio.wait({working, disconnected}, return_when=asyncio.FIRST_COMPLETED)

@@ -230,7 +230,8 @@ class JsonReply(_CallReply):
 
 
 class HeldReply(Response):
-    """Hold a call that has not begun because the store is unavailable, then reply as to any other.
+    """Hold a call that has not begun because the store is unavailable or its engine set is not served, then reply as to
+    any other.
 
     `starting` begins the call; `reply` makes the response from its result or its error. A client that `streams` gets
     comments meanwhile, which all readers of server-sent events skip; nothing else of the stream is known yet. `held` is
@@ -263,7 +264,7 @@ class HeldReply(Response):
                     {starting, disconnected}, timeout=self._ping_seconds, return_when=asyncio.FIRST_COMPLETED
                 )
                 if self._streams and not ready:
-                    await _write(send, b": waiting for the store\n\n", more=True)
+                    await _write(send, b": waiting to begin\n\n", more=True)
             outcome: PendingCall | BaseException | None = None if not starting.done() else _outcome(starting)
         except asyncio.CancelledError as stopped:  # by uvicorn, on SIGTERM
             outcome = stopped

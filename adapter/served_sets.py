@@ -1,12 +1,14 @@
 """What answers the calls of each engine set: its model's tokenizer and template, vLLM's parsers, and the capture.
 
 Sets that serve the same model in the same way share all of it. Sets come and go while calls are answered: what a new
-one needs is made at its first call, and the calls of a set that is not served wait, as they do without an engine.
+one needs is made at its first call, and the calls of a set that is not served are held, as while the store is away.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import structlog
 
@@ -25,6 +27,13 @@ _LOOK_SECONDS = 1.0
 
 ReadSets = Callable[[], Mapping[str, AdapterSettings]]
 """Returns engine set → the settings for its calls; the same mapping for as long as nothing has changed."""
+
+
+_T = TypeVar("_T")
+
+
+class SetNotServedError(Exception):
+    """The session's engine set is not served now; its calls are held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +72,25 @@ class ServedSets:
         return list(self._made.values())
 
     async def of(self, session: SessionRow) -> SetParts:
-        """Return what answers a session's calls; wait until its engine set is served.
+        """Return what answers a session's calls.
 
-        Raises ConfigError if the tokenizer or the template of its model cannot be used.
+        Raises SetNotServedError, and ConfigError if the tokenizer or the template of its model cannot be used.
         """
-        while (found := self._known(session)) is None:
-            if (settings := self._sets.get(session.engine_set)) is not None:
-                return await self._make(session.engine_set, settings)
-            with self.first.capture.storing(session.id):
-                await asyncio.sleep(_LOOK_SECONDS)
-        return found
+        if (found := self._known(session)) is not None:
+            return found
+        if (settings := self._sets.get(session.engine_set)) is not None:
+            return await self._make(session.engine_set, settings)
+        raise SetNotServedError(f"engine set {session.engine_set} is not served")
+
+    async def hold(self, work: Callable[[], Awaitable[_T]]) -> _T:
+        """Return what `work` returns, repeated until the engine set that it asks for is served and the store answers.
+
+        `work` authenticates its client each time, so that the calls of a session that is closed end.
+        """
+        while True:
+            with contextlib.suppress(SetNotServedError):
+                return await self._outage.hold(work)
+            await asyncio.sleep(_LOOK_SECONDS)
 
     def _known(self, session: SessionRow) -> SetParts | None:
         """Return the parts, if they are made. An endpoint is called without a tokenizer, so any parts do."""

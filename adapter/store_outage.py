@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 
 
 class TooManyHeldError(Exception):
-    """More calls wait for the store than is allowed."""
+    """More calls wait to begin than is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,8 @@ class HeldLimits:
 
 
 class HeldCalls:
-    """The calls that wait for the store before they have begun: their numbers by session, and their bodies' size.
+    """The calls that wait for the store or for their engine set before they have begun: their numbers by session, and
+    their bodies' size.
 
     While the store is away, a token that was not seen before cannot be looked up; its calls, whose body is not read
     yet, count as those of one session. All such tokens together have half of the places, so that tokens that a box

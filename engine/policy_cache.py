@@ -18,6 +18,7 @@ import fcntl
 import os
 import shutil
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,8 +29,11 @@ from engine.weight_storage import DamagedVersionError
 from ratchet.types import JsonObject
 
 KEPT_VERSIONS = 3
-"""Fetched versions that stay on a machine: one that is loaded while a newer one is fetched, and the base of both if
-they are adapters. A process holds as many."""
+"""Fetched versions of a run that stay on a machine: one that is loaded while a newer one is fetched, and the base of
+both if they are adapters. A process holds as many of each of its runs."""
+UNUSED_SECONDS = 3600.0
+"""Age of the last use after which the versions of a run that no process holds are deleted. An engine that is restarted
+finds its versions, however many its neighbours on the machine have fetched meanwhile."""
 
 
 class PolicyCache:
@@ -95,10 +99,16 @@ class PolicyCache:
             os.close(one)
 
     def _evict(self) -> None:
-        """Delete the fetched versions that no process holds, except the `num_kept` that were used last."""
-        locks = sorted(self.root.glob("*/*.lock"), key=_time_of_use, reverse=True)
-        for lock in locks[self.num_kept :]:
-            _delete(lock)
+        """Delete the fetched versions that no process holds, except the KEPT_VERSIONS of each run that were used last,
+        as long as one of them was used in the last UNUSED_SECONDS."""
+        runs: dict[Path, list[Path]] = {}
+        for lock in sorted(self.root.glob("*/*.lock"), key=_time_of_use, reverse=True):
+            runs.setdefault(lock.parent, []).append(lock)
+        oldest = time.time() - UNUSED_SECONDS
+        for locks in runs.values():
+            num_kept = KEPT_VERSIONS if _time_of_use(locks[0]) > oldest else 0
+            for lock in locks[num_kept:]:
+                _delete(lock)
 
 
 def _copy_version(uri: str, files: Sequence[JsonObject], directory: Path) -> None:
@@ -192,7 +202,7 @@ def _locked(lock: Path, kind: int) -> int:
 
 
 def _delete(lock: Path) -> None:
-    """Delete a fetched version with its lock file, unless a process uses it."""
+    """Delete a fetched version with its lock file; if a process uses it, note that it is used now."""
     try:
         descriptor = os.open(lock, os.O_RDWR)
     except FileNotFoundError:
@@ -208,7 +218,7 @@ def _delete(lock: Path) -> None:
             shutil.rmtree(lock.with_suffix(".fetching"), ignore_errors=True)
             lock.unlink()
     except BlockingIOError:
-        pass
+        os.utime(descriptor)  # so that it stays for a while if that process is restarted
     finally:
         os.close(descriptor)
 

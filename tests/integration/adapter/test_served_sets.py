@@ -3,11 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from adapter.prompt.renderer import Renderer
 from adapter.settings import AdapterSettings
+from ratchet.store import sessions
 from ratchet.store.database import Database
 from tests.integration.adapter.conftest import (
     ScriptedEngine,
@@ -66,3 +69,31 @@ async def test_each_set_has_its_own_model_and_one_that_is_added_disturbs_no_othe
         assert {turn.engine_id for turn in await opened.turns()} == {one.id}
     first = [(await one.seen())["calls"][0]["ids"] for one in (engine, other_engine)]
     assert first[0] != first[1], "the same words have other ids"
+
+
+async def test_calls_of_a_set_that_is_not_served_are_held_like_those_without_a_store(
+    database: Database, postgres_url: str, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They get comments, are counted, make room if their client leaves, and end once their session is closed."""
+    monkeypatch.setattr("adapter.auth._CACHE_SECONDS", 0.5)
+    limits: Any = {"max_held_calls_per_session": 1, "ping_seconds": 0.2}
+    settings = adapter_settings(postgres_url, model_dir, **limits)
+    sets = {"default": settings}
+    theirs = await open_rollout(database, 1, "run-b", "b")
+    chat: Any = {"messages": [{"role": "user", "content": "x"}], "stream": True}
+    count: Any = {"messages": chat["messages"], "model": "policy"}
+    async with (
+        asyncio.timeout(120),
+        adapter_here(settings, lambda: sets) as address,
+        httpx.AsyncClient(base_url=address, headers={"x-api-key": theirs.token}, timeout=60) as http,
+    ):
+        async with http.stream("POST", "/v1/chat/completions", json=chat) as reply:
+            assert (await anext(reply.aiter_lines())).startswith(": ")
+            assert (await http.post("/v1/messages/count_tokens", json=count)).status_code == 529
+        counting = asyncio.create_task(http.post("/v1/messages/count_tokens", json=count))
+        while (await asyncio.wait({counting}, timeout=0.5))[0]:  # the call before has not made room yet
+            assert counting.result().status_code == 529
+            counting = asyncio.create_task(http.post("/v1/messages/count_tokens", json=count))
+        async with database.begin() as connection:
+            await sessions.close_session(connection, theirs.rollout_id, 1)
+        assert (await counting).status_code == 401

@@ -5,8 +5,10 @@ The wrappers are the product's, attached to the scripted engine.
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
 import pytest
 from sqlalchemy import func, update
 
@@ -18,11 +20,11 @@ from ratchet.errors import EngineUnavailableError
 from ratchet.store import engines, runs
 from ratchet.store.schema import EngineTable
 from ratchet.types import EngineState
-from tests.integration.adapter.conftest import engine_process
+from tests.integration.adapter.conftest import adapter_here, adapter_settings, engine_process
 from tests.integration.engine.test_engine_sets import RUNS, open_runs_of_both, ready_of
-from tests.integration.engine.test_several_engines import Fleet, fleet, seen
+from tests.integration.engine.test_several_engines import Fleet, ask, fleet, model_dir, seen
 
-__all__ = ["fleet"]
+__all__ = ["fleet", "model_dir"]
 
 
 class Attached(NamedTuple):
@@ -178,3 +180,23 @@ async def test_a_sync_between_the_two_reads_is_no_contradiction(server: Server, 
     await wrapper._set_ready(EngineState.STARTING)
     row = await server.row(wrapper.engine_id)
     await wrapper._require_own_weights("run-a/1.e1", row)
+
+
+async def test_the_calls_of_the_set_before_end_when_the_address_passes_to_another(
+    server: Server, fleet: Fleet, postgres_url: str, model_dir: Path
+) -> None:
+    """A call that the server works on is asked again of the set's next engine, whose answer is used."""
+    mine = server.opened["a"][0]
+    before = await server.attached_row("a")
+    async with httpx.AsyncClient(base_url=before.address, timeout=60) as http:
+        await http.post("/script", json={"outputs": [{"ids": [1], "hold": "gate"}]})
+    async with adapter_here(adapter_settings(postgres_url, model_dir)) as adapter, asyncio.timeout(120):
+        asking = asyncio.create_task(ask(adapter, mine.token))
+        while not (await seen(before.address))["calls"]:
+            await asyncio.sleep(0.05)
+        await server.register("b")
+        async with fleet.engine(engine_set="a"):
+            [after] = await ready_of(fleet, "a")
+            assert await asking == 200
+    [turn] = await mine.turns()
+    assert turn.engine_id == after.id != before.id

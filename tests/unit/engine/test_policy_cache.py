@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from engine import weight_deltas
-from engine.policy_cache import KEPT_VERSIONS, PolicyCache
+from engine.policy_cache import KEPT_VERSIONS, UNUSED_SECONDS, PolicyCache
 from engine.policy_files import describe_files, is_intact
 from engine.weight_deltas import LocalVersion
 from engine.weight_storage import RANGE_BYTES, DamagedVersionError, upload_version
@@ -28,18 +28,19 @@ _processes = multiprocessing.get_context("forkserver")
 class Storage:
     """Versions of one run in a directory that is addressed by fsspec."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, run_id: str = "run-1") -> None:
         self.home = home
+        self.run_id = run_id
         self.files: dict[str, list[JsonObject]] = {}
 
     def uri(self, name: str) -> str:
-        return f"file://{self.home}/stored/run-1/{name}"
+        return f"file://{self.home}/stored/{self.run_id}/{name}"
 
     def stored(self, name: str) -> Path:
-        return self.home / "stored" / "run-1" / name
+        return self.home / "stored" / self.run_id / name
 
     def learner(self, name: str) -> Path:
-        return self.home / "learner" / name
+        return self.home / "learner" / self.run_id / name
 
     def store(self, name: str, num_bytes: int = 1000) -> None:
         source = self.learner(name)
@@ -183,6 +184,35 @@ def test_a_version_in_use_stays(storage: Storage, root: Path) -> None:
         assert not first.exists() and len(list((root / "run-1").glob("*.lock"))) == KEPT_VERSIONS
 
 
+def test_versions_of_a_run_stay_beside_those_of_another_until_they_are_unused_for_long(
+    storage: Storage, root: Path, tmp_path: Path
+) -> None:
+    """The engines of two runs are on one machine, and one of them is restarted."""
+    other = Storage(tmp_path, "run-2")
+    names = [f"{step}.e1" for step in range(KEPT_VERSIONS)]
+    for one in (storage, other):
+        for name in names:
+            one.store(name)
+    other.store("9.e1")
+    for name in names:
+        with PolicyCache(root) as cache:
+            storage.fetch(cache, name)
+    with PolicyCache(root) as cache:
+        for name in names:
+            _next_time(root)
+            other.fetch(cache, name)
+        assert {path.name for path in (root / "run-1").iterdir() if path.is_dir()} == set(names)
+        with PolicyCache(root) as user:
+            storage.fetch(user, names[0])
+            _next_time(root, UNUSED_SECONDS)
+            other.fetch(cache, "9.e1")
+            assert [path.name for path in (root / "run-1").iterdir() if path.is_dir()] == names[:1], "which is in use"
+        other.fetch(cache, "9.e1")
+        assert (root / "run-1" / names[0]).exists(), "although its process has ended, an hour after it was fetched"
+        there = {path.name for path in (root / "run-2").iterdir() if path.is_dir()}
+        assert there == {*names[1:], "9.e1"}, "of a run that was used now, although not lately"
+
+
 def test_a_version_is_made_of_a_whole_one_and_deltas(storage: Storage, root: Path) -> None:
     storage.store_chain(4)
     with PolicyCache(root) as cache:
@@ -299,11 +329,11 @@ def test_a_link_that_is_gone_is_waited_for(storage: Storage, root: Path) -> None
     assert not isinstance(raised.value, DamagedVersionError)
 
 
-def _next_time(root: Path) -> None:
+def _next_time(root: Path, seconds: float = 10) -> None:
     """Let what follows be used later than everything so far: times of files are as coarse as the kernel's clock."""
     for lock in root.glob("*/*.lock"):
         used = lock.stat()
-        os.utime(lock, (used.st_atime - 10, used.st_mtime - 10))
+        os.utime(lock, (used.st_atime - seconds, used.st_mtime - seconds))
 
 
 def _hold(root: Path, uri: str, files: list[JsonObject], holds: Event) -> None:
