@@ -154,6 +154,7 @@ def _serve(
         return False
     if supervisor.is_up():
         supervisor.stop(*_to_stop(stack, supervisor, before, plan, say), WATCHER)
+    stack.record_ports()  # the next command chooses beside them
     write_plan(stack, plan)
     return True
 

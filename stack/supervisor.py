@@ -153,6 +153,7 @@ class Supervisor:
 
     def _up(self) -> None:
         if self.is_up():
+            self.stack.refresh_ports()  # another command may have recorded some since
             self.stack.record_ports()
             self._write_config()
             self._reload()

@@ -1,6 +1,7 @@
 """An engine set that comes or goes restarts no part of another."""
 
 import asyncio
+import json
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,6 +15,7 @@ from ratchet.errors import ConfigError
 from ratchet.store.database import Database
 from ratchet.store.migration import migrate
 from ratchet.store.runs import NewRun, create_run
+from stack.engine_parts import choose_ports
 from stack.parts import WATCHER, Part, Stack, free_ports
 from stack.serving_plan import ServingPlan, StackPlan, changing_plan, next_plan, read_plan
 from stack.startup import _open_sets, _serve, _settle_sets, keep_served
@@ -114,6 +116,20 @@ def test_parts_of_a_version_without_sets_are_restarted_before_a_set_is_added(sta
     assert all(after[name] != pid for name, pid in grown.items()) and not read_plan(stack).predates_sets
     again = serve(stack, next_plan(read_plan(stack), plan_of("c"), {"default": default, "b": other}))
     assert again["engine"] == after["engine"]
+
+
+def test_a_command_keeps_the_ports_that_another_one_has_recorded(stack: Sleepers) -> None:
+    sets = {name: plan_of(name) for name in ("default", "b", "c")}
+    serve(stack, StackPlan(sets={"default": sets["default"]}))
+    other = Sleepers(stack.home)
+    for one, names in ((stack, ("default", "b")), (other, ("default", "b", "c"))):
+        plan = StackPlan(sets={name: sets[name] for name in names})
+        choose_ports(one, plan, one.engine_names())
+        serve(one, plan)
+    recorded = json.loads((stack.home / "ports.json").read_text())
+    Supervisor(stack).up()
+    assert json.loads((stack.home / "ports.json").read_text()) == recorded
+    assert len({recorded[name] for name in ("engine", "engine-b", "engine-c")}) == 3
 
 
 def test_without_a_plan_no_engine_runs_on_as_it_was(stack: Sleepers) -> None:
