@@ -36,6 +36,10 @@ UNUSED_SECONDS = 3600.0
 finds its versions, however many its neighbours on the machine have fetched meanwhile."""
 
 
+_LOOK_SECONDS = 0.05
+"""Pause between two looks at a version that another process copies."""
+
+
 class PolicyCache:
     """The versions that this process uses. Its methods block; several threads may call them."""
 
@@ -63,12 +67,15 @@ class PolicyCache:
                 self._hold(directory, descriptor)
                 break
             os.close(descriptor)
-            descriptor = _locked(lock, fcntl.LOCK_EX)
+            alone = _locked_alone(lock)
+            if alone is None:  # another process has it: it copies, or has copied and uses the version for long
+                time.sleep(_LOOK_SECONDS)
+                continue
             try:
                 if not directory.is_dir():
                     _copy_version(uri, files, directory)
             finally:
-                os.close(descriptor)
+                os.close(alone)
         self._evict()
         return directory
 
@@ -199,6 +206,17 @@ def _locked(lock: Path, kind: int) -> int:
         if _is_at(lock, descriptor):
             return descriptor
         os.close(descriptor)  # deleted while this process waited
+
+
+def _locked_alone(lock: Path) -> int | None:
+    """Return a descriptor of the lock file, locked exclusively; None if another process has a lock."""
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_at(lock, descriptor):
+            return descriptor
+    os.close(descriptor)
+    return None
 
 
 def _delete(lock: Path) -> None:

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from engine import weight_deltas
+from engine import policy_cache, weight_deltas
 from engine.policy_cache import KEPT_VERSIONS, UNUSED_SECONDS, PolicyCache
 from engine.policy_files import describe_files, is_intact
 from engine.weight_deltas import LocalVersion
@@ -151,6 +152,32 @@ def test_several_fetches_at_once_copy_once(storage: Storage, root: Path) -> None
     assert sorted(path.name for path in (root / "run-1").iterdir()) == ["1.e1", "1.e1.lock"]
     for cache in caches:
         cache.__exit__()
+
+
+def test_a_fetch_does_not_wait_for_a_process_that_uses_the_version(
+    storage: Storage, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has seen that the version is missing when the other process copies it, which then holds it for long."""
+    storage.store("1.e1")
+    is_missing, is_copied = threading.Event(), threading.Event()
+    locked_alone = policy_cache._locked_alone
+    late = threading.Thread(target=lambda: found.append(storage.fetch(second, "1.e1")))
+    found: list[Path] = []
+
+    def wait(lock: Path) -> int | None:
+        if threading.current_thread() is late:
+            is_missing.set()
+            assert is_copied.wait(60)
+        return locked_alone(lock)
+
+    monkeypatch.setattr(policy_cache, "_locked_alone", wait)
+    with PolicyCache(root) as first, PolicyCache(root) as second:
+        late.start()
+        assert is_missing.wait(60)
+        there = storage.fetch(first, "1.e1")
+        is_copied.set()
+        late.join(60)
+        assert found == [there]
 
 
 def test_the_versions_that_were_used_last_stay(storage: Storage, root: Path) -> None:
