@@ -83,8 +83,8 @@ def create_adapter_app(
     """Build the app. The model's tokenizer and template are read at once, vLLM's output parsers are imported later.
 
     Calls are held until `has_schema`, as while the store is away. `read_sets`: the settings of each engine set, of
-    which `settings` are the first; None if all have these. Raises ConfigError if the tokenizer or the template cannot
-    be used.
+    which `settings` are the first; None if all have these. Raises ConfigError if no set has a tokenizer and a template
+    that can be used.
     """
     router = EngineRouter(database)
     outage = StoreOutage(database)
@@ -110,7 +110,12 @@ def create_adapter_app(
         """The status is 200 also while calls are held: a balancer that sent them elsewhere would end them."""
         if not has_schema() or outage.is_away:
             return JSONResponse({"status": "calls wait for the store"})
-        return JSONResponse({"status": "ok" if parts.sets.first.parser.ready else "calls wait for the output parsers"})
+        if not parts.sets.first.parser.ready:
+            return JSONResponse({"status": "calls wait for the output parsers"})
+        if parts.sets.unusable:  # without the reason, which names paths of this machine, since boxes may ask
+            names = ", ".join(sorted(parts.sets.unusable))
+            return JSONResponse({"status": f"calls of engine set {names} wait: see the adapter's log"})
+        return JSONResponse({"status": "ok"})
 
     routes: list[BaseRoute] = [
         Route("/v1/chat/completions", partial(_call, parts, chat), methods=["POST"]),
@@ -136,6 +141,7 @@ async def _lifespan(parts: _Parts, database: Database, has_schema: Callable[[], 
         threading.Thread(target=_load_parsers, args=(parser,), name="parsers", daemon=True).start()
     background_tasks = [
         asyncio.create_task(heartbeat_adapter(database, parts.outage, lambda: parser.ready and has_schema())),
+        asyncio.create_task(parts.sets.keep_reading()),
         asyncio.create_task(collect_when_idle(lambda: any(one.capture.is_busy for one in parts.sets.all()))),
     ]
     try:

@@ -95,7 +95,7 @@ def classify(error: BaseException) -> ClassifiedFailure:
         case ClientDisconnect():
             return ClassifiedFailure(Failure.INVALID, "the client disconnected before its request was complete")
         case TooManyHeldError():
-            return ClassifiedFailure(Failure.UNAVAILABLE, "the store is away and too many calls wait for it, try again")
+            return ClassifiedFailure(Failure.UNAVAILABLE, "too many calls wait to begin, try again")
         case StoreUnavailableError() | OtherAnswerError() | asyncio.CancelledError():
             return ClassifiedFailure(Failure.UNAVAILABLE, "the service is restarting, try again")
     _LOG.error("request failed", exc_info=error)

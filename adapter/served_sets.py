@@ -6,6 +6,7 @@ one needs is made at its first call, and the calls of a set that is not served a
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -19,11 +20,16 @@ from adapter.store_outage import StoreOutage
 from adapter.turns.capture import Capture
 from adapter.turns.routing import EngineRouter
 from adapter.vllm_parsers import VllmParsers
+from ratchet.errors import ConfigError
 from ratchet.store.database import Database
 from ratchet.store.sessions import SessionRow
 
 _LOG = structlog.get_logger("ratchet.adapter")
 _LOOK_SECONDS = 1.0
+_RETRY_SECONDS = 30.0
+"""After which the tokenizer of a set that could not be used is read again; also if the plan changes."""
+_UNUSED_SECONDS = 60.0
+"""After which what a changed or removed set needed is dropped: longer than a call takes to begin."""
 
 ReadSets = Callable[[], Mapping[str, AdapterSettings]]
 """Returns engine set → the settings for its calls; the same mapping for as long as nothing has changed."""
@@ -45,7 +51,8 @@ class SetParts:
 
 
 class ServedSets:
-    """The parts of all engine sets that this process has answered."""
+    """The parts of the engine sets that this process answers. `unusable`: the sets whose calls wait because the
+    tokenizer or the template of their model cannot be used, with the reason."""
 
     def __init__(
         self,
@@ -55,32 +62,81 @@ class ServedSets:
         outage: StoreOutage,
         read_sets: ReadSets | None,
     ) -> None:
-        """`settings`: of the set that is asked for first, whose tokenizer and template are read at once. `read_sets`:
-        None if every set has these settings. Raises ConfigError if the tokenizer or the template cannot be used.
+        """`settings`: of the set that is asked for first. `read_sets`: None if every set has these settings.
+
+        The parts of the first set that can be used are made at once. Raises ConfigError if there is none.
         """
         self._database = database
         self._router = router
         self._outage = outage
         self._read_sets = read_sets
-        self._sets: Mapping[str, AdapterSettings] = {}
+        self._sets: Mapping[str, AdapterSettings] = {} if read_sets is None else read_sets()
         self._of_set: dict[str, SetParts] = {}
         self._made: dict[str, SetParts] = {}  # by their settings as JSON
+        self._unused_since: dict[str, float] = {}  # by the same, monotonic clock
+        self._retry_at: dict[str, float] = {}  # by set, monotonic clock
         self._making = asyncio.Lock()
-        self.first = self._add(settings, _renderer(settings))
+        self.unusable: dict[str, str] = {}
+        self.first = self._add_first(settings)
+
+    def _add_first(self, settings: AdapterSettings) -> SetParts:
+        try:
+            return self._add(settings, _renderer(settings))
+        except ConfigError:
+            for engine_set, other in self._sets.items():
+                try:
+                    return self._add(other, _renderer(other))
+                except ConfigError as error:
+                    self._note_unusable(engine_set, error)
+            raise
+
+    def _note_unusable(self, engine_set: str, error: ConfigError) -> None:
+        _LOG.error("engine set cannot be served, its calls wait", engine_set=engine_set, reason=str(error))
+        self.unusable[engine_set] = str(error)
+        self._retry_at[engine_set] = time.monotonic() + _RETRY_SECONDS
 
     def all(self) -> list[SetParts]:
         return list(self._made.values())
 
-    async def of(self, session: SessionRow) -> SetParts:
-        """Return what answers a session's calls.
+    async def keep_reading(self) -> None:
+        """Read once per second which sets are served, until cancelled; drop the parts of those that are not any more.
 
-        Raises SetNotServedError, and ConfigError if the tokenizer or the template of its model cannot be used.
+        The file system may hang, so it is read in a thread and not for each call.
         """
+        while self._read_sets is not None:
+            await asyncio.sleep(_LOOK_SECONDS)
+            try:
+                sets = await asyncio.to_thread(self._read_sets)
+                if sets is not self._sets:
+                    self._sets = sets
+                    self._of_set.clear()
+                    self._retry_at.clear()
+                    self.unusable.clear()
+                await self._drop_unused()
+            except Exception:  # if this loop ended, no set would be added any more
+                _LOG.exception("the engine sets cannot be read; those of before are served")
+
+    async def _drop_unused(self) -> None:
+        used = {settings.model_dump_json() for settings in self._sets.values()}
+        now = time.monotonic()
+        for key, parts in list(self._made.items()):
+            if key in used or parts is self.first or parts.capture.is_busy:
+                self._unused_since.pop(key, None)
+            elif now - self._unused_since.setdefault(key, now) >= _UNUSED_SECONDS:
+                del self._made[key]
+                del self._unused_since[key]
+                await parts.capture.close()
+
+    async def of(self, session: SessionRow) -> SetParts:
+        """Return what answers a session's calls. Raises SetNotServedError."""
         if (found := self._known(session)) is not None:
             return found
-        if (settings := self._sets.get(session.engine_set)) is not None:
-            return await self._make(session.engine_set, settings)
-        raise SetNotServedError(f"engine set {session.engine_set} is not served")
+        engine_set = session.engine_set
+        if (settings := self._sets.get(engine_set)) is None:
+            raise SetNotServedError(f"engine set {engine_set} is not served")
+        if time.monotonic() < self._retry_at.get(engine_set, 0.0):
+            raise SetNotServedError(self.unusable[engine_set])
+        return await self._make(engine_set, settings)
 
     async def hold(self, work: Callable[[], Awaitable[_T]]) -> _T:
         """Return what `work` returns, repeated until the engine set that it asks for is served and the store answers.
@@ -94,13 +150,7 @@ class ServedSets:
 
     def _known(self, session: SessionRow) -> SetParts | None:
         """Return the parts, if they are made. An endpoint is called without a tokenizer, so any parts do."""
-        if self._read_sets is None:
-            return self.first
-        sets = self._read_sets()
-        if sets is not self._sets:
-            self._sets = sets
-            self._of_set.clear()
-        if session.endpoint is not None and session.engine_set not in sets:
+        if self._read_sets is None or (session.endpoint is not None and session.engine_set not in self._sets):
             return self.first
         return self._of_set.get(session.engine_set)
 
@@ -108,11 +158,16 @@ class ServedSets:
         key = settings.model_dump_json()
         async with self._making:
             if key not in self._made:
-                self._add(settings, await asyncio.to_thread(_renderer, settings))
+                try:
+                    self._add(settings, await asyncio.to_thread(_renderer, settings))
+                except ConfigError as error:
+                    self._note_unusable(engine_set, error)
+                    raise SetNotServedError(str(error)) from error
                 _LOG.info("engine set is served", engine_set=engine_set, model=str(settings.model_path))
-        found = self._made[key]
+            found = self._made[key]
         if self._sets.get(engine_set) is settings:
             self._of_set[engine_set] = found
+            self.unusable.pop(engine_set, None)
         return found
 
     def _add(self, settings: AdapterSettings, renderer: Renderer) -> SetParts:

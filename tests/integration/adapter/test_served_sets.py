@@ -9,7 +9,11 @@ import httpx
 import pytest
 
 from adapter.prompt.renderer import Renderer
+from adapter.served_sets import ServedSets, SetNotServedError
 from adapter.settings import AdapterSettings
+from adapter.store_outage import StoreOutage
+from adapter.turns.routing import EngineRouter
+from ratchet.background_task import running_beside
 from ratchet.store import sessions
 from ratchet.store.database import Database
 from tests.integration.adapter.conftest import (
@@ -97,3 +101,60 @@ async def test_calls_of_a_set_that_is_not_served_are_held_like_those_without_a_s
         async with database.begin() as connection:
             await sessions.close_session(connection, theirs.rollout_id, 1)
         assert (await counting).status_code == 401
+
+
+async def test_only_a_set_whose_tokenizer_cannot_be_used_waits(
+    database: Database,
+    postgres_url: str,
+    model_dir: Path,
+    other_dir: Path,
+    tmp_path: Path,
+    other_engine: ScriptedEngine,
+) -> None:
+    """Also if it is the first one; once the plan has another model for it, its calls go on."""
+    settings = adapter_settings(postgres_url, tmp_path)
+    served = {"default": settings, "b": settings.model_copy(update={"model_path": other_dir})}
+    sets = [served]
+    mine, theirs = await open_rollout(database, 0), await open_rollout(database, 1, "run-b", "b")
+    await other_engine.say("first", "second")
+    async with asyncio.timeout(120), adapter_here(settings, lambda: sets[0]) as address, httpx.AsyncClient() as http:
+        waiting = asyncio.create_task(ask(address, mine.token))
+        assert await ask(address, theirs.token, "hello there") == 200
+        assert (await http.get(address + "/health")).json()["status"].startswith("calls of engine set default wait: ")
+        assert not waiting.done()
+        sets[0] = served | {"default": settings.model_copy(update={"model_path": model_dir})}
+        async with engine_process() as (other_address, process):
+            await register(database, Renderer(model_dir), other_address, process, "third")
+            assert await waiting == 200
+        assert (await http.get(address + "/health")).json()["status"] == "ok"
+
+
+async def test_what_a_set_needed_is_dropped_after_its_plan_has_changed(
+    database: Database,
+    postgres_url: str,
+    model_dir: Path,
+    other_dir: Path,
+    other_engine: ScriptedEngine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("adapter.served_sets._UNUSED_SECONDS", 0.0)
+    settings = adapter_settings(postgres_url, model_dir)
+    of_b = settings.model_copy(update={"model_path": other_dir})
+    sets: list[dict[str, AdapterSettings]] = [{"default": settings, "b": of_b}]
+    outage, router = StoreOutage(database), EngineRouter(database)
+    served = ServedSets(settings, database, router, outage, lambda: sets[0])
+    opened = await open_rollout(database, 1, "run-b", "b")
+    async with asyncio.timeout(120), running_beside(served.keep_reading()), database.begin() as connection:
+        row = await sessions.find_session(connection, sessions.token_hash(opened.token))
+        assert row is not None
+        before = await served.of(row)
+        for after in ({"default": settings, "b": of_b.model_copy(update={"max_sessions": 7})}, {"default": settings}):
+            sets[0] = after
+            while before in served.all():
+                await asyncio.sleep(0.1)
+            if "b" in after:
+                before = await served.of(row)
+        with pytest.raises(SetNotServedError, match="engine set b is not served"):
+            await served.of(row)
+    await served.close()
+    await router.close()
