@@ -506,4 +506,4 @@ async def test_a_rollout_under_weights_that_are_not_served_is_refused(
     )
     with pytest.raises(WorkflowFailureError) as refused:
         await loop.result(handle, 100)
-    assert f"{named} is not served; the engines serve" in str(root_cause(refused.value))
+    assert f"{named} is not served; the engines of set default serve" in str(root_cause(refused.value))
