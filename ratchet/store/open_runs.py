@@ -196,7 +196,8 @@ async def resume_run(connection: AsyncConnection, run_id: str, allow_done: bool 
     if row.pruned_at is not None:
         raise ConfigError(f"run {run_id} was pruned on {row.pruned_at:%Y-%m-%d} and cannot be resumed; start a new run")
     slot = row.lora_slot
-    if row.source_run_id is None:
+    # A paused run is open and has its slot, and what paused it may be a config that cannot be read.
+    if row.source_run_id is None and row.state != RunState.PAUSED:
         files = await _first_files(connection, run_id)
         slot = await require_slot(connection, run_id, read_stored_config(row.config), files)
     going = update(RunTable).where(RunTable.run_id == run_id)
