@@ -33,7 +33,7 @@ from tests.chaos.faults import wait_until
 from tests.replay.stored_run import replay_run
 
 ROOT = Path(__file__).parents[2]
-EARLIER = "40a84aafafe8f09c2d84f59602d1db898fd4f69b"
+EARLIER = "3eaa4717ba659eeff07d76cb101adc04e75c609d"
 """The commit whose code starts the run: one that was on the main branch, with an earlier schema."""
 PARTS = ("worker", "adapter", "gateway", "learner", "engine", "temporal", "postgres", "watcher")
 STEPS = 1000
