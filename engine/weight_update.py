@@ -159,7 +159,7 @@ async def update_engine(
     started = clock()
     async with (
         EngineClient(engine.address, timeout_seconds=PAUSE_SECONDS) as client,
-        running_beside(_renew_lease(database, engine.id)),
+        running_beside(_renew_lease(database, engine)),
     ):
         extend = partial(_extend_lease, database, engine)
         await replace_weights(client, label, transfer, keep_cache, label_before=held.version, before_phase=extend)
@@ -207,15 +207,16 @@ async def _extend_lease(database: Database, engine: EngineRow) -> None:
             raise EngineUnavailableError(f"engine {engine.address}: the pause ran out during the update")
 
 
-async def _renew_lease(database: Database, engine_id: int) -> None:
+async def _renew_lease(database: Database, engine: EngineRow) -> None:
     """Renew the lease four times per PAUSE_SECONDS, until cancelled or until the lease is lost, which the update's next
     phase finds. It lapses if this process dies."""
     while True:
         await asyncio.sleep(PAUSE_SECONDS / 4)
-        with contextlib.suppress(StoreUnavailableError):
-            async with database.begin() as connection:
-                if not await engines.extend_engine_pause(connection, engine_id, PAUSE_SECONDS):
-                    return
+        try:
+            with contextlib.suppress(StoreUnavailableError):
+                await _extend_lease(database, engine)
+        except EngineUnavailableError:
+            return
 
 
 async def _canary_state(

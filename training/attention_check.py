@@ -35,10 +35,9 @@ def kernel_errors(
     heads: Heads, segments: Sequence[Segment], dtype: torch.dtype, device: torch.device, own_call_from_pairs: int | None
 ) -> dict[str, float]:
     """Return the relative errors of output and gradients, against the plain formula in float32."""
-    inputs, grad = _inputs(heads, segments[0].subtree_end if len(segments) > 1 else segments[0].end, device)
-    narrow = [part.to(dtype) for part in inputs]
-    found = _results(narrow, grad.to(dtype), segments, own_call_from_pairs)
-    expected = _results([part.float() for part in narrow], grad.to(dtype).float(), segments, None)
+    inputs, grad = _inputs(heads, segments[0].subtree_end, dtype, device)
+    found = _results(inputs, grad, segments, own_call_from_pairs)
+    expected = _results([part.float() for part in inputs], grad.float(), segments, None)
     names = ("output", "query", "key", "value")
     return {name: _relative(one, other) for name, one, other in zip(names, found, expected, strict=True)}
 
@@ -60,18 +59,18 @@ def _why_not_at_size(heads: Heads, dtype: torch.dtype, device: torch.device) -> 
     """Compare both kernels on a block of the smallest size that has its own: the formula needs too much memory."""
     length = int((2 * OWN_CALL_FROM_PAIRS) ** 0.5) | 1
     segments = [Segment(0, length, length, 0, -1)]
-    inputs, grad = _inputs(heads, length, device)
-    narrow = [part.to(dtype) for part in inputs]
-    alone, together = (_results(narrow, grad.to(dtype), segments, pairs) for pairs in (0, None))
+    inputs, grad = _inputs(heads, length, dtype, device)
+    alone, together = (_results(inputs, grad, segments, pairs) for pairs in (0, None))
     error = max(_relative(one, other) for one, other in zip(alone, together, strict=True))
     return None if error <= _BOUND else f"the two kernels differ by {error:.2g} on a block of {length} tokens"
 
 
-def _inputs(heads: Heads, num_tokens: int, device: torch.device) -> tuple[list[Tensor], Tensor]:
+def _inputs(heads: Heads, num_tokens: int, dtype: torch.dtype, device: torch.device) -> tuple[list[Tensor], Tensor]:
+    """Return query, key and value, and the gradient of the output. Drawn in float32, so alike for every dtype."""
     generator = torch.Generator(device).manual_seed(0)
     shapes = [(1, num, num_tokens, heads.size) for num in (heads.queries, heads.keys, heads.keys)]
     grad = torch.randn((1, num_tokens, heads.queries, heads.size), device=device, generator=generator)
-    return [torch.randn(shape, device=device, generator=generator) for shape in shapes], grad
+    return [torch.randn(shape, device=device, generator=generator).to(dtype) for shape in shapes], grad.to(dtype)
 
 
 def _results(

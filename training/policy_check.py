@@ -81,18 +81,6 @@ def switch_and_check(
         fused_kernels.fuse_layers(policy.model)
     one_pass = _padded_scores if packing == "padded" else _forest_scores
     found = _scores_and_gradient(policy, lambda: one_pass(policy, fork))
-    _require_equal(found, expected, bounds, packing, path, device, fused)
-
-
-def _require_equal(
-    found: _Scores,
-    expected: _Scores,
-    bounds: Tolerance,
-    packing: Packing,
-    path: Path,
-    device: torch.device,
-    fused: bool,
-) -> None:
     spread = expected.logprobs.std().clamp(max=1.0)
     gap = ((found.logprobs - expected.logprobs).abs().mean() / spread).nan_to_num(torch.inf).double()
     dist.all_reduce(gap, dist.ReduceOp.MAX)

@@ -61,13 +61,13 @@ def load_policy(path: Path, config: RunConfig, device: torch.device) -> LoadedPo
     if on_gpu if training.activation_checkpointing is None else training.activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     policy = TrainablePolicy(model, training.fp32_head)
-    if on_gpu and packing != "padded" and compute_dtype(training.dtype, device).itemsize == 2:
-        policy.own_call_from_pairs = _own_call_from_pairs(model, compute_dtype(training.dtype, device), device)
+    dtype = compute_dtype(training.dtype, device)
+    if on_gpu and packing != "padded" and dtype.itemsize == 2:
+        policy.own_call_from_pairs = _own_call_from_pairs(model, dtype, device)
     if training.router_replay:
         policy.routers = router_replay.install(model)
     work = ForwardWork.of(policy, is_frozen=training.lora is not None)
     cost = pair_cost(policy)
-    dtype = compute_dtype(training.dtype, device)
     if training.lora is not None:
         lora.add_adapters(model, training.lora, dtype)
     _shard(policy, make_mesh(device, training.shard_ranks), dtype, training)

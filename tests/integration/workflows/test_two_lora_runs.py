@@ -13,10 +13,10 @@ from sqlalchemy import select
 
 from ratchet.config import RunConfig
 from ratchet.lora_slots import versions_of_label
-from ratchet.store.schema import BatchTable, EngineTable, RolloutTable, RunTable, TurnTable
-from stack.serving_plan import ServingPlan, StackPlan, read_plan, write_plan
+from ratchet.store.schema import EngineTable, RunTable, TurnTable
+from stack.serving_plan import ServingPlan
 from tests.integration.workflows.conftest import Loop
-from tests.integration.workflows.test_two_runs import STEPS, Side, run_values
+from tests.integration.workflows.test_two_runs import Side, require_own_rollouts, run_values, serving
 from tests.standins.tiny_model import make_tokenizer, make_weights
 
 pytestmark = pytest.mark.timeout(1200)
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(1200)
 @pytest.fixture
 async def sides(loop: Loop, tmp_path: Path) -> AsyncIterator[list[Side]]:
     """Two runs of one set and one model; the first side has the engine."""
-    before, model, engine_set = read_plan(loop.stack), tmp_path / "model", f"shared{uuid4().hex[:6]}x"
+    model, engine_set = tmp_path / "model", f"shared{uuid4().hex[:6]}x"
     make_tokenizer(model, vocab_size=560)
     make_weights(model)
     found = []
@@ -34,13 +34,8 @@ async def sides(loop: Loop, tmp_path: Path) -> AsyncIterator[list[Side]]:
         values["training"] |= {"lora": {"rank": 4, "alpha": 8}}
         found.append(Side(loop, f"{engine_set}-{number}", values, model))
     plan = ServingPlan(config=RunConfig.model_validate(found[0].config), model_path=model)
-    write_plan(loop.stack, StackPlan(sets=before.sets | {engine_set: plan}))
-    try:
+    async with serving(loop, found, {engine_set: plan}):
         yield found
-    finally:
-        for side in found:
-            side.end()
-        write_plan(loop.stack, before)
 
 
 async def test_two_runs_are_trained_at_once_on_one_engine(loop: Loop, sides: list[Side], tmp_path: Path) -> None:
@@ -69,10 +64,7 @@ async def test_two_runs_are_trained_at_once_on_one_engine(loop: Loop, sides: lis
 async def _require_separate(loop: Loop, side: Side) -> None:
     """The run was trained on its own rollouts, and every token of them has a version of the run."""
     async with loop.database.begin() as connection:
-        own = set((await connection.execute(select(RolloutTable.id).where(RolloutTable.run_id == side.name))).scalars())
-        members = (await connection.execute(select(BatchTable.members).where(BatchTable.run_id == side.name))).scalars()
-        trained = [{one["rollout_id"] for one in step} for step in members]
+        own = await require_own_rollouts(connection, side)
         turns = select(TurnTable.version_spans).where(TurnTable.rollout_id.in_(own))
         spans = [span for found in (await connection.execute(turns)).scalars() for span in found or ()]
-    assert len(trained) == STEPS and all(step and step <= own for step in trained)
     assert spans and {span["version"].partition("/")[0] for span in spans} == {side.name}

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from uuid import uuid4
 
 import pytest
 from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio.client import WorkflowHandle
 
 from engine.process import EngineSettings
@@ -158,9 +160,21 @@ def run_values(loop: Loop, model: Path, engine_set: str) -> dict[str, Any]:
     }
 
 
+@asynccontextmanager
+async def serving(loop: Loop, sides: list[Side], plans: dict[str, ServingPlan]) -> AsyncIterator[list[Side]]:
+    """Serve these sets beside those of the stack during the block, after which the sides end."""
+    before = read_plan(loop.stack)
+    write_plan(loop.stack, StackPlan(sets=before.sets | plans))
+    try:
+        yield sides
+    finally:
+        for side in sides:
+            side.end()
+        write_plan(loop.stack, before)
+
+
 @pytest.fixture
 async def sides(loop: Loop, tmp_path: Path) -> AsyncIterator[list[Side]]:
-    before = read_plan(loop.stack)
     found, plans = [], {}
     for number, size in enumerate((560, 600)):
         model = tmp_path / f"model{number}"
@@ -170,13 +184,8 @@ async def sides(loop: Loop, tmp_path: Path) -> AsyncIterator[list[Side]]:
         values = run_values(loop, model, name)
         plans[name] = ServingPlan(config=RunConfig.model_validate(values), model_path=model)
         found.append(Side(loop, name, values, model))
-    write_plan(loop.stack, StackPlan(sets=before.sets | plans))
-    try:
+    async with serving(loop, found, plans):
         yield found
-    finally:
-        for side in found:
-            side.end()
-        write_plan(loop.stack, before)
 
 
 async def test_two_runs_are_trained_at_once_each_by_its_own_engines(
@@ -201,12 +210,19 @@ async def test_two_runs_are_trained_at_once_each_by_its_own_engines(
         await _require_separate(loop, side)
 
 
+async def require_own_rollouts(connection: AsyncConnection, side: Side) -> set[int]:
+    """Return the run's rollouts, after seeing that each of its steps was trained on them alone."""
+    own = set((await connection.execute(select(RolloutTable.id).where(RolloutTable.run_id == side.name))).scalars())
+    members = (await connection.execute(select(BatchTable.members).where(BatchTable.run_id == side.name))).scalars()
+    trained = [{one["rollout_id"] for one in step} for step in members]
+    assert len(trained) == STEPS and all(step and step <= own for step in trained)
+    return own
+
+
 async def _require_separate(loop: Loop, side: Side) -> None:
     """The run's steps, calls and weights are all its own."""
     async with loop.database.begin() as connection:
-        own = set((await connection.execute(select(RolloutTable.id).where(RolloutTable.run_id == side.name))).scalars())
-        members = (await connection.execute(select(BatchTable.members).where(BatchTable.run_id == side.name))).scalars()
-        trained = [{one["rollout_id"] for one in step} for step in members]
+        own = await require_own_rollouts(connection, side)
         loaded = select(EngineTable.engine_set, EngineLoadTable.version).join(
             EngineLoadTable, EngineLoadTable.engine_id == EngineTable.id
         )
@@ -217,7 +233,6 @@ async def _require_separate(loop: Loop, side: Side) -> None:
             EngineTable, EngineTable.id == TurnTable.engine_id
         )
         answered = list(await connection.execute(turns.where(TurnTable.rollout_id.in_(own))))
-    assert len(trained) == STEPS and all(step and step <= own for step in trained)
     assert loads and all(row.version.startswith(f"{side.name}/") for row in loads)
     assert side.rollouts_asked and side.rollouts_asked <= own
     assert {row.engine_set for row in answered} == {side.name}

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,18 +73,16 @@ def test_an_unreadable_base_is_named(tmp_path: Path, content: str) -> None:
         adapter_files.read_base(tmp_path)
 
 
+def engine_settings(home: Path, **values: Any) -> EngineSettings:
+    places = {"model_path": home, "state_dir": home, "policies_root": home}
+    return EngineSettings.model_validate({"port": 1, "database_url": "", **places, **values})
+
+
 @pytest.mark.parametrize(("rank", "served"), [(None, None), (1, "8"), (16, "16"), (17, "32"), (512, "512")])
 def test_calls_name_the_same_model_with_an_adapter_and_without(
     tmp_path: Path, rank: int | None, served: str | None
 ) -> None:
-    settings = EngineSettings(
-        model_path=tmp_path,
-        port=1,
-        database_url="",
-        state_dir=tmp_path,
-        policies_root=tmp_path,
-        lora_rank=rank,
-    )
+    settings = engine_settings(tmp_path, lora_rank=rank)
     command = vllm_command(settings, tmp_path)
     names = command[command.index("--served-model-name") + 1]
     if served is None:
@@ -95,15 +94,7 @@ def test_calls_name_the_same_model_with_an_adapter_and_without(
 
 
 def test_an_engine_that_runs_share_names_a_directory_per_slot(tmp_path: Path) -> None:
-    settings = EngineSettings(
-        model_path=tmp_path,
-        port=1,
-        database_url="",
-        state_dir=tmp_path,
-        policies_root=tmp_path,
-        lora_rank=8,
-        lora_runs=3,
-    )
+    settings = engine_settings(tmp_path, lora_rank=8, lora_runs=3)
     command = vllm_command(settings, tmp_path)
     assert command[command.index("--max-loras") + 1] == "3"
     at = command.index("--lora-modules") + 1
