@@ -12,7 +12,9 @@ with a number of slots as an engine with LoRA.
     POST /script {"scores": [...], "update": "die" | "refuse" | "hold", "pause": "die"}
                                         prompt logprobs; how weight updates and pauses end
     POST /release {"hold": "name"}      ends the hold of calls
-    POST /reset                         restores the initial state
+    POST /reset                         restores the initial state, but keeps the label of the weights, which the
+                                        engine's row names
+    POST /restart                       restores all of it, as an engine that is started anew
     GET  /calls                         all generate requests in order, pauses, weight updates, the NCCL group to join
 """
 
@@ -78,11 +80,15 @@ class Engine:
         return Response()
 
     async def reset(self, request: Request) -> Response:
+        label = self.version
+        response = await self.restart(request)
+        self.version = label
+        return response
+
+    async def restart(self, request: Request) -> Response:
         for hold in self.holds.values():
             hold.set()
-        label = self.version  # the engine's row still names these weights
         self.__init__(self.num_slots)  # type: ignore[misc]
-        self.version = label
         return Response()
 
     async def release(self, request: Request) -> Response:
@@ -255,6 +261,7 @@ class Engine:
             "/script": self.script,
             "/release": self.release,
             "/reset": self.reset,
+            "/restart": self.restart,
             "/inference/v1/generate": self.generate,
             "/abort_requests": self.abort,
             "/pause": self.pause,

@@ -191,7 +191,7 @@ async def test_a_registered_engine_that_is_started_anew_is_noticed(fleet: Fleet)
         async with fleet.engine(port=int(address.rpartition(":")[2]), is_attached=True) as wrapper:
             await fleet.wait_ready(1)
             async with httpx.AsyncClient(timeout=60) as http:
-                await http.post(address + "/reset")
+                await http.post(address + "/restart")
             assert await asyncio.to_thread(wrapper.wait) != 0, "the supervisor starts it again, and it loads anew"
             assert await fleet.rows() == []
         async with fleet.engine(port=int(address.rpartition(":")[2]), is_attached=True):

@@ -97,7 +97,7 @@ async def test_of_two_trainings_the_second_is_refused_until_the_first_has_ended(
     """Two runs on the same engines would be sampled by each other's weights."""
     await prepare(database, tmp_path, run_id, init_from=str(model))
     await prepare(database, tmp_path, run_id, init_from=str(model))  # running it again changes nothing
-    with pytest.raises(ApplicationError, match=f"run {run_id} is still open"):
+    with pytest.raises(ApplicationError, match=f"run {run_id} of engine set 'default' is still open"):
         await prepare(database, tmp_path, f"{run_id}-b", init_from=str(model))
     await _end(database, run_id)
     await prepare(database, tmp_path, f"{run_id}-b", init_from=str(model))
