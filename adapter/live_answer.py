@@ -127,6 +127,7 @@ class LiveAnswer:
         self._hidden = ""  # decoded and not shown
         self._num_searched = 0  # characters of it in which no mark was found
         self._new_ids: list[int] = []
+        self._has_stopped = False
         self._changed: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._shown_at = float("-inf")
@@ -164,11 +165,15 @@ class LiveAnswer:
             self.reader.begin_again()
         self._num_searched = 0
         self._new_ids = []
+        self._has_stopped = False
         return True
 
     def feed(self, ids: Sequence[int]) -> None:
-        """Take sampled ids. They are shown at once, or soon if something was shown just now."""
-        if self._part is _Part.REST:
+        """Take sampled ids. They are shown at once, or soon if something was shown just now.
+
+        Nothing is shown of what follows a stop id, whichever ids come together with it.
+        """
+        if self._part is _Part.REST or self._has_stopped:
             return
         self._new_ids += ids
         if self._timer is None:
@@ -199,6 +204,7 @@ class LiveAnswer:
         pieces = [self._hidden]
         for one in ids:
             if one in self._stop_ids:
+                self._has_stopped = True
                 break
             try:
                 pieces.append(self._decoder.step(self._tokenizer, one) or "")

@@ -3,6 +3,7 @@
 vLLM's parsers are imported once for this file (about 13 CPU seconds).
 """
 
+import asyncio
 import json
 import random
 import re
@@ -22,7 +23,7 @@ from adapter.dialects.base import MAX_STOP_CHARS, MAX_STOPS
 from adapter.dialects.chat import ChatDialect
 from adapter.dialects.messages import MessagesDialect
 from adapter.dialects.responses import ResponsesDialect
-from adapter.live_answer import LiveAnswer
+from adapter.live_answer import _SHOW_SECONDS, LiveAnswer
 from adapter.output_parser import OutputParser
 from adapter.prompt.renderer import Renderer
 from adapter.prompt.request_parser import ParsedRequest
@@ -336,6 +337,21 @@ async def test_an_answer_begins_again_only_if_nothing_was_shown(renderer: Render
     live.feed(encode("one two", add_special_tokens=False).ids)
     await changed
     assert live.text == "one two" and not live.begin_again()
+
+
+async def test_nothing_behind_a_stop_token_is_shown(renderer: Renderer, parsers: list[VllmParsers]) -> None:
+    """Also if it comes with the ids after it, or before them; a call without the token would be another one."""
+    outputs = OutputParser(renderer, parsers[1])
+    plain = renderer.tokenizer.plain
+    ids = plain.encode("Look.\n" + CALL.replace("ls", "echo '<|im_end|>'"), add_special_tokens=False).ids
+    stop = next(at for at, one in enumerate(ids) if one in renderer.stop_ids)
+    for cuts in ((), (stop,), (stop + 1,), (stop, stop + 1)):
+        live = live_answer(outputs, request(TOOLS, ()))
+        for start, end in pairwise((0, *cuts, len(ids))):
+            live.feed(ids[start:end])
+            await asyncio.sleep(2 * _SHOW_SECONDS)
+        message = (await outputs.parse(renderer.tokenizer.decode(ids), request(TOOLS, ()), True, live)).message
+        assert message.tool_calls and live.text == "Look." and live.released.begins(message), cuts
 
 
 async def test_long_stop_sequences_take_little_memory(renderer: Renderer, parsers: list[VllmParsers]) -> None:
