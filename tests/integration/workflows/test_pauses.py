@@ -71,7 +71,7 @@ class Operator:
 
 @pytest.fixture
 async def operator(training: Training, loop: Loop) -> Operator:
-    await loop.until(training.working, "both agents work")
+    await loop.until(training.waiting, "both agents wait for their model")
     return Operator(loop, training.run_id)
 
 
