@@ -111,7 +111,8 @@ def _memory(config: RunConfig, sizes: ModelSizes, engine: PlacedEngine | None) -
     if engine is None:
         frozen = _frozen_weights(config, sizes)
         training = config.training
-        held = learner_gib(sizes, default_workers(config), training.bin_tokens, frozen, training.expert_parallel)
+        tokens = training.bin_tokens // training.sequence_parallel
+        held = learner_gib(sizes, default_workers(config), tokens, frozen, training.expert_parallel)
         return f"{held:6.1f} GiB"
     gpus = cache_gpus([*config.engine.args, *engine.args])
     return f"{engine_gib(sizes, gpus, config.sampling.max_context_tokens):6.1f} GiB"

@@ -224,35 +224,51 @@ def prepare_model(config: RunConfig, say: Callable[[str], None]) -> Path:
 
         make_tiny_policy(model_path, config.seed, say)
     require_model(model_path)
-    require_experts(config)
+    require_trainable(config)
     return model_path
 
 
-def require_experts(config: RunConfig) -> None:
-    """Raise ConfigError if the model does not allow what `training.router_replay` or `expert_parallel` asks for."""
+def require_trainable(config: RunConfig) -> None:
+    """Raise ConfigError if the model does not allow what `training.router_replay`, `expert_parallel` or
+    `sequence_parallel` asks for."""
+    from training.service import default_workers
+
     training = config.training
-    if not training.router_replay and training.expert_parallel == 1:
+    num_ranks = default_workers(config)
+    if num_ranks % training.sequence_parallel:
+        raise ConfigError(
+            f"training.sequence_parallel: {training.sequence_parallel} does not divide the number of ranks, {num_ranks}"
+        )
+    if not training.router_replay and training.expert_parallel == training.sequence_parallel == 1:
         return
     model = model_of(config)
     no_replay: str | None
     undivided: str | None
+    no_slices: str | None = None  # the learner looks at a tiny policy, which may not be made yet
     if config.model == TINY:
         no_replay = undivided = "the tiny policy has no experts"
     else:
         from training.memory_estimate import read_sizes
-        from training.service import default_workers
 
         require_config("model", model)
         try:
-            ranks_of_copy = training.shard_ranks or default_workers(config)
-            sizes = read_sizes(model, expert_parallel=training.expert_parallel, ranks_of_copy=ranks_of_copy)
-            no_replay, undivided = sizes.no_replay, sizes.undivided
+            sizes = read_sizes(
+                model,
+                expert_parallel=training.expert_parallel,
+                ranks_of_copy=training.shard_ranks or num_ranks,
+                sequence_parallel=training.sequence_parallel,
+            )
+            no_replay, undivided, no_slices = sizes.no_replay, sizes.undivided, sizes.no_slices
         except (OSError, ValueError, AttributeError, KeyError) as error:
-            no_replay = undivided = f"{model} cannot be trained here: {error}"
+            no_replay = undivided = no_slices = f"{model} cannot be trained here: {error}"
+    if training.packing == "padded":
+        no_slices = "training.packing: padded has whole rows"
     if training.router_replay and no_replay is not None:
         raise ConfigError(f"training.router_replay: {no_replay}; leave it out")
     if training.expert_parallel > 1 and undivided is not None:
         raise ConfigError(f"training.expert_parallel: {undivided}; use another number, or leave it out")
+    if training.sequence_parallel > 1 and no_slices is not None:
+        raise ConfigError(f"training.sequence_parallel: {no_slices}; use another number, or leave it out")
 
 
 def write_plan(stack: Stack, plan: StackPlan | ServingPlan) -> None:

@@ -18,6 +18,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from training.prefix_tree import Segment
+from training.sequence_parallel import SequenceRanks
 
 
 def earlier_tokens(segments: Sequence[Segment], num_tokens: int, taps: int, device: torch.device) -> Tensor:
@@ -70,28 +71,54 @@ def tree_delta_rule(
 def _layer_forward(
     self: Any, hidden_states: Tensor, cache_params: Any = None, attention_mask: Any = None, **more: Any
 ) -> Tensor:
-    """Replace the layer's forward if `segments` are among the keywords; call the layer's own without them."""
+    """Replace the layer's forward if `segments` are among the keywords; call the layer's own without them.
+
+    With `sequence_ranks`, the hidden states are those of a rank's slice; convolution and states are computed for all
+    tokens and the rank's share of the heads.
+    """
     segments: Sequence[Segment] | None = more.pop("segments", None)
     if segments is None:
         plain: Tensor = type(self).forward(self, hidden_states, cache_params, attention_mask, **more)
         return plain
     assert cache_params is None and hidden_states.shape[0] == 1, "a tree is one row and has no cache"
-    num_tokens = hidden_states.shape[1]
-    earlier_KT = earlier_tokens(segments, num_tokens, self.conv_kernel_size, hidden_states.device)
-    mixed_TC = functional.silu(
-        tree_convolution(self.in_proj_qkv(hidden_states)[0], self.conv1d.weight.squeeze(1), earlier_KT)
-    )
-    query, key, value = torch.split(mixed_TC[None], [self.key_dim, self.key_dim, self.value_dim], -1)
-    query, key = (part.reshape(1, num_tokens, -1, self.head_k_dim) for part in (query, key))
-    value, gate = (part.reshape(1, num_tokens, -1, self.head_v_dim) for part in (value, self.in_proj_z(hidden_states)))
-    beta = self.in_proj_b(hidden_states).sigmoid()
-    decay = -self.A_log.float().exp() * functional.softplus(self.in_proj_a(hidden_states).float() + self.dt_bias)
-    repeats = self.num_v_heads // self.num_k_heads
+    ranks: SequenceRanks | None = more.get("sequence_ranks")
+    sizes = [self.key_dim, self.key_dim, self.value_dim]
+    parts = [*self.in_proj_qkv(hidden_states)[0].split(sizes, 1), self.in_proj_b(hidden_states)[0]]
+    parts.append(self.in_proj_a(hidden_states)[0])
+    weights = [*self.conv1d.weight.squeeze(1).split(sizes), self.A_log, self.dt_bias]
+    if ranks is not None:
+        parts = ranks.to_heads(parts)
+        weights = [ranks.own_share(one) for one in weights]
+    outputs_TC = _heads_forward(self, segments, parts, weights)
+    if ranks is not None:
+        outputs_TC = ranks.to_tokens(outputs_TC)
+    gate = self.in_proj_z(hidden_states)
+    normed = self.norm(outputs_TC.reshape(-1, self.head_v_dim), gate.reshape(-1, self.head_v_dim))
+    return self.out_proj(normed.reshape(1, -1, self.value_dim))  # type: ignore[no-any-return]
+
+
+def _heads_forward(
+    layer: Any, segments: Sequence[Segment], parts: Sequence[Tensor], weights: Sequence[Tensor]
+) -> Tensor:
+    """Return (T, C), the states' outputs, for some of the heads or all.
+
+    `parts`: (T, ...) of query, key, value, b and a, as they are projected. `weights`: rows of the convolution for
+    query, key and value, A_log and dt_bias.
+    """
+    *qkv, b, a = parts
+    *taps, a_log, dt_bias = weights
+    num_tokens = len(b)
+    earlier_KT = earlier_tokens(segments, num_tokens, layer.conv_kernel_size, b.device)
+    mixed_TC = functional.silu(tree_convolution(torch.cat(qkv, 1), torch.cat(taps), earlier_KT))
+    query, key, value = mixed_TC[None].split([part.shape[1] for part in qkv], -1)
+    query, key = (part.reshape(1, num_tokens, -1, layer.head_k_dim) for part in (query, key))
+    value = value.reshape(1, num_tokens, -1, layer.head_v_dim)
+    repeats = layer.num_v_heads // layer.num_k_heads
     query, key = (part.repeat_interleave(repeats, dim=2) for part in (query, key))
-    rule = sys.modules[type(self).__module__].torch_chunk_gated_delta_rule
-    outputs = tree_delta_rule(rule, segments, query, key, value, decay, beta)
-    normed = self.norm(outputs.reshape(-1, self.head_v_dim), gate.reshape(-1, self.head_v_dim))
-    return self.out_proj(normed.reshape(1, num_tokens, -1))  # type: ignore[no-any-return]
+    decay = -a_log.float().exp() * functional.softplus(a.float() + dt_bias)
+    rule = sys.modules[type(layer).__module__].torch_chunk_gated_delta_rule
+    outputs = tree_delta_rule(rule, segments, query, key, value, decay[None], b.sigmoid()[None])
+    return outputs[0].flatten(1)
 
 
 def fork_states(model: nn.Module) -> None:

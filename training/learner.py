@@ -131,6 +131,10 @@ class RankLearner:
             # One kernel for all weights. It was not tried with weights over different meshes, as divided experts are.
             fused=self.device.type == "cuda" and training.expert_parallel == 1,
         )
+        ranks = self.policy.sequence_ranks
+        self.num_bins = self.world_size // (1 if ranks is None else ranks.size)
+        self.bin_number = self.rank if ranks is None else self.rank // ranks.size
+        self.is_first_of_bin = ranks is None or ranks.number == 0
         self.num_copies = self.world_size // (training.shard_ranks or self.world_size)
         warmup = training.warmup_steps
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -185,20 +189,22 @@ class RankLearner:
     ) -> StepSums:
         """Accumulate the gradients of this rank's bins and return their sums; add their tokens to the recorders.
 
-        Every rank runs the same number of passes, since FSDP's passes are collectives. `fresh_step`: policy step of the
-        current weights; None once an update has changed them.
+        Of ranks that share a bin, the first one counts and records it. Every rank runs the same number of passes, since
+        FSDP's passes are collectives. `fresh_step`: policy step of the current weights; None once an update has changed
+        them.
         """
         router_replay.require_same_experts(self.policy.model.config, sequences)
         bin_tokens = self.config.training.bin_tokens
-        dealt = deal_bins(sequences, self.world_size, bin_tokens, self.packing, self.pair_cost)
+        dealt = deal_bins(sequences, self.num_bins, bin_tokens, self.packing, self.pair_cost)
         sums = StepSums()
         for number in range(len(dealt[0])):  # rank 0 has a bin in every pass
-            real = number < len(dealt[self.rank])
-            chains = dealt[self.rank][number] if real else [spare_chain(sequences[0])]
+            real = number < len(dealt[self.bin_number])
+            chains = dealt[self.bin_number][number] if real else [spare_chain(sequences[0])]
             bin = pack_bin(chains, self.packing)
-            loss = self._bin_loss(bin, members, sums if real else None, fresh_step, recorders)
-            # FSDP averages gradients over ranks, but the token weights are made for their sum.
-            torch.autograd.backward(loss * (self.world_size if real else 0.0))
+            counted = sums if real and self.is_first_of_bin else None
+            loss = self._bin_loss(bin, members, counted, fresh_step, recorders)
+            # FSDP averages gradients over ranks, but the token weights are made for the sum over bins.
+            torch.autograd.backward(loss * (self.num_bins if real else 0.0))
         return sums
 
     def _bin_loss(
@@ -210,7 +216,7 @@ class RankLearner:
         recorders: Sequence[TokenRecorder],
     ) -> Tensor:
         """Return the weighted loss of one bin, a scalar, and add its statistics to `sums` and its tokens to the
-        recorders; a bin that only keeps the ranks in step has no `sums` and is added to none of them.
+        recorders; without `sums` it is added to none of them.
         """
         positions = None if bin.positions is None else self._tensor(bin.positions)
         inputs = (self._tensor(bin.ids), positions, bin.segments, self._tensor(bin.sources), self._tensor(bin.targets))

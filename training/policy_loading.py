@@ -27,6 +27,7 @@ from training.packing import Packing
 from training.policy_check import BFLOAT16, BFLOAT16_EXPERTS, FLOAT32, switch_and_check
 from training.policy_model import ForwardWork, TrainablePolicy, choose_packing, head_size, pair_cost
 from training.rank_zero import read_on_rank_zero
+from training.sequence_parallel import SequenceRanks, make_sequence_ranks, why_no_sequence_parallel
 
 if TYPE_CHECKING:  # a step needs no pydantic
     from ratchet.config import RunConfig
@@ -61,6 +62,7 @@ def load_policy(path: Path, config: RunConfig, device: torch.device) -> LoadedPo
     if on_gpu if training.activation_checkpointing is None else training.activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     policy = TrainablePolicy(model, training.fp32_head)
+    policy.sequence_ranks = _sequence_ranks(model, packing, device, training.sequence_parallel)
     dtype = compute_dtype(training.dtype, device)
     if on_gpu and packing != "padded" and dtype.itemsize == 2:
         policy.own_call_from_pairs = _own_call_from_pairs(model, dtype, device)
@@ -77,6 +79,16 @@ def load_policy(path: Path, config: RunConfig, device: torch.device) -> LoadedPo
     fused = fused_kernels.are_used(training.fused_kernels, model, device)
     switch_and_check(policy, packing, path, device, FLOAT32 if dtype == torch.float32 else rounded, fused)
     return LoadedPolicy(policy, packing, work, cost)
+
+
+def _sequence_ranks(model: Any, packing: Packing, device: torch.device, size: int) -> SequenceRanks | None:
+    """Return the ranks that share a bin with this one, if several do. Raises ValueError if they cannot."""
+    reason = None
+    if size > 1:
+        reason = f"{packing} bins have no segments" if packing == "padded" else why_no_sequence_parallel(model, size)
+    if reason is not None:
+        raise ValueError(f"training.sequence_parallel: {reason}; use another number, or leave it out")
+    return make_sequence_ranks(device.type, size)
 
 
 def _own_call_from_pairs(model: Any, dtype: torch.dtype, device: torch.device) -> int | None:

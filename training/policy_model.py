@@ -21,6 +21,7 @@ from training.attention_blocks import group_blocks
 from training.packing import Packing
 from training.prefix_tree import Segment
 from training.router_replay import LayerRouter, RecordedExperts
+from training.sequence_parallel import SequenceRanks
 
 
 def chunk_logits(device: torch.device) -> int:
@@ -167,7 +168,8 @@ class TrainablePolicy(nn.Module):
     """A causal language model of transformers; its parameters keep their names, behind the prefix `model.`.
 
     `own_call_from_pairs`: from how many pairs of a query and a key on a block of attention has a kernel call of its
-    own; None: no block has. 0 is right for a CPU, which computes block by block.
+    own; None: no block has. 0 is right for a CPU, which computes block by block. `sequence_ranks`: the ranks that share
+    a bin; each of them is called with the whole bin and returns the scores of all its predictions.
     """
 
     def __init__(self, model: Any, fp32_head: bool = False) -> None:
@@ -176,6 +178,7 @@ class TrainablePolicy(nn.Module):
         self.fp32_head = fp32_head
         self.routers: list[LayerRouter] = []
         self.own_call_from_pairs: int | None = 0
+        self.sequence_ranks: SequenceRanks | None = None
 
     def forward(
         self,
@@ -193,11 +196,30 @@ class TrainablePolicy(nn.Module):
         prefix holds padding, so no mask is needed. `experts`: of the B x T tokens, which `routers` then choose, also in
         the backward pass; it must come before the next forward pass.
         """
+        ranks = self.sequence_ranks
+        if segments is None or positions_BT is None or ranks is None:
+            return self._scores(ids_BT, positions_BT, segments, source_M, target_M, temperature, experts)
+        part = ranks.cut(ids_BT, positions_BT, segments, source_M, target_M, experts)
+        own = (part.ids, part.positions, part.segments, part.sources, part.targets)
+        return TokenScores(*ranks.gather(self._scores(*own, temperature, part.experts), part))
+
+    def _scores(
+        self,
+        ids_BT: Tensor,
+        positions_BT: Tensor | None,
+        segments: Sequence[Segment] | None,
+        source_M: Tensor,
+        target_M: Tensor,
+        temperature: float,
+        experts: RecordedExperts | None,
+    ) -> TokenScores:
+        """Return what `forward` does; with `sequence_ranks`, of a slice whose segments are those of all tokens."""
         router_replay.replay(self.routers, experts)
         more: dict[str, Any] = {}
         if segments is not None:
             groups = group_blocks(segments, ids_BT.device, self.own_call_from_pairs)
             more = {"position_ids": positions_BT, "segments": segments, "block_groups": groups}
+            more["sequence_ranks"] = self.sequence_ranks
         hidden_BTH = self.model.get_decoder()(input_ids=ids_BT, use_cache=False, **more).last_hidden_state
         hidden_MH = hidden_BTH.flatten(0, 1)[source_M]
         weight_VH = self.model.get_output_embeddings().weight

@@ -32,6 +32,7 @@ TRAINING = {
     "router_replay": False,
     "shard_ranks": None,
     "expert_parallel": 1,
+    "sequence_parallel": 1,
     "dtype": "auto",
     "fp32_head": False,
     "activation_checkpointing": None,
