@@ -126,7 +126,7 @@ def segment_attention(
         rows = _to_heads(rows, sequence_ranks)
     out: Tensor = _SegmentAttention.apply(*rows, scale, groups)  # type: ignore[no-untyped-call]
     if sequence_ranks is not None:
-        out = sequence_ranks.to_tokens(out.flatten(1)).unflatten(1, (-1, out.shape[-1]))
+        out = sequence_ranks.to_tokens(out.flatten(1)).view(query.shape[2], -1, query.shape[3])
     return out[None], None
 
 
@@ -136,7 +136,7 @@ def _to_heads(rows: Sequence[Tensor], ranks: SequenceRanks) -> list[Tensor]:
     copies = max(1, ranks.size // key.shape[1])
     rows = [query, *(part.repeat_interleave(copies, 1) for part in (key, value))]
     shares = ranks.to_heads([part.flatten(1) for part in rows])
-    return [share.unflatten(1, (-1, part.shape[-1])) for share, part in zip(shares, rows, strict=True)]
+    return [share.reshape(len(share), -1, part.shape[-1]) for share, part in zip(shares, rows, strict=True)]
 
 
 def register_segment_attention() -> None:

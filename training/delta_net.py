@@ -110,7 +110,7 @@ def _heads_forward(
     num_tokens = len(b)
     earlier_KT = earlier_tokens(segments, num_tokens, layer.conv_kernel_size, b.device)
     mixed_TC = functional.silu(tree_convolution(torch.cat(qkv, 1), torch.cat(taps), earlier_KT))
-    query, key, value = mixed_TC[None].split([part.shape[1] for part in qkv], -1)
+    query, key, value = torch.split(mixed_TC[None], [part.shape[1] for part in qkv], -1)
     query, key = (part.reshape(1, num_tokens, -1, layer.head_k_dim) for part in (query, key))
     value = value.reshape(1, num_tokens, -1, layer.head_v_dim)
     repeats = layer.num_v_heads // layer.num_k_heads

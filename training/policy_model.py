@@ -199,9 +199,10 @@ class TrainablePolicy(nn.Module):
         ranks = self.sequence_ranks
         if segments is None or positions_BT is None or ranks is None:
             return self._scores(ids_BT, positions_BT, segments, source_M, target_M, temperature, experts)
-        part = ranks.cut(ids_BT, positions_BT, segments, source_M, target_M, experts)
+        part = ranks.cut(ids_BT, positions_BT, segments, source_M, target_M)
         own = (part.ids, part.positions, part.segments, part.sources, part.targets)
-        return TokenScores(*ranks.gather(self._scores(*own, temperature, part.experts), part))
+        own_experts = None if experts is None else experts.part(part.own)
+        return TokenScores(*ranks.gather(self._scores(*own, temperature, own_experts), part))
 
     def _scores(
         self,

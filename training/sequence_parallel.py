@@ -22,17 +22,17 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from training.prefix_tree import Segment
-from training.router_replay import RecordedExperts
 
 
 class SequenceSlice(NamedTuple):
     """What one rank computes of a bin: `ids` and `positions` (1, S), of its tokens; `segments`, of all T tokens.
 
-    `sources` and `targets` (m,): the predictions after its own tokens, counted from its first one. `counts`: number of
-    predictions of each rank. `places` (M,): where each prediction of the bin stands in those of all ranks in a row.
-    `experts`: of its tokens.
+    `own`: its tokens among the T. `sources` and `targets` (m,): the predictions after its own tokens, counted from its
+    first one. `counts`: number of predictions of each rank. `places` (M,): of each prediction of the bin, its index in
+    those of all ranks in a row.
     """
 
+    own: slice
     ids: Tensor
     positions: Tensor
     segments: Sequence[Segment]
@@ -40,7 +40,6 @@ class SequenceSlice(NamedTuple):
     targets: Tensor
     counts: Sequence[int]
     places: Tensor
-    experts: RecordedExperts | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,6 @@ class SequenceRanks:
         segments: Sequence[Segment],
         source_M: Tensor,
         target_M: Tensor,
-        experts: RecordedExperts | None,
     ) -> SequenceSlice:
         """Return this rank's slice of a bin. The last slice is filled up with a chain of tokens that none predicts."""
         num_tokens = ids_1T.shape[1]
@@ -78,9 +76,7 @@ class SequenceRanks:
         counts = torch.bincount(owner_M, minlength=self.size).tolist()
         ids, positions = ids_1T[:, own], positions_1T[:, own]
         sources, targets = source_M[mine] - own.start, target_M[mine]
-        return SequenceSlice(
-            ids, positions, segments, sources, targets, counts, places_M, _own_experts(experts, own, missing)
-        )
+        return SequenceSlice(own, ids, positions, segments, sources, targets, counts, places_M)
 
     def gather(self, values: Sequence[Tensor], part: SequenceSlice) -> list[Tensor]:
         """Return values of the bin's predictions, (M,) each, from those of this rank's, (m,) each.
@@ -97,7 +93,7 @@ class SequenceRanks:
         shares = [part.view(len(part), self.size, width) for part, width in zip(parts, widths, strict=True)]
         sent_PSC = torch.cat(shares, 2).transpose(0, 1).contiguous()
         received_PSC: Tensor = _AllToAll.apply(sent_PSC, self.group)  # type: ignore[no-untyped-call]
-        return list(received_PSC.flatten(0, 1).split(widths, 1))
+        return list(torch.split(received_PSC.flatten(0, 1), widths, 1))
 
     def to_tokens(self, heads_TC: Tensor) -> Tensor:
         """Return (S, C) from (T, C / P): all heads, for this rank's tokens."""
@@ -143,15 +139,8 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        own = grads[0].split(ctx.counts, -1)[ctx.ranks.number]
+        own = torch.split(grads[0], ctx.counts, -1)[ctx.ranks.number]
         return own * ctx.ranks.size, None, None
-
-
-def _own_experts(experts: RecordedExperts | None, own: slice, missing: int) -> RecordedExperts | None:
-    if experts is None:
-        return None
-    ids = torch.nn.functional.pad(experts.ids, (0, 0, 0, 0, 0, missing))
-    return RecordedExperts(ids[own], torch.nn.functional.pad(experts.known, (0, missing))[own])
 
 
 # ---------------------------------------------------------------- which ranks, and which models

@@ -122,6 +122,7 @@ def test_what_cannot_be_divided_is_refused_by_name(model: Path, tmp_path: Path) 
     assert reason == "3 does not divide the attention heads of Qwen3ForCausalLM, 4"
     reason = why_no_sequence_parallel(loaded[DELTA], 4)
     assert reason == "4 does not divide linear_num_key_heads of Qwen3_5MoeForCausalLM, 2"
-    loaded[DENSE].config.num_attention_heads, loaded[DENSE].config.num_key_value_heads = 12, 6
+    loaded[DENSE].config.num_attention_heads = 12
+    loaded[DENSE].config.num_key_value_heads = 6
     reason = why_no_sequence_parallel(loaded[DENSE], 4)
     assert reason == "4 neither divides the key and value heads of Qwen3ForCausalLM, 6, nor is a multiple of them"
