@@ -134,9 +134,11 @@ def _to_heads(rows: Sequence[Tensor], ranks: SequenceRanks) -> list[Tensor]:
     """Exchange tokens for heads; a key head that the query heads of several ranks need goes to each of them."""
     query, key, value = rows
     copies = max(1, ranks.size // key.shape[1])
-    rows = [query, *(part.repeat_interleave(copies, 1) for part in (key, value))]
-    shares = ranks.to_heads([part.flatten(1) for part in rows])
-    return [share.reshape(len(share), -1, part.shape[-1]) for share, part in zip(shares, rows, strict=True)]
+    whole = [query, *(part.repeat_interleave(copies, 1) for part in (key, value))]
+    shares = ranks.to_heads([part.flatten(1) for part in whole])
+    widths = [part.shape[1] * part.shape[2] // ranks.size for part in whole]
+    parts = torch.split(shares, widths, 1)
+    return [part.view(len(part), -1, query.shape[2]) for part in parts]
 
 
 def register_segment_attention() -> None:

@@ -82,43 +82,47 @@ def _layer_forward(
         return plain
     assert cache_params is None and hidden_states.shape[0] == 1, "a tree is one row and has no cache"
     ranks: SequenceRanks | None = more.get("sequence_ranks")
-    sizes = [self.key_dim, self.key_dim, self.value_dim]
-    parts = [*self.in_proj_qkv(hidden_states)[0].split(sizes, 1), self.in_proj_b(hidden_states)[0]]
-    parts.append(self.in_proj_a(hidden_states)[0])
-    weights = [*self.conv1d.weight.squeeze(1).split(sizes), self.A_log, self.dt_bias]
+    qkv, gate, b, a = (
+        project(hidden_states)[0] for project in (self.in_proj_qkv, self.in_proj_z, self.in_proj_b, self.in_proj_a)
+    )
+    taps, a_log, dt_bias = self.conv1d.weight.squeeze(1), self.A_log, self.dt_bias
     if ranks is not None:
-        parts = ranks.to_heads(parts)
-        weights = [ranks.own_share(one) for one in weights]
-    outputs_TC = _heads_forward(self, segments, parts, weights)
+        sizes = [self.key_dim, self.key_dim, self.value_dim]
+        shares = ranks.to_heads([*torch.split(qkv, sizes, 1), b, a])
+        num_heads = self.num_v_heads // ranks.size
+        qkv, b, a = torch.split(shares, [sum(sizes) // ranks.size, num_heads, num_heads], 1)
+        taps = torch.cat([ranks.own_share(one) for one in torch.split(taps, sizes)])
+        a_log, dt_bias = ranks.own_share(a_log), ranks.own_share(dt_bias)
+    outputs = _heads_forward(self, segments, tree_inputs=(qkv, b, a), weights=(taps, a_log, dt_bias))
     if ranks is not None:
-        outputs_TC = ranks.to_tokens(outputs_TC)
-    gate = self.in_proj_z(hidden_states)
-    normed = self.norm(outputs_TC.reshape(-1, self.head_v_dim), gate.reshape(-1, self.head_v_dim))
+        outputs = ranks.to_tokens(outputs)
+    normed = self.norm(outputs.reshape(-1, self.head_v_dim), gate.reshape(-1, self.head_v_dim))
     return self.out_proj(normed.reshape(1, -1, self.value_dim))  # type: ignore[no-any-return]
 
 
 def _heads_forward(
-    layer: Any, segments: Sequence[Segment], parts: Sequence[Tensor], weights: Sequence[Tensor]
+    layer: Any, segments: Sequence[Segment], tree_inputs: tuple[Tensor, ...], weights: tuple[Tensor, ...]
 ) -> Tensor:
-    """Return (T, C), the states' outputs, for some of the heads or all.
+    """Return the states' outputs (T, values), for all heads or some.
 
-    `parts`: (T, ...) of query, key, value, b and a, as they are projected. `weights`: rows of the convolution for
-    query, key and value, A_log and dt_bias.
+    `tree_inputs`: projections of T tokens, of query, key and value side by side, and of b and a. `weights`: of the
+    convolution, A_log and dt_bias.
     """
-    *qkv, b, a = parts
-    *taps, a_log, dt_bias = weights
-    num_tokens = len(b)
-    earlier_KT = earlier_tokens(segments, num_tokens, layer.conv_kernel_size, b.device)
-    mixed_TC = functional.silu(tree_convolution(torch.cat(qkv, 1), torch.cat(taps), earlier_KT))
-    query, key, value = torch.split(mixed_TC[None], [part.shape[1] for part in qkv], -1)
+    qkv_TC, b, a = tree_inputs
+    taps_CK, a_log, dt_bias = weights
+    num_tokens = len(qkv_TC)
+    earlier_KT = earlier_tokens(segments, num_tokens, layer.conv_kernel_size, qkv_TC.device)
+    mixed_TC = functional.silu(tree_convolution(qkv_TC, taps_CK, earlier_KT))
+    num_values = len(a_log) * layer.head_v_dim
+    num_keys = (qkv_TC.shape[1] - num_values) // 2
+    query, key, value = torch.split(mixed_TC[None], [num_keys, num_keys, num_values], -1)
     query, key = (part.reshape(1, num_tokens, -1, layer.head_k_dim) for part in (query, key))
     value = value.reshape(1, num_tokens, -1, layer.head_v_dim)
+    decay = -a_log.float().exp() * functional.softplus(a.float() + dt_bias)
     repeats = layer.num_v_heads // layer.num_k_heads
     query, key = (part.repeat_interleave(repeats, dim=2) for part in (query, key))
-    decay = -a_log.float().exp() * functional.softplus(a.float() + dt_bias)
     rule = sys.modules[type(layer).__module__].torch_chunk_gated_delta_rule
-    outputs = tree_delta_rule(rule, segments, query, key, value, decay[None], b.sigmoid()[None])
-    return outputs[0].flatten(1)
+    return tree_delta_rule(rule, segments, query, key, value, decay[None], b.sigmoid()[None])[0].flatten(1)
 
 
 def fork_states(model: nn.Module) -> None:

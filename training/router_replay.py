@@ -30,12 +30,6 @@ class RecordedExperts(NamedTuple):
     ids: Tensor
     known: Tensor
 
-    def part(self, own: slice) -> RecordedExperts:
-        """Return those of some tokens; of tokens after the last none are known."""
-        missing = max(0, own.stop - len(self.known))
-        ids = functional.pad(self.ids, (0, 0, 0, 0, 0, missing))
-        return RecordedExperts(ids[own], functional.pad(self.known, (0, missing))[own])
-
 
 class LayerRouter(NamedTuple):
     """The router of the layer `number`, counted from 0 over all layers of the model."""

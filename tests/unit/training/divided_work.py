@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 
 from ratchet.config import RunConfig
 from ratchet.trained_turns import TrainedTurn
+from ratchet.types import JsonObject
 from tests.unit.training.cuts import make_config, make_plan, make_relatives
 from tests.unit.training.test_router_replay import with_experts
 from training.learner import RankLearner, clip_gradients
@@ -40,7 +41,8 @@ class Outcome:
     """Gradients by parameter, the norm before clipping and after it, files before a step and after it.
 
     `expert_weights` and `expert_moments`: of experts, on this rank. `layer_tokens`: computed by its first layer in one
-    pass over the bins. `metrics` and `trained_turns` are the step's, on rank 0 only.
+    pass over the bins. `canary`: before the step, empty without a tokenizer. `metrics` and `trained_turns` are those of
+    the step, on rank 0 only.
     """
 
     gradients: dict[str, npt.NDArray[np.float32]]
@@ -50,6 +52,7 @@ class Outcome:
     expert_weights: int
     expert_moments: int
     layer_tokens: int
+    canary: JsonObject
     metrics: dict[str, float]
     trained_turns: Sequence[TrainedTurn]
 
@@ -65,10 +68,11 @@ def run(case: Case) -> Outcome:
     if case.checkpoint is not None:
         learner.load(case.checkpoint)
     initial_files = publish(learner, case.directory / "initial")
+    canary = learner.canary() if (case.model / "tokenizer.json").is_file() else {}
     learner.policy.train()
     tokens: list[int] = []
-    norm: Any = learner.policy.model.get_decoder().layers[0].input_layernorm
-    counting = norm.register_forward_hook(lambda _module, _inputs, hidden: tokens.append(hidden.shape[:-1].numel()))
+    layer: Any = learner.policy.model.get_decoder().layers[0].input_layernorm
+    counting = layer.register_forward_hook(lambda _module, _inputs, hidden: tokens.append(hidden.shape[:-1].numel()))
     learner.accumulate(case.sequences, {member.rollout_id: member for member in case.plan.members})
     counting.remove()
     gradients = {
@@ -96,6 +100,7 @@ def run(case: Case) -> Outcome:
         sum(one.to_local().numel() for one in experts),  # type: ignore[attr-defined]
         sum(one.to_local().numel() for one in moments),
         sum(tokens),
+        canary,
         result.metrics,
         result.trained_turns,
     )
