@@ -117,20 +117,24 @@ class LiveAnswer:
         self.reader = reader
         self._tokenizer = tokenizer
         self._stop_ids = frozenset(stop_ids)
-        self._decoder = DecodeStream(skip_special_tokens=False)
         self._marks = marks
         self._strips = has_tools  # text is stripped if a tool call follows it
         self._matcher = _matcher(marks, tuple(stop_sequences))
         self._call_matcher = _call_matcher(marks, tuple(stop_sequences))
-        self._body = ""  # all that follows the thinking, up to what is hidden
+        self._changed: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._shown_at = float("-inf")
+        self._forget()
+
+    def _forget(self) -> None:
+        """Set what the tokens so far have changed to its beginning."""
+        self._decoder = DecodeStream(skip_special_tokens=False)
         self._part = self._first_part()
+        self._body = ""  # all that follows the thinking, up to what is hidden
         self._hidden = ""  # decoded and not shown
         self._num_searched = 0  # characters of it in which no mark was found
         self._new_ids: list[int] = []
         self._has_stopped = False
-        self._changed: asyncio.Future[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._shown_at = float("-inf")
 
     def changed(self) -> "asyncio.Future[None]":
         """A future that is done when more may be shown."""
@@ -157,15 +161,9 @@ class LiveAnswer:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._decoder = DecodeStream(skip_special_tokens=False)
-        self._part = self._first_part()
-        self._hidden = ""
-        self._body = ""
         if self.reader is not None:
             self.reader.begin_again()
-        self._num_searched = 0
-        self._new_ids = []
-        self._has_stopped = False
+        self._forget()
         return True
 
     def feed(self, ids: Sequence[int]) -> None:

@@ -28,13 +28,18 @@ async def running_beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]
         yield
     finally:
         task.cancel()
-        try:
-            await asyncio.wait({task})  # `await task` could not tell the caller's cancellation from the task's
-        except asyncio.CancelledError:
-            await asyncio.wait({task})
-            raise
+        await wait_for_end(task)
         if not task.cancelled():
             task.result()
+
+
+async def wait_for_end(task: "asyncio.Task[Any]") -> None:
+    """Wait until a task has ended, also if the caller is cancelled meanwhile, which is raised then."""
+    try:
+        await asyncio.wait({task})  # `await task` could not tell the caller's cancellation from the task's
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise
 
 
 async def in_abandonable_thread(work: Callable[[], _T], seconds: float | None = None) -> _T:

@@ -13,6 +13,14 @@ def model_of(config: RunConfig) -> Path:
     return paths.tiny_policy(config.seed) if config.model == TINY else Path(config.model)
 
 
+def frozen_models(config: RunConfig) -> list[Path | None]:
+    """Return the directories of the run's reference and teacher, None for one that has the policy's own weights."""
+    loss = config.loss
+    wanted = [loss.reference_model] if loss.reference_kl else []
+    wanted += [loss.teacher_model] if loss.distillation else []
+    return [None if path is None else Path(path) for path in wanted]
+
+
 def require_model(model: Path) -> None:
     """Raise ConfigError if the directory is not usable as a policy, naming what is missing and what to do."""
     require_config("model", model)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ratchet.config import LoraConfig, RunConfig
 from ratchet.errors import RatchetError
-from ratchet.model_directory import model_of
+from ratchet.model_directory import frozen_models, model_of
 from stack.placement import LEARNER, PlacedEngine, Placement, cache_gpus
 from training.memory_estimate import ModelSizes, engine_gib, learner_gib, read_sizes
 from training.policy_inputs import slice_length
@@ -121,10 +121,7 @@ def _memory(config: RunConfig, sizes: ModelSizes, engine: PlacedEngine | None) -
 
 def _frozen_weights(config: RunConfig, sizes: ModelSizes) -> int:
     """Return the number of weights of the reference and the teacher; one that cannot be read counts as the policy."""
-    loss = config.loss
-    wanted = [loss.reference_model] if loss.reference_kl else []
-    wanted += [loss.teacher_model] if loss.distillation else []
-    read = [None if path is None else _sizes_of(Path(path), None) for path in wanted]
+    read = [None if model is None else _sizes_of(model, None) for model in frozen_models(config)]
     return sum((found or sizes).weights for found in read)
 
 

@@ -15,7 +15,7 @@ from ratchet.config import TINY, RunConfig
 from ratchet.config_engines import DEFAULT_SET
 from ratchet.errors import ConfigError, MachineError
 from ratchet.lora_slots import served_rank
-from ratchet.model_directory import model_of, require_config, require_model
+from ratchet.model_directory import frozen_models, model_of, require_config, require_model
 from ratchet.stored_config import read_stored_config
 from stack.parts import Stack
 from stack.placement import LEARNER, engine_name
@@ -232,8 +232,9 @@ def prepare_model(config: RunConfig, say: Callable[[str], None]) -> Path:
 def require_trainable(config: RunConfig) -> None:
     """Raise ConfigError if the model does not allow what `training.router_replay`, `expert_parallel` or
     `sequence_parallel` asks for."""
-    _require_shared_bins(config)
     training = config.training
+    if training.sequence_parallel > 1 and (reason := _why_no_shared_bins(config)) is not None:
+        raise ConfigError(f"training.sequence_parallel: {reason}; use another number, or leave it out")
     if not training.router_replay and training.expert_parallel == 1:
         return
     no_replay: str | None
@@ -252,30 +253,23 @@ def require_trainable(config: RunConfig) -> None:
         raise ConfigError(f"training.expert_parallel: {undivided}; use another number, or leave it out")
 
 
-def _require_shared_bins(config: RunConfig) -> None:
-    """Raise ConfigError if the ranks, or the heads of a model, do not allow `training.sequence_parallel`."""
-    size = config.training.sequence_parallel
-    if size == 1:
-        return
+def _why_no_shared_bins(config: RunConfig) -> str | None:
+    """Return why the ranks, or the heads of a model, do not allow `training.sequence_parallel`, None if they do."""
+    from training.sequence_parallel import why_no_groups
     from training.service import default_workers
 
-    num_ranks = default_workers(config)
-    reasons = []
-    if num_ranks % size:
-        reasons.append(f"{size} does not divide the number of ranks, {num_ranks}")
+    size = config.training.sequence_parallel
+    if (reason := why_no_groups(default_workers(config), size)) is not None:
+        return reason
     if config.training.packing == "padded":
-        reasons.append("training.packing: padded has whole rows")
-    loss = config.loss
-    others = [loss.reference_model if loss.reference_kl else None, loss.teacher_model if loss.distillation else None]
-    models = [Path(path) for path in others if path is not None]
-    if config.model != TINY:  # the learner looks at a tiny policy, which may not be made yet
-        models.append(model_of(config))
-    for model in models if not reasons else []:
+        return "training.packing: padded has whole rows"
+    # The learner looks at a tiny policy, which may not be made yet.
+    own = [] if config.model == TINY else [model_of(config)]
+    for model in [*filter(None, frozen_models(config)), *own]:
         sizes = _sizes(model, sequence_parallel=size)
-        reason = sizes if isinstance(sizes, str) else sizes.no_slices
-        reasons += [] if reason is None else [reason]
-    if reasons:
-        raise ConfigError(f"training.sequence_parallel: {reasons[0]}; use another number, or leave it out")
+        if (reason := sizes if isinstance(sizes, str) else sizes.no_slices) is not None:
+            return reason
+    return None
 
 
 def _sizes(

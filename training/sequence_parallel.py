@@ -116,15 +116,16 @@ def make_sequence_ranks(size: int) -> SequenceRanks | None:
     """
     if size == 1:
         return None
-    world_size = dist.get_world_size()
-    if world_size % size:
-        raise ValueError(
-            f"training.sequence_parallel: {size} does not divide the number of ranks, {world_size}; "
-            "use another number, or leave it out"
-        )
+    if (reason := why_no_groups(dist.get_world_size(), size)) is not None:
+        raise ValueError(f"training.sequence_parallel: {reason}; use another number, or leave it out")
     group, _ = dist.new_subgroups(group_size=size)  # type: ignore[no-untyped-call]
     assert group is not None
     return SequenceRanks(group, dist.get_rank() % size, size)
+
+
+def why_no_groups(num_ranks: int, size: int) -> str | None:
+    """Return why the ranks cannot be divided into groups of `size`, None if they can."""
+    return f"{size} does not divide the number of ranks, {num_ranks}" if num_ranks % size else None
 
 
 def why_no_sequence_parallel(model: Any, size: int) -> str | None:

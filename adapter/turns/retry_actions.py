@@ -19,6 +19,7 @@ from adapter.turns.records import stored_answer
 from adapter.turns.registry import ConnectedClient, RunningTurn, TurnRegistry
 from adapter.turns.retry_or_sample import RetryDecision, decide_retry
 from adapter.turns.tree import AttachPoint
+from ratchet.background_task import wait_for_end
 from ratchet.store import turns
 from ratchet.store.arrays import ids_from_bytes
 from ratchet.store.database import Database
@@ -134,8 +135,5 @@ async def run_shielded(work: Coroutine[Any, Any, _T]) -> _T:
     Without this, a cancelled client could leave a row that this process has the lease of and that no task generates.
     """
     task = asyncio.create_task(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait({task})
-        raise
+    await wait_for_end(task)
+    return task.result()

@@ -181,3 +181,54 @@ def weights_of(directory: Path) -> npt.NDArray[np.float32]:
     """Return all published weights, flat."""
     tensors = [load_file(path) for path in sorted(directory.glob("*.safetensors"))]
     return np.concatenate([tensor.flatten() for one in tensors for _, tensor in sorted(one.items())])
+
+
+Alone = dict[str, tuple[Case, Outcome]]
+"""By name, what one rank trains, and its outcome."""
+Layouts = dict[int, list[tuple[str, dict[str, Any]]]]
+"""World size -> names of what is trained, and how it is divided."""
+
+
+def run_alone(cases: dict[str, Case]) -> Alone:
+    """Train each case on one rank, from its own checkpoint of a step before."""
+    found = {}
+    for name, case in cases.items():
+        before = run(replace(case, directory=case.directory / "before"))
+        case = replace(case, checkpoint=str(case.directory / "before" / "checkpoint"))
+        found[name] = case, run(case)
+        assert found[name][1].initial_files == before.trained_files
+    return found
+
+
+def run_divided(
+    layouts: Layouts, world_size: int, alone: Alone, directory: Path
+) -> list[tuple[str, Case, list[Outcome]]]:
+    """Return name, case and each rank's outcome of the layouts, after comparing with what one rank trains.
+
+    From one rank's checkpoint: equal files before the step, gradients, norms and weights; one rank goes on from
+    theirs. Of two ranks the first layout is the second one, too: a replayed step has the same bits.
+    """
+    names = [name for name, _ in layouts[world_size]]
+    cases = [
+        divided(alone[name][0], directory / str(number), training)
+        for number, (name, training) in enumerate(layouts[world_size])
+    ]
+    outcomes = run_ranks(directory / "ranks", world_size, cases)
+    if world_size == 2:
+        assert layouts[2][0] == layouts[2][1]
+        assert outcomes[0][0].trained_files == outcomes[0][1].trained_files, "a replayed step has the same bits"
+    for number, (name, case) in enumerate(zip(names, cases, strict=True)):
+        one_case, expected = alone[name]
+        found = outcomes[0][number]
+        assert found.initial_files == expected.initial_files
+        assert_same_gradient(found, expected)
+        before, old = (weights_of(one_case.directory / when) for when in ("initial", "trained"))
+        new = weights_of(case.directory / "trained")
+        assert np.linalg.norm(new - old) < 1e-2 * np.linalg.norm(old - before)
+        learner = RankLearner(one_case.model, one_case.config)
+        learner.load(str(case.directory / "checkpoint"))
+        assert publish(learner, directory / f"loaded{number}") == found.trained_files
+    return [
+        (name, case, [rank[number] for rank in outcomes])
+        for number, (name, case) in enumerate(zip(names, cases, strict=True))
+    ]

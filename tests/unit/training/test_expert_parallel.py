@@ -1,24 +1,11 @@
 """Experts that are divided among ranks: gradients, clipping, files and checkpoints of one rank."""
 
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.unit.training.cuts import make_config
-from tests.unit.training.divided_work import (
-    LORA,
-    Case,
-    Outcome,
-    assert_same_gradient,
-    divided,
-    make_case,
-    publish,
-    run,
-    run_ranks,
-    weights_of,
-)
+from tests.unit.training.divided_work import LORA, Alone, Layouts, make_case, run_alone, run_divided
 from tests.unit.training.test_gradients import arguments_of, make_architecture
 from training import model_files
 from training.expert_parallel import EXPERT_PARALLEL_ARCHITECTURES, why_no_expert_parallel
@@ -26,7 +13,7 @@ from training.learner import RankLearner
 
 pytestmark = pytest.mark.usefixtures("single_rank")
 NAMES = sorted(EXPERT_PARALLEL_ARCHITECTURES, key=len)
-LAYOUTS = {  # world size -> (what is trained, as below, and how it is divided)
+LAYOUTS: Layouts = {
     2: [
         ("Qwen3-MoE", {"expert_parallel": 2}),
         ("Qwen3-MoE", {"expert_parallel": 2}),  # again
@@ -42,7 +29,7 @@ LAYOUTS = {  # world size -> (what is trained, as below, and how it is divided)
 
 
 @pytest.fixture(scope="module")
-def alone(single_rank: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Case, Outcome]]:
+def alone(single_rank: None, tmp_path_factory: pytest.TempPathFactory) -> Alone:
     """What one rank trains, from its own checkpoint of a step before: Qwen3.5-MoE with recorded experts."""
     directory = tmp_path_factory.mktemp("alone")
     cases = {
@@ -52,45 +39,18 @@ def alone(single_rank: None, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         ),
         "adapters": make_case(directory / NAMES[0], directory / "lora", **LORA),
     }
-    found = {}
-    for name, case in cases.items():
-        before = run(replace(case, directory=case.directory / "before"))
-        case = replace(case, checkpoint=str(case.directory / "before" / "checkpoint"))
-        found[name] = case, run(case)
-        assert found[name][1].initial_files == before.trained_files
-    return found
+    return run_alone(cases)
 
 
 @pytest.mark.parametrize("world_size", LAYOUTS)
-def test_ranks_with_divided_experts_train_as_one_rank_does(
-    world_size: int, alone: dict[str, tuple[Case, Outcome]], tmp_path: Path
-) -> None:
-    """From the checkpoint of one rank: equal files before the step, gradients, norms and weights; one rank goes on from
-    theirs. Each rank holds its share of the experts' weights and moments.
-    """
-    names = [name for name, _ in LAYOUTS[world_size]]
-    cases = [
-        divided(alone[name][0], tmp_path / str(number), training)
-        for number, (name, training) in enumerate(LAYOUTS[world_size])
-    ]
-    outcomes = run_ranks(tmp_path / "ranks", world_size, cases)
-    if world_size == 2:
-        assert outcomes[0][0].trained_files == outcomes[0][1].trained_files, "a replayed step has the same bits"
-    for number, (name, case) in enumerate(zip(names, cases, strict=True)):
-        one_case, expected = alone[name]
-        found = outcomes[0][number]
-        assert found.initial_files == expected.initial_files
-        assert_same_gradient(found, expected)
-        before, old = (weights_of(one_case.directory / when) for when in ("initial", "trained"))
-        new = weights_of(case.directory / "trained")
-        assert np.linalg.norm(new - old) < 1e-2 * np.linalg.norm(old - before)
-        learner = RankLearner(one_case.model, one_case.config)
-        learner.load(str(case.directory / "checkpoint"))
-        assert publish(learner, tmp_path / f"loaded{number}") == found.trained_files
+def test_ranks_with_divided_experts_train_as_one_rank_does(world_size: int, alone: Alone, tmp_path: Path) -> None:
+    """Each rank holds its share of the experts' weights and moments."""
+    for name, case, ranks in run_divided(LAYOUTS, world_size, alone, tmp_path):
+        expected = alone[name][1]
         share = case.config.training.shard_ranks or world_size
-        for rank in outcomes:
-            assert rank[number].expert_weights * share == expected.expert_weights > 0
-            assert rank[number].expert_moments * share == expected.expert_moments
+        for rank in ranks:
+            assert rank.expert_weights * share == expected.expert_weights > 0
+            assert rank.expert_moments * share == expected.expert_moments
 
 
 def test_what_cannot_be_divided_is_refused_by_name(model: Path, tmp_path: Path) -> None:

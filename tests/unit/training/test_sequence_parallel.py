@@ -15,18 +15,7 @@ from ratchet.trained_turns import TrainedTurn
 from stack.serving_plan import require_trainable
 from tests.standins.tiny_model import make_tokenizer
 from tests.unit.training.cuts import make_config
-from tests.unit.training.divided_work import (
-    LORA,
-    Case,
-    Outcome,
-    assert_same_gradient,
-    divided,
-    make_case,
-    publish,
-    run,
-    run_ranks,
-    weights_of,
-)
+from tests.unit.training.divided_work import LORA, Alone, Layouts, make_case, run_alone, run_divided
 from tests.unit.training.test_gradients import arguments_of, make_architecture
 from training import model_files
 from training.learner import RankLearner
@@ -36,7 +25,7 @@ from training.sequence_parallel import Joining, SequenceRanks, why_no_sequence_p
 
 pytestmark = pytest.mark.usefixtures("single_rank")
 DENSE, EXPERTS, DELTA = "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "Qwen3_5MoeForCausalLM"
-LAYOUTS = {  # world size -> (what is trained, as below, and how it is divided)
+LAYOUTS: Layouts = {
     2: [
         ("Qwen3", {"sequence_parallel": 2}),
         ("Qwen3", {"sequence_parallel": 2}),  # again
@@ -62,7 +51,7 @@ def beginning(chain: TrainingSequence) -> TrainingSequence:
 
 
 @pytest.fixture(scope="module")
-def alone(single_rank: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Case, Outcome]]:
+def alone(single_rank: None, tmp_path_factory: pytest.TempPathFactory) -> Alone:
     """What one rank trains: Qwen3 with ratios of whole turns, a reference, a teacher and a bonus of entropy; the same
     with chains of three tokens; Qwen3.5-MoE with recorded experts."""
     directory = tmp_path_factory.mktemp("alone")
@@ -81,12 +70,7 @@ def alone(single_rank: None, model: Path, tmp_path_factory: pytest.TempPathFacto
         "Qwen3.5-MoE": make_case(paths[DELTA], directory / "35", recorded=True),
         "adapters": make_case(paths[DENSE], directory / "lora", **LORA),
     }
-    found = {}
-    for name, case in cases.items():
-        run(replace(case, directory=case.directory / "before"))
-        case = replace(case, checkpoint=str(case.directory / "before" / "checkpoint"))
-        found[name] = case, run(case)
-    return found
+    return run_alone(cases)
 
 
 def assert_same_turns(found: Sequence[TrainedTurn], expected: Sequence[TrainedTurn]) -> None:
@@ -99,39 +83,20 @@ def assert_same_turns(found: Sequence[TrainedTurn], expected: Sequence[TrainedTu
 
 
 @pytest.mark.parametrize("world_size", LAYOUTS)
-def test_ranks_that_share_bins_train_as_one_rank_does(
-    world_size: int, alone: dict[str, tuple[Case, Outcome]], tmp_path: Path
-) -> None:
-    """From the checkpoint of one rank; one rank goes on from theirs. Every token is counted and recorded once."""
-    names = [name for name, _ in LAYOUTS[world_size]]
-    cases = [
-        divided(alone[name][0], tmp_path / str(number), training)
-        for number, (name, training) in enumerate(LAYOUTS[world_size])
-    ]
-    outcomes = run_ranks(tmp_path / "ranks", world_size, cases)
-    if world_size == 2:
-        assert outcomes[0][0].trained_files == outcomes[0][1].trained_files, "a replayed step has the same bits"
-    for number, (name, case) in enumerate(zip(names, cases, strict=True)):
-        one_case, expected = alone[name]
-        found = outcomes[0][number]
-        assert found.initial_files == expected.initial_files
-        assert_same_gradient(found, expected)
+def test_ranks_that_share_bins_train_as_one_rank_does(world_size: int, alone: Alone, tmp_path: Path) -> None:
+    """Every token is counted and recorded once."""
+    for name, case, ranks in run_divided(LAYOUTS, world_size, alone, tmp_path):
+        expected, found = alone[name][1], ranks[0]
         assert found.canary.get("ids") == expected.canary.get("ids")
         assert found.canary.get("logprobs") == pytest.approx(expected.canary.get("logprobs"), abs=2e-6)
         for metric in expected.metrics.keys() - BY_BIN:
             assert found.metrics[metric] == pytest.approx(expected.metrics[metric], rel=1e-4, abs=1e-6), metric
         assert_same_turns(found.trained_turns, expected.trained_turns)
         if case.config.training.sequence_parallel == world_size:
-            shared = [rank[number].layer_tokens for rank in outcomes]
+            shared = [rank.layer_tokens for rank in ranks]
             assert shared == [shared[0]] * world_size, "the same number of tokens on every rank"
             num_bins = len(deal_bins(case.sequences, 1, 64, "tree", 0.0)[0])
             assert 0 <= sum(shared) - expected.layer_tokens < num_bins * world_size, "last slices are filled up"
-        before, old = (weights_of(one_case.directory / when) for when in ("initial", "trained"))
-        new = weights_of(case.directory / "trained")
-        assert np.linalg.norm(new - old) < 1e-2 * np.linalg.norm(old - before)
-        learner = RankLearner(one_case.model, one_case.config)
-        learner.load(str(case.directory / "checkpoint"))
-        assert publish(learner, tmp_path / f"loaded{number}") == found.trained_files
 
 
 def test_what_cannot_be_divided_is_refused_by_name(model: Path, tmp_path: Path) -> None:
