@@ -56,7 +56,9 @@ def test_its_whole_group_ends_with_its_input(cluster: Cluster, tmp_path: Path) -
     process.end()
     process.wait_ended()
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
-    assert not [one for one in psutil.process_iter(["cmdline"]) if str(own.pid) in (one.info["cmdline"] or [])]
+    eventually(
+        lambda: not [one for one in psutil.process_iter(["cmdline"]) if str(own.pid) in (one.info["cmdline"] or [])]
+    )
 
 
 def test_over_ssh_the_connections_own_options_come_first(cluster: Cluster) -> None:
