@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from ratchet.config import TINY, RunConfig
+from ratchet.config import TINY_POLICIES, RunConfig
 from ratchet.config_engines import DEFAULT_SET
 from ratchet.errors import ConfigError, MachineError
 from ratchet.lora_slots import served_rank
@@ -219,10 +219,11 @@ def require_adapter(before: StackPlan, plan: StackPlan) -> None:
 def prepare_model(config: RunConfig, say: Callable[[str], None]) -> Path:
     """Make or check the model, and return its directory."""
     model_path = model_of(config)
-    if config.model == TINY:
+    if config.model in TINY_POLICIES:
         from stack.tiny_policy.build import make_tiny_policy
+        from stack.tiny_policy.recipes import RECIPES
 
-        make_tiny_policy(model_path, config.seed, say)
+        make_tiny_policy(model_path, config.seed, say, RECIPES[config.model])
     require_model(model_path)
     require_experts(config)
     return model_path
@@ -236,7 +237,7 @@ def require_experts(config: RunConfig) -> None:
     model = model_of(config)
     no_replay: str | None
     undivided: str | None
-    if config.model == TINY:
+    if config.model in TINY_POLICIES:
         no_replay = undivided = "the tiny policy has no experts"
     else:
         from training.memory_estimate import read_sizes

@@ -30,8 +30,8 @@ def row_id(value: object) -> str:
     return str(value["label"]) if isinstance(value, dict) else ""
 
 
-def load_generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("quickstart_generate", DATASET / "generate.py")
+def load_generator(dataset: Path = DATASET) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"{dataset.name}_generate", dataset / "generate.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -1,0 +1,103 @@
+"""A scripted expert that reads both files, edits, and runs the repository's check after an edit; wrong on purpose.
+
+It knows the warm families only. In the first phase it tries until the check passes; in the second it often stops early.
+"""
+
+import random
+from collections.abc import Callable, Mapping
+
+from stack.tiny_policy.conversation import DONE, GIVE_UP, Conversation, Piece, cat_command, edit_command
+from stack.tiny_policy.curriculum.tasks import RepositoryTask
+from stack.tiny_policy.simulated_shell import ALL_SOURCES, CHECK
+
+
+def read(talk: Conversation) -> None:
+    talk.call(cat_command(ALL_SOURCES))
+
+
+def edit_and_check(talk: Conversation, file: str, old: str, new: str) -> None:
+    talk.call(f"{edit_command(file, old, new)} && {CHECK}")
+
+
+def try_options(talk: Conversation, task: RepositoryTask, options: list[str]) -> None:
+    now = task.wrong
+    for option in options:
+        edit_and_check(talk, task.faulty, now, option)
+        now = option
+
+
+def wrong_options(task: RepositoryTask, rng: random.Random, number: int) -> list[str]:
+    """Return up to `number` different wrong expressions, none of them the one in the file."""
+    others = [option for option in task.alternatives if option != task.wrong]
+    return rng.sample(others, min(number, len(others)))
+
+
+def play_good(talk: Conversation, task: RepositoryTask, _rng: random.Random) -> None:
+    read(talk)
+    try_options(talk, task, [task.right])
+    talk.say(DONE)
+
+
+def play_second_try(talk: Conversation, task: RepositoryTask, rng: random.Random) -> None:
+    read(talk)
+    try_options(talk, task, [*wrong_options(task, rng, 1), task.right])
+    talk.say(DONE)
+
+
+def play_third_try(talk: Conversation, task: RepositoryTask, rng: random.Random) -> None:
+    read(talk)
+    try_options(talk, task, [*wrong_options(task, rng, 2), task.right])
+    talk.say(DONE)
+
+
+def play_quits(talk: Conversation, task: RepositoryTask, rng: random.Random) -> None:
+    """Stop after a check that fails, as if it had passed."""
+    read(talk)
+    try_options(talk, task, wrong_options(task, rng, rng.choice([1, 1, 2])) or [task.wrong])
+    talk.say(rng.choice([DONE, GIVE_UP]))
+
+
+def play_unchecked(talk: Conversation, task: RepositoryTask, rng: random.Random) -> None:
+    """Edit without running the check."""
+    read(talk)
+    talk.call(edit_command(task.faulty, task.wrong, rng.choice([*task.alternatives, task.right])))
+    talk.say(DONE)
+
+
+def play_no_change(talk: Conversation, task: RepositoryTask, _rng: random.Random) -> None:
+    read(talk)
+    edit_and_check(talk, task.faulty, task.wrong, task.wrong)
+    talk.say(DONE)
+
+
+def play_wrong_file(talk: Conversation, task: RepositoryTask, _rng: random.Random) -> None:
+    """Edit the other file, in which the expression does not occur."""
+    read(talk)
+    other = next(name for name in task.files if name.endswith(".py") and name != task.faulty)
+    edit_and_check(talk, other, task.wrong, task.right)
+    talk.say(GIVE_UP)
+
+
+def play_give_up(talk: Conversation, task: RepositoryTask, _rng: random.Random) -> None:
+    read(talk)
+    talk.say(GIVE_UP)
+
+
+PLAYS: dict[str, Callable[[Conversation, RepositoryTask, random.Random], None]] = {
+    "good": play_good,
+    "second_try": play_second_try,
+    "third_try": play_third_try,
+    "quits": play_quits,
+    "unchecked": play_unchecked,
+    "no_change": play_no_change,
+    "wrong_file": play_wrong_file,
+    "give_up": play_give_up,
+}
+
+
+def write_transcript(task: RepositoryTask, rng: random.Random, mix: Mapping[str, float]) -> list[Piece]:
+    """Return one conversation, of a kind drawn by the weights of `mix` (names of PLAYS)."""
+    kind = rng.choices(list(mix), list(mix.values()))[0]
+    talk = Conversation(task)
+    PLAYS[kind](talk, task, rng)
+    return talk.pieces
