@@ -7,7 +7,7 @@ bytes.
 import argparse
 from pathlib import Path
 
-from stack.tiny_policy.curriculum.tasks import RepositoryTask, held_out_tasks, joined_source, train_tasks
+from stack.tiny_policy.curriculum.tasks import RepositoryTask, held_out_repositories, joined_source, train_repositories
 from stack.tiny_policy.dataset_rows import GeneratedTask, dataset_text
 from stack.tiny_policy.simulated_shell import CHECK_FILE
 
@@ -37,7 +37,7 @@ def generated(task: RepositoryTask) -> GeneratedTask:
 
 def write_dataset(folder: Path) -> None:
     """Write one file per part and kind of family, since evaluations are reported by file."""
-    for part, tasks in (("train", train_tasks()), ("heldout", held_out_tasks())):
+    for part, tasks in (("train", train_repositories()), ("heldout", held_out_repositories())):
         for kind in dict.fromkeys(task.kind for task in tasks):
             rows = [generated(task) for task in tasks if task.kind == kind]
             (folder / f"{part}_{kind}.jsonl").write_text(dataset_text(rows, f"{part}-{kind}"), encoding="utf-8")

@@ -182,7 +182,9 @@ async def read_steps(connection: AsyncConnection, run_id: str) -> list[JsonObjec
 
 
 async def evaluation_rewards(connection: AsyncConnection, run_id: str) -> list[JsonObject]:
-    """Return one row per graded rollout of every evaluation: label, temperature, step, task, dataset, family, reward."""
+    """Return one row per graded rollout of every evaluation: label, temperature, step, task and its dataset and family,
+    reward.
+    """
     statement = (
         select(
             RolloutGroupTable.label,

@@ -119,7 +119,7 @@ def fails(eval_cmd: str, task: GeneratedTask) -> bool:
     return False
 
 
-def gold_patch(task: GeneratedTask) -> str:
+def fix_patch(task: GeneratedTask) -> str:
     """Return the fix as git's diff."""
     [file] = [name for name, text in task.files.items() if task.fixed_files[name] != text]
     lines = difflib.unified_diff(
@@ -146,7 +146,7 @@ def dataset_row(task: GeneratedTask, label: str) -> dict[str, object]:
             "problem_statement": task.issue,
             "pre_commands": [prepare],
             "eval_cmd": eval_cmd,
-            "gold_patch": gold_patch(task),
+            "gold_patch": fix_patch(task),
             "broken_oracles": [broken.as_json() for broken in broken_oracles(task, eval_cmd)],
             "empty_patch_fails": True,  # `hidden_test` has compared the bug's results with the fix's
             "family": task.family,
@@ -154,6 +154,10 @@ def dataset_row(task: GeneratedTask, label: str) -> dict[str, object]:
     }
 
 
+def row_label(part: str, number: int, task: GeneratedTask) -> str:
+    return f"{part}-{number:03d}-{task.digest[:8]}"
+
+
 def dataset_text(tasks: Sequence[GeneratedTask], part: str) -> str:
-    rows = (dataset_row(task, f"{part}-{number:03d}-{task.digest[:8]}") for number, task in enumerate(tasks))
+    rows = (dataset_row(task, row_label(part, number, task)) for number, task in enumerate(tasks))
     return "".join(json.dumps(row) + "\n" for row in rows)

@@ -78,8 +78,6 @@ class Recipe:
     """What a tiny policy is made from: its numbers, and the tasks and the expert that its warm start imitates."""
 
     settings: TinyPolicySettings
-    clean_mix: Mapping[str, float]
-    """Kinds of transcripts of the first phase; the second one's are `settings.noisy_mix`."""
     draw_task: Callable[[random.Random, str], Any]
     """Draws a task of a kind of families."""
     kinds: tuple[str, ...]
@@ -103,7 +101,6 @@ def draw_quickstart_task(rng: random.Random, _kind: str) -> BugTask:
 
 QUICKSTART = Recipe(
     TinyPolicySettings(),
-    GOOD,
     draw_quickstart_task,
     ("warm",),
     train_tasks,

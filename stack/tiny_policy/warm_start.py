@@ -107,7 +107,7 @@ def warm_start(
             progress("warm start: the second phase begins; its transcripts contain errors, so the loss rises")
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(settings, update)
-        mix = recipe.clean_mix if update < settings.num_clean_updates else settings.noisy_mix
+        mix = GOOD if update < settings.num_clean_updates else settings.noisy_mix
         model.train()
         loss = take_update(model, optimizer, *draw_batch(tokenizer, settings, write, mix), settings.max_gradient_norm)
         if (update + 1) % UPDATES_PER_REPORT == 0 or time.monotonic() - reported_at > SECONDS_PER_REPORT:

@@ -1,6 +1,7 @@
 """A scripted expert that reads both files, edits, and runs the repository's check after an edit; wrong on purpose.
 
-It knows the warm families only. In the first phase it tries until the check passes; in the second it often stops early.
+It is given the warm start's tasks only. In the first phase it is right at once; in the second it errs, may try again,
+and often stops early.
 """
 
 import random
@@ -32,45 +33,45 @@ def wrong_options(task: RepositoryTask, rng: random.Random, number: int) -> list
     return rng.sample(others, min(number, len(others)))
 
 
-def play_good(talk: Conversation, task: RepositoryTask, _rng: random.Random) -> None:
+def fix_at_once(talk: Conversation, task: RepositoryTask, _rng: random.Random) -> None:
     read(talk)
     try_options(talk, task, [task.right])
     talk.say(DONE)
 
 
-def play_second_try(talk: Conversation, task: RepositoryTask, rng: random.Random) -> None:
+def fix_at_second_try(talk: Conversation, task: RepositoryTask, rng: random.Random) -> None:
     read(talk)
     try_options(talk, task, [*wrong_options(task, rng, 1), task.right])
     talk.say(DONE)
 
 
-def play_third_try(talk: Conversation, task: RepositoryTask, rng: random.Random) -> None:
+def fix_at_third_try(talk: Conversation, task: RepositoryTask, rng: random.Random) -> None:
     read(talk)
     try_options(talk, task, [*wrong_options(task, rng, 2), task.right])
     talk.say(DONE)
 
 
-def play_quits(talk: Conversation, task: RepositoryTask, rng: random.Random) -> None:
+def quit_after_failure(talk: Conversation, task: RepositoryTask, rng: random.Random) -> None:
     """Stop after a check that fails, as if it had passed."""
     read(talk)
     try_options(talk, task, wrong_options(task, rng, rng.choice([1, 1, 2])) or [task.wrong])
     talk.say(rng.choice([DONE, GIVE_UP]))
 
 
-def play_unchecked(talk: Conversation, task: RepositoryTask, rng: random.Random) -> None:
+def edit_unchecked(talk: Conversation, task: RepositoryTask, rng: random.Random) -> None:
     """Edit without running the check."""
     read(talk)
     talk.call(edit_command(task.faulty, task.wrong, rng.choice([*task.alternatives, task.right])))
     talk.say(DONE)
 
 
-def play_no_change(talk: Conversation, task: RepositoryTask, _rng: random.Random) -> None:
+def replace_by_itself(talk: Conversation, task: RepositoryTask, _rng: random.Random) -> None:
     read(talk)
     edit_and_check(talk, task.faulty, task.wrong, task.wrong)
     talk.say(DONE)
 
 
-def play_wrong_file(talk: Conversation, task: RepositoryTask, _rng: random.Random) -> None:
+def edit_other_file(talk: Conversation, task: RepositoryTask, _rng: random.Random) -> None:
     """Edit the other file, in which the expression does not occur."""
     read(talk)
     other = next(name for name in task.files if name.endswith(".py") and name != task.faulty)
@@ -78,26 +79,26 @@ def play_wrong_file(talk: Conversation, task: RepositoryTask, _rng: random.Rando
     talk.say(GIVE_UP)
 
 
-def play_give_up(talk: Conversation, task: RepositoryTask, _rng: random.Random) -> None:
+def only_read(talk: Conversation, task: RepositoryTask, _rng: random.Random) -> None:
     read(talk)
     talk.say(GIVE_UP)
 
 
-PLAYS: dict[str, Callable[[Conversation, RepositoryTask, random.Random], None]] = {
-    "good": play_good,
-    "second_try": play_second_try,
-    "third_try": play_third_try,
-    "quits": play_quits,
-    "unchecked": play_unchecked,
-    "no_change": play_no_change,
-    "wrong_file": play_wrong_file,
-    "give_up": play_give_up,
+REPOSITORY_PLAYS: dict[str, Callable[[Conversation, RepositoryTask, random.Random], None]] = {
+    "good": fix_at_once,
+    "second_try": fix_at_second_try,
+    "third_try": fix_at_third_try,
+    "quits": quit_after_failure,
+    "unchecked": edit_unchecked,
+    "no_change": replace_by_itself,
+    "wrong_file": edit_other_file,
+    "give_up": only_read,
 }
 
 
-def write_transcript(task: RepositoryTask, rng: random.Random, mix: Mapping[str, float]) -> list[Piece]:
-    """Return one conversation, of a kind drawn by the weights of `mix` (names of PLAYS)."""
+def write_repository_transcript(task: RepositoryTask, rng: random.Random, mix: Mapping[str, float]) -> list[Piece]:
+    """Return one conversation, of a kind drawn by the weights of `mix` (names of REPOSITORY_PLAYS)."""
     kind = rng.choices(list(mix), list(mix.values()))[0]
     talk = Conversation(task)
-    PLAYS[kind](talk, task, rng)
+    REPOSITORY_PLAYS[kind](talk, task, rng)
     return talk.pieces

@@ -71,15 +71,6 @@ def text_constant(rng: random.Random, a: str, _b: str) -> PlantedBug:
     return PlantedBug(name, source, options[1], options[0], options, intent, ((3,), (5,)))
 
 
-def prefix_text(rng: random.Random, a: str, _b: str) -> PlantedBug:
-    name = function_name(rng, ["tagged", "marked", "with_prefix"])
-    words = rng.sample([word for word in VARIABLES if word != a], 4)
-    options = [f'"{word}" + str({a})' for word in words]
-    source = f"def {name}({a}):\n    return @@\n"
-    intent = f"The prefix should be {words[0]}."
-    return PlantedBug(name, source, options[1], options[0], options, intent, ((3,), (5,)))
-
-
 def limit(rng: random.Random, a: str, _b: str) -> PlantedBug:
     name = function_name(rng, ["capped", "bounded", "at_most"])
     right, wrong = rng.sample(FACTORS, 2)
@@ -119,7 +110,7 @@ def division(rng: random.Random, a: str, b: str) -> PlantedBug:
     return PlantedBug(name, source, other(rng, options, right), right, options, intent, ((7, 2), (11, 4)))
 
 
-WARM_FAMILIES: dict[str, Family] = FAMILIES | {"prefix_text": prefix_text}
+WARM_FAMILIES: dict[str, Family] = FAMILIES
 NEW_FAMILIES: dict[str, Family] = {
     "swapped": swapped,
     "wrong_name": wrong_name,

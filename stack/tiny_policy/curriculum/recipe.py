@@ -2,14 +2,20 @@
 
 import random
 
-from stack.tiny_policy.curriculum.expert import write_transcript
-from stack.tiny_policy.curriculum.tasks import FAMILIES_OF, RepositoryTask, draw_repository, held_out_tasks, train_tasks
+from stack.tiny_policy.curriculum.expert import write_repository_transcript
+from stack.tiny_policy.curriculum.tasks import (
+    FAMILIES_OF,
+    RepositoryTask,
+    draw_repository,
+    held_out_repositories,
+    train_repositories,
+)
 from stack.tiny_policy.settings import Recipe, TinyPolicySettings
 
-CLEAN_MIX = {"good": 0.5, "second_try": 0.3, "third_try": 0.2}
+WARM_START, RANDOM_SHARE = "warm start", 0.6
 
 # The expert rarely goes on after a failed check, so that verdicts can teach it.
-NOISY_MIX = {
+CURRICULUM_MIX = {
     "good": 0.22,
     "second_try": 0.10,
     "third_try": 0.05,
@@ -21,16 +27,19 @@ NOISY_MIX = {
 }
 
 
-def draw_task(rng: random.Random, kind: str) -> RepositoryTask:
+def draw_curriculum_task(rng: random.Random, kind: str) -> RepositoryTask:
+    if kind == WARM_START:
+        kind = "random" if rng.random() < RANDOM_SHARE else "warm"
     return draw_repository(rng, kind, rng.choice(list(FAMILIES_OF[kind])))
 
 
 CURRICULUM = Recipe(
-    TinyPolicySettings(noisy_mix=NOISY_MIX, max_turns=7),
-    CLEAN_MIX,
-    draw_task,
-    tuple(FAMILIES_OF),
-    train_tasks,
-    held_out_tasks,
-    write_transcript,
+    TinyPolicySettings(
+        num_clean_updates=2400, num_noisy_updates=300, min_clean_exact=0.6, max_turns=7, noisy_mix=CURRICULUM_MIX
+    ),
+    draw_curriculum_task,
+    (WARM_START, "warm", "new", "unseen"),
+    train_repositories,
+    held_out_repositories,
+    write_repository_transcript,
 )

@@ -22,6 +22,7 @@ from stack.tiny_policy.bug_tasks import (
     function_name,
 )
 from stack.tiny_policy.curriculum.families import ALL_FAMILIES, NEW_FAMILIES, UNSEEN_FAMILIES, WARM_FAMILIES
+from stack.tiny_policy.curriculum.random_bugs import RANDOM_BUGS
 from stack.tiny_policy.expected_results import assertions
 from stack.tiny_policy.simulated_shell import CHECK_FILE
 
@@ -37,7 +38,7 @@ except Exception:
     raise SystemExit(1)
 print("OK")
 """
-PARTS = re.compile(r'"\w+"|-\d+|\w+\(| (?:[<>=!+*/%-]+|and|or|is|in) |\w+|[<>=!+*/%-]+|[^\w\s]|\s+')
+EDIT_PARTS = re.compile(r'"\w+"|-\d+|\w+\(| (?:[<>=!+*/%-]+|and|or|is|in) |\w+|[<>=!+*/%-]+|[^\w\s]|\s+')
 KINDS_OF_TEXT: tuple[tuple[str, ...], ...] = (
     tuple(f" {operator} " for operator in ("and", "or", "is", "in", "==", "<", ">")),
     tuple(f" {operator} " for operator in ("+", "-", "*", "/", "//", "%", "<", "<=", ">", ">=", "==")),
@@ -57,7 +58,7 @@ NUM_HELD_OUT = {"warm": 2, "new": 7, "unseen": 10}
 """Tasks of each family, by its kind: `warm` families occur in the warm start; `new` ones only in the run's
 training tasks; `unseen` ones in neither.
 """
-FAMILIES_OF = {"warm": WARM_FAMILIES, "new": NEW_FAMILIES, "unseen": UNSEEN_FAMILIES}
+FAMILIES_OF = {"random": RANDOM_BUGS, "warm": WARM_FAMILIES, "new": NEW_FAMILIES, "unseen": UNSEEN_FAMILIES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,7 @@ def short_edit(wrong: str, right: str, parameters: tuple[str, str]) -> tuple[str
 
     Return the expressions if one only adds something, or if they differ in parameters, which occur elsewhere.
     """
-    old, new = PARTS.findall(wrong), PARTS.findall(right)
+    old, new = EDIT_PARTS.findall(wrong), EDIT_PARTS.findall(right)
     while old and new and old[0] == new[0]:
         old, new = old[1:], new[1:]
     while old and new and old[-1] == new[-1]:
@@ -203,9 +204,9 @@ def draw_kinds(seed: int, numbers: Mapping[str, int], excluded: frozenset[str] =
     return tasks
 
 
-def held_out_tasks() -> list[RepositoryTask]:
+def held_out_repositories() -> list[RepositoryTask]:
     return draw_kinds(HELD_OUT_SEED, NUM_HELD_OUT)
 
 
-def train_tasks() -> list[RepositoryTask]:
-    return draw_kinds(TRAIN_SEED, NUM_TRAIN, frozenset(task.digest for task in held_out_tasks()))
+def train_repositories() -> list[RepositoryTask]:
+    return draw_kinds(TRAIN_SEED, NUM_TRAIN, frozenset(task.digest for task in held_out_repositories()))

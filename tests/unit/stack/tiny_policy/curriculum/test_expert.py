@@ -8,8 +8,8 @@ import pytest
 
 from activities.harnesses.bash_agent.agent import run_bash
 from stack.tiny_policy.conversation import Conversation, called_command
-from stack.tiny_policy.curriculum.expert import PLAYS
-from stack.tiny_policy.curriculum.recipe import CLEAN_MIX, CURRICULUM, NOISY_MIX
+from stack.tiny_policy.curriculum.expert import REPOSITORY_PLAYS
+from stack.tiny_policy.curriculum.recipe import CURRICULUM, CURRICULUM_MIX
 from stack.tiny_policy.curriculum.tasks import RepositoryTask, draw_repository
 from stack.tiny_policy.simulated_shell import CHECK_FILE, run_command
 
@@ -19,22 +19,21 @@ SOLVED = {"good": True, "second_try": True, "third_try": True, "unchecked": None
 
 def tasks(number: int = 60) -> list[RepositoryTask]:
     rng = random.Random(11)
-    return [CURRICULUM.draw_task(rng, "warm") for _ in range(number)]
+    return [CURRICULUM.draw_task(rng, "warm start") for _ in range(number)]
 
 
-@pytest.mark.parametrize("kind", PLAYS)
+@pytest.mark.parametrize("kind", REPOSITORY_PLAYS)
 def test_a_play_ends_as_its_name_says(kind: str) -> None:
     rng = random.Random(kind)
     for task in tasks():
         talk = Conversation(task)
-        PLAYS[kind](talk, task, rng)
+        REPOSITORY_PLAYS[kind](talk, task, rng)
         expected = SOLVED.get(kind, False)
         assert expected is None or (talk.files == task.fixed_files) == expected
 
 
-def test_the_mixes_name_plays_and_add_up() -> None:
-    for mix in (CLEAN_MIX, NOISY_MIX):
-        assert set(mix) <= set(PLAYS) and sum(mix.values()) == pytest.approx(1)
+def test_the_mix_names_plays_and_adds_up() -> None:
+    assert set(CURRICULUM_MIX) <= set(REPOSITORY_PLAYS) and sum(CURRICULUM_MIX.values()) == pytest.approx(1)
 
 
 def write_repository(folder: Path, task: RepositoryTask) -> None:
@@ -53,7 +52,7 @@ def test_the_simulated_shell_agrees_with_the_real_programs(kind: str, family: st
         write_repository(folder, task)
         talk = Conversation(task)
         files = dict(task.files)
-        PLAYS["third_try"](talk, task, rng)
+        REPOSITORY_PLAYS["third_try"](talk, task, rng)
         commands = [command for piece in talk.pieces if piece.sampled and (command := called_command(piece.text))]
         for command in [*commands, "cat *.py && ./check", f"cat missing.py && cat {task.entry}", "./check"]:
             simulated = run_command(command, files, dict(task.fixed_files))
