@@ -171,7 +171,7 @@ class LiveAnswer:
     def feed(self, ids: Sequence[int]) -> None:
         """Take sampled ids. They are shown at once, or soon if something was shown just now.
 
-        Nothing is shown of what follows a stop id, whichever ids come together with it.
+        Nothing is shown of what follows a stop id, also if it comes later than the stop id.
         """
         if self._part is _Part.REST or self._has_stopped:
             return
