@@ -19,14 +19,22 @@ def start_process_task(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
 
 @contextlib.asynccontextmanager
 async def running_beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run `work`, which does not end by itself, until the block ends; an error of `work` is raised then."""
+    """Run `work`, which does not end by itself, until the block ends; an error of `work` is raised then.
+
+    If the caller is cancelled while `work` ends, that is raised once it has ended.
+    """
     task = asyncio.create_task(work)
     try:
         yield
     finally:
         task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        try:
+            await asyncio.wait({task})  # `await task` could not tell the caller's cancellation from the task's
+        except asyncio.CancelledError:
+            await asyncio.wait({task})
+            raise
+        if not task.cancelled():
+            task.result()
 
 
 async def in_abandonable_thread(work: Callable[[], _T], seconds: float | None = None) -> _T:

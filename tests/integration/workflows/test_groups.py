@@ -5,11 +5,11 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import select
 from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import CancelledError
 
-from ratchet.store.schema import RolloutGroupTable, RolloutTable, RunTable, TurnTable
+from ratchet.store.schema import RolloutGroupTable, RolloutTable, RunTable
 from ratchet.temporal_client import root_cause
 from tests.integration.workflows.conftest import Loop
 
@@ -61,15 +61,6 @@ class Training:
         """Return the rows as soon as two agents work."""
         rows = await self.rows()
         return rows if sum(row.claimed_at is not None and row.outcome is None for row in rows) >= 2 else []
-
-    async def waiting(self) -> bool:
-        """Return whether two agents wait for their model; what they were started with has been read by then."""
-        async with self.loop.database.begin() as connection:
-            statement = select(func.count(TurnTable.rollout_id.distinct())).join(
-                RolloutTable, RolloutTable.id == TurnTable.rollout_id
-            )
-            statement = statement.where(RolloutTable.run_id == self.run_id, TurnTable.state == "in_flight")
-            return bool((await connection.execute(statement)).scalar_one() >= 2)
 
     async def open_workflows(self) -> list[str]:
         """Describe the workflows of rollouts that have not ended, for a failed test's report."""

@@ -71,7 +71,8 @@ class Operator:
 
 @pytest.fixture
 async def operator(training: Training, loop: Loop) -> Operator:
-    await loop.until(training.waiting, "both agents wait for their model")
+    for row in await loop.until(training.working, "both agents work"):  # what they were started with has been read
+        await loop.until_a_call_waits(loop.client.get_workflow_handle(row.workflow_id))
     return Operator(loop, training.run_id)
 
 

@@ -3,7 +3,6 @@
 vLLM's parsers are imported once for this file (about 13 CPU seconds).
 """
 
-import asyncio
 import json
 import random
 import re
@@ -23,7 +22,7 @@ from adapter.dialects.base import MAX_STOP_CHARS, MAX_STOPS
 from adapter.dialects.chat import ChatDialect
 from adapter.dialects.messages import MessagesDialect
 from adapter.dialects.responses import ResponsesDialect
-from adapter.live_answer import _SHOW_SECONDS, LiveAnswer
+from adapter.live_answer import LiveAnswer
 from adapter.output_parser import OutputParser
 from adapter.prompt.renderer import Renderer
 from adapter.prompt.request_parser import ParsedRequest
@@ -48,7 +47,7 @@ PIECES = st.sampled_from(
     [
         "<think>", "</think>", "\n", " ", "  \n", "word", "Look <b>", CALL, CALL[:40], "<tool_call>", "</tool_call>",
         '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>', "<function=bash>", "STOP", "ST",
-        "\U0001f600", "é", "<", "[bash(command='ls')]", "</thin", "<|im_start|>", *CALLS,
+        "\U0001f600", "é", "<", "[bash(command='ls')]", "</thin", "<|im_start|>", "<|im_end|>", *CALLS,
     ]
 )  # fmt: skip
 TOOL = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
@@ -163,6 +162,14 @@ def live_answer(outputs: OutputParser, asked: ParsedRequest) -> LiveAnswer:
     return found
 
 
+def feed(live: LiveAnswer, ids: Sequence[int]) -> None:
+    """Feed ids that come together, and show what they give at once."""
+    live.feed(ids)
+    if live._timer is not None:  # the next update, without its delay
+        live._timer.cancel()
+        live._show()
+
+
 @example(pieces=[" ", "<think>", "word"], which=3, has_tools=False, stops=(), ended=True)
 @example(pieces=["Look ", CALL, "\n", CALL, CALL[:40]], which=2, has_tools=True, stops=(), ended=False)
 @example(pieces=[CALLS[0], CALLS[1], " and ", CALL, CALLS[2]], which=1, has_tools=True, stops=(), ended=True)
@@ -195,10 +202,7 @@ async def test_what_is_shown_is_the_answers_beginning(
     shown = [live.released]
     streams = [(dialect.stream(asked.options), [b""]) for dialect in DIALECTS]
     for one in ids:
-        live.feed([one])
-        if live._timer is not None:  # the next update, without its delay
-            live._timer.cancel()
-            live._show()
+        feed(live, [one])
         shown.append(live.released)
         for stream, events in streams:
             events.append(stream.growth(7, live.released))
@@ -348,8 +352,7 @@ async def test_nothing_behind_a_stop_token_is_shown(renderer: Renderer, parsers:
     for cuts in ((), (stop,), (stop + 1,), (stop, stop + 1)):
         live = live_answer(outputs, request(TOOLS, ()))
         for start, end in pairwise((0, *cuts, len(ids))):
-            live.feed(ids[start:end])
-            await asyncio.sleep(2 * _SHOW_SECONDS)
+            feed(live, ids[start:end])
         message = (await outputs.parse(renderer.tokenizer.decode(ids), request(TOOLS, ()), True, live)).message
         assert message.tool_calls and live.text == "Look." and live.released.begins(message), cuts
 
