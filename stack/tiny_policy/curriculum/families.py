@@ -23,11 +23,11 @@ def swapped(rng: random.Random, a: str, b: str) -> PlantedBug:
 
 
 def wrong_name(rng: random.Random, a: str, b: str) -> PlantedBug:
-    name = function_name(rng, ["choice", "winner", "default_of"])
-    options = [f"return {a}", f"return {b}"]
-    right = rng.choice(options)
-    source = f"def {name}({a}, {b}):\n    @@\n"
-    intent = f"It should give back {right.removeprefix('return ')}."
+    name = function_name(rng, ["text_of", "shown", "written"])
+    wanted = rng.choice([a, b])
+    options, right = [f"str({a})", f"str({b})"], f"str({wanted})"
+    source = f"def {name}({a}, {b}):\n    return @@\n"
+    intent = f"It should show {wanted}."
     return PlantedBug(name, source, other(rng, options, right), right, options, intent, ((7, 2), (3, 5), (4, 9)))
 
 

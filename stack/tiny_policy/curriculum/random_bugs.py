@@ -18,21 +18,27 @@ water fire light stone paper metal glass wood cloth bread sugar salt milk fruit 
 """
 WORDS = tuple(_TEXT.split())
 CALLED = ("apply", "build", "compose", "derive", "emit", "fetch", "gather", "handle", "inspect", "join", "keep", "load")
+HEAD_SHARE = 0.6
+HEADS = ("It should", "The", "It", "This should", "Make it")
+"""As in people's issues. Without them in random issues, too, these words would name the families that begin so."""
 OPERATORS = ("+", "-", "*", "/", "//", "%", "<", "<=", ">", ">=", "==", "and", "or")
+ASSIGNMENTS = ("+=", "-=", "*=", "//=", "%=")
 NUMBERS = tuple(map(str, (*range(10), *FACTORS)))
 
 NUMBER_SHAPES = (
     "{g}({a}, @@)", "{g}(@@, {a})", "{g}({a}) + @@", "{a} - @@", "{a} + @@", "({a}, @@)", "[@@, {a}]",
     "{g}({a}, {h}(@@))",
     "{g}({a})[@@]", "{a} if {b} else @@", "{g}({a}, {b}, @@)", "{g}({a}, limit_of={b}, n=@@)", "@@ + {a}", "{a} == @@",
-    "{g}({h}({a}), @@)", "[{a}] * @@",
+    "{g}({h}({a}), @@)", "[{a}] * @@", "{{{a}: @@}}", "{a}[:@@]", "{g}(0, @@)",
 )  # fmt: skip
 TEXT_SHAPES = (
     "{g}(@@)", "{g}({a}, @@)", "{a} + @@", "@@ + {a}", "[{a}, @@]", "{a} == @@", "{g}(@@, {b})", "@@ in {a}",
     "({a}, @@)",
-    "{g}({h}(@@), {a})", "{a} or @@", "@@ * {b}",
+    "{g}({h}(@@), {a})", "{a} or @@", "@@ * {b}", "{{@@: {a}}}", "{{{a}: {g}(@@)}}", "{g}({a})[@@]", "{g}({a}[@@])",
+    "{{{a}: 1, {b}: @@}}",
 )  # fmt: skip
 OPERATOR_SHAPES = ("{a}@@{b}", "{g}({a}@@{b})", "{g}({a})@@{b}", "({a}@@{b}, {a})", "[{a}@@{b}]", "{a}@@{g}({b})")
+ASSIGNMENT_BODIES = ("    {a}@@{b}\n    return {a}\n", "    if {b}:\n        {a}@@1\n    return {a}\n")
 NAME_SHAPES = ("{g}(@@)", "{g}({h}(@@))", "[@@]", "{g}(@@, 1)", "(@@, {g}(1))", "{g}(1)[@@]")
 BODIES = (
     "    return {expression}\n",
@@ -42,15 +48,23 @@ BODIES = (
 )
 
 
-def _draw(rng: random.Random, a: str, b: str, shapes: tuple[str, ...], options: list[str]) -> PlantedBug:
+def _draw(
+    rng: random.Random,
+    a: str,
+    b: str,
+    shapes: tuple[str, ...],
+    options: list[str],
+    bodies: tuple[str, ...] = BODIES,
+) -> PlantedBug:
     """Plant the second of `options` for the first."""
     c = rng.choice([name for name in VARIABLES if name not in (a, b)])
     g, h = rng.sample(CALLED, 2)
     expression = rng.choice(shapes).format(a=a, b=b, g=g, h=h)
     name = function_name(rng, PLAIN_NAMES)
-    source = f"def {name}({a}, {b}):\n" + rng.choice(BODIES).format(expression="@@", a=a, b=b, c=c)
+    source = f"def {name}({a}, {b}):\n" + rng.choice(bodies).format(expression="@@", a=a, b=b, c=c)
     words = rng.choices(WORDS, k=rng.randint(2, 6))
-    intent = " ".join([words[0].capitalize(), *words[1:], options[0].strip(' "')]) + "."
+    words[0] = rng.choice(HEADS) if rng.random() < HEAD_SHARE else words[0].capitalize()
+    intent = " ".join([*words, options[0].strip(' "')]) + "."
     right, wrong, *others = (expression.replace("@@", option) for option in options)
     return PlantedBug(name, source, wrong, right, (right, wrong, *others), intent, ())
 
@@ -65,7 +79,10 @@ def random_text(rng: random.Random, a: str, b: str) -> PlantedBug:
 
 
 def random_operator(rng: random.Random, a: str, b: str) -> PlantedBug:
-    return _draw(rng, a, b, OPERATOR_SHAPES, [f" {one} " for one in rng.sample(OPERATORS, 4)])
+    shapes, operators, bodies = OPERATOR_SHAPES, OPERATORS, BODIES
+    if rng.random() < 0.25:
+        shapes, operators, bodies = ("@@",), ASSIGNMENTS, ASSIGNMENT_BODIES
+    return _draw(rng, a, b, shapes, [f" {one} " for one in rng.sample(operators, 4)], bodies)
 
 
 def random_name(rng: random.Random, a: str, b: str) -> PlantedBug:
