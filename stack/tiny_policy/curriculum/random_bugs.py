@@ -17,7 +17,7 @@ word code file user test page book room house car tree road river city money tim
 water fire light stone paper metal glass wood cloth bread sugar salt milk fruit plant animal bird fish
 """
 WORDS = tuple(_TEXT.split())
-CALLED = ("apply", "build", "compose", "derive", "emit", "fetch", "gather", "handle", "inspect", "join", "keep", "load")
+CALLED = ("apply", "build", "compose", "derive", "fetch", "gather", "handle", "load", "int", "list", "set", "str")
 HEAD_SHARE = 0.6
 HEADS = ("It should", "The", "It", "This should", "Make it")
 """As in people's issues. Without them in random issues, too, these words would name the families that begin so."""

@@ -35,7 +35,7 @@ def draw_curriculum_task(rng: random.Random, kind: str) -> RepositoryTask:
 
 CURRICULUM = Recipe(
     TinyPolicySettings(
-        num_clean_updates=2400, num_noisy_updates=300, min_clean_exact=0.6, max_turns=7, noisy_mix=CURRICULUM_MIX
+        num_clean_updates=4800, num_noisy_updates=300, min_clean_exact=0.6, max_turns=7, noisy_mix=CURRICULUM_MIX
     ),
     draw_curriculum_task,
     (WARM_START, "warm", "new", "unseen"),
