@@ -119,11 +119,11 @@ def _check(stack: Any, config: Any) -> None:
     from stack.engine_parts import place_parts
     from stack.gpus import usable_gpus
     from stack.run_size import describe_run
-    from stack.serving_plan import require_experts
+    from stack.serving_plan import require_trainable
 
     settings = load_temporal_settings()
     check_run(config, settings)
-    require_experts(config)
+    require_trainable(config)
     if warning := asyncio.run(too_many_connections(stack, settings, config)):
         say(warning)
     if missing := missing_program(config.harness.name):

@@ -92,8 +92,7 @@ class DatasetConfig(Section):
     """Path of a JSONL or parquet file, or of a folder of Harbor tasks. A relative path is resolved against the
     directory of the config file first, then against the working directory."""
     use: Literal["train", "eval"] = "train"
-    """`train`, the default, means that groups are made from the tasks. `eval` means that the tasks are held out and
-    only evaluated."""
+    """`train`, the default: groups are made from the tasks. `eval`: the tasks are held out and only evaluated."""
     weight: Annotated[float, Field(ge=0)] | None = None
     """Share of the groups that are made from this dataset, relative to the other weights; 0 makes none. None, the
     default, means 1 if another training dataset has a weight, else all tasks take turns, as one list."""
@@ -288,9 +287,11 @@ class TrainingConfig(Section):
     expert_parallel: Positive = 1
     """Number of ranks among which the experts of each layer are divided; tokens travel to them (docs/scaling.md). It
     divides the number of experts and `shard_ranks`, or the number of ranks. 1, the default, gathers whole layers."""
+    sequence_parallel: Positive = 1
+    """Number of ranks that share a bin, each with a part of its tokens, for chains that one GPU cannot hold
+    (docs/scaling.md). It divides the number of ranks and of heads. 1, the default: every rank has bins of its own."""
     checkpoint_every: Positive = 5
-    """Number of steps between checkpoints; the last step always makes one. A killed learner replays at most so many
-    steps."""
+    """Number of steps between checkpoints; the last step makes one, too. A killed learner replays at most so many."""
     kept_versions: Positive | None = 4
     """Number of published weights whose files are kept, beside step 0 and those of kept checkpoints. None keeps all."""
     weight_transport: Literal["disk", "nccl"] = "disk"
@@ -323,8 +324,7 @@ class EvaluationConfig(Section):
     """When and how the held-out tasks are evaluated."""
 
     at: list[Literal["start", "end"]] = ["start", "end"]
-    """When the held-out tasks are evaluated: before the first step, after the last one, or both, which is the
-    default."""
+    """When the held-out tasks are evaluated: before the first step, after the last one, or both, the default."""
     every: Positive | None = None
     """Number of steps between further evaluations, for which training waits. None, the default, means none, because
     each takes as long as all held-out rollouts."""

@@ -21,6 +21,7 @@ _ADDED_KEYS = {
         "lora",
         "max_skipped_steps",
         "router_replay",
+        "sequence_parallel",
         "shard_ranks",
         "weights_address",
     ),

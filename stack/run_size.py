@@ -12,6 +12,7 @@ from ratchet.errors import RatchetError
 from ratchet.model_directory import model_of
 from stack.placement import LEARNER, PlacedEngine, Placement, cache_gpus
 from training.memory_estimate import ModelSizes, engine_gib, learner_gib, read_sizes
+from training.policy_inputs import slice_length
 from training.service import default_workers
 
 _WIDTH = 80
@@ -59,7 +60,7 @@ def describe_run(config: RunConfig, placement: Placement, num_gpus: Mapping[str,
     lines = [*_node_lines(config, placement, num_gpus, sizes)]
     if sizes is not None:
         lines.append("GiB are estimates: an engine with the cache of one longest call, to which vLLM")
-        lines.append("adds cache; a rank with bins of training.bin_tokens in bfloat16")
+        lines.append("adds cache; a rank with its part of training.bin_tokens in bfloat16")
     daily = daily_size(config)
     lines.append(
         f"a day, about: {daily.rollouts:,} rollouts ({config.sandbox.max_boxes} boxes, {_seconds(config):.0f} s each),"
@@ -111,7 +112,8 @@ def _memory(config: RunConfig, sizes: ModelSizes, engine: PlacedEngine | None) -
     if engine is None:
         frozen = _frozen_weights(config, sizes)
         training = config.training
-        held = learner_gib(sizes, default_workers(config), training.bin_tokens, frozen, training.expert_parallel)
+        tokens = slice_length(training.bin_tokens, training.sequence_parallel)
+        held = learner_gib(sizes, default_workers(config), tokens, frozen, training.expert_parallel)
         return f"{held:6.1f} GiB"
     gpus = cache_gpus([*config.engine.args, *engine.args])
     return f"{engine_gib(sizes, gpus, config.sampling.max_context_tokens):6.1f} GiB"

@@ -22,6 +22,7 @@ from stack.placement import LEARNER, engine_name
 
 if TYPE_CHECKING:
     from ratchet.store.open_runs import OpenSet
+    from training.memory_estimate import ModelSizes
 
 _ROW_SECONDS = 600.0
 """How long a run may read its weights before it has its row."""
@@ -225,35 +226,70 @@ def prepare_model(config: RunConfig, say: Callable[[str], None]) -> Path:
 
         make_tiny_policy(model_path, config.seed, say, RECIPES[config.model])
     require_model(model_path)
-    require_experts(config)
+    require_trainable(config)
     return model_path
 
 
-def require_experts(config: RunConfig) -> None:
-    """Raise ConfigError if the model does not allow what `training.router_replay` or `expert_parallel` asks for."""
+def require_trainable(config: RunConfig) -> None:
+    """Raise ConfigError if the model does not allow what `training.router_replay`, `expert_parallel` or
+    `sequence_parallel` asks for."""
+    _require_shared_bins(config)
     training = config.training
     if not training.router_replay and training.expert_parallel == 1:
         return
-    model = model_of(config)
     no_replay: str | None
     undivided: str | None
     if config.model in TINY_POLICIES:
         no_replay = undivided = "the tiny policy has no experts"
     else:
-        from training.memory_estimate import read_sizes
         from training.service import default_workers
 
-        require_config("model", model)
-        try:
-            ranks_of_copy = training.shard_ranks or default_workers(config)
-            sizes = read_sizes(model, expert_parallel=training.expert_parallel, ranks_of_copy=ranks_of_copy)
-            no_replay, undivided = sizes.no_replay, sizes.undivided
-        except (OSError, ValueError, AttributeError, KeyError) as error:
-            no_replay = undivided = f"{model} cannot be trained here: {error}"
+        ranks_of_copy = training.shard_ranks or default_workers(config)
+        sizes = _sizes(model_of(config), expert_parallel=training.expert_parallel, ranks_of_copy=ranks_of_copy)
+        no_replay, undivided = (sizes, sizes) if isinstance(sizes, str) else (sizes.no_replay, sizes.undivided)
     if training.router_replay and no_replay is not None:
         raise ConfigError(f"training.router_replay: {no_replay}; leave it out")
     if training.expert_parallel > 1 and undivided is not None:
         raise ConfigError(f"training.expert_parallel: {undivided}; use another number, or leave it out")
+
+
+def _require_shared_bins(config: RunConfig) -> None:
+    """Raise ConfigError if the ranks, or the heads of a model, do not allow `training.sequence_parallel`."""
+    size = config.training.sequence_parallel
+    if size == 1:
+        return
+    from training.service import default_workers
+
+    num_ranks = default_workers(config)
+    reasons = []
+    if num_ranks % size:
+        reasons.append(f"{size} does not divide the number of ranks, {num_ranks}")
+    if config.training.packing == "padded":
+        reasons.append("training.packing: padded has whole rows")
+    loss = config.loss
+    others = [loss.reference_model if loss.reference_kl else None, loss.teacher_model if loss.distillation else None]
+    models = [Path(path) for path in others if path is not None]
+    if config.model != TINY:  # the learner looks at a tiny policy, which may not be made yet
+        models.append(model_of(config))
+    for model in models if not reasons else []:
+        sizes = _sizes(model, sequence_parallel=size)
+        reason = sizes if isinstance(sizes, str) else sizes.no_slices
+        reasons += [] if reason is None else [reason]
+    if reasons:
+        raise ConfigError(f"training.sequence_parallel: {reasons[0]}; use another number, or leave it out")
+
+
+def _sizes(
+    model: Path, expert_parallel: int = 1, ranks_of_copy: int | None = None, sequence_parallel: int = 1
+) -> "ModelSizes | str":
+    """Return a model's sizes, or why it cannot be trained. Raises ConfigError if there is no model."""
+    from training.memory_estimate import read_sizes
+
+    require_config("model", model)
+    try:
+        return read_sizes(model, None, expert_parallel, ranks_of_copy, sequence_parallel)
+    except (OSError, ValueError, AttributeError, KeyError) as error:
+        return f"{model} cannot be trained here: {error}"
 
 
 def write_plan(stack: Stack, plan: StackPlan | ServingPlan) -> None:

@@ -21,6 +21,7 @@ from training import attention_kernels
 from training.attention_blocks import BlockGroup, TreeRows, group_blocks
 from training.attention_kernels import BlockOutput
 from training.prefix_tree import Segment
+from training.sequence_parallel import SequenceRanks
 
 NAME = "ratchet_segments"
 
@@ -105,13 +106,15 @@ def segment_attention(
     *,
     segments: Sequence[Segment],
     block_groups: Sequence[BlockGroup] | None = None,
+    sequence_ranks: SequenceRanks | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
     **_unused: Any,
 ) -> tuple[Tensor, None]:
     """The attention function as transformers calls it: inputs (1, H, T, D), output (1, T, H, D).
 
-    `block_groups`: those of the segments, computed once for all layers; None: they are computed here.
+    `block_groups`: those of the segments, computed once for all layers; None: they are computed here. With
+    `sequence_ranks`, T counts a rank's slice of the segments' tokens.
     """
     assert attention_mask is None and dropout == 0.0 and query.shape[0] == 1, (
         "segments replace the mask; a tree is one row"
@@ -119,8 +122,23 @@ def segment_attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     groups = group_blocks(segments, query.device) if block_groups is None else block_groups
     rows = [part[0].transpose(0, 1) for part in (query, key, value)]
+    if sequence_ranks is not None:
+        rows = _to_heads(rows, sequence_ranks)
     out: Tensor = _SegmentAttention.apply(*rows, scale, groups)  # type: ignore[no-untyped-call]
+    if sequence_ranks is not None:
+        out = sequence_ranks.to_tokens(out.flatten(1)).view(query.shape[2], -1, query.shape[3])
     return out[None], None
+
+
+def _to_heads(rows: Sequence[Tensor], ranks: SequenceRanks) -> list[Tensor]:
+    """Exchange tokens for heads; a key head that the query heads of several ranks need goes to each of them."""
+    query, key, value = rows
+    copies = max(1, ranks.size // key.shape[1])
+    whole = [query, *(part.repeat_interleave(copies, 1) for part in (key, value))]
+    shares = ranks.to_heads([part.flatten(1) for part in whole])
+    widths = [part.shape[1] * part.shape[2] // ranks.size for part in whole]
+    parts = torch.split(shares, widths, 1)
+    return [part.view(len(part), -1, query.shape[2]) for part in parts]
 
 
 def register_segment_attention() -> None:

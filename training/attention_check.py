@@ -32,21 +32,33 @@ class Heads(NamedTuple):
 
 
 def kernel_errors(
-    heads: Heads, segments: Sequence[Segment], dtype: torch.dtype, device: torch.device, own_call_from_pairs: int | None
+    heads: Heads,
+    segments: Sequence[Segment],
+    dtype: torch.dtype,
+    device: torch.device,
+    own_call_from_pairs: int | None,
+    side_by_side: bool = False,
 ) -> dict[str, float]:
-    """Return the relative errors of output and gradients, against the plain formula in float32."""
+    """Return the relative errors of output and gradients, against the plain formula in float32.
+
+    `side_by_side`: query, key and value are views of one tensor, as ranks that share a bin have them.
+    """
     inputs, grad = _inputs(heads, segments[0].subtree_end, dtype, device)
+    if side_by_side:
+        rows = torch.cat([part[0].transpose(0, 1) for part in inputs], 1)
+        sizes = [part.shape[1] for part in inputs]
+        inputs = [part.transpose(0, 1)[None] for part in torch.split(rows, sizes, 1)]
     found = _results(inputs, grad, segments, own_call_from_pairs)
     expected = _results([part.float() for part in inputs], grad.float(), segments, None)
     names = ("output", "query", "key", "value")
     return {name: _relative(one, other) for name, one, other in zip(names, found, expected, strict=True)}
 
 
-def why_no_own_calls(heads: Heads, dtype: torch.dtype, device: torch.device) -> str | None:
+def why_no_own_calls(heads: Heads, dtype: torch.dtype, device: torch.device, side_by_side: bool = False) -> str | None:
     """Return why large blocks must not have kernels of their own on this device, None if they may."""
     try:
         for segments in (_FORK, _CHAIN):
-            errors = kernel_errors(heads, segments, dtype, device, 0)
+            errors = kernel_errors(heads, segments, dtype, device, 0, side_by_side)
             name, error = max(errors.items(), key=lambda one: one[1])
             if not error <= _BOUND:
                 return f"the {name} of a block of up to {segments[0].end} tokens has a relative error of {error:.2g}"

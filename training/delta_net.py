@@ -18,6 +18,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from training.prefix_tree import Segment
+from training.sequence_parallel import SequenceRanks
 
 
 def earlier_tokens(segments: Sequence[Segment], num_tokens: int, taps: int, device: torch.device) -> Tensor:
@@ -70,28 +71,58 @@ def tree_delta_rule(
 def _layer_forward(
     self: Any, hidden_states: Tensor, cache_params: Any = None, attention_mask: Any = None, **more: Any
 ) -> Tensor:
-    """Replace the layer's forward if `segments` are among the keywords; call the layer's own without them."""
+    """Replace the layer's forward if `segments` are among the keywords; call the layer's own without them.
+
+    With `sequence_ranks`, the hidden states are those of a rank's slice; convolution and states are computed for all
+    tokens and the rank's share of the heads.
+    """
     segments: Sequence[Segment] | None = more.pop("segments", None)
     if segments is None:
         plain: Tensor = type(self).forward(self, hidden_states, cache_params, attention_mask, **more)
         return plain
     assert cache_params is None and hidden_states.shape[0] == 1, "a tree is one row and has no cache"
-    num_tokens = hidden_states.shape[1]
-    earlier_KT = earlier_tokens(segments, num_tokens, self.conv_kernel_size, hidden_states.device)
-    mixed_TC = functional.silu(
-        tree_convolution(self.in_proj_qkv(hidden_states)[0], self.conv1d.weight.squeeze(1), earlier_KT)
+    ranks: SequenceRanks | None = more.get("sequence_ranks")
+    qkv, gate, b, a = (
+        project(hidden_states)[0] for project in (self.in_proj_qkv, self.in_proj_z, self.in_proj_b, self.in_proj_a)
     )
-    query, key, value = torch.split(mixed_TC[None], [self.key_dim, self.key_dim, self.value_dim], -1)
-    query, key = (part.reshape(1, num_tokens, -1, self.head_k_dim) for part in (query, key))
-    value, gate = (part.reshape(1, num_tokens, -1, self.head_v_dim) for part in (value, self.in_proj_z(hidden_states)))
-    beta = self.in_proj_b(hidden_states).sigmoid()
-    decay = -self.A_log.float().exp() * functional.softplus(self.in_proj_a(hidden_states).float() + self.dt_bias)
-    repeats = self.num_v_heads // self.num_k_heads
-    query, key = (part.repeat_interleave(repeats, dim=2) for part in (query, key))
-    rule = sys.modules[type(self).__module__].torch_chunk_gated_delta_rule
-    outputs = tree_delta_rule(rule, segments, query, key, value, decay, beta)
+    taps, a_log, dt_bias = self.conv1d.weight.squeeze(1), self.A_log, self.dt_bias
+    if ranks is not None:
+        sizes = [self.key_dim, self.key_dim, self.value_dim]
+        shares = ranks.to_heads([*torch.split(qkv, sizes, 1), b, a])
+        num_heads = self.num_v_heads // ranks.size
+        qkv, b, a = torch.split(shares, [sum(sizes) // ranks.size, num_heads, num_heads], 1)
+        taps = torch.cat([ranks.own_share(one) for one in torch.split(taps, sizes)])
+        a_log, dt_bias = ranks.own_share(a_log), ranks.own_share(dt_bias)
+    outputs = _heads_forward(self, segments, tree_inputs=(qkv, b, a), weights=(taps, a_log, dt_bias))
+    if ranks is not None:
+        outputs = ranks.to_tokens(outputs)
     normed = self.norm(outputs.reshape(-1, self.head_v_dim), gate.reshape(-1, self.head_v_dim))
-    return self.out_proj(normed.reshape(1, num_tokens, -1))  # type: ignore[no-any-return]
+    return self.out_proj(normed.reshape(1, -1, self.value_dim))  # type: ignore[no-any-return]
+
+
+def _heads_forward(
+    layer: Any, segments: Sequence[Segment], tree_inputs: tuple[Tensor, ...], weights: tuple[Tensor, ...]
+) -> Tensor:
+    """Return the states' outputs (T, values), for all heads or some.
+
+    `tree_inputs`: projections of T tokens, of query, key and value side by side, and of b and a. `weights`: of the
+    convolution, A_log and dt_bias.
+    """
+    qkv_TC, b, a = tree_inputs
+    taps_CK, a_log, dt_bias = weights
+    num_tokens = len(qkv_TC)
+    earlier_KT = earlier_tokens(segments, num_tokens, layer.conv_kernel_size, qkv_TC.device)
+    mixed_TC = functional.silu(tree_convolution(qkv_TC, taps_CK, earlier_KT))
+    num_values = len(a_log) * layer.head_v_dim
+    num_keys = (qkv_TC.shape[1] - num_values) // 2
+    query, key, value = torch.split(mixed_TC[None], [num_keys, num_keys, num_values], -1)
+    query, key = (part.reshape(1, num_tokens, -1, layer.head_k_dim) for part in (query, key))
+    value = value.reshape(1, num_tokens, -1, layer.head_v_dim)
+    decay = -a_log.float().exp() * functional.softplus(a.float() + dt_bias)
+    repeats = layer.num_v_heads // layer.num_k_heads
+    query, key = (part.repeat_interleave(repeats, dim=2) for part in (query, key))
+    rule = sys.modules[type(layer).__module__].torch_chunk_gated_delta_rule
+    return tree_delta_rule(rule, segments, query, key, value, decay[None], b.sigmoid()[None])[0].flatten(1)
 
 
 def fork_states(model: nn.Module) -> None:

@@ -45,12 +45,12 @@ from training.metrics import (
 )
 from training.packing import Bin, deal_bins, pack_bin, spare_chain
 from training.plan_types import Member, Plan, TrainedToken, TrainingSequence
+from training.policy_inputs import Tokens, make_inputs
 from training.policy_loading import compute_dtype, load_policy
 from training.policy_model import peak_flops
 from training.prefix_tree import Segment
 from training.rank_zero import read_on_rank_zero
 from training.reference import kl_estimates, load_reference
-from training.router_replay import RecordedExperts
 from training.teacher import load_teacher, teacher_gaps, teacher_losses
 from training.trained_turns import TrainedTurns
 
@@ -91,7 +91,10 @@ class UpdateNorms(NamedTuple):
 
 
 class RankLearner:
-    """The policy and its optimiser on one rank."""
+    """The policy and its optimiser on one rank.
+
+    The `group` of this rank, one of `num_groups`, has bins of its own: it is the rank alone, or those that share bins.
+    """
 
     def __init__(self, model_path: Path, config: RunConfig) -> None:
         """Needs an initialised process group. The same path, config and world size give a bit-identical learner."""
@@ -111,6 +114,11 @@ class RankLearner:
         self.peak_flops = peak_flops(self.device, compute_dtype(training.dtype, self.device))
         self._save_group = dist.new_group(backend="gloo")
         self._waiting_group = dist.new_group(backend="gloo", timeout=_WRITE_TIMEOUT)
+        ranks = self.policy.sequence_ranks
+        bin_ranks = 1 if ranks is None else ranks.size
+        self.num_groups = self.world_size // bin_ranks
+        self.group = self.rank // bin_ranks
+        self.is_first_of_group = self.rank % bin_ranks == 0
         self.base_files: list[JsonObject] = []
         self.adapter: str | None = None
         if training.lora is not None:
@@ -185,20 +193,22 @@ class RankLearner:
     ) -> StepSums:
         """Accumulate the gradients of this rank's bins and return their sums; add their tokens to the recorders.
 
-        Every rank runs the same number of passes, since FSDP's passes are collectives. `fresh_step`: policy step of the
-        current weights; None once an update has changed them.
+        Of ranks that share a bin, the first one counts and records it. Every rank runs the same number of passes, since
+        FSDP's passes are collectives. `fresh_step`: policy step of the current weights; None once an update has changed
+        them.
         """
         router_replay.require_same_experts(self.policy.model.config, sequences)
         bin_tokens = self.config.training.bin_tokens
-        dealt = deal_bins(sequences, self.world_size, bin_tokens, self.packing, self.pair_cost)
+        dealt = deal_bins(sequences, self.num_groups, bin_tokens, self.packing, self.pair_cost)
         sums = StepSums()
         for number in range(len(dealt[0])):  # rank 0 has a bin in every pass
-            real = number < len(dealt[self.rank])
-            chains = dealt[self.rank][number] if real else [spare_chain(sequences[0])]
+            real = number < len(dealt[self.group])
+            chains = dealt[self.group][number] if real else [spare_chain(sequences[0])]
             bin = pack_bin(chains, self.packing)
-            loss = self._bin_loss(bin, members, sums if real else None, fresh_step, recorders)
-            # FSDP averages gradients over ranks, but the token weights are made for their sum.
-            torch.autograd.backward(loss * (self.world_size if real else 0.0))
+            counted = sums if real and self.is_first_of_group else None
+            loss = self._bin_loss(bin, members, counted, fresh_step, recorders)
+            # FSDP averages gradients over ranks, but the token weights are made for the sum over bins.
+            torch.autograd.backward(loss * (self.num_groups if real else 0.0))
         return sums
 
     def _bin_loss(
@@ -210,11 +220,10 @@ class RankLearner:
         recorders: Sequence[TokenRecorder],
     ) -> Tensor:
         """Return the weighted loss of one bin, a scalar, and add its statistics to `sums` and its tokens to the
-        recorders; a bin that only keeps the ranks in step has no `sums` and is added to none of them.
+        recorders; without `sums` it is added to none of them.
         """
-        positions = None if bin.positions is None else self._tensor(bin.positions)
-        inputs = (self._tensor(bin.ids), positions, bin.segments, self._tensor(bin.sources), self._tensor(bin.targets))
-        logprobs_M, entropies_M = self.policy(*inputs, bin.temperature, self._experts(bin))
+        inputs = make_inputs(bin, self.device, self.policy.sequence_ranks)
+        logprobs_M, entropies_M = self.policy(inputs, bin.temperature)
         predictions_N = self._tensor(bin.predictions)
         advantages_N, weights_N = self._tensor(_advantages_and_weights(bin, members)).unbind(-1)
         turns_N = np.unique(bin.turn_ids, return_inverse=True)[1]
@@ -224,12 +233,12 @@ class RankLearner:
         reference_kl_N = teacher_gaps_N = None
         if self.reference is not None:
             with torch.no_grad():
-                reference_N = self.reference(*inputs, bin.temperature).logprobs[predictions_N]
+                reference_N = self.reference(inputs, bin.temperature).logprobs[predictions_N]
             reference_kl_N = kl_estimates(tokens.logprobs, reference_N, self._capped_ratios(tokens))
             losses_N = losses_N + self.config.loss.reference_kl * reference_kl_N
         if self.teacher is not None:
             with torch.no_grad():
-                teacher_N = self.teacher(*inputs, bin.temperature).logprobs[predictions_N]
+                teacher_N = self.teacher(inputs, bin.temperature).logprobs[predictions_N]
             teacher_gaps_N = teacher_gaps(tokens.logprobs, teacher_N)
             distilled_N = teacher_losses(tokens.logprobs, teacher_gaps_N, self._capped_ratios(tokens))
             losses_N = losses_N + self.config.loss.distillation * distilled_N
@@ -248,12 +257,6 @@ class RankLearner:
             sums.computed_tokens += bin.ids.size
             sums.flops += self.work.flops(bin.ids.size, len(bin.targets), bin.num_pairs)
         return loss
-
-    def _experts(self, bin: Bin) -> RecordedExperts | None:
-        """Return the bin's recorded experts on the device."""
-        if bin.experts is None:
-            return None
-        return RecordedExperts(self._tensor(bin.experts.ids), self._tensor(bin.experts.known))
 
     def _capped_ratios(self, tokens: TokenBatch) -> Tensor:
         return tokens.ratios.clamp(max=self.config.loss.ratio_cap)
@@ -321,12 +324,13 @@ class RankLearner:
     def canary(self) -> JsonObject:
         """Score the canary text with the current weights. A collective of all ranks."""
         ids = canary.canary_ids(self.model_path)[: self.config.sampling.max_context_tokens - 1]  # the engine adds one
-        ids_1T = torch.tensor([ids], device=self.device)
-        targets = torch.arange(1, len(ids), device=self.device)
-        segments = None if self.packing == "padded" else [Segment(0, len(ids), len(ids), 0, -1)]
-        positions = torch.arange(len(ids), device=self.device)[None]
+        chain = np.array(ids)
+        places = np.arange(len(ids))
+        whole = None if self.packing == "padded" else [Segment(0, len(ids), len(ids), 0, -1)]
+        tokens = Tokens(chain[None], None if whole is None else places[None], whole, places[:-1], chain[1:])
         with torch.no_grad():
-            logprobs, _ = self.policy(ids_1T, positions, segments, targets - 1, ids_1T[0, 1:], 1.0)
+            inputs = make_inputs(tokens, self.device, self.policy.sequence_ranks)
+            logprobs, _ = self.policy(inputs, 1.0)
         return canary.canary_row(ids, logprobs.cpu().numpy())
 
     def save_async(self, uri: str) -> Future[Any]:

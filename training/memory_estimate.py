@@ -25,6 +25,7 @@ from training.policy_model import (
     head_size,
     why_no_segments,
 )
+from training.sequence_parallel import why_no_sequence_parallel
 
 _GIB = 2**30
 _MASTER_BYTES = 16
@@ -42,7 +43,8 @@ class ModelSizes:
     values in an engine, in bfloat16. `no_segments`: why chains cannot share prefixes in training, None if they can.
     `layer_experts`: weights of the experts of the largest layer; `chosen`: experts that a token passes; both 0 without
     experts. `expert_bytes`: of one token's recorded experts. `no_replay`: why they cannot be replayed.
-    `undivided`: why they cannot be divided among the ranks that were asked for.
+    `undivided`: why they cannot be divided among the ranks that were asked for. `no_slices`: why so many ranks cannot
+    share a bin.
     """
 
     architecture: str
@@ -63,10 +65,15 @@ class ModelSizes:
     expert_bytes: int
     no_replay: str | None
     undivided: str | None
+    no_slices: str | None
 
 
 def read_sizes(
-    path: Path, adapters: LoraConfig | None = None, expert_parallel: int = 1, ranks_of_copy: int | None = None
+    path: Path,
+    adapters: LoraConfig | None = None,
+    expert_parallel: int = 1,
+    ranks_of_copy: int | None = None,
+    sequence_parallel: int = 1,
 ) -> ModelSizes:
     """Read a model's sizes. Raises ValueError or OSError if transformers has no causal language model of this kind, or
     if it lacks a layer that `adapters` name.
@@ -82,6 +89,7 @@ def read_sizes(
     experts = getattr(text, "num_experts_per_tok", None) or 0
     intermediate = experts * getattr(text, "moe_intermediate_size", 0) if experts else text.intermediate_size
     weights = sum(one.numel() for one in policy.parameters())
+    no_segments = why_no_segments(model)
     sizes = ModelSizes(
         architecture=(settings.architectures or ["unknown"])[0],
         weights=weights,
@@ -96,11 +104,12 @@ def read_sizes(
         intermediate=intermediate,
         vocabulary=text.vocab_size,
         cache_bytes=2 * 2 * attention_layers(text) * heads * head_size(text),
-        no_segments=why_no_segments(model),
+        no_segments=no_segments,
         has_vision=hasattr(settings, "vision_config"),
         expert_bytes=router_replay.bytes_per_token(model),
         no_replay=router_replay.why_no_replay(model),
         undivided=why_no_expert_parallel(model, expert_parallel, ranks_of_copy),
+        no_slices=no_segments or why_no_sequence_parallel(model, sequence_parallel),
     )
     if adapters is None:
         return sizes

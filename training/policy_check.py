@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -19,6 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from training import attention, delta_net, fused_kernels
 from training.packing import Packing
+from training.policy_inputs import Tokens, make_inputs
 from training.policy_model import TrainablePolicy
 from training.prefix_tree import Segment
 
@@ -133,9 +136,9 @@ def _plain_scores(policy: TrainablePolicy, batch: _Fork) -> Tensor:
 def _padded_scores(policy: TrainablePolicy, batch: _Fork) -> Tensor:
     chain, branch, fork = batch
     rows = torch.stack([chain, torch.nn.functional.pad(branch, (0, len(chain) - len(branch)))])
-    in_branch = len(chain) + torch.arange(fork - 1, len(branch) - 1, device=chain.device)
-    sources = torch.cat([torch.arange(len(chain) - 1, device=chain.device), in_branch])
-    return policy(rows, None, None, sources, batch.targets, 1.0).logprobs  # type: ignore[no-any-return]
+    in_branch = len(chain) + torch.arange(fork - 1, len(branch) - 1)
+    sources = torch.cat([torch.arange(len(chain) - 1), in_branch])
+    return _scores(policy, batch, Tokens(_array(rows), None, None, _array(sources), _array(batch.targets)))
 
 
 def _forest_scores(policy: TrainablePolicy, batch: _Fork) -> Tensor:
@@ -146,9 +149,18 @@ def _forest_scores(policy: TrainablePolicy, batch: _Fork) -> Tensor:
         Segment(fork, end, end, fork, 0),
         Segment(end, branch_end, branch_end, fork, 0),
     ]
-    numbers = torch.arange(branch_end, device=chain.device)
-    positions = torch.where(numbers < end, numbers, numbers - end + fork)
-    sources = torch.cat([numbers[: end - 1], numbers[fork - 1 : fork], numbers[end : branch_end - 1]])
-    ids = torch.cat([chain, branch[fork:]])
-    found: Tensor = policy(ids[None], positions[None], segments, sources, batch.targets, 1.0).logprobs
+    numbers = np.arange(branch_end)
+    positions = np.where(numbers < end, numbers, numbers - end + fork)
+    sources = np.concatenate([numbers[: end - 1], numbers[fork - 1 : fork], numbers[end : branch_end - 1]])
+    ids = _array(torch.cat([chain, branch[fork:]]))
+    return _scores(policy, batch, Tokens(ids[None], positions[None], segments, sources, _array(batch.targets)))
+
+
+def _scores(policy: TrainablePolicy, batch: _Fork, tokens: Tokens) -> Tensor:
+    found: Tensor = policy(make_inputs(tokens, batch.chain.device, policy.sequence_ranks), 1.0).logprobs
+    return found
+
+
+def _array(ids: Tensor) -> npt.NDArray[np.int64]:
+    found: npt.NDArray[np.int64] = ids.cpu().numpy()
     return found

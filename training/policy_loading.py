@@ -25,8 +25,16 @@ from training.attention_blocks import OWN_CALL_FROM_PAIRS
 from training.attention_check import Heads, why_no_own_calls
 from training.packing import Packing
 from training.policy_check import BFLOAT16, BFLOAT16_EXPERTS, FLOAT32, switch_and_check
-from training.policy_model import ForwardWork, TrainablePolicy, choose_packing, head_size, pair_cost
+from training.policy_model import (
+    ForwardWork,
+    TrainablePolicy,
+    choose_packing,
+    head_size,
+    pair_cost,
+    why_no_positions,
+)
 from training.rank_zero import read_on_rank_zero
+from training.sequence_parallel import SequenceRanks, make_sequence_ranks, why_no_sequence_parallel
 
 if TYPE_CHECKING:  # a step needs no pydantic
     from ratchet.config import RunConfig
@@ -42,14 +50,17 @@ class LoadedPolicy(NamedTuple):
     pair_cost: float
 
 
-def load_policy(path: Path, config: RunConfig, device: torch.device) -> LoadedPolicy:
+def load_policy(
+    path: Path, config: RunConfig, device: torch.device, ranks: SequenceRanks | None = None
+) -> LoadedPolicy:
     """Load a policy with float32 master weights, sharded over all ranks. A collective.
 
-    With LoRA the adapters are new and in float32, and the frozen base is in the dtype that is computed in.
+    `ranks`: those that share a bin with this one, if a model that was loaded before has them already. With LoRA the
+    adapters are new and in float32, and the frozen base is in the dtype that is computed in.
 
     Raises ValueError, on every rank, if the files cannot be read, if an adapter's target is not in the model, if the
-    architecture cannot be packed as wanted or its routing not be replayed, or if logprobs or gradients of a forked
-    batch differ from those of the model's own logits on each chain alone.
+    architecture cannot be packed as wanted, its routing not be replayed or its bins not be shared, or if logprobs or
+    gradients of a forked batch differ from those of the model's own logits on each chain alone.
     """
     transformers_logging.disable_progress_bar()
     training = config.training
@@ -57,13 +68,17 @@ def load_policy(path: Path, config: RunConfig, device: torch.device) -> LoadedPo
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
     packing = choose_packing(training.packing, model)
+    if (reason := why_no_positions(model.config, config.sampling.max_context_tokens)) is not None:
+        raise ValueError(f"{path}: {reason}")
     on_gpu = device.type == "cuda"
     if on_gpu if training.activation_checkpointing is None else training.activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     policy = TrainablePolicy(model, training.fp32_head)
+    _require_slices(model, packing, training.sequence_parallel)
+    policy.sequence_ranks = ranks or make_sequence_ranks(training.sequence_parallel)
     dtype = compute_dtype(training.dtype, device)
     if on_gpu and packing != "padded" and dtype.itemsize == 2:
-        policy.own_call_from_pairs = _own_call_from_pairs(model, dtype, device)
+        policy.own_call_from_pairs = _own_call_from_pairs(model, training.sequence_parallel, dtype, device)
     if training.router_replay:
         policy.routers = router_replay.install(model)
     work = ForwardWork.of(policy, is_frozen=training.lora is not None)
@@ -79,11 +94,24 @@ def load_policy(path: Path, config: RunConfig, device: torch.device) -> LoadedPo
     return LoadedPolicy(policy, packing, work, cost)
 
 
-def _own_call_from_pairs(model: Any, dtype: torch.dtype, device: torch.device) -> int | None:
-    """Return from which size on blocks of attention have kernels of their own: none have them if those are wrong."""
+def _require_slices(model: Any, packing: Packing, size: int) -> None:
+    """Raise ValueError if so many ranks cannot share a bin."""
+    reason = None
+    if size > 1:
+        reason = f"{packing} bins have no segments" if packing == "padded" else why_no_sequence_parallel(model, size)
+    if reason is not None:
+        raise ValueError(f"training.sequence_parallel: {reason}; use another number, or leave it out")
+
+
+def _own_call_from_pairs(model: Any, num_ranks: int, dtype: torch.dtype, device: torch.device) -> int | None:
+    """Return from which size on blocks of attention have kernels of their own: none have them if those are wrong.
+
+    `num_ranks` share a bin, each with some of the heads.
+    """
     settings = model.config
-    heads = Heads(settings.num_attention_heads, settings.num_key_value_heads, head_size(settings))
-    reason = why_no_own_calls(heads, dtype, device)
+    keys = max(settings.num_key_value_heads, num_ranks)
+    heads = Heads(settings.num_attention_heads // num_ranks, keys // num_ranks, head_size(settings))
+    reason = why_no_own_calls(heads, dtype, device, side_by_side=num_ranks > 1)
     if reason is not None:
         warnings.warn(f"large blocks of attention use the kernels of small ones, since {reason}", stacklevel=2)
     return OWN_CALL_FROM_PAIRS if reason is None else None

@@ -9,7 +9,6 @@ chunk.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,8 +18,9 @@ from torch import Tensor, nn
 from training import router_replay
 from training.attention_blocks import group_blocks
 from training.packing import Packing
-from training.prefix_tree import Segment
-from training.router_replay import LayerRouter, RecordedExperts
+from training.policy_inputs import PolicyInputs
+from training.router_replay import LayerRouter
+from training.sequence_parallel import SequenceRanks
 
 
 def chunk_logits(device: torch.device) -> int:
@@ -167,7 +167,8 @@ class TrainablePolicy(nn.Module):
     """A causal language model of transformers; its parameters keep their names, behind the prefix `model.`.
 
     `own_call_from_pairs`: from how many pairs of a query and a key on a block of attention has a kernel call of its
-    own; None: no block has. 0 is right for a CPU, which computes block by block.
+    own; None: no block has. 0 is right for a CPU, which computes block by block. `sequence_ranks`: those that
+    share a bin with this one, for which `training.policy_inputs` cuts it.
     """
 
     def __init__(self, model: Any, fp32_head: bool = False) -> None:
@@ -176,32 +177,27 @@ class TrainablePolicy(nn.Module):
         self.fp32_head = fp32_head
         self.routers: list[LayerRouter] = []
         self.own_call_from_pairs: int | None = 0
+        self.sequence_ranks: SequenceRanks | None = None
 
-    def forward(
-        self,
-        ids_BT: Tensor,
-        positions_BT: Tensor | None,
-        segments: Sequence[Segment] | None,
-        source_M: Tensor,
-        target_M: Tensor,
-        temperature: float,
-        experts: RecordedExperts | None = None,
-    ) -> TokenScores:
-        """Return, per prediction, the logprob of `target` after flat position `source`, and the entropy there.
+    def forward(self, inputs: PolicyInputs, temperature: float) -> TokenScores:
+        """Return, per prediction of the bin, the logprob of its target after its source, and the entropy there.
 
         Both are at the sampling temperature. Without segments, rows are padded on the right and attention is causal: no
-        prefix holds padding, so no mask is needed. `experts`: of the B x T tokens, which `routers` then choose, also in
-        the backward pass; it must come before the next forward pass.
+        prefix holds padding, so no mask is needed. The `routers` choose recorded experts, also in the backward pass; it
+        must come before the next forward pass. Ranks that share a bin all return the scores of the whole bin.
         """
-        router_replay.replay(self.routers, experts)
+        router_replay.replay(self.routers, inputs.experts)
         more: dict[str, Any] = {}
-        if segments is not None:
-            groups = group_blocks(segments, ids_BT.device, self.own_call_from_pairs)
-            more = {"position_ids": positions_BT, "segments": segments, "block_groups": groups}
-        hidden_BTH = self.model.get_decoder()(input_ids=ids_BT, use_cache=False, **more).last_hidden_state
-        hidden_MH = hidden_BTH.flatten(0, 1)[source_M]
+        joining = inputs.joining
+        if inputs.segments is not None:
+            groups = group_blocks(inputs.segments, inputs.ids.device, self.own_call_from_pairs)
+            more = {"position_ids": inputs.positions, "segments": inputs.segments, "block_groups": groups}
+            more["sequence_ranks"] = None if joining is None else joining.ranks
+        hidden_BTH = self.model.get_decoder()(input_ids=inputs.ids, use_cache=False, **more).last_hidden_state
+        hidden_MH = hidden_BTH.flatten(0, 1)[inputs.sources]
         weight_VH = self.model.get_output_embeddings().weight
-        return chosen_logprobs(hidden_MH, weight_VH, target_M, temperature, self.fp32_head)
+        scores = chosen_logprobs(hidden_MH, weight_VH, inputs.targets, temperature, self.fp32_head)
+        return scores if joining is None else TokenScores(*joining.join(*scores))
 
     def plain_logprobs(self, ids_T: Tensor) -> Tensor:
         """Return the logprobs (T - 1,) of a chain's tokens after the first, from the model's own logits."""
@@ -236,6 +232,29 @@ def why_no_segments(model: Any) -> str | None:
             f"{name} has an auxiliary loss over routed tokens (output_router_logits), "
             "which depends on how often a token is computed"
         )
+    return None
+
+
+_ROTARY_BY_LENGTH = frozenset({"dynamic", "longrope"})
+"""Rotary positions whose frequencies transformers takes from the longest chain of a pass."""
+
+
+def why_no_positions(settings: Any, num_tokens: int) -> str | None:
+    """Return why a chain's logprobs would depend on the other chains of its pass, None if they do not.
+
+    `settings`: transformers' of the text model. `num_tokens`: of the longest chain.
+    """
+    found = getattr(settings, "rope_parameters", None) or {}
+    for one in (found, *(each for each in found.values() if isinstance(each, dict))):  # of each type of layers
+        kind = one.get("rope_type")
+        if kind not in _ROTARY_BY_LENGTH:
+            continue
+        limit = one.get("original_max_position_embeddings") or settings.max_position_embeddings
+        if num_tokens > limit:
+            return (
+                f"its rotary positions ({kind}) depend on the longest chain of a pass if one has more than {limit} "
+                f"tokens; set sampling.max_context_tokens to {limit} or less"
+            )
     return None
 
 

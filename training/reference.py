@@ -52,7 +52,10 @@ def load_frozen(
         )
     own = {"lora": None, "router_replay": False, "expert_parallel": 1}  # of the policy alone
     whole = config.model_copy(update={"training": config.training.model_copy(update=own)})
-    frozen = load_policy(path, whole, device)
+    try:
+        frozen = load_policy(path, whole, device, loaded.policy.sequence_ranks)
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from None
     if frozen.packing != loaded.packing:
         raise ValueError(
             f"{key}: {path} needs training.packing: {frozen.packing}, and the policy uses "

@@ -32,6 +32,7 @@ TRAINING = {
     "router_replay": False,
     "shard_ranks": None,
     "expert_parallel": 1,
+    "sequence_parallel": 1,
     "dtype": "auto",
     "fp32_head": False,
     "activation_checkpointing": None,
@@ -43,5 +44,10 @@ def settings(**training: Any) -> "RunConfig":
     """The defaults, changed by `training`. Raises AttributeError in the learner for a field that is missing here."""
     return cast(
         "RunConfig",
-        SimpleNamespace(seed=0, loss=SimpleNamespace(**LOSS), training=SimpleNamespace(**{**TRAINING, **training})),
+        SimpleNamespace(
+            seed=0,
+            sampling=SimpleNamespace(max_context_tokens=65536),
+            loss=SimpleNamespace(**LOSS),
+            training=SimpleNamespace(**{**TRAINING, **training}),
+        ),
     )

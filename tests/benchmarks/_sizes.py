@@ -93,15 +93,12 @@ class Ours:
         import torch
 
         from training.packing import pack_bin
+        from training.policy_inputs import make_inputs
 
         learner = self.learner
         bin = pack_bin([self.chain], learner.packing)
-        assert bin.positions is not None
-        ids, positions, sources, targets = (
-            learner._tensor(part) for part in (bin.ids, bin.positions, bin.sources, bin.targets)
-        )
         with torch.no_grad():
-            found, _ = learner.policy(ids, positions, bin.segments, sources, targets, 1.0)
+            found, _ = learner.policy(make_inputs(bin, learner.device), 1.0)
         return found.float().cpu().numpy()  # type: ignore[no-any-return]
 
     def step(self) -> None:

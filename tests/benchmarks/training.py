@@ -159,21 +159,15 @@ class Ours:
         import torch
 
         from training.packing import deal_bins, pack_bin
+        from training.policy_inputs import make_inputs
 
         learner, found, order = self.learner, [], []
         bin_tokens = learner.config.training.bin_tokens
         (dealt,) = deal_bins(self.chains, 1, bin_tokens, learner.packing, learner.pair_cost)
         with torch.no_grad():
             for bin in (pack_bin(chains, learner.packing) for chains in dealt):
-                positions = None if bin.positions is None else learner._tensor(bin.positions)
-                where = (
-                    learner._tensor(bin.ids),
-                    positions,
-                    bin.segments,
-                    learner._tensor(bin.sources),
-                    learner._tensor(bin.targets),
-                )
-                found.append(learner.policy(*where, 1.0)[0].float().cpu().numpy()[bin.predictions])
+                scores = learner.policy(make_inputs(bin, learner.device), 1.0)
+                found.append(scores.logprobs.float().cpu().numpy()[bin.predictions])
                 order.append(np.stack([bin.turn_ids, bin.behaviour]))
         keys = np.concatenate(order, axis=1)
         return np.concatenate(found)[np.lexsort((keys[1], keys[0]))]

@@ -26,7 +26,7 @@ from stack.part_health import HealthState, PartHealth
 from stack.parts import Stack
 from stack.placement import set_of_part
 from stack.probes import LIMITS, is_missed, limits_of
-from stack.serving_plan import ServingPlan, StackPlan, next_plan, read_plan, require_experts, wants_other, write_plan
+from stack.serving_plan import ServingPlan, StackPlan, next_plan, read_plan, require_trainable, wants_other, write_plan
 from tests.unit.training.test_gradients import MOE, make_architecture
 
 
@@ -220,7 +220,7 @@ def test_experts_that_cannot_be_replayed_or_divided_are_refused(model: Path, tmp
     def require(**values: Any) -> None:
         training = {"router_replay": True}
         datasets = [{"path": "x"}]
-        require_experts(RunConfig.model_validate({"datasets": datasets, "training": training} | values))
+        require_trainable(RunConfig.model_validate({"datasets": datasets, "training": training} | values))
 
     require(model=str(make_architecture("Qwen3MoeForCausalLM", tmp_path, **MOE)))
     require(training={})
@@ -239,6 +239,20 @@ def test_experts_that_cannot_be_replayed_or_divided_are_refused(model: Path, tmp
         require(model=experts, training={"expert_parallel": 2, "workers": 3})
     with pytest.raises(ConfigError, match="expert_parallel: 3 does not divide the number of experts, 4; use another"):
         require(model=experts, training={"expert_parallel": 3})
+
+
+def test_bins_that_cannot_be_shared_are_refused(model: Path) -> None:
+    def require(**training: Any) -> None:
+        values = {"model": str(model), "datasets": [{"path": "x"}], "training": training}
+        require_trainable(RunConfig.model_validate(values))
+
+    require(sequence_parallel=2, workers=4)
+    with pytest.raises(ConfigError, match="sequence_parallel: 2 does not divide the number of ranks, 3"):
+        require(sequence_parallel=2, workers=3)
+    with pytest.raises(ConfigError, match="sequence_parallel: 3 does not divide the attention heads of Qwen3ForCausal"):
+        require(sequence_parallel=3, workers=3)
+    with pytest.raises(ConfigError, match=r"sequence_parallel: training.packing: padded has whole rows; use another"):
+        require(sequence_parallel=2, workers=2, packing="padded")
 
 
 def test_gpus_are_those_of_the_job_and_each_part_sees_its_own(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @DTYPES
 def test_right_kernels_pass(dtype: torch.dtype) -> None:
     assert why_no_own_calls(HEADS, dtype, CPU) is None
+    assert why_no_own_calls(HEADS, dtype, CPU, side_by_side=True) is None
 
 
 def scaled(number: int, factor: float) -> Callable[..., tuple[Tensor, ...]]:

@@ -33,6 +33,7 @@ from training import attention_kernels
 from training.checkpoint import DamagedCheckpointError
 from training.learner import RankLearner
 from training.metrics import token_metrics
+from training.policy_inputs import Tokens, make_inputs
 from training.policy_model import SEGMENT_ARCHITECTURES
 from training.prefix_tree import Segment
 
@@ -223,10 +224,10 @@ def test_the_published_weights_are_the_trained_ones(model: Path, tmp_path: Path)
     with safe_open(tmp_path / "1.e1" / "model.safetensors", "pt") as stored:
         assert "lm_head.weight" not in stored.keys()  # noqa: SIM118
     ids = torch.randint(0, NUM_IDS, (1, 20), generator=torch.Generator().manual_seed(0))
-    columns = torch.arange(19)
     with torch.no_grad():
         whole = [Segment(0, 20, 20, 0, -1)]
-        ours, _ = learner.policy(ids, torch.arange(20)[None], whole, columns, ids[0, 1:], 1.0)
+        tokens = Tokens(ids.numpy(), np.arange(20)[None], whole, np.arange(19), ids[0, 1:].numpy())
+        ours, _ = learner.policy(make_inputs(tokens, learner.device), 1.0)
         theirs, before = (
             one(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0] for one in (loaded, initial)
         )

@@ -19,6 +19,7 @@ from training.learner import RankLearner
 from training.packing import pack_bin
 from training.plan_types import Plan, TrainingSequence
 from training.policy_export import export_checkpoint
+from training.policy_inputs import make_inputs
 
 pytestmark = [pytest.mark.usefixtures("single_rank"), pytest.mark.filterwarnings("ignore:.*tie_word_embeddings.*")]
 SETTINGS = {"rank": 4, "alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]}
@@ -118,9 +119,8 @@ def test_a_frozen_base_in_bfloat16_computes_what_float32_weights_do(model: Path)
     dtypes = {lora.is_adapter_parameter(name): one.dtype for name, one in adapted.policy.named_parameters()}
     assert dtypes == {True: torch.float32, False: torch.bfloat16}
     bin = pack_bin(make_step()[1], adapted.packing)
-    assert bin.positions is not None
-    ids, positions, sources, targets = map(torch.from_numpy, (bin.ids, bin.positions, bin.sources, bin.targets))
-    found = [one.policy(ids, positions, bin.segments, sources, targets, 1.0).logprobs for one in (adapted, whole)]
+    inputs = make_inputs(bin, adapted.device)
+    found = [one.policy(inputs, 1.0).logprobs for one in (adapted, whole)]
     assert torch.equal(*found)
     adapted.step(*make_step())
     trained = [one for name, one in adapted.policy.named_parameters() if lora.is_adapter_parameter(name)]

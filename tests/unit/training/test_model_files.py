@@ -15,6 +15,7 @@ from tests.unit.training.cuts import gradient, make_config, make_plan, make_rela
 from tests.unit.training.test_gradients import make_architecture
 from training.learner import RankLearner
 from training.policy_export import export_checkpoint
+from training.policy_inputs import Tokens, make_inputs
 from training.prefix_tree import Segment
 
 pytestmark = pytest.mark.usefixtures("single_rank")
@@ -101,7 +102,9 @@ def test_the_published_class_of_transformers_loads_a_version(tmp_path: Path) -> 
     with torch.no_grad():
         logprobs = whole(ids[None]).logits[0, :-1].log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
         whole_chain = [Segment(0, 20, 20, 0, -1)]
-        ours = learner.policy(ids[None], torch.arange(20)[None], whole_chain, torch.arange(19), ids[1:], 1.0).logprobs
+        chain = ids.numpy()
+        tokens = Tokens(chain[None], np.arange(20)[None], whole_chain, np.arange(19), chain[1:])
+        ours = learner.policy(make_inputs(tokens, learner.device), 1.0).logprobs
     assert torch.allclose(ours, logprobs, atol=1e-5)
 
 

@@ -1,15 +1,19 @@
 """Chunked logprobs and entropies equal the plain formula, and so do their gradients."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoConfig
 
 from ratchet.config import RunConfig
 from tests.unit.training.cuts import gradient, make_config, make_plan, make_rollouts
-from training.policy_model import ForwardWork, TrainablePolicy, chosen_logprobs, pair_cost
+from tests.unit.training.test_gradients import make_architecture
+from training.learner import RankLearner
+from training.policy_model import ForwardWork, TrainablePolicy, chosen_logprobs, pair_cost, why_no_positions
 
 NUM_PREDICTED, HIDDEN, VOCAB = 23, 8, 37
 
@@ -89,3 +93,19 @@ def test_a_gpu_computes_in_bfloat16_by_default() -> None:
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     assert [compute_dtype("auto", one) for one in (cpu, gpu)] == [torch.float32, torch.bfloat16]
     assert compute_dtype("float32", gpu) == torch.float32
+
+
+def test_positions_that_depend_on_the_longest_chain_of_a_pass_are_refused(tmp_path: Path) -> None:
+    """Beyond their limit a chain's gradient would depend on the packing, and ranks that share a bin would disagree."""
+    factors = {"short_factor": [1.0] * 4, "long_factor": [8.0] * 4}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 48, **factors}
+    path = make_architecture("LlamaForCausalLM", tmp_path, rope_parameters=rope)
+    with pytest.raises(ValueError, match=r"\(longrope\) depend on the longest chain .* more than 48 tokens; set sampl"):
+        RankLearner(path, make_config())  # its longest chain has 64 tokens
+    settings = AutoConfig.from_pretrained(path)
+    assert why_no_positions(settings, 48) is None
+    rope["rope_type"] = "yarn"
+    assert why_no_positions(SimpleNamespace(rope_parameters={"full_attention": rope}), 64) is None
+    rope["rope_type"] = "dynamic"
+    reason = why_no_positions(SimpleNamespace(rope_parameters={"full_attention": rope}), 64)
+    assert reason is not None and "(dynamic)" in reason

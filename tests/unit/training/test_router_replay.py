@@ -19,6 +19,7 @@ from training.learner import RankLearner
 from training.metrics import replay_metrics
 from training.packing import Bin, Packing, pack_bin
 from training.plan_types import TrainingSequence
+from training.policy_inputs import make_inputs
 from training.policy_model import TokenScores
 from training.router_replay import REPLAY_ARCHITECTURES, RecordedExperts
 
@@ -29,10 +30,8 @@ NUM_EXPERTS = 4
 
 def score(learner: RankLearner, bin: Bin, experts: RecordedExperts | None) -> tuple[TokenScores, list[Tensor]]:
     """Return logprobs and entropies, and the gradient of both."""
-    positions = None if bin.positions is None else torch.from_numpy(bin.positions)
-    sources, targets = torch.from_numpy(bin.sources), torch.from_numpy(bin.targets)
-    scores = learner.policy(torch.from_numpy(bin.ids), positions, bin.segments, sources, targets, 1.0, experts)
-    torch.autograd.backward((scores.logprobs * torch.linspace(-1, 2, len(targets))).sum() + scores.entropies.sum())
+    scores = learner.policy(replace(make_inputs(bin, learner.device), experts=experts), 1.0)
+    torch.autograd.backward((scores.logprobs * torch.linspace(-1, 2, len(bin.targets))).sum() + scores.entropies.sum())
     gradient = [parameter.grad.to_local().clone() for parameter in learner.trained if parameter.grad is not None]
     learner.policy.zero_grad(set_to_none=True)
     return TokenScores(*(one.detach() for one in scores)), gradient
@@ -67,9 +66,7 @@ def test_the_routers_own_choice_changes_no_bit(
     learner.policy.train()
     bin = bin_of(name, packing)
     with recording(learner) as choices, torch.no_grad():
-        positions = None if bin.positions is None else torch.from_numpy(bin.positions)
-        sources, targets = torch.from_numpy(bin.sources), torch.from_numpy(bin.targets)
-        learner.policy(torch.from_numpy(bin.ids), positions, bin.segments, sources, targets, 1.0)
+        learner.policy(make_inputs(bin, learner.device), 1.0)
     assert len(choices) == learner.policy.model.config.num_hidden_layers
     ids = torch.stack(choices, 1).to(torch.uint8)
     plain, plain_gradient = score(learner, bin, None)
