@@ -269,7 +269,7 @@ def _require_shared_bins(config: RunConfig) -> None:
     loss = config.loss
     others = [loss.reference_model if loss.reference_kl else None, loss.teacher_model if loss.distillation else None]
     models = [Path(path) for path in others if path is not None]
-    if config.model != TINY:  # the learner looks at a tiny policy, which may not be made yet
+    if config.model not in TINY_POLICIES:  # the learner looks at tiny policies, which may not be made yet
         models.append(model_of(config))
     for model in models if not reasons else []:
         sizes = _sizes(model, sequence_parallel=size)
