@@ -22,6 +22,7 @@ HEAD_SHARE = 0.6
 HEADS = ("It should", "The", "It", "This should", "Make it")
 """As in people's issues. Without them in random issues, too, these words would name the families that begin so."""
 OPERATORS = ("+", "-", "*", "/", "//", "%", "<", "<=", ">", ">=", "==", "and", "or")
+ASSIGNMENT_SHARE = 0.25
 ASSIGNMENTS = ("+=", "-=", "*=", "//=", "%=")
 NUMBERS = tuple(map(str, (*range(10), *FACTORS)))
 
@@ -79,10 +80,9 @@ def random_text(rng: random.Random, a: str, b: str) -> PlantedBug:
 
 
 def random_operator(rng: random.Random, a: str, b: str) -> PlantedBug:
-    shapes, operators, bodies = OPERATOR_SHAPES, OPERATORS, BODIES
-    if rng.random() < 0.25:
-        shapes, operators, bodies = ("@@",), ASSIGNMENTS, ASSIGNMENT_BODIES
-    return _draw(rng, a, b, shapes, [f" {one} " for one in rng.sample(operators, 4)], bodies)
+    if rng.random() < ASSIGNMENT_SHARE:
+        return _draw(rng, a, b, ("@@",), [f" {one} " for one in rng.sample(ASSIGNMENTS, 4)], ASSIGNMENT_BODIES)
+    return _draw(rng, a, b, OPERATOR_SHAPES, [f" {one} " for one in rng.sample(OPERATORS, 4)])
 
 
 def random_name(rng: random.Random, a: str, b: str) -> PlantedBug:
