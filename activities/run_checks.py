@@ -12,7 +12,7 @@ from activities.graders.rewards import find_reward
 from activities.harnesses.registry import Harnesses
 from engine.weight_storage import check_address
 from ratchet import secrets
-from ratchet.config import TINY, RunConfig
+from ratchet.config import TINY_POLICIES, RunConfig
 from ratchet.errors import ConfigError
 from ratchet.import_path import import_object
 from ratchet.model_directory import model_of, require_config, require_model
@@ -41,7 +41,7 @@ def check_run(config: RunConfig, settings: TemporalSettings) -> None:
             raise ConfigError(f"{key}: vLLM has no parser {name!r}; it has {names}{did_you_mean(name, known)}")
     if config.training.weights_address is not None:
         check_address("training.weights_address", config.training.weights_address)
-    if config.init_from is None and config.model != TINY and config.endpoint is None:
+    if config.init_from is None and config.model not in TINY_POLICIES and config.endpoint is None:
         require_model(model_of(config))
     if config.loss.reference_kl and config.loss.reference_model is not None:
         require_config("loss.reference_model", Path(config.loss.reference_model))

@@ -19,7 +19,7 @@ from engine import weight_storage
 from engine.policy_cache import PolicyCache
 from engine.policy_files import link_version
 from ratchet import paths
-from ratchet.config import TINY, RunConfig
+from ratchet.config import TINY_POLICIES, RunConfig
 from ratchet.errors import ConfigError, DatasetError
 from ratchet.lora_slots import FIRST_SLOT
 from ratchet.model_directory import model_of, require_model
@@ -121,8 +121,8 @@ async def model_directory(database: Database, config: RunConfig) -> Path:
         with PolicyCache(paths.policies()) as cache:
             return await asyncio.to_thread(cache.fetch, version.uri, version.files)
     model = Path(config.init_from) if config.init_from else model_of(config)
-    if config.model == TINY and config.init_from is None and not model.exists():
-        raise ConfigError(f"model: {model} does not exist; make it with `ratchet tiny-policy`")
+    if config.model in TINY_POLICIES and config.init_from is None and not model.exists():
+        raise ConfigError(f"model: {model} does not exist; make it with `ratchet tiny-policy --name {config.model}`")
     require_model(model)
     return model
 

@@ -191,6 +191,13 @@ def _print(result: dict[str, Any], stack: Any) -> None:
         [kind, _with_interval(found), str(int(found["tasks"]))] for kind, found in summary["differences"].items()
     ]
     print_table("after - before, paired by task", ["", "difference", "tasks"], differences)
+    datasets = [
+        [kind, name, f"{found['start']:.2f}", f"{found['end']:.2f}", _with_interval(found["difference"])]
+        for kind, by_name in summary["datasets"].items()
+        for name, found in by_name.items()
+    ]
+    if datasets:
+        print_table("per dataset", ["", "dataset", "before", "after", "after - before"], datasets)
     families = [
         [
             family,

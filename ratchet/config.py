@@ -35,6 +35,8 @@ from ratchet.suggestions import did_you_mean
 __all__ = [
     "LOSS_PRESET_VALUES",
     "TINY",
+    "TINY_CURRICULUM",
+    "TINY_POLICIES",
     "DatasetConfig",
     "EndpointConfig",
     "EngineConfig",
@@ -53,19 +55,23 @@ __all__ = [
     "TrainingConfig",
 ]
 
-TINY = "tiny"
+TINY, TINY_CURRICULUM = "tiny", "tiny-curriculum"
+TINY_POLICIES = (TINY, TINY_CURRICULUM)
+"""Names of the policies that are made on this machine (stack/tiny_policy/recipes.py)."""
 
 
 class RunConfig(Section):
     """The whole config of a run."""
 
     model: str = TINY
-    """Path of a Hugging Face model directory, or `tiny`, the default: the small policy that is made on this machine."""
+    """Path of a Hugging Face model directory, or a policy that is made on this machine: `tiny`, the default, or
+    `tiny-curriculum`, which is made for configs/curriculum.yaml."""
     init_from: str | None = None
     """Weights to start from instead of the model's own: a directory, or `RUN@step` of a run with that step published.
     None, the default, uses the model's."""
     seed: int = 0
-    """Seed of the task order, the split into updates, all shuffles and, for `tiny`, the warm start."""
+    """Seed of the task order, the split into updates, all shuffles and, for `tiny` and `tiny-curriculum`, the
+    warm start."""
     drift: Literal["branch", "drop"] = "branch"
     """How a turn is trained that later prompts tokenise differently: `branch`, the default, trains it as a chain of its
     own; `drop` gives it no loss weight (docs/adapter.md, "Forks, drift, thinking")."""

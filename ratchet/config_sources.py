@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from ratchet import secrets
-from ratchet.config import TINY, RunConfig
+from ratchet.config import TINY_POLICIES, RunConfig
 from ratchet.errors import ConfigError
 from ratchet.suggestions import config_keys, did_you_mean
 from ratchet.vime_names import (
@@ -194,7 +194,7 @@ def resolve_config(values: Mapping[str, Any], source: str, base: Path) -> RunCon
                 f"{source}: datasets: {dataset.path} does not exist; "
                 "name a JSONL or parquet file, or a folder of Harbor tasks"
             )
-    model = config.model if config.model == TINY else absolute(config.model)
+    model = config.model if config.model in TINY_POLICIES else absolute(config.model)
     init_from = config.init_from if config.init_from is None or "@" in config.init_from else absolute(config.init_from)
     reference = config.loss.reference_model if config.loss.reference_kl else None  # otherwise it is not read
     teacher = config.loss.teacher_model if config.loss.distillation else None

@@ -4,13 +4,14 @@ import json
 from pathlib import Path
 
 from ratchet import paths
-from ratchet.config import TINY, RunConfig
+from ratchet.config import TINY_POLICIES, RunConfig
 from ratchet.errors import ConfigError
 
 
 def model_of(config: RunConfig) -> Path:
     """Return the directory that `model` names, whether or not it exists."""
-    return paths.tiny_policy(config.seed) if config.model == TINY else Path(config.model)
+    made_here = config.model in TINY_POLICIES
+    return paths.tiny_policy(config.model, config.seed) if made_here else Path(config.model)
 
 
 def frozen_models(config: RunConfig) -> list[Path | None]:

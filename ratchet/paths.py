@@ -19,9 +19,9 @@ def images() -> Path:
     return cache() / "images"
 
 
-def tiny_policy(seed: int) -> Path:
-    """Return the model directory of the tiny policy with this seed."""
-    return home() / "models" / f"tiny-{seed}"
+def tiny_policy(name: str, seed: int) -> Path:
+    """Return the model directory of the tiny policy with this name, `tiny` or `tiny-curriculum`, and seed."""
+    return home() / "models" / f"{name}-{seed}"
 
 
 def policies() -> Path:

@@ -17,20 +17,24 @@ Rates = dict[str, float]
 """Task digest → mean reward."""
 
 
-def rates_by_task(rows: Sequence[dict[str, Any]], label: str, family: str | None = None) -> Rates:
+def rates_by_task(
+    rows: Sequence[dict[str, Any]], label: str, family: str | None = None, dataset: str | None = None
+) -> Rates:
     rewards: dict[str, list[float]] = {}
     for row in rows:
-        if row["label"] == label and family in (None, row["family"]):
+        if row["label"] == label and family in (None, row["family"]) and dataset in (None, row["dataset"]):
             rewards.setdefault(row["task"], []).append(row["reward"])
     return {task: float(np.mean(values)) for task, values in rewards.items()}
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Summarise: per evaluation the rate and interval; per kind (sampled, greedy) the difference after - before,
-    paired by task; per family the rate before and after.
+    paired by task; per family the rate before and after; if there are several datasets, both rates and the difference
+    of each.
     """
     labels = sorted({row["label"] for row in rows})
-    report: dict[str, Any] = {"evaluations": {}, "differences": {}, "families": {}}
+    datasets = sorted({row["dataset"] for row in rows})
+    report: dict[str, Any] = {"evaluations": {}, "differences": {}, "families": {}, "datasets": {}}
     for label in labels:
         found = interval(np.array(list(rates_by_task(rows, label).values())))
         report["evaluations"][label] = {
@@ -43,6 +47,10 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         kind = label.removeprefix("start-")
         if label.startswith("start-") and f"end-{kind}" in labels:
             report["differences"][kind] = _difference(rows, kind)
+            if len(datasets) > 1:
+                report["datasets"][kind] = {
+                    name: _before_and_after(rows, kind, path) for path, name in _short_names(datasets).items()
+                }
             report["families"][kind] = {
                 family: {
                     when: float(np.mean(list(rates_by_task(rows, f"{when}-{kind}", family).values()) or [np.nan]))
@@ -51,6 +59,19 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
                 for family in sorted({row["family"] for row in rows if row["family"]})
             }
     return report
+
+
+def _short_names(paths: Sequence[str]) -> dict[str, str]:
+    """Return each path's file name without its ending, or the path if two have the same name."""
+    stems = [Path(path).stem for path in paths]
+    return {path: stem if stems.count(stem) == 1 else path for path, stem in zip(paths, stems, strict=True)}
+
+
+def _before_and_after(rows: Sequence[dict[str, Any]], kind: str, dataset: str) -> dict[str, Any]:
+    """Return the mean rates of a dataset's tasks before and after, and the difference with its interval."""
+    rates = {when: rates_by_task(rows, f"{when}-{kind}", dataset=dataset) for when in ("start", "end")}
+    means = {when: float(np.mean(list(found.values()) or [np.nan])) for when, found in rates.items()}
+    return {**means, "difference": _difference([row for row in rows if row["dataset"] == dataset], kind)}
 
 
 def _difference(rows: Sequence[dict[str, Any]], kind: str) -> dict[str, float]:

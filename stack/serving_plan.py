@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from ratchet.config import TINY, RunConfig
+from ratchet.config import TINY_POLICIES, RunConfig
 from ratchet.config_engines import DEFAULT_SET
 from ratchet.errors import ConfigError, MachineError
 from ratchet.lora_slots import served_rank
@@ -220,10 +220,11 @@ def require_adapter(before: StackPlan, plan: StackPlan) -> None:
 def prepare_model(config: RunConfig, say: Callable[[str], None]) -> Path:
     """Make or check the model, and return its directory."""
     model_path = model_of(config)
-    if config.model == TINY:
+    if config.model in TINY_POLICIES:
         from stack.tiny_policy.build import make_tiny_policy
+        from stack.tiny_policy.recipes import RECIPES
 
-        make_tiny_policy(model_path, config.seed, say)
+        make_tiny_policy(model_path, config.seed, say, RECIPES[config.model])
     require_model(model_path)
     require_trainable(config)
     return model_path
@@ -239,7 +240,7 @@ def require_trainable(config: RunConfig) -> None:
         return
     no_replay: str | None
     undivided: str | None
-    if config.model == TINY:
+    if config.model in TINY_POLICIES:
         no_replay = undivided = "the tiny policy has no experts"
     else:
         from training.service import default_workers
@@ -262,10 +263,20 @@ def _why_no_shared_bins(config: RunConfig) -> str | None:
     if (reason := why_no_groups(default_workers(config), size)) is not None:
         return reason
     if config.training.packing == "padded":
+<<<<<<< 19dda807
         return "training.packing: padded has whole rows"
     # The learner looks at a tiny policy, which may not be made yet.
     own = [] if config.model == TINY else [model_of(config)]
     for model in [*filter(None, frozen_models(config)), *own]:
+=======
+        reasons.append("training.packing: padded has whole rows")
+    loss = config.loss
+    others = [loss.reference_model if loss.reference_kl else None, loss.teacher_model if loss.distillation else None]
+    models = [Path(path) for path in others if path is not None]
+    if config.model not in TINY_POLICIES:  # the learner looks at tiny policies, which may not be made yet
+        models.append(model_of(config))
+    for model in models if not reasons else []:
+>>>>>>> 2446dba9
         sizes = _sizes(model, sequence_parallel=size)
         if (reason := sizes if isinstance(sizes, str) else sizes.no_slices) is not None:
             return reason

@@ -182,13 +182,16 @@ async def read_steps(connection: AsyncConnection, run_id: str) -> list[JsonObjec
 
 
 async def evaluation_rewards(connection: AsyncConnection, run_id: str) -> list[JsonObject]:
-    """Return one row per graded rollout of every evaluation: label, temperature, step, task, family, reward."""
+    """Return one row per graded rollout of every evaluation: label, temperature, step, task and its dataset and family,
+    reward.
+    """
     statement = (
         select(
             RolloutGroupTable.label,
             EvaluationTable.temperature,
             EvaluationTable.step,
             TaskTable.row_digest.label("task"),
+            TaskTable.dataset,
             TaskTable.spec["family"].astext.label("family"),
             RolloutTable.reward,
         )

@@ -5,7 +5,7 @@ The quickstart dataset and the tiny policy's warm start draw from the same famil
 
 import hashlib
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 FILE_STEMS = [
@@ -118,6 +118,14 @@ class BugTask:
     right: str
     alternatives: tuple[str, ...]
     cases: tuple[Arguments, ...]
+
+    @property
+    def files(self) -> dict[str, str]:
+        return {self.file: self.code}
+
+    @property
+    def fixed_files(self) -> dict[str, str]:
+        return {self.file: self.fixed}
 
     @property
     def digest(self) -> str:
@@ -311,12 +319,3 @@ def train_tasks() -> list[BugTask]:
 
 def task_digests(tasks: Sequence[BugTask]) -> frozenset[str]:
     return frozenset(task.digest for task in tasks)
-
-
-def endless_tasks(rng: random.Random, excluded: frozenset[str]) -> Iterator[BugTask]:
-    """Yield tasks for the warm start and its checks: any family, none with a digest in `excluded`."""
-    families = list(FAMILIES)
-    while True:
-        task = draw_task(rng, rng.choice(families))
-        if task.digest not in excluded:
-            yield task

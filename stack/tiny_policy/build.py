@@ -7,7 +7,7 @@ import json
 import random
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,11 +18,10 @@ from transformers.utils import logging as transformers_logging
 
 from ratchet.errors import MachineError, UserError
 from stack.make_once import making
-from stack.tiny_policy.bug_tasks import endless_tasks, held_out_tasks, task_digests, train_tasks
-from stack.tiny_policy.settings import TinyPolicySettings, settings_digest, template_text
+from stack.tiny_policy.conversation import Piece
+from stack.tiny_policy.settings import QUICKSTART, Recipe, TinyPolicySettings, recipe_digest, template_text
 from stack.tiny_policy.solve_tasks import measure_solve_rate, play_tasks
 from stack.tiny_policy.tokenizer import train_tokenizer
-from stack.tiny_policy.transcripts import write_transcript
 from stack.tiny_policy.warm_start import fresh_model, warm_start
 
 REPORT_FILE = "tiny_policy.json"
@@ -54,16 +53,13 @@ class TinyPolicyReport:
     seconds: float
 
 
-def make_tiny_policy(
-    out: Path, seed: int, progress: Progress, settings: TinyPolicySettings | None = None
-) -> TinyPolicyReport:
-    """Make the policy at `out`, or return at once if the same settings and seed have made it already.
+def make_tiny_policy(out: Path, seed: int, progress: Progress, recipe: Recipe = QUICKSTART) -> TinyPolicyReport:
+    """Make the policy at `out`, or return at once if the same recipe and seed have made it already.
 
     The directory appears complete or not at all. Raises WeakPolicyError if a gate is missed, MachineError if `out`
     holds something other than a tiny policy or cannot be written.
     """
-    settings = settings or TinyPolicySettings()
-    digest = settings_digest(settings)
+    digest = recipe_digest(recipe)
     if (existing := _made_already(out, digest, seed, progress)) is not None:
         return existing
     try:
@@ -71,7 +67,7 @@ def make_tiny_policy(
             if (existing := _made_already(out, digest, seed, progress)) is not None:
                 return existing
             made = scratch / "policy"
-            report = build_policy(made, settings, digest, seed, progress)
+            report = build_policy(made, recipe, digest, seed, progress)
             put_in_place(made, out, scratch / "old")
     except OSError as error:
         raise MachineError(f"cannot write the tiny policy to {out}: {error.strerror or error}") from error
@@ -106,22 +102,24 @@ def put_in_place(made: Path, out: Path, old: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def build_policy(
-    folder: Path, settings: TinyPolicySettings, digest: str, seed: int, progress: Progress
-) -> TinyPolicyReport:
+def build_policy(folder: Path, recipe: Recipe, digest: str, seed: int, progress: Progress) -> TinyPolicyReport:
     started = time.monotonic()
+    settings = recipe.settings
     rng = random.Random(seed)
-    tasks = endless_tasks(rng, task_digests([*train_tasks(), *held_out_tasks()]))
+    tasks = recipe.new_tasks(rng)
+
+    def write(mix: Mapping[str, float]) -> list[Piece]:
+        return recipe.write_transcript(next(tasks), rng, mix)
+
     progress("training the tokenizer")
     texts = (
-        "".join(piece.text for piece in write_transcript(next(tasks), rng, settings.noisy_mix))
-        for _ in range(settings.num_tokenizer_transcripts)
+        "".join(piece.text for piece in write(settings.noisy_mix)) for _ in range(settings.num_tokenizer_transcripts)
     )
     tokenizer = train_tokenizer(texts, settings.max_vocabulary, template_text(), settings.max_context_tokens)
     with seeded_torch(seed, settings.num_threads):
         model = fresh_model(settings, tokenizer)
         progress(f"warm start of {model.num_parameters():,} parameters")
-        clean_exact = warm_start(model, tokenizer, settings, tasks, rng, progress)
+        clean_exact = warm_start(model, tokenizer, recipe, write, progress)
         progress("checking the policy")
         report = TinyPolicyReport(
             recipe=digest,
@@ -129,8 +127,8 @@ def build_policy(
             num_parameters=model.num_parameters(),
             num_vocabulary=len(tokenizer),
             clean_exact=clean_exact,
-            solve_rate_sampled=checked_solve_rate(model, tokenizer, settings, seed, 1.0),
-            solve_rate_greedy=checked_solve_rate(model, tokenizer, settings, seed, 0.0),
+            solve_rate_sampled=checked_solve_rate(model, tokenizer, recipe, seed, 1.0),
+            solve_rate_greedy=checked_solve_rate(model, tokenizer, recipe, seed, 0.0),
             seconds=0.0,
         )
     check_gates(report, settings)
@@ -143,12 +141,13 @@ def build_policy(
 def checked_solve_rate(
     model: Qwen3ForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
-    settings: TinyPolicySettings,
+    recipe: Recipe,
     seed: int,
     temperature: float,
 ) -> float:
     """Measure the solve rate on tasks drawn for this check, the same ones at every temperature."""
-    tasks = endless_tasks(random.Random(f"check {seed}"), task_digests([*train_tasks(), *held_out_tasks()]))
+    settings = recipe.settings
+    tasks = recipe.new_tasks(random.Random(f"check {seed}"))
     drawn = [next(tasks) for _ in range(settings.num_solve_checks)]
     plays = play_tasks(
         model,

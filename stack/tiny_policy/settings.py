@@ -6,14 +6,16 @@ The same settings and seed give the same policy; a policy of other settings has 
 import hashlib
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import resources
+from typing import Any
 
-from stack.tiny_policy.bug_tasks import endless_tasks
+from stack.tiny_policy.bug_tasks import FAMILIES, BugTask, draw_task, held_out_tasks, train_tasks
+from stack.tiny_policy.conversation import Piece, Task
 from stack.tiny_policy.transcripts import write_transcript
 
-CLEAN_MIX: Mapping[str, float] = {"good": 1.0}
+GOOD: Mapping[str, float] = {"good": 1.0}
 
 # The most common behaviour is a wrong one, so that greedy decoding can also improve through verdicts.
 NOISY_MIX: Mapping[str, float] = {
@@ -71,12 +73,48 @@ def template_text() -> str:
     return resources.files("stack.tiny_policy").joinpath("chat_template.jinja").read_text(encoding="utf-8")
 
 
-def settings_digest(settings: TinyPolicySettings) -> str:
+@dataclass(frozen=True)
+class Recipe:
+    """What a tiny policy is made from: its numbers, and the tasks and the expert that its warm start imitates."""
+
+    settings: TinyPolicySettings
+    draw_task: Callable[[random.Random, str], Any]
+    """Draws a task of a kind of families."""
+    kinds: tuple[str, ...]
+    """The kinds of families. The first is that of the warm start and its checks."""
+    train_tasks: Callable[[], Sequence[Task]]
+    held_out_tasks: Callable[[], Sequence[Task]]
+    write_transcript: Callable[[Any, random.Random, Mapping[str, float]], list[Piece]]
+
+    def new_tasks(self, rng: random.Random, kind: str | None = None) -> Iterator[Task]:
+        """Yield tasks of a kind, by default the warm start's, none of which is in a dataset."""
+        excluded = {task.digest for task in [*self.train_tasks(), *self.held_out_tasks()]}
+        while True:
+            task = self.draw_task(rng, kind or self.kinds[0])
+            if task.digest not in excluded:
+                yield task
+
+
+def draw_quickstart_task(rng: random.Random, _kind: str) -> BugTask:
+    return draw_task(rng, rng.choice(list(FAMILIES)))
+
+
+QUICKSTART = Recipe(
+    TinyPolicySettings(),
+    draw_quickstart_task,
+    ("warm",),
+    train_tasks,
+    held_out_tasks,
+    write_transcript,
+)
+
+
+def recipe_digest(recipe: Recipe) -> str:
     """Cover the numbers, the template and, through a sample of transcripts, the tasks, expert, prompts and formats."""
     rng = random.Random(0)
-    tasks = endless_tasks(rng, frozenset())
-    sample = [
-        "".join(piece.text for piece in write_transcript(next(tasks), rng, settings.noisy_mix)) for _ in range(100)
-    ]
-    content = json.dumps([asdict(settings), template_text(), sample], sort_keys=True)
+    mix, sample = recipe.settings.noisy_mix, []
+    for _ in range(100):
+        pieces = recipe.write_transcript(recipe.draw_task(rng, recipe.kinds[0]), rng, mix)
+        sample.append("".join(piece.text for piece in pieces))
+    content = json.dumps([asdict(recipe.settings), template_text(), sample], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:16]

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 import torch
 from transformers import DynamicCache, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from stack.tiny_policy.bug_tasks import BugTask
+from stack.tiny_policy.conversation import TURN_END, Task, called_command, observation_text, opening_text
 from stack.tiny_policy.simulated_shell import Files, run_command
-from stack.tiny_policy.transcripts import TURN_END, called_command, observation_text, opening_text
 
 
 @dataclass(slots=True)
@@ -22,7 +21,7 @@ class Play:
     sampled).
     """
 
-    task: BugTask
+    task: Task
     ids: list[int]
     files: Files
     sampled: list[bool] = field(default_factory=list)
@@ -36,8 +35,8 @@ class Play:
 
     @property
     def solved(self) -> bool:
-        """Whether the file equals the fixed source, which is the case for nearly every edit that passes the tests."""
-        return self.ended and self.files[self.task.file] == self.task.fixed
+        """Whether the files equal the fixed ones, which is the case for nearly every edit that passes the tests."""
+        return self.ended and self.files == self.task.fixed_files
 
 
 @torch.no_grad()
@@ -82,7 +81,7 @@ def sample_turns(
 def play_tasks(
     model: Qwen3ForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
-    tasks: Sequence[BugTask],
+    tasks: Sequence[Task],
     *,
     temperature: float,
     max_turns: int,
@@ -93,7 +92,7 @@ def play_tasks(
     stop_id, pad_id = tokenizer.convert_tokens_to_ids([TURN_END, "<|endoftext|>"])
     plays = []
     for task in tasks:
-        play = Play(task, [], {task.file: task.code})
+        play = Play(task, [], dict(task.files))
         play.append(tokenizer.encode(opening_text(task)))
         plays.append(play)
     for _ in range(max_turns):
@@ -114,7 +113,7 @@ def take_turn(play: Play, tokenizer: PreTrainedTokenizerFast, ids: list[int], st
     if command is None:
         play.ended = True
     else:
-        play.append(tokenizer.encode(observation_text(run_command(command, play.files))))
+        play.append(tokenizer.encode(observation_text(run_command(command, play.files, dict(play.task.fixed_files)))))
 
 
 def measure_solve_rate(plays: Sequence[Play]) -> float:

@@ -5,67 +5,10 @@ the same turns, so that reinforcement learning starts on the same distribution.
 """
 
 import random
-import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
-from activities.harnesses.bash_agent.harness import DEFAULT_SYSTEM_PROMPT
 from stack.tiny_policy.bug_tasks import FILE_STEMS, BugTask
-from stack.tiny_policy.simulated_shell import Files, quote_pattern, quote_replacement, run_command
-
-TURN_END = "<|im_end|>"
-CALL = re.compile(
-    r"<tool_call>\n<function=bash>\n<parameter=command>\n(.*?)\n</parameter>\n</function>\n</tool_call>", re.DOTALL
-)
-DONE = "Done."
-GIVE_UP = "I could not find the bug."
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A part of a conversation; `sampled` parts are the policy's and end with the stop token."""
-
-    text: str
-    sampled: bool
-
-
-def opening_text(task: BugTask) -> str:
-    return (
-        f"<|im_start|>system\n{DEFAULT_SYSTEM_PROMPT}{TURN_END}\n"
-        f"<|im_start|>user\n{task.issue}{TURN_END}\n<|im_start|>assistant\n"
-    )
-
-
-def call_text(command: str) -> str:
-    return f"<tool_call>\n<function=bash>\n<parameter=command>\n{command}\n</parameter>\n</function>\n</tool_call>"
-
-
-def observation_text(observation: str) -> str:
-    """Return the text between two of the policy's turns; its first newline belongs to the turn before it."""
-    return f"\n<|im_start|>user\n<tool_response>\n{observation}\n</tool_response>{TURN_END}\n<|im_start|>assistant\n"
-
-
-def cat_command(file: str) -> str:
-    return f"cat {file}"
-
-
-def edit_command(file: str, old: str, new: str) -> str:
-    return f"sed -i 's/{quote_pattern(old)}/{quote_replacement(new)}/' {file}"
-
-
-class Conversation:
-    """Play the expert's turns against the simulated shell."""
-
-    def __init__(self, task: BugTask) -> None:
-        self.files: Files = {task.file: task.code}
-        self.pieces = [Piece(opening_text(task), sampled=False)]
-
-    def call(self, command: str) -> None:
-        self.pieces.append(Piece(call_text(command) + TURN_END, sampled=True))
-        self.pieces.append(Piece(observation_text(run_command(command, self.files)), sampled=False))
-
-    def say(self, text: str) -> None:
-        self.pieces.append(Piece(text + TURN_END, sampled=True))
+from stack.tiny_policy.conversation import DONE, GIVE_UP, Conversation, Piece, cat_command, edit_command
 
 
 def read_then_edit(talk: Conversation, task: BugTask, new: str, file: str | None = None) -> None:
@@ -136,9 +79,3 @@ def write_transcript(task: BugTask, rng: random.Random, mix: Mapping[str, float]
     talk = Conversation(task)
     PLAYS[kind](talk, task, rng)
     return talk.pieces
-
-
-def called_command(turn: str) -> str | None:
-    """Return the command of a sampled turn (without its stop token), None if the turn calls no tool."""
-    match = CALL.search(turn)
-    return match[1] if match else None

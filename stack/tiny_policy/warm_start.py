@@ -6,17 +6,15 @@ Shapes: B transcripts, T tokens (padded on the right), V vocabulary.
 """
 
 import math
-import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from stack.progress import CountedLine
-from stack.tiny_policy.bug_tasks import BugTask
-from stack.tiny_policy.settings import CLEAN_MIX, TinyPolicySettings
-from stack.tiny_policy.transcripts import TURN_END, Piece, write_transcript
+from stack.tiny_policy.conversation import TURN_END, Piece
+from stack.tiny_policy.settings import GOOD, Recipe, TinyPolicySettings
 
 VOCABULARY_MULTIPLE = 64
 UPDATES_PER_REPORT = 50
@@ -24,6 +22,8 @@ SECONDS_PER_REPORT = 15.0
 PADDING = "<|endoftext|>"
 
 Encoded = tuple[list[int], list[bool]]
+Write = Callable[[Mapping[str, float]], list[Piece]]
+"""Writes a transcript of a new task, of a kind drawn by the weights of a mix."""
 
 
 def fresh_model(settings: TinyPolicySettings, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
@@ -80,14 +80,14 @@ def learning_rate(settings: TinyPolicySettings, update: int) -> float:
 def warm_start(
     model: Qwen3ForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
-    settings: TinyPolicySettings,
-    tasks: Iterator[BugTask],
-    rng: random.Random,
+    recipe: Recipe,
+    write: Write,
     progress: Callable[[str], None],
 ) -> float:
     """Train in place. Returns the clean exact match at the end of the first phase, before the model is trained on
     errors.
     """
+    settings = recipe.settings
     optimizer = torch.optim.AdamW(
         model.parameters(),
         lr=settings.learning_rate,
@@ -103,15 +103,13 @@ def warm_start(
     reported_at = time.monotonic()
     for update in range(num_updates):
         if update == settings.num_clean_updates:
-            clean_exact = clean_exact_match(model, tokenizer, tasks, rng, settings.num_clean_checks)
+            clean_exact = clean_exact_match(model, tokenizer, write, settings.num_clean_checks)
             progress("warm start: the second phase begins; its transcripts contain errors, so the loss rises")
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(settings, update)
-        mix = CLEAN_MIX if update < settings.num_clean_updates else settings.noisy_mix
+        mix = GOOD if update < settings.num_clean_updates else settings.noisy_mix
         model.train()
-        loss = take_update(
-            model, optimizer, *draw_batch(tokenizer, settings, tasks, rng, mix), settings.max_gradient_norm
-        )
+        loss = take_update(model, optimizer, *draw_batch(tokenizer, settings, write, mix), settings.max_gradient_norm)
         if (update + 1) % UPDATES_PER_REPORT == 0 or time.monotonic() - reported_at > SECONDS_PER_REPORT:
             reported_at = time.monotonic()
             text = f"warm start: update {update + 1} of {num_updates}, loss {loss:.3f}"
@@ -123,11 +121,10 @@ def warm_start(
 def draw_batch(
     tokenizer: PreTrainedTokenizerFast,
     settings: TinyPolicySettings,
-    tasks: Iterator[BugTask],
-    rng: random.Random,
+    write: Write,
     mix: Mapping[str, float],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    transcripts = [write_transcript(next(tasks), rng, mix) for _ in range(settings.transcripts_per_update)]
+    transcripts = [write(mix) for _ in range(settings.transcripts_per_update)]
     encoded = [encode_pieces(tokenizer, each) for each in transcripts]
     return pad_batch(encoded, tokenizer.convert_tokens_to_ids(PADDING), settings.context_loss_weight)
 
@@ -162,14 +159,13 @@ def take_update(
 def clean_exact_match(
     model: Qwen3ForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
-    tasks: Iterator[BugTask],
-    rng: random.Random,
+    write: Write,
     num_checks: int,
 ) -> float:
     """Return the share of correct transcripts in which every token of the policy is the model's first choice."""
     model.eval()
     pad_id = tokenizer.convert_tokens_to_ids(PADDING)
-    encoded = [encode_pieces(tokenizer, write_transcript(next(tasks), rng, CLEAN_MIX)) for _ in range(num_checks)]
+    encoded = [encode_pieces(tokenizer, write(GOOD)) for _ in range(num_checks)]
     ids_BT, weights_BT = pad_batch(encoded, pad_id, 0.0)
     choices_BT = model(input_ids=ids_BT, use_cache=False).logits[:, :-1].argmax(-1)
     right_BT = (choices_BT == ids_BT[:, 1:]) | (weights_BT[:, 1:] == 0)

@@ -1,12 +1,14 @@
-"""The quickstart's curve: three warm-start seeds, and a control whose advantages are permuted within their groups.
+"""A laptop run's curve: three warm-start seeds, and a control whose advantages are permuted within their groups.
 
 `ratchet bench curve` makes one run after the other and reuses finished ones with the same config. One control can
 drift by chance as far as one run can, so --full makes a control for each seed. Both kinds are also pooled by task;
 runs that were evaluated on different rows are not pooled.
 
-Prints JSON; the plot is written to docs/curve.png.
+Prints JSON; the plot is written to docs/curve.png. `python -m tests.benchmarks.curve --config configs/curriculum.yaml
+--seeds 2` does the same for another config, and writes docs/curve_curriculum.png.
 """
 
+import argparse
 import asyncio
 import sys
 from dataclasses import asdict
@@ -25,20 +27,22 @@ from stack.follow_run import collect_result, start_run, watch_run
 from stack.parts import Stack
 from stack.startup import bring_up
 from tests.benchmarks._commit import commit
-from tests.benchmarks._options import asks_for_all_repetitions
 
-CONFIG = Path("configs/quickstart.yaml")
-PICTURE = Path("docs/curve.png")
+QUICKSTART = Path("configs/quickstart.yaml")
 _CONTROL = "control, "
 
 
-def variants(full: bool) -> dict[str, list[str]]:
+def picture(config: Path) -> Path:
+    return Path("docs") / ("curve.png" if config == QUICKSTART else f"curve_{config.stem}.png")
+
+
+def variants(num_seeds: int, full: bool) -> dict[str, list[str]]:
     """Return the overrides of each run, in order. Further temperatures are evaluated once, at seed 0."""
     less = ["evaluation.start_temperatures=[]"]
-    seeds = {f"seed {seed}": [f"seed={seed}", *(less if seed else [])] for seed in range(3)}
+    seeds = {f"seed {seed}": [f"seed={seed}", *(less if seed else [])] for seed in range(num_seeds)}
     controls = {
         control_of(f"seed {seed}"): [f"seed={seed}", "training.advantage=shuffled", *less]
-        for seed in (range(3) if full else range(1))
+        for seed in (range(num_seeds) if full else range(1))
     }
     return seeds | controls
 
@@ -47,11 +51,11 @@ def control_of(name: str) -> str:
     return f"{_CONTROL}{name}"
 
 
-def run_variant(stack: Stack, name: str, overrides: list[str]) -> dict[str, Any]:
+def run_variant(stack: Stack, path: Path, name: str, overrides: list[str]) -> dict[str, Any]:
     """Return the finished run: the result of `collect_result`; `rewards`, one row per evaluated rollout; `cost` of
     what was watched, None for a reused run.
     """
-    config = load_config(CONFIG, overrides)
+    config = load_config(path, overrides)
     bring_up(stack, config, say)
     run_id = query(lambda connection: runs.newest_done_run(connection, config))
     cost = None
@@ -72,16 +76,24 @@ def pooled(results: list[dict[str, Any]]) -> dict[str, Any]:
     tasks = {frozenset(row["task"] for row in result["rewards"]) for result in results}
     if len(tasks) > 1:
         raise ConfigError(
-            f"{CONFIG}: the runs were evaluated on different rows of the datasets; "
+            "the runs were evaluated on different rows of the datasets; "
             "move the state directory away and repeat all runs"
         )
     return summary([row for result in results for row in result["rewards"]])["differences"]
 
 
 def main() -> None:
-    full = asks_for_all_repetitions(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, default=QUICKSTART)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--full", action="store_true", help="a control for each seed; this takes hours")
+    options = parser.parse_args()
+    config: Path = options.config
     stack = Stack()
-    results = {name: run_variant(stack, name, overrides) for name, overrides in variants(full).items()}
+    results = {
+        name: run_variant(stack, config, name, overrides)
+        for name, overrides in variants(options.seeds, options.full).items()
+    }
     made_by = commit()
     seeds = [name for name in results if not name.startswith(_CONTROL)]
     controls = {control_of(name): name for name in seeds if control_of(name) in results}
@@ -89,12 +101,12 @@ def main() -> None:
         name: [(step["step"], step["metrics"]["reward_mean"]) for step in result["steps"] if step["metrics"]]
         for name, result in results.items()
     }
-    PICTURE.parent.mkdir(exist_ok=True)
+    picture(config).parent.mkdir(exist_ok=True)
     draw(
         curves,
         {name: result["summary"] for name, result in results.items()},
-        f"quickstart at commit {made_by}",
-        PICTURE,
+        f"{config.stem} at commit {made_by}",
+        picture(config),
         controls,
     )
     found = {

@@ -3,10 +3,10 @@
 Settings must be chosen on tasks that no evaluation uses, with many warm starts and controls, and one run of the real
 pipeline takes twenty minutes. `ratchet bench simulation` runs one warm start, a run and a control; `--full` three warm
 starts, with two of both. `python -m tests.benchmarks.simulation --set training.learning_rate=2e-4` tries other values
-than the config's.
+than the config's, and `--config configs/curriculum.yaml` another run.
 
-The result is an estimate, for comparing settings: a task counts as solved if the file equals that of its fix. The tasks
-and warm-start seeds are used here only.
+The result is an estimate, for comparing settings: a task counts as solved if the files equal those of its fix. The
+tasks and warm-start seeds are used here only.
 """
 
 import argparse
@@ -31,8 +31,10 @@ from ratchet import paths
 from ratchet.config import RunConfig
 from ratchet.config_sources import load_config
 from ratchet.store.training_groups import ReadyGroup, ReadyMember
-from stack.tiny_policy.bug_tasks import BugTask, endless_tasks, held_out_tasks, task_digests, train_tasks
 from stack.tiny_policy.build import make_tiny_policy
+from stack.tiny_policy.conversation import Task
+from stack.tiny_policy.recipes import RECIPES
+from stack.tiny_policy.settings import Recipe
 from stack.tiny_policy.solve_tasks import Play, measure_solve_rate, play_tasks
 from tests.benchmarks._commit import commit
 from training.advantage import has_signal
@@ -40,7 +42,6 @@ from training.learner import RankLearner
 from training.plan_builder import ChainLengths, draft_members, plan_members
 from training.plan_types import Plan, TrainingSequence
 
-CONFIG = Path("configs/quickstart.yaml")
 WARM_START_SEEDS = (103, 104, 105)
 """None of these is used for the curve."""
 NUM_EVALUATED, AT_ONCE = 360, 180
@@ -60,26 +61,32 @@ class Simulation:
 
     def __init__(self, model_path: Path, config: RunConfig, case: Case) -> None:
         self.config = config
+        self.recipe = RECIPES[config.model]
         self.model_path = model_path
         self.learner = RankLearner(model_path, config)
         self.tokenizer: Any = AutoTokenizer.from_pretrained(model_path)
         self.load(model_path)
-        self.tasks = train_tasks()
+        self.tasks = list(self.recipe.train_tasks())
         random.Random(f"{case.warm_start}/{case.repeat}").shuffle(self.tasks)
 
     def load(self, directory: Path) -> None:
         self.policy: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
 
-    def play(self, tasks: Sequence[BugTask], temperature: float) -> list[Play]:
+    def play(self, tasks: Sequence[Task], temperature: float) -> list[Play]:
         sampling, turns = self.config.sampling, self.config.harness.max_turns
         limits = {"max_turns": turns, "max_tokens_per_turn": sampling.max_response_tokens}
         return play_tasks(self.policy, self.tokenizer, tasks, temperature=temperature, **limits)
 
     def rates(self) -> dict[str, float]:
-        found, tasks = {}, evaluated()
-        parts = [tasks[start : start + AT_ONCE] for start in range(0, NUM_EVALUATED, AT_ONCE)]
-        for name, temperature in (("sampled", 1.0), ("greedy", 0.0)):
-            found[name] = measure_solve_rate([play for part in parts for play in self.play(part, temperature)])
+        """Return the solve rates by temperature, and by kind of family if there are several."""
+        found = {}
+        kinds = self.recipe.kinds
+        for kind in kinds:
+            tasks = evaluated(self.recipe, kind)
+            parts = [tasks[start : start + AT_ONCE] for start in range(0, NUM_EVALUATED, AT_ONCE)]
+            for name, temperature in (("sampled", 1.0), ("greedy", 0.0)):
+                rate = measure_solve_rate([play for part in parts for play in self.play(part, temperature)])
+                found[name if len(kinds) == 1 else f"{name}, {kind}"] = rate
         return found
 
     def step(self, number: int) -> None:
@@ -127,16 +134,16 @@ def sequence(rollout_id: int, play: Play, version: int) -> TrainingSequence:
     return TrainingSequence(rollout_id, *arrays, 1.0, versions[:end])
 
 
-def evaluated() -> list[BugTask]:
-    tasks = endless_tasks(random.Random("simulation"), task_digests([*train_tasks(), *held_out_tasks()]))
+def evaluated(recipe: Recipe, kind: str) -> list[Task]:
+    tasks = recipe.new_tasks(random.Random("simulation"), kind)
     return [next(tasks) for _ in range(NUM_EVALUATED)]
 
 
-def simulate(case: Case, overrides: Sequence[str]) -> dict[str, Any]:
+def simulate(case: Case, overrides: Sequence[str], path: Path) -> dict[str, Any]:
     control = ["training.advantage=shuffled"] if case.control else []
-    config = load_config(CONFIG, [*overrides, *control, f"seed={case.repeat}"])
-    model_path = paths.cache() / "simulation" / f"tiny-{case.warm_start}"
-    make_tiny_policy(model_path, case.warm_start, say)
+    config = load_config(path, [*overrides, *control, f"seed={case.repeat}"])
+    model_path = paths.cache() / "simulation" / f"{config.model}-{case.warm_start}"
+    make_tiny_policy(model_path, case.warm_start, say, RECIPES[config.model])
     torch.manual_seed(hash((case.warm_start, case.repeat, case.control)))
     simulation = Simulation(model_path, config, case)
     before = simulation.rates()
@@ -150,7 +157,7 @@ def simulate(case: Case, overrides: Sequence[str]) -> dict[str, Any]:
 
 def spread(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the mean gain over these runs, and its standard deviation (None for a single run)."""
-    gains = {kind: [run["gained"][kind] for run in runs] for kind in ("sampled", "greedy")}
+    gains = {kind: [run["gained"][kind] for run in runs] for kind in runs[0]["gained"]}
     return {
         kind: {"mean": fmean(values), "scatter": stdev(values) if len(values) > 1 else None}
         for kind, values in gains.items()
@@ -175,13 +182,14 @@ def alone() -> Iterator[None]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--config", type=Path, default=Path("configs/quickstart.yaml"))
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--repeats", type=int)
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE")
     options = parser.parse_args()
     with alone():
         runs = [
-            simulate(case, options.overrides)
+            simulate(case, options.overrides, options.config)
             for case in cases(options.full, options.repeats or (2 if options.full else 1))
         ]
     found = {

@@ -7,8 +7,7 @@ import random
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from stack.tiny_policy.bug_tasks import endless_tasks
-from stack.tiny_policy.settings import NOISY_MIX, template_text
+from stack.tiny_policy.settings import NOISY_MIX, QUICKSTART, template_text
 from stack.tiny_policy.tokenizer import train_tokenizer
 from stack.tiny_policy.transcripts import write_transcript
 
@@ -16,6 +15,6 @@ from stack.tiny_policy.transcripts import write_transcript
 @pytest.fixture(scope="session")
 def tokenizer() -> PreTrainedTokenizerFast:
     rng = random.Random(3)
-    tasks = endless_tasks(rng, frozenset())
+    tasks = QUICKSTART.new_tasks(rng)
     texts = ["".join(piece.text for piece in write_transcript(next(tasks), rng, NOISY_MIX)) for _ in range(300)]
     return train_tokenizer(texts, 2000, template_text(), 2048)

@@ -13,11 +13,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ratchet.errors import MachineError, UserError
-from stack.tiny_policy.bug_tasks import FAMILIES, endless_tasks, held_out_tasks, task_digests, train_tasks
+from stack.tiny_policy.bug_tasks import FAMILIES, held_out_tasks, task_digests, train_tasks
 from stack.tiny_policy.build import REPORT_FILE, TinyPolicyReport, WeakPolicyError, check_gates, make_tiny_policy
-from stack.tiny_policy.settings import TinyPolicySettings, settings_digest
+from stack.tiny_policy.settings import QUICKSTART, TinyPolicySettings, recipe_digest
 
-TOY = TinyPolicySettings(
+TOY_SETTINGS = TinyPolicySettings(
     num_threads=1,
     num_layers=1,
     num_tokenizer_transcripts=100,
@@ -31,6 +31,7 @@ TOY = TinyPolicySettings(
     min_clean_exact=-1.0,
     min_solve_rate=0.0,
 )
+TOY = replace(QUICKSTART, settings=TOY_SETTINGS)
 
 
 def test_a_made_policy_is_complete_reproducible_and_made_once(tmp_path: Path) -> None:
@@ -39,7 +40,7 @@ def test_a_made_policy_is_complete_reproducible_and_made_once(tmp_path: Path) ->
     again = make_tiny_policy(tmp_path / "a", 5, said.append, TOY)
     assert again == first
     assert "exists already" in said[-1]
-    assert make_tiny_policy(tmp_path / "b", 5, said.append, TOY).recipe == settings_digest(TOY)
+    assert make_tiny_policy(tmp_path / "b", 5, said.append, TOY).recipe == recipe_digest(TOY)
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in "ab"]
     assert weights[0] == weights[1]
 
@@ -62,7 +63,9 @@ def test_another_seed_replaces_the_policy(tmp_path: Path) -> None:
 
 def test_a_missed_gate_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(WeakPolicyError, match="seed 0"):
-        make_tiny_policy(tmp_path / "p", 0, lambda _: None, replace(TOY, min_clean_exact=0.7))
+        make_tiny_policy(
+            tmp_path / "p", 0, lambda _: None, replace(TOY, settings=replace(TOY_SETTINGS, min_clean_exact=0.7))
+        )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -89,13 +92,14 @@ def test_gates(clean_exact: float, solve_rate: float, complaint: str | None) -> 
 
 
 def test_the_recipe_digest_follows_the_numbers() -> None:
-    assert settings_digest(TinyPolicySettings()) == settings_digest(TinyPolicySettings())
-    assert settings_digest(TinyPolicySettings()) != settings_digest(TinyPolicySettings(learning_rate=1e-3))
+    assert recipe_digest(QUICKSTART) == "e474711833bcd2ee", "an upgrade makes the policy of a run in progress anew"
+    other = replace(QUICKSTART, settings=replace(QUICKSTART.settings, learning_rate=1e-3))
+    assert recipe_digest(QUICKSTART) != recipe_digest(other)
 
 
 def test_the_warm_start_never_sees_a_task_of_the_dataset() -> None:
     excluded = task_digests([*train_tasks(), *held_out_tasks()])
-    tasks = endless_tasks(random.Random(0), excluded)
+    tasks = QUICKSTART.new_tasks(random.Random(0))
     drawn = [next(tasks) for _ in range(5000)]
     assert not excluded & task_digests(drawn)
     assert {task.family for task in drawn} == set(FAMILIES)

@@ -11,9 +11,8 @@ from transformers import PreTrainedTokenizerFast
 
 from activities.harnesses.bash_agent.agent import BASH_TOOL
 from activities.harnesses.bash_agent.harness import DEFAULT_SYSTEM_PROMPT
-from stack.tiny_policy.bug_tasks import BugTask, endless_tasks
-from stack.tiny_policy.settings import NOISY_MIX
-from stack.tiny_policy.transcripts import TURN_END, Piece, call_text, called_command, write_transcript
+from stack.tiny_policy.conversation import TURN_END, Piece, Task, call_text, called_command
+from stack.tiny_policy.recipes import RECIPES
 from stack.tiny_policy.warm_start import encode_pieces
 
 Message = dict[str, Any]
@@ -34,7 +33,7 @@ def assistant_message(turn: str) -> Message:
     return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
-def prompts_and_turns(tokenizer: PreTrainedTokenizerFast, task: BugTask, pieces: list[Piece]) -> list[tuple[str, str]]:
+def prompts_and_turns(tokenizer: PreTrainedTokenizerFast, task: Task, pieces: list[Piece]) -> list[tuple[str, str]]:
     """Render the conversation through the template: the prompt of every turn, and the turn."""
     messages: list[Message] = [
         {"role": "system", "content": DEFAULT_SYSTEM_PROMPT},
@@ -51,11 +50,18 @@ def prompts_and_turns(tokenizer: PreTrainedTokenizerFast, task: BugTask, pieces:
     return found
 
 
+def draw_transcript(name: str, seed: int) -> tuple[Task, list[Piece]]:
+    recipe, rng = RECIPES[name], random.Random(seed)
+    task = recipe.draw_task(rng, recipe.kinds[0])
+    return task, recipe.write_transcript(task, rng, recipe.settings.noisy_mix)
+
+
+@pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("seed", range(40))
-def test_transcripts_are_what_the_template_makes_of_the_messages(tokenizer: PreTrainedTokenizerFast, seed: int) -> None:
-    rng = random.Random(seed)
-    task = next(endless_tasks(rng, frozenset()))
-    pieces = write_transcript(task, rng, NOISY_MIX)
+def test_transcripts_are_what_the_template_makes_of_the_messages(
+    tokenizer: PreTrainedTokenizerFast, name: str, seed: int
+) -> None:
+    task, pieces = draw_transcript(name, seed)
     before = ""
     for number, (prompt, turn) in enumerate(prompts_and_turns(tokenizer, task, pieces)):
         assert prompt == "".join(piece.text for piece in pieces[: 2 * number + 1])
@@ -63,13 +69,12 @@ def test_transcripts_are_what_the_template_makes_of_the_messages(tokenizer: PreT
         before = prompt + turn
 
 
+@pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("seed", range(20))
 def test_prompt_ids_start_with_the_prompt_before_and_the_sampled_ids(
-    tokenizer: PreTrainedTokenizerFast, seed: int
+    tokenizer: PreTrainedTokenizerFast, name: str, seed: int
 ) -> None:
-    rng = random.Random(seed)
-    task = next(endless_tasks(rng, frozenset()))
-    pieces = write_transcript(task, rng, NOISY_MIX)
+    task, pieces = draw_transcript(name, seed)
     before: list[int] = []
     for prompt, turn in prompts_and_turns(tokenizer, task, pieces):
         ids = tokenizer.encode(prompt)

@@ -11,8 +11,8 @@ import pytest
 
 from activities.harnesses.bash_agent.agent import run_bash
 from stack.tiny_policy.bug_tasks import FAMILIES, FILE_STEMS, draw_task
+from stack.tiny_policy.conversation import cat_command, edit_command
 from stack.tiny_policy.simulated_shell import run_command
-from stack.tiny_policy.transcripts import cat_command, edit_command
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -45,7 +45,7 @@ def test_the_right_edit_makes_the_fixed_file() -> None:
             assert files[task.file] == task.fixed
 
 
-@pytest.mark.parametrize("command", ["rm -rf /", "catx", "cat a b", "sed -i 's/a/b/'", ""])
+@pytest.mark.parametrize("command", ["rm -rf /", "catx", "cat a b", "./check", "sed -i 's/a/b/'", ""])
 def test_other_commands_are_errors(command: str) -> None:
     files = {"a.py": "x\n"}
     assert re.search(r"exit code 127$", run_command(command, files))
