@@ -5,12 +5,13 @@ drift by chance as far as one run can, so --full makes a control for each seed. 
 runs that were evaluated on different rows are not pooled.
 
 Prints JSON; the plot is written to docs/curve.png. `python -m tests.benchmarks.curve --config configs/curriculum.yaml
---seeds 2` does the same for another config, and writes docs/curve_curriculum.png.
+--seeds 0 103` does the same for another config, and writes docs/curve_curriculum.png.
 """
 
 import argparse
 import asyncio
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -36,15 +37,15 @@ def picture(config: Path) -> Path:
     return Path("docs") / ("curve.png" if config == QUICKSTART else f"curve_{config.stem}.png")
 
 
-def variants(num_seeds: int, full: bool) -> dict[str, list[str]]:
-    """Return the overrides of each run, in order. Further temperatures are evaluated once, at seed 0."""
+def variants(seeds: Sequence[int], full: bool) -> dict[str, list[str]]:
+    """Return the overrides of each run, in order. Further temperatures are evaluated once, at the first seed."""
     less = ["evaluation.start_temperatures=[]"]
-    seeds = {f"seed {seed}": [f"seed={seed}", *(less if seed else [])] for seed in range(num_seeds)}
+    trained = {f"seed {seed}": [f"seed={seed}", *(less if seed != seeds[0] else [])] for seed in seeds}
     controls = {
         control_of(f"seed {seed}"): [f"seed={seed}", "training.advantage=shuffled", *less]
-        for seed in (range(num_seeds) if full else range(1))
+        for seed in (seeds if full else seeds[:1])
     }
-    return seeds | controls
+    return trained | controls
 
 
 def control_of(name: str) -> str:
@@ -85,7 +86,7 @@ def pooled(results: list[dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=QUICKSTART)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="the control is made for the first")
     parser.add_argument("--full", action="store_true", help="a control for each seed; this takes hours")
     options = parser.parse_args()
     config: Path = options.config
