@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from training import attention_kernels
-from training.attention_blocks import BlockGroup, TreeRows, group_blocks
+from training.attention_blocks import BlockGroup, TreeLayout, TreeRows
 from training.attention_kernels import BlockOutput
-from training.prefix_tree import Segment
 from training.sequence_parallel import SequenceRanks
 
 NAME = "ratchet_segments"
@@ -104,29 +103,25 @@ def segment_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    segments: Sequence[Segment],
-    block_groups: Sequence[BlockGroup] | None = None,
-    sequence_ranks: SequenceRanks | None = None,
+    tree: TreeLayout,
     scaling: float | None = None,
     dropout: float = 0.0,
     **_unused: Any,
 ) -> tuple[Tensor, None]:
     """The attention function as transformers calls it: inputs (1, H, T, D), output (1, T, H, D).
 
-    `block_groups`: those of the segments, computed once for all layers; None: they are computed here. With
-    `sequence_ranks`, T counts a rank's slice of the segments' tokens.
+    If ranks share the tree, T counts a rank's slice of its tokens.
     """
     assert attention_mask is None and dropout == 0.0 and query.shape[0] == 1, (
         "segments replace the mask; a tree is one row"
     )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    groups = group_blocks(segments, query.device) if block_groups is None else block_groups
     rows = [part[0].transpose(0, 1) for part in (query, key, value)]
-    if sequence_ranks is not None:
-        rows = _to_heads(rows, sequence_ranks)
-    out: Tensor = _SegmentAttention.apply(*rows, scale, groups)  # type: ignore[no-untyped-call]
-    if sequence_ranks is not None:
-        out = sequence_ranks.to_tokens(out.flatten(1)).view(query.shape[2], -1, query.shape[3])
+    if tree.ranks is not None:
+        rows = _to_heads(rows, tree.ranks)
+    out: Tensor = _SegmentAttention.apply(*rows, scale, tree.groups)  # type: ignore[no-untyped-call]
+    if tree.ranks is not None:
+        out = tree.ranks.to_tokens(out.flatten(1)).view(query.shape[2], -1, query.shape[3])
     return out[None], None
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from training.prefix_tree import Segment
+from training.sequence_parallel import SequenceRanks
 
 OWN_CALL_FROM_PAIRS = 1 << 25
 """On a GPU a block with at least so many pairs of a query and a key has a call of its own. cuDNN plans each new shape
@@ -49,6 +50,23 @@ class BlockGroup:
         """Yield (queries, keys) of each block, as ranges of the group's own."""
         for queries, keys in zip(pairwise(self.query_ends), pairwise(self.key_ends), strict=True):
             yield slice(*queries), slice(*keys)
+
+
+class TreeLayout:
+    """What every layer gets to know of a tree: its segments, the groups of their blocks, and the ranks that share it.
+
+    It is no dataclass and no tuple. FSDP looks through those in the inputs of every layer, and copies them if it casts,
+    which was most of the Python calls of a step.
+    """
+
+    __slots__ = ("groups", "ranks", "segments")
+
+    def __init__(
+        self, segments: Sequence[Segment], groups: Sequence[BlockGroup], ranks: SequenceRanks | None = None
+    ) -> None:
+        self.segments = segments
+        self.groups = groups
+        self.ranks = ranks
 
 
 def group_blocks(

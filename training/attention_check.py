@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from training.attention import segment_attention
-from training.attention_blocks import OWN_CALL_FROM_PAIRS, group_blocks
+from training.attention_blocks import OWN_CALL_FROM_PAIRS, TreeLayout, group_blocks
 from training.prefix_tree import Segment
 
 _BOUND = 0.02
@@ -89,9 +89,9 @@ def _results(
     inputs: Sequence[Tensor], grad: Tensor, segments: Sequence[Segment], own_call_from_pairs: int | None
 ) -> list[Tensor]:
     query, key, value = (part.detach().requires_grad_() for part in inputs)
-    groups = group_blocks(segments, grad.device, own_call_from_pairs)
+    tree = TreeLayout(segments, group_blocks(segments, grad.device, own_call_from_pairs))
     with torch.enable_grad():
-        out, _ = segment_attention(torch.nn.Module(), query, key, value, None, segments=segments, block_groups=groups)
+        out, _ = segment_attention(torch.nn.Module(), query, key, value, None, tree=tree)
     return [out.detach(), *torch.autograd.grad(out, (query, key, value), grad)]
 
 

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
+from training.attention_blocks import TreeLayout
 from training.prefix_tree import Segment
-from training.sequence_parallel import SequenceRanks
 
 
 def earlier_tokens(segments: Sequence[Segment], num_tokens: int, taps: int, device: torch.device) -> Tensor:
@@ -71,17 +71,17 @@ def tree_delta_rule(
 def _layer_forward(
     self: Any, hidden_states: Tensor, cache_params: Any = None, attention_mask: Any = None, **more: Any
 ) -> Tensor:
-    """Replace the layer's forward if `segments` are among the keywords; call the layer's own without them.
+    """Replace the layer's forward if a `tree` is among the keywords; call the layer's own without one.
 
-    With `sequence_ranks`, the hidden states are those of a rank's slice; convolution and states are computed for all
+    If ranks share the tree, the hidden states are those of a rank's slice; convolution and states are computed for all
     tokens and the rank's share of the heads.
     """
-    segments: Sequence[Segment] | None = more.pop("segments", None)
-    if segments is None:
+    tree: TreeLayout | None = more.pop("tree", None)
+    if tree is None:
         plain: Tensor = type(self).forward(self, hidden_states, cache_params, attention_mask, **more)
         return plain
     assert cache_params is None and hidden_states.shape[0] == 1, "a tree is one row and has no cache"
-    ranks: SequenceRanks | None = more.get("sequence_ranks")
+    ranks = tree.ranks
     qkv, gate, b, a = (
         project(hidden_states)[0] for project in (self.in_proj_qkv, self.in_proj_z, self.in_proj_b, self.in_proj_a)
     )
@@ -93,7 +93,7 @@ def _layer_forward(
         qkv, b, a = torch.split(shares, [sum(sizes) // ranks.size, num_heads, num_heads], 1)
         taps = torch.cat([ranks.own_share(one) for one in torch.split(taps, sizes)])
         a_log, dt_bias = ranks.own_share(a_log), ranks.own_share(dt_bias)
-    outputs = _heads_forward(self, segments, tree_inputs=(qkv, b, a), weights=(taps, a_log, dt_bias))
+    outputs = _heads_forward(self, tree.segments, tree_inputs=(qkv, b, a), weights=(taps, a_log, dt_bias))
     if ranks is not None:
         outputs = ranks.to_tokens(outputs)
     normed = self.norm(outputs.reshape(-1, self.head_v_dim), gate.reshape(-1, self.head_v_dim))

@@ -25,7 +25,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
-from transformers import AutoConfig
 
 from engine import canary, policy_files
 from ratchet.trained_turns import TrainedTurn
@@ -365,7 +364,7 @@ def _advantages_and_weights(bin: Bin, members: Mapping[int, Member]) -> npt.NDAr
 
 def published_tensors(model: Any, state: Mapping[str, Any], model_path: Path) -> Iterator[tuple[str, Tensor]]:
     """Yield a policy's tensors under the names of `model` and in the dtype of the directory, tied tensors once."""
-    settings = AutoConfig.from_pretrained(model_path, local_files_only=True)
+    settings = model_files.read_settings(model_path)
     named = (settings.dtype, settings.get_text_config().dtype)
     dtype = next((one for one in named if isinstance(one, torch.dtype)), torch.float32)
     for name, tensor in state.items():

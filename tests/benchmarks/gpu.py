@@ -87,13 +87,15 @@ def _measure_length(
 
 
 def measure_trees(size: str, scale: int, budget: Budget) -> list[Any]:
-    cases = [training.CASES[0].scaled(scale), training.CASES[2].scaled(scale)]
+    cases = [case.scaled(scale) for case in training.GPU_CASES]
     with _sizes.random_model(size) as model:
         return [budget.run(f"trees, {case.name}", lambda case=case: _measure_case(case, model)) for case in cases]
 
 
 def _measure_case(case: Any, model: Path) -> dict[str, Any]:
-    workers = [training.Worker(way, model, model, os.cpu_count() or 1) for way in ("tree", "packed", "separate")]
+    # Single chains of a large batch would take most of a short loan.
+    ways = ("tree", "packed", "separate") if case.bin_tokens is None else ("tree", "packed")
+    workers = [training.Worker(way, model, model, os.cpu_count() or 1) for way in ways]
     try:
         return training.run_case(case, workers, ROUNDS, "seconds")
     finally:
@@ -108,7 +110,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=480.0, help="no measurement begins after that many seconds")
     parser.add_argument("--cpu-toy", action="store_true", help="a toy size on a CPU, which measures nothing")
-    parser.add_argument("--without-trees", action="store_true", help="leave out the gain of prefix trees")
+    parser.add_argument("--only", choices=("sizes", "trees"), help="measure the sizes or the gain of trees only")
     options = parser.parse_args()
     if options.cpu_toy:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -118,9 +120,11 @@ def main() -> None:
     card = None if options.cpu_toy else torch.cuda.get_device_name()
     budget = Budget(options.seconds)
     started = time.monotonic()
-    sizes = measure_sizes(TOY_PLAN if options.cpu_toy else PLAN, budget)
+    sizes = []
+    if options.only != "trees":
+        sizes = measure_sizes(TOY_PLAN if options.cpu_toy else PLAN, budget)
     trees = []
-    if not options.without_trees:
+    if options.only != "sizes":
         trees = measure_trees("toy" if options.cpu_toy else "0.6B", 16 if options.cpu_toy else 1, budget)
     seconds = round(time.monotonic() - started, 1)
     found = {"commit": commit(), "card": card, "torch": torch.__version__, "seconds": seconds}

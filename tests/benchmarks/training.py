@@ -55,7 +55,8 @@ RECORDED = Path(__file__).with_name("recorded_trees.npz")
 class Case:
     """A shape of a batch. `branches`: lengths of what each sample adds to the shared prefix.
 
-    A sample with several branches forks again, as an agent does.
+    A sample with several branches forks again, as an agent does. `trees`: groups, each with its own prefix.
+    `bin_tokens`: most tokens of a bin; None: all are in one.
     """
 
     name: str
@@ -64,20 +65,24 @@ class Case:
     branches: int
     branch: int
     samples: int
+    trees: int = 1
+    bin_tokens: int | None = None
     synthetic = True
 
     def scaled(self, by: int) -> "Case":
         if by == 1:
             return self
         lengths = {"prefix": self.prefix // by, "trunk": self.trunk // by, "branch": self.branch // by}
-        return replace(self, name=f"{self.name}, all lengths divided by {by}", **lengths)
+        bin_tokens = None if self.bin_tokens is None else self.bin_tokens // by
+        return replace(self, name=f"{self.name}, all lengths divided by {by}", bin_tokens=bin_tokens, **lengths)
 
     def chains(self) -> list[TrainingSequence]:
         """Trained: everything after the prefix; of a trunk with several branches, once."""
         random = np.random.default_rng(0)
-        prefix = random.integers(0, VOCAB, self.prefix)
         chains = []
-        for sample in range(self.samples):
+        for sample in range(self.samples * self.trees):
+            if sample % self.samples == 0:
+                prefix = random.integers(0, VOCAB, self.prefix)
             trunk = random.integers(0, VOCAB, self.trunk)
             for branch in range(self.branches):
                 ids = np.concatenate([prefix, trunk, random.integers(0, VOCAB, self.branch)]).astype(np.int32)
@@ -94,6 +99,7 @@ class Recorded:
 
     name: str
     samples: int
+    bin_tokens = None
     synthetic = False
 
     def scaled(self, by: int) -> "Recorded":
@@ -124,6 +130,13 @@ CASES: tuple[Case | Recorded, ...] = (
     Recorded("trees recorded by the adapter: 8 rollouts, sub-agents, compaction", 8),
 )
 
+GPU_CASES = (
+    CASES[0],
+    Case("8 x (P=1536 S=512 G=8), bins of 16384", 1536, 0, 1, 512, 8, trees=8, bin_tokens=16_384),
+    Case("8 x (agent tree, synthetic), bins of 16384", 768, 128, 3, 128, 8, trees=8, bin_tokens=16_384),
+)
+"""On a GPU a bin of few tokens waits for the host, so these fill bins."""
+
 
 def members_of(chains: Sequence[TrainingSequence]) -> dict[int, Member]:
     total = sum(int(one.mask.sum()) for one in chains)
@@ -143,7 +156,8 @@ class Ours:
         self.members = members_of(self.chains)
         packing = "packed" if self.alone else way
         longest, total = max(len(one.ids) for one in self.chains), sum(len(one.ids) for one in self.chains)
-        self.learner = RankLearner(model, settings(packing=packing, bin_tokens=longest if self.alone else total))
+        bin_tokens = longest if self.alone else case.bin_tokens or total
+        self.learner = RankLearner(model, settings(packing=packing, bin_tokens=bin_tokens))
 
     def step(self) -> None:
         self.learner.optimiser.zero_grad()
@@ -303,7 +317,7 @@ def take_turns(
 def run_case(case: Case | Recorded, workers: Sequence[Worker], rounds: int | None, measure: str) -> dict[str, Any]:
     shares = {worker.way: worker.ask(case) for worker in workers}
     times = take_turns(case, workers, rounds, measure)
-    gradient, logprobs = shares["separate"]
+    gradient, logprobs = shares.get("separate") or shares["packed"]
     chains = case.chains()
     chain_tokens = sum(len(one.ids) for one in chains)
     ways = {}

@@ -11,11 +11,15 @@ from torch import Tensor
 
 from tests.unit.training.forests import forest
 from training import attention, attention_kernels
-from training.attention_blocks import group_blocks
+from training.attention_blocks import TreeLayout, group_blocks
 from training.attention_kernels import BlockOutput
 from training.prefix_tree import Segment
 
 HEADS, KEY_HEADS, SIZE = 4, 2, 8
+
+
+def laid_out(segments: list[Segment]) -> TreeLayout:
+    return TreeLayout(segments, group_blocks(segments, torch.device("cpu")))
 
 
 def masked(query: Tensor, key: Tensor, value: Tensor, segments: list[Segment]) -> Tensor:
@@ -37,7 +41,7 @@ def test_any_forest(shape: list[tuple[int, int]], seed: int) -> None:
         torch.randn(1, heads, segments[-1].end, SIZE, dtype=torch.float64, generator=generator, requires_grad=True)
         for heads in (HEADS, KEY_HEADS, KEY_HEADS)
     ]
-    ours, _ = attention.segment_attention(torch.nn.Module(), *parts, None, segments=segments, scaling=0.3)
+    ours, _ = attention.segment_attention(torch.nn.Module(), *parts, None, tree=laid_out(segments), scaling=0.3)
     theirs = masked(*parts, segments).transpose(1, 2)
     grad = torch.randn(ours.shape, dtype=torch.float64, generator=generator)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
@@ -95,7 +99,7 @@ def test_a_kernel_that_addresses_the_log_sum_exp_reads_the_right_values(
         return right(grads, query, key, value, read, *more)
 
     monkeypatch.setattr(attention_kernels, "backward", addressed)
-    ours, _ = attention.segment_attention(torch.nn.Module(), *parts, None, segments=segments, scaling=0.3)
+    ours, _ = attention.segment_attention(torch.nn.Module(), *parts, None, tree=laid_out(segments), scaling=0.3)
     for mine, theirs in zip(
         torch.autograd.grad(ours, parts, grad), torch.autograd.grad(expected, parts, grad), strict=True
     ):
