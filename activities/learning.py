@@ -139,13 +139,15 @@ class LearnActivities:
         """Bring the run's slot of one engine to the step's version in place; safe to repeat.
 
         An unreachable engine is skipped, because its wrapper starts from the newest published version, and so is one
-        of another set. Waits without a pause until a version from an address is on the engine's node.
+        of another set. Waits without a pause until a version from an address is on the engine's node, and until the
+        engine has compared the digests.
         """
         started = asyncio.get_running_loop().time()
         config = await self.configs.of_run(input.run_id)
         while config.training.weight_transport == "nccl" and await self._is_broadcasting(input):
             activity.heartbeat("the learner broadcasts the weights")
             await asyncio.sleep(_POLL_SECONDS)
+        checked = None
         while True:
             async with self.database.begin() as connection:
                 run = await runs.get_run(connection, input.run_id)
@@ -158,14 +160,19 @@ class LearnActivities:
             served = version_in_label(engine.version, run.lora_slot)
             if served == version.version and engine.state is not EngineState.SYNCING:
                 return StageResult(used_seconds=asyncio.get_running_loop().time() - started)
-            if not is_address(version.uri) or engine.has_fetched(version.version):
+            if is_address(version.uri) and not engine.has_fetched(version.version):
+                said = engine.fetch_error or "it has begun"
+                activity.heartbeat(f"{engine.address} fetches {version.version}: {said}")
+                await asyncio.sleep(_POLL_SECONDS)
+                continue
+            transfer = load_from_files(version, paths.policies(), run.lora_slot)
+            if transfer == checked:
                 break
-            activity.heartbeat(f"{engine.address} fetches {version.version}: {engine.fetch_error or 'it has begun'}")
-            await asyncio.sleep(_POLL_SECONDS)
+            async with heartbeating():
+                await transfer.check_before(engine)
+            checked = transfer  # and look again, since the engine may have loaded it meanwhile
         async with heartbeating():
-            slot = run.lora_slot
-            transfer = load_from_files(version, paths.policies(), slot)
-            await update_engine(self.database, engine, version, transfer, config.engine.keep_cache, slot)
+            await update_engine(self.database, engine, version, transfer, config.engine.keep_cache, run.lora_slot)
         return StageResult(used_seconds=asyncio.get_running_loop().time() - started)
 
     async def _is_broadcasting(self, input: SyncInput) -> bool:

@@ -8,12 +8,14 @@ vLLM's HTTP interface is not stable, so it is used in this file only, which also
     a route missing from /openapi.json              MachineError, naming it
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from io import BytesIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from uuid import uuid4
 
 import aiohttp
 import numpy as np
@@ -44,6 +46,9 @@ ROUTES = (
     "/weight_info",
     "/get_world_size",
 )
+_WORKERS = "/collective_rpc"
+"""Calls a method of every worker. It is not in ROUTES, since an update succeeds without it."""
+_CHECK_POLL_SECONDS = 0.1
 _CONNECT_SECONDS = 5.0
 _KEPT_SECONDS = 2.0
 """For which an idle connection is kept. uvicorn closes it after 5 s, and a call could use a closing one."""
@@ -212,6 +217,29 @@ class EngineClient:
     async def num_workers(self) -> int:
         """Return the number of the engine's processes that hold weights."""
         return int((await self._call("GET", "/get_world_size"))["world_size"])
+
+    async def check_files(self, files: Sequence[str], sha256: Sequence[str], limit_seconds: float = 1800) -> bool:
+        """Let every worker compare the digests of `files` while calls go on, so that the update itself need not.
+
+        Only for a vLLM with `engine/vllm_worker_extension.py`: an unknown method puts its workers out of step. Return
+        False if they have not ended after `limit_seconds`, or do not answer. Raises EngineUnavailableError with the
+        reason of a worker that would refuse the update.
+        """
+        arguments = [uuid4().hex, list(files), list(sha256)]
+        end = asyncio.get_running_loop().time() + limit_seconds
+        while asyncio.get_running_loop().time() < end:
+            try:
+                answer = await self._call("POST", _WORKERS, {"method": "check_weight_files", "args": arguments})
+                checks = [(one["done"], one["error"]) for one in answer["results"]]
+            except (EngineUnavailableError, EngineRejectedError, KeyError, TypeError):
+                return False
+            for _, error in checks:
+                if error is not None:
+                    raise EngineUnavailableError(f"engine {self.address} would refuse the update: {error}")
+            if checks and all(done for done, _ in checks):
+                return True
+            await asyncio.sleep(_CHECK_POLL_SECONDS)
+        return False
 
     async def start_update(self) -> None:
         """Start a weight update; vLLM refuses it if one is open."""

@@ -13,6 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,13 +31,23 @@ UNTOUCHED = "untouched.safetensors"
 _WHOLE = "model.safetensors"
 _INDEX = f"{_WHOLE}.index.json"
 _WRITERS = 8
+_PIECE_BYTES = 16 * 2**20
 _COPIED_SUFFIXES = (".json", ".jinja", ".txt", ".model")
 
 
 def file_sha256(path: Path) -> str:
     """Return the hex digest of a file, read in pieces."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    with path.open("rb", buffering=0) as file:
+        return sha256_of(file)
+
+
+def sha256_of(file: FileIO) -> str:
+    """Return the hex digest of an open file. Its pieces are large: a thread waits for Python's lock between two."""
+    digest = hashlib.sha256()
+    piece = memoryview(bytearray(max(1, min(_PIECE_BYTES, os.fstat(file.fileno()).st_size))))
+    while num_bytes := file.readinto(piece):
+        digest.update(piece[:num_bytes])
+    return digest.hexdigest()
 
 
 def describe_files(directory: Path) -> list[JsonObject]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from engine import adapter_files
-from engine.vllm_plugin import BACKEND
+from engine.vllm_plugin import BACKEND, WORKER_EXTENSION
 from ratchet import tracing
 from ratchet.config_engines import DEFAULT_SET
 from ratchet.errors import MachineError
@@ -81,6 +81,11 @@ class EngineSettings(BaseModel):
     """Whether vLLM already runs, so that it is only registered and given weights, and neither started nor stopped."""
 
     @property
+    def checks_files(self) -> bool:
+        """Whether vLLM has our worker extension: it is started here, and without another one."""
+        return not self.is_attached and not any("worker-extension-cls" in one for one in self.extra_args)
+
+    @property
     def address(self) -> str:
         """The engine's URL, under which it is registered."""
         return f"http://{self.host}:{self.port}"
@@ -122,7 +127,7 @@ def vllm_command(settings: EngineSettings, model: Path) -> list[str]:
     arguments += ["--host", settings.host, "--port", str(settings.port)]
     arguments += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--dtype", settings.dtype]
     arguments += ["--max-num-seqs", str(settings.max_num_seqs)]
-    arguments += ["--weight-transfer-config", f'{{"backend":"{BACKEND}"}}']
+    arguments += ["--weight-transfer-config", f'{{"backend":"{BACKEND}"}}', "--worker-extension-cls", WORKER_EXTENSION]
     arguments += ["--disable-uvicorn-access-log"]
     if settings.max_model_len is not None:
         arguments += ["--max-model-len", str(settings.max_model_len)]

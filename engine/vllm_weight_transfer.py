@@ -12,6 +12,10 @@ reads.
            {"names", "dtype_names", "shapes": []}   receive these tensors, in this order, from rank 0 of the group
     start, finish                                   no effect here; vLLM opens, closes and labels the update
 
+Before it pauses vLLM, the caller lets every worker check the digests (`check`), over /collective_rpc, so that the
+update itself computes none. An update without that check makes it itself. With vLLM's own data parallelism only the
+first engine's workers are asked, and the others check at the update.
+
 An adapter is copied to the directory of its slot, with which vLLM was started (`--lora-modules`). `finish` makes vLLM
 forget the adapters of all slots, and with the next call of a slot it reads the slot's directory again. vLLM's own
 /v1/load_lora_adapter with `load_inplace` is not used: vLLM 0.32 keeps that flag and the path with each call, so that it
@@ -23,8 +27,9 @@ their slot; another base empties all slots.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +41,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.platforms import current_platform
 
 from engine import adapter_files
+from engine.file_digests import BackgroundChecks, FileDigests
 from engine.vllm_plugin import checked_paths, read_tensors
 from ratchet.lora_slots import FIRST_SLOT, SERVED_RANKS
 
@@ -75,6 +81,11 @@ class DiskWeightTransferEngine(base.WeightTransferEngine[DiskInitInfo, DiskUpdat
     """Digests of the weight files that were loaded last; None for those that vLLM has started with."""
     _nccl: Any = None
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._digests = FileDigests()
+        self._checks = BackgroundChecks()
+
     def init_transfer_engine(self, init_info: DiskInitInfo) -> None:
         """Set the root directory, and join the NCCL group if one is named."""
         self._leave_group()
@@ -90,6 +101,39 @@ class DiskWeightTransferEngine(base.WeightTransferEngine[DiskInitInfo, DiskUpdat
             receiver.init_transfer_engine(nccl_engine.NCCLWeightTransferInitInfo(**init_info.nccl))
             self._nccl = receiver
 
+    def check(self, name: str, files: Sequence[str], sha256: Sequence[str]) -> dict[str, Any]:
+        """Compare the digests of an update's files in a thread, those of an adapter's base, too, unless it is loaded.
+
+        Return {"done", "error"} of the check of this name; the caller asks until it is done. `error`: what is wrong
+        with a file, for which the update would be refused.
+        """
+        return self._checks.ask(name, partial(self._check_all, files, sha256))
+
+    def _check_all(self, files: Sequence[str], sha256: Sequence[str]) -> None:
+        paths = self._checked(files, sha256)
+        if adapter_files.is_adapter(files):
+            self._checked_base(paths[0].parent)
+
+    def _checked(self, files: Sequence[str], sha256: Sequence[str]) -> list[Path]:
+        """Return the paths of files below the root. Raises ValueError if one is not as announced."""
+        return checked_paths(self._policies_root(), files, sha256, self._digests.get)
+
+    def _policies_root(self) -> Path:
+        if self._root is None:
+            raise ValueError("no root directory: call /init_weight_transfer_engine first")
+        return self._root
+
+    def _checked_base(self, directory: Path) -> tuple[list[Path], list[str]] | None:
+        """Return paths and digests of the base of an adapter, None if it is loaded. Raises ValueError as above."""
+        base = adapter_files.read_base(directory)
+        sha256 = [file["sha256"] for file in base.files]
+        if sorted(sha256) == self._base:
+            return None
+        # resolve(): the root may be mounted elsewhere, or be a link
+        root = self._policies_root().resolve()
+        names = [str((base.directory / file["name"]).relative_to(root)) for file in base.files]
+        return self._checked(names, sha256), sha256
+
     def start_weight_update(self) -> None:
         """Do nothing yet: layer-wise reloading removes the parameters, and a refused update must keep them."""
 
@@ -98,12 +142,10 @@ class DiskWeightTransferEngine(base.WeightTransferEngine[DiskInitInfo, DiskUpdat
         if update_info.names:
             self._receive_from_group(update_info)
             return
-        if self._root is None:
-            raise ValueError("no root directory: call /init_weight_transfer_engine first")
-        paths = checked_paths(self._root, update_info.files, update_info.sha256)
+        paths = self._checked(update_info.files, update_info.sha256)
         slot = self._slot_directory(update_info.slot)
         if adapter_files.is_adapter(update_info.files):
-            self._receive_adapter(self._root, paths, slot)
+            self._receive_adapter(paths, slot)
         elif slot is not None and sorted(update_info.sha256) == self._base:
             adapter_files.write_identity_adapter(slot, SERVED_RANKS[0])
         else:
@@ -121,7 +163,7 @@ class DiskWeightTransferEngine(base.WeightTransferEngine[DiskInitInfo, DiskUpdat
             )
         return None if self._adapter is None else adapter_files.slot_directory(self._adapter, slot)
 
-    def _receive_adapter(self, root: Path, paths: list[Path], slot: Path | None) -> None:
+    def _receive_adapter(self, paths: list[Path], slot: Path | None) -> None:
         """Load the adapter's base unless it is loaded already, and place the adapter in the slot's directory.
 
         Raises ValueError, with the weights unchanged, if this engine cannot serve it.
@@ -135,12 +177,8 @@ class DiskWeightTransferEngine(base.WeightTransferEngine[DiskInitInfo, DiskUpdat
                 f"the adapter has rank {rank} and this engine serves at most {settings.max_lora_rank}; "
                 "run `ratchet up` with the run's config"
             )
-        base = adapter_files.read_base(directory)
-        sha256 = [file["sha256"] for file in base.files]
-        if sorted(sha256) != self._base:
-            # resolve(): the root may be mounted elsewhere, or be a link
-            names = [str((base.directory / file["name"]).relative_to(root.resolve())) for file in base.files]
-            self._load_model(checked_paths(root, names, sha256), sha256)
+        if (base := self._checked_base(directory)) is not None:
+            self._load_model(*base)
         adapter_files.place_adapter(paths, slot)
 
     def _load_model(self, paths: list[Path], sha256: list[str]) -> None:

@@ -35,6 +35,7 @@ whose row is `gone`, or whose vLLM has another label than its row, ends and regi
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,7 +63,30 @@ Transfer = Callable[[EngineClient], Awaitable[None]]
 """Moves the tensors into the engine, after the update has started and before it is finished."""
 
 
-def load_from_files(version: PolicyVersionTable | PublishedPolicy, root: Path, slot: int = FIRST_SLOT) -> Transfer:
+@dataclass(slots=True, frozen=True)
+class FilesTransfer:
+    """A transfer in which the engine reads files. `files`: relative to the root of all policies; `slot`: whose."""
+
+    files: tuple[str, ...]
+    sha256: tuple[str, ...]
+    slot: int
+
+    async def __call__(self, client: EngineClient) -> None:
+        await client.update(self.files, self.sha256, self.slot)
+
+    async def check_before(self, engine: EngineRow) -> None:
+        """Let an engine compare the digests while calls go on. One that cannot compares them when it is paused.
+
+        Raises EngineUnavailableError if it would refuse the update.
+        """
+        if not engine.checks_files:
+            return
+        async with EngineClient(engine.address) as client:
+            if not await client.check_files(self.files, self.sha256):
+                _LOG.warning("digests not compared before the pause", engine=engine.address, files=self.files)
+
+
+def load_from_files(version: PolicyVersionTable | PublishedPolicy, root: Path, slot: int = FIRST_SLOT) -> FilesTransfer:
     """Return a transfer in which the engine checks all digests and then reads the version's files, for this slot.
 
     `root`: the directory below which all policies are published, on this machine. `engine/policy_fetcher.py` brings a
@@ -77,12 +101,8 @@ def load_from_files(version: PolicyVersionTable | PublishedPolicy, root: Path, s
         )
     base = directory.relative_to(root.resolve())
     weights = weight_files(version.files)
-
-    async def transfer(client: EngineClient) -> None:
-        names = [str(base / file["name"]) for file in weights]
-        await client.update(names, [file["sha256"] for file in weights], slot)
-
-    return transfer
+    names = tuple(str(base / file["name"]) for file in weights)
+    return FilesTransfer(names, tuple(file["sha256"] for file in weights), slot)
 
 
 _ANY_LABEL: Any = object()

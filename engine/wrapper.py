@@ -95,6 +95,7 @@ class EngineWrapper:
             "started_at": time.time(),
             "max_num_seqs": self.settings.max_num_seqs,
             "max_model_len": self.settings.max_model_len,
+            engines.CHECKS_FILES: self.settings.checks_files,
         }
         async with self.database.begin() as conn:
             self.engine_id = await engines.register_engine(

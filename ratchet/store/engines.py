@@ -30,6 +30,8 @@ FENCE_SECONDS = 60.0
 """Longest lease of an engine that is gone: as long as that of a sync."""
 FETCHED = "fetched"
 """Key of `details`: the versions from an address that are on the engine's node."""
+CHECKS_FILES = "checks_files"
+"""Key of `details`: whether our worker extension is in the engine's vLLM; missing if an earlier version started it."""
 FETCH_ERROR = "fetch_error"
 """Key of `details`: why the newest version is not there yet, None if it is."""
 
@@ -61,6 +63,11 @@ class EngineRow:
     def fetch_error(self) -> str | None:
         """What the engine's node waits for, if it cannot fetch the newest weights."""
         return self.details.get(FETCH_ERROR)
+
+    @property
+    def checks_files(self) -> bool:
+        """Whether the engine's workers can compare digests before a pause (`engine/vllm_worker_extension.py`)."""
+        return bool(self.details.get(CHECKS_FILES))
 
     def has_fetched(self, version: str) -> bool:
         """Return whether a version from an address is on the engine's node."""

@@ -4,6 +4,7 @@ A step trains the calls that have ended since the step before, publishes the wei
 the engine while calls are in flight. Without agents, boxes and the store, so that the figures are those of the GPU:
 
 - `pause`: seconds in which the engine is paused for an update (`engine/weight_update.py:replace_weights`)
+- `check`: seconds before the pause in which the engine compares the digests of the files, while calls go on
 - `longest_gap_…`: the longest time without a token of a call, during updates and between them; the client shares its
   process with the learner, so a gap also has what the learner holds it for
 - `mixed_calls`: calls whose tokens were sampled by more than one version
@@ -11,8 +12,8 @@ the engine while calls are in flight. Without agents, boxes and the store, so th
 - tokens per second of the engine, seconds of a training step and of publishing
 
 Weights are random: a tiny Qwen3 in float32, and one of 0.6B in bfloat16. Adam moves them far enough that the canary
-tells each version from the one before. Prints JSON, and each size to standard error as soon as it exists. `--cpu-toy`
-runs the tiny size on a CPU.
+tells each version from the one before. Prints JSON, and each update and size to standard error as soon as it exists, so
+that a short loan of a card still gives what was measured. `--cpu-toy` runs the tiny size on a CPU.
 """
 
 import argparse
@@ -178,6 +179,7 @@ class Times:
 
     train: list[float] = field(default_factory=list)
     publish: list[float] = field(default_factory=list)
+    check: list[float] = field(default_factory=list)
     canary: list[float] = field(default_factory=list)
     updates: list[tuple[float, float]] = field(default_factory=list)
     during: list[float] = field(default_factory=list)
@@ -197,7 +199,7 @@ class Times:
 
     def summary(self) -> JsonObject:
         pauses = [end - start for start, end in self.updates]
-        found: JsonObject = {name: round(median(getattr(self, name)), 4) for name in ("train", "publish")}
+        found: JsonObject = {name: round(median(getattr(self, name)), 4) for name in ("train", "publish", "check")}
         for name, values in (("pause", pauses), ("canary", self.canary)):
             found[name] = {"median": round(median(values), 4), "highest": round(max(values), 4)}
         for name, values in (("during_updates", self.during), ("between", self.between)):
@@ -205,7 +207,7 @@ class Times:
         return found | {"mixed_calls": self.mixed, "calls": self.calls}
 
 
-async def measure(size: Size, home: Path, on_gpu: bool) -> JsonObject:
+async def measure(size: Size, home: Path, on_gpu: bool, extra_args: Sequence[str]) -> JsonObject:
     root = home / "policies"
     base = root / "0.e0"
     size.make(base)
@@ -221,7 +223,7 @@ async def measure(size: Size, home: Path, on_gpu: bool) -> JsonObject:
         max_num_seqs=size.calls + 1,
         kv_cache_gib=None if on_gpu else 1,
         num_threads=None if on_gpu else 1,
-        extra_args=room,
+        extra_args=(*room, *extra_args),
     )
     async with vllm_process(settings, base) as process, EngineClient(settings.address, 600) as client:
         await wait_until_healthy(client, process)
@@ -243,14 +245,19 @@ async def _steps(client: EngineClient, learner: Learner, size: Size, root: Path)
             begun = time.monotonic()
             version = await asyncio.to_thread(learner.publish, step)
             times.publish.append(time.monotonic() - begun)
+            transfer = load_from_files(version, root)
+            times.check.append(await _timed(client.check_files(transfer.files, transfer.sha256)))
             begun = time.monotonic()
-            await replace_weights(client, version.version, load_from_files(version, root))
+            await replace_weights(client, version.version, transfer)
             times.updates.append((begun, time.monotonic()))
             traffic.version = version.version
             assert version.canary is not None
             verdict = await score_canary(client, version.canary, before)
             assert verdict.reason is None, verdict.reason
             times.canary.append(verdict.mean_gap)
+            begin, end = times.updates[-1]
+            found = {"size": size.name, "step": step, "pause": round(end - begin, 4), "canary": verdict.mean_gap}
+            print(json.dumps(found), file=sys.stderr, flush=True)
             before = version.canary
         times.add_calls(await traffic.take(size.calls))
         seconds = time.monotonic() - started
@@ -271,6 +278,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cpu-toy", action="store_true", help="the tiny size on a CPU, with few calls")
+    parser.add_argument("--enforce-eager", action="store_true", help="vLLM without compilation and CUDA graphs")
     options = parser.parse_args()
     on_gpu = not options.cpu_toy
     if options.cpu_toy:
@@ -281,9 +289,11 @@ def main() -> None:
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM logs to its standard output, which is this process's
     results = []
+    extra_args = ["--enforce-eager"] if options.enforce_eager and on_gpu else []
     for size in GPU_SIZES if on_gpu else CPU_SIZES:
         with tempfile.TemporaryDirectory() as directory:
-            found = {"size": size.name, "dtype": size.dtype} | asyncio.run(measure(size, Path(directory), on_gpu))
+            measured = asyncio.run(measure(size, Path(directory), on_gpu, extra_args))
+        found = {"size": size.name, "dtype": size.dtype} | measured
         print(json.dumps(found), file=sys.stderr, flush=True)
         torch.distributed.destroy_process_group()
         results.append(found)

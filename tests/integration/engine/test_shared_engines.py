@@ -90,6 +90,8 @@ class Shared:
         self.num_begun += 1
         while len((await seen(self.wrapper.settings.address))["calls"]) < self.num_begun:
             assert not answer.done(), answer.result()
+            async with self.fleet.database.begin() as connection:  # on a busy machine it has been silent for too long
+                await engines.heartbeat_engine(connection, self.wrapper.engine_id)
             await asyncio.sleep(0.01)
         self.calls.append(Call(opened.session_id, run_id, answer, list(holds)))
 

@@ -104,7 +104,8 @@ async def stage(
             row = {"uri": str(tmp_path / "policies" / run_id / f"{step}.e1"), "files": files}
             canary = {"ids": [5, 6, 7, 8, 9], "logprobs": logprobs}
             await connection.execute(insert(PolicyVersionTable).values(**values, **row, canary=canary))
-        engine_id = await engines.register_engine(connection, f"http://127.0.0.1:{port}", "", {"pid": 1})
+        details = {"pid": 1, engines.CHECKS_FILES: True}
+        engine_id = await engines.register_engine(connection, f"http://127.0.0.1:{port}", "", details)
         serving = {"state": EngineState.READY, "version": policy_version(run_id, 0, 1)}
         (await client.post("/update_weight_version", json={"new_version": serving["version"]})).raise_for_status()
         await connection.execute(update(EngineTable).where(EngineTable.id == engine_id).values(**serving))
@@ -123,6 +124,8 @@ async def test_an_engine_with_the_learners_scores_is_ready(stage: Stage) -> None
     assert said["canary_gap_mean"] == pytest.approx(0.01, rel=0.01)
     assert 0 < said["sync_pause_seconds"] < said["sync_first_token_seconds"] < said["sync_seconds"]
     assert not (await stage.client.get("/is_paused")).json()["is_paused"]
+    seen = (await stage.client.get("/calls")).json()
+    assert [check[1:] for check in seen["checks"]] == [[one["files"], one["sha256"]] for one in seen["updates"]]
     await stage.sync()  # a second sync of the same version changes nothing
 
 
@@ -178,6 +181,27 @@ async def test_an_update_that_fails_never_resumes_the_engine(stage: Stage, endin
     assert row.version == policy_version(stage.run_id, 0, 1)
     if ending == "refuse":
         assert (await stage.client.get("/is_paused")).json()["is_paused"]
+
+
+async def test_an_update_that_would_be_refused_pauses_no_engine(stage: Stage) -> None:
+    await stage.script(update="refuse check")
+    with pytest.raises(ApplicationError, match="would refuse the update: scripted") as caught:
+        await stage.sync()
+    assert caught.value.type == "EngineUnavailableError" and not caught.value.non_retryable
+    assert (await stage.row()).state is EngineState.READY
+    seen = (await stage.client.get("/calls")).json()
+    assert (seen["pauses"], seen["updates"]) == ([], [])
+
+
+async def test_an_engine_without_the_worker_extension_is_not_asked(stage: Stage) -> None:
+    """One of an earlier version, or of the user. A method that its workers do not have would put them out of step."""
+    async with stage.database.begin() as connection:
+        await engines.set_engine_details(connection, stage.engine_id, {engines.CHECKS_FILES: False})
+    await stage.script(scores=NEW)
+    await stage.sync()
+    assert (await stage.row()).state is EngineState.READY
+    seen = (await stage.client.get("/calls")).json()
+    assert (seen["checks"], len(seen["updates"])) == ([], 1)
 
 
 async def test_a_silent_engine_does_not_stop_the_run(stage: Stage) -> None:

@@ -270,6 +270,7 @@ async def loop(home: Path, model: Path, collector: Collector, own_environment: d
     environment = {
         **os.environ,
         **stack.environment(),
+        "RATCHET_HOME": str(home),  # a test that ran before in this process may have set another
         "RATCHET_TEMPORAL_CONFIG": str(home / "temporal.yaml"),
         "NO_PROXY": "127.0.0.1",
         "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,

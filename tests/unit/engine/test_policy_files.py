@@ -1,10 +1,14 @@
-"""Version 0 of a run is made once, although rollouts that are started by hand make it at the same moment."""
+"""Version 0 of a run is made once, although rollouts that are started by hand make it at the same moment; digests."""
 
+import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
 
-from engine.policy_files import link_version
+import pytest
+
+from engine import policy_files
+from engine.policy_files import file_sha256, link_version
 
 CALLS = 8
 
@@ -24,3 +28,11 @@ def test_calls_at_the_same_moment_make_one_version(tmp_path: Path) -> None:
         described = set(pool.map(link, range(CALLS)))
     assert len(described) == 1
     assert list(directory.parent.iterdir()) == [directory]
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 63, 64, 65, 1000])
+def test_a_digest_is_that_of_all_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
+    monkeypatch.setattr(policy_files, "_PIECE_BYTES", 64)
+    content = bytes(number % 251 for number in range(num_bytes))
+    (tmp_path / "file").write_bytes(content)
+    assert file_sha256(tmp_path / "file") == hashlib.sha256(content).hexdigest()

@@ -1,4 +1,4 @@
-"""A vLLM that was killed leaves no process behind, also if one of them is suspended and has set its title."""
+"""A vLLM that was killed leaves no process behind, also if one is suspended and has set its title; its arguments."""
 
 import os
 import signal
@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,8 +15,10 @@ from engine.process import (
     _write_pidfile,
     end_leftover_engines,
     session_members,
+    vllm_command,
     vllm_environment,
 )
+from engine.vllm_plugin import WORKER_EXTENSION
 
 CORE = "import setproctitle, signal; setproctitle.setproctitle('VLLM::EngineCore' + 'x' * 4000); signal.pause()"
 """Like vLLM's engine core: its title overwrites the environment that /proc shows."""
@@ -75,3 +78,28 @@ def test_a_session_that_got_the_number_since_is_left_alone(tmp_path: Path, chang
     finally:
         foreign.kill()
         foreign.wait()
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, True),
+        ({"is_attached": True}, False),
+        ({"extra_args": ("--worker-extension-cls", "mine.Extension")}, False),
+        ({"extra_args": ("--worker-extension-cls=mine.Extension",)}, False),
+    ],
+)
+def test_only_workers_with_our_extension_are_asked_to_check_files(
+    tmp_path: Path, changed: dict[str, Any], expected: bool
+) -> None:
+    """A method that they do not have would put the workers of one vLLM out of step."""
+    values: dict[str, Any] = {
+        "model_path": tmp_path,
+        "port": 1,
+        "database_url": "",
+        "state_dir": tmp_path,
+        "policies_root": tmp_path,
+    }
+    settings = EngineSettings(**(values | changed))
+    assert settings.checks_files is expected
+    assert WORKER_EXTENSION in vllm_command(settings, tmp_path)
