@@ -6,7 +6,7 @@ vLLM calls `register_weight_backend` and `return_experts_on_cpu` through the ent
 processes without vLLM, so it imports vLLM only on call; that import takes ten seconds.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from engine import adapter_files
 from engine.policy_files import file_sha256
 
 BACKEND = "disk"
+WORKER_EXTENSION = "engine.vllm_worker_extension.WeightFileChecks"
 
 
 def register_weight_backend() -> None:
@@ -46,7 +47,9 @@ def _use_experts_worker(vllm_config: Any) -> None:
     vllm_config.parallel_config.worker_cls = "engine.vllm_cpu_worker.ExpertsWorker"
 
 
-def checked_paths(root: Path, files: Sequence[str], sha256: Sequence[str]) -> list[Path]:
+def checked_paths(
+    root: Path, files: Sequence[str], sha256: Sequence[str], digest_of: Callable[[Path], str] = file_sha256
+) -> list[Path]:
     """Return the real paths of weight files, after checking all of them before any is loaded.
 
     Raises ValueError naming the first file that lies outside of `root`, is neither a safetensors file nor one of an
@@ -64,7 +67,7 @@ def checked_paths(root: Path, files: Sequence[str], sha256: Sequence[str]) -> li
         if not path.is_relative_to(base) or not is_known:
             raise ValueError(f"weight file {name!r} is no safetensors file below {base}")
     for name, path, expected in zip(files, paths, sha256, strict=True):
-        found = file_sha256(path)
+        found = digest_of(path)
         if found != expected:
             raise ValueError(f"weight file {name!r} has sha256 {found}, expected {expected}; no weight was changed")
     return paths

@@ -231,9 +231,13 @@ def prepare_model(config: RunConfig, say: Callable[[str], None]) -> Path:
 
 
 def require_trainable(config: RunConfig) -> None:
-    """Raise ConfigError if the model does not allow what `training.router_replay`, `expert_parallel` or
-    `sequence_parallel` asks for."""
+    """Raise ConfigError if a model of the learner does not allow what the config asks for: `training.router_replay`,
+    `expert_parallel`, `sequence_parallel`, or chains as long as `sampling.max_context_tokens`.
+    """
     training = config.training
+    for model in _learner_models(config) if training.steps > 0 else []:  # an evaluation has no learner
+        if (reason := _why_no_positions(model, config.sampling.max_context_tokens)) is not None:
+            raise ConfigError(f"the learner cannot use {model} with this config: {reason}")
     if training.sequence_parallel > 1 and (reason := _why_no_shared_bins(config)) is not None:
         raise ConfigError(f"training.sequence_parallel: {reason}; use another number, or leave it out")
     if not training.router_replay and training.expert_parallel == 1:
@@ -263,24 +267,32 @@ def _why_no_shared_bins(config: RunConfig) -> str | None:
     if (reason := why_no_groups(default_workers(config), size)) is not None:
         return reason
     if config.training.packing == "padded":
-<<<<<<< 19dda807
         return "training.packing: padded has whole rows"
-    # The learner looks at a tiny policy, which may not be made yet.
-    own = [] if config.model == TINY else [model_of(config)]
-    for model in [*filter(None, frozen_models(config)), *own]:
-=======
-        reasons.append("training.packing: padded has whole rows")
-    loss = config.loss
-    others = [loss.reference_model if loss.reference_kl else None, loss.teacher_model if loss.distillation else None]
-    models = [Path(path) for path in others if path is not None]
-    if config.model not in TINY_POLICIES:  # the learner looks at tiny policies, which may not be made yet
-        models.append(model_of(config))
-    for model in models if not reasons else []:
->>>>>>> 2446dba9
+    for model in _learner_models(config):
         sizes = _sizes(model, sequence_parallel=size)
         if (reason := sizes if isinstance(sizes, str) else sizes.no_slices) is not None:
             return reason
     return None
+
+
+def _learner_models(config: RunConfig) -> list[Path]:
+    """Return reference, teacher and policy. A tiny policy may not be made yet, so the learner looks at it."""
+    policy = [] if config.model in TINY_POLICIES else [model_of(config)]
+    return [*filter(None, frozen_models(config)), *policy]
+
+
+def _why_no_positions(model: Path, num_tokens: int) -> str | None:
+    """Return why the model's rotary positions do not allow chains of so many tokens, None if they do.
+
+    Of a model that cannot be read the learner says so.
+    """
+    from training.model_files import read_settings
+    from training.policy_model import why_no_positions
+
+    try:
+        return why_no_positions(read_settings(model).get_text_config(), num_tokens)
+    except (OSError, ValueError, AttributeError, KeyError):
+        return None
 
 
 def _sizes(

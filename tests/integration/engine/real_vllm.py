@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import numpy as np
@@ -27,6 +27,10 @@ from ratchet.store.schema import PolicyVersionTable, RunTable
 from ratchet.types import EngineState, JsonObject, policy_version
 from tests.cpu_vllm import cpu_settings
 from tests.standins.tiny_model import make_tokenizer, make_weights
+from tests.unit.training.cuts import make_plan, make_rollouts
+
+if TYPE_CHECKING:
+    from training.learner import RankLearner
 
 IDS = list(range(10, 60))
 PATIENCE_SECONDS = 600.0
@@ -98,6 +102,21 @@ def truth(model: Path) -> np.ndarray:
     with torch.no_grad():
         logprobs = network(torch.tensor([IDS])).logits[0].log_softmax(-1)
     return logprobs[:-1].gather(1, torch.tensor(IDS[1:])[:, None])[:, 0].numpy()  # type: ignore[no-any-return]
+
+
+def train(learner: "RankLearner", num_steps: int, least_gap: float) -> tuple[JsonObject, JsonObject]:
+    """Train on the same rollouts in every call. Return the canary before and after, which differ by more than
+    `least_gap` on average; the canary takes 0.1 for rounding.
+    """
+    before = learner.canary()
+    rollouts = make_rollouts(6)
+    chains = [chain for one in rollouts for chain in one.chains([True])]
+    for _ in range(num_steps):
+        learner.step(make_plan(rollouts, "token_mean"), chains)
+    after = learner.canary()
+    gaps = [abs(one - other) for one, other in zip(before["logprobs"], after["logprobs"], strict=True)]
+    assert np.mean(gaps) > least_gap, "training has changed little more than the canary takes for rounding"
+    return before, after
 
 
 async def record(

@@ -130,6 +130,21 @@ async def test_weights_move_with_their_label(
             assert await client.version() == "run-1/1.e1"
             np.testing.assert_allclose(await client.score(IDS), after, atol=1e-5)
 
+        # digests that are checked before the pause, by both the caller and, if a file was changed since, the update
+        assert await client.check_files(["step-2/model.safetensors"], [str(files[2][0]["sha256"])])
+        with pytest.raises(EngineUnavailableError, match=r"would refuse the update.*00002-of-00002"):
+            await client.check_files(names, digests)
+        whole = shard(root, "step-2-again", "step-2")
+        await asyncio.sleep(0.2)  # digests of younger files are not kept
+        assert await client.check_files(*whole)
+        (root / whole[0][1]).write_bytes(damaged)
+        await client.pause()
+        await client.start_update()
+        with pytest.raises(EngineUnavailableError, match="no weight was changed"):
+            await client.update(*whole)
+        await client.resume()
+        np.testing.assert_allclose(await client.score(IDS), after, atol=1e-5)
+
         # in no NCCL group, but with its root: tensors by name are refused, files are read
         await client.init_weight_transfer()
         await client.start_update()

@@ -241,6 +241,32 @@ def test_experts_that_cannot_be_replayed_or_divided_are_refused(model: Path, tmp
         require(model=experts, training={"expert_parallel": 3})
 
 
+def test_chains_too_long_for_a_models_positions_are_refused(model: Path, tmp_path: Path) -> None:
+    """Of a policy and of a reference, before any engine starts. The learner names a model that cannot be read."""
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 48}
+    dynamic = str(make_architecture("LlamaForCausalLM", tmp_path, rope_parameters=rope))
+
+    def require(tokens: int, **values: Any) -> None:
+        sampling = {"max_context_tokens": tokens, "max_response_tokens": 16}
+        require_trainable(RunConfig.model_validate({"datasets": [{"path": "x"}], "sampling": sampling} | values))
+
+    require(48, model=dynamic)
+    require(64, model=dynamic, training={"steps": 0})
+    require(64, model=str(tmp_path / "none"))
+    (tmp_path / "wrong").mkdir()
+    (tmp_path / "wrong" / "config.json").write_text('{"model_type": "llama", "hidden_size": "many"}')
+    require(64, model=str(tmp_path / "wrong"))
+    with pytest.raises(ConfigError, match=r"wrong cannot be trained here: .*hidden_size"):
+        require(64, model=str(tmp_path / "wrong"), training={"router_replay": True})
+    loss = {"reference_kl": 0.1, "reference_model": dynamic}
+    for values in ({"model": dynamic}, {"model": str(model), "loss": loss}):
+        with pytest.raises(
+            ConfigError,
+            match=r"learner cannot use .*Llama.*\(dynamic\) depend on the longest chain .* set sampling.max",
+        ):
+            require(64, **values)
+
+
 def test_bins_that_cannot_be_shared_are_refused(model: Path) -> None:
     def require(**training: Any) -> None:
         values = {"model": str(model), "datasets": [{"path": "x"}], "training": training}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ratchet.routed_experts import RoutedExperts
-from tests.unit.training.cuts import gradient, make_config, make_plan, make_relatives
+from tests.unit.training.cuts import adapter_gradients, gradient, make_config, make_plan, make_relatives
 from tests.unit.training.test_gradients import arguments_of, make_architecture
 from training.learner import RankLearner
 from training.metrics import replay_metrics
@@ -113,6 +113,31 @@ def test_every_packing_replays_the_same(name: str, tmp_path: Path) -> None:
         config = make_config(bin_tokens, packing=packing, preset="cispo", router_replay=True)
         found = gradient(path, config, plan, chains)
         assert np.abs(found - alone).max() <= tolerance * np.abs(alone).max(), (packing, bin_tokens)
+
+
+def test_adapters_replay_the_same_in_every_packing(tmp_path: Path) -> None:
+    """The router is frozen, and its choice is still the recorded one."""
+    name = "Qwen3MoeForCausalLM"
+    path = make_architecture(name, tmp_path, **arguments_of(name))
+    more = {"router_replay": True, "lora": {"rank": 4, "alpha": 8, "target_modules": ["q_proj", "o_proj"]}}
+    family = make_relatives(5)
+    plain = [chain for one in family for chain in one.chains([True, False])]
+    chains = with_experts(plain, 2)
+    plan = make_plan(family, "token_mean")
+    learner = RankLearner(path, make_config(4096, **more))
+    learner.step(plan, chains)  # while B is 0, A has no gradient
+    learner.save_async(str(tmp_path / "checkpoint")).result()
+
+    def gradients(packing: Packing, bin_tokens: int, trained: Sequence[TrainingSequence]) -> npt.NDArray[np.float32]:
+        config = make_config(bin_tokens, packing=packing, **more)
+        found = adapter_gradients(path, config, plan, trained, str(tmp_path / "checkpoint"))
+        return np.concatenate([found[one].ravel() for one in sorted(found)])
+
+    alone, own = gradients("padded", 80, chains), gradients("padded", 80, plain)
+    assert np.abs(alone - own).max() > 0.01 * np.abs(own).max(), "replay has changed the gradient"
+    for packing, bin_tokens in (("tree", 4096), ("tree", 80), ("packed", 4096)):
+        found = gradients(packing, bin_tokens, chains)  # type: ignore[arg-type]
+        assert np.abs(found - alone).max() <= 3e-6 * np.abs(alone).max(), (packing, bin_tokens)
 
 
 def test_layers_without_experts_are_counted(tmp_path: Path) -> None:
