@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,27 @@ class TemplateRefusedError(ValueError):
     """The chat template cannot render this history; the message contains the template's error."""
 
 
+def _named_id(name: str, number: int) -> str:
+    return f"functions.{name}:{number}"
+
+
+class _NamingIds:
+    """Ids of calls that have their names, in the order of a conversation."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, str] = {}
+        self._number = 0
+
+    def replace(self, message: dict[str, Any]) -> None:
+        """Replace the ids in a message that is about to be rendered."""
+        for call in message.get("tool_calls", ()):
+            self._known[call["id"]] = named = _named_id(call["function"]["name"], self._number)
+            call["id"] = named
+            self._number += 1
+        if "tool_call_id" in message:
+            message["tool_call_id"] = self._known.get(message["tool_call_id"], message["tool_call_id"])
+
+
 class ChatTemplate:
     """A compiled chat template.
 
@@ -34,9 +56,11 @@ class ChatTemplate:
     `shows_reasoning`: whether it shows an answer's reasoning anywhere. `shows_call_ids`: whether it shows the call's id
     with a tool result.
 
-    Templates do not expect three things that agents do; they are converted here for every dialect:
+    Templates do not expect four things that agents do; they are converted here for every dialect:
     - Agents send arguments as an object, and an empty text. A template that does not show a call in this form gets the
       arguments as JSON text, the text as null, or both.
+    - Ids of calls are the agents' own. A template that shows a call's id in place of its name, as Kimi K2's does, gets
+      ids that have it: `functions.NAME:0`, counted over the conversation.
     - A system message after the first message becomes a user message if the template refuses it or leaves it out.
     - A user's text beside a tool result is appended to that result if it would make the template drop earlier thinking.
     """
@@ -79,8 +103,11 @@ class ChatTemplate:
 
     def _converted(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         converted: list[dict[str, Any]] = []
+        names = _NamingIds()
         for message in messages:
             one = message.for_template()
+            if self._names_in_ids:
+                names.replace(one)
             for call in one.get("tool_calls", ()) if self._text_arguments else ():
                 call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
             if self._null_content and message.tool_calls and not message.text:
@@ -99,20 +126,17 @@ class ChatTemplate:
         """Whether the template shows a tool call of an answer without text."""
         call = ToolCall("zxqc", "zxqj", {"a": "b"})
         history = [Message("user", "q"), Message("assistant", "", tool_calls=(call,))]
+        if not self._names_in_ids:  # a result, too, has the call's id
+            history.append(Message("tool", "r", tool_call_id=call.id))
         try:
-            return call.name in self.render([*history, Message("tool", "r", tool_call_id=call.id)])
+            return call.name in self.render(history)
         except TemplateRefusedError:
             return False
 
     def _find_call_form(self) -> None:
         """Set the form of tool calls that the template shows; the usual one if it shows none."""
-        for text_arguments, null_content in (
-            (False, False),
-            (True, False),
-            (False, True),
-            (True, True),
-            (False, False),
-        ):
+        for names_in_ids, null_content, text_arguments in [*product((False, True), repeat=3), (False, False, False)]:
+            self._names_in_ids = names_in_ids
             self._text_arguments = text_arguments
             self._null_content = null_content
             if self._shows_call():
@@ -128,9 +152,10 @@ class ChatTemplate:
         call = ToolCall("zxqjcid01", "f", {})
         history = [Message("user", "q"), Message("assistant", "", tool_calls=(call,))]
         try:
-            return call.id in self.render([*history, Message("tool", "r", tool_call_id=call.id)])
+            text = self.render([*history, Message("tool", "r", tool_call_id=call.id)])
         except TemplateRefusedError:
             return False
+        return (_named_id(call.name, 0) if self._names_in_ids else call.id) in text
 
     def _shows_reasoning(self) -> bool:
         call = ToolCall("zxqc", "f", {})

@@ -26,7 +26,7 @@ from adapter.prompt.history_validation import refuse_media, validate_history
 from adapter.prompt.renderer import Renderer
 from adapter.prompt.request_parser import ParsedRequest
 from adapter.prompt.session_cache import LiveSession, SessionCache
-from adapter.prompt.stream_tail import ThinkingDroppedError
+from adapter.prompt.stream_tail import EarlierTextChangedError
 from adapter.prompt.template_segments import NotSegmentableError, TemplateSegments
 from adapter.prompt.token_buffer import TokenStream
 from adapter.turns.forks import cause_of, kind_of
@@ -342,8 +342,8 @@ class PromptBuilder:
                 if ids is not None:
                     num_tokens = node.length + len(ids)
                     return _TokenizedRequest(request, stored, stored.turn_id, ids, num_tokens, node.thinks)
-            except ThinkingDroppedError:
-                dropped = True
+            except EarlierTextChangedError as error:
+                dropped = error.drops_thinking
         ids = self._renderer.full(request.preamble, request.runs)
         return _TokenizedRequest(request, stored, None, ids, len(ids), thinks=False, dropped=dropped)
 

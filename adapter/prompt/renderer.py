@@ -122,7 +122,7 @@ class Renderer:
     def resumed(self, preamble: Preamble, runs: Sequence[MessageRun], at: int, stream: Ids) -> Ids | None:
         """Return the ids that follow `stream`, which ends with answer runs[at], in a history that is rendered in full.
 
-        None if they cannot be separated from the rest. Raises ThinkingDroppedError, TemplateRefusedError.
+        None if they cannot be separated from the rest. Raises EarlierTextChangedError, TemplateRefusedError.
         """
         return self._tails.find(preamble, runs, at, int(stream[-1]))
 
@@ -148,7 +148,7 @@ class Renderer:
                 thinks = thinks or (at > last_drop and segments.thinks(run.messages[0]))
         end = self._text_after_end_token if ended else segments.end
         text = end + "".join(texts) + segments.generation
-        return ContinuedPrompt(self.tokenizer.encode(text), last_drop >= 0, thinks)
+        return ContinuedPrompt(self.tokenizer.encode(text, at_start=False), last_drop >= 0, thinks)
 
     def composed(self, preamble: Preamble, runs: Sequence[MessageRun], sampled: Mapping[int, Ids]) -> ComposedPrompt:
         """Return a whole prompt, with the ids in `sampled` for the answers at these indices.
@@ -165,12 +165,13 @@ class Renderer:
             thought = run.assistant and segments.thinks(run.messages[0])
             thinks = thinks or (thought and history.kept[at])
             if at in sampled and (history.kept[at] or not thought):
-                parts += [self.tokenizer.encode("".join(texts) + segments.generation), sampled[at]]
+                before = self.tokenizer.encode("".join(texts) + segments.generation, at_start=not parts)
+                parts += [before, sampled[at]]
                 texts = [self._text_after_end_token if self.ended(sampled[at]) else segments.end]
             else:
                 texts.append(history.texts[at])
                 dropped = dropped or at in sampled
-        parts.append(self.tokenizer.encode("".join(texts) + segments.generation))
+        parts.append(self.tokenizer.encode("".join(texts) + segments.generation, at_start=not parts))
         return ComposedPrompt(np.concatenate(parts), thinks, dropped)
 
     # ------------------------------------------------------------ start
@@ -193,6 +194,5 @@ class Renderer:
         """
         self._end_alias(segments)
         for text in segments.check():
-            cut = [self.tokenizer.encode_whole(stretch) for stretch in self.tokenizer.added.split(text)]
-            if not np.array_equal(self.tokenizer.encode_whole(text), np.concatenate(cut)):
+            if not np.array_equal(self.tokenizer.encode_whole(text), self.tokenizer.encode(text)):
                 raise NotSegmentableError("tokenising depends on what stands before an added token")

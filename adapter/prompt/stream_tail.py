@@ -36,8 +36,14 @@ class _Boundary(NamedTuple):
     alias: str
 
 
-class ThinkingDroppedError(Exception):
-    """What follows the answer changes the text before it: the template leaves earlier thinking out."""
+class EarlierTextChangedError(Exception):
+    """What follows the answer changes the text before it. `drops_thinking`: the template leaves earlier thinking out,
+    and does not only move its tools, for example.
+    """
+
+    def __init__(self, drops_thinking: bool) -> None:
+        super().__init__(drops_thinking)
+        self.drops_thinking = drops_thinking
 
 
 class StreamTails:
@@ -52,7 +58,7 @@ class StreamTails:
     def find(self, preamble: Preamble, runs: Sequence[MessageRun], at: int, last_id: int) -> Ids | None:
         """Return the ids that follow the stream of answer runs[at], None if they cannot be separated.
 
-        `last_id`: the stream's last. Raises ThinkingDroppedError, TemplateRefusedError.
+        `last_id`: the stream's last. Raises EarlierTextChangedError, TemplateRefusedError.
         """
         for answer in self._marked(runs[at].messages[0]):
             marked = [*runs[:at], MessageRun.of([answer]), *runs[at + 1 :]]
@@ -65,12 +71,26 @@ class StreamTails:
             alone = self._render(preamble, marked[: at + 1], False)
         except TemplateRefusedError:
             return None
-        if alone.partition(self._nonce)[0] != before:
-            raise ThinkingDroppedError
+        if alone.partition(self._nonce)[0] != before and not self._keeps(preamble, marked[: at + 1], before):
+            answers = [run.messages[0].text.strip() for run in runs[: at + 1] if run.assistant]
+            raise EarlierTextChangedError(self._template.shows_reasoning or any(text not in before for text in answers))
         boundary = self._boundary(answer, runs[at + 1].messages[0])
         if boundary is None or not rest.startswith(boundary.closing + boundary.alias):
             return None
         return self._tail_ids(rest[len(boundary.closing) :], boundary.alias, last_id)
+
+    def _keeps(self, preamble: Preamble, answered: Sequence[MessageRun], before: str) -> bool:
+        """Whether `before` is what the template shows before a tool's result, which changes nothing before it.
+
+        An answer alone may be shown otherwise: some templates mark an empty thinking of the last message.
+        """
+        calls = answered[-1].messages[0].tool_calls
+        results = [Message("tool", "result", tool_call_id=call.id) for call in calls] or [Message("tool", "result")]
+        try:
+            text = self._render(preamble, [*answered, MessageRun.of(results)], False)
+        except TemplateRefusedError:
+            return False
+        return text.partition(self._nonce)[0] == before
 
     def _boundary(self, answer: Message, follower: Message) -> _Boundary | None:
         """The boundary behind an answer, found before the text of a message of the follower's role."""
@@ -91,7 +111,7 @@ class StreamTails:
         None if the tokenizer makes other ids of the text behind the boundary alone.
         """
         ids = self._tokenizer.encode_whole(text)
-        behind = self._tokenizer.encode(text[len(alias) :])
+        behind = self._tokenizer.encode(text[len(alias) :], at_start=False)
         if not np.array_equal(ids[1:], behind):
             return None
         return behind if int(ids[0]) == last_id else ids

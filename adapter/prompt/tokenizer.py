@@ -52,9 +52,11 @@ class PolicyTokenizer:
         except ValueError as error:
             self.slow_reason = str(error)
         self._added_ids = {alias: np.array([self.id_of(alias)], np.int32) for alias in self.alias.values()}
+        self._some_alias = next(iter(self.alias.values()), "")
+        self._marks_start = self._gives_others_at_start()
         self.added = re.compile("(" + ("|".join(map(re.escape, self.alias.values())) or r"(?!)") + ")")
         self.end_ids = frozenset(_end_ids(model_path))
-        self._cache: OrderedDict[str, Ids] = OrderedDict()
+        self._cache: OrderedDict[tuple[str, bool], Ids] = OrderedDict()
         self._cache_chars = 0
         self._lock = threading.Lock()
 
@@ -67,22 +69,41 @@ class PolicyTokenizer:
         """Return whether the tokenizer has a token of this id."""
         return self._tokenizer.id_to_token(token_id) is not None
 
-    def encode(self, text: str) -> Ids:
-        """Return int32 [T], equal to `encode_whole` of the text."""
+    def encode(self, text: str, at_start: bool = True) -> Ids:
+        """Return int32 [T], equal to `encode_whole` of the text.
+
+        `at_start`: whether a prompt begins with the text. If not, it follows an added token, and some tokenizers, such
+        as Mistral's, give other ids there: they put a blank before the text at the start only.
+        """
         stretches = self.added.split(text)
         parts: list[Ids] = []
-        for stretch, alias in zip_longest(stretches[::2], stretches[1::2]):
+        for number, (stretch, alias) in enumerate(zip_longest(stretches[::2], stretches[1::2])):
+            behind = self._marks_start and not (at_start and number == 0)
             parts.append(
-                self._encode_stretch(stretch) if len(stretch) < _CACHED_FROM_CHARS else self._encode_cached(stretch)
+                self._encode_stretch(stretch, behind)
+                if len(stretch) < _CACHED_FROM_CHARS
+                else self._encode_cached(stretch, behind)
             )
             if alias is not None:
                 parts.append(self._added_ids[alias])
         return np.concatenate(parts)
 
-    def _encode_stretch(self, text: str) -> Ids:
-        """Encode a text without added tokens, with the fast tokenizer if it can be used."""
+    def _encode_stretch(self, text: str, behind: bool) -> Ids:
+        """Encode a text without added tokens, with the fast tokenizer if it can be used. `behind`: an added token is
+        before it, and the tokenizer gives other ids there."""
+        if behind:
+            return self.encode_whole(self._some_alias + text)[1:]
         ids = self._fast.encode(text) if self._fast is not None and text else None
         return self.encode_whole(text) if ids is None else ids
+
+    def _gives_others_at_start(self) -> bool:
+        """Return whether a text has other ids at the start than behind an added token."""
+        if not self._some_alias:
+            return False
+        return any(
+            not np.array_equal(self.encode_whole(text), self.encode_whole(self._some_alias + text)[1:])
+            for text in ("a b", " a", "\na", "1")
+        )
 
     def encode_whole(self, text: str) -> Ids:
         """Encode without cache and with the model's own tokenizer.
@@ -97,20 +118,21 @@ class PolicyTokenizer:
         """Return text with the tokens' own names, as output parsers and clients read it."""
         return str(self.plain.decode(np.asarray(ids).tolist(), skip_special_tokens=False))
 
-    def _encode_cached(self, stretch: str) -> Ids:
+    def _encode_cached(self, stretch: str, behind: bool) -> Ids:
+        key = (stretch, behind)
         with self._lock:
-            known = self._cache.get(stretch)
+            known = self._cache.get(key)
             if known is not None:
-                self._cache.move_to_end(stretch)
+                self._cache.move_to_end(key)
                 return known
-        ids = self._encode_stretch(stretch)
+        ids = self._encode_stretch(stretch, behind)
         ids.flags.writeable = False
         with self._lock:
-            if stretch not in self._cache:
-                self._cache[stretch] = ids
+            if key not in self._cache:
+                self._cache[key] = ids
                 self._cache_chars += len(stretch)
             while self._cache_chars > _MAX_CACHED_CHARS:
-                self._cache_chars -= len(self._cache.popitem(last=False)[0])
+                self._cache_chars -= len(self._cache.popitem(last=False)[0][0])
         return ids
 
 

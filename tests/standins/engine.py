@@ -9,7 +9,7 @@ with a number of slots as an engine with LoRA.
                                         "tell": ["name", ...] instead of "ids": a token after the end of each hold, its
                                         id is the step whose files the call's slot has
                                         "experts": return those of `experts_of`
-    POST /script {"scores": [...], "update": "die" | "refuse" | "hold", "pause": "die"}
+    POST /script {"scores": [...], "update": "die" | "refuse" | "hold" | "refuse check", "pause": "die"}
                                         prompt logprobs; how weight updates and pauses end
     POST /release {"hold": "name"}      ends the hold of calls
     POST /reset                         restores the initial state, but keeps the label of the weights, which the
@@ -66,6 +66,7 @@ class Engine:
         self.update_ends = self.pause_ends = ""
         self.pauses: list[dict[str, str]] = []
         self.updates: list[dict[str, Any]] = []
+        self.checks: list[list[list[str]]] = []
         self.group: dict[str, Any] | None = None
 
     async def script(self, request: Request) -> Response:
@@ -101,6 +102,7 @@ class Engine:
             "aborted": self.aborted,
             "pauses": self.pauses,
             "updates": self.updates,
+            "checks": self.checks,
             "group": self.group,
         }
         return Response(orjson.dumps(seen), media_type="application/json")
@@ -218,6 +220,15 @@ class Engine:
             self.steps[slot_name(self.updates[-1].get("slot", FIRST_SLOT))] = int(step) if step.isdigit() else 0
         return JSONResponse({"error": "scripted"}, 500) if self.update_ends == "refuse" else JSONResponse({})
 
+    async def workers(self, request: Request) -> Response:
+        """As two workers that compare digests: at the first call of the same files they are at work."""
+        body = orjson.loads(await request.body())
+        if self.checks[-1:] != [body["args"]]:
+            self.checks.append(body["args"])
+            return JSONResponse({"results": [{"done": True, "error": None}, {"done": False, "error": None}]})
+        error = "scripted" if self.update_ends == "refuse check" else None
+        return JSONResponse({"results": [{"done": True, "error": None}, {"done": True, "error": error}]})
+
     async def finish_update(self, request: Request) -> Response:
         self.version = orjson.loads(await request.body())["weight_version"] or self.version
         return JSONResponse({})
@@ -268,6 +279,7 @@ class Engine:
             "/resume": self.resume,
             "/init_weight_transfer_engine": self.init_weight_transfer,
             "/start_weight_update": self.ok,
+            "/collective_rpc": self.workers,
             "/update_weights": self.update_weights,
             "/finish_weight_update": self.finish_update,
             "/update_weight_version": self.update_version,

@@ -5,7 +5,9 @@ Tests need real tokenizer, template and weight files on a machine without downlo
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 ADDED = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
@@ -57,25 +59,49 @@ QWEN_SPLIT = (
 )
 
 
+def training_texts() -> list[str]:
+    """Return what the tests' tokenizers are trained on: the licence, which does not change when a test or a stand-in
+    does, and has no control tokens.
+
+    The sizes of contexts in some tests depend on how many tokens a text has.
+    """
+    return [(Path(__file__).parents[2] / "LICENSE").read_text()]
+
+
+def train_byte_level(
+    splits: Sequence[str], vocab_size: int, texts: list[str], is_composed: bool = False, ignore_merges: bool = False
+) -> Any:
+    """Train a byte-level BPE of `tokenizers` whose text is split by these patterns, one after the other.
+
+    `is_composed`: text is composed (NFC) first.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE(ignore_merges=ignore_merges))
+    if is_composed:
+        tokenizer.normalizer = normalizers.NFC()
+    steps = [pre_tokenizers.Split(Regex(one), "isolated") for one in splits]
+    bytewise = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*steps, bytewise])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
 def make_tokenizer(directory: Path, vocab_size: int = 600, texts: list[str] | None = None) -> None:
     """Write tokenizer.json, tokenizer_config.json, chat_template.jinja and generation_config.json.
 
     `texts`: what the tokenizer is trained on.
     """
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+    from tokenizers import AddedToken
 
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.normalizer = normalizers.NFC()
-    split = pre_tokenizers.Split(Regex(QWEN_SPLIT), "isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=[], initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(texts or [Path(__file__).read_text()] * 2, trainer)
+    tokenizer = train_byte_level([QWEN_SPLIT], vocab_size, texts or training_texts(), is_composed=True)
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in ADDED])
     directory.mkdir(parents=True, exist_ok=True)

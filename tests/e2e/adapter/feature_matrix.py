@@ -24,11 +24,14 @@ class ViewImage:
 
 @dataclass(frozen=True)
 class SubAgent:
-    """The call that starts a sub-agent. `lane`: whether the program's requests say which sub-agent makes them."""
+    """The call that starts a sub-agent. `lane`: whether the program's requests say which sub-agent makes them.
+    `in_background`: whether the main conversation goes on meanwhile, and may end before the sub-agent's first request.
+    """
 
     tool: str
     arguments: Mapping[str, Any]
     lane: bool = True
+    in_background: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ IMAGES: dict[str, ViewImage] = {
 }
 SUB_AGENTS: dict[str, SubAgent] = {
     "claude_code": SubAgent("Agent", {**_LOOK, "subagent_type": "investigator", "run_in_background": False}),
-    "codex": SubAgent("multi_agent_v1__spawn_agent", {"message": "Find where it breaks."}),
+    "codex": SubAgent("multi_agent_v1__spawn_agent", {"message": "Find where it breaks."}, in_background=True),
     "opencode": SubAgent("task", {**_LOOK, "subagent_type": "general"}),
     "qwen_code": SubAgent(
         "agent", {**_LOOK, "subagent_type": "general-purpose", "run_in_background": False}, lane=False
@@ -114,10 +117,10 @@ class Compaction:
 
 
 COMPACTION: dict[str, Compaction] = {
-    "claude_code": Compaction(90_000, (800, 800)),
-    "codex": Compaction(31_500, (800, 1)),
-    "opencode": Compaction(52_000, (2500, 1)),
-    "qwen_code": Compaction(90_000, (800, 800), "state_snapshot", asked_as=None),
+    "claude_code": Compaction(90_000, (1100, 1100)),
+    "codex": Compaction(29_000, (800, 1)),
+    "opencode": Compaction(49_000, (2500, 1)),
+    "qwen_code": Compaction(86_000, (1100, 1100), "state_snapshot", asked_as=None),
 }
 
 

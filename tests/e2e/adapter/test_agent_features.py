@@ -47,6 +47,20 @@ async def last_prompt(testbed: Testbed) -> str:
     return str(testbed.engine.renderer.tokenizer.decode(last))
 
 
+async def hold_calls(testbed: Testbed, number: int) -> None:
+    """Let the next `number` calls wait, of the main agent and of its sub-agents in any order: a main agent that is
+    answered may end before its sub-agents have asked anything.
+    """
+    ids = testbed.engine.ids("I have looked.")
+    await testbed.engine.script(*[{"ids": ids, "hold": "all have asked"}] * number)
+
+
+async def release_calls(testbed: Testbed, number: int) -> None:
+    """End the hold as soon as `number` calls, with those before the hold, have reached the engine."""
+    await testbed.wait_for_calls(number)
+    await testbed.engine.release("all have asked")
+
+
 @each_agent(IMAGES)
 async def test_an_image_does_not_end_the_rollout(
     cli: Cli, feature: ViewImage, testbed: Testbed, directory: Path
@@ -86,8 +100,13 @@ async def test_a_sub_agent_has_a_stream_of_its_own(
     is seen as a new conversation.
     """
     opened = await testbed.open()
-    await testbed.engine.say(call(feature.tool, **feature.arguments), *["Nothing found, all is well."] * 9)
+    await testbed.engine.say(call(feature.tool, **feature.arguments))
+    if feature.in_background:
+        await hold_calls(testbed, 2)
+    await testbed.engine.say(*["Nothing found, all is well."] * 9)
     running = start(cli, testbed.address, opened.token, directory)
+    if feature.in_background:
+        await release_calls(testbed, 3)
     events = await running.end()
     rows = await testbed.rows(opened)
     assert read_end(cli, running) is AgentExit.DONE, events[-3:]
@@ -105,12 +124,12 @@ async def test_a_sub_agent_has_a_stream_of_its_own(
 async def test_codex_starts_two_sub_agents(testbed: Testbed, directory: Path) -> None:
     """Each has a lane of its own, and the main conversation stays one stream."""
     opened = await testbed.open()
-    engine = testbed.engine
     spawn = call("multi_agent_v1__spawn_agent", message="Find where it breaks.")
-    wait = CODEX.call("sleep 3")  # of the main agent and of its sub-agents, in any order
-    await engine.say(f"{spawn}\n{spawn}", wait, wait, wait)
-    await engine.say(*["Nothing found, all is well."] * 9)
+    await testbed.engine.say(f"{spawn}\n{spawn}")
+    await hold_calls(testbed, 3)
+    await testbed.engine.say(*["Nothing found, all is well."] * 9)
     running = start(CODEX, testbed.address, opened.token, directory)
+    await release_calls(testbed, 4)
     events = await running.end()
     rows = await testbed.rows(opened)
     assert read_end(CODEX, running) is AgentExit.DONE, events[-3:]

@@ -139,12 +139,12 @@ async def test_a_program_that_compacts_continues(
 ) -> None:
     """It is given the size of the context, asks for a summary before it is full, and continues from the summary."""
     limit = feature.context_tokens
-    opened = await testbed.open(max_context_tokens=limit)
+    opened = await testbed.open(max_context_tokens=limit, max_response_tokens=8000)
     # Qwen Code loses the output of some commands that end within milliseconds.
     command = "printf 'some words of code %.0s' $(seq {}); sleep 0.5"
     results = [cli.call(command.format(number)) for number in feature.num_words]
     await testbed.engine.say(*results, f"<{feature.tag}>\n{SUMMARY}\n</{feature.tag}>", "All done.")
-    running = start(cli, testbed.address, opened.token, directory, max_context_tokens=limit, max_response_tokens=2000)
+    running = start(cli, testbed.address, opened.token, directory, max_context_tokens=limit, max_response_tokens=8000)
     events = await running.end()
     rows = await testbed.rows(opened)
     assert read_end(cli, running) is AgentExit.DONE and "All done." in str(events[-2:]), [

@@ -215,12 +215,11 @@ class Client:
 
     # ------------------------------------------------------------ the oracle
 
-    def expected(self) -> Ids:
+    def rendered(self) -> str:
+        """Return the text of the whole history, with aliases."""
         messages = [Message("system", self.system)] if self.system else []
-        answers: list[WireMessage] = []
         for message in self.history:
             messages += message.parts
-            answers += [message] if message.role == "assistant" else []
         tools = [
             {
                 "type": "function",
@@ -228,13 +227,22 @@ class Client:
             }
             for one in self.tools
         ]
-        text = self.renderer.template.render(messages, tools, generation_prompt=True)
+        return self.renderer.template.render(messages, tools, generation_prompt=True)
+
+    def expected(self) -> Ids:
+        answers = [message for message in self.history if message.role == "assistant"]
+        text = self.rendered()
         start = self.renderer.tokenizer.alias["<|im_start|>"] + "assistant\n"
         end = self.renderer.tokenizer.alias["<|im_end|>"]
         first, *blocks = text.split(start)
         assert len(blocks) == len(answers) + 1 and blocks[-1] == ""
-        encode = self.renderer.tokenizer.encode_whole
         parts: list[Ids] = []
+
+        def encode(text: str) -> Ids:
+            """Tokenise the text at the start of the prompt, or behind a control token."""
+            whole = self.renderer.tokenizer.encode_whole
+            return whole(end + text)[1:] if parts else whole(text)
+
         pending = first
         for answer, block in zip(answers, blocks, strict=False):
             shown, _, rest = block.partition(end)

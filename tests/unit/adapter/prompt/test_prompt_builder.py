@@ -1,7 +1,7 @@
 """Prompt ids of randomly simulated clients equal the oracle's, token for token: the property that the training data
 depends on.
 
-About 3,000 histories with each of two templates.
+About 3,000 histories with each of two templates, and with a tokenizer that begins a text with a blank.
 """
 
 from dataclasses import replace
@@ -17,7 +17,8 @@ from adapter.conversation import Message, MessageRun, ToolCall
 from adapter.prompt.prompt_builder import PreparedCall
 from adapter.prompt.renderer import Renderer
 from ratchet.types import ForkCause
-from tests.standins.tiny_model import TEMPLATE, make_tokenizer
+from tests.standins.family_tokenizers import make_family_tokenizer
+from tests.standins.tiny_model import ADDED, SPECIAL, TEMPLATE, make_tokenizer
 from tests.unit.adapter.client import DIALECT, Client, new_session
 
 KEEPING = TEMPLATE.replace(
@@ -46,10 +47,14 @@ def renderer_of(directory: Path, template: str) -> Renderer:
 @pytest.fixture(scope="module")
 def renderers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Renderer]:
     templates = {"drops thinking": TEMPLATE, "keeps thinking": KEEPING}
-    return {name: renderer_of(tmp_path_factory.mktemp("model"), text) for name, text in templates.items()}
+    found = {name: renderer_of(tmp_path_factory.mktemp("model"), text) for name, text in templates.items()}
+    directory = tmp_path_factory.mktemp("metaspace")
+    make_family_tokenizer(directory, "metaspace", [*SPECIAL, *ADDED], ["<|im_end|>", "<|endoftext|>"])
+    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    return found | {"begins with a blank": Renderer(directory)}
 
 
-@pytest.mark.parametrize("name", ["drops thinking", "keeps thinking"])
+@pytest.mark.parametrize("name", ["drops thinking", "keeps thinking", "begins with a blank"])
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
 async def test_every_prompt_equals_the_oracles(renderers: dict[str, Renderer], name: str, seed: int) -> None:

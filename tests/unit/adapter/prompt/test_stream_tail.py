@@ -1,136 +1,29 @@
 """Templates of other models, whose histories are not the sum of their segments: sampled ids stay in the prompts.
 
-The templates are those that TRL ships, with the stop tokens of their models; the tokenizer is made for the test.
+Templates and tokenizers are in `tests/unit/adapter/families.py`; `test_families.py` has what holds for all templates.
 """
 
-import json
 import random
-import re
-from dataclasses import dataclass, field, replace
-from importlib import resources
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import AddedToken, Tokenizer
 
 from adapter.conversation import Message, ToolCall
-from adapter.prompt.prompt_builder import PreparedCall
 from adapter.prompt.renderer import Renderer
 from adapter.turns.tree import TurnGrowth
-from ratchet.store.arrays import Ids
 from ratchet.types import ForkCause
-from tests.standins.tiny_model import make_tokenizer
-from tests.unit.adapter.client import DIALECT, Client, WireMessage
+from tests.unit.adapter.client import WireMessage
+from tests.unit.adapter.families import FAMILIES, Agent, Models, make_renderer
 
-# Each template with its model's stop tokens: of an answer, of a tool call.
-STOPS = {
-    "gptoss": ("<|return|>", "<|call|>"),
-    "glm4moe": ("<|user|>", "<|observation|>"),
-    "deepseekv3": ("<｜end▁of▁sentence｜>", "<｜end▁of▁sentence｜>"),
-    "deepseek_r1_distill": ("<｜end▁of▁sentence｜>", "<｜end▁of▁sentence｜>"),
-    "gemma4": ("<turn|>", "<|tool_response>"),
-    "gemma4_v5": ("<turn|>", "<|tool_response>"),
-    "phi3_5": ("<|end|>", "<|end|>"),
-}
-EACH = pytest.mark.parametrize("name", list(STOPS))
-CONTROL = re.compile(r"<\|[a-zA-Z_]+\|>|<｜[^｜]+｜>|<\|[a-z_]+>|<[a-z_]+\|>|\[gMASK\]|<sop>|</?tool_[a-z]+>|</?think>")
-
-
-@dataclass
-class Models:
-    """Renderers by template, each made once."""
-
-    directory: Path
-    known: dict[str, Renderer] = field(default_factory=dict)
-
-    def __getitem__(self, name: str) -> Renderer:
-        if name not in self.known:
-            self.known[name] = make_renderer(self.directory / name, name)
-        return self.known[name]
-
-
-def make_renderer(directory: Path, name: str) -> Renderer:
-    text = (resources.files("trl") / "chat_templates" / f"{name}.jinja").read_text()
-    make_tokenizer(directory)
-    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    controls = dict.fromkeys([*CONTROL.findall(text), *STOPS[name]])
-    new = [one for one in controls if tokenizer.token_to_id(one) is None]
-    tokenizer.add_tokens([AddedToken(one, special=False, normalized=False) for one in new])
-    tokenizer.save(str(directory / "tokenizer.json"))
-    (directory / "chat_template.jinja").write_text(text)
-    stops = [tokenizer.token_to_id(one) for one in dict.fromkeys(STOPS[name])]
-    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": stops}))
-    config = json.loads((directory / "tokenizer_config.json").read_text())
-    config |= {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
-    (directory / "tokenizer_config.json").write_text(json.dumps(config))
-    return Renderer(directory)
+FULL = [name for name, family in FAMILIES.items() if not family.in_parts]
+EACH = pytest.mark.parametrize("name", FULL)
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     return Models(tmp_path_factory.mktemp("templates"))
-
-
-class Agent(Client):
-    """A client whose answers alternate between tool calls and text, sampled letter by letter."""
-
-    def __init__(self, renderer: Renderer, name: str, seed: int = 0) -> None:
-        super().__init__(renderer, seed)
-        self.stops = STOPS[name]
-        self.has_tools = name != "phi3_5"
-        self.tools = self.tools if self.has_tools else []
-        self.reasoning = ""
-
-    async def ask(self) -> PreparedCall:
-        return await self.builder.prepare(self.session, self.body(), DIALECT, {})
-
-    def sample(self, prepared: PreparedCall, text: str | None = None, stop: str | None = None) -> WireMessage:
-        """Answer with the given text, or with a call or a text of its own."""
-        self.number += 1
-        calls: tuple[ToolCall, ...] = ()
-        if text is None and self.has_tools and self.number % 3:
-            calls = (ToolCall(f"c{self.number}", "bash", {"a": "ls é"}),)
-        shown = f"answer {self.number}" if text is None else text
-        plain = self.renderer.tokenizer.plain
-        letters = [one for letter in shown for one in plain.encode(letter, add_special_tokens=False).ids]
-        end = plain.token_to_id(stop or self.stops[1 if calls else 0])
-        sampled = np.array([*letters, end], np.int32)
-        message = Message("assistant", shown, self.reasoning, calls)
-        growth = TurnGrowth(prepared.new_keys, message, "", prepared.kind, self.renderer.ended(sampled), False)
-        self.session.tree.add(self.number, prepared.attach_point, prepared.stream, sampled, growth)
-        answer = WireMessage("assistant", (message,), sampled)
-        self.history += [answer, *self.results(message)]
-        return answer
-
-    def results(self, message: Message) -> list[WireMessage]:
-        if not message.tool_calls:
-            return [WireMessage("user", (Message("user", f" follow{self.number} {self.text()}"),))]
-        parts = [
-            Message("tool", f"{self.text()} follow{self.number}", tool_call_id=call.id) for call in message.tool_calls
-        ]
-        return [WireMessage("user", tuple(parts))]
-
-    def full(self, prepared: PreparedCall) -> Ids:
-        return self.renderer.full(prepared.request.preamble, prepared.request.runs)
-
-
-@EACH
-@pytest.mark.parametrize("seed", range(5))
-async def test_prompts_begin_with_what_was_sampled(models: Models, name: str, seed: int) -> None:
-    """Each prompt is the stored stream and the end of the full text; no turn forks."""
-    assert models[name].full_render_reason is not None
-    agent = Agent(models[name], name, seed)
-    for _ in range(8):
-        prepared = await agent.ask()
-        assert prepared.fork_cause is (None if agent.number else ForkCause.ROOT)
-        stream = agent.session.tree.stream(agent.number) if agent.number else np.zeros(0, np.int32)
-        assert np.array_equal(prepared.ids[: len(stream)], stream)
-        tail = prepared.ids[len(stream) :]
-        full = agent.full(prepared)
-        assert 0 < len(tail) <= len(full) and np.array_equal(tail, full[len(full) - len(tail) :])
-        assert agent.number == 0 or f"follow{agent.number}" in agent.renderer.tokenizer.decode(tail)
-        agent.sample(prepared)
 
 
 @pytest.mark.parametrize("name", ["glm4moe", "gemma4", "phi3_5"])
@@ -143,11 +36,11 @@ async def test_what_the_template_shows_as_sampled_is_the_full_text(models: Model
     tokenizer = agent.renderer.tokenizer
     for number in range(4):
         prepared = await agent.ask()
-        before = tokenizer.decode(agent.full(prepared))
+        before = tokenizer.decode(agent.full())
         assert tokenizer.decode(prepared.ids) == before
         probe = replace(agent.history[-1], role="assistant", parts=(Message("assistant", f"word {number}"),))
         agent.history += [probe, WireMessage("user", (Message("user", "x"),))]
-        after = tokenizer.decode(agent.full(await agent.ask()))
+        after = tokenizer.decode(agent.full())
         del agent.history[-2:]
         assert after.startswith(before)
         shown = after[len(before) :].partition(agent.stops[0])[0]
@@ -166,13 +59,13 @@ async def test_dropped_thinking_is_named(models: Models, name: str) -> None:
     agent.sample(await agent.ask())
     prepared = await agent.ask()
     assert prepared.fork_cause is None
-    agent.history[-1] = WireMessage("user", (*agent.history[-1].parts, Message("user", "and?")))
+    agent.history[-1] = WireMessage("user", (*agent.history[-1].parts, Message("user", "and?", beside_tool=True)))
     agent.history.append(WireMessage("user", (Message("user", "a new question"),)))
     prepared = await agent.ask()
-    assert prepared.fork_cause is ForkCause.THINKING and np.array_equal(prepared.ids, agent.full(prepared))
+    assert prepared.fork_cause is ForkCause.THINKING and np.array_equal(prepared.ids, agent.full())
 
 
-@EACH
+@pytest.mark.parametrize("name", [name for name in FULL if not FAMILIES[name].moves_tools])
 async def test_another_end_is_kept_and_the_boundary_follows(models: Models, name: str) -> None:
     """An answer that was cut at the token limit, or that ended with another stop token."""
     agent = Agent(models[name], name)
@@ -196,7 +89,7 @@ async def test_an_edit_is_named_edit(models: Models, name: str) -> None:
 @EACH
 async def test_tool_calls_are_rendered_with_the_arguments_that_the_template_takes(models: Models, name: str) -> None:
     """DeepSeek's templates take arguments as text, and R1's shows a call only without a text beside it."""
-    if name == "phi3_5":
+    if not FAMILIES[name].has_tools:
         pytest.skip("this template has no tools")
     call = ToolCall("c1", "bash", {"a": "zqxargument"})
     messages = [Message("user", "q"), Message("assistant", "", tool_calls=(call,))]
@@ -212,3 +105,59 @@ async def test_random_texts_stay_behind_the_stream(models: Models) -> None:
         prepared = await agent.ask()
         assert prepared.fork_cause in (None, ForkCause.ROOT)
         agent.sample(prepared, text=None if rng.random() < 0.5 else f"{agent.number} <|user|> \n{agent.text()}x")
+
+
+def with_clock(directory: Path, name: str, **variables: object) -> Renderer:
+    """A family whose template reads the clock, so that its text is rendered in full."""
+    make_renderer(directory, name)
+    template = directory / "chat_template.jinja"
+    template.write_text("{%- set now = strftime_now('%Y') %}" + template.read_text())
+    renderer = Renderer(directory, variables)
+    assert renderer.full_render_reason == "it reads the clock"
+    return renderer
+
+
+@pytest.mark.parametrize(
+    ("name", "variables"),
+    [
+        ("qwen3", {}),  # it shows an empty thinking of an answer without any, if nothing follows
+        ("qwen3", {"enable_thinking": False}),
+        ("qwen3_5_think", {}),  # it shows an empty thinking until a question
+        ("nemotron_3_nano", {}),
+        ("minimax_m2", {}),
+    ],
+)
+@pytest.mark.parametrize("thinks", [(), (1,), (1, 3), (2,)])
+async def test_in_full_the_same_turns_fork_as_in_parts(
+    tmp_path: Path, models: Models, name: str, variables: dict[str, object], thinks: tuple[int, ...]
+) -> None:
+    """Calls, then an answer that a question follows, with thinking in some answers."""
+    in_full = Agent(with_clock(tmp_path / "clock", name, **variables), name, seed=7)
+    make_renderer(tmp_path / "parts", name)
+    in_parts = Agent(Renderer(tmp_path / "parts", variables), name, seed=7)
+    for number in range(1, 8):
+        causes = []
+        for agent in (in_full, in_parts):
+            agent.reasoning = "a thought" if number in thinks else ""
+            prepared = await agent.ask()
+            causes.append(prepared.fork_cause)
+            agent.sample(prepared)
+        assert causes[0] is causes[1], number
+
+
+async def test_a_template_that_cuts_thinking_from_a_text_drops_thinking(tmp_path: Path) -> None:
+    """Without a parser of thinking, thinking is in the text, and some templates look there for its end."""
+    make_renderer(tmp_path, "qwen2_5")
+    text = (
+        "{%- set ns = namespace(question=-1, now=strftime_now('%Y')) %}"
+        "{%- for one in messages %}{%- if one.role == 'user' %}{%- set ns.question = loop.index0 %}{%- endif %}"
+        "{%- endfor %}{%- for one in messages %}<|im_start|>{{ one.role }}\n"
+        "{{ one.content.split('</think>')[-1] if loop.index0 < ns.question else one.content }}<|im_end|>\n"
+        "{%- endfor %}{%- if add_generation_prompt %}<|im_start|>assistant\n{%- endif %}"
+    )
+    (tmp_path / "chat_template.jinja").write_text(text)
+    agent = Agent(Renderer(tmp_path), "qwen2_5", seed=7)
+    assert not agent.renderer.template.shows_reasoning
+    agent.sample(await agent.ask(), text="a thought</think>done")
+    prepared = await agent.ask()
+    assert prepared.fork_cause is ForkCause.THINKING and np.array_equal(prepared.ids, agent.full())
