@@ -164,6 +164,7 @@ def _training(directory: Path, bin_tokens: int) -> list[_Finding]:
         _Finding("model", _description(sizes)),
         _serves(sizes),
         _Finding("training", packing + _trained(sizes)),
+        *_positions(sizes),
         *_replay(sizes),
         *_memory(directory, sizes, bin_tokens),
     ]
@@ -180,6 +181,14 @@ def _trained(sizes: "ModelSizes") -> str:
         return ""
     others = _count(sizes.served - sizes.weights)
     return f"; trained: the text layers; the vision tower, {others} weights, is published as it is"
+
+
+def _positions(sizes: "ModelSizes") -> list[_Finding]:
+    if sizes.positions is None:
+        return []
+    kind, limit = sizes.positions
+    text = f"sampling.max_context_tokens: at most {limit} in training, since rotary positions ({kind}) of longer chains"
+    return [_Finding("positions", f"{text} depend on the other chains of a pass")]
 
 
 def _replay(sizes: "ModelSizes") -> list[_Finding]:

@@ -12,17 +12,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from ratchet.config import LoraConfig
 from training import lora, model_files, router_replay
 from training.expert_parallel import why_no_expert_parallel
 from training.policy_model import (
+    PositionsLimit,
     TrainablePolicy,
     active_weights,
     attention_layers,
     chunk_logits,
     head_size,
+    positions_limit,
     why_no_segments,
 )
 from training.sequence_parallel import why_no_sequence_parallel
@@ -41,6 +43,7 @@ class ModelSizes:
     `weights`: those of the text model, tied ones once. `served`: those and a vision tower's. `adapter_weights`: those
     of the adapters that were asked for. `active`: those that a token passes. `cache_bytes`: of one token's keys and
     values in an engine, in bfloat16. `no_segments`: why chains cannot share prefixes in training, None if they can.
+    `positions`: how long chains can be in training, None without such a limit.
     `layer_experts`: weights of the experts of the largest layer; `chosen`: experts that a token passes; both 0 without
     experts. `expert_bytes`: of one token's recorded experts. `no_replay`: why they cannot be replayed.
     `undivided`: why they cannot be divided among the ranks that were asked for. `no_slices`: why so many ranks cannot
@@ -61,6 +64,7 @@ class ModelSizes:
     vocabulary: int
     cache_bytes: int
     no_segments: str | None
+    positions: PositionsLimit | None
     has_vision: bool
     expert_bytes: int
     no_replay: str | None
@@ -78,7 +82,7 @@ def read_sizes(
     """Read a model's sizes. Raises ValueError or OSError if transformers has no causal language model of this kind, or
     if it lacks a layer that `adapters` name.
     """
-    settings = AutoConfig.from_pretrained(path, local_files_only=True)
+    settings = model_files.read_settings(path)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
     policy = TrainablePolicy(model)
@@ -105,6 +109,7 @@ def read_sizes(
         vocabulary=text.vocab_size,
         cache_bytes=2 * 2 * attention_layers(text) * heads * head_size(text),
         no_segments=no_segments,
+        positions=positions_limit(text),
         has_vision=hasattr(settings, "vision_config"),
         expert_bytes=router_replay.bytes_per_token(model),
         no_replay=router_replay.why_no_replay(model),

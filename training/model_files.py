@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -18,6 +19,14 @@ from transformers.core_model_loading import PrefixChange, revert_weight_conversi
 
 from engine import policy_files
 from training import lora
+
+
+def read_settings(path: Path) -> Any:
+    """Return transformers' settings of a model directory. Raises ValueError or OSError if they cannot be read."""
+    try:
+        return AutoConfig.from_pretrained(path, local_files_only=True)
+    except StrictDataclassError as error:  # a field of another type, which is no ValueError there
+        raise ValueError(" ".join(str(error).split())) from error
 
 
 def wraps_text_model(settings: Any, model: Any) -> bool:
@@ -50,7 +59,7 @@ def _require(missing: set[str]) -> None:
 
 def _missing_parts(path: Path) -> set[str]:
     """Return which tensors of single experts the files lack, if they store experts one by one."""
-    settings = AutoConfig.from_pretrained(path, local_files_only=True)
+    settings = read_settings(path)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(settings)
     wraps = wraps_text_model(settings, model)
@@ -92,7 +101,7 @@ def untouched_names(model: Any, path: Path) -> list[str]:
     Returns [] if the directory's class does not wrap it. Raises ValueError if the files have other names for the
     model's tensors than those that it would be published under.
     """
-    settings = AutoConfig.from_pretrained(path, local_files_only=True)
+    settings = read_settings(path)
     if not wraps_text_model(settings, model):
         return []
     stored = policy_files.tensor_files(path).keys()

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from training import expert_parallel, fused_kernels, lora, model_files, router_replay
@@ -64,7 +64,7 @@ def load_policy(
     """
     transformers_logging.disable_progress_bar()
     training = config.training
-    settings = AutoConfig.from_pretrained(path, local_files_only=True)
+    settings = model_files.read_settings(path)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
     packing = choose_packing(training.packing, model)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from training import router_replay
-from training.attention_blocks import group_blocks
+from training.attention_blocks import TreeLayout, group_blocks
 from training.packing import Packing
 from training.policy_inputs import PolicyInputs
 from training.router_replay import LayerRouter
@@ -191,8 +191,8 @@ class TrainablePolicy(nn.Module):
         joining = inputs.joining
         if inputs.segments is not None:
             groups = group_blocks(inputs.segments, inputs.ids.device, self.own_call_from_pairs)
-            more = {"position_ids": inputs.positions, "segments": inputs.segments, "block_groups": groups}
-            more["sequence_ranks"] = None if joining is None else joining.ranks
+            tree = TreeLayout(inputs.segments, groups, None if joining is None else joining.ranks)
+            more = {"position_ids": inputs.positions, "tree": tree}
         hidden_BTH = self.model.get_decoder()(input_ids=inputs.ids, use_cache=False, **more).last_hidden_state
         hidden_MH = hidden_BTH.flatten(0, 1)[inputs.sources]
         weight_VH = self.model.get_output_embeddings().weight
@@ -239,23 +239,36 @@ _ROTARY_BY_LENGTH = frozenset({"dynamic", "longrope"})
 """Rotary positions whose frequencies transformers takes from the longest chain of a pass."""
 
 
+class PositionsLimit(NamedTuple):
+    """Rotary positions of this kind do not depend on other chains up to so many tokens."""
+
+    kind: str
+    num_tokens: int
+
+
+def positions_limit(settings: Any) -> PositionsLimit | None:
+    """Return the smallest limit, None if there is none. `settings`: transformers' of the text model."""
+    found = getattr(settings, "rope_parameters", None) or {}
+    limits = []
+    for one in (found, *(each for each in found.values() if isinstance(each, dict))):  # of each type of layers
+        if (kind := one.get("rope_type")) in _ROTARY_BY_LENGTH:
+            limit = one.get("original_max_position_embeddings") or settings.max_position_embeddings
+            limits.append(PositionsLimit(str(kind), int(limit)))
+    return min(limits, key=lambda one: one.num_tokens, default=None)
+
+
 def why_no_positions(settings: Any, num_tokens: int) -> str | None:
     """Return why a chain's logprobs would depend on the other chains of its pass, None if they do not.
 
     `settings`: transformers' of the text model. `num_tokens`: of the longest chain.
     """
-    found = getattr(settings, "rope_parameters", None) or {}
-    for one in (found, *(each for each in found.values() if isinstance(each, dict))):  # of each type of layers
-        kind = one.get("rope_type")
-        if kind not in _ROTARY_BY_LENGTH:
-            continue
-        limit = one.get("original_max_position_embeddings") or settings.max_position_embeddings
-        if num_tokens > limit:
-            return (
-                f"its rotary positions ({kind}) depend on the longest chain of a pass if one has more than {limit} "
-                f"tokens; set sampling.max_context_tokens to {limit} or less"
-            )
-    return None
+    found = positions_limit(settings)
+    if found is None or num_tokens <= found.num_tokens:
+        return None
+    return (
+        f"its rotary positions ({found.kind}) depend on the longest chain of a pass if one has more than "
+        f"{found.num_tokens} tokens; set sampling.max_context_tokens to {found.num_tokens} or less"
+    )
 
 
 def choose_packing(wanted: str, model: Any) -> Packing:

@@ -66,6 +66,16 @@ def test_memory_and_training_are_read_from_the_config(tmp_path: Path) -> None:
     assert problem.is_problem and "no causal language model" in problem.text
 
 
+def test_how_long_chains_can_be_is_said_if_positions_depend_on_others(tmp_path: Path) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 48}
+    dynamic = make_architecture("LlamaForCausalLM", tmp_path, rope_parameters=rope)
+    found = {one.name: one for one in _training(dynamic, 4096)}
+    assert found["positions"].text.startswith("sampling.max_context_tokens: at most 48 in training, since rotary")
+    assert not found["positions"].is_problem, "it can be trained"
+    plain = make_architecture("Qwen3ForCausalLM", tmp_path)
+    assert "positions" not in {one.name for one in _training(plain, 4096)}
+
+
 def test_of_a_class_with_a_vision_tower_the_text_layers_are_trained(tmp_path: Path) -> None:
     """The learner's memory is that of the text model alone, the engine's that of the whole class."""
     name = "Qwen3_5MoeForConditionalGeneration"

@@ -72,6 +72,24 @@ def test_the_entropy_bonus_is_the_gradient_of_the_whole_distribution_s_entropy(m
     assert np.abs(added - expected).max() <= 1e-5 * max(1.0, float(np.abs(expected).max()))
 
 
+@pytest.mark.usefixtures("single_rank")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_layer_gets_the_tree_itself(model: Path, dtype: str) -> None:
+    """FSDP looks through lists and dataclasses in the inputs of every layer, and copies them if it casts."""
+    rollouts = make_rollouts(4)
+    values = make_config(4096).model_dump(mode="json")
+    values["training"]["dtype"] = dtype
+    learner = RankLearner(model, RunConfig.model_validate(values))
+    trees = []
+    layers = learner.policy.model.get_decoder().layers
+    for layer in layers:  # FSDP's own hook, which casts the inputs, is the first
+        layer.register_forward_pre_hook(lambda _, __, more: trees.append(more["tree"]), with_kwargs=True)
+    members = {member.rollout_id: member for member in make_plan(rollouts, "token_mean").members}
+    learner.accumulate([chain for one in rollouts for chain in one.chains([True])], members)
+    assert len(trees) >= len(layers) > 1
+    assert len({id(tree) for tree in trees}) == 1
+
+
 def test_only_the_experts_that_a_token_passes_count_as_work() -> None:
     """A Qwen3-MoE of 4 experts, of which 2 are chosen, counted by hand; its files are not needed."""
     from transformers import AutoModelForCausalLM, Qwen3MoeConfig
@@ -95,6 +113,7 @@ def test_a_gpu_computes_in_bfloat16_by_default() -> None:
     assert compute_dtype("float32", gpu) == torch.float32
 
 
+@pytest.mark.usefixtures("single_rank")
 def test_positions_that_depend_on_the_longest_chain_of_a_pass_are_refused(tmp_path: Path) -> None:
     """Beyond their limit a chain's gradient would depend on the packing, and ranks that share a bin would disagree."""
     factors = {"short_factor": [1.0] * 4, "long_factor": [8.0] * 4}
@@ -109,3 +128,7 @@ def test_positions_that_depend_on_the_longest_chain_of_a_pass_are_refused(tmp_pa
     rope["rope_type"] = "dynamic"
     reason = why_no_positions(SimpleNamespace(rope_parameters={"full_attention": rope}), 64)
     assert reason is not None and "(dynamic)" in reason
+    longer = rope | {"original_max_position_embeddings": 96}
+    for names in (["sliding_attention", "full_attention"], ["full_attention", "sliding_attention"]):
+        of_layers = SimpleNamespace(rope_parameters=dict(zip(names, (longer, rope), strict=True)))
+        assert why_no_positions(of_layers, 64) == reason, "the smallest limit of all types of layers"
