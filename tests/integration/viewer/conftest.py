@@ -9,6 +9,7 @@ import pytest
 from ratchet.store.database import Database
 from tests.integration.viewer.filled_store import FilledRun, fill_run
 from viewer.app import create_viewer_app
+from viewer.routes import search
 from viewer.settings import ViewerSettings
 
 
@@ -18,7 +19,8 @@ async def filled(database: Database, run_id: str, model: Path) -> FilledRun:
 
 
 @pytest.fixture
-async def client(database: Database) -> AsyncIterator[httpx.AsyncClient]:
+async def client(database: Database, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[httpx.AsyncClient]:
+    monkeypatch.setattr(search, "_SECONDS", 600)  # on a busy machine the first page of a search would be a part
     app = create_viewer_app(ViewerSettings(database.url, temporal_ui="http://127.0.0.1:8233"))
     async with (
         app.router.lifespan_context(app),

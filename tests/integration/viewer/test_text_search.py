@@ -111,6 +111,10 @@ async def test_all_runs_are_searched_without_the_name_of_one(
     assert await hits() == expected
     monkeypatch.setattr(search_page, "_MAX_HITS", 1)
     assert await hits() == expected, "pages go on behind the last rollout, of any run"
+    monkeypatch.setattr(search_page, "_MAX_HITS", 40)
+    monkeypatch.setattr(search_page, "_SECONDS", 0)
+    assert await hits() == expected, "also if a page has time for one rollout only"
+    monkeypatch.setattr(search_page, "_SECONDS", 600)
     html = (await client.get("/search?q=first i")).text
     assert '<a href="/runs/other-run">other-run</a>' in html and "turns of all runs" in html
 
