@@ -132,21 +132,37 @@ async def connected_box(provider: SandboxProvider, provider_id: str) -> AsyncIte
 async def kill_and_record(database: Database, provider: SandboxProvider, rows: Sequence[LedgerRow]) -> None:
     """Kill boxes that are marked for release, and record it; a missing box counts as killed.
 
-    A row without provider id may still get a box from a create call in progress. `BoxCreator.create` kills that box
-    when it finds the row released, and the sweep kills it otherwise.
+    Raises SandboxBusyError, so that the call waits for the service. A box that cannot be killed for another reason
+    stays marked, for the sweep. A row without provider id may still get a box from a create call in progress.
+    `BoxCreator.create` kills that box when it finds the row released, and the sweep kills it otherwise.
     """
-    for row in rows:
-        if row.provider_id is not None:
-            await provider.kill(row.provider_id)
+    dead = [row.id for row in rows if row.provider_id is None or await is_killed(provider, row.provider_id, waits=True)]
     async with database.begin() as connection:
-        await sandboxes.mark_released(connection, [row.id for row in rows])
+        await sandboxes.mark_released(connection, dead)
 
 
 async def try_kill_box(database: Database, provider: SandboxProvider, sandbox_id: int, provider_id: str) -> None:
-    """Kill a box whose result is stored. If the service is busy, `release` and the sweep will kill it."""
+    """Kill a box whose result is stored. If this fails, `release` and the sweep will kill it."""
+    if not await is_killed(provider, provider_id):
+        return
     try:
-        await provider.kill(provider_id)
         async with database.begin() as connection:
             await sandboxes.mark_released(connection, [sandbox_id])
-    except SandboxBusyError as error:
-        _LOG.warning("box not killed yet", sandbox_id=sandbox_id, reason=str(error))
+    except StoreUnavailableError as error:
+        _LOG.warning("killed box not recorded", sandbox_id=sandbox_id, reason=str(error))
+
+
+async def is_killed(provider: SandboxProvider, provider_id: str, waits: bool = False) -> bool:
+    """Kill a box and return whether it is gone.
+
+    No error is raised, except SandboxBusyError if the caller `waits`: what becomes of a box that is not needed any more
+    decides nothing about a result.
+    """
+    try:
+        await provider.kill(provider_id)
+    except Exception as error:
+        if waits and isinstance(error, SandboxBusyError):
+            raise
+        _LOG.warning("box not killed yet", box=provider_id, reason=f"{type(error).__name__}: {error}")
+        return False
+    return True

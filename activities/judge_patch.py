@@ -29,7 +29,7 @@ from activities.graders.run_hidden_tests import UnusableBoxError
 from activities.grading_box import BoxPreparation, PreparedBox
 from activities.sandboxes.base import Sandbox
 from ratchet.config import RunConfig
-from ratchet.errors import BugError, CommandFailedError, GraderFailedError
+from ratchet.errors import BugError, CommandFailedError, GraderFailedError, SuspectPatchError
 from ratchet.store.admissions import TaskOracle
 from ratchet.store.tasks import TaskRow
 from ratchet.types import JsonObject
@@ -37,6 +37,7 @@ from ratchet.types import JsonObject
 _LISTED_TEST = RULES[0].name
 """The rule whose files are left out under either policy, because honest patches edit tests, too."""
 _MAX_TEST_FILES = 20
+_NEXT_BOX = "the next box shows whose fault it is"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,8 @@ def find_grader(graders: Mapping[str, Grader], name: str) -> Grader:
 class PatchJudge:
     """Judges patches of one task. `base_commit` None: any base commit is accepted. `controlled`: a solved verdict gets
     a control run, or the patch is the task's own, so edits of test support that honest work needs are kept.
-    `tries_left`: further boxes that would be tried if this one gives no verdict.
+    `tries_left`: further boxes that would be tried if this one gives no verdict. While there are some, a box that could
+    not run the tests makes the patch suspect only (SuspectPatchError).
     """
 
     grader: Grader
@@ -227,9 +229,7 @@ class PatchJudge:
             assert done.not_run is not None, "a run without tests has a verdict"
             return done.not_run
         if done.run.observed.lost and self.tries_left:
-            raise UnusableBoxError(
-                "the tests' report was lost with their supervision; the next box shows whose fault it is"
-            )
+            raise SuspectPatchError(f"the tests' report was lost with their supervision; {_NEXT_BOX}")
         try:
             return self.grader.judge(done.run, self.task.spec, oracle)
         except GraderFailedError as error:
@@ -246,18 +246,21 @@ class PatchJudge:
             return Verdict(False, reason, "", 0.0, rejected=True, rule=runner_findings[0].rule)
         if not prepared.applies:
             return Verdict(False, "the patch does not apply to its own base commit", prepared.log, 0.0)
-        if prepared.blame:
-            return Verdict(False, prepared.blame, prepared.log, 0.0)
-        return None
+        if prepared.blame and self.tries_left:
+            raise SuspectPatchError(f"{prepared.blame}; {_NEXT_BOX}")
+        return Verdict(False, prepared.blame, prepared.log, 0.0) if prepared.blame else None
 
     def _blamed(self, prepared: PreparedBox, error: GraderFailedError) -> Verdict:
         """Return `not solved` if the patch is to blame for an error of the grader, else raise the error.
 
-        The unpatched task is known to be healthy if it was admitted.
+        The unpatched task is known to be healthy if it was admitted. One box's error says nothing yet: it may be the
+        infrastructure's.
         """
         is_healthy = self.known.oracle is not None or prepared.may_have_broken_the_command
         if isinstance(error, UnusableBoxError) or not is_healthy:
             raise error
+        if self.tries_left:
+            raise SuspectPatchError(f"{error}; {_NEXT_BOX}") from error
         return Verdict(False, f"the patch took away what the tests need: {error}", "", 0.0)
 
     async def _break_files(self, box: Sandbox, broken: BrokenOracle) -> None:

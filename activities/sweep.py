@@ -18,12 +18,12 @@ from temporalio import activity
 from temporalio.client import Client, WorkflowFailureError
 from temporalio.service import RPCError
 
-from activities.box_lifecycle import INSTALLATION_KEY, UUID_KEY
+from activities.box_lifecycle import INSTALLATION_KEY, UUID_KEY, is_killed
 from activities.pruning import Pruned, due_tasks, prune_run
 from activities.sandboxes.base import SandboxProvider
 from activities.stage import activity_stage, heartbeating
 from ratchet import temporal_client
-from ratchet.errors import ConfigError, RatchetError, SandboxBusyError
+from ratchet.errors import ConfigError, RatchetError
 from ratchet.store import groups, open_runs, rollout_words, rollouts, run_pause, runs, sandboxes
 from ratchet.store.database import Database
 from ratchet.store.rollouts import OutcomeValues
@@ -192,11 +192,7 @@ class SweepActivities:
         if box.row is not None:
             async with self.database.begin() as connection:
                 await sandboxes.want_sandbox_release(connection, box.row.id, "sweep")
-        try:
-            if box.provider_id is not None:
-                await self.provider.kill(box.provider_id)
-        except SandboxBusyError as error:
-            _LOG.warning("box not swept", box=box.reason, reason=str(error))
+        if box.provider_id is not None and not await is_killed(self.provider, box.provider_id):
             return False
         if box.row is not None:
             async with self.database.begin() as connection:

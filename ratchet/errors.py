@@ -14,6 +14,7 @@ answers, `NoVerdictError` ends a rollout within its workflow, and `WeakPolicyErr
     │   ├── DatasetError          a dataset row cannot be used: file, row, field, what was expected
     │   └── MachineError          the machine lacks something: bubblewrap, a port, disk space, a database
     ├── SandboxBusyError          the sandbox service is busy or cannot be reached
+    │   └── SandboxRefusesError   it refuses this installation: its key, its quota, or the way to it
     ├── SandboxGoneError          the box does not exist any more
     ├── BuildFailedError          a step of a Dockerfile has failed, or its base image cannot be had
     ├── CommandFailedError        a command in a box ended with a non-zero status or ran out of time
@@ -25,6 +26,7 @@ answers, `NoVerdictError` ends a rollout within its workflow, and `WeakPolicyErr
     ├── TemporalUnavailableError  Temporal does not answer an activity's question about other workflows
     ├── LearnerLostError          the learner has sent no heartbeat, or written no checkpoint, for too long
     ├── GraderFailedError         the grader could not run
+    │   └── SuspectPatchError     this box could not run the tests of a patch; if no box can, the patch is to blame
     ├── FencedError               a stale try or a replaced process wrote; its write matched no row
     └── BugError                  any unclassified exception: never retried, so that a bug ends one rollout
 
@@ -101,6 +103,15 @@ class SandboxBusyError(RatchetError):
         self.is_full = is_full
 
 
+class SandboxRefusesError(SandboxBusyError):
+    """The sandbox service refuses this installation: its key, its account or quota, or the way to it. The calls wait
+    until a person has mended it.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"{message}; the call is repeated until the service accepts it", retry_after_seconds=30.0)
+
+
 class SandboxGoneError(RatchetError):
     """The box was killed, expired or never existed. Only a new box helps."""
 
@@ -170,6 +181,12 @@ class LearnerLostError(RatchetError):
 
 class GraderFailedError(RatchetError):
     """The grader could not run, so there is no verdict. Never a reward of 0."""
+
+
+class SuspectPatchError(GraderFailedError):
+    """A box did not run the tests of a patch, although it could without the patch. That may be the patch's doing or the
+    infrastructure's: the patch is to blame if it happens in every box that may be tried.
+    """
 
 
 class GuardSpentError(RatchetError):

@@ -17,7 +17,6 @@ A probe raises any exception to say that the part does not answer. Nothing that 
 turn, no workflow and no row is left behind.
 """
 
-import contextlib
 import os
 import socket
 import time
@@ -45,7 +44,7 @@ from activities.sandboxes.e2b import E2BProvider
 from engine.client import EngineClient
 from engine.generate_request import Sampling
 from ratchet import temporal_client, temporal_namespace
-from ratchet.errors import RatchetError, SandboxBusyError
+from ratchet.errors import RatchetError, SandboxBusyError, SandboxRefusesError
 from ratchet.payload_codec import PayloadKeyError
 from ratchet.store import engines, learners, lock_waits
 from ratchet.store.database import Database, libpq_url
@@ -205,12 +204,16 @@ class Probes:
         provider = E2BProvider(known["E2B_API_KEY"], known["E2B_API_URL"], known["E2B_SANDBOX_URL"])
         boxes = await provider.list({})
         if time.monotonic() - self.box_at > _BOX_SECONDS:
-            with contextlib.suppress(SandboxBusyError):  # it is full, and says so
+            try:
                 box = await provider.create("host", ttl_seconds=60, metadata={}, idempotency_key=uuid.uuid4().hex)
                 try:
                     await box.exec("true")
                 finally:
                     await box.kill()
+            except SandboxRefusesError:
+                raise
+            except SandboxBusyError:  # it is full, and says so
+                pass
             self.box_at = time.monotonic()
         return f"{len(boxes)} boxes"
 

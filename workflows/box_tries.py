@@ -3,6 +3,8 @@
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError, TimeoutError, TimeoutType
 
+from ratchet.errors import SuspectPatchError
+
 _MOST_LOST = 10
 """Bounds the history, and the boxes of work that ends its worker each time."""
 
@@ -12,21 +14,31 @@ class BoxTries:
 
     A try that was lost says nothing about its box, so it is not one of them: the worker, the store or the sandbox
     service was away. It gets a new box all the same, because it may still work in the old one.
+
+    `unseen`: how many further boxes have to show what this one will show, if it suspects the patch, until the patch is
+    to blame. Boxes that failed for other reasons are no witnesses.
     """
 
     def __init__(self, most: int) -> None:
         self.left = most
+        self.unseen = most - 1
         self.used = 0
         self._lost_left = _MOST_LOST
 
     def count(self, error: Exception) -> None:
         """Count a box whose try has ended with this error."""
         self.used += 1
+        self.unseen -= _suspects_patch(error)
         # Executions that began earlier count as they did.
         if self._lost_left and _is_lost(error) and workflow.patched("lost-tries"):
             self._lost_left -= 1
         else:
             self.left -= 1
+
+
+def _suspects_patch(error: Exception) -> bool:
+    inner = error.cause if isinstance(error, ActivityError) else None
+    return isinstance(inner, ApplicationError) and inner.type == SuspectPatchError.__name__
 
 
 def _is_lost(error: Exception) -> bool:

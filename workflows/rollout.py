@@ -227,7 +227,7 @@ class Rollout:
                     sandbox_id=box.sandbox_id,
                     patch_id=patch_id,
                     role=SandboxRole.GRADE,
-                    tries_left=tries.left - 1,
+                    tries_left=tries.unseen,
                 )
                 self._show("grade")
                 where = f"patch of {self.status.patch or 'an earlier attempt'}, box {box.provider_id}"
@@ -311,10 +311,18 @@ class Rollout:
         return result
 
     async def _release(self, claim: Claim) -> None:
-        """Kill the boxes that a failed try has left; `diff` and `grade` kill their own if they succeed."""
+        """Kill the boxes that a failed try has left; `diff` and `grade` kill their own if they succeed.
+
+        If this fails, the sweep kills them: boxes that are not needed any more decide nothing about the outcome.
+        """
         boxes = StageInput(rollout_id=claim.rollout_id, attempt=self.attempt)
         what = f"boxes of attempt {self.attempt}"
-        await run_activity_even_if_cancelled(BootActivities.release, boxes, claim.stages["release"], what)
+        try:
+            await run_activity_even_if_cancelled(BootActivities.release, boxes, claim.stages["release"], what)
+        except ActivityError as error:
+            if failure_cause(error).is_cancellation:
+                raise
+            workflow.logger.warning("boxes not released: %s", failure_cause(error).message)
 
 
 def _summary(text: str) -> str:

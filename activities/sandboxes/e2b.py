@@ -10,20 +10,27 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 from urllib.parse import urlsplit
 
 import structlog
 
 from activities.sandboxes.base import BoxLimits, Capabilities, CommandResult, Sandbox, SandboxInfo
-from activities.sandboxes.e2b_errors import cancellable, is_plain_timeout, sdk_errors, translate, translated_errors
+from activities.sandboxes.e2b_errors import (
+    BOX_REFUSED,
+    CONTENT_REFUSED,
+    cancellable,
+    is_plain_timeout,
+    translate,
+    translated_errors,
+)
 from activities.sandboxes.e2b_network import LOOPBACK, hosts_of_agents
 from ratchet.built_images import is_built
-from ratchet.errors import CommandFailedError, ConfigError, UnknownImageError
+from ratchet.errors import CommandFailedError, ConfigError, SandboxRefusesError, UnknownImageError
 from ratchet.vime_names import value_of
 
 if TYPE_CHECKING:
@@ -31,9 +38,12 @@ if TYPE_CHECKING:
 
 _CANNOT_START = 126
 _TRANSFER_SECONDS = 600.0
+_PROBE_SECONDS = 30.0
 _PAGE_SIZE = 100
 
 _log = structlog.get_logger(__name__)
+
+R = TypeVar("R")
 
 
 def image_metadata_key() -> str:
@@ -105,7 +115,7 @@ class E2BProvider:
             )
 
         hosts = hosts_of_agents(self._api_url, self._adapter_url) if network else None
-        with translated_errors("the new box", missing=UnknownImageError):
+        with translated_errors("the new box", CONTENT_REFUSED, missing=UnknownImageError):
             box = await AsyncSandbox.create(
                 image if is_built(image) else self._template.replace("{image}", image),
                 timeout=ttl_seconds,
@@ -168,8 +178,11 @@ class E2BSandbox:
         cwd: str | None = None,
         on_stderr: Callable[[str], None] | None = None,
     ) -> CommandResult:
-        with cancellable():
-            result = await self._run(cmd, user, timeout, dict(env or {}), cwd, on_stderr)
+        try:
+            with cancellable():
+                result = await self._confirmed(lambda: self._run(cmd, user, timeout, dict(env or {}), cwd, on_stderr))
+        except ConfigError as error:
+            result = CommandResult(_CANNOT_START, "", str(error))
         if check and result.exit_code != 0:
             raise CommandFailedError(cmd, result.exit_code, result.stdout, result.stderr)
         return result
@@ -202,44 +215,72 @@ class E2BSandbox:
             result = CommandResult(ended.exit_code, ended.stdout, ended.stderr)
         except CommandExitException as ended_badly:
             result = CommandResult(ended_badly.exit_code, ended_badly.stdout, ended_badly.stderr)
-        except sdk_errors() as error:
+        except Exception as error:
             if timeout is not None and time.monotonic() - started >= timeout and is_plain_timeout(error):
                 raise CommandFailedError(cmd, None, *_output(handle), timed_out=True) from error
-            unable = translate(error, self.id)
-            if not isinstance(unable, ConfigError):
-                raise unable from error
-            result = CommandResult(_CANNOT_START, "", str(error))
+            raise translate(error, self.id, BOX_REFUSED) from error
         finally:
             if handle is not None:
                 await handle.disconnect()
         return result
 
+    async def _confirmed(self, call: Callable[[], Awaitable[R]]) -> R:
+        """Make a call of the box. If it is refused for what it asks for (ConfigError), make it once more, after the box
+        has run another command.
+
+        A proxy on the way refuses with the same statuses as the box, and what it refused must not count as the
+        command's or the file's own fault. A refused call has changed nothing.
+        """
+        try:
+            return await call()
+        except ConfigError:
+            try:
+                with translated_errors(self.id, BOX_REFUSED):
+                    await self._box.commands.run("true", user="root", timeout=_PROBE_SECONDS)
+            except ConfigError as error:
+                raise SandboxRefusesError(f"the box refuses every command: {error}") from error
+            return await call()
+
     async def start_detached(
         self, cmd: str, *, user: str = "root", env: Mapping[str, str] | None = None, cwd: str | None = None
     ) -> None:
-        try:
-            with translated_errors(self.id):
+        async def start() -> None:
+            with translated_errors(self.id, BOX_REFUSED):
                 handle = await self._box.commands.run(
                     cmd, background=True, user=user, envs=dict(env or {}), cwd=cwd, timeout=0
                 )
                 await handle.disconnect()
+
+        try:
+            await self._confirmed(start)
         except ConfigError as error:
             raise CommandFailedError(cmd, _CANNOT_START, "", str(error)) from error
 
     async def write_file(self, path: str, content: bytes | str | Path, *, user: str = "root") -> None:
-        with self._file_errors(f"write {path}"):
-            if isinstance(content, Path):
-                with content.open("rb") as stream:
-                    await self._box.files.write(path, stream, user=user, request_timeout=_TRANSFER_SECONDS)
-            else:
-                await self._box.files.write(path, content, user=user, request_timeout=_TRANSFER_SECONDS)
+        async def write() -> None:
+            with translated_errors(self.id, BOX_REFUSED):
+                if isinstance(content, Path):
+                    with content.open("rb") as stream:
+                        await self._box.files.write(path, stream, user=user, request_timeout=_TRANSFER_SECONDS)
+                else:
+                    await self._box.files.write(path, content, user=user, request_timeout=_TRANSFER_SECONDS)
+
+        try:
+            await self._confirmed(write)
+        except ConfigError as error:
+            raise CommandFailedError(f"write {path}", 1, "", str(error)) from error
 
     async def read_file(self, path: str, *, user: str = "root", max_bytes: int | None = None) -> bytes:
         if max_bytes is None:
-            with self._file_errors(f"read {path}"):
-                return bytes(
-                    await self._box.files.read(path, format="bytes", user=user, request_timeout=_TRANSFER_SECONDS)
-                )
+
+            async def read() -> bytes:
+                with translated_errors(self.id, BOX_REFUSED):
+                    return bytes(
+                        await self._box.files.read(path, format="bytes", user=user, request_timeout=_TRANSFER_SECONDS)
+                    )
+
+            with _read_errors(path):
+                return await self._confirmed(read)
         data = bytearray()
         async with contextlib.aclosing(self._chunks(path, user)) as chunks:
             async for chunk in chunks:
@@ -255,10 +296,16 @@ class E2BSandbox:
                     await asyncio.to_thread(file.write, chunk)
 
     async def _chunks(self, path: str, user: str) -> AsyncGenerator[bytes]:
-        with self._file_errors(f"read {path}"):
-            async with await self._box.files.read(path, format="stream", user=user) as stream:
-                async for chunk in stream:
-                    yield chunk
+        async def begin() -> Any:
+            with translated_errors(self.id, BOX_REFUSED):
+                return await self._box.files.read(path, format="stream", user=user)
+
+        with _read_errors(path):
+            stream = await self._confirmed(begin)
+            with translated_errors(self.id, BOX_REFUSED):
+                async with stream:
+                    async for chunk in stream:
+                        yield chunk
 
     async def set_ttl(self, seconds: int) -> None:
         with translated_errors(self.id):
@@ -279,18 +326,18 @@ class E2BSandbox:
     ) -> None:
         await self.kill()
 
-    @contextmanager
-    def _file_errors(self, action: str) -> Iterator[None]:
-        """Translate errors of a file operation: a refused path is a failed command, not a wrong configuration."""
-        from e2b import FileNotFoundException
 
-        try:
-            with translated_errors(self.id):
-                yield
-        except ConfigError as error:
-            if isinstance(error.__cause__, FileNotFoundException):
-                raise FileNotFoundError(f"{action}: {error}") from error
-            raise CommandFailedError(action, 1, "", str(error)) from error
+@contextmanager
+def _read_errors(path: str) -> Iterator[None]:
+    """Translate a refused path: it is a missing file or a failed command, not a wrong configuration."""
+    from e2b import FileNotFoundException
+
+    try:
+        yield
+    except ConfigError as error:
+        if isinstance(error.__cause__, FileNotFoundException):
+            raise FileNotFoundError(f"read {path}: {error}") from error
+        raise CommandFailedError(f"read {path}", 1, "", str(error)) from error
 
 
 def _prepare_sdk(max_connections: int, urls: tuple[str | None, ...]) -> None:

@@ -1,36 +1,42 @@
-"""Translate exceptions of the E2B SDK into the errors of the sandbox contract."""
+"""Translate exceptions of the E2B SDK into the errors of the sandbox contract.
+
+The service, the way to it and the box answer through the same calls. Only a refusal of what a call itself asks for is
+final; everything else, also an answer that the SDK cannot read, is waited for.
+"""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 
-import httpx
+from ratchet.errors import ConfigError, RatchetError, SandboxBusyError, SandboxGoneError, SandboxRefusesError
 
-from ratchet.errors import ConfigError, RatchetError, SandboxBusyError, SandboxGoneError
-
-_RETRYABLE_STATUS = 500
-
-
-def sdk_errors() -> tuple[type[Exception], ...]:
-    """Return every exception class that the SDK and its transports raise for a failed call."""
-    from connectrpc.errors import ConnectError
-    from e2b.exceptions import AuthenticationException, SandboxException, ServiceBusyException
-    from pyqwest import ReadError, StreamError, WriteError
-
-    return (
-        SandboxException, AuthenticationException, ServiceBusyException, ConnectError,
-        ReadError, StreamError, WriteError, httpx.HTTPError, OSError,
-    )  # fmt: skip
+CONTENT_REFUSED = frozenset({400, 404, 413, 415, 422})
+"""Statuses with which the service refuses the content of a request. With others (401, 402, 403, ...) it refuses the
+caller or does not know the route."""
+BOX_REFUSED = frozenset(range(400, 500)) | {501, 507}
+"""Statuses with which a box may refuse a command or a file."""
+_UNKNOWN_STATUS = 500
+_CONNECT = {
+    "unimplemented": 501,
+    "failed_precondition": 400,
+    "permission_denied": 403,
+    "already_exists": 409,
+    "out_of_range": 400,
+}
 
 
 @contextmanager
-def translated_errors(subject: str, missing: type[ConfigError] = ConfigError) -> Iterator[None]:
-    """Translate exceptions of the block. `missing`: class of the error for a status 404."""
+def translated_errors(
+    subject: str, final: Container[int] = (), missing: type[ConfigError] = ConfigError
+) -> Iterator[None]:
+    """Translate exceptions of the block, which makes calls of the SDK only, as `translate` does."""
     try:
         with cancellable():
             yield
-    except sdk_errors() as error:
-        raise translate(error, subject, missing) from error
+    except RatchetError:
+        raise
+    except Exception as error:
+        raise translate(error, subject, final, missing) from error
 
 
 @contextmanager
@@ -53,9 +59,15 @@ def cancellable() -> Iterator[None]:
         raise asyncio.CancelledError
 
 
-def translate(error: Exception, subject: str, missing: type[ConfigError] = ConfigError) -> RatchetError:
-    """The only mapping from the SDK's exceptions to errors of this program; ConfigError for refusals that are final,
-    `missing` for one with the status 404."""
+def translate(
+    error: Exception, subject: str, final: Container[int] = (), missing: type[ConfigError] = ConfigError
+) -> RatchetError:
+    """The only mapping from the SDK's exceptions to errors of this program.
+
+    `final`: statuses with which this call is refused for what it asks for: ConfigError, `missing` for 404. With any
+    other below 500 the caller is refused: SandboxRefusesError. What no rule knows is the answer of something that does
+    not work: SandboxBusyError.
+    """
     from e2b import exceptions as sdk
 
     words = f"{subject}: {error}" if str(error) else f"{subject}: {type(error).__name__}"
@@ -65,26 +77,39 @@ def translate(error: Exception, subject: str, missing: type[ConfigError] = Confi
         return SandboxBusyError(words, is_full=True)
     if isinstance(error, sdk.TimeoutException):
         return SandboxBusyError(words)
-    if isinstance(error, sdk.AuthenticationException):
-        return ConfigError(f"The sandbox service refuses the API key or the user: {words}")
-    if isinstance(error, sdk.SandboxException):
-        refused = (sdk.InvalidArgumentException, sdk.NotFoundException, sdk.NotEnoughSpaceException)
-        if not isinstance(error, refused) and not _is_client_error(error):
-            return SandboxBusyError(words)
-        kind = missing if getattr(error, "status_code", None) == 404 or "404:" in str(error)[:4] else ConfigError
-        return kind(f"The sandbox service refuses {words}")
+    if not isinstance(error, (sdk.SandboxException, sdk.AuthenticationException)):
+        return SandboxBusyError(f"{words} ({type(error).__name__}: the service's answer could not be read)")
+    status = _status(error)
+    if status in final:
+        return (missing if status == 404 else ConfigError)(f"The sandbox service refuses {words}")
+    if 400 <= status < 500:
+        return SandboxRefusesError(f"The sandbox service refuses {words}")
     return SandboxBusyError(words)
 
 
-def _is_client_error(error: Exception) -> bool:
-    """Return whether the service refused the request itself: a status below 500, or a Connect refusal of that kind."""
-    status = getattr(error, "status_code", None)
-    if status is not None:
-        return bool(status < _RETRYABLE_STATUS)
-    text = str(error)
-    codes = ("400:", "403:", "404:", "405:", "409:", "413:", "415:", "501:")
-    words = ("UNIMPLEMENTED", "FAILED_PRECONDITION", "PERMISSION_DENIED", "ALREADY_EXISTS")
-    return text.startswith(codes) or any(word in text.upper().partition(":")[0] for word in words)
+def _status(error: Exception) -> int:
+    """Return the HTTP status that an exception of the SDK stands for, 500 if it stands for none."""
+    from e2b import exceptions as sdk
+
+    known: dict[type[Exception], int] = {
+        sdk.AuthenticationException: 401,
+        sdk.InvalidArgumentException: 400,
+        sdk.NotFoundException: 404,
+        sdk.NotEnoughSpaceException: 507,
+    }
+    for kind, status in known.items():
+        if isinstance(error, kind):
+            return status
+    if (given := getattr(error, "status_code", None)) is not None:
+        return int(given)
+    first = str(error).partition(":")[0]
+    if first.isdecimal() and len(first) == 3:
+        return int(first)
+    # A code of Connect's: its name stands in front, in the form of the class that the SDK prints.
+    for code, status in _CONNECT.items():
+        if code in first.lower():
+            return status
+    return _UNKNOWN_STATUS
 
 
 def is_plain_timeout(error: Exception) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from activities.datasets.build_context import DOCKERFILE, unpack_build_context
-from activities.sandboxes.e2b_errors import translated_errors
+from activities.sandboxes.e2b_errors import CONTENT_REFUSED, translated_errors
 from ratchet.errors import BuildFailedError, SandboxBusyError
 
 _SERVICE_FAULT = re.compile(r"5\d\d: ")
@@ -30,7 +30,10 @@ class E2BImageBuilder:
         from e2b import AsyncTemplate
         from e2b.exceptions import BuildException, FileUploadException, TemplateException
 
-        with tempfile.TemporaryDirectory(prefix="ratchet-build-") as name, translated_errors(f"the build of {image}"):
+        with (
+            tempfile.TemporaryDirectory(prefix="ratchet-build-") as name,
+            translated_errors(f"the build of {image}", CONTENT_REFUSED),
+        ):
             directory = Path(name) / "context"
             await asyncio.to_thread(unpack_build_context, image, context, directory)
             try:

@@ -10,7 +10,7 @@ from connectrpc.errors import ConnectError
 from activities.sandboxes.base import Sandbox
 from activities.sandboxes.e2b import E2BProvider
 from activities.sandboxes.e2b_errors import cancellable
-from ratchet.errors import CommandFailedError, ConfigError, SandboxBusyError, SandboxGoneError
+from ratchet.errors import CommandFailedError, ConfigError, SandboxBusyError, SandboxGoneError, SandboxRefusesError
 from stack.ports import free_port
 from stack.worker import sandbox_provider
 from tests.integration.sandbox_gateway.conftest import API_KEY, GatewayProcess, make_box, provider_of
@@ -43,7 +43,7 @@ async def test_mistakes_of_the_caller_are_not_retried(provider: E2BProvider, gat
         await provider.create("no/such:image", ttl_seconds=5, metadata={}, idempotency_key=uuid.uuid4().hex)
     with pytest.raises(ConfigError):
         await provider.create("host", ttl_seconds=10**6, metadata={}, idempotency_key=uuid.uuid4().hex)
-    with pytest.raises(ConfigError, match="API key"):
+    with pytest.raises(SandboxRefusesError, match="API key"):  # keys expire while runs go on
         await make_box(E2BProvider("wrong", gateway.url, gateway.url))
 
 
