@@ -1,7 +1,8 @@
-"""A try that was lost because a worker, the store or the sandbox service was away is none of its box's tries.
+"""A try that was lost because a worker, the store or the sandbox service was away is none of its box's tries. Only
+boxes that suspect a patch are witnesses against it, and clean-up decides nothing.
 
 The workflow and the server are real. The activities are those of stand-in workers: each stage that may use a box only
-once is lost once and then works, and a rollout may have one box for its agent and one for its grade.
+once is lost once and then works, and a rollout may have one box for its agent and one or more for its grade.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import Worker
 
 from activities.stage import activity_stage, heartbeating
-from ratchet.errors import SandboxGoneError, StoreUnavailableError
+from ratchet.errors import BugError, SandboxGoneError, StoreUnavailableError, SuspectPatchError
 from ratchet.payloads import (
     AgentResult,
     Claim,
@@ -56,19 +57,29 @@ async def lost_its_box() -> None:
     raise SandboxGoneError("box 1 is released")
 
 
-class Stages:
-    """`lose`: what happens in the first tries of workspace and grade, by stage."""
+async def suspects_the_patch() -> None:
+    raise SuspectPatchError("the tests' report was lost")
 
-    def __init__(self, lose: dict[str, list[Loss]]) -> None:
+
+async def has_a_bug() -> None:
+    raise BugError("an answer that nothing expected")
+
+
+class Stages:
+    """`lose`: what happens in the first tries of stages, by stage. `tries_left`: what the grades were told."""
+
+    def __init__(self, lose: dict[str, list[Loss]], grade_tries: int = 1) -> None:
         self.lose = {stage: list(losses) for stage, losses in lose.items()}
+        self.grade_tries = grade_tries
+        self.tries_left: list[int] = []
         self.tries: Counter[str] = Counter()
         self.num_finalised = 0
         self.began = asyncio.Event()
 
     async def _use_box(self, stage: str) -> None:
         self.tries[stage] += 1
-        self.began.set()
         if losses := self.lose.get(stage):
+            self.began.set()
             await losses.pop(0)()
 
     @activity_stage("claim")
@@ -88,13 +99,14 @@ class Stages:
             eval_budget_seconds=100,
             guard_seconds=1000,
             box_tries=1,
-            grade_tries=1,
+            grade_tries=self.grade_tries,
             stages=stages,
             summary="",
         )
 
     @activity_stage("boot")
     async def boot(self, input: StageInput) -> LiveSandbox:
+        await self._use_box(f"{input.role} boot")
         return LiveSandbox(sandbox_id=1, provider_id="box")
 
     @activity_stage("workspace")
@@ -112,12 +124,13 @@ class Stages:
 
     @activity_stage("grade")
     async def grade(self, input: StageInput) -> GradeResult:
-        assert input.tries_left == 0
+        self.tries_left.append(input.tries_left)
         await self._use_box("grade")
         return GradeResult(grade_id=1, solved=True)
 
     @activity_stage("release")
     async def release(self, input: StageInput) -> StageResult:
+        await self._use_box("release")
         return StageResult()
 
     @activity_stage("finalise")
@@ -153,7 +166,7 @@ async def test_a_lost_try_is_none_of_the_tries(client: Client, loss: Loss) -> No
     stages = Stages({"workspace": [loss], "grade": [loss]})
     result = await play(client, stages, loss.__name__)
     assert (result.outcome, result.reward) == (Outcome.GRADED, 1.0)
-    assert stages.tries == {"workspace": 2, "grade": 2}
+    assert (stages.tries["workspace"], stages.tries["grade"]) == (2, 2) and stages.tries_left == [0, 0]
 
 
 async def test_a_lost_box_is_one_of_the_tries(client: Client) -> None:
@@ -169,12 +182,35 @@ async def test_lost_tries_are_bounded(client: Client) -> None:
     assert stages.tries["grade"] == 11
 
 
+async def test_only_boxes_that_suspect_the_patch_are_witnesses_against_it(client: Client) -> None:
+    """A grade that is told of no further box says that the patch is to blame, so it must be the last of three that saw
+    the same.
+    """
+    stages = Stages({"grade": [suspects_the_patch, suspects_the_patch]}, grade_tries=3)
+    assert (await play(client, stages, "three witnesses")).outcome is Outcome.GRADED
+    assert stages.tries_left == [2, 1, 0]
+    stages = Stages({"grade boot": [lost_its_box, lost_its_box]}, grade_tries=3)
+    assert (await play(client, stages, "two boxes that never were")).outcome is Outcome.GRADED
+    assert stages.tries_left == [2]
+    stages = Stages({"grade": [lost_its_box, suspects_the_patch, suspects_the_patch]}, grade_tries=3)
+    assert (await play(client, stages, "two witnesses of three")).outcome is Outcome.GRADER_FAILED
+    assert stages.tries_left == [2, 2, 1]
+
+
+async def test_boxes_that_cannot_be_released_change_no_outcome(client: Client) -> None:
+    stages = Stages({"grade": [lost_its_box], "release": [has_a_bug] * 9}, grade_tries=2)
+    assert (await play(client, stages, "release between tries")).outcome is Outcome.GRADED
+    stages = Stages({"workspace": [lost_its_box], "release": [has_a_bug] * 9})
+    assert (await play(client, stages, "release at the end")).outcome is Outcome.INFRA_FAILED
+    assert stages.num_finalised == 1
+
+
 async def test_a_worker_that_is_shut_down_costs_no_try(client: Client) -> None:
-    async def works() -> None:
+    async def goes_on() -> None:
         async with heartbeating():
             await asyncio.Event().wait()
 
-    stages = Stages({"workspace": [works]})
+    stages = Stages({"workspace": [goes_on]})
     start = client.start_workflow(Rollout.run, RolloutInput(rollout_id=1), id="shut down", task_queue="control")
     async with stages.worker(client):
         handle = await start
