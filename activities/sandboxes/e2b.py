@@ -43,7 +43,7 @@ _PAGE_SIZE = 100
 
 _log = structlog.get_logger(__name__)
 
-R = TypeVar("R")
+_R = TypeVar("_R")
 
 
 def image_metadata_key() -> str:
@@ -224,7 +224,7 @@ class E2BSandbox:
                 await handle.disconnect()
         return result
 
-    async def _confirmed(self, call: Callable[[], Awaitable[R]]) -> R:
+    async def _confirmed(self, call: Callable[[], Awaitable[_R]]) -> _R:
         """Make a call of the box. If it is refused for what it asks for (ConfigError), make it once more, after the box
         has run another command.
 
