@@ -23,7 +23,6 @@ from ratchet.errors import (
     UnknownImageError,
 )
 from ratchet.store import sandboxes
-from ratchet.store.arrays import storable_text
 from ratchet.store.database import Database
 from ratchet.store.sandboxes import LedgerRow
 from ratchet.temporal_settings import TemporalSettings
@@ -105,7 +104,7 @@ class BoxCreator:
             is_waiting = isinstance(error, SandboxBusyError) and error.is_full
             with suppress(StoreUnavailableError):  # the provider's error is what the caller has to know
                 async with self.database.begin() as connection:
-                    words = "" if is_waiting else storable_text(str(error))
+                    words = "" if is_waiting else str(error)
                     await sandboxes.set_boot_error(connection, row.id, words)
             raise
         await box.close()

@@ -28,7 +28,7 @@ from ratchet.payloads import GradeResult, StageInput
 from ratchet.secrets import without_secrets
 from ratchet.store import admissions, grades, rollouts, sandboxes
 from ratchet.store.admissions import GraderVersion
-from ratchet.store.arrays import pack_text, storable_text, unpack_bytes, unpack_text
+from ratchet.store.arrays import pack_text, unpack_bytes, unpack_text
 from ratchet.store.box_failures import NO_VERDICT, VERDICT_STORED
 from ratchet.store.database import Database
 from ratchet.store.grades import ControlVerdict, NewGrade
@@ -218,7 +218,7 @@ async def _tests_of(judge: PatchJudge | None, started: float) -> str:
 
 def _short_reason(reason: str) -> str:
     """Return a reason as one line of bounded length, for a workflow's history; the grade's row has all of it."""
-    return storable_text(" ".join(reason.split())[:_MAX_REASON_CHARACTERS])
+    return " ".join(reason.split())[:_MAX_REASON_CHARACTERS]
 
 
 def _told_reason(verdict: GradeTable | Verdict) -> str:
@@ -254,12 +254,12 @@ def grade_row(rollout_id: int, patch_id: int, grader: Grader, judged: JudgedPatc
         solved=verdict.solved,
         rejected=verdict.rejected,
         rule=verdict.rule,
-        reason=storable_text(verdict.reason),
-        tests={storable_text(name): outcome for name, outcome in verdict.tests.items()},
+        reason=verdict.reason,
+        tests=dict(verdict.tests),
         fail_to_pass=verdict.fail_to_pass,
         pass_to_pass=verdict.pass_to_pass,
         findings=[asdict(finding) for finding in judged.findings],
-        flags=[{"what": flag.what, "place": storable_text(flag.place)} for flag in judged.flags],
+        flags=[{"what": flag.what, "place": flag.place} for flag in judged.flags],
         has_oracle=verdict.has_oracle,
         log=pack_text(verdict.log),
         duration_seconds=verdict.duration_seconds,

@@ -201,9 +201,9 @@ class Watcher:
                     reason = f"{health.name} is given up: {health.reason}{last}"
                     only_with_rollouts = health.name not in ("learner", "ray")
                     await run_pause.pause_all_runs(store, reason, only_with_rollouts, set_of_part(health.name))
-            except (RatchetError, TimeoutError) as error:
-                _LOG.warning("runs not paused yet", part=health.name, reason=str(error))
-                return
+            except (RatchetError, TimeoutError, DBAPIError) as error:
+                _LOG.warning("runs not paused yet", part=health.name, reason=str(error)[:_MAX_REASON_CHARS])
+                continue
             health.runs_paused = True
             _LOG.warning("runs paused", part=health.name)
 

@@ -71,8 +71,3 @@ def pack_json(value: object) -> bytes:
 
 def unpack_json(data: bytes) -> object:
     return orjson.loads(zstandard.decompress(data))
-
-
-def storable_text(text: str) -> str:
-    """Return the text without what Postgres refuses: NUL and lone surrogates, written as escapes."""
-    return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()

@@ -1,7 +1,8 @@
 """The connection to Postgres: one pool per process, one transaction per state change.
 
 The functions of this package take the connection that `Database.begin()` yields. Only this module decides which errors
-mean that Postgres does not work.
+mean that Postgres does not work, and only this module makes texts storable: those of every statement, also in JSON, so
+that no caller can forget it.
 """
 
 import asyncio
@@ -12,13 +13,14 @@ from typing import Self
 
 import asyncpg
 from sqlalchemy import event
-from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.engine.interfaces import AdaptedConnection, DBAPIConnection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.util import greenlet_spawn
 
 from ratchet.errors import MachineError, StoreUnavailableError
+from ratchet.storable_text import storable_json, storable_text
 
 _NO_ANSWER = (
     OSError,
@@ -90,6 +92,25 @@ def _sources(error: BaseException) -> Iterator[BaseException]:
         inner = inner.orig if isinstance(inner, DBAPIError) else inner.__cause__
 
 
+def _encode_text(text: str) -> bytes:
+    return storable_text(text).encode()
+
+
+def _storable_list(value: object) -> object:
+    """Return a list with storable texts; asyncpg encodes the texts of lists by itself. Other values as they are."""
+    if isinstance(value, list) and any(isinstance(one, str) for one in value):
+        return [storable_text(one) if isinstance(one, str) else one for one in value]
+    return value
+
+
+async def _make_texts_storable(connection: asyncpg.Connection) -> None:
+    """Write what Postgres refuses in texts as escapes, in all values of this connection's statements but lists."""
+    for name in ("text", "varchar"):
+        await connection.set_type_codec(
+            name, schema="pg_catalog", format="binary", encoder=_encode_text, decoder=bytes.decode
+        )
+
+
 class Database:
     """A pool of connections, closed at the end of `async with`; every access goes through `begin()`."""
 
@@ -112,6 +133,7 @@ class Database:
             pool_size=2 * pool_size,
             max_overflow=0,
             pool_pre_ping=check_connections,
+            json_serializer=storable_json,
             connect_args={"timeout": min(10.0, statement_seconds), "command_timeout": statement_seconds},
         )
         limits = {
@@ -121,12 +143,14 @@ class Database:
 
         # By a statement, because connection poolers refuse unknown parameters of a connection.
         @event.listens_for(self.engine.sync_engine, "connect", insert=True)  # before the driver asks for versions
-        def set_limits(connection: DBAPIConnection, _: object) -> None:
+        def set_up(connection: DBAPIConnection, _: object) -> None:
             cursor = connection.cursor()
             for name, seconds in limits.items():
                 cursor.execute(f"SET {name} = {round(1000 * seconds)}")
             cursor.close()
             connection.commit()
+            assert isinstance(connection, AdaptedConnection)
+            connection.run_async(_make_texts_storable)
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[AsyncConnection]:
@@ -157,7 +181,7 @@ class Database:
             driver = connection.driver_connection
             assert driver is not None
             try:
-                rows = list(await driver.fetch(statement, *values))
+                rows = list(await driver.fetch(statement, *map(_storable_list, values)))
             except BaseException:  # SQLAlchemy does not see the error: the connection may be broken
                 await greenlet_spawn(connection.invalidate)
                 raise

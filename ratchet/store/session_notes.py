@@ -7,7 +7,6 @@ from sqlalchemy import cast, func, select, update
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.store.arrays import storable_text
 from ratchet.store.schema import RolloutTable, SessionTable
 from ratchet.types import SessionState
 
@@ -25,7 +24,7 @@ async def note_template(conn: AsyncConnection, rollout_id: int, digest: str, kwa
 async def note_refusal(conn: AsyncConnection, session_id: int, reason: str) -> None:
     """Record that a call of the session was refused for what it contained, and why; the first time stays."""
     statement = update(SessionTable).where(SessionTable.id == session_id, SessionTable.refused_at.is_(None))
-    await conn.execute(statement.values(refused_at=func.now(), refusal=storable_text(reason)[:_MAX_REFUSAL_CHARS]))
+    await conn.execute(statement.values(refused_at=func.now(), refusal=reason[:_MAX_REFUSAL_CHARS]))
 
 
 async def note_endpoint_error(conn: AsyncConnection, session_id: int, reason: str | None) -> None:

@@ -11,6 +11,7 @@ from temporalio.testing import ActivityEnvironment
 from activities.claim_and_finalise import RolloutRecordActivities
 from activities.run_configs import RunConfigs
 from ratchet.payloads import FinaliseInput, RolloutInput, RolloutResult
+from ratchet.storable_text import storable_text
 from ratchet.store import grades, rollouts
 from ratchet.store.arrays import pack_text
 from ratchet.store.database import Database
@@ -96,3 +97,15 @@ async def test_a_claim_does_not_read_the_whole_task(database: Database, activiti
     await claim_twice(database, activities)
     assert any("task.label" in statement for statement in sent)
     assert not [statement for statement in sent if "task.spec" in statement]
+
+
+@pytest.mark.parametrize("reason", ["pre_command failed: \0\1ELF", "no UTF-8: \udcff"])
+async def test_a_rollout_ends_with_a_reason_that_postgres_would_refuse(
+    database: Database, activities: RolloutRecordActivities, reason: str
+) -> None:
+    rollout_id = await claim_twice(database, activities)
+    failed = FinaliseInput(rollout_id=rollout_id, attempt=2, failure="infra_failed", reason=reason)
+    assert (await end(activities, "new life", failed)).outcome == "infra_failed"
+    async with database.begin() as connection:
+        told = select(RolloutTable.outcome_reason).where(RolloutTable.id == rollout_id)
+        assert (await connection.execute(told)).scalar_one() == storable_text(reason)

@@ -212,9 +212,10 @@ async def test_a_part_that_dies_at_every_start_is_given_up_with_its_error_until_
 async def test_runs_are_paused_once_if_a_part_that_they_need_is_given_up(
     home: Path, database: Database, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if Postgres is away when it happens. A person who resumes the run too early is told why it cannot go on."""
+    """Also if Postgres is away when it happens, or the part's log has a NUL. A person who resumes the run too early is
+    told why it cannot go on."""
     await make_run(database, run_id, make_config())
-    stack = FewParts(home, Part("learner", ["sh", "-c", "echo 'OSError: no GPU'; exit 1"], 40))
+    stack = FewParts(home, Part("learner", ["sh", "-c", r"printf 'OSError: no GPU \000\n'; exit 1"], 40))
     monkeypatch.setenv("RATCHET_DATABASE_URL", "postgresql://ratchet@127.0.0.1:9/ratchet")
     async with watched(stack):
         await wait_for(stack, "learner", lambda part: part.state is HealthState.GIVEN_UP, "is given up")

@@ -10,12 +10,14 @@ from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 import pytest
-from sqlalchemy import text, update
+from sqlalchemy import cast, func, literal, select, text, update
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.exc import DBAPIError
 
 from ratchet.errors import StoreUnavailableError
 from ratchet.store.database import Database, async_url, libpq_url
 from ratchet.store.schema import RunTable
+from tests.integration.training.records import make_config, make_run
 
 STATES = sorted(
     {
@@ -49,6 +51,30 @@ async def test_every_error_of_the_server_is_sorted(database: Database) -> None:
             if not is_statements_fault(state):
                 wrong.append((state, str(error)))
     assert not wrong
+
+
+REFUSED = "binary \0 and \udcff"
+STORED = "binary \\0 and \\udcff"
+
+
+async def test_every_text_of_a_statement_is_stored(database: Database, run_id: str) -> None:
+    """What an error has printed may contain what Postgres refuses; no writer of a column has to know it."""
+    await make_run(database, run_id, make_config())
+    row = RunTable.run_id == run_id
+    async with database.begin() as connection:
+        values = {"state_reason": REFUSED, "config": {REFUSED: [REFUSED, {"a": REFUSED}]}, "box_cap_cause": "é"}
+        await connection.execute(update(RunTable).where(row).values(**values))
+        stored = (await connection.execute(select(*(getattr(RunTable, name) for name in values)).where(row))).one()
+        assert stored == (STORED, {STORED: [STORED, {"a": STORED}]}, "é")
+        same = select(RunTable.run_id).where(row, RunTable.state_reason == REFUSED, RunTable.config.has_key(REFUSED))
+        assert (await connection.execute(same)).scalar_one() == run_id
+        assert (await connection.execute(select(func.lower(literal(REFUSED))))).scalar_one() == STORED
+        merged = RunTable.config.op("||")(cast({"b": REFUSED}, JSONB))
+        await connection.execute(update(RunTable).where(row).values(config=merged))
+        assert (await connection.execute(select(RunTable.config["b"].astext).where(row))).scalar_one() == STORED
+    statement = "SELECT $1::text, $2::varchar, $3::text[], $4::bigint[]"
+    found = await database.fetch(statement, REFUSED, REFUSED, [REFUSED, None], [1])
+    assert [tuple(one.values()) for one in found] == [(STORED, STORED, [STORED, None], [1])]
 
 
 async def test_a_server_that_has_become_read_only_is_waited_for(database: Database) -> None:
