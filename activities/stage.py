@@ -20,6 +20,7 @@ from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from ratchet.background_task import running_beside
 from ratchet.errors import BugError, RatchetError, SandboxBusyError
 from ratchet.secrets import without_secrets
+from ratchet.storable_text import storable_text
 
 _LOG = structlog.get_logger()
 
@@ -36,7 +37,7 @@ def _as_application_error(error: RatchetError, seconds: float) -> ApplicationErr
         # Jitter, so that many refused boots do not come back in the same second.
         delay = timedelta(seconds=(error.retry_after_seconds or 2.0) * random.uniform(0.7, 1.6))
     return ApplicationError(
-        without_secrets(str(error)),
+        storable_text(without_secrets(str(error))),
         round(seconds if error.used_seconds is None else error.used_seconds, 3),
         type=type(error).__name__,
         non_retryable=not error.retryable,

@@ -14,14 +14,18 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from pydantic import BaseModel
+from pydantic_core import PydanticSerializationError
 from temporalio.api.common.v1 import Payload
-from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.contrib.pydantic import PydanticPayloadConverter
 from temporalio.converter import DataConverter, DefaultFailureConverterWithEncodedAttributes, PayloadCodec
 
 from ratchet.errors import ConfigError, MachineError
+from ratchet.storable_text import storable_parts
 
 KEY_FILE_SETTING = "RATCHET_PAYLOAD_KEY_FILE"
 _ENCODING, _KEY_ID = "encoding", "encryption-key-id"
@@ -148,13 +152,24 @@ def encryption_codec() -> EncryptionCodec:
     return EncryptionCodec(Path(path).expanduser().resolve() if path else None)
 
 
+class StorablePayloadConverter(PydanticPayloadConverter):
+    """Pydantic's JSON; lone surrogates, which JSON in UTF-8 cannot hold, are written as escapes."""
+
+    def to_payloads(self, values: Sequence[Any]) -> list[Payload]:
+        try:
+            return super().to_payloads(values)
+        except PydanticSerializationError:
+            plain = [one.model_dump() if isinstance(one, BaseModel) else one for one in values]
+            return super().to_payloads([storable_parts(one) for one in plain])
+
+
 def payload_converter() -> DataConverter:
     """Return the converter of every client and worker. Raises ConfigError for a key file that cannot be used.
 
     With keys, messages and stack traces of failures are encrypted, too.
     """
     codec = encryption_codec()
-    converter = dataclasses.replace(pydantic_data_converter, payload_codec=codec)
+    converter = DataConverter(payload_converter_class=StorablePayloadConverter, payload_codec=codec)
     if codec.newest is None:
         return converter
     return dataclasses.replace(converter, failure_converter_class=DefaultFailureConverterWithEncodedAttributes)

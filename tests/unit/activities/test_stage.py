@@ -1,13 +1,18 @@
-"""Heartbeats of long activities."""
+"""Heartbeats of long activities, and the errors that Temporal stores."""
 
 import asyncio
 import dataclasses
 from datetime import timedelta
 from typing import Any
 
+import pytest
+from temporalio.api.failure.v1 import Failure
+from temporalio.converter import default
+from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
-from activities.stage import heartbeating
+from activities.stage import activity_stage, heartbeating
+from ratchet.errors import EngineRejectedError
 
 
 async def test_heartbeats_do_not_wait_for_their_details() -> None:
@@ -36,3 +41,14 @@ async def test_heartbeats_do_not_wait_for_their_details() -> None:
     async with asyncio.timeout(60):
         await environment.run(work)
     assert sent[0] == () and sent[-1] == ("3 turns",) and len(asked) == 2
+
+
+async def test_an_error_that_quotes_bytes_can_be_stored_by_temporal() -> None:
+    @activity_stage("test")
+    async def refuse() -> None:
+        raise EngineRejectedError("no JSON: \0\udcff")
+
+    with pytest.raises(ApplicationError) as raised:
+        await ActivityEnvironment().run(refuse)
+    assert raised.value.message == "no JSON: \\0\\udcff" and raised.value.type == "EngineRejectedError"
+    await default().encode_failure(raised.value, Failure())

@@ -9,6 +9,7 @@ from temporalio.exceptions import ApplicationError
 
 from ratchet.errors import ConfigError, MachineError
 from ratchet.payload_codec import KEY_FILE_SETTING, EncryptionCodec, PayloadKeyError, codec_of, payload_converter
+from ratchet.payloads import PauseRunInput
 
 TASK = "mend the parser"
 
@@ -118,3 +119,15 @@ def test_a_file_that_cannot_be_used_is_refused_without_its_keys(tmp_path: Path, 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"{tmp_path}/none cannot be read"):
         EncryptionCodec(tmp_path / "none")
+
+
+async def test_a_text_that_quotes_bytes_can_be_sent() -> None:
+    """JSON in UTF-8 has no lone surrogates, so a reason that contains one would not be sent."""
+    sent = PauseRunInput(run_id="r", reason="caf\udce9 \0")
+    payloads = await payload_converter().encode([sent, {"a\udce9": [1, "\udce9"]}, "caf\udce9"])
+    received = await payload_converter().decode(payloads, [PauseRunInput, dict, str])
+    assert received == [
+        PauseRunInput(run_id="r", reason="caf\\udce9 \\0"), {"a\\udce9": [1, "\\udce9"]}, "caf\\udce9"
+    ]  # fmt: skip
+    payloads = await payload_converter().encode([PauseRunInput(run_id="r", reason="café \0")])
+    assert (await payload_converter().decode(payloads, [PauseRunInput]))[0].reason == "café \0"
