@@ -12,12 +12,12 @@ from datetime import timedelta
 from typing import TypeVar
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError, ApplicationError
+from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
     from activities.run_lifecycle import RunActivities
     from ratchet.errors import ConfigError
-    from ratchet.payloads import RunPlan, RunView
+    from ratchet.payloads import PauseRunInput, RunPlan, RunView
     from ratchet.run_names import require_target_name
     from ratchet.status_payloads import RunStatus
     from ratchet.steering import require_changeable
@@ -34,6 +34,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.activity_options import FIRST_STAGE, RUN, STEP, ResultT, failure_cause, run_activity
 
 _UNKNOWN = "a Temporal client"
+_UNTOLD_REASON = "something failed, and the reason could not be stored; the workflow's history in Temporal's UI has it"
 _Input = TypeVar("_Input", bound=SteerInput)
 _STEER_STAGE = FIRST_STAGE.model_copy(update={"start_to_close_seconds": 30})
 
@@ -92,6 +93,23 @@ class SteeredRun:
 
     def is_paused(self) -> bool:
         return self.view is not None and self.view.state is RunState.PAUSED
+
+    async def record_pause(self, plan: RunPlan, reason: str) -> None:
+        """Pause the run in Postgres. If that fails for good, perhaps because of the reason's text, another reason is
+        tried once; if that fails, too, the run is left as it is, and the caller's next failure pauses it again.
+
+        An error of a pause never leaves this method: it would end the run and cancel its groups.
+        """
+        for text in (reason, _UNTOLD_REASON):
+            paused = PauseRunInput(run_id=plan.run_id, reason=text)
+            try:
+                await run_activity(RunActivities.pause_run, paused, plan.stages["record"], summary=text[:100])
+                return
+            except ActivityError as error:
+                # Executions in which a pause failed before this version fail, so that their histories replay.
+                if is_cancelled_exception(error) or not workflow.patched("pause-again"):
+                    raise
+                workflow.logger.error(f"run not paused: {failure_cause(error).message}")
 
     async def look_until(
         self, waiting: Awaitable[ResultT], poll_seconds: float, look: Callable[[], Awaitable[None]]

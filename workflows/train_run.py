@@ -37,7 +37,6 @@ with workflow.unsafe.imports_passed_through():
         EvaluationPlan,
         GroupInput,
         GroupResult,
-        PauseRunInput,
         PrepareRunInput,
         RunInput,
         RunPlan,
@@ -134,8 +133,7 @@ class TrainRun(SteeredRun):
             await self._continue_as_new(plan)
         workflow.set_current_details(f"paused: {reason}\n\nRun `ratchet resume {plan.run_id}` when it is mended.")
         self.failures.clear()
-        paused = PauseRunInput(run_id=plan.run_id, reason=reason)
-        await run_activity(RunActivities.pause_run, paused, plan.stages["record"], summary=reason[:100])
+        await self.record_pause(plan, reason)
         await self._sleep(plan)
 
     async def _run_steps(self, plan: RunPlan) -> RunView:
