@@ -1,6 +1,7 @@
 """The config of a run as one pydantic tree.
 
-Every setting of a run is declared once, in `config_sections.py` and `config_loss.py`. Unknown keys are refused.
+Every setting of a run is declared once, in `config_sections.py`, `config_loss.py`, `config_limits.py` and
+`config_engines.py`. Unknown keys are refused.
 `config_sources.py` reads the values from the file, the environment and the command line; the resolved tree is stored in
 the run's row, and all parts read it from there.
 """
@@ -11,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from ratchet.config_engines import DEFAULT_SET, PlacedEnginesConfig, engine_entries, require_set_name
+from ratchet.config_limits import LimitsConfig
 from ratchet.config_loss import LOSS_PRESET_VALUES, LossConfig
 from ratchet.config_sections import (
     ADVANTAGES,
@@ -21,7 +23,6 @@ from ratchet.config_sections import (
     EvaluationConfig,
     GradingConfig,
     HarnessConfig,
-    LimitsConfig,
     LoraConfig,
     MetricsConfig,
     MetricSinkConfig,

@@ -6,7 +6,8 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from ratchet.config_sections import Positive, Section
+from ratchet.bounded_numbers import NotNegative, Positive
+from ratchet.config_sections import Section
 
 LOCAL = "local"
 """The name of the machine on which `ratchet up` runs."""
@@ -42,7 +43,7 @@ class PlacedEnginesConfig(Section):
     port: Annotated[int, Field(gt=0, lt=65536)] | None = None
     """TCP port of the first engine; each further one takes the next port. None, the default, means free ports on
     `local`, and ports from 18100 on another host."""
-    gpus: list[Annotated[int, Field(ge=0)]] | None = None
+    gpus: list[NotNegative] | None = None
     """Indexes of the host's GPUs that these engines share out in order, each the same number of them. None, the
     default, takes the first GPUs that no other part was given, as many as the vLLM arguments need."""
     args: tuple[str, ...] = ()

@@ -4,7 +4,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ratchet.config_sections import Positive, Section
+from ratchet.bounded_numbers import Positive
+from ratchet.config_sections import Section
 
 
 class LossConfig(Section):

@@ -5,17 +5,22 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from ratchet.bounded_numbers import LARGEST_INTEGER, Fraction, NotNegative, Positive, Seconds
+from ratchet.storable_values import find_unstorable
 from ratchet.types import TurnKind
-
-Fraction = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[int, Field(gt=0)]
-Seconds = Annotated[float, Field(gt=0)]
 
 
 class Section(BaseModel):
-    """Base of all sections: immutable, unknown keys refused."""
+    """Base of all sections: immutable, unknown keys and values that cannot be stored are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _storable(cls, value: Any) -> Any:
+        if problem := find_unstorable(value):
+            raise ValueError(str(problem))
+        return value
 
 
 class EngineConfig(Section):
@@ -39,7 +44,7 @@ class EngineConfig(Section):
     reasoning_parser: str | None = None
     """vLLM's name of the parser that separates reasoning from the answer. None, the default, means that the model
     produces no reasoning."""
-    stop_token_ids: list[Annotated[int, Field(ge=0, lt=2**31)]] = []
+    stop_token_ids: list[NotNegative] = []
     """Further token ids that end an answer. Empty by default: those of the model's generation_config.json and of its
     chat template end it."""
     chat_template_kwargs: dict[str, Any] = {}
@@ -143,19 +148,19 @@ class SandboxConfig(Section):
     The provider and its image metadata key are set by environment variables (docs/sandboxes.md).
     """
 
-    max_boxes: Annotated[int, Field(ge=2)] = 48
+    max_boxes: Annotated[int, Field(ge=2, le=LARGEST_INTEGER)] = 48
     """Number of boxes of this provider that may exist at once; one tenth of them is reserved for grading. 48 stays
     below the agent slots of temporal.yaml."""
     adaptive: bool = False
     """Whether fewer agents run at once while engines, sandbox service or memory are full. True begins with a quarter of
     max_boxes and grows while nothing is full (`ratchet why` shows the present number and its cause). False, the
     default, always allows max_boxes, which is best if it is known to fit."""
-    memory_mib: Annotated[int, Field(ge=64)] | None = None
+    memory_mib: Annotated[int, Field(ge=64, le=LARGEST_INTEGER)] | None = None
     """Memory limit of one box, in MiB. None, the default, leaves it to the service (docker: 2048). Only docker accepts
     this limit and the next two."""
     cpus: Annotated[float, Field(gt=0)] | None = None
     """CPU limit of one box, in cores. None, the default, leaves it to the service (docker: no limit)."""
-    max_processes: Annotated[int, Field(ge=64)] | None = None
+    max_processes: Annotated[int, Field(ge=64, le=LARGEST_INTEGER)] | None = None
     """Limit of processes and threads of one box. None, the default, leaves it to the service (docker: 512)."""
 
 
@@ -208,7 +213,7 @@ class LoraConfig(Section):
 class TrainingConfig(Section):
     """Steps, groups and the optimiser."""
 
-    steps: Annotated[int, Field(ge=0)] = 100
+    steps: NotNegative = 100
     """Number of steps of the run; the checkpoint of the last one is the result. 0 only evaluates the initial
     weights."""
     groups_per_step: Positive = 8
@@ -224,9 +229,9 @@ class TrainingConfig(Section):
     min_graded: Positive | None = None
     """Smallest number of graded rollouts of a group that is trained on. None, the default, means half of `group_size`,
     at least 2."""
-    max_replacements: Annotated[int, Field(ge=0)] = 2
+    max_replacements: NotNegative = 2
     """Number of rollouts of a group that may be replaced after they ended without a verdict. 0 replaces none."""
-    max_staleness: Annotated[int, Field(ge=0)] = 1
+    max_staleness: NotNegative = 1
     """Largest age of the weights that sampled a token, in steps; tokens of older weights get no loss weight. 0 means
     synchronous training. 1, the default, lets rollouts run while a step is trained."""
     solve_rates: tuple[Fraction, Fraction] | None = None
@@ -240,7 +245,7 @@ class TrainingConfig(Section):
     every update on-policy with respect to the step."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-6
     """Learning rate of AdamW after warm-up. 1e-6 suits models of some billion parameters."""
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    warmup_steps: NotNegative = 0
     """Length of the linear warm-up of the learning rate, in optimiser updates. 0, the default, means none."""
     lora: LoraConfig | None = None
     """Trains adapters instead of the weights. None, the default, trains all weights. `{}` takes the defaults below; set
@@ -251,7 +256,7 @@ class TrainingConfig(Section):
     """AdamW's decoupled weight decay. 0, the default, means none, as usual in RL fine-tuning."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Norm to which the gradient of an update is clipped."""
-    max_skipped_steps: Annotated[int, Field(ge=0)] = 3
+    max_skipped_steps: NotNegative = 3
     """Number of steps in a row of which an update may be left out because its gradient is not finite; the next one
     pauses the run and keeps its batch. 0 pauses at the first."""
     advantage: str = "mean"
@@ -278,7 +283,7 @@ class TrainingConfig(Section):
     workers: Positive | None = None
     """Number of learner ranks. None, the default, means one per GPU of `gpus`; without it one on a machine with a GPU
     or up to three cores, else two."""
-    gpus: dict[str, list[Annotated[int, Field(ge=0)]]] | None = None
+    gpus: dict[str, list[NotNegative]] | None = None
     """GPUs of the learner's ranks: host -> indexes, such as `{local: [4, 5, 6, 7]}`. Only `local` or IP addresses of
     nodes of the Ray cluster. None, the default, means the GPUs of this machine that no engine was given."""
     shard_ranks: Positive | None = None
@@ -377,24 +382,3 @@ class GradingConfig(Section):
     admission: Literal["required", "ignored"] = "required"
     """Which tasks a run takes: `required`, the default, only those that `ratchet tasks admit` has admitted under the
     present grader versions; `ignored` all of them."""
-
-
-class LimitsConfig(Section):
-    """Time and size limits of a rollout."""
-
-    agent_seconds: Seconds = 1800
-    """Time budget of the agent's program, in seconds of the box's clock. Time in which it waits for an engine or an
-    adapter does not count (SWE_AGENT_TIME_BUDGET_SEC)."""
-    eval_seconds: Seconds = 600
-    """Time limit of the tests of one grade, in seconds (SWE_EVAL_TIMEOUT_SEC)."""
-    guard_seconds: Seconds | None = None
-    """Time limit of all stages of a rollout together, and of the time for which it has boxes outside of outages, in
-    seconds. None, the default, means agent_seconds + eval_seconds + the margin in temporal.yaml
-    (SWE_ROLLOUT_GUARD_SEC)."""
-    stall_seconds: Seconds | None = 900
-    """Time in seconds without a model call after which the agent is ended with `time_budget`. It must be above
-    harness.step_timeout_seconds. None disables the check."""
-    workspace_seconds: Seconds = 300
-    """Time limit of a task's pre_commands, in seconds."""
-    max_patch_bytes: Positive = 5_000_000
-    """Largest size of a diff, in bytes. A larger one is not stored and is graded as an empty patch with the reason."""

@@ -1,8 +1,11 @@
 """The config that a run's row holds: read it under a later version, and recognise a run by the digest of its config."""
 
+import copy
 import hashlib
+from typing import Any
 
 import orjson
+from pydantic import ValidationError
 
 from ratchet.config import MetricsConfig, RunConfig
 from ratchet.config_engines import DEFAULT_SET
@@ -32,8 +35,26 @@ _ADDED_KEYS = {
 
 
 def read_stored_config(values: JsonObject) -> RunConfig:
-    """Return the config of a run's row. Keys of other versions of this program are ignored."""
-    return RunConfig.model_validate(values, extra="ignore")
+    """Return the config of a run's row. Keys of other versions of this program are ignored, and numbers above a bound
+    that earlier versions did not have are read as the bound."""
+    try:
+        return RunConfig.model_validate(values, extra="ignore")
+    except ValidationError as error:
+        return RunConfig.model_validate(_within_bounds(values, error), extra="ignore")
+
+
+def _within_bounds(values: JsonObject, error: ValidationError) -> JsonObject:
+    """Return the values with those that are too large for their keys replaced by the largest that is accepted."""
+    bounded: Any = copy.deepcopy(values)
+    for mistake in error.errors():
+        if mistake["type"] == "less_than_equal":
+            *parents, leaf = mistake["loc"]
+            section = bounded
+            for part in parents:
+                section = section[part]
+            section[leaf] = mistake["ctx"]["le"]
+    checked: JsonObject = bounded
+    return checked
 
 
 def config_digest(config: RunConfig) -> str:

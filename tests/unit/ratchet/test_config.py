@@ -1,9 +1,12 @@
 """The run's config: precedence of its sources, and errors that name key, value and remedy."""
 
+import copy
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin
 
 import pytest
+from pydantic import BaseModel, ValidationError
 
 from ratchet.config import RunConfig
 from ratchet.config_sources import load_config
@@ -50,6 +53,16 @@ def test_precedence(path: Path) -> None:
             "training.steps={a} b",
             "training.steps: Input should be a valid integer, unable to parse string as an integer (got '{a} b')",
         ),
+        ("training.steps=2147483648", "training.steps: Input should be less than or equal to 2147483647"),
+        ("training.learning_rate=.inf", "training.learning_rate: Input should be a finite number (got inf)"),
+        ("evaluation.temperatures=[.nan]", "evaluation.temperatures.0: Input should be a finite number (got nan)"),
+        ("limits.agent_seconds=1e300", "limits.agent_seconds: Input should be less than or equal to 1000000000"),
+        ("seed=1180591620717411303424", "seed: is beyond 64 bits (got 1180591620717411303424)"),
+        ('harness.prompt="a\\0"', "harness.prompt: contains NUL or half a surrogate pair"),
+        ('harness.prompt="\\ud800"', "harness.prompt: contains NUL or half a surrogate pair"),
+        ('harness.options={a: [{b: "\\0"}]}', "harness.options: a.0.b: contains NUL or half a surrogate pair"),
+        ("harness.options={a: .inf}", "harness.options: a: is inf, and not a finite number"),
+        ("harness.options={a: &a [*a]}", "harness.options: a.0.0: is more than 100 lists and objects deep"),
         ("nonsense", "expected KEY=VALUE"),
         ("model.x=1", "model"),
         ("training.group_size=1", "group_size must be at least 2"),
@@ -176,3 +189,44 @@ def test_an_endpoint_only_evaluates(path: Path) -> None:
     with pytest.raises(ConfigError, match=r"endpoint\.key: configs are stored") as refused:
         load_config(path, [*endpoint, "training.steps=0", "endpoint.key=sk-literal"], {})
     assert "sk-literal" not in str(refused.value)
+
+
+def _integers(model: type[BaseModel], path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Yield the places of single whole numbers in a config; 0 is the first element of a list."""
+    for name, field in model.model_fields.items():
+        within = (0,) if get_origin(field.annotation) in (list, tuple) else ()
+        kinds = [one for one in (field.annotation, *get_args(field.annotation)) if isinstance(one, type)]
+        for kind in kinds:
+            if issubclass(kind, BaseModel):
+                yield from _integers(kind, (*path, name, *within))
+        annotated = [get_args(one)[0] for one in get_args(field.annotation) if get_origin(one) is Annotated]
+        if int in kinds or int in annotated:
+            yield (*path, name, *within)
+
+
+@pytest.mark.parametrize("place", list(_integers(RunConfig)), ids=str)
+def test_every_number_fits_into_the_column_that_it_may_reach(path: Path, place: tuple[str | int, ...]) -> None:
+    """64 bits for the seed, 32 for all others."""
+    values = load_config(path, ["training.lora={}", "engine.stop_token_ids=[1]"]).model_dump(mode="json")
+    *parents, leaf = place
+    section: Any = values
+    for part in parents:
+        section = section[part]
+    section[leaf] = 2**63 if place == ("seed",) else 2**31
+    with pytest.raises(ValidationError) as refused:
+        RunConfig.model_validate(values)
+    assert place in [one["loc"] for one in refused.value.errors()]
+
+
+def test_a_stored_number_above_a_later_bound_is_read_as_the_bound(path: Path) -> None:
+    """One run that an earlier version has accepted must not end what reads the configs of all runs."""
+    stored = load_config(path).model_dump(mode="json")
+    stored["training"] |= {"steps": 2**40, "group_size": 2**31}
+    stored["limits"]["agent_seconds"] = 1e300
+    kept = copy.deepcopy(stored)
+    config = read_stored_config(stored)
+    assert (config.training.steps, config.training.group_size, config.limits.agent_seconds) == (2**31 - 1,) * 2 + (1e9,)
+    assert stored == kept
+    stored["training"]["steps"] = -1
+    with pytest.raises(ValidationError, match="greater than or equal to 0"):
+        read_stored_config(stored)

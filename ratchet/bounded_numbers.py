@@ -1,0 +1,19 @@
+"""Numbers that people give, with the bounds of the columns and casts that they reach.
+
+A number without bounds is accepted by Python and refused by Postgres: for the run that has it, or for every run if a
+statement reads the numbers of all runs.
+"""
+
+from typing import Annotated
+
+from pydantic import Field
+
+LARGEST_INTEGER = 2**31 - 1
+"""Of a Postgres integer."""
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[int, Field(gt=0, le=LARGEST_INTEGER)]
+NotNegative = Annotated[int, Field(ge=0, le=LARGEST_INTEGER)]
+RowId = Annotated[int, Field(ge=0, lt=2**63)]
+Seconds = Annotated[float, Field(gt=0, le=1e9)]
+"""At most 31 years: several of them can be added to a date, and to each other."""

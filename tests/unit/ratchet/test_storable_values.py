@@ -1,0 +1,43 @@
+from typing import Any
+
+import pytest
+
+from ratchet.storable_values import MAX_DEPTH, find_unstorable
+
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth - 1):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "place", "message"),
+    [
+        ("a\0", (), "contains NUL"),
+        ({"a": ["b", {"c": "\udcff"}]}, ("a", "1", "c"), "half a surrogate pair"),
+        ({"a": {"b\0": 1}}, ("a",), "has the name 'b\\x00'"),
+        ([1, float("nan")], ("1",), "is nan"),
+        ({"a": float("-inf")}, ("a",), "is -inf"),
+        (2**63, (), "beyond 64 bits"),
+        (-(2**63) - 1, (), "beyond 64 bits"),
+        (nested(MAX_DEPTH + 1), ("0", "0", "0"), "lists and objects deep"),
+        ({"a": b"x"}, ("a",), "is of the type bytes"),
+        ({1: "x"}, (), "has a name that is no text"),
+    ],
+)
+def test_the_place_of_what_cannot_be_stored_is_found(value: Any, place: tuple[str, ...], message: str) -> None:
+    found = find_unstorable(value, only_json=True)
+    assert found is not None and found.path == place and message in str(found)
+
+
+@pytest.mark.parametrize(
+    "value", ["é \U0001f600", -(2**63), 2**63 - 1, 1e308, True, None, nested(MAX_DEPTH), {"a": [1, ("b", {})]}]
+)
+def test_what_json_holds_is_storable(value: Any) -> None:
+    assert find_unstorable(value, only_json=True) is None
+
+
+def test_other_objects_are_the_callers_business_unless_only_json_is_asked_for() -> None:
+    assert find_unstorable({1: b"x", "a": object()}) is None
