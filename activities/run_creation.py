@@ -23,7 +23,7 @@ from ratchet.config import TINY_POLICIES, RunConfig
 from ratchet.errors import ConfigError, DatasetError
 from ratchet.lora_slots import FIRST_SLOT
 from ratchet.model_directory import model_of, require_model
-from ratchet.run_names import newest_steps
+from ratchet.run_names import newest_steps, step_number
 from ratchet.store import open_runs, runs
 from ratchet.store.database import Database
 from ratchet.store.runs import NewRun, OrderedTask
@@ -108,8 +108,9 @@ async def model_directory(database: Database, config: RunConfig) -> Path:
     """
     if config.init_from is not None and "@" in config.init_from and not Path(config.init_from).exists():
         run_id, _, step = config.init_from.rpartition("@")
+        number = step_number(step)
         async with database.begin() as connection:
-            version = await runs.newest_version(connection, run_id, int(step)) if step.isdigit() else None
+            version = None if number is None else await runs.newest_version(connection, run_id, number)
             steps = [] if version else await runs.published_steps(connection, run_id)
         if version is None:
             there = newest_steps(steps) or f"there is none of a run {run_id!r}"

@@ -15,11 +15,12 @@ from client.steering import wake_run
 from ratchet.config import RunConfig
 from ratchet.config_sources import load_config, resolve_config
 from ratchet.errors import ConfigError
-from ratchet.run_names import newest_steps
+from ratchet.run_names import newest_steps, step_number
 from ratchet.solve_rates import compare
 from ratchet.store import evaluation_report, evaluations, runs
 from ratchet.store.runs import RunRow
 from ratchet.store.steering import Request
+from ratchet.stored_config import read_stored_config
 from ratchet.types import JsonObject, RunState
 from stack.follow_run import start_run, watch_run
 from stack.parts import Stack
@@ -71,7 +72,8 @@ async def run_evaluation(
     run_id, _, step = what.rpartition("@") if "@" in what else (what, "", "")
     async with stack.database() as database, database.begin() as connection:
         row = await runs.get_run(connection, run_id)
-    if row is None or (step and not step.isdigit()):
+    number = step_number(step)
+    if row is None or (step and number is None):
         raise ConfigError(f"{what!r} is no config file, no run, no RUN@STEP, no model directory and no http address")
     if row.state in (RunState.RUNNING, RunState.PAUSED):
         if step:  # the run may have trained another step by the time that it is evaluated
@@ -85,9 +87,9 @@ async def run_evaluation(
                 "--config and --engine-set out, or wait for its end"
             )
         return await _evaluate_open_run(stack, row, settings, by, say)
-    config = RunConfig.model_validate(row.config, extra="ignore")
-    if step and config.endpoint is None:
-        await _require_published(stack, run_id, int(step))
+    config = read_stored_config(row.config)
+    if number is not None and config.endpoint is None:
+        await _require_published(stack, run_id, number)
     if config.endpoint is None:
         config = config.model_copy(update={"init_from": f"{run_id}@{step or row.step}"})
     return await _evaluate_config(stack, config, f"{run_id}-step{step or row.step}", settings, say)

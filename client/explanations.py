@@ -2,6 +2,7 @@
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from ratchet.run_names import step_number
 from ratchet.store import reports
 from ratchet.store.views import curve_views, evaluation_views, run_views, step_views, turn_views
 from ratchet.store.views.rollout_views import read_rollout_head
@@ -17,8 +18,8 @@ _MAX_FAILURES = 3
 async def explain_thing(connection: AsyncConnection, what: str) -> list[str] | None:
     """Return the sentences about a rollout (its id or workflow id), RUN@STEP or RUN; None if it does not exist."""
     run_id, _, step = what.rpartition("@")
-    if run_id and step.isdecimal():
-        return await _explain_step(connection, run_id, int(step))
+    if run_id and (number := step_number(step)) is not None:
+        return await _explain_step(connection, run_id, number)
     if (rollout_id := await reports.find_rollout(connection, what)) is not None:
         return await _explain_rollout(connection, rollout_id)
     return await _explain_run(connection, what)

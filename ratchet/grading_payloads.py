@@ -1,9 +1,10 @@
 """Arguments and results of `AdmitTasks` and `Regrade`; the rules of `payloads.py` apply."""
 
-from typing import Literal, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
+from ratchet.bounded_numbers import LARGEST_INTEGER, NotNegative, RowId, Seconds
 from ratchet.payloads import Payload, StageOptions, StartInput
 
 
@@ -19,15 +20,15 @@ class AdmitInput(StartInput):
     input_key: str = "prompt"
     label_key: str = "label"
     metadata_key: str = "metadata"
-    repeats: int = 3
+    repeats: NotNegative = 3
     labels: list[str] = Field(default_factory=list)
-    limit: int | None = None
+    limit: NotNegative | None = None
     again: bool = False
-    broken_oracles: int = 4
-    window: int = 4
-    eval_seconds: float = 600
-    workspace_seconds: float = 300
-    after: int = -1
+    broken_oracles: NotNegative = 4
+    window: NotNegative = 4
+    eval_seconds: Seconds = 600
+    workspace_seconds: Seconds = 300
+    after: Annotated[int, Field(ge=-1, le=LARGEST_INTEGER)] = -1
     counts: dict[str, int] = Field(default_factory=dict)
 
 
@@ -107,13 +108,13 @@ class RegradeInput(StartInput):
     """
 
     run_id: str | None = None
-    rollout_id: int | None = None
+    rollout_id: RowId | None = None
     group: str | None = None
     grader: str | None = None
-    repeats: int = 1
+    repeats: NotNegative = 1
     adopt: bool = False
-    window: int = 4
-    after: int = 0
+    window: NotNegative = 4
+    after: RowId = 0
     counts: dict[str, int] = Field(default_factory=dict)
 
     @model_validator(mode="after")

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from ratchet.bounded_numbers import RowId
 from ratchet.types import AgentExit, GroupState, JsonObject, Outcome, RunState, SandboxRole, Wish
 
 
@@ -56,7 +57,7 @@ class RolloutInput(StartInput):
     0) in the dataset. `config`: a whole run config, whose values `dataset`, `model` and `harness` override. `model` and
     `policy_version`: the rollout is refused if the engines serve another one."""
 
-    rollout_id: int | None = None
+    rollout_id: RowId | None = None
     dataset: str | None = None
     task: str | int | None = None
     policy_version: str | None = None

@@ -6,10 +6,11 @@ A name that cannot be one is refused here, before any service is asked.
 import re
 from collections.abc import Sequence
 
+from ratchet.bounded_numbers import LARGEST_INTEGER
 from ratchet.errors import ConfigError
 
 RUN_ID = re.compile(r"[A-Za-z0-9._-]+")
-_ROLLOUT_NUMBER = re.compile(r"\d{1,18}")
+_ROLLOUT_NUMBER = re.compile(r"[0-9]{1,18}")
 """A larger number is no id."""
 _TARGET = re.compile(
     _ROLLOUT_NUMBER.pattern + r"|group/[^\s/]+/\d+"
@@ -28,6 +29,12 @@ def require_run_id(name: str) -> str:
 def rollout_number(name: str) -> int | None:
     """Return the number of the rollout that a name gives, None if it is a workflow id."""
     return int(name) if _ROLLOUT_NUMBER.fullmatch(name) else None
+
+
+def step_number(text: str) -> int | None:
+    """Return the step that a text gives, None if it is no number or one that no step can have."""
+    number = rollout_number(text)
+    return number if number is not None and number <= LARGEST_INTEGER else None
 
 
 def require_target_name(name: str) -> str:

@@ -4,6 +4,7 @@ from typing import Any
 
 from pydantic import Field
 
+from ratchet.bounded_numbers import Positive
 from ratchet.payloads import Payload, StageResult, StartInput
 from ratchet.types import SteeringAction
 
@@ -18,7 +19,7 @@ class SteerInput(StartInput):
 class ExtendInput(SteerInput):
     """Argument of the update `extend`: how many steps to add."""
 
-    steps: int = Field(gt=0)
+    steps: Positive
 
 
 class ChangeInput(SteerInput):

@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import NamedTuple
 
-from sqlalchemy import Integer, func, select, update
+from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.config import RunConfig
 from ratchet.store.engines import ready_engines
 from ratchet.store.sandboxes import count_places, places_of_agents
 from ratchet.store.schema import RolloutTable, RunTable, SandboxTable, SessionTable, TurnTable
+from ratchet.store.stored_numbers import integer_of
 from ratchet.types import RunState, SandboxState, SessionState, TurnState
 
 RISE_SECONDS = 15.0
@@ -113,13 +114,14 @@ class OpenCap(NamedTuple):
 
 async def open_caps(connection: AsyncConnection) -> list[OpenCap]:
     """Return the limits of the open runs that have one of their own."""
-    max_boxes = RunTable.config["sandbox"]["max_boxes"].astext.cast(Integer)
+    max_boxes = integer_of(RunTable.config["sandbox"]["max_boxes"])
     statement = select(RunTable.run_id, RunTable.box_cap, RunTable.box_cap_cause, max_boxes).where(
         RunTable.state.in_((RunState.RUNNING, RunState.PAUSED)), RunTable.box_cap.is_not(None)
     )
     return [
         OpenCap(run_id, BoxCap(limit, cause or ""), most)
         for run_id, limit, cause, most in await connection.execute(statement)
+        if limit is not None
     ]
 
 

@@ -6,7 +6,7 @@ Every report takes a fixed number of queries.
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Integer, cast, func, select
+from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.run_names import rollout_number
@@ -27,6 +27,7 @@ from ratchet.store.schema import (
     TaskTable,
     TurnTable,
 )
+from ratchet.store.stored_numbers import integer_of
 from ratchet.types import JsonObject, Purpose
 
 
@@ -59,7 +60,7 @@ async def list_runs(connection: AsyncConnection) -> list[JsonObject]:
             RunTable.created_at,
             RunTable.ended_at,
             RunTable.config["endpoint"].label("endpoint"),
-            cast(RunTable.config["training"]["steps"].astext, Integer).label("steps"),
+            integer_of(RunTable.config["training"]["steps"]).label("steps"),
             func.coalesce(counts.c.rollouts, 0).label("rollouts"),
             func.coalesce(counts.c.ended, 0).label("ended"),
             func.coalesce(counts.c.graded, 0).label("graded"),

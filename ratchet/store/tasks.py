@@ -8,6 +8,7 @@ from sqlalchemy import ScalarSelect, Select, distinct, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from ratchet.run_names import rollout_number
 from ratchet.store.schema import AdmissionTable, RolloutGroupTable, RolloutTable, RunTaskTable, TaskTable
 from ratchet.types import JsonObject, Purpose
 
@@ -198,9 +199,10 @@ async def admissions_by_task(connection: AsyncConnection, dataset: str) -> list[
 
 async def show_task(connection: AsyncConnection, task: str) -> JsonObject | None:
     """Return one task by id or label (the newest with that label), with all its admissions; None without one."""
+    number = rollout_number(task)
     statement = (
         select(TaskTable)
-        .where(TaskTable.id == int(task) if task.isdigit() else TaskTable.label == task)
+        .where(TaskTable.label == task if number is None else TaskTable.id == number)
         .order_by(TaskTable.id.desc())
         .limit(1)
     )

@@ -8,11 +8,9 @@ from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
-    Integer,
     Row,
     Select,
     any_,
-    cast,
     func,
     literal,
     literal_column,
@@ -34,6 +32,7 @@ from ratchet.store.schema import (
     RunTable,
     TaskTable,
 )
+from ratchet.store.stored_numbers import integer_of
 from ratchet.types import GroupState, JsonObject, Outcome, Purpose
 
 
@@ -176,7 +175,7 @@ async def list_run_summaries(
         run.c.state,
         run.c.state_reason,
         run.c.step,
-        func.coalesce(cast(run.c.config["training"]["steps"].astext, Integer), 0),
+        func.coalesce(integer_of(run.c.config["training"]["steps"]), 0),
         run.c.next_group_no,
         counts.c.open,
         reward,

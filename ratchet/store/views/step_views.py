@@ -8,6 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.store import plans
 from ratchet.store.schema import BatchItemTable, BatchTable, SteeringTable, StepTokenTable
+from ratchet.store.stored_numbers import integer_of
 from ratchet.types import JsonObject, SteeringAction
 
 
@@ -102,7 +103,7 @@ class GroupTraining:
 async def list_trainings(connection: AsyncConnection, group_id: int) -> list[GroupTraining]:
     """Return the steps that train the group, the first one first; no run trains a group twice."""
     columns = (BatchTable.run_id, BatchTable.step, BatchTable.stepped_at)
-    bound = BatchTable.knobs["min_policy_step"].as_integer()
+    bound = integer_of(BatchTable.knobs["min_policy_step"])
     statement = (
         select(*columns, bound)
         .join(BatchItemTable, (BatchItemTable.run_id == BatchTable.run_id) & (BatchItemTable.step == BatchTable.step))
