@@ -70,7 +70,7 @@ class RunConfig(Section):
     init_from: str | None = None
     """Weights to start from instead of the model's own: a directory, or `RUN@step` of a run with that step published.
     None, the default, uses the model's."""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
     """Seed of the task order, the split into updates, all shuffles and, for `tiny` and `tiny-curriculum`, the
     warm start."""
     drift: Literal["branch", "drop"] = "branch"

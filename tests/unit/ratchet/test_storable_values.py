@@ -20,7 +20,7 @@ def nested(depth: int) -> list[Any]:
         ({"a": {"b\0": 1}}, ("a",), "has the name 'b\\x00'"),
         ([1, float("nan")], ("1",), "is nan"),
         ({"a": float("-inf")}, ("a",), "is -inf"),
-        (2**63, (), "beyond 64 bits"),
+        (2**64, (), "beyond 64 bits"),
         (-(2**63) - 1, (), "beyond 64 bits"),
         (nested(MAX_DEPTH + 1), ("0", "0", "0"), "lists and objects deep"),
         ({"a": b"x"}, ("a",), "is of the type bytes"),
@@ -33,7 +33,7 @@ def test_the_place_of_what_cannot_be_stored_is_found(value: Any, place: tuple[st
 
 
 @pytest.mark.parametrize(
-    "value", ["é \U0001f600", -(2**63), 2**63 - 1, 1e308, True, None, nested(MAX_DEPTH), {"a": [1, ("b", {})]}]
+    "value", ["é \U0001f600", -(2**63), 2**64 - 1, 1e308, True, None, nested(MAX_DEPTH), {"a": [1, ("b", {})]}]
 )
 def test_what_json_holds_is_storable(value: Any) -> None:
     assert find_unstorable(value, only_json=True) is None
