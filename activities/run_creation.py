@@ -20,7 +20,7 @@ from engine.policy_cache import PolicyCache
 from engine.policy_files import link_version
 from ratchet import paths
 from ratchet.config import TINY_POLICIES, RunConfig
-from ratchet.errors import ConfigError, DatasetError
+from ratchet.errors import ConfigError, StoreUnavailableError
 from ratchet.lora_slots import FIRST_SLOT
 from ratchet.model_directory import model_of, require_model
 from ratchet.run_names import newest_steps, step_number
@@ -70,7 +70,9 @@ async def create_run_from_config(
             for purpose, ordered in order.items():
                 await runs.set_task_order(connection, run_id, purpose, ordered)
             await runs.publish_initial(connection, policy_version(run_id, 0, 0), run_id, *first)
-    except (ConfigError, DatasetError):
+    except StoreUnavailableError:
+        raise  # the run may have been created all the same, and this is tried again
+    except Exception:
         await _discard_version(database, run_id, first)
         raise
 

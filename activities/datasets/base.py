@@ -18,6 +18,7 @@ from activities.datasets.build_context import BUILD_CONTEXT
 from activities.graders.broken_oracles import BrokenOracle, spec_sources
 from ratchet.config import DatasetConfig
 from ratchet.errors import DatasetError
+from ratchet.storable_values import find_unstorable
 from ratchet.store.tasks import NewTask, TaskFields
 
 GRADER_KEYS = ("swepro", "swe_bench", "eval_cmd", "f2p_script")
@@ -171,6 +172,9 @@ def validate_row(raw: RawRow, dataset: DatasetConfig) -> TaskFields | Problem:
     def problem(field: str, message: str) -> Problem:
         return Problem(raw.file, raw.number, field, message)
 
+    for key, value in ((dataset.label_key, raw.label), ("metadata", raw.metadata)):
+        if unstorable := find_unstorable(value, only_json=True):
+            return problem(".".join((key, *unstorable.path)), unstorable.message)
     if not isinstance(raw.label, str) or not raw.label:
         return problem(dataset.label_key, f"expected a string, found {raw.label!r:.60}")
     if not isinstance(raw.metadata, dict):
@@ -185,6 +189,8 @@ def validate_row(raw: RawRow, dataset: DatasetConfig) -> TaskFields | Problem:
             dataset.input_key,
             f"expected a string where metadata.problem_statement is missing, found {raw.prompt!r:.60}",
         )
+    if unstorable := find_unstorable(statement):
+        return problem(dataset.input_key, unstorable.message)
     pre_commands = [parsed.pre_commands] if isinstance(parsed.pre_commands, str) else parsed.pre_commands
     spec = {**raw.metadata, "problem_statement": statement, "pre_commands": pre_commands}
     return {

@@ -12,6 +12,7 @@ import orjson
 from activities.datasets.base import Problem, RawRow
 from activities.datasets.jsonl import from_object
 from ratchet.config import DatasetConfig
+from ratchet.storable_values import find_unstorable
 
 _BATCH_ROWS = 64
 _BUFFER_BYTES = 1 << 20
@@ -37,7 +38,8 @@ def read_parquet(path: Path, dataset: DatasetConfig) -> Iterator[RawRow | Proble
 
 
 def _plain(value: dict[str, Any], metadata_key: str) -> dict[str, Any]:
-    """Parse metadata that is JSON text, and drop the null fields of a struct, which parquet fills in."""
+    """Parse metadata that is JSON text, and drop the null fields of a struct, which parquet fills in. What cannot be
+    stored, perhaps because it is too deep, stays as it is: the row is refused later."""
     metadata = value.get(metadata_key)
     if isinstance(metadata, str):
         try:
@@ -45,7 +47,8 @@ def _plain(value: dict[str, Any], metadata_key: str) -> dict[str, Any]:
         except orjson.JSONDecodeError:
             return value
     if isinstance(metadata, dict):
-        return {**value, metadata_key: _without_nulls(metadata)}
+        known = metadata if find_unstorable(metadata) else _without_nulls(metadata)
+        return {**value, metadata_key: known}
     return value
 
 

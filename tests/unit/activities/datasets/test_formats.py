@@ -1,8 +1,10 @@
 """Every format gives the same rows, names every mistake by file, row and field, and reads in bounded memory."""
 
 import json
+import re
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from activities.datasets.base import Problem
 from activities.datasets.formats import check_rows, dataset_digest, read_rows
 from ratchet.built_images import is_built
 from ratchet.config import DatasetConfig
+from ratchet.errors import DatasetError
 
 META = {"image": "host", "workdir": "/w", "eval_cmd": "pytest -q"}
 TEST_PATCH = (
@@ -75,6 +78,57 @@ def test_check_lists_every_mistake(tmp_path: Path) -> None:
         {**SWE, "PASS_TO_PASS": "nonsense("},
     )
     assert [row.row if isinstance(row, Problem) else "good" for row in check_rows(dataset)] == [1, "good", 3, 4]
+
+
+_DEEP = "[" * 900 + "]" * 900
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "message"),
+    [
+        ({"label": "a\0b"}, "label", "contains NUL"),
+        ({"prompt": "fix \0 it"}, "prompt", "contains NUL"),
+        ({"metadata": {**META, "image": "h\0"}}, "metadata.image", "contains NUL"),
+        ({"metadata": {**META, "gold_patch": "diff \0"}}, "metadata.gold_patch", "contains NUL"),
+        ({"metadata": {**META, "extra": {"k": ["\0"]}}}, "metadata.extra.k.0", "contains NUL"),
+        ({"metadata": {**META, "extra": {"k\0": 1}}}, "metadata.extra", "has the name 'k\\x00'"),
+        ({"metadata": {**META, "extra": json.loads(_DEEP)}}, "metadata.extra.0.0", "lists and objects deep"),
+    ],
+)
+def test_a_row_that_cannot_be_stored_is_named(
+    tmp_path: Path, changes: dict[str, Any], field: str, message: str
+) -> None:
+    """Also by the check, which asks no store."""
+    good = {"prompt": "p", "label": "a", "metadata": META}
+    dataset = jsonl(tmp_path / "d.jsonl", good, {**good, **changes})
+    _, problem = check_rows(dataset)
+    assert isinstance(problem, Problem)
+    assert (problem.row, problem.field) == (2, field) and message in problem.message
+    with pytest.raises(DatasetError, match=rf"d\.jsonl, row 2, field {re.escape(field)}: "):
+        list(read_rows(dataset, ""))
+
+
+@pytest.mark.parametrize(
+    ("extra", "field", "message"),
+    [
+        (float("nan"), "metadata.extra", "is nan"),
+        (b"x", "metadata.extra", "is of the type bytes"),
+        (datetime(2026, 1, 1, tzinfo=UTC), "metadata.extra", "is of the type datetime"),
+    ],
+)
+def test_a_parquet_row_that_cannot_be_stored_is_named(tmp_path: Path, extra: Any, field: str, message: str) -> None:
+    row = {"prompt": "p", "label": "a", "metadata": {**META, "extra": extra}}
+    parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "d.parquet")
+    (problem,) = check_rows(DatasetConfig(path=str(tmp_path / "d.parquet")))
+    assert isinstance(problem, Problem) and problem.field == field and message in problem.message
+
+
+def test_metadata_as_text_may_be_too_deep(tmp_path: Path) -> None:
+    deep = '{"a":' * 900 + "1" + "}" * 900
+    row = {"prompt": "p", "label": "a", "metadata": f'{json.dumps(META)[:-1]}, "extra": {deep}}}'}
+    parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "d.parquet")
+    (problem,) = check_rows(DatasetConfig(path=str(tmp_path / "d.parquet")))
+    assert "lists and objects deep" in str(problem)
 
 
 @pytest.mark.parametrize("as_text", [True, False])
