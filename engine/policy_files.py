@@ -106,20 +106,25 @@ def link_version(model: Path, directory: Path) -> list[JsonObject]:
         directory.parent.mkdir(parents=True, exist_ok=True)
         # Of this call's own: rollouts that are started by hand at the same moment make the same version.
         building = Path(tempfile.mkdtemp(prefix=f"{directory.name}.building-", dir=directory.parent))
-        building.chmod(0o755)
-        for path in model.iterdir():
-            if _is_model_file(path):
-                try:
-                    os.link(path.resolve(), building / path.name)
-                except OSError:
-                    shutil.copyfile(path, building / path.name)
         try:
+            building.chmod(0o755)
+            _link_or_copy(model, building)
             building.rename(directory)
-        except OSError:
+        except BaseException as error:
+            # The next try makes a directory of its own: a full disk would get fuller with each.
             shutil.rmtree(building, ignore_errors=True)
-            if not directory.is_dir():  # else another call was faster
+            if not isinstance(error, OSError) or not directory.is_dir():  # else another call was faster
                 raise
     return describe_files(directory)
+
+
+def _link_or_copy(model: Path, directory: Path) -> None:
+    for path in model.iterdir():
+        if _is_model_file(path):
+            try:
+                os.link(path.resolve(), directory / path.name)
+            except OSError:
+                shutil.copyfile(path, directory / path.name)
 
 
 def tensor_files(directory: Path) -> dict[str, Path]:

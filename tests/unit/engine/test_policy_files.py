@@ -30,6 +30,27 @@ def test_calls_at_the_same_moment_make_one_version(tmp_path: Path) -> None:
     assert list(directory.parent.iterdir()) == [directory]
 
 
+def test_a_version_that_cannot_be_made_leaves_nothing(tmp_path: Path) -> None:
+    """Each try makes a directory of its own; on a full disk they would take the rest of it."""
+    model, directory = tmp_path / "model", tmp_path / "policies" / "run" / "0.e0"
+    (model / "unreadable.safetensors").mkdir(parents=True)  # neither linked nor copied
+    (model / "model.safetensors").write_bytes(b"weights")
+    for _ in range(2):
+        with pytest.raises(OSError, match="unreadable"):
+            link_version(model, directory)
+    assert list(directory.parent.iterdir()) == []
+
+
+def test_a_version_that_cannot_take_its_place_is_refused(tmp_path: Path) -> None:
+    model, directory = tmp_path / "model", tmp_path / "policies" / "run" / "0.e0"
+    model.mkdir()
+    directory.parent.mkdir(parents=True)
+    directory.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(OSError, match=r"0\.e0"):
+        link_version(model, directory)
+    assert list(directory.parent.iterdir()) == [directory]
+
+
 @pytest.mark.parametrize("num_bytes", [0, 1, 63, 64, 65, 1000])
 def test_a_digest_is_that_of_all_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
     monkeypatch.setattr(policy_files, "_PIECE_BYTES", 64)
