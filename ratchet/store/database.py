@@ -21,6 +21,7 @@ from sqlalchemy.util import greenlet_spawn
 
 from ratchet.errors import MachineError, StoreUnavailableError
 from ratchet.storable_text import storable_json, storable_text
+from ratchet.store.database_address import require_usable_address
 
 _NO_ANSWER = (
     OSError,
@@ -66,13 +67,16 @@ def _is_statements_fault(error: BaseException | None) -> bool:
 
 
 def async_url(url: str) -> str:
-    """Return the URL with the asyncpg driver, for every usual scheme. Raises MachineError for any other.
+    """Return the URL with the asyncpg driver, for every usual scheme. Raises MachineError for any other, and
+    ConfigError for a URL with which no connection can be made.
 
     `sslmode`, as most services write it, is `ssl` for this driver.
     """
     for prefix in ("postgresql+asyncpg://", "postgresql://", "postgres://"):
         if url.startswith(prefix):
-            return re.sub(r"(?<=[?&])sslmode=", "ssl=", "postgresql+asyncpg://" + url.removeprefix(prefix))
+            own = re.sub(r"(?<=[?&])sslmode=", "ssl=", "postgresql+asyncpg://" + url.removeprefix(prefix))
+            require_usable_address(own)
+            return own
     raise MachineError(
         f"RATCHET_DATABASE_URL begins with {url.partition(':')[0]!r} and is not a Postgres address; "
         "expected postgresql://user:password@host:port/name"
@@ -80,7 +84,8 @@ def async_url(url: str) -> str:
 
 
 def libpq_url(url: str) -> str:
-    """Return the URL for libpq's programs, Temporal's server and asyncpg without SQLAlchemy. Raises MachineError."""
+    """Return the URL for libpq's programs, Temporal's server and asyncpg without SQLAlchemy. Raises what `async_url`
+    raises."""
     return re.sub(r"(?<=[?&])ssl=", "sslmode=", async_url(url).replace("+asyncpg", "", 1))
 
 

@@ -231,7 +231,10 @@ async def test_a_cancelled_statement_of_its_own_ends_and_its_connection_is_not_u
 
 
 def test_the_name_that_services_give_to_tls_is_the_drivers() -> None:
-    assert async_url("postgres://a:b@h:1/d?x=1&sslmode=require") == "postgresql+asyncpg://a:b@h:1/d?x=1&ssl=require"
+    assert (
+        async_url("postgres://a:b@h:1/d?timeout=1&sslmode=require")
+        == "postgresql+asyncpg://a:b@h:1/d?timeout=1&ssl=require"
+    )
     for name in ("ssl", "sslmode"):
         for scheme in ("postgres", "postgresql", "postgresql+asyncpg"):
             assert libpq_url(f"{scheme}://a:b@h/d?{name}=require") == "postgresql://a:b@h/d?sslmode=require"
