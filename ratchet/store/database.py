@@ -126,11 +126,14 @@ class Database:
         statement_seconds: float = _STATEMENT_SECONDS,
         idle_seconds: float = _IDLE_SECONDS,
         check_connections: bool = True,
+        is_reader: bool = False,
     ) -> None:
         """`idle_seconds`: the server ends a transaction in which no statement is sent for so long.
 
         `check_connections`: ask the server before each use of a connection whether it is whole; a process that repeats
-        what fails with StoreUnavailableError needs no such question."""
+        what fails with StoreUnavailableError needs no such question.
+
+        `is_reader`: texts are sent as they are, so that Postgres refuses those that no row can have."""
         self.url = url
         # No overflow: its connections are closed after each use, and opening them costs more than a usual query.
         self.engine = create_async_engine(
@@ -155,7 +158,8 @@ class Database:
             cursor.close()
             connection.commit()
             assert isinstance(connection, AdaptedConnection)
-            connection.run_async(_make_texts_storable)
+            if not is_reader:
+                connection.run_async(_make_texts_storable)
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[AsyncConnection]:

@@ -141,7 +141,7 @@ class ReadOnlyStore:
 
     def __init__(self, url: str, pool_size: int = 2, transaction_seconds: float = _TRANSACTION_SECONDS) -> None:
         """`transaction_seconds`: the server ends a longer transaction, from Postgres 17 on."""
-        self.database = Database(url, pool_size, _STATEMENT_SECONDS, _IDLE_SECONDS)
+        self.database = Database(url, pool_size, _STATEMENT_SECONDS, _IDLE_SECONDS, is_reader=True)
         self._has_role = False
         limit = round(1000 * transaction_seconds)
 
