@@ -202,10 +202,13 @@ class Database:
         """Raise StoreUnavailableError for the server's errors, see `begin`."""
         try:
             yield
-        except (DBAPIError, *_NO_ANSWER) as error:
-            of_a_connection = not isinstance(error, OSError) or isinstance(error, ConnectionError | TimeoutError)
-            if (is_connected() and not of_a_connection) or any(_is_statements_fault(one) for one in _sources(error)):
-                raise
+        except Exception as error:
+            # Before there is a connection, no statement can be at fault: a certificate may be missing for a while.
+            if is_connected():
+                of_a_connection = not isinstance(error, OSError) or isinstance(error, ConnectionError | TimeoutError)
+                is_the_servers = isinstance(error, (DBAPIError, *_NO_ANSWER)) and of_a_connection
+                if not is_the_servers or any(_is_statements_fault(one) for one in _sources(error)):
+                    raise
             address = f"Postgres at {self.engine.url.host}:{self.engine.url.port}"
             reason = list(_sources(error))[-1]
             if isinstance(reason, ConnectionRefusedError):

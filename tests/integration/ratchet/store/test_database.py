@@ -53,6 +53,26 @@ async def test_every_error_of_the_server_is_sorted(database: Database) -> None:
     assert not wrong
 
 
+@pytest.mark.parametrize("certificate", [None, "no certificate"])
+async def test_a_certificate_that_is_missing_for_a_while_is_waited_for(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, certificate: str | None
+) -> None:
+    """A tool that renews certificates replaces their files while processes run."""
+    file = tmp_path / "root.crt"
+    file.write_text("renewed soon")
+    monkeypatch.setenv("PGSSLROOTCERT", str(file))
+    async with Database(f"{postgres_url}?sslmode=verify-full") as database:
+        file.unlink()
+        if certificate is not None:
+            file.write_text(certificate)
+        for _ in range(2):
+            with pytest.raises(StoreUnavailableError):
+                async with database.begin():
+                    pass
+            with pytest.raises(StoreUnavailableError):
+                await database.fetch("SELECT 1")
+
+
 REFUSED = "binary \0 and \udcff"
 STORED = "binary \\0 and \\udcff"
 
