@@ -21,6 +21,7 @@ import time
 import types
 
 _DIRECTORY = os.environ.get("RATCHET_WITNESS", "")
+_WORKDIR = os.environ.get("RATCHET_WORKDIR", "")
 _MAX_NAME = 3000
 _MAX_CODES = 60
 """Digests in one line, which has to fit into what a pipe writes at once."""
@@ -72,8 +73,9 @@ def _held_functions(one):
         with contextlib.suppress(ValueError):  # the variable has no value yet
             held.append(cell.cell_contents)
     for other in list(held):  # a decorator may be a class, which keeps the function in an attribute
+        kind = type(other)  # an object may compute its `__class__`
         try:
-            if not isinstance(other, (type, types.ModuleType)) and type(other).__module__ != "builtins":
+            if not issubclass(kind, (type, types.ModuleType)) and kind.__module__ != "builtins":
                 held.extend(object.__getattribute__(other, "__dict__").values())
         except Exception:  # it has no such attribute, or computes it
             pass
@@ -128,10 +130,13 @@ def _is_mark(decorator):
 class _TestCode:
     """Digests of the code of test files that items run. What is not from a test file may be the product's, which each
     patch writes in its own way, so it is left out.
+
+    `after`: tests have run, and plugins that run coroutines have put wrappers around them meanwhile.
     """
 
-    def __init__(self, paths):
+    def __init__(self, paths, after):
         self.real_paths = {os.path.realpath(path) for path in paths}
+        self.after = after
         self.origins = {}
         self.bare_lines = {}
         self.digests = {}
@@ -149,7 +154,8 @@ class _TestCode:
                 path = self.origin(code)
                 if path:
                     digests.add(_digest_of(b"reached", code))
-                    if one is function and code.co_firstlineno in self.bare_lines_of(path):
+                    is_run = one is function or (self.after and _is_plugin_wrapper(function, one))
+                    if is_run and code.co_firstlineno in self.bare_lines_of(path):
                         digests.add(_digest_of(b"run", code))
             self.digests[id(function)] = (digests, function)  # with the function, so that no other gets its id
         return self.digests[id(function)][0]
@@ -166,6 +172,16 @@ class _TestCode:
         if path not in self.bare_lines:
             self.bare_lines[path] = _bare_lines(path)
         return self.bare_lines[path]
+
+
+def _is_plugin_wrapper(outer, inner):
+    """Return whether a wrapper is an installed package's, or says that it wraps the function, as one of a product that
+    is such a plugin does.
+    """
+    if getattr(outer, "__wrapped__", None) is inner:
+        return True
+    file = getattr(getattr(outer, "__code__", None), "co_filename", _WORKDIR)
+    return bool(_WORKDIR) and not os.path.join(_STARTED_IN, file).startswith(_WORKDIR)
 
 
 def _digest_of(how, code):
@@ -185,13 +201,13 @@ def _path_of(item):
     return str(getattr(item, "path", None) or getattr(item, "fspath", ""))  # without legacypath there is no fspath
 
 
-def _modules(items):
+def _modules(items, after=False):
     """Return path of a test file -> the file that its module says it is from, and digests of its tests' code.
 
     Each begins with that of the test's name. How many parameters a test has does not matter, but each has to run the
     code, so what only some of them run is left out.
     """
-    code = _TestCode({_path_of(item) for item in items})
+    code = _TestCode({_path_of(item) for item in items}, after)
     files = {}
     tests = {}
     for item in items:
@@ -260,11 +276,10 @@ class Witness:
         )  # fmt: skip
 
     def tell_modules(self):
-        now = _modules(self.items)
+        now = _modules(self.items, after=True)
         for path in now:
-            file, codes = now[path]
-            before = self.modules.get(path, ("", set()))
-            changed = file != before[0] or not before[1] <= codes
+            file, codes = self.modules.get(path, ("", set()))
+            changed = file != now[path][0] or not codes <= now[path][1]
             told = ["changed"] if changed else sorted(codes)
             for start in range(0, len(told) or 1, _MAX_CODES):
                 part = told[start : start + _MAX_CODES]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -81,13 +82,15 @@ def _play(directory: Path, product: str = _PRODUCT, tests: str = _TESTS, takeove
     witness.mkdir(parents=True)
     (witness / "nonce").write_text("n" * 32 + "\n")
     (witness / "frames").touch()
+    shutil.copy(_BOX / "ratchet_witness.py", witness)
     for name, text in {"product.py": product, "test_it.py": tests, "conftest.py": takeover}.items():
         (directory / name).write_text(text)
     environment = {
         **os.environ,
         "RATCHET_WITNESS": str(witness),
+        "RATCHET_WORKDIR": str(directory),
         "PYTEST_PLUGINS": "ratchet_witness",
-        "PYTHONPATH": f"{_BOX}:{directory}",
+        "PYTHONPATH": f"{witness}:{directory}:{os.environ.get('PYTHONPATH', '')}",
     }
     command = [sys.executable, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", ".", "test_it.py"]
     subprocess.run(command, cwd=directory, env=environment, check=False, capture_output=True, timeout=60)
@@ -180,12 +183,29 @@ def test_a_test_that_is_replaced_is_noticed(gold: _Run, tmp_path: Path, takeover
     assert found.names == gold.names and found.differs_from(gold)
 
 
-def test_code_that_is_replaced_while_tests_run_is_noticed(tmp_path: Path) -> None:
-    takeover = (
-        "def pytest_runtest_setup(item):\n    if item.name == 'test_plain':\n"
-        "        item.obj.__code__ = (lambda: None).__code__\n"
-    )
-    assert _play(tmp_path / "found", takeover=takeover).changed
+_SETUP = "import functools\n\n\ndef pytest_runtest_setup(item):\n    if item.name == 'test_plain':\n"
+
+
+@pytest.mark.parametrize(
+    ("takeover", "changed"),
+    [
+        (f"{_SETUP}        item.obj.__code__ = (lambda: None).__code__\n", True),
+        (f"{_SETUP}        item.obj = lambda: None\n", True),
+        (f"{_SETUP}        item.obj = lambda kept=item.obj: None\n", True),
+        # pytest-asyncio and others put such a wrapper around a coroutine when it is run.
+        (f"{_SETUP}        item.obj = functools.wraps(item.obj)(lambda test=item.obj: test())\n", False),
+        (f"{_SETUP}        import plugin\n        item.obj = plugin.synchronous(item.obj)\n", False),
+    ],
+)
+def test_code_that_is_replaced_while_tests_run_is_noticed(
+    gold: _Run, tmp_path: Path, takeover: str, changed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path / "site"
+    installed.mkdir()
+    (installed / "plugin.py").write_text("def synchronous(test):\n    return lambda: test()\n")
+    monkeypatch.setenv("PYTHONPATH", str(installed))
+    found = _play(tmp_path / "found", takeover=takeover)
+    assert found.changed == changed and (changed or found.codes == gold.codes)
 
 
 def test_a_file_of_many_tests_is_told_in_several_lines(tmp_path: Path) -> None:
