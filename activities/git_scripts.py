@@ -13,6 +13,8 @@ import shlex
 from collections.abc import Iterable
 from importlib.resources import files
 
+from activities.graders.integrity_rules import OUTPUT_NAMES
+
 GIT_STATE = "/run/ratchet"
 BASE_GIT = f"{GIT_STATE}/base.git"
 ORIGINAL_GIT = f"{GIT_STATE}/original.git"
@@ -178,10 +180,14 @@ def diff_script(workdir: str, max_bytes: int) -> str:
 
 
 # A build takes a target that is newer than its sources as made already. What a patch adds beside text (binaries, empty
-# stamps, programs, links) is therefore older than all sources; a text may be a source that has to be built.
+# stamps, programs, links) is therefore older than all sources; a text may be a source that has to be built, unless it
+# has the name of an output: a linker reads a text as a script, which may name other files.
 _AGE_OUTPUTS = """\
 {git} diff --name-only --diff-filter=A -z HEAD $tree | while IFS= read -r -d '' path; do
-    if [ -L "./$path" ] || [ -x "./$path" ] || ! grep -Iq '' "./$path"; then touch -h -d 2000-01-01 "./$path"; fi
+    made=; case "$path" in {names}) made=1 ;; esac
+    if [ -n "$made" ] || [ -L "./$path" ] || [ -x "./$path" ] || ! grep -Iq '' "./$path"; then
+        touch -h -d 2000-01-01 "./$path"
+    fi
 done"""
 
 
@@ -204,7 +210,7 @@ def apply_script(
             f"cp {GIT_STATE}/index {BASE_GIT}/index",
             f"{git} update-index -q --refresh || true",
             f"{git} read-tree -m -u HEAD $tree || exit {DOES_NOT_APPLY}",
-            _AGE_OUTPUTS.format(git=git),
+            _AGE_OUTPUTS.format(git=git, names="|".join(OUTPUT_NAMES)),
         ]
     if test_patch:
         lines.append(f"{git} apply --binary --whitespace=nowarn {TEST_PATCH} || exit {TESTS_DO_NOT_APPLY}")

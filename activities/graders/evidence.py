@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from activities.graders.integrity_rules import TAMPERED
-from activities.graders.oracle import Oracle, module_digests, session_canary
+from activities.graders.oracle import Oracle, is_code_missing, module_codes, name_digest, session_canary
 from activities.graders.run_hidden_tests import RunnerReport, RunnerSession
 
 _INSTALLED = ("/site-packages/", "/dist-packages/", "/lib/python")
@@ -56,19 +56,23 @@ def _judge_session(session: RunnerSession, observed: RunnerReport, oracle: Oracl
     for path, module in session.modules.items():
         if path and module.file and module.file.removesuffix("c") != path:
             return Judgement(False, f"the tests of {path} were loaded from {module.file}", TAMPERED)
-        if module.digest == "changed":
+        if module.changed:
             return Judgement(False, f"the code of the tests in {path} was changed while they ran", TAMPERED)
     return _OK
 
 
 def _compare(observed: RunnerReport, oracle: Oracle) -> Judgement:
-    """Compare sessions and code of the tests with the gold runs."""
+    """Compare sessions and code of the tests with the gold runs.
+
+    Only code of test files is compared, since each patch writes the product's in its own way.
+    """
     num_sessions = len(observed.top_sessions)
     if oracle.num_sessions is not None and num_sessions != oracle.num_sessions:
         return Judgement(False, f"pytest ran {num_sessions} times, and {oracle.num_sessions} times with the gold patch")
-    modules = module_digests(observed)
-    for path, digest in oracle.modules.items():
-        if modules.get(path) != digest:
+    names = {name_digest(name) for session in observed.top_sessions for name in session.tests}
+    modules = module_codes(observed)
+    for path, codes in oracle.modules.items():
+        if is_code_missing(codes, modules.get(path, ()), names):
             return Judgement(False, f"the tests of {path} are not those that ran with the gold patch")
     return _OK
 

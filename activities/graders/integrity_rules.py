@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import Literal
 
 Applies = Literal[
-    "any", "added", "new_directory", "program", "content", "shadow", "test", "stand_in", "support", "called"
+    "any", "added", "binary", "library", "program", "content", "shadow", "test", "stand_in", "support", "called"
 ]
 Controlled = Literal["never", "edits", "always"]
 
@@ -26,11 +26,12 @@ _ECOSYSTEMS = (
 class Rule:
     """One rule. `files`: patterns as in .gitignore, matched against the path from the repository's root.
 
-    `applies` narrows the match: `added` only new files, `new_directory` only new files in directories that the base
-    does not have, `program` only new executables and links, `content` only files whose added text matches `content`;
-    `task_tests.py` decides the others. `scope` "tests": only files that the runner of a test could read.
-    `sections`: kind of settings file of which only the runner's part is restored (`runner_settings.py`).
-    `controlled`: which changes are kept if a control run checks the verdict; without one they are left out.
+    `applies` narrows the match: `added` only new files, `binary` only new files that are no text, and new links,
+    `library` only new files in packages that the base's own sources do not define, `program` only new executables and
+    links, `content` only files whose added text matches `content`; `task_tests.py` decides the others. `scope` "tests":
+    only files that the runner of a test could read. `sections`: kind of settings file of which only the runner's part
+    is restored (`runner_settings.py`). `controlled`: which changes are kept if a control run checks the verdict;
+    without one they are left out.
     `source`: documentation of the runner.
     """
 
@@ -68,6 +69,9 @@ def _load_ordinary() -> tuple[str, ...]:
 
 
 RULES: tuple[Rule, ...] = tuple(rule for ecosystem in _ECOSYSTEMS for rule in _load(ecosystem))
+
+OUTPUT_NAMES = tuple(name.removeprefix("**/") for rule in RULES if rule.name == "compiled" for name in rule.files)
+"""Names that compilers and linkers give to what they make."""
 
 ORDINARY_TESTS = _load_ordinary()
 """Patterns of files that hold tests and nothing that other tests use."""

@@ -12,6 +12,7 @@ from typing import Self
 
 from activities.graders.diff_sections import EXECUTABLE, GITLINK, FileChange, printable_path
 from activities.graders.integrity_rules import RULES, Rule
+from activities.graders.library_packages import LibraryPackages
 from activities.graders.path_patterns import matches_pattern
 from activities.graders.runner_programs import RunnerPrograms, find_programs
 from activities.graders.task_tests import BaseTree, TaskTests, parent_directories
@@ -154,6 +155,7 @@ class _Screening:
         self.base = base
         self.tests = TaskTests(policy.test_files, policy.named_files, base, policy.module_path, policy.whole_commands)
         self.programs: RunnerPrograms = find_programs(base.settings, policy.commands)
+        self.packages = LibraryPackages(base.files, self.tests)
         self.directories = frozenset(parent for path in base.files for parent in parent_directories(path))
 
     def rule_for(self, change: FileChange) -> Rule | None:
@@ -184,8 +186,10 @@ class _Screening:
                 return True
             case "added":
                 return is_new
-            case "new_directory":
-                return is_new and self._is_new_directory(change)
+            case "binary":
+                return is_new and (change.is_binary or change.is_symlink)
+            case "library":
+                return is_new and self.packages.are_entered_by(change.path, rule.files)
             case "program":
                 return is_new and (EXECUTABLE in change.modes or change.is_symlink)
             case "content":

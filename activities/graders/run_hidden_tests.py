@@ -47,11 +47,12 @@ _PYTHONPATH = re.compile(r"\bPYTHONPATH=([\"']?)")
 
 @dataclass(slots=True, frozen=True)
 class LoadedModule:
-    """A test file's module. `file`: its source file. `digest`: of its tests' code; `changed` if the code after
-    the last test was not that before the first."""
+    """A test file's module. `file`: its source file. `codes`: digests of the test files' code that its tests run.
+    `changed`: some of it ran no more after the last test."""
 
     file: str
-    digest: str
+    codes: frozenset[str]
+    changed: bool = False
 
 
 @dataclass(slots=True)
@@ -234,9 +235,7 @@ def _record_frame(session: RunnerSession, frame: JsonObject) -> None:
         session.canary = str(frame["canary"])
         session.num_missed = int(frame.get("missed", 0))
     if frame["kind"] == "module":
-        session.modules[str(frame["path"]).removeprefix(session.root + "/")] = LoadedModule(
-            str(frame["file"]).removeprefix(session.root + "/"), str(frame["digest"])
-        )
+        _record_module(session, frame)
     if frame["kind"] != "test":
         return
     name = str(frame["name"])
@@ -247,3 +246,15 @@ def _record_frame(session: RunnerSession, frame: JsonObject) -> None:
     session.tests[name] = min(known, outcome, key=lambda one: _WORST_FIRST.index(one) if one in _WORST_FIRST else 0)
     if frame.get("place"):
         session.places[name] = str(frame["place"])
+
+
+def _record_module(session: RunnerSession, frame: JsonObject) -> None:
+    """Add the codes of one line; those of a large file need several."""
+    path = str(frame["path"]).removeprefix(session.root + "/")
+    codes = frozenset(str(code) for code in frame.get("codes", ()))
+    known = session.modules.get(path)
+    session.modules[path] = LoadedModule(
+        str(frame["file"]).removeprefix(session.root + "/"),
+        codes | (known.codes if known else frozenset()),
+        changed="changed" in codes or (known is not None and known.changed),
+    )

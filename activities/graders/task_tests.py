@@ -80,7 +80,8 @@ def parent_directories(path: str) -> Iterator[str]:
         yield path
 
 
-def _is_test_name(directory: str) -> bool:
+def is_test_name(directory: str) -> bool:
+    """Return whether the last name of the directory has a word like `test`."""
     return any(word.lower() in _TEST_WORDS for word in _WORD.findall(directory.rpartition("/")[2]))
 
 
@@ -125,7 +126,7 @@ class TaskTests:
         """Return the outermost directories with a test-like name above the tests."""
         found = set()
         for path in self.files:
-            named = [parent for parent in parent_directories(path) if parent and _is_test_name(parent)]
+            named = [parent for parent in parent_directories(path) if parent and is_test_name(parent)]
             found.update(named[-1:])
         return frozenset(found)
 

@@ -1,8 +1,9 @@
 """Audit hook of the Python processes in a grading box: report actions that takeovers of a test run need.
 
 Python imports this file at its start, because its directory is on PYTHONPATH; the directory belongs to root. It reports
-an action only if code of the repository outside its tests is the caller. It changes nothing. Runs under any Python from
-3.8; older ones have no audit hooks.
+an action only if code of the repository outside its tests is the caller, and one of the tests: reading a file of the
+base that the patch changes, which may hold expected values. It changes nothing. Runs under any Python from 3.8; older
+ones have no audit hooks.
 """
 
 import json
@@ -14,6 +15,9 @@ _WORKDIR = os.environ.get("RATCHET_WORKDIR", "")
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 _MAX_FLAGS = 20
 _MAX_DEPTH = 12
+_MAX_READ_DEPTH = 60
+_MAX_CHANGED_BYTES = 1000000
+_SOURCES = (b".py", b".pyi", b".pyc")
 _EVENTS = {
     "gc.get_objects": "looks up live objects",
     "gc.get_referrers": "looks up live objects",
@@ -35,37 +39,81 @@ def _is_test(path):
     return name.startswith("test_") or name.endswith(("_test.py", "conftest.py")) or "/tests/" in path
 
 
-def _install():
-    reported = set()
-    nonce = []
-    busy = []
-    get_frame = sys._getframe
+def _changed_files():
+    """Return path -> printable name of the base's files that the patch changes, without sources that imports read."""
+    try:
+        with open(os.path.join(_DIRECTORY, "changed"), "rb") as source:
+            listed = source.read(_MAX_CHANGED_BYTES).split(b"\0")[:-1]
+    except OSError:
+        return {}
+    root = os.path.realpath(_WORKDIR)
+    return {
+        os.path.join(root, os.fsdecode(path)): path.decode("utf-8", "backslashreplace")
+        for path in listed
+        if not path.endswith(_SOURCES)
+    }
 
-    def report(what, place):
-        if (what, place) in reported or len(reported) >= _MAX_FLAGS:
+
+def _is_read_by_test(frame):
+    """Return whether the repository's code that reads is a test; installed packages may read for it."""
+    for _ in range(_MAX_READ_DEPTH):
+        if frame is None:
+            return False
+        file = frame.f_code.co_filename
+        if file.startswith(_WORKDIR + os.sep) and "site-packages" not in file:
+            return _is_test(file)
+        frame = frame.f_back
+    return False
+
+
+class _Reporter:
+    """Sends each flag once."""
+
+    def __init__(self):
+        self.reported = set()
+        self.nonce = ""
+
+    def report(self, what, place):
+        if (what, place) in self.reported or len(self.reported) >= _MAX_FLAGS:
             return
-        reported.add((what, place))
-        if not nonce:
+        self.reported.add((what, place))
+        if not self.nonce:
             source = os.open(os.path.join(_DIRECTORY, "nonce"), os.O_RDONLY | os.O_NONBLOCK)
-            nonce.append(os.read(source, 33).decode().strip())
+            self.nonce = os.read(source, 33).decode().strip()
             os.close(source)
-        line = nonce[0] + " " + json.dumps({"kind": "flag", "session": 0, "what": what, "place": place}) + "\n"
+        line = self.nonce + " " + json.dumps({"kind": "flag", "session": 0, "what": what, "place": place}) + "\n"
         pipe = os.open(os.path.join(_DIRECTORY, "frames"), os.O_WRONLY)
         os.write(pipe, line.encode("ascii"))
         os.close(pipe)
 
-    def place_of(frame, through_library):
-        """Return file:line of the repository's code that acts, empty if other code does."""
-        for _ in range(_MAX_DEPTH):
-            if frame is None:
-                return ""
-            file = frame.f_code.co_filename
-            if file.startswith(_WORKDIR):
-                return "" if _is_test(file) else f"{file[len(_WORKDIR) :].lstrip('/')}:{frame.f_lineno}"
-            if not through_library or not file.startswith(_STANDARD_LIBRARY) or "site-packages" in file:
-                return ""
-            frame = frame.f_back
-        return ""
+
+def _place_of(frame, through_library):
+    """Return file:line of the repository's code that acts, empty if other code does."""
+    for _ in range(_MAX_DEPTH):
+        if frame is None:
+            return ""
+        file = frame.f_code.co_filename
+        if file.startswith(_WORKDIR):
+            return "" if _is_test(file) else f"{file[len(_WORKDIR) :].lstrip('/')}:{frame.f_lineno}"
+        if not through_library or not file.startswith(_STANDARD_LIBRARY) or "site-packages" in file:
+            return ""
+        frame = frame.f_back
+    return ""
+
+
+def _install():
+    reporter = _Reporter()
+    changed = _changed_files()
+    changed_names = {os.path.basename(path) for path in changed}
+    busy = []
+    get_frame = sys._getframe
+
+    def report_read(path, flags):
+        path = os.fsdecode(path)
+        if os.path.basename(path) in changed_names and flags & os.O_ACCMODE != os.O_WRONLY:
+            place = changed.get(os.path.realpath(path))
+            if place and _is_read_by_test(get_frame(2)):
+                reporter.report("changes a file that the tests read", place)
 
     def hook(event, arguments):
         what = _EVENTS.get(event)
@@ -73,15 +121,17 @@ def _install():
             return
         if event == "object.__setattr__" and arguments[1] != "__code__":
             return
-        if event == "open":
-            path = arguments[0]
-            if not isinstance(path, str) or not path.endswith(".py") or not _is_test(path):
-                return
         busy.append(1)
         try:
-            place = place_of(get_frame(1), event != "sys._getframe")
+            if event == "open":
+                path, _, flags = arguments
+                if changed and not isinstance(path, int):
+                    report_read(path, flags)
+                if not isinstance(path, str) or not path.endswith(".py") or not _is_test(path):
+                    return
+            place = _place_of(get_frame(1), event != "sys._getframe")
             if place:
-                report(what, place)
+                reporter.report(what, place)
         except Exception:  # a hook that raises would change the tests
             pass
         finally:

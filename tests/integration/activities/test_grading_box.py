@@ -55,15 +55,16 @@ async def test_what_a_build_could_take_as_made_is_older_than_all_sources(box: Sa
         "link.txt": Path("README.md"),
         "new source.c": "int x;\n",
         "price.o": b"INPUT(made.bin)\n",
+        "lib/made.o": b"\x7fELF\0\0",
     }
     patch = shop.diff(tree, {**FIX, **new}, ("program",))
     prepared = await BoxPreparation(box, shop.task("eval_cmd", ""), 300).run(TestFiles(), None, patch)
-    assert [(finding.rule, finding.path) for finding in prepared.findings] == [("compiled", "price.o")]
+    assert [(finding.rule, finding.path) for finding in prepared.findings] == [("compiled", "lib/made.o")]
     listed = (await box.exec(f"cd {WORKDIR} && find . -path ./.git -prune -o -type f -print -o -type l -print")).stdout
     older = (
         await box.exec(f"cd {WORKDIR} && find . -path ./.git -prune -o ! -newermt 2001-01-01 ! -type d -print")
     ).stdout
-    assert sorted(older.split("\n")) == ["", "./link.txt", "./made.bin", "./program", "./stamp"], listed
+    assert sorted(older.split("\n")) == ["", "./link.txt", "./made.bin", "./price.o", "./program", "./stamp"], listed
 
 
 async def test_paths_are_bytes(box: Sandbox, tree: Path) -> None:

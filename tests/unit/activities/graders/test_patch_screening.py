@@ -255,3 +255,53 @@ def test_a_file_that_a_makefile_includes_is_protected() -> None:
 def test_links(path: str, rule: str) -> None:
     """A link to a directory brings the files below it to the place of the link."""
     assert rule_of(path, mode="120000", controlled=True).partition(":")[0] == rule
+
+
+_TEXT = b"diff --git a/x b/x\nnew file mode 100644\n--- /dev/null\n+++ b/x\n@@ -0,0 +1 @@\n+"
+
+
+@pytest.mark.parametrize(
+    ("raw", "mode", "expected"),
+    [
+        (_TEXT + b"v 100 0 0\n+GIT binary patch\n", "100644", ""),
+        (_TEXT + b"greeting = Ol\xe1\n", "100644", ""),
+        (b"diff --git a/x b/x\nnew file mode 100644\nindex 0000000..e69de29\n", "100644", ""),
+        (_TEXT + b"\x7fELF\0\0\n", "100644", "compiled"),
+        (b"diff --git a/x b/x\nnew file mode 100644\nGIT binary patch\nliteral 6\nNcmb\n\n", "100644", "compiled"),
+        (_TEXT + b"data/blob.bin\n\\ No newline at end of file\n", "120000", "compiled"),
+    ],
+)
+@pytest.mark.parametrize("path", ["assets/unit.obj", "shop/locale/messages.hi", "data/energy.lib", "libprice.so"])
+def test_a_text_with_the_name_of_an_output_is_kept(path: str, raw: bytes, mode: str, expected: str) -> None:
+    added = FileChange(path, raw, True, False, frozenset({mode}))
+    screened = screen_patch([added], PatchPolicy(frozenset({LISTED})), BASE)
+    assert [finding.rule for finding in screened.findings] == ([expected] if expected else [])
+
+
+_LIBRARY_BASES = {
+    "the library": ["src/main/java/org/mockito/Mockito.java", "src/main/java/org/mockito/internal/util/A.java"],
+    "an extension": ["src/main/kotlin/org/mockito/kotlin/Mockito.kt", "src/test/java/org/mockito/SpecTest.java"],
+    "a user": ["src/main/java/shop/Price.java", "src/main/resources/org/mockito/settings.properties"],
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "kept_in"),
+    [
+        ("src/main/java/org/mockito/Fresh.java", ["the library"]),
+        ("src/test/java/org/mockito/FreshTest.java", ["the library", "an extension"]),
+        ("src/main/java/org/mockito/internal/fresh/B.java", ["the library"]),
+        ("fresh/src/main/java/org/mockito/fresh/deep/B.java", ["the library"]),
+        ("src/main/kotlin/org/mockito/kotlin/fresh/B.kt", ["the library", "an extension"]),
+        ("src/main/java/org/mockito/internal/progress/ThreadSafe.java", ["the library"]),
+        ("src/main/java/org/junit/Assert.java", []),
+        ("src/main/java/org/mockito/x/org/junit/Assert.java", []),
+        ("src/main/java/shop/Fresh.java", list(_LIBRARY_BASES)),
+    ],
+)
+def test_packages_that_the_base_defines_are_the_products(path: str, kept_in: list[str]) -> None:
+    test = "src/test/java/shop/PriceTest.java"
+    for name, files in _LIBRARY_BASES.items():
+        screened = screen_patch([change(path)], PatchPolicy(frozenset({test})), BaseTree(frozenset([*files, test])))
+        found = [finding.rule for finding in screened.findings]
+        assert found == ([] if name in kept_in else ["jvm_test_library"]), name
