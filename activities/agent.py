@@ -23,7 +23,7 @@ from activities.stage import activity_stage, heartbeating
 from activities.stage_context import StageContext
 from activities.wall_time import require_wall_time
 from ratchet import secrets
-from ratchet.background_task import running_beside
+from ratchet.background_task import errors_logged, running_beside
 from ratchet.config import RunConfig
 from ratchet.durations import duration_in_words
 from ratchet.errors import (
@@ -232,7 +232,7 @@ class AgentActivities:
         waited_before_call = 0.0  # time that is not the agent's before the last call, which is not idle time after it
         looked_at = time.monotonic()
         while True:
-            with contextlib.suppress(RatchetError):
+            with errors_logged("agent not watched", rollout_id=input.rollout_id), contextlib.suppress(RatchetError):
                 waited_seconds = extended_seconds + time.monotonic() - looked_at
                 looked_at = time.monotonic()
                 progress = None
@@ -259,10 +259,8 @@ class AgentActivities:
         settings = self.configs.settings
         ttl_seconds = box_ttl_seconds(config, settings, self.provider.capabilities.max_ttl_seconds)
         while True:
-            try:
+            with errors_logged("time to live not extended", rollout_id=input.rollout_id):
                 await box.set_ttl(ttl_seconds)
-            except RatchetError as error:
-                _LOG.info("time to live not extended", rollout_id=input.rollout_id, reason=str(error))
             await asyncio.sleep(settings.rollout.ttl_margin / _TTL_UPDATES_PER_MARGIN)
 
 

@@ -5,7 +5,10 @@ reach the patch or the trajectory. The stage may run twice on one box.
 """
 
 import base64
+import binascii
 import contextlib
+import hashlib
+import re
 import time
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -25,7 +28,7 @@ from activities.stage import activity_stage, heartbeating
 from activities.stage_context import StageContext
 from activities.wall_time import require_wall_time
 from engine.client import EngineClient
-from ratchet.errors import EngineRejectedError, EngineUnavailableError
+from ratchet.errors import EngineRejectedError, EngineUnavailableError, SandboxBusyError
 from ratchet.payloads import DiffResult, StageInput
 from ratchet.store import admissions, grades, rollouts, sandboxes, sessions
 from ratchet.store.arrays import pack_text
@@ -35,6 +38,10 @@ from ratchet.store.tasks import TaskRow
 
 _MARGIN_SECONDS = 30.0
 """The part of the stage's time limit that is left for what follows the diff."""
+_PRINTED = re.compile(
+    r"^(?P<files>\d+) (?P<bytes>\d+) (?P<digest>[0-9a-f]{64})\n(?P<body>too_large|[A-Za-z0-9+/]*={0,2})\n\Z",
+    re.MULTILINE,
+)
 
 
 class CapturedDiff(NamedTuple):
@@ -80,7 +87,7 @@ class DiffActivities:
             async with connected_box(self.provider, context.provider_id) as box:
                 await harness.end(box, input.attempt)
                 await self._close_session(input)
-                captured = await _capture_diff(
+                captured = await capture_diff(
                     box, context.task.workdir, context.config.limits.max_patch_bytes, _diff_seconds()
                 )
                 transcript = await harness.collect(box, input.attempt)
@@ -158,11 +165,30 @@ def _diff_seconds() -> float:
     return max(_MARGIN_SECONDS, limit.total_seconds() - _MARGIN_SECONDS)
 
 
-async def _capture_diff(box: Sandbox, workdir: str, max_bytes: int, seconds: float) -> CapturedDiff:
+async def capture_diff(box: Sandbox, workdir: str, max_bytes: int, seconds: float) -> CapturedDiff:
     result = await box.exec(diff_script(workdir, max_bytes), user="root", timeout=seconds)
-    count, _, body = result.stdout.partition("\n")
-    if body.startswith("too_large"):
-        num_bytes = body.split()[1]
+    return parse_diff(result.stdout, max_bytes)
+
+
+def parse_diff(printed: str, max_bytes: int) -> CapturedDiff:
+    """Parse the output of `diff_script`.
+
+    Raises SandboxBusyError if it is not whole: a service that cuts off the output of a command may report success.
+    """
+    found = _PRINTED.search(printed)
+    if found is None:
+        raise SandboxBusyError(f"the diff has not arrived whole: its {len(printed)} characters have no end")
+    num_files = int(found["files"])
+    num_bytes = int(found["bytes"])
+    if found["body"] == "too_large":
         reason = f"the diff of {num_bytes} bytes is above limits.max_patch_bytes ({max_bytes}) and was left out"
         return CapturedDiff(b"", 0, reason)
-    return CapturedDiff(base64.b64decode(body), int(count), "")
+    try:
+        diff = base64.b64decode(found["body"], validate=True)
+    except binascii.Error as error:
+        raise SandboxBusyError(f"the diff has not arrived whole: {error}") from error
+    if (len(diff), hashlib.sha256(diff).hexdigest()) != (num_bytes, found["digest"]):
+        raise SandboxBusyError(f"the diff has not arrived whole: {len(diff)} bytes came of {num_bytes}, or others")
+    if num_files > 0 and not diff:
+        raise SandboxBusyError(f"the diff has not arrived whole: it is empty, but {num_files} files have changed")
+    return CapturedDiff(diff, num_files, "")

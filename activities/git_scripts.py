@@ -144,9 +144,10 @@ def _hide_history(directory: str, keep_history: bool) -> list[str]:
 
 
 def diff_script(workdir: str, max_bytes: int) -> str:
-    """Return a script that prints two lines: the number of changed files, and the binary-safe diff in base64.
+    """Return a script that prints two lines: the number of changed files with size and SHA-256 of the diff, and the
+    binary-safe diff in base64.
 
-    The second line is `too_large <bytes>` if the diff is larger than `max_bytes`. The diff is taken from the files with
+    The second line is `too_large` if the diff is larger than `max_bytes`. The diff is taken from the files with
     the base commit's index, so it contains staged, committed, new, deleted, binary and mode changes; ignored files are
     left out, and repositories that the agent made count as their files. Every try uses files of its own ($$), because
     the script of a try whose worker died may still run and hold the lock of the index.
@@ -172,9 +173,12 @@ def diff_script(workdir: str, max_bytes: int) -> str:
             f"{git} add -A",
             f"{git} diff --cached --binary --no-color --no-ext-diff --no-textconv --no-renames"
             f" --src-prefix=a/ --dst-prefix=b/ HEAD > {patch}",
-            f"{git} diff --cached --name-only -z --no-renames HEAD | tr -cd '\\0' | wc -c",
+            "set -o pipefail",
+            f"count=$({git} diff --cached --name-only -z --no-renames HEAD | tr -cd '\\0' | wc -c)",
             f"size=$(wc -c < {patch})",
-            f'if [ "$size" -gt {max_bytes} ]; then echo "too_large $size"; else base64 -w0 {patch}; echo; fi',
+            f"digest=$(sha256sum < {patch})",
+            'echo "$((count)) $((size)) ${digest%% *}"',
+            f'if [ "$size" -gt {max_bytes} ]; then echo too_large; else base64 -w0 {patch}; echo; fi',
         ]
     )
 

@@ -5,7 +5,6 @@ the engine's row says that the version is here. What a fetch waits for is in the
 """
 
 import asyncio
-import contextlib
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from engine import adapter_files
 from engine.policy_cache import KEPT_VERSIONS, PolicyCache
 from engine.policy_files import is_address, is_intact, policy_directory
 from engine.weight_storage import DamagedVersionError
-from ratchet.background_task import in_abandonable_thread
+from ratchet.background_task import errors_logged, in_abandonable_thread
 from ratchet.config_engines import DEFAULT_SET
 from ratchet.errors import StoreUnavailableError, WeightStorageError
 from ratchet.lora_slots import FIRST_SLOT
@@ -164,7 +163,7 @@ class PolicyFetcher:
         details: JsonObject = {engines.FETCHED: list(self._fetched), engines.FETCH_ERROR: error}
         if details == self._reported:
             return
-        with contextlib.suppress(StoreUnavailableError):  # the next call of keep_fetching writes it
+        with errors_logged("fetched versions not reported"):  # the next call of keep_fetching writes it
             async with self.database.begin() as connection:
                 await engines.set_engine_details(connection, self.engine_id, details)
             self._reported = details

@@ -33,7 +33,6 @@ whose row is `gone`, or whose vLLM has another label than its row, ends and regi
 """
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -45,8 +44,8 @@ import structlog
 from engine.canary import CanaryVerdict, judge_canary
 from engine.client import EngineClient
 from engine.policy_files import policy_directory, weight_files
-from ratchet.background_task import running_beside
-from ratchet.errors import EngineRejectedError, EngineUnavailableError, MachineError, StoreUnavailableError
+from ratchet.background_task import errors_logged, running_beside
+from ratchet.errors import EngineRejectedError, EngineUnavailableError, MachineError
 from ratchet.lora_slots import FIRST_SLOT, label_of_versions, label_with, version_in_label, versions_of_label
 from ratchet.store import engines, metrics, open_runs
 from ratchet.store.database import Database
@@ -232,11 +231,11 @@ async def _renew_lease(database: Database, engine: EngineRow) -> None:
     phase finds. It lapses if this process dies."""
     while True:
         await asyncio.sleep(PAUSE_SECONDS / 4)
-        try:
-            with contextlib.suppress(StoreUnavailableError):
+        with errors_logged("the pause's lease not renewed", engine=engine.address):
+            try:
                 await _extend_lease(database, engine)
-        except EngineUnavailableError:
-            return
+            except EngineUnavailableError:
+                return
 
 
 async def _canary_state(

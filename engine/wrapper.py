@@ -25,7 +25,7 @@ from engine.policy_fetcher import PolicyFetcher
 from engine.policy_files import policy_directory, whole_model
 from engine.process import EngineSettings, end_leftover_engines, port_taken, vllm_process
 from engine.weight_update import load_from_files, replace_weights, score_canary
-from ratchet.background_task import running_beside
+from ratchet.background_task import errors_logged, running_beside
 from ratchet.errors import EngineUnavailableError, MachineError, StoreUnavailableError
 from ratchet.lora_slots import FIRST_SLOT, label_of_versions, label_with, versions_of_label
 from ratchet.store import engines
@@ -272,8 +272,8 @@ class EngineWrapper:
     async def _heartbeat_while_loading(self) -> None:
         """Write heartbeats beside a load, until cancelled: a large policy takes longer than an engine may be silent."""
         while True:
-            if not self.is_up or await self.client.health():
-                with contextlib.suppress(StoreUnavailableError):
+            with errors_logged("heartbeat not written"):
+                if not self.is_up or await self.client.health():
                     async with self.database.begin() as conn:
                         await engines.heartbeat_engine(conn, self.engine_id)
             await asyncio.sleep(HEARTBEAT_SECONDS)

@@ -4,11 +4,16 @@ hang."""
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextvars import Context
 from functools import partial
 from typing import Any, TypeVar
 
+import structlog
+
+from ratchet.errors import RatchetError
+
+_LOG = structlog.get_logger()
 _T = TypeVar("_T")
 
 
@@ -19,18 +24,36 @@ def start_process_task(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
 
 @contextlib.asynccontextmanager
 async def running_beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run `work`, which does not end by itself, until the block ends; an error of `work` is raised then.
+    """Run `work` until the block ends. An error of `work` is logged and ends neither the block nor its success.
 
     If the caller is cancelled while `work` ends, that is raised once it has ended.
     """
     task = asyncio.create_task(work)
+    task.add_done_callback(_log_failure)
     try:
         yield
     finally:
         task.cancel()
         await wait_for_end(task)
-        if not task.cancelled():
-            task.result()
+
+
+def _log_failure(task: "asyncio.Task[None]") -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _LOG.error("work beside a block has ended early", exc_info=error)
+
+
+@contextlib.contextmanager
+def errors_logged(event: str, **facts: object) -> Iterator[None]:
+    """Log an error of the block in place of raising it, for one step of a loop that serves other work.
+
+    The loop goes on, because any error may go away: an incomplete list of errors would end it for the process's life.
+    """
+    try:
+        yield
+    except RatchetError as error:
+        _LOG.warning(event, reason=str(error), **facts)
+    except Exception as error:
+        _LOG.error(event, reason=repr(error), exc_info=error, **facts)
 
 
 async def wait_for_end(task: "asyncio.Task[Any]") -> None:

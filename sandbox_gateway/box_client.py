@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import socket
+import struct
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any, Literal
@@ -106,6 +107,24 @@ class BoxClient:
         connection, reply, _fds = await self._call(CONTROL_SOCKET, message, timeout_seconds)
         connection.close()
         return reply
+
+    async def boxd_pid(self, timeout_seconds: float) -> int:
+        """Return the pid of boxd as the kernel knows it, also if boxd does not answer.
+
+        Raises BoxNotFoundError if no process listens, and BoxFaultError if too many calls wait.
+        """
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.setblocking(False)
+            try:
+                async with asyncio.timeout(timeout_seconds):
+                    path = f"/proc/self/fd/{self._directory_fd}/{CONTROL_SOCKET}"
+                    await asyncio.get_running_loop().sock_connect(connection, path)
+            except TimeoutError as error:
+                raise BoxFaultError("unavailable", "the box does not answer") from error
+            except (ConnectionRefusedError, FileNotFoundError) as error:
+                raise BoxNotFoundError(self.id) from error
+            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+            return int(struct.unpack("3i", credentials)[0])
 
     async def files(self, **message: object) -> tuple[JsonMessage, list[int]]:
         """Send one request to the box's file helper; the caller closes the returned fds."""

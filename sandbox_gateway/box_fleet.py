@@ -36,6 +36,7 @@ _FIRST_UID, _NUM_SLOTS = 1 << 30, 8192
 _GRACE_SECONDS = 2.0
 _DESTROY_SECONDS = 10.0
 _ADOPT_SECONDS = 5.0
+_ADOPT_AGAIN_SECONDS = 1.0
 _REAP_SECONDS = 0.5
 RETRY_AFTER = {
     "Retry-After": "5",
@@ -82,6 +83,8 @@ class Fleet:
         self._has_cgroups = False
         self._disk_template = ""
         self._boxes: dict[str, BoxClient] = {}
+        self._pending: dict[str, BoxRecord | None] = {}
+        """Boxes of an earlier gateway that are neither adopted nor proven dead. None: the record cannot be read now."""
         self._slots: set[int] = set()
         self._creating: dict[str, asyncio.Task[BoxClient]] = {}
         self._boots = asyncio.Semaphore(settings.max_concurrent_boots)
@@ -94,12 +97,14 @@ class Fleet:
         self._fork_server = self._start_fork_server()
         self._has_cgroups = _prepare_cgroups(self._cgroup_parent)
         self._disk_template = await asyncio.to_thread(_prepare_disk, self._settings)
-        await asyncio.gather(*(self._adopt(path) for path in self._boxes_directory.iterdir()))
-        for name in cgroups.children(self._cgroup_parent) - set(self._boxes):
+        self._pending = {path.name: None for path in self._boxes_directory.iterdir()}
+        await asyncio.gather(*(self._try_adopting(name) for name in list(self._pending)))
+        for name in cgroups.children(self._cgroup_parent) - set(self._boxes) - set(self._pending):
             await asyncio.to_thread(cgroups.end_leftover, f"{self._cgroup_parent}/{name}")
         for leftover in self._trash.iterdir():
             self._spawn(_remove_tree(leftover))
         self._spawn(self._reap_expired())
+        self._spawn(self._adopt_pending())
         _log.info("boxes_adopted", num_boxes=len(self._boxes))
 
     async def stop(self) -> None:
@@ -119,8 +124,10 @@ class Fleet:
 
     def get(self, box_id: str) -> BoxClient:
         """Return a live box, running or paused. Raises BoxNotFoundError; an expired box counts as gone before it is
-        removed.
+        removed. Raises RefusalError 503 for a box that is not adopted yet.
         """
+        if box_id in self._pending:
+            raise RefusalError(503, f"sandbox '{box_id}' cannot be reached at present", RETRY_AFTER)
         box = self._boxes.get(box_id)
         if box is None or clock() >= box.record.deadline:
             raise BoxNotFoundError(box_id)
@@ -130,9 +137,13 @@ class Fleet:
         """Boot a box. The same idempotency key returns the same box while it lives, also after a restart of the
         gateway.
 
-        Raises RefusalError: 404 for an unknown image, 503 if there is no room.
+        Raises RefusalError: 404 for an unknown image, 503 if there is no room, or if a box that is not adopted yet may
+        have the key or the uid slot.
         """
         key = request.idempotency_key
+        for pending in self._pending.values():
+            if pending is None or (key is not None and pending.idempotency_key == key):
+                raise RefusalError(503, "boxes of this gateway cannot be reached at present", RETRY_AFTER)
         if key is not None:
             for box in self._boxes.values():
                 if box.record.idempotency_key == key and clock() < box.record.deadline:
@@ -225,23 +236,50 @@ class Fleet:
             raise
         return box
 
-    async def _adopt(self, directory: Path) -> None:
-        """Adopt a box that outlived the previous gateway; remove it if it does not answer."""
-        box = None
+    async def _adopt_pending(self) -> None:
+        while self._pending:
+            await asyncio.sleep(_ADOPT_AGAIN_SECONDS)
+            await asyncio.gather(*(self._try_adopting(name) for name in list(self._pending)))
+
+    async def _try_adopting(self, name: str) -> None:
+        """Adopt a box that outlived the previous gateway, or remove it if it is proven dead; else it stays pending."""
         try:
-            if not _ID.fullmatch(directory.name):
-                raise ValueError("not a box directory")
-            box = BoxClient(directory, BoxRecord.model_validate_json((directory / RECORD_FILE).read_bytes()))
-            self._slots.add(box.record.slot)
-            answer = await box.control(timeout_seconds=_ADOPT_SECONDS, op="ping")
-            self._take_in(box, answer["pid"])
-        except (OSError, ValueError, BoxFaultError, BoxNotFoundError) as reason:
-            _log.info("leftover_removed", directory=directory.name, reason=str(reason))
-            if box is None:
+            await self._adopt(self._boxes_directory / name)
+        except Exception as reason:  # any: a lack of descriptors, for example, says nothing about the box
+            _log.warning("box_not_adopted_yet", directory=name, reason=repr(reason))
+        else:
+            del self._pending[name]
+
+    async def _adopt(self, directory: Path) -> None:
+        """Adopt a box, or remove what a dead one has left. Raises any error that does not prove its death."""
+        if not directory.is_dir() or not _ID.fullmatch(directory.name):
+            _log.info("leftover_removed", directory=directory.name, reason="not a box directory")
+            if directory.exists():
                 directory.rename(self._trash / directory.name)
-            else:
-                await self._end(box, None)
-                self._discard(box)
+            return
+        with contextlib.ExitStack() as closing:
+            box = None
+            try:
+                box = BoxClient(directory, BoxRecord.model_validate_json((directory / RECORD_FILE).read_bytes()))
+                closing.callback(box.close)
+                self._pending[box.id] = box.record
+                self._slots.add(box.record.slot)
+                self._take_in(box, await box.boxd_pid(_ADOPT_SECONDS))
+                closing.pop_all()
+            except (FileNotFoundError, ValueError, BoxFaultError, BoxNotFoundError) as reason:
+                # A boxd that boots does not listen yet. One that hangs beyond its box's time to live is not waited for.
+                is_over = box is not None and clock() >= box.record.deadline + _DESTROY_SECONDS
+                if (isinstance(reason, BoxFaultError) or _has_boxd(directory)) and not is_over:
+                    raise
+                _log.info("leftover_removed", directory=directory.name, reason=str(reason))
+                if box is None:
+                    if self._has_cgroups:
+                        await asyncio.to_thread(cgroups.end_leftover, f"{self._cgroup_parent}/{directory.name}")
+                    directory.rename(self._trash / directory.name)
+                else:
+                    await self._end(box, None)
+                    closing.pop_all()
+                    self._discard(box)
 
     def _take_in(self, box: BoxClient, boxd_pid: int) -> None:
         box.boxd_fd = os.pidfd_open(boxd_pid)
@@ -311,6 +349,17 @@ def _prepare_disk(settings: GatewaySettings) -> str:
 
 async def _remove_tree(path: Path) -> None:
     await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+
+
+def _has_boxd(directory: Path) -> bool:
+    """Return whether a process works in a box's directory, which only its boxd does."""
+    wanted = directory.stat()
+    for process in os.listdir("/proc"):
+        if process.isdigit():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+                if os.path.samestat(os.stat(f"/proc/{process}/cwd"), wanted):
+                    return True
+    return False
 
 
 def matches_metadata(box: BoxClient, metadata: Mapping[str, str]) -> bool:

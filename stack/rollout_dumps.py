@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 
 from ratchet.background_task import running_beside
-from ratchet.errors import StoreUnavailableError
 from ratchet.store.database import Database
 from stack.parts import Stack
 from stack.progress import ReportProgress
@@ -22,7 +21,7 @@ _LAST_LOOK_SECONDS = 600.0
 async def dumping(stack: Stack, run_id: str, pattern: str, say: ReportProgress) -> AsyncIterator[None]:
     """Write the files of `dump_graded` during the block and at its end.
 
-    An outage of the store or a full disk delays them and is said once; it never ends the block.
+    An error, such as an outage of the store or a full disk, delays them and is said once; it never ends the block.
     """
     async with stack.database() as database:
         dumps = _Dumps(database, run_id, pattern, say)
@@ -50,7 +49,7 @@ class _Dumps:
         problem = ""
         try:
             await self._look()
-        except (StoreUnavailableError, OSError) as error:
+        except Exception as error:  # also one of a bug: the block is the training
             problem = f"rollouts are not dumped: {error}"
         if problem and problem != self.problem:
             self.say(problem)

@@ -19,6 +19,7 @@ import structlog
 import torch.distributed as dist
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from ratchet.background_task import errors_logged
 from ratchet.errors import FencedError, StoreUnavailableError, WeightStorageError
 from ratchet.store import learner_commits, learners
 from ratchet.store.database import Database
@@ -114,7 +115,8 @@ class HeartbeatThread:
         while not last:
             self._changed.clear()
             last = self._stopped.is_set()
-            store.transaction(self._write)
+            with errors_logged("heartbeat not written"):  # a learner without heartbeats is taken for dead
+                store.transaction(self._write)
             if not last:
                 self._changed.wait(_HEARTBEAT_SECONDS)
         store.close()

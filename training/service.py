@@ -16,8 +16,9 @@ from pathlib import Path
 import structlog
 
 from ratchet import paths
+from ratchet.background_task import errors_logged
 from ratchet.config import RunConfig
-from ratchet.errors import BugError, StoreUnavailableError
+from ratchet.errors import BugError
 from ratchet.logs import is_json
 from ratchet.store import learners, runs
 from ratchet.store.database import Database
@@ -111,11 +112,11 @@ async def run_learner_service(url: str) -> None:
         try:
             async with database.begin() as connection:
                 wanted = await learners.runs_wanting_learner(connection)
-        except StoreUnavailableError as error:
+        except Exception as error:  # any: the end of this service is the end of every run's driver
             _LOG.warning("waiting for postgres", reason=str(error)[:200])
             wanted = {}
         for run_id in [run_id for run_id, keeper in keepers.items() if keeper.done()]:
-            keepers.pop(run_id).result()
+            keepers.pop(run_id)
             ended.add(run_id)
         for run_id, silent_seconds in wanted.items():
             patience_seconds = _SILENT_SECONDS if run_id in ended else _FRESH_SECONDS
@@ -139,22 +140,35 @@ async def _sleep_or_stop(stopping: asyncio.Event) -> None:
 async def _keep_driver(run_id: str, url: str) -> None:
     """Restart the driver until it ends by itself."""
     backoff = 1.0
-    while True:
-        _LOG.info("driver starts", run=run_id)
-        command = [sys.executable, "-P", "-m", "training.service", run_id, str(os.getpid())]
-        # Ray puts the driver's working directory in front of the ranks' module path. The state directory has no module.
-        environment = {**os.environ, _URL_VARIABLE: url, "RATCHET_HOME": str(paths.home())}
-        process = await _start_driver(command, environment)
-        try:
-            if await _wait_for_driver(process, run_id) == 0:
-                _LOG.info("driver ended", run=run_id)
-                return
-        except asyncio.CancelledError:
-            await _terminate(process)
-            raise
-        _LOG.warning("driver died", run=run_id, code=process.returncode)
+    while not await _drive_once(run_id, url):
         await asyncio.sleep(backoff)
         backoff = min(backoff * 2, _MAX_BACKOFF_SECONDS)
+
+
+async def _drive_once(run_id: str, url: str) -> bool:
+    """Run one driver and return whether it ended by itself.
+
+    An error, such as a fork that fails for lack of memory, counts as its death: it must not leave this run's task.
+    """
+    process = None
+    code = None
+    with errors_logged("driver not kept", run=run_id):
+        try:
+            _LOG.info("driver starts", run=run_id)
+            command = [sys.executable, "-P", "-m", "training.service", run_id, str(os.getpid())]
+            # Ray puts the driver's working directory in front of the ranks' module path. The state directory has no
+            # module.
+            environment = {**os.environ, _URL_VARIABLE: url, "RATCHET_HOME": str(paths.home())}
+            process = await _start_driver(command, environment)
+            code = await _wait_for_driver(process, run_id)
+        finally:
+            if process is not None:
+                await _terminate(process)
+    if code == 0:
+        _LOG.info("driver ended", run=run_id)
+    else:
+        _LOG.warning("driver died", run=run_id, code=code)
+    return code == 0
 
 
 async def _start_driver(command: list[str], environment: dict[str, str]) -> Process:

@@ -175,16 +175,16 @@ class DockerProvider:
             found = await self._docker().containers.list(
                 all=True, filters={"label": labels, "status": list(_LIVE_STATES)}
             )
-        return [
-            SandboxInfo(
-                container.id,
-                {name: value for name, value in container["Labels"].items() if name != EGRESS_LABEL},
-                datetime.fromtimestamp(container["Created"], UTC),
-                "paused" if container["State"] == "paused" else "running",
-            )
-            for container in found
-            if any(name.startswith("/ratchet-") for name in container["Names"])
-        ]
+            return [
+                SandboxInfo(
+                    container.id,
+                    {name: value for name, value in container["Labels"].items() if name != EGRESS_LABEL},
+                    datetime.fromtimestamp(container["Created"], UTC),
+                    "paused" if container["State"] == "paused" else "running",
+                )
+                for container in found
+                if any(name.startswith("/ratchet-") for name in container["Names"])
+            ]
 
     async def close(self) -> None:
         if self._client is not None:

@@ -20,6 +20,7 @@ from aiodocker.stream import Stream
 
 from activities.sandboxes.base import CommandResult
 from activities.sandboxes.docker_errors import remove_container, require_running, service_errors
+from activities.sandboxes.docker_output import MARK_VARIABLE, MarkedStream, framed, new_mark
 from ratchet.errors import CommandFailedError, ConfigError, SandboxBusyError, SandboxGoneError
 
 # Exit codes: of a shell (126, 137), and of the scripts below.
@@ -33,6 +34,8 @@ _POLL_MAX_SECONDS = 0.5
 _CHUNK_BYTES = 1 << 18
 _TRANSFER_SECONDS = 600.0
 _REMOVAL_SECONDS = 3.0
+_ENDING_SECONDS = 300.0
+"""How much longer than its time limit a command may take, for its output to arrive."""
 DEADLINE_FILE = "/run/ratchet-deadline"
 _SET_LIFE = (
     "read -r up _ </proc/uptime; umask 077;"
@@ -74,7 +77,8 @@ class DockerSandbox:
             arguments = ["timeout", "-s", "KILL", f"{timeout:.3f}", *arguments]
         started = time.monotonic()
         try:
-            code, stdout, stderr = await self._run(arguments, user, env or {}, cwd, on_stderr=on_stderr)
+            async with _time_limit(f"a command in box {self.id}", timeout and timeout + _ENDING_SECONDS):
+                code, stdout, stderr = await self._run(arguments, user, env or {}, cwd, on_stderr=on_stderr)
         except CommandFailedError as unable:
             code, stdout, stderr = _CANNOT_START, b"", unable.stderr.encode()
         result = CommandResult(code, stdout.decode(errors="replace"), stderr.decode(errors="replace"))
@@ -129,7 +133,7 @@ class DockerSandbox:
         home_path = path.removeprefix("~/") if path.startswith("~/") else path
         if "\0" in path:
             raise CommandFailedError(action, 1, "", "the path contains a NUL byte")
-        async with asyncio.timeout(_TRANSFER_SECONDS):
+        async with _time_limit(action, _TRANSFER_SECONDS):
             code, data, errors = await self._run(
                 ["/bin/bash", "-c", place + script, "file", home_path], user, {}, None, content, into
             )
@@ -154,29 +158,43 @@ class DockerSandbox:
         into: BinaryIO | None = None,
         on_stderr: Callable[[str], None] | None = None,
     ) -> _ExecOutput:
-        """Run a command, with its output in `into` if given. Raises CommandFailedError if it cannot start."""
+        """Run a command, with its output in `into` if given.
+
+        Raises CommandFailedError if it cannot start, SandboxBusyError if its output did not arrive whole.
+        """
+        mark = new_mark()
+        streams = {1: MarkedStream(mark), 2: MarkedStream(mark)}
+        printed = {1: bytearray(), 2: bytearray()}
         try:
             with service_errors(self.id):
                 process = await self._container.exec(
-                    arguments, stdin=content is not None, user=user, environment=dict(env), workdir=cwd
+                    framed(arguments),
+                    stdin=content is not None,
+                    user=user,
+                    environment={**env, MARK_VARIABLE: mark},
+                    workdir=cwd,
                 )
-                async with process.start() as stream:
-                    sending = asyncio.create_task(_send(stream, content)) if content is not None else None
-                    stdout, stderr = bytearray(), bytearray()
-                    while (message := await stream.read_out()) is not None:
-                        if message.stream == 1 and into is not None:
-                            await asyncio.to_thread(into.write, message.data)
+                async with process.start() as stream, _sending(stream, content):
+                    while any(one.exit_code is None for one in streams.values()):
+                        if (message := await stream.read_out()) is None:
+                            break
+                        number = 1 if message.stream == 1 else 2  # the daemon's own words have another number
+                        data = streams[number].feed(message.data)
+                        if number == 1 and into is not None:
+                            await asyncio.to_thread(into.write, data)
                         else:
-                            (stdout if message.stream == 1 else stderr).extend(message.data)
-                        if message.stream != 1 and on_stderr is not None:
-                            on_stderr(message.data.decode(errors="replace"))
-                    if sending is not None:
-                        sending.cancel()
-                        await asyncio.gather(sending, return_exceptions=True)
-                code = await _exit_code(process)
+                            printed[number].extend(data)
+                        if number == 2 and data and on_stderr is not None:
+                            on_stderr(data.decode(errors="replace"))
+                code = streams[1].exit_code
+                if code is None or streams[2].exit_code is None:
+                    code = await _code_without_mark(process)
         except ConfigError as error:
             raise CommandFailedError(shlex.join(arguments), _CANNOT_START, "", str(error)) from error
-        return _ExecOutput(code, bytes(stdout), bytes(stderr))
+        except SandboxBusyError:
+            await self._require_staying()  # the daemon ends the streams of a box that it removes
+            raise
+        return _ExecOutput(code, bytes(printed[1]), bytes(printed[2]))
 
     async def _require_staying(self) -> None:
         """Raise SandboxGoneError if the box is being removed.
@@ -189,7 +207,8 @@ class DockerSandbox:
             await asyncio.sleep(_POLL_MAX_SECONDS / 5)
 
     async def set_ttl(self, seconds: int) -> None:
-        code, _, errors = await self._run(["/bin/sh", "-c", _SET_LIFE, "life", str(seconds)], "root", {}, None)
+        async with _time_limit(f"the time to live of box {self.id}", _ENDING_SECONDS):
+            code, _, errors = await self._run(["/bin/sh", "-c", _SET_LIFE, "life", str(seconds)], "root", {}, None)
         if code != 0:
             raise SandboxBusyError(
                 f"the time to live of box {self.id} cannot be set: {errors.decode(errors='replace')}"
@@ -216,13 +235,43 @@ def _login(cmd: str, cwd: str | None) -> list[str]:
     return ["/bin/bash", "-l", "-c", cmd if cwd is not None else f'[ "$PWD" != / ] || cd ~ 2>/dev/null\n{cmd}']
 
 
-async def _exit_code(process: Exec) -> int:
-    """Wait for the exit code, which the daemon reports a little later than the end of the output."""
+async def _code_without_mark(process: Exec) -> int:
+    """Return the exit code of a shell that could not start, or died before it wrote the end mark.
+
+    Raises SandboxBusyError if it runs or has ended well: then the daemon has lost the rest of the output.
+    """
     pause = _POLL_SECONDS
-    while (facts := await process.inspect())["Running"]:
+    until = time.monotonic() + _REMOVAL_SECONDS  # the daemon reports the end a little later than that of the output
+    while (facts := await process.inspect())["Running"] and time.monotonic() < until:
         await asyncio.sleep(pause)
         pause = min(2 * pause, _POLL_MAX_SECONDS)
+    if facts["Running"] or facts["ExitCode"] == 0:
+        raise SandboxBusyError("the output of a command ended without its end mark: the connection was cut")
     return int(facts["ExitCode"])
+
+
+@contextlib.asynccontextmanager
+async def _time_limit(action: str, seconds: float | None) -> AsyncIterator[None]:
+    """Raise SandboxBusyError if the block takes longer: a connection may hang without ending."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as error:
+        raise SandboxBusyError(f"{action}: not done after {seconds:.0f} s") from error
+
+
+@contextlib.asynccontextmanager
+async def _sending(stream: Stream, content: bytes | Path | None) -> AsyncIterator[None]:
+    """Send the content, if any, while the block runs. The command itself tells if it got too little."""
+    if content is None:
+        yield
+        return
+    sending = asyncio.create_task(_send(stream, content))
+    try:
+        yield
+    finally:
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
 
 
 async def _send(stream: Stream, content: bytes | Path) -> None:

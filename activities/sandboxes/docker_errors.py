@@ -10,6 +10,8 @@ from aiodocker.exceptions import DockerError
 from ratchet.errors import ConfigError, RatchetError, SandboxBusyError, SandboxGoneError
 
 _CANNOT_START_WORDS = ("unable to find user", "no matching entries", "OCI runtime exec failed", "chdir")
+_MISSING_WORDS = ("no such container", "no such image", "network")
+"""Words of a 404 that is about the box or what it is made from; a proxy answers 404, too, for an address."""
 
 
 async def remove_container(container: DockerContainer) -> bool:
@@ -26,30 +28,42 @@ async def remove_container(container: DockerContainer) -> bool:
 async def require_running(container: DockerContainer) -> None:
     """Raise SandboxGoneError if the container does not run."""
     with service_errors(container.id):
-        facts = await container.show()
-    if not facts["State"]["Running"]:
+        is_running = (await container.show())["State"]["Running"]
+    if not is_running:
         raise SandboxGoneError(f"box {container.id} does not run any more")
 
 
 @contextmanager
 def service_errors(subject: str, missing: type[RatchetError] = SandboxGoneError) -> Iterator[None]:
-    """Translate errors of the block. `missing`: class of the error if the daemon does not know the object."""
+    """Translate errors of the block. `missing`: class of the error if the daemon does not know the object.
+
+    Only a refusal that is recognised is final. Any other error can go away, also an answer that cannot be read.
+    """
     try:
         yield
+    except RatchetError:
+        raise
     except DockerError as error:
         raise _translate(error, subject, missing) from error
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         raise SandboxBusyError(
             f"the Docker daemon cannot be reached for {subject}: {error or type(error).__name__}"
         ) from error
+    except Exception as error:
+        raise SandboxBusyError(
+            f"the Docker daemon gives no usable answer for {subject}: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _translate(error: DockerError, subject: str, missing: type[RatchetError]) -> RatchetError:
     """The only mapping from the daemon's answers to errors of this program."""
     words = f"{subject}: {error.message}"
+    if error.message.lstrip().startswith("<"):  # the page of a proxy
+        return SandboxBusyError(words)
     if any(part in error.message for part in _CANNOT_START_WORDS):
         return ConfigError(f"Docker refuses {words}")
-    if error.status == 404:
+    # An exec may be missing although its box lives: a daemon that was started anew has lost its execs.
+    if error.status == 404 and any(part in error.message.lower() for part in _MISSING_WORDS):
         return missing(words)
     if error.status == 409 and ("not running" in error.message or "removal" in error.message):
         return SandboxGoneError(words)

@@ -18,7 +18,6 @@ import structlog
 from adapter.store_outage import StoreOutage
 from adapter.turns.routing import EngineRouter
 from ratchet.background_task import start_process_task
-from ratchet.errors import StoreUnavailableError
 from ratchet.store import sessions
 from ratchet.store.database import Database
 from ratchet.store.sessions import EngineWait
@@ -127,8 +126,8 @@ class EngineWaits:
             try:
                 async with self._database.begin() as conn:
                     stored = await sessions.add_engine_waits(conn, taken)
-            except StoreUnavailableError as error:
-                _LOG.warning("waits for an engine not recorded yet", reason=str(error))
+            except Exception as error:  # any: without this loop, waits count against the agents' time
+                _LOG.warning("waits for an engine not recorded yet", reason=repr(error))
                 stored = set()  # its commit may have failed
                 last = datetime.now(UTC)  # the attempt may have taken as long as the outage
             for session_id in taken.keys() - stored:

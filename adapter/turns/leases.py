@@ -10,7 +10,7 @@ import time
 import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.background_task import start_process_task
+from ratchet.background_task import errors_logged, start_process_task
 from ratchet.errors import StoreUnavailableError
 from ratchet.store import adapters
 from ratchet.store.database import Database
@@ -40,7 +40,6 @@ class ProcessLease:
             await self._renew(conn)
         if self._task is None:
             self._task = start_process_task(self._keep())
-            self._task.add_done_callback(_log_failure)
 
     async def close(self) -> None:
         """End the lease now, so that another process need not wait until it expires."""
@@ -61,14 +60,6 @@ class ProcessLease:
     async def _keep(self) -> None:
         while True:
             await asyncio.sleep(self._lease_seconds / 3)
-            try:
+            with errors_logged("lease not renewed"):
                 async with self._database.begin() as conn:
                     await self._renew(conn)
-            except StoreUnavailableError as error:
-                _LOG.warning("lease not renewed", reason=str(error))
-
-
-def _log_failure(task: "asyncio.Task[None]") -> None:
-    """Log the loop's failure, after which the lease expires although calls still complete."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        _LOG.error("the lease is no longer renewed", exc_info=error)

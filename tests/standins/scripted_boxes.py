@@ -8,6 +8,7 @@ RATCHET_SANDBOX_PROVIDER=tests.standins.scripted_boxes:make_provider with SCRIPT
 """
 
 import asyncio
+import hashlib
 import io
 import os
 import re
@@ -112,7 +113,7 @@ class ScriptedBoxes:
             record = {"exit_code": 0, "reason": "exit", "started": 0.0, "ended": used, "used_seconds": used}
             return orjson.dumps(record).decode() + "\n"
         elif "GIT_INDEX_FILE" in command:  # the diff: no file has changed
-            return "0\n\n"
+            return f"0 0 {hashlib.sha256().hexdigest()}\n\n"
         elif command.endswith("/run") and box.nonce:
             return f"{box.nonce} log\nok\n{box.nonce} frames\n{box.nonce} end 0 0 1000000 0\n"
         return ""

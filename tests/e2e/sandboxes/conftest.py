@@ -37,8 +37,8 @@ _POLICY = Path("/usr/sbin/policy-rc.d")
 _PROGRAMS = (
     *image_files.PROGRAMS,
     "base64", "chmod", "cp", "cut", "dirname", "env", "find", "git", "gzip", "head", "ln", "mkfifo", "mktemp", "mv",
-    "pgrep", "readlink", "rm", "rmdir", "sed", "seq", "setpriv", "setsid", "sort", "su", "tail", "tar", "tee",
-    "test", "timeout", "tr", "true", "uname", "uniq", "wc", "whoami", "xargs",
+    "pgrep", "readlink", "rm", "rmdir", "sed", "seq", "setpriv", "setsid", "sha256sum", "sort", "su", "tail", "tar",
+    "tee", "test", "timeout", "tr", "true", "uname", "uniq", "wc", "whoami", "xargs",
 )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from activities import git_scripts
+from activities.diff import parse_diff
 from activities.graders.diff_sections import join_diff, split_diff
 from activities.sandboxes.base import Sandbox
 from tests.integration.sandbox_gateway.conftest import GatewayProcess, provider_of
@@ -41,8 +42,7 @@ async def prepare(box: Sandbox, role: str, pre: list[str] = PRE, workdir: str = 
 
 async def taken(box: Sandbox, workdir: str = WORKDIR) -> bytes:
     result = await box.exec(git_scripts.diff_script(workdir, MAX_BYTES), user="root", timeout=120)
-    _, _, body = result.stdout.partition("\n")
-    return base64.b64decode(body)
+    return parse_diff(result.stdout, MAX_BYTES).diff
 
 
 async def put(box: Sandbox, diff: bytes, workdir: str = WORKDIR) -> None:
@@ -131,7 +131,8 @@ async def test_a_diff_that_is_too_large_is_said_to_be(box: Sandbox) -> None:
     await prepare(box, "agent")
     await box.exec("head -c 5000 /dev/urandom > big", user="agent", cwd=WORKDIR)
     result = await box.exec(git_scripts.diff_script(WORKDIR, 1000), user="root")
-    assert result.stdout.splitlines()[1].startswith("too_large ")
+    captured = parse_diff(result.stdout, 1000)
+    assert captured.diff == b"" and "above limits.max_patch_bytes (1000)" in captured.reason
 
 
 async def test_an_earlier_try_that_still_runs_is_not_in_the_way(box: Sandbox) -> None:

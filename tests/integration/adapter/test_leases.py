@@ -8,6 +8,7 @@ from adapter.turns.leases import ProcessLease
 from ratchet.store.adapters import process_lives
 from ratchet.store.database import Database
 from tests.integration.adapter.conftest import cut_off
+from tests.standins.failing_database import FailingDatabase
 
 
 async def test_a_lease_that_expired_in_an_outage_is_renewed_before_a_row_names_it(
@@ -30,3 +31,16 @@ async def test_a_lease_that_expired_in_an_outage_is_renewed_before_a_row_names_i
         assert await lives()
         await lease.close()
         assert not await lives()
+
+
+async def test_a_lease_is_renewed_after_any_error(postgres_url: str, database: Database) -> None:
+    """The loop ended before for the life of the process, whose calls other processes then took over."""
+    async with FailingDatabase(postgres_url) as failing, asyncio.timeout(60):
+        lease = ProcessLease(failing, "me", 0.9)
+        await lease.begin()
+        failing.num_failures = 4
+        while failing.num_begun < 6:  # of them the first began the lease
+            await asyncio.sleep(0.05)
+        async with database.begin() as conn:
+            assert (await conn.execute(select(process_lives(literal("me"))))).scalar_one()
+        await lease.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import insert
 
-from engine import adapter_files, weight_storage
+from engine import adapter_files, policy_fetcher, weight_storage
 from engine.policy_fetcher import PolicyFetcher
 from engine.policy_files import describe_files, weight_files
 from ratchet.background_task import running_beside
@@ -23,6 +23,7 @@ from stack.diagnosis import diagnose
 from stack.parts import Stack
 from tests.integration.training.records import make_config, make_run
 from tests.s3_storage import S3Storage
+from tests.standins.failing_database import FailingDatabase
 
 WEIGHTS = "model.safetensors"
 PATIENCE_SECONDS = 120.0
@@ -104,6 +105,20 @@ async def test_each_new_version_is_fetched_and_the_engines_row_says_so(node: Nod
         row = await node.row_with(lambda row: row.has_fetched(second))
     assert row.has_fetched(first) and row.fetch_error is None
     assert (node.root / second / WEIGHTS).read_bytes() == b"weights 2"
+
+
+async def test_versions_are_fetched_after_any_error(
+    node: Node, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error of the report ended the loop before: the engine went on with old weights for its whole life."""
+    monkeypatch.setattr(policy_fetcher, "_LONGEST_WAIT_SECONDS", 0.05)
+    version = await node.publish(node.write(1))
+    async with FailingDatabase(postgres_url) as failing:
+        failing.num_failures = 4
+        node.fetcher.database = failing
+        async with node.fetching():
+            row = await node.row_with(lambda row: row.has_fetched(version))
+    assert row.fetch_error is None and failing.num_failures == 0
 
 
 async def test_an_outage_is_waited_for_and_said(

@@ -202,3 +202,69 @@ async def test_a_full_disk_of_the_gateway_is_a_shortage_and_no_bug(gateway: Gate
         await box.set_ttl(600)
     record.unlink()
     await box.set_ttl(600)
+
+
+async def test_a_box_whose_record_cannot_be_read_for_a_moment_lives(
+    own_gateway: GatewayProcess, own_provider: E2BProvider
+) -> None:
+    """It was destroyed before, as was every box if the gateway had no descriptors at its start."""
+    box = await make_box(own_provider)
+    await box.write_file("/workspace/kept", b"kept")
+    await asyncio.to_thread(own_gateway.end, signal.SIGKILL)
+    record = own_gateway.box_directory(box.id) / "box.json"
+    record.rename(record.with_name("aside"))
+    record.mkdir()  # reading it is an OSError, for root, too
+    await asyncio.to_thread(own_gateway.start)
+    for call in (own_provider.connect(box.id), own_provider.kill(box.id), make_box(own_provider)):
+        with pytest.raises(SandboxBusyError):
+            await call
+    record.rmdir()
+    record.with_name("aside").rename(record)
+
+    async def adopted() -> bool:
+        return [info.id for info in await own_provider.list({"owner": "test"})] == [box.id]
+
+    await eventually(adopted)
+    assert await box.read_file("/workspace/kept") == b"kept"
+    async with await make_box(own_provider) as other:
+        assert (await other.exec("echo here")).stdout == "here\n"
+
+
+async def test_a_box_that_does_not_answer_for_a_moment_lives(
+    own_gateway: GatewayProcess, own_provider: E2BProvider
+) -> None:
+    key = uuid.uuid4().hex
+    box = await make_box(own_provider, key)
+    boxd = boxd_pid(own_gateway, box.id)
+    os.kill(boxd, signal.SIGSTOP)
+    try:
+        await asyncio.to_thread(own_gateway.end, signal.SIGKILL)
+        await asyncio.to_thread(own_gateway.start)
+    finally:
+        os.kill(boxd, signal.SIGCONT)
+    assert (await make_box(own_provider, key)).id == box.id
+    assert (await box.exec("echo here")).stdout == "here\n"
+
+
+async def test_what_dead_boxes_have_left_is_cleared_away(
+    own_gateway: GatewayProcess, own_provider: E2BProvider
+) -> None:
+    boxes = [await make_box(own_provider) for _ in range(3)]
+    await asyncio.to_thread(own_gateway.end, signal.SIGKILL)
+    for box in boxes:
+        await asyncio.to_thread(_kill_and_wait, boxd_pid(own_gateway, box.id))
+    directories = [own_gateway.box_directory(box.id) for box in boxes]
+    (directories[0] / "box.json").unlink()
+    (directories[1] / "box.json").write_text('{"id": ')
+    await asyncio.to_thread(own_gateway.start)
+    assert not any(directory.exists() for directory in directories)
+    assert [group for box in boxes for group in _cgroups_named(box.id)] == []
+    async with await make_box(own_provider) as other:
+        assert (await other.exec("echo here")).stdout == "here\n"
+
+
+def _kill_and_wait(pid: int) -> None:
+    watched = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    wait_for_end(watched, 60)
+    os.close(watched)

@@ -1,11 +1,25 @@
 """A deadline counts as the agent's own only if no waiting time was left to be credited."""
 
+import asyncio
+from dataclasses import dataclass, field
+
 import pytest
 
-from activities.agent import cut_short, is_too_long, owed_seconds, uncalled
+from activities import agent
+from activities.agent import AgentActivities, cut_short, is_too_long, owed_seconds, uncalled
 from activities.harnesses.base import ExitReport
+from activities.harnesses.registry import Harnesses
+from activities.run_configs import RunConfigs
 from ratchet import secrets
+from ratchet.background_task import running_beside
+from ratchet.payloads import StageInput
+from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import AgentExit
+from tests.integration.training.records import make_config
+from tests.standins.failing_database import FailingDatabase
+from tests.standins.scripted_boxes import ScriptedProvider
+
+INPUT = StageInput(rollout_id=1, attempt=1)
 
 
 @pytest.mark.parametrize(
@@ -71,3 +85,45 @@ def test_only_a_prompt_that_does_not_fit_ends_a_rollout_at_once(
     report = ExitReport(kind, 1, 0.1, "")
     assert is_too_long(report, refusal) is is_final
     assert (refusal or "made no model call") in uncalled(report, refusal)
+
+
+def activities_with(database: FailingDatabase) -> AgentActivities:
+    """The agent stage with boxes of a service that no test asks."""
+    configs = RunConfigs(database, load_temporal_settings())
+    return AgentActivities(database, ScriptedProvider("http://127.0.0.1:1"), configs, Harnesses(), "http://127.0.0.1:1")
+
+
+@dataclass
+class _DamagedBox:
+    """A box whose service once gives an answer that its client does not understand."""
+
+    num_calls: int = 0
+    is_renewed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def set_ttl(self, seconds: int) -> None:
+        self.num_calls += 1
+        if self.num_calls == 1:
+            raise ValueError("<html>nginx 500</html>")
+        self.is_renewed.set()
+
+
+async def test_a_time_to_live_is_renewed_after_any_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The box ended before, or the agent's stage failed although the agent had ended well."""
+    monkeypatch.setattr(agent, "_TTL_UPDATES_PER_MARGIN", 1e6)
+    box = _DamagedBox()
+    async with FailingDatabase("postgresql://127.0.0.1:1/none") as database, asyncio.timeout(60):
+        renewing = activities_with(database)._renew_ttl(box, INPUT, make_config())  # type: ignore[arg-type]
+        async with running_beside(renewing):
+            await box.is_renewed.wait()
+
+
+async def test_an_agent_is_watched_after_any_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent, "_WATCH_SECONDS", 0.01)
+    async with FailingDatabase("postgresql://127.0.0.1:1/none") as database, asyncio.timeout(60):
+        database.num_failures = 3
+        harnesses = Harnesses()
+        box = await ScriptedProvider("http://127.0.0.1:1").connect("b")
+        watching = activities_with(database)._watch_agent(box, harnesses["mini_swe_agent"], INPUT, None)
+        async with running_beside(watching):
+            while database.num_failures > 0:
+                await asyncio.sleep(0.01)

@@ -1,10 +1,12 @@
-"""Work beside a block ends with it, and hides neither its own error nor a cancellation of the caller."""
+"""Work beside a block ends with it, fails without the block, and hides no cancellation of the caller."""
 
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
-from ratchet.background_task import running_beside
+from ratchet.background_task import errors_logged, running_beside
+from ratchet.errors import SandboxBusyError
 
 
 class _SlowEnd:
@@ -52,16 +54,26 @@ async def test_the_work_ends_with_the_block() -> None:
     assert work.has_ended
 
 
-async def test_an_error_of_the_work_is_raised_at_the_end_of_the_block() -> None:
+async def test_an_error_of_the_work_does_not_fail_the_block_and_is_logged() -> None:
+    """It was raised at the end of the block before, so that an agent that had ended well was thrown away."""
+
     async def fail() -> None:
         raise ValueError("no heartbeat")
 
-    reached = False
-    with pytest.raises(ValueError, match="no heartbeat"):
+    with capture_logs() as logged:
         async with running_beside(fail()):
             await asyncio.sleep(0)
-            reached = True
-    assert reached
+            await asyncio.sleep(0)
+            assert [repr(line["exc_info"]) for line in logged] == ["ValueError('no heartbeat')"]
+
+
+@pytest.mark.parametrize("error", [ValueError("wrong"), SandboxBusyError("later"), KeyError("bug")])
+async def test_a_step_of_a_loop_logs_its_error_and_a_cancellation_goes_through(error: Exception) -> None:
+    with capture_logs() as logged, errors_logged("not renewed", rollout_id=7):
+        raise error
+    assert [(line["event"], line["rollout_id"]) for line in logged] == [("not renewed", 7)]
+    with pytest.raises(asyncio.CancelledError), errors_logged("not renewed"):
+        raise asyncio.CancelledError
 
 
 async def test_an_error_of_the_block_is_raised_after_the_work_has_ended() -> None:

@@ -1,4 +1,4 @@
-"""Time without the store is not counted a second time as waiting for an engine."""
+"""Waits are recorded after any error, and time without the store is not counted a second time as waiting."""
 
 import asyncio
 
@@ -6,6 +6,7 @@ from adapter.store_outage import StoreOutage
 from adapter.turns.engine_waits import EngineWaits
 from adapter.turns.routing import EngineRouter
 from ratchet.store.database import Database
+from tests.standins.failing_database import FailingDatabase
 
 
 async def test_no_wait_is_counted_while_the_store_is_away() -> None:
@@ -29,3 +30,14 @@ async def test_no_wait_is_counted_while_the_store_is_away() -> None:
         waits.close()
         held.cancel()
         await database.close()
+
+
+async def test_waits_are_recorded_after_any_error() -> None:
+    """The loop ended before for the life of the process, and all later waits counted against the agents' time."""
+    async with FailingDatabase("postgresql://nobody@127.0.0.1:1/none") as database, asyncio.timeout(60):
+        database.num_failures = 2
+        waits = EngineWaits(database, EngineRouter(database), StoreOutage(database))
+        waits.add(1, 1)
+        while database.num_begun < 3:
+            await asyncio.sleep(0.05)
+        waits.close()
