@@ -4,8 +4,6 @@ Thinking is sent as a reasoning item, as text and once more as `encrypted_conten
 Custom tools, which take plain text, are shown to the model as functions with one parameter `input`.
 """
 
-import base64
-import binascii
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,7 +31,7 @@ from adapter.dialects.base import (
 from adapter.dialects.chat import openai_failure
 from adapter.dialects.fields import RESPONSES_FIELDS, FieldRule
 from adapter.dialects.media import Content, Omitted, content_of, omitted_file, omitted_image
-from adapter.dialects.responses_stream import ResponsesStream, response_of
+from adapter.dialects.responses_stream import ResponsesStream, response_of, unsealed_thinking
 from adapter.dialects.responses_tools import called_name, forms_of, namespaces_text, tools_of
 from adapter.dialects.tool_choice import responses_choice
 from adapter.structured_output import schema_of
@@ -147,12 +145,9 @@ def _plain(item: dict[str, Any], where: str) -> Message:
 
 
 def _reasoning(item: dict[str, Any], where: str) -> str:
-    sealed = item.get("encrypted_content")
-    if isinstance(sealed, str) and sealed:
-        try:
-            return base64.b64decode(sealed, validate=True).decode()
-        except (binascii.Error, UnicodeDecodeError) as error:
-            raise InvalidRequestError(f"{where}.encrypted_content: this service did not make it") from error
+    """The item's thinking. What another service has sealed cannot be read, so its readable text stands for it."""
+    if (unsealed := unsealed_thinking(item)) is not None:
+        return unsealed
     parts = field_of(item, "content", list, []) or field_of(item, "summary", list, [])
     return "\n".join(str(object_at(part, where).get("text") or "") for part in parts)
 
