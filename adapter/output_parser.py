@@ -78,6 +78,14 @@ class OutputParser:
         reader = self._reader(request) if has_tools and self._parsers.ready else None
         return LiveAnswer(tokenizer, self._renderer.stop_ids, marks, options.stop_sequences, has_tools, reader)
 
+    def take(self, request: ParsedRequest) -> None:
+        """Make what the parsers need of a request, before its row is opened: afterwards no error is the client's.
+
+        While the parsers are not loaded yet, nothing is made. Raises InvalidRequestError.
+        """
+        if self._reads_calls(request):
+            self._parsers.take_tools(request.preamble.tools)
+
     def _reads_calls(self, request: ParsedRequest) -> bool:
         has_tools = self._parsers.tool_parser is not None and bool(request.preamble.tools)
         return has_tools and request.options.tool_choice.allows_calls

@@ -305,7 +305,10 @@ def _tools(values: list[Any]) -> list[Tool]:
         if not isinstance(tool.get("name"), str):
             raise InvalidRequestError(f"tools.{at}.name: a string expected")
         schema = object_at(tool["input_schema"], f"tools.{at}.input_schema")
-        function = {"name": tool["name"], "description": field_of(tool, "description", str, ""), "parameters": schema}
+        description = tool.get("description")
+        if description is not None and not isinstance(description, str):
+            raise InvalidRequestError(f"tools.{at}.description: a string expected, got {type(description).__name__}")
+        function = {"name": tool["name"], "description": description or "", "parameters": schema}
         tools.append({"type": "function", "function": function})
     return tools
 

@@ -111,6 +111,7 @@ class Capture:
         self._lease = ProcessLease(database, process_id, settings.lease_seconds)
         self._waits = EngineWaits(database, router, outage)
         self._outage = outage
+        self._outputs = outputs
         self._sessions = SessionCache(database, renderer, settings.max_sessions, settings.restore_reasoning)
         self._prompts = PromptBuilder(renderer, router, self._sessions, settings.images)
         generator = self._generator = TurnGenerator(
@@ -132,6 +133,8 @@ class Capture:
         """
         session = self._sessions.get(row)
         prepared = await self._prompts.prepare(session, body, dialect, headers)
+        if row.endpoint is None:
+            self._outputs.take(prepared.request)
         client = ConnectedClient()
         # A session that has had all its turns may still ask again for the answer to one of them.
         known = await self._registry.find(session, prepared) if session.at_turn_limit else None

@@ -3,6 +3,7 @@
 vLLM's parsers are imported once for this file (about 13 CPU seconds).
 """
 
+import asyncio
 import json
 from typing import Any
 
@@ -103,3 +104,27 @@ async def test_a_history_too_deep_for_a_row_is_refused(
         history.append({"role": "tool", "tool_call_id": "c", "content": "ok"})
         statuses.append((await post(thinking, opened.token, {"messages": history})).status_code)
     assert set(statuses) == {200, 400} and statuses == sorted(statuses)
+
+
+@pytest.mark.parametrize("description", [{}, [], 5, True])
+async def test_a_tool_that_the_output_parser_cannot_take_is_refused_before_it_is_sampled(
+    thinking: str, engine: ScriptedEngine, database: Database, description: Any
+) -> None:
+    opened = await open_rollout(database, **LIMITS)
+    async with asyncio.timeout(300), httpx.AsyncClient(base_url=thinking) as http:
+        while (await http.get("/health")).json()["status"] != "ok":  # the parsers are being imported
+            await asyncio.sleep(0.1)
+    function = {"name": "bash", "description": description, "parameters": SCHEMA}
+    for path, tool, field in (
+        ("/v1/chat/completions", {"type": "function", "function": function}, "tools[0].function.description"),
+        ("/v1/responses", {"type": "function"} | function, "tools[0].description"),
+        ("/v1/messages", function | {"input_schema": SCHEMA}, "tools.0.description"),
+    ):
+        body: dict[str, Any] = {"model": "policy", "tools": [tool], "max_tokens": 9}
+        body |= {"input": "go", "max_output_tokens": 9} if path.endswith("responses") else {"messages": QUESTION}
+        if path.endswith("responses"):
+            del body["max_tokens"]
+        async with httpx.AsyncClient(base_url=thinking, headers={"x-api-key": opened.token}, timeout=300) as http:
+            response = await http.post(path, json=body)
+        assert response.status_code == 400 and f"{field}: a string expected" in response.text
+    assert not await opened.turns()
