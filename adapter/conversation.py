@@ -23,13 +23,26 @@ class ToolCall:
     arguments: Mapping[str, Any]
 
 
+class UnreadCall(NamedTuple):
+    """A tool call of a history whose arguments cannot be read, as of a client that keeps a part of a cut stream."""
+
+    id: str
+    name: str
+    arguments: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.name}({self.arguments})"
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """One message of a history. `role` is system, user, assistant or tool.
 
     Assistants have `reasoning` and `tool_calls`, tools have `tool_call_id`. `beside_tool`: a user's text that was sent
     in one message with a tool result, so that it is not a new question. `num_omitted`: images and files that the text
-    only names (`dialects/media.py`).
+    only names (`dialects/media.py`). `unread_calls`: an assistant's calls that cannot be read; they stand in the text
+    of its run.
     """
 
     role: str
@@ -39,6 +52,7 @@ class Message:
     tool_call_id: str = ""
     beside_tool: bool = False
     num_omitted: int = 0
+    unread_calls: tuple[UnreadCall, ...] = ()
 
     def for_template(self) -> dict[str, Any]:
         """The message in the form that Hugging Face chat templates take."""
@@ -151,10 +165,16 @@ class MessageRun:
         """Ids of its tool calls; empty for messages of other roles."""
         return tuple(call.id for call in self.messages[0].tool_calls) if self.assistant else ()
 
+    @property
+    def unread_ids(self) -> frozenset[str]:
+        """Ids of its calls that became text. Their results become text, too."""
+        ids = {call.id for call in self.messages[0].unread_calls} if self.assistant else set()
+        return frozenset(ids.difference(self.call_ids))
+
     @staticmethod
     def of(messages: Sequence[Message]) -> "MessageRun":
         if messages[0].role == "assistant":
-            message = _merged(messages)
+            message = _with_unread_calls(_merged(messages))
             return MessageRun(True, (message,), message.key(), message.key(strict=False))
         key = _hash(b"".join(message.key() for message in messages))
         return MessageRun(False, tuple(messages), key, key)
@@ -166,9 +186,16 @@ def _merged(messages: Sequence[Message]) -> Message:
         return messages[0]
     calls = tuple(call for message in messages for call in message.tool_calls)
     reasoning = "\n".join(message.reasoning for message in messages if message.reasoning)
-    return replace(
-        messages[0], text="".join(message.text for message in messages), reasoning=reasoning, tool_calls=calls
-    )
+    unread = tuple(call for message in messages for call in message.unread_calls)
+    text = "".join(message.text for message in messages)
+    return replace(messages[0], text=text, reasoning=reasoning, tool_calls=calls, unread_calls=unread)
+
+
+def _with_unread_calls(message: Message) -> Message:
+    """The message with its unread calls as text, as an answer has a call that cannot be read."""
+    if not message.unread_calls:
+        return message
+    return replace(message, text="\n".join([message.text, *(call.text for call in message.unread_calls)]).strip())
 
 
 def extend_key(prefix: bytes, run_key: bytes) -> bytes:

@@ -43,9 +43,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     All bytes that are no body count as a head's: extensions of chunks, trailers, and what is sent in place of a
     request. The count begins anew with each byte of a body and with the end of a request.
 
-    An offer to change the protocol (`Upgrade: h2c`) is ignored, as RFC 9110, section 7.8 allows. The parser stops behind
-    the head of such a request and takes its body for the other protocol, so a new parser gets the head without the
-    offer.
+    An offer to change the protocol (`Upgrade: h2c`) is ignored, as RFC 9110, section 7.8 allows. The parser stops
+    behind the head of such a request and takes its body for the other protocol, so a new parser gets the head without
+    the offer.
     """
 
     head_seconds = HEAD_SECONDS

@@ -13,7 +13,17 @@ import orjson
 if TYPE_CHECKING:
     from adapter.dialects.fields import FieldRule
 
-from adapter.conversation import Answer, Message, Preamble, RequestOptions, ShownText, Tool, ToolForms
+from adapter.conversation import (
+    Answer,
+    Message,
+    Preamble,
+    RequestOptions,
+    ShownText,
+    Tool,
+    ToolCall,
+    ToolForms,
+    UnreadCall,
+)
 
 Fields = dict[str, msgspec.Raw]
 """The top-level fields of a request's body, each as its bytes."""
@@ -218,16 +228,28 @@ def object_at(value: Any, where: str) -> dict[str, Any]:
     return value
 
 
-def arguments_of(text: Any, where: str) -> dict[str, Any]:
-    """A tool call's arguments, which OpenAI's protocols send as JSON in a string.
+def called(call_id: Any, name: Any, arguments: Any) -> ToolCall | UnreadCall:
+    """A tool call of a history. `arguments`: an object, which OpenAI's protocols send as JSON in a string.
 
-    Raises InvalidRequestError for anything but an object: the adapter never sent such arguments.
+    A client whose stream was cut may send the beginning of a call for as long as its conversation lasts, so arguments
+    that cannot be read are no error.
     """
+    call_id, name = str(call_id or ""), str(name or "")
     try:
-        parsed = orjson.loads(text or "{}") if isinstance(text, str) else text
-    except orjson.JSONDecodeError as error:
-        raise InvalidRequestError(f"{where}: not JSON: {error}") from error
-    return object_at({} if parsed is None else parsed, where)
+        values = orjson.loads(arguments or "{}") if isinstance(arguments, str) else arguments
+    except orjson.JSONDecodeError:
+        values = arguments
+    if values is None:
+        values = {}
+    if isinstance(values, dict):
+        return ToolCall(call_id, name, values)
+    return UnreadCall(call_id, name, arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode())
+
+
+def assistant_message(text: str, reasoning: str, calls: Sequence[ToolCall | UnreadCall]) -> Message:
+    read = tuple(call for call in calls if isinstance(call, ToolCall))
+    unread = tuple(call for call in calls if isinstance(call, UnreadCall))
+    return Message("assistant", text, reasoning, read, unread_calls=unread)
 
 
 def positive(value: int | None, name: str) -> int | None:

@@ -11,14 +11,25 @@ from uuid import uuid4
 import msgspec
 import orjson
 
-from adapter.conversation import Answer, Message, Preamble, RequestOptions, ShownText, Tool, ToolCall, ToolForms
+from adapter.conversation import (
+    Answer,
+    Message,
+    Preamble,
+    RequestOptions,
+    ShownText,
+    Tool,
+    ToolCall,
+    ToolForms,
+    UnreadCall,
+)
 from adapter.dialects.base import (
     Failure,
     Fields,
     HttpFailure,
     InvalidRequestError,
     PreambleContent,
-    arguments_of,
+    assistant_message,
+    called,
     event,
     field_at,
     field_of,
@@ -202,8 +213,11 @@ def _message(value: dict[str, Any], where: str) -> Message:
         if value.get("audio") is not None:
             raise InvalidRequestError(f"{where}.audio: no answer is kept here: send its text as content")
         reasoning = field_of(value, "reasoning_content", str, "")
-        calls = [_tool_call(object_at(one, where), where) for one in field_of(value, "tool_calls", list, [])]
-        return Message("assistant", _content(value, where, "").text, reasoning, tuple(calls))
+        calls = [
+            _tool_call(object_at(one, f"{where}.tool_calls[{at}]"), f"{where}.tool_calls[{at}]")
+            for at, one in enumerate(field_of(value, "tool_calls", list, []))
+        ]
+        return assistant_message(_content(value, where, "").text, reasoning, calls)
     if role == "tool":
         content = _content(value, where, "\n")
         call_id = field_of(value, "tool_call_id", str, "")
@@ -234,13 +248,12 @@ def _part(part: dict[str, Any], where: str) -> str | Omitted:
     raise InvalidRequestError(f"{where}: {part.get('type')!r} is none of text, refusal, image_url, input_audio, file")
 
 
-def _tool_call(value: dict[str, Any], where: str) -> ToolCall:
+def _tool_call(value: dict[str, Any], where: str) -> ToolCall | UnreadCall:
     if value.get("type") == "custom":
-        custom = object_at(value.get("custom"), f"{where}.tool_calls[].custom")
+        custom = object_at(value.get("custom"), f"{where}.custom")
         return ToolCall(str(value.get("id") or ""), str(custom.get("name") or ""), {"input": custom.get("input") or ""})
-    function = object_at(value.get("function"), f"{where}.tool_calls[].function")
-    arguments = arguments_of(function.get("arguments"), f"{where}.tool_calls[].function.arguments")
-    return ToolCall(str(value.get("id") or ""), str(function.get("name") or ""), arguments)
+    function = object_at(value.get("function"), f"{where}.function")
+    return called(value.get("id"), function.get("name"), function.get("arguments"))
 
 
 def _tool(value: dict[str, Any], where: str) -> Tool:

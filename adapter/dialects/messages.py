@@ -20,6 +20,8 @@ from adapter.dialects.base import (
     HttpFailure,
     InvalidRequestError,
     PreambleContent,
+    assistant_message,
+    called,
     event,
     field_at,
     field_of,
@@ -249,13 +251,12 @@ def _assistant(blocks: list[dict[str, Any]], where: str) -> Message:
     text, reasoning, calls = [], [], []
     for block in blocks:
         if block.get("type") == "tool_use":
-            arguments = object_at(block.get("input"), f"{where}.content.input")
-            calls.append(ToolCall(str(block.get("id") or ""), str(block.get("name") or ""), arguments))
+            calls.append(called(block.get("id"), block.get("name"), block.get("input")))
         elif block.get("type") == "thinking":
             reasoning.append(field_of(block, "thinking", str, ""))
         elif block.get("type") != "redacted_thinking":
             text.append(_content([block], where).text)
-    return Message("assistant", "".join(text), "\n".join(reasoning), tuple(calls))
+    return assistant_message("".join(text), "\n".join(reasoning), calls)
 
 
 def _content(content: str | list[Any], where: str) -> Content:

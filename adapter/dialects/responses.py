@@ -19,7 +19,8 @@ from adapter.dialects.base import (
     PreambleContent,
     SseWriter,
     StateNotKeptError,
-    arguments_of,
+    assistant_message,
+    called,
     field_at,
     field_of,
     items_of,
@@ -118,8 +119,7 @@ def _message(item: dict[str, Any], where: str) -> Message:
         return Message("assistant", "", _reasoning(item, where))
     call_id = field_of(item, "call_id", str, "")
     if kind == "function_call":
-        arguments = arguments_of(item.get("arguments"), f"{where}.arguments")
-        return Message("assistant", "", tool_calls=(ToolCall(call_id, called_name(item), arguments),))
+        return assistant_message("", "", [called(call_id, called_name(item), item.get("arguments"))])
     if kind == "custom_tool_call":
         arguments = {"input": field_of(item, "input", str, "")}
         return Message("assistant", "", tool_calls=(ToolCall(call_id, called_name(item), arguments),))

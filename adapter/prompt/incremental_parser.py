@@ -203,7 +203,9 @@ def _new_marks(
         end = offset + len(memoryview(group[-1])) + shift
         digest.update(view[digested:end])
         digested = end
-        prefix = HistoryPrefix(request.num_skipped + at + 1, num_items, request.keys[at + 1], request.runs[at].call_ids)
+        run = request.runs[at]
+        number = request.num_skipped + at + 1
+        prefix = HistoryPrefix(number, num_items, request.keys[at + 1], run.call_ids, run.unread_ids)
         marks.append(_Mark(end, digest.digest(), prefix, request.runs[at].assistant))
     return marks
 

@@ -37,13 +37,14 @@ class ParsedRequest:
 class HistoryPrefix(msgspec.Struct, frozen=True, gc=False):
     """The beginning of a history, up to the end of a run: its numbers of runs and of wire messages, and its key.
 
-    `call_ids`: of the tool calls of its last run.
+    `call_ids`, `unread_ids`: of the tool calls of its last run.
     """
 
     num_runs: int
     num_items: int
     key: bytes
     call_ids: tuple[str, ...] = ()
+    unread_ids: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +81,12 @@ def parse_request(
     keys = [prefix.key]
     first = prefix.num_items
     call_ids = prefix.call_ids
+    unread_ids = prefix.unread_ids
     for group in groups:
-        run = _parse_run(group, first, dialect, call_ids if repairs.orders_results else ())
+        run = _parse_run(group, first, dialect, call_ids if repairs.orders_results else (), unread_ids)
         runs.append(repairs.restore(keys[-1], run) if repairs.restore is not None and run.assistant else run)
         call_ids = run.call_ids
+        unread_ids = run.unread_ids
         keys.append(extend_key(keys[-1], runs[-1].key))
         first += len(group)
     check_fields(dialect.rules, body.fields)
@@ -131,15 +134,33 @@ def _lane_key(lane: str) -> str:
     return lane if len(lane) <= _LANE_CHARS else blake2b(lane.encode(), digest_size=16).hexdigest()
 
 
-def _parse_run(items: Sequence[msgspec.Raw], first: int, dialect: Dialect, call_ids: tuple[str, ...]) -> MessageRun:
+def _without_unread(messages: list[Message], unread_ids: frozenset[str]) -> list[Message]:
+    """Turn the results of calls that became text into text of the user's, which is no new question."""
+    return [
+        replace(message, role="user", tool_call_id="", beside_tool=True)
+        if message.role == "tool" and message.tool_call_id in unread_ids
+        else message
+        for message in messages
+    ]
+
+
+def _parse_run(
+    items: Sequence[msgspec.Raw],
+    first: int,
+    dialect: Dialect,
+    call_ids: tuple[str, ...],
+    unread_ids: frozenset[str] = frozenset(),
+) -> MessageRun:
     """Parse the messages of one run. `first`: the index of items[0] in the body, for error messages.
 
-    `call_ids`: of the calls before it, if their results are to be put into their order.
+    `call_ids`: of the calls before it, if their results are to be put into their order. `unread_ids`: of those before
+    it that became text.
     """
     where = f"{dialect.history}.{first}"
     try:
         values = [orjson.loads(memoryview(item)) for item in items]
         messages = dialect.messages(values, first)
+        messages = _without_unread(messages, unread_ids) if unread_ids else messages
         return MessageRun.of(_in_call_order(messages, call_ids) if len(call_ids) > 1 else messages)
     except orjson.JSONDecodeError as error:
         raise InvalidRequestError(f"{where}: {error}") from error
