@@ -229,7 +229,8 @@ class RequestOptions:
 
     `max_tokens`: None if the client sets no limit. `lane`: names the sub-agent that calls, "" for the main agent.
     `retry`: the SDK's header marks the request as a retry. `tool_forms`: those of the preamble.
-    `logprobs`: return those of the sampled tokens. `output_schema`: JSON schema of the answer's text, None: any text.
+    `call_key`: digest of the client's `Idempotency-Key`. `logprobs`: return those of the sampled tokens.
+    `output_schema`: JSON schema of the answer's text, None: any text.
     """
 
     dialect: str
@@ -246,6 +247,7 @@ class RequestOptions:
     tool_forms: ToolForms = field(default_factory=ToolForms)
     logprobs: bool = False
     output_schema: Mapping[str, Any] | None = None
+    call_key: str = ""
 
 
 class TokenLogprob(NamedTuple):
@@ -265,6 +267,7 @@ class Answer:
     `created`: Unix seconds. `cached_tokens`: prompt tokens that the engine had in its prefix cache. `stop_sequence`:
     the one that ended the text. `thinks`: a later question may make the template drop this answer's thinking.
     `violation`: how the text violates the format that was asked for. `logprobs`: of all sampled tokens, if asked for.
+    `asked`: the options that it was made for (`turns/call_options.py`).
     """
 
     turn_id: int
@@ -279,6 +282,7 @@ class Answer:
     reasoning_tokens: int = 0
     violation: str | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+    asked: Mapping[str, Any] | None = None
 
 
 def message_to_json(message: Message) -> dict[str, Any]:
@@ -326,6 +330,7 @@ def answer_to_json(answer: Answer) -> dict[str, Any]:
         "reasoning_tokens": answer.reasoning_tokens,
         **({"violation": answer.violation} if answer.violation else {}),
         **({"logprobs": [list(one) for one in answer.logprobs]} if answer.logprobs else {}),
+        **({"asked": answer.asked} if answer.asked is not None else {}),
     }
 
 

@@ -5,6 +5,7 @@ A new protocol is a new file in this folder and a route in `adapter/app.py`.
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
@@ -267,6 +268,12 @@ def stops_of(values: str | list[Any], name: str) -> tuple[str, ...]:
             f"{name}: at most {MAX_STOPS} strings of at most {MAX_STOP_CHARS} characters expected"
         )
     return tuple(one for one in stops if one)
+
+
+def call_key_of(headers: Mapping[str, str]) -> str:
+    """The digest of the client's name for the call, "" without one. It has any length, and is stored."""
+    key = headers.get("idempotency-key", "")
+    return blake2b(key.encode(), digest_size=16).hexdigest() if key else ""
 
 
 def sdk_retries(headers: Mapping[str, str]) -> bool:

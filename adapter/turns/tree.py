@@ -224,12 +224,19 @@ class TurnTree:
         self._index(turn_id, growth)
 
     def _index(self, turn_id: int, growth: TurnGrowth) -> None:
-        answer = MessageRun.of([growth.answer])
-        request_key = growth.keys[-1]
         self.known_keys.update(growth.keys)
-        self.known_keys.add(extend_key(request_key, answer.key))
         self.last_answers[growth.lane] = (growth.kind, growth.answer.text)
-        self.reasoning.add(turn_id, request_key, growth.answer)
+        self.reasoning.add(turn_id, growth.keys[-1], growth.answer)
+        self._index_answer(turn_id, growth.keys[-1], growth.answer)
+
+    def add_view(self, turn_id: int, request_key: bytes, view: Message) -> None:
+        """Recognise another message that the tokens of a turn make, for a retry with other options."""
+        if turn_id not in self._by_history.get(extend_key(request_key, MessageRun.of([view]).key), ()):
+            self._index_answer(turn_id, request_key, view)
+
+    def _index_answer(self, turn_id: int, request_key: bytes, message: Message) -> None:
+        answer = MessageRun.of([message])
+        self.known_keys.add(extend_key(request_key, answer.key))
         for index, key in (
             (self._by_history, extend_key(request_key, answer.key)),
             (self._by_loose_history, extend_key(request_key, answer.loose_key)),
