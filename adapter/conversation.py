@@ -72,9 +72,12 @@ class Message:
         """16 bytes, equal for messages that are treated as the same one.
 
         1.0 and 1 are equal in arguments; the `tool_call_id` of a result is left out. If `strict`, the ids of tool calls
-        count, because they distinguish equal samples; otherwise neither they nor outer whitespace count.
+        count, because they distinguish equal samples; otherwise neither they nor outer whitespace count, and numbers
+        are equal if they are the same double, because JavaScript has no others. Strict keys are stored, so they stay
+        what they are.
         """
-        calls = [[call.id if strict else "", call.name, _plain_numbers(call.arguments)] for call in self.tool_calls]
+        numbers = _plain_numbers if strict else _doubles
+        calls = [[call.id if strict else "", call.name, numbers(call.arguments)] for call in self.tool_calls]
         text = self.text if strict else self.text.strip()
         reasoning = self.reasoning if strict else self.reasoning.strip()
         return _hash(orjson.dumps([self.role, text, reasoning, calls, self.beside_tool], option=orjson.OPT_SORT_KEYS))
@@ -152,7 +155,8 @@ class Preamble:
 class MessageRun:
     """Consecutive messages of one side: one message of the assistant's, or messages of all other roles.
 
-    `loose_key` ignores tool-call ids and outer whitespace; it is used only if no message has the strict key.
+    `loose_key`: an answer's without tool-call ids and outer whitespace; it is used only if no message has the strict
+    key. All other messages have no loose key of their own: their text stands in the prompt as it was sent.
     """
 
     assistant: bool
@@ -352,4 +356,15 @@ def _plain_numbers(value: Any) -> Any:
         return {key: _plain_numbers(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_plain_numbers(item) for item in value]
+    return value
+
+
+def _doubles(value: Any) -> Any:
+    """All numbers as doubles."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, Mapping):
+        return {key: _doubles(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_doubles(item) for item in value]
     return value

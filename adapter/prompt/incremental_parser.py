@@ -110,7 +110,7 @@ class IncrementalParser:
         preamble = self._preambles.get(dialect, decoded.fields)
         groups = group_by_side(decoded.items, dialect)
         request = parse_request(
-            decoded, groups, preamble, HistoryPrefix(0, 0, preamble.key), dialect, headers, self._repairs
+            decoded, groups, preamble, HistoryPrefix(0, 0, preamble.key, preamble.key), dialect, headers, self._repairs
         )
         first = _offset_in(body, decoded.items[0])
         if first is not None:
@@ -205,7 +205,8 @@ def _new_marks(
         digested = end
         run = request.runs[at]
         number = request.num_skipped + at + 1
-        prefix = HistoryPrefix(number, num_items, request.keys[at + 1], run.call_ids, run.unread_ids)
+        keys = (request.keys[at + 1], request.loose_keys[at + 1])
+        prefix = HistoryPrefix(number, num_items, *keys, run.call_ids, run.unread_ids)
         marks.append(_Mark(end, digest.digest(), prefix, request.runs[at].assistant))
     return marks
 

@@ -4,7 +4,7 @@ This is the plain parser. `incremental_parser.py` calls it with the part of a bo
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import groupby
 
@@ -24,7 +24,7 @@ class ParsedRequest:
     """A request without the messages that were parsed with an earlier one.
 
     `runs` follow `num_skipped` runs that are left out. keys[i] is the key of the history before runs[i]; the last key
-    is that of the whole history.
+    is that of the whole history. `loose_keys`: the same of loose keys.
     """
 
     preamble: Preamble
@@ -32,10 +32,11 @@ class ParsedRequest:
     num_skipped: int
     runs: list[MessageRun]
     keys: list[bytes]
+    loose_keys: list[bytes] = field(default_factory=list)
 
 
 class HistoryPrefix(msgspec.Struct, frozen=True, gc=False):
-    """The beginning of a history, up to the end of a run: its numbers of runs and of wire messages, and its key.
+    """The beginning of a history, up to the end of a run: its numbers of runs and of wire messages, and its keys.
 
     `call_ids`, `unread_ids`: of the tool calls of its last run.
     """
@@ -43,6 +44,7 @@ class HistoryPrefix(msgspec.Struct, frozen=True, gc=False):
     num_runs: int
     num_items: int
     key: bytes
+    loose_key: bytes
     call_ids: tuple[str, ...] = ()
     unread_ids: frozenset[str] = frozenset()
 
@@ -51,11 +53,11 @@ class HistoryPrefix(msgspec.Struct, frozen=True, gc=False):
 class HistoryRepairs:
     """What is put right in the histories of agents that change what they send back.
 
-    `restore` is given each answer, with the key of the history before it, and returns the answer to use. If
+    `restore` is given each answer, with the keys of the history before it, and returns the answer to use. If
     `orders_results`, the results of parallel tool calls are put into the order of the calls.
     """
 
-    restore: Callable[[bytes, MessageRun], MessageRun] | None = None
+    restore: Callable[[bytes, MessageRun, bytes], MessageRun] | None = None
     orders_results: bool = False
 
 
@@ -79,20 +81,24 @@ def parse_request(
     """Parse messages that follow `prefix`, already grouped (`group_by_side`). Raises InvalidRequestError."""
     runs: list[MessageRun] = []
     keys = [prefix.key]
+    loose_keys = [prefix.loose_key]
     first = prefix.num_items
     call_ids = prefix.call_ids
     unread_ids = prefix.unread_ids
     for group in groups:
         run = _parse_run(group, first, dialect, call_ids if repairs.orders_results else (), unread_ids)
-        runs.append(repairs.restore(keys[-1], run) if repairs.restore is not None and run.assistant else run)
+        if repairs.restore is not None and run.assistant:
+            run = repairs.restore(keys[-1], run, loose_keys[-1])
+        runs.append(run)
         call_ids = run.call_ids
         unread_ids = run.unread_ids
-        keys.append(extend_key(keys[-1], runs[-1].key))
+        keys.append(extend_key(keys[-1], run.key))
+        loose_keys.append(extend_key(loose_keys[-1], run.loose_key))
         first += len(group)
     check_fields(dialect.rules, body.fields)
     options = dialect.options(body.fields, headers, preamble)
     options = replace(options, lane=_lane_key(options.lane), tool_forms=preamble.forms)
-    return ParsedRequest(preamble, options, prefix.num_runs, runs, keys)
+    return ParsedRequest(preamble, options, prefix.num_runs, runs, keys, loose_keys)
 
 
 def decode_body(body: bytes, dialect: Dialect) -> DecodedBody:

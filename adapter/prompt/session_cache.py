@@ -66,7 +66,7 @@ class SessionCache:
         """
         session = self._sessions.get(row.id)
         if session is None:
-            tree = TurnTree()
+            tree = TurnTree(not self._renderer.template.shows_call_ids)
             restore = tree.with_reasoning if self.restores and row.endpoint is None else None
             repairs = HistoryRepairs(restore, not self._renderer.template.shows_call_ids)
             parser = IncrementalParser(self._preambles, repairs)
@@ -107,6 +107,7 @@ class SessionCache:
             kind=TurnKind(turn.kind),
             ended=self._renderer.ended(sampled),
             thinks=request["thinks"] or stored.thinks,
+            loose_key=bytes.fromhex(request["loose_key"]) if "loose_key" in request else None,
         )
         attach_point = AttachPoint(turn.parent_turn_id, turn.kept_tokens)
         prompt = tree.prompt(attach_point, ids_from_bytes(turn.suffix_ids))

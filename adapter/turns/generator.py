@@ -171,7 +171,15 @@ class TurnGenerator:
         if await self._stored(session, lambda: self._writer.complete(completed)):
             ids = answered.generation.token_ids
             thinks = prepared.thinks or answer.thinks
-            growth = TurnGrowth(prepared.new_keys, answer.message, prepared.lane, prepared.kind, answered.ended, thinks)
+            growth = TurnGrowth(
+                prepared.new_keys,
+                answer.message,
+                prepared.lane,
+                prepared.kind,
+                answered.ended,
+                thinks,
+                prepared.request.loose_keys[-1],
+            )
             session.tree.add(turn_id, prepared.attach_point, prepared.stream, ids, growth)
             _LOG.debug("turn", id=turn_id, tokens=len(ids), seconds=round(time.monotonic() - started, 3))
             return answer

@@ -23,7 +23,7 @@ class ReasoningIndex:
     _by_first_call: dict[str, str] = field(default_factory=dict)
     _later_calls: set[str] = field(default_factory=set)
 
-    def add(self, turn_id: int, request_key: bytes, answer: Message) -> None:
+    def add(self, turn_id: int, request_key: bytes, answer: Message, loose_request_key: bytes | None = None) -> None:
         """Add the answer that a turn gave to the history `request_key`."""
         for at, call in enumerate(answer.tool_calls):
             if at:
@@ -35,19 +35,25 @@ class ReasoningIndex:
         self._reasoning[turn_id] = answer.reasoning
         visible = MessageRun.of([replace(answer, reasoning="")])
         keys = {visible.key, extend_key(request_key, visible.key), extend_key(request_key, visible.loose_key)}
+        if loose_request_key is not None:
+            keys.add(extend_key(loose_request_key, visible.loose_key))
         for key in keys:
             self._by_visible[key] = (*self._by_visible.get(key, ()), turn_id)
 
-    def find(self, history_key: bytes, run: MessageRun) -> str:
+    def find(self, history_key: bytes, run: MessageRun, loose_history_key: bytes | None = None) -> str:
         """The reasoning of an answer that came back without it, "" if there is none or if it is not certain which.
 
-        Looked up by its tool-call ids. If none is known, as an answer to exactly this history, else by its text alone.
+        Looked up by its tool-call ids. If none is known, as an answer to exactly this history, then to a loosely equal
+        one, else by its text alone.
         """
         if not self._reasoning or not run.assistant or run.messages[0].reasoning:
             return ""
         if any(one in self._by_first_call or one in self._later_calls for one in run.call_ids):
             return "\n".join(filter(None, (self._by_first_call.get(one) for one in run.call_ids)))
-        for key in (extend_key(history_key, run.key), extend_key(history_key, run.loose_key), run.key):
+        keys = [extend_key(history_key, run.key), extend_key(history_key, run.loose_key), run.key]
+        if loose_history_key is not None:
+            keys.insert(2, extend_key(loose_history_key, run.loose_key))
+        for key in keys:
             found = {self._reasoning[turn_id] for turn_id in self._by_visible.get(key, ())}
             if found:
                 return found.pop() if len(found) == 1 else ""

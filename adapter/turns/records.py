@@ -79,6 +79,7 @@ def _stored_request(prepared: PreparedCall) -> dict[str, object]:
         "after": prepared.after_turn_id,
         "messages": [message_to_json(message) for run in prepared.new_runs for message in run.messages],
         "keys": [key.hex() for key in prepared.new_keys],
+        "loose_key": prepared.request.loose_keys[-1].hex(),
         "thinks": prepared.thinks,
         "max_tokens": prepared.max_tokens,
     }
