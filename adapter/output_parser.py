@@ -125,6 +125,24 @@ class OutputParser:
                 num_calls=len(live.calls),
             )
 
+    def without_inlined_thinking(self, message: Message) -> Message:
+        """An answer of a history whose client wrote its thinking into the text, as it was before that.
+
+        Only a text that begins with the mark of thinking is changed, and nothing while the parsers are not loaded.
+        """
+        marks = self._parsers.marks
+        text = message.text.lstrip()
+        if marks is None or not marks.think_start or not marks.think_end:
+            return message
+        if not text.startswith(marks.think_start) or marks.think_end not in text:
+            return message
+        try:
+            parsed = self._parsers.split_thinking(text)
+        except Exception as error:  # vLLM's parsers raise any error on a text that they do not expect
+            _log_unreadable(error, text)
+            return message
+        return replace(message, text=parsed.body, reasoning=parsed.reasoning) if parsed.reasoning else message
+
     def decode(self, ids: Ids | Sequence[int]) -> str:
         return self._renderer.tokenizer.decode(ids)
 

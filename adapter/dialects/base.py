@@ -68,6 +68,16 @@ class PreambleContent(NamedTuple):
     forms: ToolForms
 
 
+class CallIds(NamedTuple):
+    """`made`: ids of the calls in an item of the history. `answered`: id of the call whose result it is. `has_text`: it
+    has more than calls.
+    """
+
+    made: tuple[str, ...] = ()
+    answered: str = ""
+    has_text: bool = False
+
+
 class HttpFailure(NamedTuple):
     status: int
     body: bytes
@@ -121,6 +131,10 @@ class Dialect(Protocol):
 
     def is_answer(self, item: msgspec.Raw) -> bool:
         """Whether it is an assistant's message or part of one."""
+        ...
+
+    def call_ids(self, item: msgspec.Raw) -> CallIds:
+        """What calls an item makes or answers; none if the protocol's answers are never in several items."""
         ...
 
     def preamble(self, fields: Fields) -> PreambleContent:

@@ -23,6 +23,7 @@ from adapter.conversation import (
     UnreadCall,
 )
 from adapter.dialects.base import (
+    CallIds,
     Failure,
     Fields,
     HttpFailure,
@@ -70,6 +71,20 @@ OPENAI_ERRORS: dict[Failure, OpenAIError] = {
 }
 
 
+class _Call(msgspec.Struct):
+    id: str
+
+
+class _CallItem(msgspec.Struct):
+    role: str = ""
+    content: Any = None
+    tool_calls: list[_Call] | None = None
+    tool_call_id: str = ""
+
+
+_CALL_ITEM = msgspec.json.Decoder(_CallItem)
+
+
 class ChatDialect:
     name = "chat"
     rules: Mapping[str, FieldRule] = CHAT_FIELDS
@@ -84,6 +99,15 @@ class ChatDialect:
 
     def is_answer(self, item: msgspec.Raw) -> bool:
         return bool(role_of(item).role == "assistant")
+
+    def call_ids(self, item: msgspec.Raw) -> CallIds:
+        try:
+            found = _CALL_ITEM.decode(item)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return CallIds()
+        if found.role == "tool":
+            return CallIds(answered=found.tool_call_id)
+        return CallIds(tuple(call.id for call in found.tool_calls or ()), has_text=bool(found.content))
 
     def preamble(self, fields: Fields) -> PreambleContent:
         values = field_at(fields, "tools", list, [])

@@ -15,6 +15,7 @@ import orjson
 
 from adapter.conversation import Answer, Message, Preamble, RequestOptions, ShownText, Tool, ToolCall, ToolForms
 from adapter.dialects.base import (
+    CallIds,
     Failure,
     Fields,
     HttpFailure,
@@ -73,6 +74,9 @@ class MessagesDialect:
 
     def is_answer(self, item: msgspec.Raw) -> bool:
         return bool(role_of(item).role == "assistant")
+
+    def call_ids(self, item: msgspec.Raw) -> CallIds:
+        return CallIds()
 
     def preamble(self, fields: Fields) -> PreambleContent:
         system = _content(field_at(fields, "system", (str, list), ""), "system").text

@@ -12,6 +12,7 @@ import orjson
 
 from adapter.conversation import Answer, Message, Preamble, RequestOptions, ToolCall
 from adapter.dialects.base import (
+    CallIds,
     Failure,
     Fields,
     HttpFailure,
@@ -39,9 +40,18 @@ from adapter.dialects.tool_choice import responses_choice
 from adapter.structured_output import schema_of
 from ratchet.types import TurnKind
 
-_ANSWER_TYPES = frozenset({"reasoning", "function_call", "custom_tool_call"})
+_CALL_TYPES = frozenset({"function_call", "custom_tool_call"})
+_ANSWER_TYPES = _CALL_TYPES | {"reasoning"}
 _RESULT_TYPES = frozenset({"function_call_output", "custom_tool_call_output"})
 _TEXT_TYPES = frozenset({"input_text", "output_text", "text", "refusal"})
+
+
+class _CallItem(msgspec.Struct):
+    type: str = ""
+    call_id: str = ""
+
+
+_CALL_ITEM = msgspec.json.Decoder(_CallItem)
 
 
 class ResponsesDialect:
@@ -63,6 +73,15 @@ class ResponsesDialect:
     def is_answer(self, item: msgspec.Raw) -> bool:
         found = role_of(item)
         return found.role == "assistant" or (isinstance(found.type, str) and found.type in _ANSWER_TYPES)
+
+    def call_ids(self, item: msgspec.Raw) -> CallIds:
+        try:
+            found = _CALL_ITEM.decode(item)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return CallIds()
+        if found.type in _RESULT_TYPES:
+            return CallIds(answered=found.call_id)
+        return CallIds((found.call_id,)) if found.type in _CALL_TYPES and found.call_id else CallIds()
 
     def preamble(self, fields: Fields) -> PreambleContent:
         entries = [object_at(value, f"tools[{at}]") for at, value in enumerate(field_at(fields, "tools", list, []))]

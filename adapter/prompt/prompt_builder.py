@@ -263,8 +263,9 @@ class PromptBuilder:
         """
         request = await self._parse(session, body, dialect, headers, whole=self._renderer.segments is None)
         is_incomplete = not session.loaded or _is_answered_elsewhere(session, request)
-        if is_incomplete and await self._sessions.load(session) and self._sessions.restores:
-            request = await self._parse(session, body, dialect, headers, whole=True)  # with the new turns' reasoning
+        if is_incomplete and await self._sessions.load(session):
+            # With the new turns' reasoning, and their calls put together.
+            request = await self._parse(session, body, dialect, headers, whole=True)
         stored = self._find_stored_prefix(session, request)
         if request.num_skipped and (stored is None or not stored.reusable):
             request = await self._parse(session, body, dialect, headers, whole=True)

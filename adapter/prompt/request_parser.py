@@ -3,7 +3,7 @@
 This is the plain parser. `incremental_parser.py` calls it with the part of a body that is new.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import groupby
@@ -53,12 +53,16 @@ class HistoryPrefix(msgspec.Struct, frozen=True, gc=False):
 class HistoryRepairs:
     """What is put right in the histories of agents that change what they send back.
 
+    `split` is given each assistant's message that has no reasoning, and returns it with the thinking that its text has.
+    `calls_of` is given the id of a call, and returns those of the stored answer that made it, none if it is not known.
     `restore` is given each answer, with the keys of the history before it, and returns the answer to use. If
     `orders_results`, the results of parallel tool calls are put into the order of the calls.
     """
 
     restore: Callable[[bytes, MessageRun, bytes], MessageRun] | None = None
     orders_results: bool = False
+    split: Callable[[Message], Message] | None = None
+    calls_of: Callable[[str], Collection[str]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,7 @@ def parse_request(
     call_ids = prefix.call_ids
     unread_ids = prefix.unread_ids
     for group in groups:
-        run = _parse_run(group, first, dialect, call_ids if repairs.orders_results else (), unread_ids)
+        run = _parse_run(group, first, dialect, repairs, call_ids, unread_ids)
         if repairs.restore is not None and run.assistant:
             run = repairs.restore(keys[-1], run, loose_keys[-1])
         runs.append(run)
@@ -113,9 +117,49 @@ def decode_body(body: bytes, dialect: Dialect) -> DecodedBody:
         raise InvalidRequestError(f"the body is no JSON object as expected: {error}") from error
 
 
-def group_by_side(items: Sequence[msgspec.Raw], dialect: Dialect) -> list[list[msgspec.Raw]]:
-    """Group consecutive messages of one side: the assistant's, or all others."""
-    return [list(group) for _, group in groupby(items, dialect.is_answer)]
+def group_by_side(
+    items: Sequence[msgspec.Raw],
+    dialect: Dialect,
+    repairs: HistoryRepairs = HistoryRepairs(),  # immutable
+) -> list[list[msgspec.Raw]]:
+    """Group consecutive messages of one side: the assistant's, or all others.
+
+    Some agents send each of several calls with its result behind it. If these calls are known to be of one answer, they
+    are put together, and their results behind them.
+    """
+    groups: list[list[msgspec.Raw]] = []
+    is_joined = False
+    for is_answer, found in groupby(items, dialect.is_answer):
+        group = list(found)
+        if is_answer and len(groups) >= 2 and repairs.calls_of is not None:
+            is_joined = _is_of_answer(group, groups[-2], groups[-1], dialect, repairs.calls_of)
+            if is_joined:
+                groups[-2] += group
+                continue
+        if is_joined and not is_answer:
+            groups[-1] += group
+        else:
+            groups.append(group)
+    return groups
+
+
+def _is_of_answer(
+    group: Sequence[msgspec.Raw],
+    answer: Sequence[msgspec.Raw],
+    results: Sequence[msgspec.Raw],
+    dialect: Dialect,
+    calls_of: Callable[[str], Collection[str]],
+) -> bool:
+    """Whether a group has only calls of the answer before the last group, which has only results of that answer."""
+    made = dialect.call_ids(group[0]).made
+    known = calls_of(made[0]) if made else ()
+    earlier = dialect.call_ids(answer[-1]).made if known else ()
+    if not earlier or not set(earlier) <= set(known):
+        return False
+    later = [dialect.call_ids(item) for item in group]
+    return all(one.made and not one.has_text and set(one.made) <= set(known) for one in later) and all(
+        dialect.call_ids(item).answered in known for item in results
+    )
 
 
 def _in_call_order(messages: list[Message], call_ids: tuple[str, ...]) -> list[Message]:
@@ -154,20 +198,23 @@ def _parse_run(
     items: Sequence[msgspec.Raw],
     first: int,
     dialect: Dialect,
+    repairs: HistoryRepairs,
     call_ids: tuple[str, ...],
-    unread_ids: frozenset[str] = frozenset(),
+    unread_ids: frozenset[str],
 ) -> MessageRun:
     """Parse the messages of one run. `first`: the index of items[0] in the body, for error messages.
 
-    `call_ids`: of the calls before it, if their results are to be put into their order. `unread_ids`: of those before
-    it that became text.
+    `call_ids`: of the calls before it. `unread_ids`: of those before it that became text.
     """
     where = f"{dialect.history}.{first}"
     try:
         values = [orjson.loads(memoryview(item)) for item in items]
         messages = dialect.messages(values, first)
         messages = _without_unread(messages, unread_ids) if unread_ids else messages
-        return MessageRun.of(_in_call_order(messages, call_ids) if len(call_ids) > 1 else messages)
+        if repairs.split is not None and messages[0].role == "assistant" and not any(one.reasoning for one in messages):
+            messages = [repairs.split(message) for message in messages]
+        orders = repairs.orders_results and len(call_ids) > 1
+        return MessageRun.of(_in_call_order(messages, call_ids) if orders else messages)
     except orjson.JSONDecodeError as error:
         raise InvalidRequestError(f"{where}: {error}") from error
     except (RecursionError, TypeError) as error:

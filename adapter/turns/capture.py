@@ -112,7 +112,9 @@ class Capture:
         self._waits = EngineWaits(database, router, outage)
         self._outage = outage
         self._outputs = outputs
-        self._sessions = SessionCache(database, renderer, settings.max_sessions, settings.restore_reasoning)
+        self._sessions = SessionCache(
+            database, renderer, settings.max_sessions, settings.restore_reasoning, outputs.without_inlined_thinking
+        )
         self._prompts = PromptBuilder(renderer, router, self._sessions, settings.images)
         generator = self._generator = TurnGenerator(
             database, renderer, outputs, router, self._writer, self._waits, outage

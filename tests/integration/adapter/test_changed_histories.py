@@ -171,3 +171,102 @@ async def test_integers_that_went_through_javascript_are_no_edit(
     async with adapter_here(adapter_settings(postgres_url, keeping_dir, **PARSERS)) as address:
         await converse(address, opened, [{"role": "user", "content": "go"}], change, NUM_TURNS)
     assert await causes(opened) == ["root"] + [None] * (NUM_TURNS - 1)
+
+
+# ---------------------------------------------------------------- thinking in the text
+
+
+def inlined(form: str) -> Change:
+    """Thinking in the text, as by pydantic-ai and by clients that keep one string of each answer."""
+
+    def change(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        for message in messages:
+            thought = message.pop("reasoning_content", "")
+            if thought:
+                message["content"] = form.format(thought) + (message.get("content") or "")
+        return messages
+
+    return change
+
+
+@pytest.mark.parametrize("between", ["", "Text.\n"])
+@pytest.mark.parametrize("form", ["<think>\n{}\n</think>\n\n", "<think>{}</think>", "\n<think>\n{}\n</think>\n"])
+async def test_thinking_that_a_client_writes_into_the_text_stands_in_the_prompt_once(
+    postgres_url: str, keeping_dir: Path, database: Database, engine: ScriptedEngine, form: str, between: str
+) -> None:
+    opened = await open_rollout(database, **LIMITS)
+    await engine.say(*outputs(between))
+    async with adapter_here(adapter_settings(postgres_url, keeping_dir, **PARSERS)) as address:
+        await converse(address, opened, [{"role": "user", "content": "go"}], inlined(form), NUM_TURNS)
+    assert await causes(opened) == ["root"] + [None] * (NUM_TURNS - 1)
+    assert await num_thoughts(engine) == list(range(NUM_TURNS))
+
+
+async def test_an_answer_that_ends_with_its_thinking_in_the_text_is_recognised(
+    postgres_url: str, keeping_dir: Path, database: Database, engine: ScriptedEngine
+) -> None:
+    """Without calls, whose ids would name it."""
+    opened = await open_rollout(database, **LIMITS)
+    await engine.say(THOUGHT + "One.", THOUGHT + "Two.")
+    messages: list[Any] = [{"role": "user", "content": "go"}]
+    change = inlined("<think>\n{}\n</think>\n\n")
+    async with adapter_here(adapter_settings(postgres_url, keeping_dir, **PARSERS)) as address:
+        await converse(address, opened, messages, change, 1)
+        await converse(address, opened, [*messages, {"role": "user", "content": "on"}], change, 1)
+    assert await causes(opened) == ["root", None] and await num_thoughts(engine) == [0, 1]
+
+
+# ---------------------------------------------------------------- calls apart
+
+
+PAIR = THOUGHT + "Both. \n" + CALL + "\n" + CALL.replace("ls -a", "pwd")
+
+
+async def test_a_loop_that_puts_each_result_behind_its_call_has_one_stream_in_responses(
+    postgres_url: str, keeping_dir: Path, database: Database, engine: ScriptedEngine
+) -> None:
+    """In one process, and then in another one, which has to read the answers' calls first."""
+    opened = await open_rollout(database, **LIMITS)
+    await engine.say(*[PAIR] * (NUM_TURNS - 1), THOUGHT + "Done.")
+    tools = [{"type": "function"} | CHAT_TOOLS[0]["function"]]
+    items: list[Any] = [{"role": "user", "content": "go"}]
+    for num_turns in (NUM_TURNS - 2, 2):
+        async with (
+            adapter_here(adapter_settings(postgres_url, keeping_dir, **PARSERS)) as address,
+            httpx.AsyncClient(base_url=address, headers={"x-api-key": opened.token}, timeout=300) as http,
+        ):
+            for _ in range(num_turns):
+                reply = await http.post("/v1/responses", json={"model": "policy", "input": items, "tools": tools})
+                assert reply.status_code == 200, reply.text
+                for item in reply.json()["output"]:
+                    items.append(item)
+                    if item["type"] == "function_call":
+                        output = f"out {item['arguments']}"
+                        items.append({"type": "function_call_output", "call_id": item["call_id"], "output": output})
+    assert await causes(opened) == ["root"] + [None] * (NUM_TURNS - 1)
+    assert await num_thoughts(engine) == list(range(NUM_TURNS))
+
+
+async def test_a_loop_that_sends_each_call_as_a_message_has_one_stream_in_chat(
+    postgres_url: str, keeping_dir: Path, database: Database, engine: ScriptedEngine
+) -> None:
+    opened = await open_rollout(database, **LIMITS)
+    await engine.say(*[PAIR] * (NUM_TURNS - 1), THOUGHT + "Done.")
+
+    def change(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        sent: list[dict[str, Any]] = []
+        for message in messages:
+            calls = message.get("tool_calls", [])
+            if message["role"] == "tool":
+                at = next(at for at, one in enumerate(sent) if message["tool_call_id"] in str(one.get("tool_calls")))
+                sent.insert(at + 1, message)
+            elif len(calls) < 2:
+                sent.append(message)
+            else:
+                sent.append(message | {"tool_calls": calls[:1]})
+                sent += [{"role": "assistant", "content": None, "tool_calls": [one]} for one in calls[1:]]
+        return sent
+
+    async with adapter_here(adapter_settings(postgres_url, keeping_dir, **PARSERS)) as address:
+        await converse(address, opened, [{"role": "user", "content": "go"}], change, NUM_TURNS)
+    assert await causes(opened) == ["root"] + [None] * (NUM_TURNS - 1)
