@@ -218,9 +218,14 @@ def field_at(fields: Fields, name: str, kind: type | tuple[type, ...], default: 
     return _checked(value, name, kind, default)
 
 
-def field_of(body: Mapping[str, Any], name: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
-    """`body[name]`; `default` if it is missing or null. Raises InvalidRequestError for another type."""
-    return _checked(body.get(name), name, kind, default)
+def field_of(
+    body: Mapping[str, Any], name: str, kind: type | tuple[type, ...], default: Any = None, where: str = ""
+) -> Any:
+    """`body[name]`; `default` if it is missing or null. Raises InvalidRequestError for another type.
+
+    `where`: names the object in the error.
+    """
+    return _checked(body.get(name), f"{where}.{name}" if where else name, kind, default)
 
 
 def _checked(value: Any, name: str, kind: type | tuple[type, ...], default: Any) -> Any:

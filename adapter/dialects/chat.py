@@ -3,6 +3,7 @@
 Thinking is sent and accepted as `reasoning_content`, as by other open servers.
 """
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -48,6 +49,8 @@ from adapter.dialects.media import Content, Omitted, content_of, omitted_file, o
 from adapter.dialects.tool_choice import chat_choice
 from adapter.structured_output import schema_of
 from ratchet.types import TurnKind
+
+_PARAM = re.compile(r"invalid request: ([A-Za-z_]\w*(?:\[\d+\]|\.\w+)*): ")
 
 
 class OpenAIError(NamedTuple):
@@ -238,15 +241,15 @@ def _message(value: dict[str, Any], where: str) -> Message:
             raise InvalidRequestError(f"{where}.function_call: use tool_calls")
         if value.get("audio") is not None:
             raise InvalidRequestError(f"{where}.audio: no answer is kept here: send its text as content")
-        reasoning = field_of(value, "reasoning_content", str, "")
+        reasoning = field_of(value, "reasoning_content", str, "", where)
         calls = [
             _tool_call(object_at(one, f"{where}.tool_calls[{at}]"), f"{where}.tool_calls[{at}]")
-            for at, one in enumerate(field_of(value, "tool_calls", list, []))
+            for at, one in enumerate(field_of(value, "tool_calls", list, [], where))
         ]
         return assistant_message(_content(value, where, "").text, reasoning, calls)
     if role == "tool":
         content = _content(value, where, "\n")
-        call_id = field_of(value, "tool_call_id", str, "")
+        call_id = field_of(value, "tool_call_id", str, "", where)
         return Message("tool", content.text, tool_call_id=call_id, num_omitted=content.num_omitted)
     if role in ("system", "developer", "user"):
         if value.get("content") is None:
@@ -257,7 +260,7 @@ def _message(value: dict[str, Any], where: str) -> Message:
 
 
 def _content(value: dict[str, Any], where: str, joint: str) -> Content:
-    return content_of(field_of(value, "content", (str, list), ""), f"{where}.content", joint, _part)
+    return content_of(field_of(value, "content", (str, list), "", where), f"{where}.content", joint, _part)
 
 
 def _part(part: dict[str, Any], where: str) -> str | Omitted:
@@ -265,12 +268,12 @@ def _part(part: dict[str, Any], where: str) -> str | Omitted:
         case "text" | "refusal" as kind:
             return str(part.get(kind) or "")
         case "image_url":
-            image = field_of(part, "image_url", (dict, str), {})
+            image = field_of(part, "image_url", (dict, str), {}, where)
             return omitted_image(image if isinstance(image, str) else image.get("url"))
         case "input_audio":
-            return omitted_file("audio", field_of(part, "input_audio", dict, {}).get("format"))
+            return omitted_file("audio", field_of(part, "input_audio", dict, {}, where).get("format"))
         case "file":
-            return omitted_file("file", field_of(part, "file", dict, {}).get("filename"))
+            return omitted_file("file", field_of(part, "file", dict, {}, where).get("filename"))
     raise InvalidRequestError(f"{where}: {part.get('type')!r} is none of text, refusal, image_url, input_audio, file")
 
 
@@ -291,8 +294,16 @@ def _tool(value: dict[str, Any], where: str) -> Tool:
 
 def openai_failure(failure: Failure, message: str) -> HttpFailure:
     error = OPENAI_ERRORS[failure]
-    value = {"message": message, "type": error.type, "param": None, "code": error.code}
+    value = {"message": message, "type": error.type, "param": _param(failure, message), "code": error.code}
     return HttpFailure(error.status, orjson.dumps({"error": value}))
+
+
+def _param(failure: Failure, message: str) -> str | None:
+    """The field that a refusal is about: its sentence begins with it."""
+    if failure is Failure.UNKNOWN_MODEL:
+        return "model"
+    found = _PARAM.match(message) if failure in (Failure.INVALID, Failure.STATE_NOT_KEPT) else None
+    return found[1] if found else None
 
 
 def _names(tools: list[dict[str, Any]], kind: str, strict: bool = False) -> frozenset[str]:

@@ -217,7 +217,7 @@ def _messages(value: dict[str, Any], where: str) -> list[Message]:
 
     There is one for each result, and one for each stretch of the user's text between them.
     """
-    role, content = value.get("role"), field_of(value, "content", (str, list), "")
+    role, content = value.get("role"), field_of(value, "content", (str, list), "", where)
     if role not in ("user", "assistant", "system"):
         raise InvalidRequestError(f"{where}.role: {role!r} is none of user, assistant, system")
     if role == "system":
@@ -240,8 +240,8 @@ def _user(blocks: list[dict[str, Any]], where: str) -> list[Message]:
     messages: list[Message] = []
     for block in blocks:
         if block.get("type") == "tool_result":
-            result = _content(field_of(block, "content", (str, list), ""), where)
-            call_id = field_of(block, "tool_use_id", str, "")
+            result = _content(field_of(block, "content", (str, list), "", where), where)
+            call_id = field_of(block, "tool_use_id", str, "", where)
             messages.append(Message("tool", result.text, tool_call_id=call_id, num_omitted=result.num_omitted))
             continue
         text, num_omitted = _content([block], where)
@@ -259,7 +259,7 @@ def _assistant(blocks: list[dict[str, Any]], where: str) -> Message:
         if block.get("type") == "tool_use":
             calls.append(called(block.get("id"), block.get("name"), block.get("input")))
         elif block.get("type") == "thinking":
-            reasoning.append(field_of(block, "thinking", str, ""))
+            reasoning.append(field_of(block, "thinking", str, "", where))
         elif block.get("type") != "redacted_thinking":
             text.append(_content([block], where).text)
     return assistant_message("".join(text), "\n".join(reasoning), calls)
@@ -272,14 +272,14 @@ def _content(content: str | list[Any], where: str) -> Content:
 def _part(block: dict[str, Any], where: str) -> str | Omitted:
     match block.get("type"):
         case "text":
-            return str(field_of(block, "text", str, ""))
+            return str(field_of(block, "text", str, "", where))
         case "image":
-            return omitted_image(field_of(block, "source", dict, {}).get("data"))
+            return omitted_image(field_of(block, "source", dict, {}, where).get("data"))
         case "document":
             return _document(block, where)
         case "search_result":
             head = [field_of(block, name, str, "") for name in ("title", "source")]
-            found = _content(field_of(block, "content", list, []), where).text
+            found = _content(field_of(block, "content", list, [], where), where).text
             return "\n".join(one for one in (*head, found) if one)
         case "tool_reference":
             return f"[tool {field_of(block, 'tool_name', str, '')}]"
@@ -290,14 +290,14 @@ def _part(block: dict[str, Any], where: str) -> str | Omitted:
 
 def _document(block: dict[str, Any], where: str) -> str | Omitted:
     """A document of text or of blocks is text; of any other, the model sees that it is left out."""
-    source = field_of(block, "source", dict, {})
+    source = field_of(block, "source", dict, {}, where)
     title, context = (field_of(block, name, str, "") for name in ("title", "context"))
     if source.get("type") not in ("text", "content"):
         placeholder = omitted_file("document", title or source.get("media_type"))
         return Omitted(f"{placeholder.text}\n{context}") if context else placeholder
-    content = Content(field_of(source, "data", str, ""))
+    content = Content(field_of(source, "data", str, "", where))
     if source["type"] == "content":
-        content = _content(field_of(source, "content", (str, list), ""), where)
+        content = _content(field_of(source, "content", (str, list), "", where), where)
     text = "\n".join(one for one in (title, context, content.text) if one or one is content.text)
     return Omitted(text) if content.num_omitted else text
 

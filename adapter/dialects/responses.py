@@ -138,16 +138,16 @@ def _message(item: dict[str, Any], where: str) -> Message:
         return _plain(item, where)
     if kind == "reasoning":
         return Message("assistant", "", _reasoning(item, where))
-    call_id = field_of(item, "call_id", str, "")
+    call_id = field_of(item, "call_id", str, "", where)
     if kind == "function_call":
         return assistant_message("", "", [called(call_id, called_name(item), item.get("arguments"))])
     if kind == "custom_tool_call":
-        arguments = {"input": field_of(item, "input", str, "")}
+        arguments = {"input": field_of(item, "input", str, "", where)}
         return Message("assistant", "", tool_calls=(ToolCall(call_id, called_name(item), arguments),))
     if kind == "item_reference":
         raise StateNotKeptError(f"{where}: no item is kept here: send the item itself")
     if kind in _RESULT_TYPES:
-        output = _content(field_of(item, "output", (str, list), ""), f"{where}.output")
+        output = _content(field_of(item, "output", (str, list), "", where), f"{where}.output")
         return Message("tool", output.text, tool_call_id=call_id, num_omitted=output.num_omitted)
     raise InvalidRequestError(
         f"{where}.type: {kind!r} is none of message, reasoning, function_call, custom_tool_call and their outputs"
@@ -158,7 +158,7 @@ def _plain(item: dict[str, Any], where: str) -> Message:
     role = item.get("role")
     if role not in ("user", "assistant", "system", "developer"):
         raise InvalidRequestError(f"{where}.role: {role!r} is none of user, assistant, system, developer")
-    parts = field_of(item, "content", (str, list), "")
+    parts = field_of(item, "content", (str, list), "", where)
     if role == "assistant" and isinstance(parts, list) and len(parts) > 1:  # how a violated format was reported
         parts = [part for part in parts if not (isinstance(part, dict) and part.get("type") == "refusal")]
     content = _content(parts, f"{where}.content")
@@ -169,7 +169,7 @@ def _reasoning(item: dict[str, Any], where: str) -> str:
     """The item's thinking. What another service has sealed cannot be read, so its readable text stands for it."""
     if (unsealed := unsealed_thinking(item)) is not None:
         return unsealed
-    parts = field_of(item, "content", list, []) or field_of(item, "summary", list, [])
+    parts = field_of(item, "content", list, [], where) or field_of(item, "summary", list, [], where)
     return "\n".join(str(object_at(part, where).get("text") or "") for part in parts)
 
 
@@ -186,5 +186,5 @@ def _part(part: dict[str, Any], where: str) -> str | Omitted:
     if kind == "input_file":
         return omitted_file("file", part.get("filename"))
     if kind == "input_audio":
-        return omitted_file("audio", field_of(part, "input_audio", dict, {}).get("format"))
+        return omitted_file("audio", field_of(part, "input_audio", dict, {}, where).get("format"))
     raise InvalidRequestError(f"{where}: {kind!r} is none of input_text, output_text, input_image, input_file")

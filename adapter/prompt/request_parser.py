@@ -107,6 +107,8 @@ def parse_request(
 
 def decode_body(body: bytes, dialect: Dialect) -> DecodedBody:
     """Decode a body one level deep. Raises InvalidRequestError if it is not a JSON object with messages."""
+    if not body.strip():
+        raise InvalidRequestError("the body is empty: a JSON object is expected")
     try:
         body.decode()  # msgspec does not check the encoding of values that it keeps as bytes
         fields = _FIELDS.decode(body)

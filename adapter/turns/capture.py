@@ -57,7 +57,7 @@ delivered that is not stored, and none is trained of which a client has seen ano
 import asyncio
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from uuid import uuid4
 
@@ -134,7 +134,7 @@ class Capture:
         cancelled while the row is inserted, its turn is generated all the same, and a retry gets its answer.
         """
         session = self._sessions.get(row)
-        prepared = await self._prompts.prepare(session, body, dialect, headers)
+        prepared = _with_model(await self._prompts.prepare(session, body, dialect, headers), row.model)
         if row.endpoint is None:
             self._outputs.take(prepared.request)
         client = ConnectedClient()
@@ -200,6 +200,14 @@ class Capture:
         self._waits.close()
         self._registry.cancel_all()
         await self._generator.close()
+
+
+def _with_model(prepared: PreparedCall, model: str) -> PreparedCall:
+    """The call with the session's model if the client names none: answers say which model made them."""
+    request = prepared.request
+    if request.options.model:
+        return prepared
+    return replace(prepared, request=replace(request, options=replace(request.options, model=model)))
 
 
 def _retrieve_exception(task: "asyncio.Task[Answer]") -> None:
