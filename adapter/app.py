@@ -118,6 +118,24 @@ def create_adapter_app(
             return JSONResponse({"status": f"calls of engine set {names} wait: see the adapter's log"})
         return JSONResponse({"status": "ok"})
 
+    routes = _routes(parts, chat, messages, responses, health)
+    app = Starlette(
+        routes=routes,
+        lifespan=lambda _: _lifespan(parts, database, has_schema),
+        exception_handlers={HTTPException: unknown_route},
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+def _routes(
+    parts: _Parts, chat: Dialect, messages: Dialect, responses: Dialect, health: Callable[..., Any]
+) -> list[BaseRoute]:
+    """The routes, each with and without a slash at its end.
+
+    A slash changes nothing: clients do not send a body again to another address, and Starlette's own redirect names the
+    host of the request, which may be any.
+    """
     posts = {
         "/v1/chat/completions": partial(_call, parts, chat),
         "/v1/messages": partial(_call, parts, messages),
@@ -126,23 +144,13 @@ def create_adapter_app(
         "/v1/responses/input_tokens": partial(_count, parts, responses),
     }
     gets: dict[str, Callable[..., Any]] = {
-        "/v1/models": partial(_models, parts),
-        "/v1/models/{name}": partial(_models, parts),
-        "/health": health,
+        path: partial(_models, parts) for path in ("/v1/models", "/v1/models/{name}")
     }
-    # A slash at the end changes nothing. Clients do not send a body again to another address, and Starlette's own
-    # redirect names the host of the request, which may be any.
-    routes: list[BaseRoute] = [
+    gets["/health"] = health
+    return [
         *(Route(path + end, handler, methods=["POST"]) for path, handler in posts.items() for end in ("", "/")),
         *(Route(path + end, handler) for path, handler in gets.items() for end in ("", "/")),
     ]
-    app = Starlette(
-        routes=routes,
-        lifespan=lambda _: _lifespan(parts, database, has_schema),
-        exception_handlers={HTTPException: unknown_route},
-    )
-    app.router.redirect_slashes = False
-    return app
 
 
 @asynccontextmanager
