@@ -322,8 +322,10 @@ def is_storable(message: Message) -> bool:
 
 
 def answer_to_json(answer: Answer) -> dict[str, Any]:
+    # A process of the last version refuses fields that it does not know, except inside of the message.
+    asked = {} if answer.asked is None else {"asked": answer.asked}
     return {
-        "message": message_to_json(answer.message),
+        "message": message_to_json(answer.message) | asked,
         "finish": answer.finish,
         "prompt_tokens": answer.prompt_tokens,
         "completion_tokens": answer.completion_tokens,
@@ -334,14 +336,14 @@ def answer_to_json(answer: Answer) -> dict[str, Any]:
         "reasoning_tokens": answer.reasoning_tokens,
         **({"violation": answer.violation} if answer.violation else {}),
         **({"logprobs": [list(one) for one in answer.logprobs]} if answer.logprobs else {}),
-        **({"asked": answer.asked} if answer.asked is not None else {}),
     }
 
 
 def answer_from_json(turn_id: int, value: dict[str, Any]) -> Answer:
     fields = {name: value[name] for name in value if name not in ("message", "logprobs")}
     logprobs = tuple(TokenLogprob(*one) for one in value.get("logprobs", ()))
-    return Answer(turn_id, message_from_json(value["message"]), logprobs=logprobs, **fields)
+    asked = value["message"].get("asked")
+    return Answer(turn_id, message_from_json(value["message"]), logprobs=logprobs, asked=asked, **fields)
 
 
 def _hash(data: bytes) -> bytes:

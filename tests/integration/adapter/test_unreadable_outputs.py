@@ -5,11 +5,14 @@ vLLM's parsers are imported once for this file (about 13 CPU seconds).
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from adapter.dialects.base import InvalidRequestError
+from adapter.vllm_parsers import VllmParsers
 from ratchet.store.database import Database
 from tests.integration.adapter.conftest import ScriptedEngine, open_rollout
 from tests.integration.adapter.test_dialects import THOUGHT
@@ -128,3 +131,12 @@ async def test_a_tool_that_the_output_parser_cannot_take_is_refused_before_it_is
             response = await http.post(path, json=body)
         assert response.status_code == 400 and f"{field}: a string expected" in response.text
     assert not await opened.turns()
+
+
+def test_tools_that_vllm_refuses_are_the_clients_error(model_dir: Path) -> None:
+    """Also if a dialect let them through."""
+    parsers = VllmParsers(model_dir, "qwen3_coder", None)
+    parsers.take_tools([{"type": "function", "function": {"description": {}}}])  # not loaded: nothing is made
+    parsers.load()
+    with pytest.raises(InvalidRequestError, match=r"^tools: the output parser cannot take them: function\.name: "):
+        parsers.take_tools([{"type": "function", "function": {"description": "d"}}])

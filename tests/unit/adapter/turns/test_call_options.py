@@ -1,10 +1,20 @@
 """Which sample can answer a repeated request whose options differ from those that it was made for."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from adapter.conversation import Answer, Finish, Message, RequestOptions, ToolChoice, ToolForms
+from adapter.conversation import (
+    Answer,
+    Finish,
+    Message,
+    RequestOptions,
+    ToolChoice,
+    ToolForms,
+    answer_from_json,
+    answer_to_json,
+)
 from adapter.turns.call_options import CallOptions, fits
 
 
@@ -73,3 +83,11 @@ def test_a_row_without_options_counts_as_equal() -> None:
 def test_options_are_the_same_after_they_were_stored() -> None:
     one = options(max_tokens=3, stop_sequences=("x", "y"), logprobs=True, call_key="k")
     assert CallOptions.from_json(one.to_json()) == one
+
+
+def test_the_options_are_stored_where_the_last_version_does_not_look() -> None:
+    """Its processes may serve the same session during an upgrade, and refuse a field of an answer that is new."""
+    made = replace(answer("stop", 5), asked=options(max_tokens=3).to_json())
+    stored = answer_to_json(made)
+    assert stored.keys() == answer_to_json(answer("stop", 5)).keys()
+    assert answer_from_json(1, stored) == made and answer_from_json(1, answer_to_json(answer("stop", 5))).asked is None
