@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 import uvicorn
@@ -23,8 +23,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from adapter.auth import SessionAuth, token_digest
+from adapter.body_encoding import decoded
 from adapter.conversation import RequestOptions
-from adapter.dialects.base import Dialect, Failure, asks_for_stream
+from adapter.dialects.base import Dialect, Failure, InvalidRequestError, asks_for_stream
 from adapter.dialects.chat import ChatDialect
 from adapter.dialects.messages import MessagesDialect
 from adapter.dialects.responses import ResponsesDialect
@@ -117,21 +118,39 @@ def create_adapter_app(
             return JSONResponse({"status": f"calls of engine set {names} wait: see the adapter's log"})
         return JSONResponse({"status": "ok"})
 
-    routes: list[BaseRoute] = [
-        Route("/v1/chat/completions", partial(_call, parts, chat), methods=["POST"]),
-        Route("/v1/messages", partial(_call, parts, messages), methods=["POST"]),
-        Route("/v1/responses", partial(_call, parts, responses), methods=["POST"]),
-        Route("/v1/messages/count_tokens", partial(_count, parts, messages), methods=["POST"]),
-        Route("/v1/responses/input_tokens", partial(_count, parts, responses), methods=["POST"]),
-        Route("/v1/models", partial(_models, parts)),
-        Route("/v1/models/{name}", partial(_models, parts)),
-        Route("/health", health),
-    ]
-    return Starlette(
+    routes = _routes(parts, chat, messages, responses, health)
+    app = Starlette(
         routes=routes,
         lifespan=lambda _: _lifespan(parts, database, has_schema),
         exception_handlers={HTTPException: unknown_route},
     )
+    app.router.redirect_slashes = False
+    return app
+
+
+def _routes(
+    parts: _Parts, chat: Dialect, messages: Dialect, responses: Dialect, health: Callable[..., Any]
+) -> list[BaseRoute]:
+    """The routes, each with and without a slash at its end.
+
+    A slash changes nothing: clients do not send a body again to another address, and Starlette's own redirect names the
+    host of the request, which may be any.
+    """
+    posts = {
+        "/v1/chat/completions": partial(_call, parts, chat),
+        "/v1/messages": partial(_call, parts, messages),
+        "/v1/responses": partial(_call, parts, responses),
+        "/v1/messages/count_tokens": partial(_count, parts, messages),
+        "/v1/responses/input_tokens": partial(_count, parts, responses),
+    }
+    gets: dict[str, Callable[..., Any]] = {
+        path: partial(_models, parts) for path in ("/v1/models", "/v1/models/{name}")
+    }
+    gets["/health"] = health
+    return [
+        *(Route(path + end, handler, methods=["POST"]) for path, handler in posts.items() for end in ("", "/")),
+        *(Route(path + end, handler) for path, handler in gets.items() for end in ("", "/")),
+    ]
 
 
 @asynccontextmanager
@@ -188,7 +207,7 @@ async def _call(parts: _Parts, dialect: Dialect, request: Request) -> Response:
         waits.note_access(session_id, began_at)
         try:
             body = await _body(parts, request)
-        except BodyTooLargeError as error:
+        except (BodyTooLargeError, InvalidRequestError) as error:
             await _held_for_client(
                 parts, request, session_id, 0, partial(parts.refusals.note, session_id, classify(error).message)
             )
@@ -298,7 +317,7 @@ async def _models(parts: _Parts, request: Request) -> Response:
 
 
 async def _body(parts: _Parts, request: Request) -> bytes:
-    """Read the request's body. Raises BodyTooLargeError, SlowBodyError or ClientDisconnect."""
+    """Read the request's body. Raises BodyTooLargeError, InvalidRequestError, SlowBodyError or ClientDisconnect."""
     data = bytearray()
     seconds = parts.settings.body_seconds
     try:
@@ -310,6 +329,8 @@ async def _body(parts: _Parts, request: Request) -> bytes:
                     raise BodyTooLargeError(f"the request is larger than {parts.settings.max_body_bytes} bytes")
     except TimeoutError:
         raise SlowBodyError(f"the request was not complete after {seconds:g} seconds") from None
+    if encoding := request.headers.get("content-encoding", ""):
+        return await asyncio.to_thread(decoded, bytes(data), encoding, parts.settings.max_body_bytes)
     return bytes(data)
 
 

@@ -23,13 +23,26 @@ class ToolCall:
     arguments: Mapping[str, Any]
 
 
+class UnreadCall(NamedTuple):
+    """A tool call of a history whose arguments cannot be read, as of a client that keeps a part of a cut stream."""
+
+    id: str
+    name: str
+    arguments: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.name}({self.arguments})"
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """One message of a history. `role` is system, user, assistant or tool.
 
     Assistants have `reasoning` and `tool_calls`, tools have `tool_call_id`. `beside_tool`: a user's text that was sent
     in one message with a tool result, so that it is not a new question. `num_omitted`: images and files that the text
-    only names (`dialects/media.py`).
+    only names (`dialects/media.py`). `unread_calls`: an assistant's calls that cannot be read; they stand in the text
+    of its run.
     """
 
     role: str
@@ -39,6 +52,7 @@ class Message:
     tool_call_id: str = ""
     beside_tool: bool = False
     num_omitted: int = 0
+    unread_calls: tuple[UnreadCall, ...] = ()
 
     def for_template(self) -> dict[str, Any]:
         """The message in the form that Hugging Face chat templates take."""
@@ -58,9 +72,12 @@ class Message:
         """16 bytes, equal for messages that are treated as the same one.
 
         1.0 and 1 are equal in arguments; the `tool_call_id` of a result is left out. If `strict`, the ids of tool calls
-        count, because they distinguish equal samples; otherwise neither they nor outer whitespace count.
+        count, because they distinguish equal samples; otherwise neither they nor outer whitespace count, and numbers
+        are equal if they are the same double, because JavaScript has no others. Strict keys are stored, so they stay
+        what they are.
         """
-        calls = [[call.id if strict else "", call.name, _plain_numbers(call.arguments)] for call in self.tool_calls]
+        numbers = _plain_numbers if strict else _doubles
+        calls = [[call.id if strict else "", call.name, numbers(call.arguments)] for call in self.tool_calls]
         text = self.text if strict else self.text.strip()
         reasoning = self.reasoning if strict else self.reasoning.strip()
         return _hash(orjson.dumps([self.role, text, reasoning, calls, self.beside_tool], option=orjson.OPT_SORT_KEYS))
@@ -138,7 +155,8 @@ class Preamble:
 class MessageRun:
     """Consecutive messages of one side: one message of the assistant's, or messages of all other roles.
 
-    `loose_key` ignores tool-call ids and outer whitespace; it is used only if no message has the strict key.
+    `loose_key`: an answer's without tool-call ids and outer whitespace; it is used only if no message has the strict
+    key. All other messages have no loose key of their own: their text stands in the prompt as it was sent.
     """
 
     assistant: bool
@@ -151,10 +169,16 @@ class MessageRun:
         """Ids of its tool calls; empty for messages of other roles."""
         return tuple(call.id for call in self.messages[0].tool_calls) if self.assistant else ()
 
+    @property
+    def unread_ids(self) -> frozenset[str]:
+        """Ids of its calls that became text. Their results become text, too."""
+        ids = {call.id for call in self.messages[0].unread_calls} if self.assistant else set()
+        return frozenset(ids.difference(self.call_ids))
+
     @staticmethod
     def of(messages: Sequence[Message]) -> "MessageRun":
         if messages[0].role == "assistant":
-            message = _merged(messages)
+            message = _with_unread_calls(_merged(messages))
             return MessageRun(True, (message,), message.key(), message.key(strict=False))
         key = _hash(b"".join(message.key() for message in messages))
         return MessageRun(False, tuple(messages), key, key)
@@ -166,9 +190,16 @@ def _merged(messages: Sequence[Message]) -> Message:
         return messages[0]
     calls = tuple(call for message in messages for call in message.tool_calls)
     reasoning = "\n".join(message.reasoning for message in messages if message.reasoning)
-    return replace(
-        messages[0], text="".join(message.text for message in messages), reasoning=reasoning, tool_calls=calls
-    )
+    unread = tuple(call for message in messages for call in message.unread_calls)
+    text = "".join(message.text for message in messages)
+    return replace(messages[0], text=text, reasoning=reasoning, tool_calls=calls, unread_calls=unread)
+
+
+def _with_unread_calls(message: Message) -> Message:
+    """The message with its unread calls as text, as an answer has a call that cannot be read."""
+    if not message.unread_calls:
+        return message
+    return replace(message, text="\n".join([message.text, *(call.text for call in message.unread_calls)]).strip())
 
 
 def extend_key(prefix: bytes, run_key: bytes) -> bytes:
@@ -202,7 +233,8 @@ class RequestOptions:
 
     `max_tokens`: None if the client sets no limit. `lane`: names the sub-agent that calls, "" for the main agent.
     `retry`: the SDK's header marks the request as a retry. `tool_forms`: those of the preamble.
-    `logprobs`: return those of the sampled tokens. `output_schema`: JSON schema of the answer's text, None: any text.
+    `call_key`: digest of the client's `Idempotency-Key`. `logprobs`: return those of the sampled tokens.
+    `output_schema`: JSON schema of the answer's text, None: any text.
     """
 
     dialect: str
@@ -219,6 +251,7 @@ class RequestOptions:
     tool_forms: ToolForms = field(default_factory=ToolForms)
     logprobs: bool = False
     output_schema: Mapping[str, Any] | None = None
+    call_key: str = ""
 
 
 class TokenLogprob(NamedTuple):
@@ -238,6 +271,7 @@ class Answer:
     `created`: Unix seconds. `cached_tokens`: prompt tokens that the engine had in its prefix cache. `stop_sequence`:
     the one that ended the text. `thinks`: a later question may make the template drop this answer's thinking.
     `violation`: how the text violates the format that was asked for. `logprobs`: of all sampled tokens, if asked for.
+    `asked`: the options that it was made for (`turns/call_options.py`).
     """
 
     turn_id: int
@@ -252,6 +286,7 @@ class Answer:
     reasoning_tokens: int = 0
     violation: str | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+    asked: Mapping[str, Any] | None = None
 
 
 def message_to_json(message: Message) -> dict[str, Any]:
@@ -272,9 +307,25 @@ def message_from_json(value: dict[str, Any]) -> Message:
     )
 
 
+def is_storable(message: Message) -> bool:
+    """Whether a message can be stored and compared; not if its arguments are nested too deeply.
+
+    Rows of requests have messages in more levels than rows of answers, and clients send answers back.
+    """
+    try:
+        orjson.dumps({"messages": [message_to_json(message)]})
+        message.key()
+        message.key(strict=False)
+    except TypeError:
+        return False
+    return True
+
+
 def answer_to_json(answer: Answer) -> dict[str, Any]:
+    # A process of the last version refuses fields that it does not know, except inside of the message.
+    asked = {} if answer.asked is None else {"asked": answer.asked}
     return {
-        "message": message_to_json(answer.message),
+        "message": message_to_json(answer.message) | asked,
         "finish": answer.finish,
         "prompt_tokens": answer.prompt_tokens,
         "completion_tokens": answer.completion_tokens,
@@ -291,7 +342,8 @@ def answer_to_json(answer: Answer) -> dict[str, Any]:
 def answer_from_json(turn_id: int, value: dict[str, Any]) -> Answer:
     fields = {name: value[name] for name in value if name not in ("message", "logprobs")}
     logprobs = tuple(TokenLogprob(*one) for one in value.get("logprobs", ()))
-    return Answer(turn_id, message_from_json(value["message"]), logprobs=logprobs, **fields)
+    asked = value["message"].get("asked")
+    return Answer(turn_id, message_from_json(value["message"]), logprobs=logprobs, asked=asked, **fields)
 
 
 def _hash(data: bytes) -> bytes:
@@ -306,4 +358,15 @@ def _plain_numbers(value: Any) -> Any:
         return {key: _plain_numbers(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_plain_numbers(item) for item in value]
+    return value
+
+
+def _doubles(value: Any) -> Any:
+    """All numbers as doubles."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, Mapping):
+        return {key: _doubles(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_doubles(item) for item in value]
     return value

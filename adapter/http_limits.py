@@ -7,7 +7,8 @@ which no whole head arrives, or whose client reads nothing, stays open.
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 MAX_HEAD_BYTES = 64 << 10
 """Largest request line with all headers, and largest trailer. Real clients send 2 KiB."""
@@ -32,12 +33,19 @@ _TOO_LARGE = (
     b"content-length: %d\r\n\r\n%s" % (len(_TOO_LARGE_BODY), _TOO_LARGE_BODY)
 )
 
+_OF_UPGRADES = (b"upgrade", b"http2-settings")
+"""Headers, and options of the header `connection`, that offer another protocol."""
+
 
 class LimitedHttpProtocol(HttpToolsProtocol):
     """uvicorn's protocol with the limits above. A body's limits are in `adapter/app.py`, which knows the vendor.
 
     All bytes that are no body count as a head's: extensions of chunks, trailers, and what is sent in place of a
     request. The count begins anew with each byte of a body and with the end of a request.
+
+    An offer to change the protocol (`Upgrade: h2c`) is ignored, as RFC 9110, section 7.8 allows. The parser stops
+    behind the head of such a request and takes its body for the other protocol, so a new parser gets the head without
+    the offer.
     """
 
     head_seconds = HEAD_SECONDS
@@ -47,6 +55,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._head_bytes = 0
         self._is_in_body = False  # or in what follows it: the parser is between a head's end and its request's end
+        self._offers_upgrade = False  # the request whose head was parsed last; its body is still to be parsed
         self._has_advanced = False  # by the data that is parsed now
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
@@ -57,7 +66,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._has_advanced = False
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
         if self.transport.is_closing():
             return
         self._head_bytes = 0 if self._has_advanced else self._head_bytes + len(data)
@@ -65,6 +75,31 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._refuse_head()
         elif not self._is_in_body and not self._has_advanced:
             self._start_head_timer()
+
+    def _parse(self, data: bytes) -> None:
+        while True:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as offer:
+                if self._offers_upgrade:
+                    self._offers_upgrade = False
+                    data = self._head_without_offer() + data[offer.args[0] :]
+                    self.parser = _new_parser(self)
+                    continue
+            except httptools.HttpParserError:
+                self.logger.warning("Invalid HTTP request received.")
+                self.send_400_response("Invalid HTTP request received.")
+            return
+
+    def _head_without_offer(self) -> bytes:
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        for name, value in self.headers:
+            if name == b"connection":
+                options = [one for one in value.split(b",") if one.strip().lower() not in _OF_UPGRADES]
+                value = b",".join(options).strip()
+            if name not in _OF_UPGRADES and (value or name != b"connection"):
+                lines.append(name + b": " + value)
+        return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -83,14 +118,21 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             self.transport.abort()
             raise ValueError("too many requests wait for the answer to an earlier one")
+        if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
+            self._offers_upgrade = True
+            return
         self._is_in_body = True
         super().on_headers_complete()
+        if self.parser.get_http_version() == "1.0":
+            _send_without_chunks(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         self._has_advanced = True
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._offers_upgrade:
+            return  # only the first parser's part of it
         self._is_in_body = False
         self._has_advanced = True
         self._stop_head_timer()
@@ -162,3 +204,28 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
+
+
+def _new_parser(protocol: HttpToolsProtocol) -> httptools.HttpRequestParser:
+    """A parser with the settings of uvicorn's own."""
+    parser = httptools.HttpRequestParser(protocol)
+    parser.set_dangerous_leniencies(lenient_data_after_close=True)
+    return parser
+
+
+def _send_without_chunks(cycle: RequestResponseCycle) -> None:
+    """Let the connection's end be that of a body without a length: HTTP/1.0 has no chunks, and uvicorn sends some."""
+    send = cycle.send
+    has_length = False
+
+    async def send_plain(message: Any) -> None:
+        nonlocal has_length
+        if message["type"] == "http.response.start":
+            has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+            if not has_length:
+                cycle.chunked_encoding = False
+        elif not has_length:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cycle.send = send_plain  # type: ignore[method-assign]

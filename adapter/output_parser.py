@@ -19,7 +19,7 @@ import orjson
 import structlog
 
 from adapter.call_reader import CallReader, FoundCall
-from adapter.conversation import Finish, Message, RequestOptions, TokenLogprob, Tool, ToolCall
+from adapter.conversation import Finish, Message, RequestOptions, TokenLogprob, Tool, ToolCall, is_storable
 from adapter.endpoint import EndpointAnswer
 from adapter.live_answer import LiveAnswer
 from adapter.prompt.renderer import Renderer
@@ -54,6 +54,13 @@ class _CutText(NamedTuple):
     stop_sequence: str | None
 
 
+class _ReadText(NamedTuple):
+    """A text as a message. `body`: what follows its thinking."""
+
+    message: Message
+    body: str
+
+
 class OutputParser:
     def __init__(self, renderer: Renderer, parsers: VllmParsers) -> None:
         self._renderer = renderer
@@ -71,6 +78,14 @@ class OutputParser:
         reader = self._reader(request) if has_tools and self._parsers.ready else None
         return LiveAnswer(tokenizer, self._renderer.stop_ids, marks, options.stop_sequences, has_tools, reader)
 
+    def take(self, request: ParsedRequest) -> None:
+        """Make what the parsers need of a request, before its row is opened: afterwards no error is the client's.
+
+        While the parsers are not loaded yet, nothing is made. Raises InvalidRequestError.
+        """
+        if self._reads_calls(request):
+            self._parsers.take_tools(request.preamble.tools)
+
     def _reads_calls(self, request: ParsedRequest) -> bool:
         has_tools = self._parsers.tool_parser is not None and bool(request.preamble.tools)
         return has_tools and request.options.tool_choice.allows_calls
@@ -84,10 +99,18 @@ class OutputParser:
             return _tool_call(found.name, found.arguments, tools, options)
 
         def parse(text: str) -> ParsedText:
-            return self._parsers.split_calls(text, tools)
+            return self._found_calls(text, tools)
 
         call_ends = marks.call_ends if marks is not None else ()
         return CallReader(call_ends, parse, checked, None if options.parallel_calls else 1)
+
+    def _found_calls(self, body: str, tools: Sequence[Tool]) -> ParsedText:
+        """The calls that the model's parser finds; none if it fails on this text."""
+        try:
+            return self._parsers.split_calls(body, tools)
+        except Exception as error:  # vLLM's parsers raise any error on a text that they do not expect
+            _log_unreadable(error, body)
+            return ParsedText("", body)
 
     def check_live(self, live: LiveAnswer | None, message: Message) -> None:
         """End what is released of this answer. If it does not begin with that, show no unfinished answers any more."""
@@ -101,6 +124,24 @@ class OutputParser:
                 shown=(live.thinking + live.text)[-200:],
                 num_calls=len(live.calls),
             )
+
+    def without_inlined_thinking(self, message: Message) -> Message:
+        """An answer of a history whose client wrote its thinking into the text, as it was before that.
+
+        Only a text that begins with the mark of thinking is changed, and nothing while the parsers are not loaded.
+        """
+        marks = self._parsers.marks
+        text = message.text.lstrip()
+        if marks is None or not marks.think_start or not marks.think_end:
+            return message
+        if not text.startswith(marks.think_start) or marks.think_end not in text:
+            return message
+        try:
+            parsed = self._parsers.split_thinking(text)
+        except Exception as error:  # vLLM's parsers raise any error on a text that they do not expect
+            _log_unreadable(error, text)
+            return message
+        return replace(message, text=parsed.body, reasoning=parsed.reasoning) if parsed.reasoning else message
 
     def decode(self, ids: Ids | Sequence[int]) -> str:
         return self._renderer.tokenizer.decode(ids)
@@ -145,13 +186,30 @@ class OutputParser:
         lacks a required argument or violates a strict schema; what follows them is dropped. If the first is of that
         kind, or any of a parser that reads all calls at once, all of the output behind the thinking is returned as
         plain text; the agent then tells the model that it could not be read.
+
+        No text makes this raise: the tokens are sampled already, and must be stored with an answer. If the parsers fail
+        on a text, it is the answer as it is.
         """
         if live is not None:
             live.close()  # its calls may be read on in another thread
         options = request.options
-        tools = request.preamble.tools
         text, stop_sequence = _cut(text, options.stop_sequences)
         is_complete = stopped or stop_sequence is not None
+        try:
+            read = await self._read(text, request, is_complete, live)
+        except Exception as error:
+            _log_unreadable(error, text)
+            read = _ReadText(Message("assistant", text), text)
+        message = read.message
+        finish: Finish = "stop_sequence" if stop_sequence is not None else "stop" if stopped else "length"
+        if message.tool_calls and is_complete:
+            finish = "tool_calls"
+        reasoning_chars = len(text.removesuffix(read.body).rstrip("\n")) if message.reasoning else 0
+        stop_sequence = stop_sequence if finish == "stop_sequence" else None
+        return ParsedOutput(message, finish, stop_sequence, reasoning_chars, _violation(message, finish, options))
+
+    async def _read(self, text: str, request: ParsedRequest, is_complete: bool, live: LiveAnswer | None) -> "_ReadText":
+        tools = request.preamble.tools
         read: CallReader | None = None
 
         def calls_of(body: str) -> ParsedText:
@@ -160,19 +218,12 @@ class OutputParser:
             if not read.has_read_a_beginning_of(body):
                 read = self._reader(request)
             read.read_all(body)
-            return self._parsers.split_calls(body, tools) if is_complete and not read.calls else ParsedText("", body)
+            return self._found_calls(body, tools) if is_complete and not read.calls else ParsedText("", body)
 
         parsed = await self._parsers.split(text, calls_of if self._reads_calls(request) else None)
         if read is not None and read.calls:
-            message = Message("assistant", read.text, parsed.reasoning, read.calls)
-        else:
-            message = _message(parsed, tools, options)
-        finish: Finish = "stop_sequence" if stop_sequence is not None else "stop" if stopped else "length"
-        if message.tool_calls and is_complete:
-            finish = "tool_calls"
-        reasoning_chars = len(text.removesuffix(parsed.body).rstrip("\n")) if parsed.reasoning else 0
-        stop_sequence = stop_sequence if finish == "stop_sequence" else None
-        return ParsedOutput(message, finish, stop_sequence, reasoning_chars, _violation(message, finish, options))
+            return _ReadText(Message("assistant", read.text, parsed.reasoning, read.calls), parsed.body)
+        return _ReadText(_message(parsed, tools, request.options), parsed.body)
 
     def parse_endpoint(self, found: EndpointAnswer, request: ParsedRequest) -> ParsedOutput:
         """Parse an endpoint's answer. Its tool calls are judged like those of a sampled text, and become text as they
@@ -231,6 +282,14 @@ def _cut(text: str, stop_sequences: Sequence[str]) -> _CutText:
 
 def _tool_call(name: str, arguments: str, tools: Sequence[Tool], options: RequestOptions) -> ToolCall | None:
     """Return the call with parsed arguments, or None if it is not valid."""
+    try:
+        return _checked_call(name, arguments, tools, options)
+    except Exception as error:  # the arguments and the tool's schema may be anything
+        _log_unreadable(error, arguments)
+        return None
+
+
+def _checked_call(name: str, arguments: str, tools: Sequence[Tool], options: RequestOptions) -> ToolCall | None:
     schema = next(
         (tool["function"].get("parameters") or {} for tool in tools if tool["function"].get("name") == name), None
     )
@@ -238,8 +297,7 @@ def _tool_call(name: str, arguments: str, tools: Sequence[Tool], options: Reques
         return None
     try:
         values = orjson.loads(arguments or "{}")
-        orjson.dumps(values)  # fails if it is nested deeper than a client could send back
-    except (orjson.JSONDecodeError, TypeError):
+    except orjson.JSONDecodeError:
         return None
     required = schema.get("required")
     if not isinstance(values, dict) or any(
@@ -248,4 +306,9 @@ def _tool_call(name: str, arguments: str, tools: Sequence[Tool], options: Reques
         return None
     if name in options.tool_forms.strict and not matches_schema(values, schema):
         return None
-    return ToolCall(f"call_{uuid4().hex[:24]}", name, values)
+    call = ToolCall(f"call_{uuid4().hex[:24]}", name, values)
+    return call if is_storable(Message("assistant", "", tool_calls=(call,))) else None
+
+
+def _log_unreadable(error: Exception, text: str) -> None:
+    _LOG.error("an output cannot be read; it is returned as text", error=repr(error)[:200], text=text[-200:])

@@ -9,7 +9,6 @@ import orjson
 from jsonschema import SchemaError
 from jsonschema.validators import validator_for
 from referencing import Registry
-from referencing.exceptions import Unresolvable
 
 from adapter.dialects.base import InvalidRequestError, field_of
 
@@ -51,9 +50,9 @@ def matches_schema(value: Any, schema: dict[str, Any]) -> bool:
     """Whether a value matches a schema that a client sent.
 
     False if the schema refers to anything outside of itself: schemas come from the sandbox, and no URL in them is
-    fetched.
+    fetched. False also if the schema cannot be applied to the value: this runs after sampling, and must not raise.
     """
     try:
         return bool(validator_for(schema)(schema, registry=Registry()).is_valid(value))
-    except (Unresolvable, RecursionError):
+    except Exception:  # of the validator, its references, its patterns
         return False

@@ -14,7 +14,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from pydantic import ValidationError
+
 from adapter.conversation import Tool
+from adapter.dialects.base import InvalidRequestError
 from adapter.live_answer import OutputMarks
 from ratchet.errors import ConfigError
 
@@ -28,6 +31,8 @@ class _Parsers(Protocol):
     def split_thinking(self, text: str) -> "ParsedText": ...
 
     def split_calls(self, body: str, tools: Sequence[Tool]) -> "ParsedText": ...
+
+    def take_tools(self, tools: Sequence[Tool]) -> None: ...
 
 
 class ParsedCall(NamedTuple):
@@ -121,6 +126,11 @@ class VllmParsers:
         assert self._parsers is not None
         return self._parsers.split_calls(body, tools)
 
+    def take_tools(self, tools: Sequence[Tool]) -> None:
+        """Make vLLM's form of the tools, if the parsers are loaded. Raises InvalidRequestError if vLLM refuses them."""
+        if self._parsers is not None:
+            self._parsers.take_tools(tools)
+
 
 @dataclass(frozen=True, slots=True)
 class _VllmTools:
@@ -211,6 +221,12 @@ class _ImportedParsers:
         parsed = tuple(ParsedCall(call.function.name, call.function.arguments) for call in calls)
         return ParsedText("", body, found.content or "", parsed, bool(parsed) and _is_closed(tool_parser, body))
 
+    def take_tools(self, tools: Sequence[Tool]) -> None:
+        try:
+            self._vllm_tools(tools)
+        except ValidationError as error:
+            raise InvalidRequestError(f"tools: the output parser cannot take them: {_first_of(error)}") from error
+
     def _vllm_tools(self, tools: Sequence[Tool]) -> _VllmTools:
         """Return vLLM's form of the tools.
 
@@ -227,6 +243,12 @@ class _ImportedParsers:
             while len(self._known_tools) > _MAX_TOOL_SETS:
                 self._known_tools.popitem(last=False)
         return known
+
+
+def _first_of(error: ValidationError) -> str:
+    """The field of the first thing that a model of vLLM refuses, and why."""
+    found = error.errors(include_url=False, include_context=False)[0]
+    return f"{'.'.join(map(str, found['loc']))}: {found['msg']}"
 
 
 def _is_closed(parser: Any, text: str) -> bool:

@@ -5,6 +5,7 @@ A new protocol is a new file in this folder and a route in `adapter/app.py`.
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
@@ -13,7 +14,17 @@ import orjson
 if TYPE_CHECKING:
     from adapter.dialects.fields import FieldRule
 
-from adapter.conversation import Answer, Message, Preamble, RequestOptions, ShownText, Tool, ToolForms
+from adapter.conversation import (
+    Answer,
+    Message,
+    Preamble,
+    RequestOptions,
+    ShownText,
+    Tool,
+    ToolCall,
+    ToolForms,
+    UnreadCall,
+)
 
 Fields = dict[str, msgspec.Raw]
 """The top-level fields of a request's body, each as its bytes."""
@@ -55,6 +66,16 @@ class PreambleContent(NamedTuple):
     system: str
     tools: list[Tool]
     forms: ToolForms
+
+
+class CallIds(NamedTuple):
+    """`made`: ids of the calls in an item of the history. `answered`: id of the call whose result it is. `has_text`: it
+    has more than calls.
+    """
+
+    made: tuple[str, ...] = ()
+    answered: str = ""
+    has_text: bool = False
 
 
 class HttpFailure(NamedTuple):
@@ -110,6 +131,10 @@ class Dialect(Protocol):
 
     def is_answer(self, item: msgspec.Raw) -> bool:
         """Whether it is an assistant's message or part of one."""
+        ...
+
+    def call_ids(self, item: msgspec.Raw) -> CallIds:
+        """What calls an item makes or answers; none if the protocol's answers are never in several items."""
         ...
 
     def preamble(self, fields: Fields) -> PreambleContent:
@@ -193,9 +218,14 @@ def field_at(fields: Fields, name: str, kind: type | tuple[type, ...], default: 
     return _checked(value, name, kind, default)
 
 
-def field_of(body: Mapping[str, Any], name: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
-    """`body[name]`; `default` if it is missing or null. Raises InvalidRequestError for another type."""
-    return _checked(body.get(name), name, kind, default)
+def field_of(
+    body: Mapping[str, Any], name: str, kind: type | tuple[type, ...], default: Any = None, where: str = ""
+) -> Any:
+    """`body[name]`; `default` if it is missing or null. Raises InvalidRequestError for another type.
+
+    `where`: names the object in the error.
+    """
+    return _checked(body.get(name), f"{where}.{name}" if where else name, kind, default)
 
 
 def _checked(value: Any, name: str, kind: type | tuple[type, ...], default: Any) -> Any:
@@ -218,16 +248,28 @@ def object_at(value: Any, where: str) -> dict[str, Any]:
     return value
 
 
-def arguments_of(text: Any, where: str) -> dict[str, Any]:
-    """A tool call's arguments, which OpenAI's protocols send as JSON in a string.
+def called(call_id: Any, name: Any, arguments: Any) -> ToolCall | UnreadCall:
+    """A tool call of a history. `arguments`: an object, which OpenAI's protocols send as JSON in a string.
 
-    Raises InvalidRequestError for anything but an object: the adapter never sent such arguments.
+    A client whose stream was cut may send the beginning of a call for as long as its conversation lasts, so arguments
+    that cannot be read are no error.
     """
+    call_id, name = str(call_id or ""), str(name or "")
     try:
-        parsed = orjson.loads(text or "{}") if isinstance(text, str) else text
-    except orjson.JSONDecodeError as error:
-        raise InvalidRequestError(f"{where}: not JSON: {error}") from error
-    return object_at({} if parsed is None else parsed, where)
+        values = orjson.loads(arguments or "{}") if isinstance(arguments, str) else arguments
+    except orjson.JSONDecodeError:
+        values = arguments
+    if values is None:
+        values = {}
+    if isinstance(values, dict):
+        return ToolCall(call_id, name, values)
+    return UnreadCall(call_id, name, arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode())
+
+
+def assistant_message(text: str, reasoning: str, calls: Sequence[ToolCall | UnreadCall]) -> Message:
+    read = tuple(call for call in calls if isinstance(call, ToolCall))
+    unread = tuple(call for call in calls if isinstance(call, UnreadCall))
+    return Message("assistant", text, reasoning, read, unread_calls=unread)
 
 
 def positive(value: int | None, name: str) -> int | None:
@@ -245,6 +287,12 @@ def stops_of(values: str | list[Any], name: str) -> tuple[str, ...]:
             f"{name}: at most {MAX_STOPS} strings of at most {MAX_STOP_CHARS} characters expected"
         )
     return tuple(one for one in stops if one)
+
+
+def call_key_of(headers: Mapping[str, str]) -> str:
+    """The digest of the client's name for the call, "" without one. It has any length, and is stored."""
+    key = headers.get("idempotency-key", "")
+    return blake2b(key.encode(), digest_size=16).hexdigest() if key else ""
 
 
 def sdk_retries(headers: Mapping[str, str]) -> bool:

@@ -3,6 +3,7 @@
 Thinking is sent and accepted as `reasoning_content`, as by other open servers.
 """
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,14 +12,27 @@ from uuid import uuid4
 import msgspec
 import orjson
 
-from adapter.conversation import Answer, Message, Preamble, RequestOptions, ShownText, Tool, ToolCall, ToolForms
+from adapter.conversation import (
+    Answer,
+    Message,
+    Preamble,
+    RequestOptions,
+    ShownText,
+    Tool,
+    ToolCall,
+    ToolForms,
+    UnreadCall,
+)
 from adapter.dialects.base import (
+    CallIds,
     Failure,
     Fields,
     HttpFailure,
     InvalidRequestError,
     PreambleContent,
-    arguments_of,
+    assistant_message,
+    call_key_of,
+    called,
     event,
     field_at,
     field_of,
@@ -35,6 +49,8 @@ from adapter.dialects.media import Content, Omitted, content_of, omitted_file, o
 from adapter.dialects.tool_choice import chat_choice
 from adapter.structured_output import schema_of
 from ratchet.types import TurnKind
+
+_PARAM = re.compile(r"invalid request: ([A-Za-z_]\w*(?:\[\d+\]|\.\w+)*): ")
 
 
 class OpenAIError(NamedTuple):
@@ -58,6 +74,20 @@ OPENAI_ERRORS: dict[Failure, OpenAIError] = {
 }
 
 
+class _Call(msgspec.Struct):
+    id: str
+
+
+class _CallItem(msgspec.Struct):
+    role: str = ""
+    content: Any = None
+    tool_calls: list[_Call] | None = None
+    tool_call_id: str = ""
+
+
+_CALL_ITEM = msgspec.json.Decoder(_CallItem)
+
+
 class ChatDialect:
     name = "chat"
     rules: Mapping[str, FieldRule] = CHAT_FIELDS
@@ -72,6 +102,15 @@ class ChatDialect:
 
     def is_answer(self, item: msgspec.Raw) -> bool:
         return bool(role_of(item).role == "assistant")
+
+    def call_ids(self, item: msgspec.Raw) -> CallIds:
+        try:
+            found = _CALL_ITEM.decode(item)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return CallIds()
+        if found.role == "tool":
+            return CallIds(answered=found.tool_call_id)
+        return CallIds(tuple(call.id for call in found.tool_calls or ()), has_text=bool(found.content))
 
     def preamble(self, fields: Fields) -> PreambleContent:
         values = field_at(fields, "tools", list, [])
@@ -95,6 +134,7 @@ class ChatDialect:
             lane=lane,
             kind=TurnKind.SUB_AGENT if lane else TurnKind.MAIN,
             retry=sdk_retries(headers),
+            call_key=call_key_of(headers),
             include_usage=bool(field_at(fields, "stream_options", dict, {}).get("include_usage")),
             stop_sequences=stops_of(field_at(fields, "stop", (str, list), []), "stop"),
             tool_choice=chat_choice(field_at(fields, "tool_choice", (str, dict), "auto"), preamble),
@@ -201,12 +241,15 @@ def _message(value: dict[str, Any], where: str) -> Message:
             raise InvalidRequestError(f"{where}.function_call: use tool_calls")
         if value.get("audio") is not None:
             raise InvalidRequestError(f"{where}.audio: no answer is kept here: send its text as content")
-        reasoning = field_of(value, "reasoning_content", str, "")
-        calls = [_tool_call(object_at(one, where), where) for one in field_of(value, "tool_calls", list, [])]
-        return Message("assistant", _content(value, where, "").text, reasoning, tuple(calls))
+        reasoning = field_of(value, "reasoning_content", str, "", where)
+        calls = [
+            _tool_call(object_at(one, f"{where}.tool_calls[{at}]"), f"{where}.tool_calls[{at}]")
+            for at, one in enumerate(field_of(value, "tool_calls", list, [], where))
+        ]
+        return assistant_message(_content(value, where, "").text, reasoning, calls)
     if role == "tool":
         content = _content(value, where, "\n")
-        call_id = field_of(value, "tool_call_id", str, "")
+        call_id = field_of(value, "tool_call_id", str, "", where)
         return Message("tool", content.text, tool_call_id=call_id, num_omitted=content.num_omitted)
     if role in ("system", "developer", "user"):
         if value.get("content") is None:
@@ -217,7 +260,7 @@ def _message(value: dict[str, Any], where: str) -> Message:
 
 
 def _content(value: dict[str, Any], where: str, joint: str) -> Content:
-    return content_of(field_of(value, "content", (str, list), ""), f"{where}.content", joint, _part)
+    return content_of(field_of(value, "content", (str, list), "", where), f"{where}.content", joint, _part)
 
 
 def _part(part: dict[str, Any], where: str) -> str | Omitted:
@@ -225,22 +268,21 @@ def _part(part: dict[str, Any], where: str) -> str | Omitted:
         case "text" | "refusal" as kind:
             return str(part.get(kind) or "")
         case "image_url":
-            image = field_of(part, "image_url", (dict, str), {})
+            image = field_of(part, "image_url", (dict, str), {}, where)
             return omitted_image(image if isinstance(image, str) else image.get("url"))
         case "input_audio":
-            return omitted_file("audio", field_of(part, "input_audio", dict, {}).get("format"))
+            return omitted_file("audio", field_of(part, "input_audio", dict, {}, where).get("format"))
         case "file":
-            return omitted_file("file", field_of(part, "file", dict, {}).get("filename"))
+            return omitted_file("file", field_of(part, "file", dict, {}, where).get("filename"))
     raise InvalidRequestError(f"{where}: {part.get('type')!r} is none of text, refusal, image_url, input_audio, file")
 
 
-def _tool_call(value: dict[str, Any], where: str) -> ToolCall:
+def _tool_call(value: dict[str, Any], where: str) -> ToolCall | UnreadCall:
     if value.get("type") == "custom":
-        custom = object_at(value.get("custom"), f"{where}.tool_calls[].custom")
+        custom = object_at(value.get("custom"), f"{where}.custom")
         return ToolCall(str(value.get("id") or ""), str(custom.get("name") or ""), {"input": custom.get("input") or ""})
-    function = object_at(value.get("function"), f"{where}.tool_calls[].function")
-    arguments = arguments_of(function.get("arguments"), f"{where}.tool_calls[].function.arguments")
-    return ToolCall(str(value.get("id") or ""), str(function.get("name") or ""), arguments)
+    function = object_at(value.get("function"), f"{where}.function")
+    return called(value.get("id"), function.get("name"), function.get("arguments"))
 
 
 def _tool(value: dict[str, Any], where: str) -> Tool:
@@ -252,8 +294,16 @@ def _tool(value: dict[str, Any], where: str) -> Tool:
 
 def openai_failure(failure: Failure, message: str) -> HttpFailure:
     error = OPENAI_ERRORS[failure]
-    value = {"message": message, "type": error.type, "param": None, "code": error.code}
+    value = {"message": message, "type": error.type, "param": _param(failure, message), "code": error.code}
     return HttpFailure(error.status, orjson.dumps({"error": value}))
+
+
+def _param(failure: Failure, message: str) -> str | None:
+    """The field that a refusal is about: its sentence begins with it."""
+    if failure is Failure.UNKNOWN_MODEL:
+        return "model"
+    found = _PARAM.match(message) if failure in (Failure.INVALID, Failure.STATE_NOT_KEPT) else None
+    return found[1] if found else None
 
 
 def _names(tools: list[dict[str, Any]], kind: str, strict: bool = False) -> frozenset[str]:

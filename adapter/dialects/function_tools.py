@@ -12,6 +12,9 @@ def function_tool(function: dict[str, Any], where: str) -> Tool:
     """A function. Raises InvalidRequestError."""
     if not isinstance(function.get("name"), str):
         raise InvalidRequestError(f"{where}.name: a string expected")
+    description = function.get("description")
+    if description is not None and not isinstance(description, str):
+        raise InvalidRequestError(f"{where}.description: a string expected, got {type(description).__name__}")
     if function.get("parameters") is not None:
         object_at(function["parameters"], f"{where}.parameters")
     kept = {key: function[key] for key in ("name", "description", "parameters") if function.get(key) is not None}

@@ -42,7 +42,8 @@ def content_of(
     """Join the parts of a message, each as `read` returns it. Raises what `read` raises."""
     if isinstance(content, str):
         return Content(content)
-    parts = [read(object_at(part, where), where) for part in content]
+    names = [f"{where}[{at}]" for at in range(len(content))] if len(content) > 1 else [where]
+    parts = [read(object_at(part, name), name) for part, name in zip(content, names, strict=False)]
     texts = [part.text if isinstance(part, Omitted) else part for part in parts]
     return Content(joint.join(texts), sum(isinstance(part, Omitted) for part in parts))
 

@@ -15,11 +15,15 @@ import orjson
 
 from adapter.conversation import Answer, Message, Preamble, RequestOptions, ShownText, Tool, ToolCall, ToolForms
 from adapter.dialects.base import (
+    CallIds,
     Failure,
     Fields,
     HttpFailure,
     InvalidRequestError,
     PreambleContent,
+    assistant_message,
+    call_key_of,
+    called,
     event,
     field_at,
     field_of,
@@ -71,6 +75,9 @@ class MessagesDialect:
     def is_answer(self, item: msgspec.Raw) -> bool:
         return bool(role_of(item).role == "assistant")
 
+    def call_ids(self, item: msgspec.Raw) -> CallIds:
+        return CallIds()
+
     def preamble(self, fields: Fields) -> PreambleContent:
         system = _content(field_at(fields, "system", (str, list), ""), "system").text
         values = field_at(fields, "tools", list, [])
@@ -99,6 +106,7 @@ class MessagesDialect:
             lane=lane,
             kind=TurnKind.SUB_AGENT if lane else TurnKind.MAIN,
             retry=sdk_retries(headers),
+            call_key=call_key_of(headers),
             stop_sequences=stops_of(field_at(fields, "stop_sequences", list, []), "stop_sequences"),
             tool_choice=messages_choice(choice, preamble),
             output_schema=schema_of(field_of(config, "format", dict, {}), "output_config.format"),
@@ -209,7 +217,7 @@ def _messages(value: dict[str, Any], where: str) -> list[Message]:
 
     There is one for each result, and one for each stretch of the user's text between them.
     """
-    role, content = value.get("role"), field_of(value, "content", (str, list), "")
+    role, content = value.get("role"), field_of(value, "content", (str, list), "", where)
     if role not in ("user", "assistant", "system"):
         raise InvalidRequestError(f"{where}.role: {role!r} is none of user, assistant, system")
     if role == "system":
@@ -232,8 +240,8 @@ def _user(blocks: list[dict[str, Any]], where: str) -> list[Message]:
     messages: list[Message] = []
     for block in blocks:
         if block.get("type") == "tool_result":
-            result = _content(field_of(block, "content", (str, list), ""), where)
-            call_id = field_of(block, "tool_use_id", str, "")
+            result = _content(field_of(block, "content", (str, list), "", where), where)
+            call_id = field_of(block, "tool_use_id", str, "", where)
             messages.append(Message("tool", result.text, tool_call_id=call_id, num_omitted=result.num_omitted))
             continue
         text, num_omitted = _content([block], where)
@@ -249,13 +257,12 @@ def _assistant(blocks: list[dict[str, Any]], where: str) -> Message:
     text, reasoning, calls = [], [], []
     for block in blocks:
         if block.get("type") == "tool_use":
-            arguments = object_at(block.get("input"), f"{where}.content.input")
-            calls.append(ToolCall(str(block.get("id") or ""), str(block.get("name") or ""), arguments))
+            calls.append(called(block.get("id"), block.get("name"), block.get("input")))
         elif block.get("type") == "thinking":
-            reasoning.append(field_of(block, "thinking", str, ""))
+            reasoning.append(field_of(block, "thinking", str, "", where))
         elif block.get("type") != "redacted_thinking":
             text.append(_content([block], where).text)
-    return Message("assistant", "".join(text), "\n".join(reasoning), tuple(calls))
+    return assistant_message("".join(text), "\n".join(reasoning), calls)
 
 
 def _content(content: str | list[Any], where: str) -> Content:
@@ -265,14 +272,14 @@ def _content(content: str | list[Any], where: str) -> Content:
 def _part(block: dict[str, Any], where: str) -> str | Omitted:
     match block.get("type"):
         case "text":
-            return str(field_of(block, "text", str, ""))
+            return str(field_of(block, "text", str, "", where))
         case "image":
-            return omitted_image(field_of(block, "source", dict, {}).get("data"))
+            return omitted_image(field_of(block, "source", dict, {}, where).get("data"))
         case "document":
             return _document(block, where)
         case "search_result":
             head = [field_of(block, name, str, "") for name in ("title", "source")]
-            found = _content(field_of(block, "content", list, []), where).text
+            found = _content(field_of(block, "content", list, [], where), where).text
             return "\n".join(one for one in (*head, found) if one)
         case "tool_reference":
             return f"[tool {field_of(block, 'tool_name', str, '')}]"
@@ -283,14 +290,14 @@ def _part(block: dict[str, Any], where: str) -> str | Omitted:
 
 def _document(block: dict[str, Any], where: str) -> str | Omitted:
     """A document of text or of blocks is text; of any other, the model sees that it is left out."""
-    source = field_of(block, "source", dict, {})
+    source = field_of(block, "source", dict, {}, where)
     title, context = (field_of(block, name, str, "") for name in ("title", "context"))
     if source.get("type") not in ("text", "content"):
         placeholder = omitted_file("document", title or source.get("media_type"))
         return Omitted(f"{placeholder.text}\n{context}") if context else placeholder
-    content = Content(field_of(source, "data", str, ""))
+    content = Content(field_of(source, "data", str, "", where))
     if source["type"] == "content":
-        content = _content(field_of(source, "content", (str, list), ""), where)
+        content = _content(field_of(source, "content", (str, list), "", where), where)
     text = "\n".join(one for one in (title, context, content.text) if one or one is content.text)
     return Omitted(text) if content.num_omitted else text
 
@@ -305,7 +312,10 @@ def _tools(values: list[Any]) -> list[Tool]:
         if not isinstance(tool.get("name"), str):
             raise InvalidRequestError(f"tools.{at}.name: a string expected")
         schema = object_at(tool["input_schema"], f"tools.{at}.input_schema")
-        function = {"name": tool["name"], "description": field_of(tool, "description", str, ""), "parameters": schema}
+        description = tool.get("description")
+        if description is not None and not isinstance(description, str):
+            raise InvalidRequestError(f"tools.{at}.description: a string expected, got {type(description).__name__}")
+        function = {"name": tool["name"], "description": description or "", "parameters": schema}
         tools.append({"type": "function", "function": function})
     return tools
 

@@ -4,8 +4,6 @@ Thinking is sent as a reasoning item, as text and once more as `encrypted_conten
 Custom tools, which take plain text, are shown to the model as functions with one parameter `input`.
 """
 
-import base64
-import binascii
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +12,7 @@ import orjson
 
 from adapter.conversation import Answer, Message, Preamble, RequestOptions, ToolCall
 from adapter.dialects.base import (
+    CallIds,
     Failure,
     Fields,
     HttpFailure,
@@ -21,7 +20,9 @@ from adapter.dialects.base import (
     PreambleContent,
     SseWriter,
     StateNotKeptError,
-    arguments_of,
+    assistant_message,
+    call_key_of,
+    called,
     field_at,
     field_of,
     items_of,
@@ -33,15 +34,24 @@ from adapter.dialects.base import (
 from adapter.dialects.chat import openai_failure
 from adapter.dialects.fields import RESPONSES_FIELDS, FieldRule
 from adapter.dialects.media import Content, Omitted, content_of, omitted_file, omitted_image
-from adapter.dialects.responses_stream import ResponsesStream, response_of
+from adapter.dialects.responses_stream import ResponsesStream, response_of, unsealed_thinking
 from adapter.dialects.responses_tools import called_name, forms_of, namespaces_text, tools_of
 from adapter.dialects.tool_choice import responses_choice
 from adapter.structured_output import schema_of
 from ratchet.types import TurnKind
 
-_ANSWER_TYPES = frozenset({"reasoning", "function_call", "custom_tool_call"})
+_CALL_TYPES = frozenset({"function_call", "custom_tool_call"})
+_ANSWER_TYPES = _CALL_TYPES | {"reasoning"}
 _RESULT_TYPES = frozenset({"function_call_output", "custom_tool_call_output"})
 _TEXT_TYPES = frozenset({"input_text", "output_text", "text", "refusal"})
+
+
+class _CallItem(msgspec.Struct):
+    type: str = ""
+    call_id: str = ""
+
+
+_CALL_ITEM = msgspec.json.Decoder(_CallItem)
 
 
 class ResponsesDialect:
@@ -63,6 +73,15 @@ class ResponsesDialect:
     def is_answer(self, item: msgspec.Raw) -> bool:
         found = role_of(item)
         return found.role == "assistant" or (isinstance(found.type, str) and found.type in _ANSWER_TYPES)
+
+    def call_ids(self, item: msgspec.Raw) -> CallIds:
+        try:
+            found = _CALL_ITEM.decode(item)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return CallIds()
+        if found.type in _RESULT_TYPES:
+            return CallIds(answered=found.call_id)
+        return CallIds((found.call_id,)) if found.type in _CALL_TYPES and found.call_id else CallIds()
 
     def preamble(self, fields: Fields) -> PreambleContent:
         entries = [object_at(value, f"tools[{at}]") for at, value in enumerate(field_at(fields, "tools", list, []))]
@@ -87,6 +106,7 @@ class ResponsesDialect:
             lane=lane,
             kind=TurnKind.SUB_AGENT if lane else TurnKind.MAIN,
             retry=sdk_retries(headers),
+            call_key=call_key_of(headers),
             tool_choice=responses_choice(field_at(fields, "tool_choice", (str, dict), "auto"), preamble),
             parallel_calls=field_at(fields, "parallel_tool_calls", bool, True),
             logprobs="message.output_text.logprobs" in field_at(fields, "include", list, []),
@@ -118,17 +138,16 @@ def _message(item: dict[str, Any], where: str) -> Message:
         return _plain(item, where)
     if kind == "reasoning":
         return Message("assistant", "", _reasoning(item, where))
-    call_id = field_of(item, "call_id", str, "")
+    call_id = field_of(item, "call_id", str, "", where)
     if kind == "function_call":
-        arguments = arguments_of(item.get("arguments"), f"{where}.arguments")
-        return Message("assistant", "", tool_calls=(ToolCall(call_id, called_name(item), arguments),))
+        return assistant_message("", "", [called(call_id, called_name(item), item.get("arguments"))])
     if kind == "custom_tool_call":
-        arguments = {"input": field_of(item, "input", str, "")}
+        arguments = {"input": field_of(item, "input", str, "", where)}
         return Message("assistant", "", tool_calls=(ToolCall(call_id, called_name(item), arguments),))
     if kind == "item_reference":
         raise StateNotKeptError(f"{where}: no item is kept here: send the item itself")
     if kind in _RESULT_TYPES:
-        output = _content(field_of(item, "output", (str, list), ""), f"{where}.output")
+        output = _content(field_of(item, "output", (str, list), "", where), f"{where}.output")
         return Message("tool", output.text, tool_call_id=call_id, num_omitted=output.num_omitted)
     raise InvalidRequestError(
         f"{where}.type: {kind!r} is none of message, reasoning, function_call, custom_tool_call and their outputs"
@@ -139,7 +158,7 @@ def _plain(item: dict[str, Any], where: str) -> Message:
     role = item.get("role")
     if role not in ("user", "assistant", "system", "developer"):
         raise InvalidRequestError(f"{where}.role: {role!r} is none of user, assistant, system, developer")
-    parts = field_of(item, "content", (str, list), "")
+    parts = field_of(item, "content", (str, list), "", where)
     if role == "assistant" and isinstance(parts, list) and len(parts) > 1:  # how a violated format was reported
         parts = [part for part in parts if not (isinstance(part, dict) and part.get("type") == "refusal")]
     content = _content(parts, f"{where}.content")
@@ -147,13 +166,10 @@ def _plain(item: dict[str, Any], where: str) -> Message:
 
 
 def _reasoning(item: dict[str, Any], where: str) -> str:
-    sealed = item.get("encrypted_content")
-    if isinstance(sealed, str) and sealed:
-        try:
-            return base64.b64decode(sealed, validate=True).decode()
-        except (binascii.Error, UnicodeDecodeError) as error:
-            raise InvalidRequestError(f"{where}.encrypted_content: this service did not make it") from error
-    parts = field_of(item, "content", list, []) or field_of(item, "summary", list, [])
+    """The item's thinking. What another service has sealed cannot be read, so its readable text stands for it."""
+    if (unsealed := unsealed_thinking(item)) is not None:
+        return unsealed
+    parts = field_of(item, "content", list, [], where) or field_of(item, "summary", list, [], where)
     return "\n".join(str(object_at(part, where).get("text") or "") for part in parts)
 
 
@@ -170,5 +186,5 @@ def _part(part: dict[str, Any], where: str) -> str | Omitted:
     if kind == "input_file":
         return omitted_file("file", part.get("filename"))
     if kind == "input_audio":
-        return omitted_file("audio", field_of(part, "input_audio", dict, {}).get("format"))
+        return omitted_file("audio", field_of(part, "input_audio", dict, {}, where).get("format"))
     raise InvalidRequestError(f"{where}: {kind!r} is none of input_text, output_text, input_image, input_file")

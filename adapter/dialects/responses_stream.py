@@ -1,6 +1,8 @@
 """An answer as OpenAI's response object, and as the events of a stream that build it up."""
 
 import base64
+import re
+from collections.abc import Mapping
 from typing import Any
 from uuid import uuid4
 
@@ -9,6 +11,8 @@ import orjson
 from adapter.conversation import Answer, RequestOptions, ShownText, ToolCall
 from adapter.dialects.base import Failure, event
 
+_SEAL = "ratchet:"  # the colon is in no base64, so no seal of another service begins with it
+_OWN_ID = re.compile(r"rs_\d+")
 _ERROR_CODE = {Failure.PROMPT_TOO_LONG: "context_length_exceeded", Failure.INVALID: "invalid_prompt"}
 
 
@@ -43,11 +47,37 @@ def response_of(
     }
 
 
+def sealed_thinking(thinking: str) -> str:
+    return _SEAL + base64.b64encode(thinking.encode()).decode()
+
+
+def unsealed_thinking(item: Mapping[str, Any]) -> str | None:
+    """The thinking in a reasoning item's `encrypted_content`; None if this service did not make it.
+
+    Earlier versions sealed without a prefix. Such a seal is read if nothing else in the item says that it is of another
+    service: the item's text is the same, and its id has this service's form, if it has them.
+    """
+    sealed = item.get("encrypted_content")
+    if not isinstance(sealed, str):
+        return None
+    try:
+        thinking = base64.b64decode(sealed.removeprefix(_SEAL), validate=True).decode()
+    except ValueError:  # no base64, no ASCII, or no text
+        return None
+    if sealed.startswith(_SEAL):
+        return thinking
+    item_id, content = item.get("id"), item.get("content")
+    if item_id and not (isinstance(item_id, str) and _OWN_ID.fullmatch(item_id)):
+        return None
+    if content and content != [{"type": "reasoning_text", "text": thinking}]:
+        return None
+    return thinking
+
+
 def reasoning_item(turn_id: int, thinking: str) -> dict[str, Any]:
-    sealed = base64.b64encode(thinking.encode()).decode()
     content = [{"type": "reasoning_text", "text": thinking}]
     item = {"id": f"rs_{turn_id}", "type": "reasoning", "summary": [], "content": content}
-    return item | {"encrypted_content": sealed}
+    return item | {"encrypted_content": sealed_thinking(thinking)}
 
 
 def message_item(turn_id: int, text: str) -> dict[str, Any]:

@@ -108,9 +108,9 @@ class IncrementalParser:
     def _parse_whole(self, body: bytes, dialect: Dialect, headers: Mapping[str, str]) -> ParsedRequest:
         decoded = decode_body(body, dialect)
         preamble = self._preambles.get(dialect, decoded.fields)
-        groups = group_by_side(decoded.items, dialect)
+        groups = group_by_side(decoded.items, dialect, self._repairs)
         request = parse_request(
-            decoded, groups, preamble, HistoryPrefix(0, 0, preamble.key), dialect, headers, self._repairs
+            decoded, groups, preamble, HistoryPrefix(0, 0, preamble.key, preamble.key), dialect, headers, self._repairs
         )
         first = _offset_in(body, decoded.items[0])
         if first is not None:
@@ -131,7 +131,8 @@ class IncrementalParser:
     ) -> ParsedRequest | None:
         """Parse what follows a mark.
 
-        Returns None if the preamble behind the messages has changed, or if the run before the mark goes on behind it.
+        Returns None if the preamble behind the messages has changed, or if the run before the mark goes on behind it,
+        or the answer before that.
         """
         mark = match.mark
         rest = b'{"' + dialect.history.encode() + b'":[' + body[mark.end + 1 :]
@@ -140,13 +141,21 @@ class IncrementalParser:
         preamble = self._preambles.get(dialect, decoded.fields)
         if preamble.key != match.conversation.preamble.key or dialect.is_answer(decoded.items[0]) == mark.is_answer:
             return None
-        groups = group_by_side(decoded.items, dialect)
+        if self._continues_answer(decoded.items[0], dialect):
+            return None
+        groups = group_by_side(decoded.items, dialect, self._repairs)
         request = parse_request(decoded, groups, preamble, mark.prefix, dialect, headers, self._repairs)
         marks = [one for one in match.conversation.marks if one.end <= mark.end]
         marks += _new_marks(body, rest, groups, request, mark.prefix.num_items, match.digest, mark.end)
         conversation = _Conversation(match.conversation.earlier_fields, preamble, marks[-_MAX_MARKS:])
         self._remember(body, conversation, match.conversation)
         return request
+
+    def _continues_answer(self, item: msgspec.Raw, dialect: Dialect) -> bool:
+        """Whether an item makes a later call of a stored answer: its first one may stand before the mark."""
+        made = dialect.call_ids(item).made if self._repairs.calls_of is not None else ()
+        known = tuple(self._repairs.calls_of(made[0])) if made and self._repairs.calls_of is not None else ()
+        return bool(known) and made[0] != known[0]
 
     def _longest_match(self, body: bytes) -> _Match | None:
         """Return the furthest known mark of the body that more messages follow."""
@@ -200,10 +209,15 @@ def _new_marks(
         offset = _offset_in(source, group[-1])
         if offset is None:
             return []
+        if at + 1 < len(groups) and (_offset_in(source, groups[at + 1][0]) or 0) < offset:
+            continue  # a message of the next run stands before this run's end
         end = offset + len(memoryview(group[-1])) + shift
         digest.update(view[digested:end])
         digested = end
-        prefix = HistoryPrefix(request.num_skipped + at + 1, num_items, request.keys[at + 1], request.runs[at].call_ids)
+        run = request.runs[at]
+        number = request.num_skipped + at + 1
+        keys = (request.keys[at + 1], request.loose_keys[at + 1])
+        prefix = HistoryPrefix(number, num_items, *keys, run.call_ids, run.unread_ids)
         marks.append(_Mark(end, digest.digest(), prefix, request.runs[at].assistant))
     return marks
 

@@ -182,7 +182,7 @@ class PromptBuilder:
         request = await self._parse_forward(session, body, dialect, headers)
         options = request.options
         tree = session.tree
-        newest = tree.newest_answer(request.runs, request.keys, options.lane)
+        newest = tree.newest_answer(request.runs, request.keys, request.loose_keys, options.lane)
         stored = None if newest is None else _StoredPrefix(newest.turn_id, newest.run_index, reusable=False)
         most = session.row.limits["max_response_tokens"]
         return PreparedCall(
@@ -263,8 +263,9 @@ class PromptBuilder:
         """
         request = await self._parse(session, body, dialect, headers, whole=self._renderer.segments is None)
         is_incomplete = not session.loaded or _is_answered_elsewhere(session, request)
-        if is_incomplete and await self._sessions.load(session) and self._sessions.restores:
-            request = await self._parse(session, body, dialect, headers, whole=True)  # with the new turns' reasoning
+        if is_incomplete and await self._sessions.load(session):
+            # With the new turns' reasoning, and their calls put together.
+            request = await self._parse(session, body, dialect, headers, whole=True)
         stored = self._find_stored_prefix(session, request)
         if request.num_skipped and (stored is None or not stored.reusable):
             request = await self._parse(session, body, dialect, headers, whole=True)
@@ -301,7 +302,7 @@ class PromptBuilder:
     def _find_stored_prefix(self, session: LiveSession, request: ParsedRequest) -> _StoredPrefix | None:
         lane = request.options.lane
         segments = self._renderer.segments
-        newest = session.tree.newest_answer(request.runs, request.keys, lane)
+        newest = session.tree.newest_answer(request.runs, request.keys, request.loose_keys, lane)
         if newest is None:
             return None
         new_runs = request.runs[newest.run_index + 1 :]
@@ -358,7 +359,7 @@ class PromptBuilder:
         for at, run in enumerate(request.runs):
             if not run.assistant:
                 continue
-            turn_id = tree.turn_of_answer(request.keys[at], run, lane)
+            turn_id = tree.turn_of_answer(request.keys[at], run, lane, request.loose_keys[at])
             turn_id = tree.turn_of_equal_answer(run, lane) if turn_id is None else turn_id
             if turn_id is not None:
                 sampled[at] = tree.sampled(turn_id)

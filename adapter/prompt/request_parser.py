@@ -3,8 +3,8 @@
 This is the plain parser. `incremental_parser.py` calls it with the part of a body that is new.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import groupby
 
@@ -24,7 +24,7 @@ class ParsedRequest:
     """A request without the messages that were parsed with an earlier one.
 
     `runs` follow `num_skipped` runs that are left out. keys[i] is the key of the history before runs[i]; the last key
-    is that of the whole history.
+    is that of the whole history. `loose_keys`: the same of loose keys.
     """
 
     preamble: Preamble
@@ -32,30 +32,37 @@ class ParsedRequest:
     num_skipped: int
     runs: list[MessageRun]
     keys: list[bytes]
+    loose_keys: list[bytes] = field(default_factory=list)
 
 
 class HistoryPrefix(msgspec.Struct, frozen=True, gc=False):
-    """The beginning of a history, up to the end of a run: its numbers of runs and of wire messages, and its key.
+    """The beginning of a history, up to the end of a run: its numbers of runs and of wire messages, and its keys.
 
-    `call_ids`: of the tool calls of its last run.
+    `call_ids`, `unread_ids`: of the tool calls of its last run.
     """
 
     num_runs: int
     num_items: int
     key: bytes
+    loose_key: bytes
     call_ids: tuple[str, ...] = ()
+    unread_ids: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryRepairs:
     """What is put right in the histories of agents that change what they send back.
 
-    `restore` is given each answer, with the key of the history before it, and returns the answer to use. If
+    `split` is given each assistant's message that has no reasoning, and returns it with the thinking that its text has.
+    `calls_of` is given the id of a call, and returns those of the stored answer that made it, none if it is not known.
+    `restore` is given each answer, with the keys of the history before it, and returns the answer to use. If
     `orders_results`, the results of parallel tool calls are put into the order of the calls.
     """
 
-    restore: Callable[[bytes, MessageRun], MessageRun] | None = None
+    restore: Callable[[bytes, MessageRun, bytes], MessageRun] | None = None
     orders_results: bool = False
+    split: Callable[[Message], Message] | None = None
+    calls_of: Callable[[str], Collection[str]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,22 +85,30 @@ def parse_request(
     """Parse messages that follow `prefix`, already grouped (`group_by_side`). Raises InvalidRequestError."""
     runs: list[MessageRun] = []
     keys = [prefix.key]
+    loose_keys = [prefix.loose_key]
     first = prefix.num_items
     call_ids = prefix.call_ids
+    unread_ids = prefix.unread_ids
     for group in groups:
-        run = _parse_run(group, first, dialect, call_ids if repairs.orders_results else ())
-        runs.append(repairs.restore(keys[-1], run) if repairs.restore is not None and run.assistant else run)
+        run = _parse_run(group, first, dialect, repairs, call_ids, unread_ids)
+        if repairs.restore is not None and run.assistant:
+            run = repairs.restore(keys[-1], run, loose_keys[-1])
+        runs.append(run)
         call_ids = run.call_ids
-        keys.append(extend_key(keys[-1], runs[-1].key))
+        unread_ids = run.unread_ids
+        keys.append(extend_key(keys[-1], run.key))
+        loose_keys.append(extend_key(loose_keys[-1], run.loose_key))
         first += len(group)
     check_fields(dialect.rules, body.fields)
     options = dialect.options(body.fields, headers, preamble)
     options = replace(options, lane=_lane_key(options.lane), tool_forms=preamble.forms)
-    return ParsedRequest(preamble, options, prefix.num_runs, runs, keys)
+    return ParsedRequest(preamble, options, prefix.num_runs, runs, keys, loose_keys)
 
 
 def decode_body(body: bytes, dialect: Dialect) -> DecodedBody:
     """Decode a body one level deep. Raises InvalidRequestError if it is not a JSON object with messages."""
+    if not body.strip():
+        raise InvalidRequestError("the body is empty: a JSON object is expected")
     try:
         body.decode()  # msgspec does not check the encoding of values that it keeps as bytes
         fields = _FIELDS.decode(body)
@@ -104,9 +119,49 @@ def decode_body(body: bytes, dialect: Dialect) -> DecodedBody:
         raise InvalidRequestError(f"the body is no JSON object as expected: {error}") from error
 
 
-def group_by_side(items: Sequence[msgspec.Raw], dialect: Dialect) -> list[list[msgspec.Raw]]:
-    """Group consecutive messages of one side: the assistant's, or all others."""
-    return [list(group) for _, group in groupby(items, dialect.is_answer)]
+def group_by_side(
+    items: Sequence[msgspec.Raw],
+    dialect: Dialect,
+    repairs: HistoryRepairs = HistoryRepairs(),  # immutable
+) -> list[list[msgspec.Raw]]:
+    """Group consecutive messages of one side: the assistant's, or all others.
+
+    Some agents send each of several calls with its result behind it. If these calls are known to be of one answer, they
+    are put together, and their results behind them.
+    """
+    groups: list[list[msgspec.Raw]] = []
+    is_joined = False
+    for is_answer, found in groupby(items, dialect.is_answer):
+        group = list(found)
+        if is_answer and len(groups) >= 2 and repairs.calls_of is not None:
+            is_joined = _is_of_answer(group, groups[-2], groups[-1], dialect, repairs.calls_of)
+            if is_joined:
+                groups[-2] += group
+                continue
+        if is_joined and not is_answer:
+            groups[-1] += group
+        else:
+            groups.append(group)
+    return groups
+
+
+def _is_of_answer(
+    group: Sequence[msgspec.Raw],
+    answer: Sequence[msgspec.Raw],
+    results: Sequence[msgspec.Raw],
+    dialect: Dialect,
+    calls_of: Callable[[str], Collection[str]],
+) -> bool:
+    """Whether a group has only calls of the answer before the last group, which has only results of that answer."""
+    made = dialect.call_ids(group[0]).made
+    known = calls_of(made[0]) if made else ()
+    earlier = dialect.call_ids(answer[-1]).made if known else ()
+    if not earlier or not set(earlier) <= set(known):
+        return False
+    later = [dialect.call_ids(item) for item in group]
+    return all(one.made and not one.has_text and set(one.made) <= set(known) for one in later) and all(
+        dialect.call_ids(item).answered in known for item in results
+    )
 
 
 def _in_call_order(messages: list[Message], call_ids: tuple[str, ...]) -> list[Message]:
@@ -131,16 +186,37 @@ def _lane_key(lane: str) -> str:
     return lane if len(lane) <= _LANE_CHARS else blake2b(lane.encode(), digest_size=16).hexdigest()
 
 
-def _parse_run(items: Sequence[msgspec.Raw], first: int, dialect: Dialect, call_ids: tuple[str, ...]) -> MessageRun:
+def _without_unread(messages: list[Message], unread_ids: frozenset[str]) -> list[Message]:
+    """Turn the results of calls that became text into text of the user's, which is no new question."""
+    return [
+        replace(message, role="user", tool_call_id="", beside_tool=True)
+        if message.role == "tool" and message.tool_call_id in unread_ids
+        else message
+        for message in messages
+    ]
+
+
+def _parse_run(
+    items: Sequence[msgspec.Raw],
+    first: int,
+    dialect: Dialect,
+    repairs: HistoryRepairs,
+    call_ids: tuple[str, ...],
+    unread_ids: frozenset[str],
+) -> MessageRun:
     """Parse the messages of one run. `first`: the index of items[0] in the body, for error messages.
 
-    `call_ids`: of the calls before it, if their results are to be put into their order.
+    `call_ids`: of the calls before it. `unread_ids`: of those before it that became text.
     """
     where = f"{dialect.history}.{first}"
     try:
         values = [orjson.loads(memoryview(item)) for item in items]
         messages = dialect.messages(values, first)
-        return MessageRun.of(_in_call_order(messages, call_ids) if len(call_ids) > 1 else messages)
+        messages = _without_unread(messages, unread_ids) if unread_ids else messages
+        if repairs.split is not None and messages[0].role == "assistant" and not any(one.reasoning for one in messages):
+            messages = [repairs.split(message) for message in messages]
+        orders = repairs.orders_results and len(call_ids) > 1
+        return MessageRun.of(_in_call_order(messages, call_ids) if orders else messages)
     except orjson.JSONDecodeError as error:
         raise InvalidRequestError(f"{where}: {error}") from error
     except (RecursionError, TypeError) as error:

@@ -6,9 +6,10 @@ time.
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from adapter.conversation import answer_from_json
+from adapter.conversation import Message, answer_from_json
 from adapter.prompt.ids_json import IdsJson
 from adapter.prompt.incremental_parser import IncrementalParser
 from adapter.prompt.preamble_cache import PreambleCache
@@ -49,9 +50,18 @@ class LiveSession:
 
 class SessionCache:
     def __init__(
-        self, database: Database, renderer: Renderer, max_sessions: int, restore_reasoning: bool | None = None
+        self,
+        database: Database,
+        renderer: Renderer,
+        max_sessions: int,
+        restore_reasoning: bool | None = None,
+        split: Callable[[Message], Message] | None = None,
     ) -> None:
-        """`restore_reasoning`: put reasoning back that clients omit; None: if the template shows it."""
+        """`restore_reasoning`: put reasoning back that clients omit; None: if the template shows it.
+
+        `split`: takes thinking out of the text of an answer that came back.
+        """
+        self._split = split
         self._database = database
         self._renderer = renderer
         self._max_sessions = max_sessions
@@ -66,9 +76,11 @@ class SessionCache:
         """
         session = self._sessions.get(row.id)
         if session is None:
-            tree = TurnTree()
+            tree = TurnTree(not self._renderer.template.shows_call_ids)
             restore = tree.with_reasoning if self.restores and row.endpoint is None else None
-            repairs = HistoryRepairs(restore, not self._renderer.template.shows_call_ids)
+            split = self._split if row.endpoint is None else None
+            calls_of = tree.reasoning.calls_of if row.endpoint is None else None
+            repairs = HistoryRepairs(restore, not self._renderer.template.shows_call_ids, split, calls_of)
             parser = IncrementalParser(self._preambles, repairs)
             session = self._sessions[row.id] = LiveSession(row, parser, tree)
         self._sessions.move_to_end(row.id)
@@ -107,6 +119,7 @@ class SessionCache:
             kind=TurnKind(turn.kind),
             ended=self._renderer.ended(sampled),
             thinks=request["thinks"] or stored.thinks,
+            loose_key=bytes.fromhex(request["loose_key"]) if "loose_key" in request else None,
         )
         attach_point = AttachPoint(turn.parent_turn_id, turn.kept_tokens)
         prompt = tree.prompt(attach_point, ids_from_bytes(turn.suffix_ids))

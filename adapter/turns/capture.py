@@ -57,7 +57,7 @@ delivered that is not stored, and none is trained of which a client has seen ano
 import asyncio
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from uuid import uuid4
 
@@ -111,7 +111,10 @@ class Capture:
         self._lease = ProcessLease(database, process_id, settings.lease_seconds)
         self._waits = EngineWaits(database, router, outage)
         self._outage = outage
-        self._sessions = SessionCache(database, renderer, settings.max_sessions, settings.restore_reasoning)
+        self._outputs = outputs
+        self._sessions = SessionCache(
+            database, renderer, settings.max_sessions, settings.restore_reasoning, outputs.without_inlined_thinking
+        )
         self._prompts = PromptBuilder(renderer, router, self._sessions, settings.images)
         generator = self._generator = TurnGenerator(
             database, renderer, outputs, router, self._writer, self._waits, outage
@@ -131,7 +134,9 @@ class Capture:
         cancelled while the row is inserted, its turn is generated all the same, and a retry gets its answer.
         """
         session = self._sessions.get(row)
-        prepared = await self._prompts.prepare(session, body, dialect, headers)
+        prepared = _with_model(await self._prompts.prepare(session, body, dialect, headers), row.model)
+        if row.endpoint is None:
+            self._outputs.take(prepared.request)
         client = ConnectedClient()
         # A session that has had all its turns may still ask again for the answer to one of them.
         known = await self._registry.find(session, prepared) if session.at_turn_limit else None
@@ -195,6 +200,14 @@ class Capture:
         self._waits.close()
         self._registry.cancel_all()
         await self._generator.close()
+
+
+def _with_model(prepared: PreparedCall, model: str) -> PreparedCall:
+    """The call with the session's model if the client names none: answers say which model made them."""
+    request = prepared.request
+    if request.options.model:
+        return prepared
+    return replace(prepared, request=replace(request, options=replace(request.options, model=model)))
 
 
 def _retrieve_exception(task: "asyncio.Task[Answer]") -> None:

@@ -27,6 +27,7 @@ from adapter.prompt.prompt_builder import PreparedCall
 from adapter.prompt.renderer import Renderer
 from adapter.prompt.session_cache import LiveSession
 from adapter.store_outage import StoreOutage
+from adapter.turns.call_options import CallOptions
 from adapter.turns.engine_waits import EngineWaits
 from adapter.turns.forwarder import NO_TOKENS, TurnForwarder
 from adapter.turns.records import completed_turn, stored_answer
@@ -163,14 +164,22 @@ class TurnGenerator:
             answered = _AnsweredCall(answer, replace(NO_TOKENS, finish_reason=answer.finish), None, ended=True)
         else:
             answered = await self._answer_by_engine(session, prepared, turn_id, live)
-        answer = answered.answer
+        answer = replace(answered.answer, asked=CallOptions.of(prepared.request.options).to_json())
         completed = completed_turn(
             session.row, answer, answered.generation, answered.engine_id, self._waits.remove(turn_id)
         )
         if await self._stored(session, lambda: self._writer.complete(completed)):
             ids = answered.generation.token_ids
             thinks = prepared.thinks or answer.thinks
-            growth = TurnGrowth(prepared.new_keys, answer.message, prepared.lane, prepared.kind, answered.ended, thinks)
+            growth = TurnGrowth(
+                prepared.new_keys,
+                answer.message,
+                prepared.lane,
+                prepared.kind,
+                answered.ended,
+                thinks,
+                prepared.request.loose_keys[-1],
+            )
             session.tree.add(turn_id, prepared.attach_point, prepared.stream, ids, growth)
             _LOG.debug("turn", id=turn_id, tokens=len(ids), seconds=round(time.monotonic() - started, 3))
             return answer
@@ -196,6 +205,34 @@ class TurnGenerator:
         answer = await self._parse(prepared, turn_id, sampled.generation, live)
         self._outputs.check_live(live, answer.message)
         return _AnsweredCall(answer, sampled.generation, sampled.engine_id, self._renderer.ended(ids))
+
+    async def viewed(self, session: LiveSession, prepared: PreparedCall, answer: Answer) -> Answer:
+        """The answer that the tokens of a completed turn make with this request's options.
+
+        Its calls keep their ids as far as they are the same, so that they are recognised if they come back.
+        """
+        if answer.turn_id not in session.tree.nodes:
+            return answer
+        ids = session.tree.sampled(answer.turn_id)
+        stopped = self._renderer.stopped(ids)
+        output = await self._outputs.parse(
+            self._outputs.decode(ids[:-1] if stopped else ids), prepared.request, stopped
+        )
+        known = dict(enumerate(answer.message.tool_calls))
+        calls = tuple(
+            known[at] if at in known and replace(call, id=known[at].id) == known[at] else call
+            for at, call in enumerate(output.message.tool_calls)
+        )
+        message = replace(output.message, tool_calls=calls)
+        session.tree.add_view(answer.turn_id, prepared.request.keys[-1], message)
+        return replace(
+            answer,
+            message=message,
+            finish=output.finish,
+            stop_sequence=output.stop_sequence,
+            violation=output.violation,
+            thinks=self._renderer.thinks(message),
+        )
 
     async def _cut(self, prepared: PreparedCall, generation: Generation) -> Generation:
         """Drop what was sampled behind a stop sequence: an engine that decodes several tokens at once may go on."""

@@ -3,6 +3,7 @@ stores.
 """
 
 from adapter.conversation import Answer, answer_from_json, answer_to_json, message_to_json
+from adapter.dialects.base import InvalidRequestError
 from adapter.prompt.prompt_builder import PreparedCall
 from engine.generation import Generation
 from ratchet.store.arrays import experts_to_bytes, ids_to_bytes, logprobs_to_bytes, pack_json, unpack_json
@@ -13,8 +14,13 @@ from ratchet.store.turns import CompletedTurn, KnownCall, NewTurn
 def new_turn(row: SessionRow, prepared: PreparedCall, ordinal: int, process_id: str) -> NewTurn:
     """Return the row of a call that is opened.
 
-    `ordinal`: how many turns of session and lane have the same digest already.
+    `ordinal`: how many turns of session and lane have the same digest already. Raises InvalidRequestError if the
+    request is nested too deeply to be stored.
     """
+    try:
+        request = pack_json(_stored_request(prepared))
+    except TypeError as error:
+        raise InvalidRequestError(f"the messages or tools are nested too deeply ({error})") from error
     attach_point = prepared.attach_point
     return NewTurn(
         session_id=row.id,
@@ -31,7 +37,7 @@ def new_turn(row: SessionRow, prepared: PreparedCall, ordinal: int, process_id: 
         prompt_tokens=prepared.stream.length,
         suffix_ids=ids_to_bytes(prepared.suffix),
         temperature=row.temperature,
-        request=pack_json(_stored_request(prepared)),
+        request=request,
         engine_id=prepared.engine_id,
         lease_owner=process_id,
     )
@@ -73,6 +79,7 @@ def _stored_request(prepared: PreparedCall) -> dict[str, object]:
         "after": prepared.after_turn_id,
         "messages": [message_to_json(message) for run in prepared.new_runs for message in run.messages],
         "keys": [key.hex() for key in prepared.new_keys],
+        "loose_key": prepared.request.loose_keys[-1].hex(),
         "thinks": prepared.thinks,
         "max_tokens": prepared.max_tokens,
     }

@@ -14,6 +14,7 @@ from adapter.live_answer import LiveAnswer
 from adapter.prompt.prompt_builder import PreparedCall, TurnLimitError
 from adapter.prompt.session_cache import LiveSession
 from adapter.store_outage import StoreOutage
+from adapter.turns.call_options import CallOptions
 from adapter.turns.engine_waits import EngineWaits
 from adapter.turns.generator import TurnGenerator
 from adapter.turns.leases import ProcessLease
@@ -46,9 +47,10 @@ class ConnectedClient:
 
 @dataclass(slots=True)
 class RunningTurn:
-    """`task` returns the answer once the turn is committed."""
+    """`task` returns the answer once the turn is committed. `options`: those that it is made for."""
 
     task: "asyncio.Task[Answer]"
+    options: CallOptions
     live: LiveAnswer | None = None
     clients: set[ConnectedClient] = field(default_factory=set)
 
@@ -125,13 +127,18 @@ class TurnRegistry:
     def start(self, session: LiveSession, prepared: PreparedCall, turn_id: int, client: ConnectedClient) -> RunningTurn:
         """Generate an `in_flight` row that this process is the worker of. `client` is its first client."""
         live = self._generator.live_answer(session, prepared)
-        running = RunningTurn(asyncio.create_task(self._generator.generate(session, prepared, turn_id, live)), live)
+        task = asyncio.create_task(self._generator.generate(session, prepared, turn_id, live))
+        running = RunningTurn(task, CallOptions.of(prepared.request.options), live)
         self._running[turn_id] = running
         session.num_calls += 1
         self._waits.add(turn_id, session.row.id)
-        running.task.add_done_callback(lambda task: self._finish(session, turn_id, running, task))
+        task.add_done_callback(lambda task: self._finish(session, turn_id, running, task))
         self.connect(running, turn_id, client)
         return running
+
+    async def viewed(self, session: LiveSession, prepared: PreparedCall, answer: Answer) -> Answer:
+        """A completed turn's answer with this request's options."""
+        return await self._generator.viewed(session, prepared, answer)
 
     def _finish(self, session: LiveSession, turn_id: int, running: RunningTurn, task: "asyncio.Task[Answer]") -> None:
         self._running.pop(turn_id, None)
@@ -142,8 +149,9 @@ class TurnRegistry:
 
     # ------------------------------------------------------------ clients
 
-    def connect(self, running: RunningTurn, turn_id: int, client: ConnectedClient) -> None:
-        client.connect(turn_id, running.live)
+    def connect(self, running: RunningTurn, turn_id: int, client: ConnectedClient, same_view: bool = True) -> None:
+        """Add a client to a turn. One with another view of the tokens is shown nothing before they are all there."""
+        client.connect(turn_id, running.live if same_view else None)
         running.clients.add(client)
 
     def connect_to_stored(self, turn_id: int, client: ConnectedClient) -> None:

@@ -15,6 +15,7 @@ from adapter.conversation import Answer
 from adapter.prompt.prompt_builder import PreparedCall
 from adapter.prompt.session_cache import LiveSession, SessionCache
 from adapter.store_outage import StoreOutage
+from adapter.turns.call_options import CallOptions, fits
 from adapter.turns.records import stored_answer
 from adapter.turns.registry import ConnectedClient, RunningTurn, TurnRegistry
 from adapter.turns.retry_or_sample import RetryDecision, decide_retry
@@ -47,23 +48,33 @@ class RetryResolver:
         stored answer, TurnLimitError if a new sample would exceed the limit of turns, and what generation raises. If
         the caller is cancelled, a turn that was made or taken over for it is generated all the same.
         """
-        is_sdk_retry = prepared.request.options.retry
+        options = prepared.request.options
+        asked = CallOptions.of(options)
         deadline = time.monotonic() + self._registry.lease_seconds + _POLL_SECONDS
         while True:
             running = self._registry.get(known.id)
             num_clients_here = None if running is None else len(running.clients)
             in_flight = known.state is TurnState.IN_FLIGHT
             is_own = (known.worker if in_flight else known.lease_owner) == self._registry.process_id
-            match decide_retry(known, num_clients_here, is_own, is_sdk_retry, time.monotonic() < deadline):
+            answer = stored_answer(known) if known.state is TurnState.COMPLETED else None
+            made_for = _options_of(running, answer)
+            is_same_call = made_for is not None and bool(asked.call_key) and made_for.call_key == asked.call_key
+            is_sdk_retry = options.retry or is_same_call
+            fitting = fits(made_for, asked, prepared.max_tokens, answer, session.row.endpoint is not None)
+            same_view = made_for is None or made_for.view == asked.view
+            in_time = time.monotonic() < deadline
+            match decide_retry(known, num_clients_here, is_own, is_sdk_retry, in_time, fitting):
                 case RetryDecision.AGAIN:
                     return await self._wait(await run_shielded(self._sample_again(session, prepared, known, client)))
                 case RetryDecision.STORED:
                     self._registry.connect_to_stored(known.id, client)
                     await run_shielded(self._outage.hold(partial(self._registry.record_connection, known.id)))
-                    return stored_answer(known)
+                    assert answer is not None
+                    return await self._viewed(session, prepared, answer, same_view)
                 case RetryDecision.JOIN:
                     assert running is not None
-                    return await self._wait(await run_shielded(self._join(running, known, client)))
+                    joined = await run_shielded(self._join(running, known, client, same_view))
+                    return await self._viewed(session, prepared, await self._wait(joined), same_view)
                 case RetryDecision.TAKE_OVER:
                     taken = await run_shielded(
                         self._outage.hold(partial(self._take_over, session, prepared, known, client))
@@ -96,8 +107,20 @@ class RetryResolver:
                 raise UnauthorisedError  # nothing was inserted because the session is closed
             known = latest
 
-    async def _join(self, running: RunningTurn, known: KnownCall, client: ConnectedClient) -> RunningTurn:
-        self._registry.connect(running, known.id, client)
+    async def _viewed(self, session: LiveSession, prepared: PreparedCall, answer: Answer, same_view: bool) -> Answer:
+        """The answer as the request's options show it."""
+        if not prepared.request.options.logprobs:
+            answer = replace(answer, logprobs=())
+        if same_view:
+            return answer
+        if answer.turn_id not in session.tree.nodes:
+            await self._outage.hold(partial(self._sessions.load, session))
+        return await self._registry.viewed(session, prepared, answer)
+
+    async def _join(
+        self, running: RunningTurn, known: KnownCall, client: ConnectedClient, same_view: bool
+    ) -> RunningTurn:
+        self._registry.connect(running, known.id, client, same_view)
         await self._outage.hold(partial(self._registry.record_connection, known.id))
         return running
 
@@ -127,6 +150,13 @@ class RetryResolver:
             return None
         recorded = replace(prepared, attach_point=attach_point, stream=stream, engine_id=None)
         return self._registry.start(session, recorded, known.id, client)
+
+
+def _options_of(running: RunningTurn | None, answer: Answer | None) -> CallOptions | None:
+    """The options that a turn is made for, None if they are not known."""
+    if running is not None:
+        return running.options
+    return None if answer is None or answer.asked is None else CallOptions.from_json(answer.asked)
 
 
 async def run_shielded(work: Coroutine[Any, Any, _T]) -> _T:

@@ -2,8 +2,9 @@
 
 Without this rule, a retry would sample a second answer for one call, or an agent that wants another sample would get
 the old one. A request is repeated if the digest of its messages and kind is that of an earlier one in its lane
-(`PreparedCall.digest`). It is a retry if the SDK's header says so (`x-stainless-retry-count`), or if the earlier
-call's client has disconnected and its answer was not written to its last byte. If the earlier call was aborted, any
+(`PreparedCall.digest`). It is a retry if a header says so (`x-stainless-retry-count`, or the `Idempotency-Key` of the
+earlier call), or if the earlier call's client has disconnected and its answer was not written to its last byte. If its
+options ask for another sample (`call_options.py`), it is a new sample. If the earlier call was aborted, any
 request is a new sample. A client of another process counts as connected while that process renews its lease; after a
 kill the lease expires. If it is uncertain whether the first client is still connected, a request without the header
 waits for up to one lease.
@@ -25,15 +26,21 @@ class RetryDecision(StrEnum):
 
 
 def decide_retry(
-    known: KnownCall, num_clients_here: int | None, is_own: bool, is_sdk_retry: bool, in_time: bool
+    known: KnownCall,
+    num_clients_here: int | None,
+    is_own: bool,
+    is_sdk_retry: bool,
+    in_time: bool,
+    fits_options: bool = True,
 ) -> RetryDecision:
     """Decide what a request gets whose digest the turn `known` has, the newest one with it.
 
     `num_clients_here`: clients of this process that wait for `known`; None if this process does not generate it.
     `is_own`: this process is the worker of the row in flight, or the lease owner of the completed one. `in_time`: less
     than a lease and one poll has passed since the request, so the lease of a process that died may not have expired.
+    `fits_options`: what `known` samples can answer the request.
     """
-    if known.state is TurnState.ABORTED or (known.delivered and not is_sdk_retry):
+    if known.state is TurnState.ABORTED or not fits_options or (known.delivered and not is_sdk_retry):
         return RetryDecision.AGAIN
     if known.state is TurnState.IN_FLIGHT and is_own and known.leased and num_clients_here is None:
         # This process is opening the row, or never learned that its commit succeeded.

@@ -65,7 +65,8 @@ class StoredAnswer(NamedTuple):
 class TurnGrowth:
     """What a completed turn adds beside its tokens.
 
-    `keys`: those of the histories in its request; the last is the request's own.
+    `keys`: those of the histories in its request; the last is the request's own. `loose_key`: the request's, of a chain
+    of loose keys; None if it is not known, because an earlier version stored the turn.
     """
 
     keys: Sequence[bytes]
@@ -74,10 +75,16 @@ class TurnGrowth:
     kind: TurnKind
     ended: bool
     thinks: bool
+    loose_key: bytes | None = None
 
 
 @dataclass(slots=True)
 class TurnTree:
+    """`follows_loose_chains`: recognise answers in histories whose answers are all only loosely equal, as of a client
+    that makes new ids of tool calls for each request. Not if the template shows the ids.
+    """
+
+    follows_loose_chains: bool = True
     nodes: dict[int, TreeNode] = field(default_factory=dict)
     known_keys: set[bytes] = field(default_factory=set)
     """Keys of all histories that were requested or answered."""
@@ -90,8 +97,9 @@ class TurnTree:
     """
     _by_history: dict[bytes, tuple[int, ...]] = field(default_factory=dict)
     _by_loose_history: dict[bytes, tuple[int, ...]] = field(default_factory=dict)
+    _by_loose_chain: dict[bytes, tuple[int, ...]] = field(default_factory=dict)
     _by_answer: dict[bytes, tuple[int, ...]] = field(default_factory=dict)
-    """Turns by key of history and answer, or of the answer alone.
+    """Turns by key of history and answer, of which one or both are loose, or of the answer alone.
 
     The garbage collector does not visit tuples of numbers.
     """
@@ -110,29 +118,38 @@ class TurnTree:
 
     # ------------------------------------------------------------ look-up
 
-    def newest_answer(self, runs: Sequence[MessageRun], keys: Sequence[bytes], lane: str) -> StoredAnswer | None:
+    def newest_answer(
+        self, runs: Sequence[MessageRun], keys: Sequence[bytes], loose_keys: Sequence[bytes], lane: str
+    ) -> StoredAnswer | None:
         """The last answer among these runs (the parsed part of a history) that a stored turn gave to the history before
         it, strictly or loosely equal.
         """
         for at in range(len(runs) - 1, -1, -1):
-            if runs[at].assistant and (turn_id := self.turn_of_answer(keys[at], runs[at], lane)) is not None:
+            if not runs[at].assistant:
+                continue
+            if (turn_id := self.turn_of_answer(keys[at], runs[at], lane, loose_keys[at])) is not None:
                 return StoredAnswer(turn_id, at)
         return None
 
-    def turn_of_answer(self, key: bytes, run: MessageRun, lane: str) -> int | None:
-        """The turn that gave this answer to the history `key`: strictly equal, else the only loosely equal one."""
+    def turn_of_answer(self, key: bytes, run: MessageRun, lane: str, loose_key: bytes | None = None) -> int | None:
+        """The turn that gave this answer to the history `key`: strictly equal, else the only loosely equal one.
+
+        If there is none, the only one that gave a loosely equal answer to a history with the key `loose_key`.
+        """
         found = self._by_history.get(extend_key(key, run.key))
         if found:
             return self._newest(found, lane)
         loose = self._by_loose_history.get(extend_key(key, run.loose_key), ())
+        if not loose and loose_key is not None and self.follows_loose_chains:
+            loose = self._by_loose_chain.get(extend_key(loose_key, run.loose_key), ())
         return loose[0] if len(loose) == 1 else None
 
-    def with_reasoning(self, key: bytes, run: MessageRun) -> MessageRun:
+    def with_reasoning(self, key: bytes, run: MessageRun, loose_key: bytes | None = None) -> MessageRun:
         """The answer with the reasoning that its client omitted, if exactly one stored answer is meant.
 
-        `key`: of the history before it. An answer that was sampled without reasoning is left as it is.
+        `key`, `loose_key`: of the history before it. An answer that was sampled without reasoning is left as it is.
         """
-        reasoning = self.reasoning.find(key, run)
+        reasoning = self.reasoning.find(key, run, loose_key if self.follows_loose_chains else None)
         if not reasoning or extend_key(key, run.key) in self._by_history:
             return run
         return MessageRun.of([replace(run.messages[0], reasoning=reasoning)])
@@ -224,12 +241,22 @@ class TurnTree:
         self._index(turn_id, growth)
 
     def _index(self, turn_id: int, growth: TurnGrowth) -> None:
-        answer = MessageRun.of([growth.answer])
-        request_key = growth.keys[-1]
         self.known_keys.update(growth.keys)
-        self.known_keys.add(extend_key(request_key, answer.key))
         self.last_answers[growth.lane] = (growth.kind, growth.answer.text)
-        self.reasoning.add(turn_id, request_key, growth.answer)
+        self.reasoning.add(turn_id, growth.keys[-1], growth.answer, growth.loose_key)
+        if growth.loose_key is not None:
+            key = extend_key(growth.loose_key, MessageRun.of([growth.answer]).loose_key)
+            self._by_loose_chain[key] = (*self._by_loose_chain.get(key, ()), turn_id)
+        self._index_answer(turn_id, growth.keys[-1], growth.answer)
+
+    def add_view(self, turn_id: int, request_key: bytes, view: Message) -> None:
+        """Recognise another message that the tokens of a turn make, for a retry with other options."""
+        if turn_id not in self._by_history.get(extend_key(request_key, MessageRun.of([view]).key), ()):
+            self._index_answer(turn_id, request_key, view)
+
+    def _index_answer(self, turn_id: int, request_key: bytes, message: Message) -> None:
+        answer = MessageRun.of([message])
+        self.known_keys.add(extend_key(request_key, answer.key))
         for index, key in (
             (self._by_history, extend_key(request_key, answer.key)),
             (self._by_loose_history, extend_key(request_key, answer.loose_key)),

@@ -214,10 +214,6 @@ async def test_a_full_context_fails_in_the_stream_and_by_status_without_one(
             {"input": [{"type": "message", "role": "user", "content": [{"type": "hologram"}]}]},
             "hologram",
         ),
-        (
-            {"input": [{"type": "reasoning", "summary": [], "encrypted_content": "?"}, user_item("x")]},
-            "did not make it",
-        ),
         ({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, "no corresponding tool call"),
         ({"input": []}, "at least one message"),
         ({"tools": [{"type": "function", "name": "f", "parameters": {"type": "array"}}]}, "must have type 'object'"),

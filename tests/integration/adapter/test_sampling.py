@@ -126,7 +126,7 @@ async def test_a_token_that_goes_on_behind_the_stop_sequence_is_kept_whole(
 ) -> None:
     """One sampled token ends one text and begins the next: it stays a target, and its text is cut for the client."""
     tokenizer = engine.renderer.tokenizer
-    ids = engine.ids("if message.content tail", stop=False)
+    ids = engine.ids("if License tail", stop=False)  # a word of the text that the tokenizer is trained on
     at, token = next((at, tokenizer.decode([one])) for at, one in enumerate(ids) if len(tokenizer.decode([one])) > 4)
     inner = token[1:-1]
     await engine.script({"ids": [*ids, *engine.ids(" more")]})

@@ -1,6 +1,7 @@
 """Parsing only the new part of a body gives the same request as parsing the whole body."""
 
 import orjson
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,6 +11,7 @@ from adapter.dialects.messages import MessagesDialect
 from adapter.dialects.responses import ResponsesDialect
 from adapter.prompt.incremental_parser import IncrementalParser
 from adapter.prompt.preamble_cache import PreambleCache
+from adapter.prompt.request_parser import HistoryRepairs
 
 DIALECTS: list[Dialect] = [MessagesDialect(), ChatDialect(), ResponsesDialect()]
 TEXTS = st.sampled_from(["", "a", '"messages":[', '{"role":"user","content":"b"}', "é\U0001f600", "x" * 100])
@@ -98,3 +100,57 @@ def test_a_run_of_messages_that_goes_on_behind_the_mark_is_left_to_a_whole_parse
     assert parser.num_new_bytes(body) < 100
     assert parser.parse_new(body, DIALECTS[0], {}) is None
     assert parser.parse(body, DIALECTS[0], {}).num_skipped == 0
+
+
+CALLS = {one: ("a", "b", "c") for one in "abc"} | {"d": ("d",)}
+
+
+def called(dialect: Dialect, call_id: str) -> dict[str, object]:
+    if dialect.name == "responses":
+        return {"type": "function_call", "call_id": call_id, "name": "bash", "arguments": "{}"}
+    call = {"id": call_id, "type": "function", "function": {"name": "bash", "arguments": "{}"}}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+def returned(dialect: Dialect, call_id: str) -> dict[str, object]:
+    if dialect.name == "responses":
+        return {"type": "function_call_output", "call_id": call_id, "output": f"out {call_id}"}
+    return {"role": "tool", "tool_call_id": call_id, "content": f"out {call_id}"}
+
+
+@pytest.mark.parametrize("dialect", [ChatDialect(), ResponsesDialect()], ids=["chat", "responses"])
+def test_calls_of_one_answer_with_their_results_between_them_are_put_together(dialect: Dialect) -> None:
+    """At once, and if the history grows by one item at a time: marks never stand between them."""
+    parser = IncrementalParser(PreambleCache(), HistoryRepairs(calls_of=lambda one: CALLS.get(one, ())))
+    first = called(dialect, "a") | ({"content": "Text."} if dialect.name == "chat" else {})
+    items: list[dict[str, object]] = [{"role": "user", "content": "q"}, first]
+    items += [returned(dialect, "a"), called(dialect, "b"), returned(dialect, "b"), called(dialect, "c")]
+    items += [returned(dialect, "c"), called(dialect, "d"), returned(dialect, "d"), {"role": "user", "content": "q"}]
+    shown = {}
+    for number in (1, 3, 5, 7, 9, 10, 10):
+        body = orjson.dumps({"model": "m", dialect.history: items[:number]})
+        known = parser.parse(body, dialect, {})
+        whole = IncrementalParser(PreambleCache(), parser._repairs).parse(body, dialect, {})
+        assert known.runs == whole.runs[known.num_skipped :] and known.keys == whole.keys[known.num_skipped :]
+        shown[number] = [[one.id for one in run.messages[0].tool_calls] for run in whole.runs if run.assistant]
+        results = [one.text for one in whole.runs[2].messages] if number > 1 else []
+    expected = {1: [], 3: [["a"]], 5: [["a", "b"]], 7: [["a", "b", "c"]], 9: [["a", "b", "c"], ["d"]]}
+    assert shown == expected | {10: expected[9]}
+    assert results == ["out a", "out b", "out c"]
+
+
+def test_a_later_message_with_text_is_no_part_of_an_answer() -> None:
+    dialect = ChatDialect()
+    items = [{"role": "user", "content": "q"}, called(dialect, "a"), returned(dialect, "a")]
+    items += [called(dialect, "b") | {"content": "more"}, returned(dialect, "b")]
+    repairs = HistoryRepairs(calls_of=lambda one: CALLS.get(one, ()))
+    body = orjson.dumps({"messages": items})
+    assert len(IncrementalParser(PreambleCache(), repairs).parse(body, dialect, {}).runs) == 5
+
+
+def test_calls_that_are_not_known_stay_where_they_are() -> None:
+    dialect = ResponsesDialect()
+    items = [{"role": "user", "content": "q"}, called(dialect, "x"), returned(dialect, "x"), called(dialect, "y")]
+    body = orjson.dumps({"input": [*items, returned(dialect, "y")]})
+    repairs = HistoryRepairs(calls_of=lambda one: CALLS.get(one, ()))
+    assert len(IncrementalParser(PreambleCache(), repairs).parse(body, dialect, {}).runs) == 5

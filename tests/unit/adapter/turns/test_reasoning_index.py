@@ -77,3 +77,14 @@ def test_a_known_answer_without_reasoning_never_gets_that_of_its_sibling() -> No
     index.add(2, b"h", answer("Looking.", "", "b"))
     assert index.find(b"h", calling("Looking.\n", "b")) == "" and index.find(b"h", calling("Looking.\n", "a")) == "one"
     assert index.find(b"h", calling("Looking.\n", "made by the client")) == "one"
+
+
+def test_reasoning_that_the_text_already_shows_is_not_put_back() -> None:
+    """A client may have written it there. An answer that quotes its own reasoning gets it back."""
+    index = ReasoningIndex()
+    index.add(1, b"h", answer("Looking.", "first look", "a"))
+    index.add(2, b"h", answer("So: first look", "first look", "b"))
+    assert index.find(b"h", calling("<think>first look</think>Looking.", "a")) == ""
+    assert index.find(b"h", calling("rewritten", "a")) == "first look"
+    assert index.find(b"h", calling("So: first look!", "b")) == "first look"
+    assert index.find(b"h", calling("first look\nSo: first look", "b")) == ""

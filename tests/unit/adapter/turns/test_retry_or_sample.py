@@ -61,3 +61,5 @@ def test_each_clause_of_the_rule(
         "answer": None,
     }
     assert decide_retry(KnownCall(**values | row), num_clients_here, is_own, is_sdk_retry, in_time) is decision
+    again = decide_retry(KnownCall(**values | row), num_clients_here, is_own, is_sdk_retry, in_time, fits_options=False)
+    assert again is RetryDecision.AGAIN

@@ -83,6 +83,18 @@ def test_an_answer_is_found_if_a_template_cannot_distinguish_it() -> None:
     assert not found(Message("assistant", "t"))
 
 
+@pytest.mark.parametrize("number", [2**53 + 1, 12345678901234567890, 2**64 - 1])
+def test_a_number_is_the_same_after_javascript_has_read_it(number: int) -> None:
+    """The strict key, of which stored keys are made, is not changed by that."""
+    sent, back = (
+        MessageRun.of([Message("assistant", "", "", (ToolCall("c", "bash", {"n": [value], "b": True}),))])
+        for value in (number, float(number))
+    )
+    assert sent.loose_key == back.loose_key and sent.key != back.key
+    other = MessageRun.of([Message("assistant", "", "", (ToolCall("c", "bash", {"n": [number * 2.0], "b": True}),))])
+    assert other.loose_key != sent.loose_key
+
+
 def test_equal_samples_are_distinguished_by_tool_ids_and_lane() -> None:
     tree = TurnTree()
     for turn_id, (call_id, lane) in enumerate((("one", ""), ("two", ""), ("one", "agent")), start=1):

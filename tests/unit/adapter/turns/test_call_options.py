@@ -1,0 +1,93 @@
+"""Which sample can answer a repeated request whose options differ from those that it was made for."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from adapter.conversation import (
+    Answer,
+    Finish,
+    Message,
+    RequestOptions,
+    ToolChoice,
+    ToolForms,
+    answer_from_json,
+    answer_to_json,
+)
+from adapter.turns.call_options import CallOptions, fits
+
+
+def options(**values: Any) -> CallOptions:
+    return CallOptions.of(RequestOptions("chat", **values))
+
+
+def answer(finish: Finish, num_tokens: int) -> Answer:
+    return Answer(1, Message("assistant", "a"), finish, 10, num_tokens)
+
+
+VIEWS: list[dict[str, Any]] = [
+    {"tool_choice": ToolChoice(frozenset())},
+    {"tool_choice": ToolChoice(frozenset({"bash"}))},
+    {"parallel_calls": False},
+    {"output_schema": {"type": "object"}},
+    {"tool_forms": ToolForms(strict=frozenset({"bash"}))},
+]
+
+
+@pytest.mark.parametrize("changes", VIEWS)
+def test_options_of_the_view_need_no_new_sample_unless_an_endpoint_gets_them(changes: dict[str, Any]) -> None:
+    known, asked = options(), options(**changes)
+    assert known.view != asked.view
+    assert fits(known, asked, 100, None, endpoint=False)
+    assert not fits(known, asked, 100, None, endpoint=True)
+
+
+@pytest.mark.parametrize("changes", [{"stream": True}, {"retry": True}, {"model": "x"}, {"include_usage": True}])
+def test_options_of_the_transport_change_nothing(changes: dict[str, Any]) -> None:
+    assert options(**changes) == options()
+
+
+def test_stop_sequences_and_logprobs_need_a_new_sample() -> None:
+    stopped, plain, measured = options(stop_sequences=("x",)), options(), options(logprobs=True)
+    done = answer("stop", 5)
+    assert not fits(stopped, plain, 100, done, False) and not fits(plain, stopped, 100, done, False)
+    assert not fits(plain, measured, 100, done, False) and fits(measured, plain, 100, done, False)
+
+
+@pytest.mark.parametrize(
+    ("known", "asked", "found", "expected"),
+    [
+        (5, 5, None, True),
+        (None, None, None, True),
+        (5, 500, None, False),
+        (None, 5, None, False),
+        (5, 500, answer("length", 5), False),
+        (500, 5, answer("stop", 5), True),
+        (500, 5, answer("tool_calls", 5), True),
+        (500, 5, answer("stop", 6), False),
+        (5, 500, answer("stop", 4), True),
+    ],
+)
+def test_a_complete_answer_within_the_new_limit_is_kept(
+    known: int | None, asked: int | None, found: Answer | None, expected: bool
+) -> None:
+    assert fits(options(max_tokens=known), options(max_tokens=asked), asked or 1000, found, False) is expected
+
+
+def test_a_row_without_options_counts_as_equal() -> None:
+    """The last version stored none."""
+    assert fits(None, options(max_tokens=3, stop_sequences=("x",), logprobs=True), 3, answer("length", 9), True)
+
+
+def test_options_are_the_same_after_they_were_stored() -> None:
+    one = options(max_tokens=3, stop_sequences=("x", "y"), logprobs=True, call_key="k")
+    assert CallOptions.from_json(one.to_json()) == one
+
+
+def test_the_options_are_stored_where_the_last_version_does_not_look() -> None:
+    """Its processes may serve the same session during an upgrade, and refuse a field of an answer that is new."""
+    made = replace(answer("stop", 5), asked=options(max_tokens=3).to_json())
+    stored = answer_to_json(made)
+    assert stored.keys() == answer_to_json(answer("stop", 5)).keys()
+    assert answer_from_json(1, stored) == made and answer_from_json(1, answer_to_json(answer("stop", 5))).asked is None
