@@ -307,7 +307,7 @@ def message_from_json(value: dict[str, Any]) -> Message:
     )
 
 
-def is_storable(message: Message) -> bool:
+def can_be_stored(message: Message) -> bool:
     """Whether a message can be stored and compared; not if its arguments are nested too deeply.
 
     Rows of requests have messages in more levels than rows of answers, and clients send answers back.

@@ -19,7 +19,7 @@ import orjson
 import structlog
 
 from adapter.call_reader import CallReader, FoundCall
-from adapter.conversation import Finish, Message, RequestOptions, TokenLogprob, Tool, ToolCall, is_storable
+from adapter.conversation import Finish, Message, RequestOptions, TokenLogprob, Tool, ToolCall, can_be_stored
 from adapter.endpoint import EndpointAnswer
 from adapter.live_answer import LiveAnswer
 from adapter.prompt.renderer import Renderer
@@ -307,7 +307,7 @@ def _checked_call(name: str, arguments: str, tools: Sequence[Tool], options: Req
     if name in options.tool_forms.strict and not matches_schema(values, schema):
         return None
     call = ToolCall(f"call_{uuid4().hex[:24]}", name, values)
-    return call if is_storable(Message("assistant", "", tool_calls=(call,))) else None
+    return call if can_be_stored(Message("assistant", "", tool_calls=(call,))) else None
 
 
 def _log_unreadable(error: Exception, text: str) -> None:
