@@ -164,7 +164,7 @@ class AdmitActivities:
             async with self.database.begin() as connection:
                 await admissions.store_broken_oracle(connection, task.id, version, input.repeat, made.broken.as_json())
         pool = {number: BrokenOracle.of_json(one) for number, one in stored.broken.items()}
-        return _broken_trial(made, pool, input.repeat)
+        return broken_trial(made, pool, input.repeat)
 
     async def _reserve(self, task: TaskRow, input: TrialInput) -> LedgerRow:
         """Kill the boxes of earlier tries of this trial and reserve a new one. Raises SandboxBusyError if none is
@@ -227,7 +227,7 @@ async def _confirm_pool(connection: AsyncConnection, task_id: int, version: Grad
         await admissions.store_broken_oracle(connection, task_id, version, number, broken.as_json())
 
 
-def _broken_trial(made: BrokenTests, pool: dict[int, BrokenOracle], number: int) -> TrialResult:
+def broken_trial(made: BrokenTests, pool: dict[int, BrokenOracle], number: int) -> TrialResult:
     """Return the result of a broken trial: an odd one is not solved if its even counterpart does not confirm it."""
     assert made.broken is not None
     solved = made.broken.is_valid
