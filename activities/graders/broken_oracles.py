@@ -66,7 +66,8 @@ class EditedTest:
         if is_path and not self.target.endswith(file) and not file.endswith(self.target):
             return False
         if self.target.endswith(".py") or file.endswith(".py"):
-            return not self.function or name.rpartition("::")[2].partition("[")[0] == self.function
+            last = name.partition("[")[0].rpartition("::")[2]
+            return re.search(rf"(?<!\w){re.escape(self.function)}(?!\w)", last) is not None
         return self.function.partition("${")[0].replace(" ", "_") in name.replace(" ", "_")
 
 
@@ -151,7 +152,7 @@ def propose(
     """
     rng = random.Random(number // 2)
     up = number % 2 == 0
-    functions = {name.rpartition("::")[2].partition("[")[0] for name in wanted}
+    functions = {name.partition("[")[0].rpartition("::")[2] for name in wanted}
     sites = {
         target: _sites(target, source, rng, up)
         for target, source in sources.items()

@@ -81,6 +81,20 @@ def test_a_flaky_test_beside_the_edited_ones_is_not_required() -> None:
     assert not only_another.is_valid
 
 
+def test_names_that_runners_give_to_python_tests() -> None:
+    edited = EditedTest("tests/t.py", "test_b", "value")
+    for name in (
+        "tests/t.py::T::test_b[x::y]",
+        "test_b (tests.t.T)",
+        "test_b (tests.t.T.test_b)",
+        "t.py::test_b",
+        "test_b",
+    ):
+        assert edited.has(name), name
+    for name in ("tests/t.py::test_b2", "test_a (tests.t.T)", "tests/u.py::test_b"):
+        assert not edited.has(name), name
+
+
 def test_tests_of_other_languages_are_found_by_their_names() -> None:
     edited = EditedTest("price_test.go", "TestDiscount", "value")
     assert edited.has("TestDiscount") and edited.has("shop/TestDiscount/rounds") and not edited.has("TestTotal")
