@@ -11,17 +11,19 @@ from pathlib import Path
 from statistics import median
 from uuid import UUID
 
+from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio import activity
 
 from activities.box_lifecycle import BoxCreator, connected_box, kill_and_record, try_kill_box
 from activities.dataset_import import dataset_of, grader_versions, import_dataset
 from activities.datasets.formats import dataset_digest
 from activities.graders.base import Grader
+from activities.graders.broken_oracles import BrokenOracle, confirmed_pool
 from activities.graders.evidence import has_passed
 from activities.graders.oracle import Oracle, merge_oracles
 from activities.graders.registry import GRADERS
 from activities.image_builds import ImageBuilds
-from activities.judge_patch import GradingLimits, PatchJudge, find_grader
+from activities.judge_patch import BrokenTests, GradingLimits, PatchJudge, find_grader
 from activities.sandboxes.base import Sandbox, SandboxProvider
 from activities.stage import activity_stage, heartbeating
 from ratchet.config import SandboxConfig
@@ -161,7 +163,8 @@ class AdmitActivities:
         if made.broken.is_valid:
             async with self.database.begin() as connection:
                 await admissions.store_broken_oracle(connection, task.id, version, input.repeat, made.broken.as_json())
-        return TrialResult(patch="broken", solved=made.broken.is_valid, reason=made.reason, seconds=made.seconds)
+        pool = {number: BrokenOracle.of_json(one) for number, one in stored.broken.items()}
+        return broken_trial(made, pool, input.repeat)
 
     async def _reserve(self, task: TaskRow, input: TrialInput) -> LedgerRow:
         """Kill the boxes of earlier tries of this trial and reserve a new one. Raises SandboxBusyError if none is
@@ -211,7 +214,30 @@ class AdmitActivities:
             await admissions.store_admission(connection, admission)
             if input.complete:
                 await admissions.delete_trials(connection, input.task_id, version)
+                await _confirm_pool(connection, input.task_id, version)
         return decided
+
+
+async def _confirm_pool(connection: AsyncConnection, task_id: int, version: GraderVersion) -> None:
+    """Replace the task's pool by what of it is confirmed. Doing it again changes nothing."""
+    stored = await admissions.task_oracle(connection, task_id, version)
+    pool = confirmed_pool({number: BrokenOracle.of_json(one) for number, one in stored.broken.items()})
+    await admissions.delete_broken_oracles(connection, task_id, version)
+    for number, broken in pool.items():
+        await admissions.store_broken_oracle(connection, task_id, version, number, broken.as_json())
+
+
+def broken_trial(made: BrokenTests, pool: dict[int, BrokenOracle], number: int) -> TrialResult:
+    """Return the result of a broken trial: an odd one is not solved if its even counterpart does not confirm it."""
+    assert made.broken is not None
+    solved = made.broken.is_valid
+    reason = made.reason
+    if solved and number % 2 and number not in confirmed_pool({**pool, number: made.broken}):
+        solved = False
+        reason = f"{reason}; the tests do not require equality, since another value passes, too"
+    elif solved and made.broken.is_weak:
+        reason = f"{reason}; weakly controlled: assertions are negated only, since no expected value was found"
+    return TrialResult(patch="broken", solved=solved, reason=reason, seconds=made.seconds)
 
 
 def _judge_of(task: TaskRow, input: TrialInput) -> PatchJudge:

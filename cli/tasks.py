@@ -318,10 +318,12 @@ def report(dataset: Annotated[Path, typer.Argument(help="Path of an imported dat
 
 
 def _pool_in_words(trials: "list[JsonObject]") -> str:
-    """Return the size of a pool, with the newest reason why a try was not valid."""
-    valid = sum(trial["solved"] for trial in trials)
+    """Return the size of a pool, how many of it are weak, and the newest reason why a try was not valid."""
+    valid = [trial["reason"] for trial in trials if trial["solved"]]
+    weak = sum("weakly controlled" in reason for reason in valid)
     reasons = [trial["error"] or trial["reason"] for trial in trials if not trial["solved"]]
-    return f"{valid}/{len(trials)}" + (f": {reasons[-1]}" if reasons else "")
+    words = f"{len(valid)}/{len(trials)}" + (f" ({weak} weak)" if weak else "")
+    return words + (f": {reasons[-1]}" if reasons else "")
 
 
 @tasks_app.command()

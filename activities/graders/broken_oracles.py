@@ -8,7 +8,8 @@ Of the control runs one has larger expected numbers and one smaller ones, becaus
 what the product computes; one of the two is nearer to that than the true value.
 
 An edit contradicts the true test: the code that passes the one must fail the other. So an honest solution cannot be
-caught, also if it differs from the gold patch.
+caught, also if it differs from the gold patch. A neighbour of an expected value contradicts it only if the test
+requires equality. Therefore the gold patch must fail both neighbours, in two members of the pool (`confirmed_pool`).
 
 Assertions that the agent can know are not edited if there are others: a function that was right before the patch, or a
 test that the repository has, would tell the code under test that it is in a control run, and it then fails on purpose.
@@ -22,7 +23,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, Self
 
 from activities.graders.assertions.python import python_sites
-from activities.graders.assertions.site import AssertionSite
+from activities.graders.assertions.site import AssertionSite, Insertion, Kind
 from activities.graders.assertions.text import text_sites
 from activities.graders.base import TestRun
 from activities.graders.oracle import Oracle
@@ -35,7 +36,9 @@ _COMMANDS = ("eval_cmd", "remote_env_info.f2p_script", "swe_bench.test_cmd")
 _HEREDOC = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1[^\n]*\n(.*?)\n\t*\2[ \t]*(?:\n|\Z)", re.DOTALL)
 _MAX_SOURCE_BYTES = 500_000
 _MAX_EDITS = 60
-_PREFERRED = {"value": 0, "negation": 1, "failure": 2}
+_PREFERRED = {"value": 0, "far": 1, "negation": 2, "failure": 3}
+_TRIES = 12
+"""Of so many tries the last four use other kinds of edits, because the preferred ones have had no effect."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -49,10 +52,30 @@ class Edit:
 
 
 @dataclass(slots=True, frozen=True)
+class EditedTest:
+    """One changed assertion. `function`: the test function that holds it, empty if unknown."""
+
+    target: str
+    function: str
+    kind: Kind
+
+    def has(self, name: str) -> bool:
+        """Return whether a reported test is this one, or may be: it is of this file if the function is unknown."""
+        file, _, rest = name.partition("::")
+        is_path = rest and file.endswith(".py") and not self.target.startswith(SPEC)
+        if is_path and not self.target.endswith(file) and not file.endswith(self.target):
+            return False
+        if self.target.endswith(".py") or file.endswith(".py"):
+            last = name.partition("[")[0].rpartition("::")[2]
+            return re.search(rf"(?<!\w){re.escape(self.function)}(?!\w)", last) is not None
+        return self.function.partition("${")[0].replace(" ", "_") in name.replace(" ", "_")
+
+
+@dataclass(slots=True, frozen=True)
 class BrokenOracle:
     """`digests`: target → sha256 of the source that the edits were made for. `up`: expected numbers are larger, else
-    smaller. `must_fail`: tests that failed with the gold patch although they pass without the edits. `exit_fails`: the
-    command's exit code was not 0.
+    smaller. `must_fail`: edited tests that failed with the gold patch although they pass without the edits.
+    `exit_fails`: the command's exit code was not 0. `edited`: what the edits change, empty if it is not recorded.
     """
 
     edits: tuple[Edit, ...]
@@ -60,6 +83,7 @@ class BrokenOracle:
     up: bool = True
     must_fail: tuple[str, ...] = ()
     exit_fails: bool = False
+    edited: tuple[EditedTest, ...] = ()
 
     @classmethod
     def of_json(cls, values: JsonObject) -> Self:
@@ -71,16 +95,24 @@ class BrokenOracle:
             bool(values["up"]),
             tuple(values["must_fail"]),
             bool(values["exit_fails"]),
+            tuple(EditedTest(**one) for one in values.get("edited", ())),
         )
 
     def as_json(self) -> JsonObject:
         """Return the broken oracle as a JSON column."""
-        return asdict(self)
+        values = asdict(self)
+        return values if self.edited else {key: value for key, value in values.items() if key != "edited"}
 
     @property
     def is_valid(self) -> bool:
         """Whether the gold patch fails it."""
         return bool(self.must_fail) or self.exit_fails
+
+    @property
+    def is_weak(self) -> bool:
+        """Whether no expected value is wrong: then a comparison that always succeeds is not caught."""
+        used = [one for one in self.edited if any(map(one.has, self.must_fail)) or not self.must_fail]
+        return bool(used) and all(one.kind in ("negation", "failure") for one in used)
 
     def fits(self, sources: Mapping[str, bytes]) -> bool:
         """Return whether the edits of the row's own commands were made for these `sources` (of `spec_sources`)."""
@@ -120,7 +152,7 @@ def propose(
     """
     rng = random.Random(number // 2)
     up = number % 2 == 0
-    functions = {name.rpartition("::")[2].partition("[")[0] for name in wanted}
+    functions = {name.partition("[")[0].rpartition("::")[2] for name in wanted}
     sites = {
         target: _sites(target, source, rng, up)
         for target, source in sources.items()
@@ -131,12 +163,29 @@ def propose(
     if single:
         chosen = _choose_single(sites, number // 2)
     else:
-        chosen = {target: _choose(found, functions, rng) for target, found in sites.items()}
-    edits = [Edit(target, site.start, site.end, site.text) for target, own in chosen.items() for site in own]
+        chosen = {target: _choose(found, functions, rng, _fallback(number)) for target, found in sites.items()}
+    edits = [edit for target, own in chosen.items() for edit in _edits_of(target, own)]
     if not edits:
         return None
     used = {edit.target for edit in edits}
-    return BrokenOracle(tuple(edits), {target: _digest(sources[target]) for target in sorted(used)}, up)
+    edited = dict.fromkeys(
+        EditedTest(target, site.function, site.kind) for target, own in chosen.items() for site in own
+    )
+    digests = {target: _digest(sources[target]) for target in sorted(used)}
+    return BrokenOracle(tuple(edits), digests, up, edited=tuple(edited))
+
+
+def _fallback(number: int) -> int:
+    """Return how many preferred kinds of edits a try leaves out."""
+    return max(0, number % _TRIES - (_TRIES - 6)) // 2
+
+
+def _edits_of(target: str, sites: Sequence[AssertionSite]) -> Iterator[Edit]:
+    """Yield the edits of a source, and once each text that they need."""
+    for site in sites:
+        yield Edit(target, site.start, site.end, site.text)
+    for insertion in dict.fromkeys(one for site in sites for one in site.needs):
+        yield Edit(target, insertion.at, insertion.at, insertion.text)
 
 
 def _prefer_unknown(
@@ -179,16 +228,22 @@ def _sites(target: str, source: bytes, rng: random.Random, up: bool) -> list[Ass
         return _python_or_text(source, "f2p_script.py", rng, up)
     documents = list(_heredocs(source))
     inside = [
-        AssertionSite(site.kind, site.function, site.start + document.start, site.end + document.start, site.text)
+        _moved(site, document.start)
         for document in documents
         for site in _python_or_text(document.content, document.name, rng, up)
     ]
+    outside_rng = random.Random(rng.random())  # what text is found does not change the choices inside the documents
     outside = [
         site
-        for site in text_sites(source, "", rng, up)
+        for site in text_sites(source, "", outside_rng, up)
         if not any(document.start <= site.start < document.start + len(document.content) for document in documents)
     ]
     return inside + outside
+
+
+def _moved(site: AssertionSite, by: int) -> AssertionSite:
+    needs = tuple(Insertion(one.at + by, one.text) for one in site.needs)
+    return replace(site, start=site.start + by, end=site.end + by, needs=needs)
 
 
 class _Heredoc(NamedTuple):
@@ -215,15 +270,19 @@ def _python_or_text(source: bytes, name: str, rng: random.Random, up: bool) -> l
     return text_sites(source, name, rng, up)
 
 
-def _choose(sites: list[AssertionSite], wanted: set[str], rng: random.Random) -> list[AssertionSite]:
-    """Choose one site for each function, by preference an expected value; without functions half of all sites."""
+def _choose(sites: list[AssertionSite], wanted: set[str], rng: random.Random, fallback: int) -> list[AssertionSite]:
+    """Choose one site for each function, by preference an expected value; without functions half of all sites.
+
+    `fallback`: how many preferred kinds of edits are left out, because earlier tries had no effect.
+    """
     by_function: dict[str, list[AssertionSite]] = {}
     for site in sites:
         by_function.setdefault(site.function, []).append(site)
     chosen: list[AssertionSite] = []
     for function, own in by_function.items():
-        best = min(_PREFERRED[site.kind] for site in own)
-        preferred = [site for site in own if _PREFERRED[site.kind] == best]
+        kinds = sorted({_PREFERRED[site.kind] for site in own})
+        wanted_kind = kinds[min(fallback, len(kinds) - 1)]
+        preferred = [site for site in own if _PREFERRED[site.kind] == wanted_kind]
         if function:
             if function in wanted or not wanted:
                 chosen.append(rng.choice(preferred))
@@ -264,11 +323,33 @@ def broken_spec(broken: BrokenOracle, spec: JsonObject) -> JsonObject:
 
 
 def validated(broken: BrokenOracle, oracle: Oracle, run: TestRun) -> BrokenOracle:
-    """Return the broken oracle with what the gold patch fails in this run, nothing if the run did not end."""
+    """Return the broken oracle with what the gold patch fails in this run, nothing if the run did not end.
+
+    Only edited tests must fail. Another test that failed is flaky, or depends on an edited one.
+    """
     if run.observed.lost or run.observed.exit_code is None:
         return replace(broken, must_fail=(), exit_fails=False)
-    must_fail = tuple(name for name in oracle.passed if run.outcomes.get(name) == "failed")
+    failed = [name for name in oracle.passed if run.outcomes.get(name) == "failed"]
+    must_fail = tuple(name for name in failed if not broken.edited or any(one.has(name) for one in broken.edited))
     exit_fails = oracle.exit_code == 0 and run.observed.exit_code != 0 and (bool(must_fail) or not oracle.passed)
+    return replace(broken, must_fail=must_fail, exit_fails=exit_fails)
+
+
+def confirmed_pool(pool: Mapping[int, BrokenOracle]) -> dict[int, BrokenOracle]:
+    """Return the pool without neighbours of expected values of which the gold patch fails only one.
+
+    The members of an even and the next odd number have the same places changed upwards and downwards. If a test
+    fails only one of them, it does not require equality, and a correct solution may pass the other.
+    """
+    confirmed = {number: _confirmed(broken, pool.get(number ^ 1)) for number, broken in pool.items()}
+    return {number: broken for number, broken in confirmed.items() if broken.is_valid}
+
+
+def _confirmed(broken: BrokenOracle, other: BrokenOracle | None) -> BrokenOracle:
+    near = [one for one in broken.edited if one.kind == "value"]
+    kept = other.must_fail if other is not None else ()
+    must_fail = tuple(name for name in broken.must_fail if name in kept or not any(one.has(name) for one in near))
+    exit_fails = broken.exit_fails and bool(must_fail or not near or (other is not None and other.exit_fails))
     return replace(broken, must_fail=must_fail, exit_fails=exit_fails)
 
 

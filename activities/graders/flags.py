@@ -11,8 +11,12 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
+from activities.graders.comparison_flags import changes_javascript_assertions, changes_python_comparisons
 from activities.graders.diff_sections import FileChange, printable_path
 
+_COMPARES = "defines how values compare"
+_PYTHON = (".py", ".pyx", ".pyi")
+_JAVASCRIPT = (".js", ".mjs", ".cjs", ".ts", ".mts", ".cts", ".jsx", ".tsx", ".vue")
 _MAX_FLAGS = 50
 _MAX_LINE = 2000
 
@@ -59,6 +63,10 @@ def static_flags(changes: Sequence[FileChange], left_out: Collection[str]) -> li
 
 def _flags_of(change: FileChange) -> Iterator[Flag]:
     text = "\n".join(line[:_MAX_LINE] for line in change.added_text.split("\n"))
+    if change.path.endswith(_PYTHON) and changes_python_comparisons(text):
+        yield Flag(_COMPARES, change.path)
+    if change.path.endswith(_JAVASCRIPT) and changes_javascript_assertions(text):
+        yield Flag(_COMPARES, change.path)
     for one in _patterns():
         if change.path.endswith(one.suffixes) and one.pattern.search(text):
             yield Flag(one.what, change.path)

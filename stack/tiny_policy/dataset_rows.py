@@ -97,10 +97,10 @@ def broken_oracles(task: GeneratedTask, eval_cmd: str) -> list[BrokenOracle]:
     for number in range(NUM_TRIES):
         candidate = propose(spec_sources({"eval_cmd": eval_cmd}), [name], number, single=False)
         assert candidate is not None, f"no assertion was found in {eval_cmd!r}"
-        is_wanted = sum(broken.up == candidate.up for broken in pool) < POOL_SIZE // 2
+        is_wanted = not candidate.is_weak and sum(broken.up == candidate.up for broken in pool) < POOL_SIZE // 2
         changed = broken_spec(candidate, {"eval_cmd": eval_cmd})["eval_cmd"]
         if is_wanted and candidate.edits not in [one.edits for one in pool] and fails(changed, task):
-            pool.append(replace(candidate, must_fail=(f"test_hidden.py::{name}",), exit_fails=True))
+            pool.append(replace(candidate, must_fail=(f"test_hidden.py::{name}",), exit_fails=True, edited=()))
     return pool
 
 

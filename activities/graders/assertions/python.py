@@ -1,32 +1,50 @@
-"""Find the assertions of Python tests by their syntax tree."""
+"""Find the assertions of Python tests by their syntax tree.
+
+A correct solution may take another way through a test than the gold patch. So an assertion that is not on every way
+(below `if`, `for`, `while`, `try`, or in `all(...)`) is edited together with a guard: the test fails at its end if the
+edited assertion was not reached.
+"""
 
 import ast
 import random
-import re
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass, replace
 
-from activities.graders.assertions.site import AssertionSite, Kind, other_number, other_text
+from activities.graders.assertions.helper_code import HelperCode, python_helper
+from activities.graders.assertions.python_syntax import (
+    ComparedValues,
+    Function,
+    Place,
+    Side,
+    Spans,
+    call_name,
+    equal_pairs,
+    is_literal,
+    leaves,
+    names_of_others,
+    places_of,
+    related_pairs,
+    returns_early,
+    start_of_code,
+)
+from activities.graders.assertions.site import AssertionSite, Insertion, Kind, other_number, other_text, says_equality
 
-_EQUAL = re.compile(r"^assert_?(?!not)\w*equals?$|^assert_(?:array|frame|series)_equal$", re.IGNORECASE)
 _OPPOSITES = {
     "assertTrue": "assertFalse",
-    "assertFalse": "assertTrue",
     "assertIn": "assertNotIn",
-    "assertNotIn": "assertIn",
     "assertIs": "assertIsNot",
     "assertIsNone": "assertIsNotNone",
-    "assertIsNotNone": "assertIsNone",
     "assertEqual": "assertNotEqual",
-    "assertEquals": "assertNotEqual",
-    "assertNotEqual": "assertEqual",
     "assertIsInstance": "assertNotIsInstance",
     "assertRegex": "assertNotRegex",
+    "assertLess": "assertGreaterEqual",
+    "assertLessEqual": "assertGreater",
+    "assertAlmostEqual": "assertNotAlmostEqual",
 }
+_OPPOSITES |= {opposite: name for name, opposite in _OPPOSITES.items()} | {"assertEquals": "assertNotEqual"}
+_OF_ONE_VALUE = ("assertTrue", "assertFalse", "assertIsNone")
 _RAISES = ("raises", "assertRaises", "assertRaisesRegex")
 _NEVER_RAISED = "GeneratorExit"
-_LITERAL_CALLS = ("approx", "set", "frozenset", "tuple", "list", "dict", "Decimal", "Fraction", "OrderedDict")
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def python_sites(source: bytes, rng: random.Random, up: bool = True) -> list[AssertionSite]:
@@ -35,78 +53,138 @@ def python_sites(source: bytes, rng: random.Random, up: bool = True) -> list[Ass
     Raises SyntaxError, ValueError or RecursionError for other text.
     """
     tree = ast.parse(source)
-    return [
-        site
-        for node in ast.walk(tree)
-        if isinstance(node, _Function)
-        for site in _FunctionSites(source, node, rng, up).sites()
-    ]
+    spans = Spans(source)
+    helper = python_helper(source, up)
+    others = names_of_others(tree)
+    file = _File(spans, helper, Insertion(start_of_code(tree, spans), helper.text), others)
+    functions = [node for node in ast.walk(tree) if isinstance(node, Function)]
+    return [site for function in functions for site in _FunctionSites(file, function, rng, up).sites()]
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """What the functions of a file share. `insertion`: puts the helper's functions into it."""
+
+    spans: Spans
+    helper: HelperCode
+    insertion: Insertion
+    others: frozenset[str]
 
 
 class _FunctionSites:
     """The assertions of one function, without those of functions inside it."""
 
-    def __init__(self, source: bytes, function: _Function, rng: random.Random, up: bool) -> None:
-        self.source = source
+    def __init__(self, file: _File, function: Function, rng: random.Random, up: bool) -> None:
+        self.spans = file.spans
         self.function = function
         self.rng = rng
         self.up = up
-        self.offsets = [0]
-        for line in source.splitlines(keepends=True):
-            self.offsets.append(self.offsets[-1] + len(line))
-        self.nodes = list(_walk_function(function))
+        self.helper = file.helper
+        self.insertion = file.insertion
+        self.places = list(places_of(function))
+        self.compared = ComparedValues(function, file.others)
+        self.indent = file.spans.indent(function.body[0])
+        self.can_end = self.indent is not None and not returns_early(function)
 
     def sites(self) -> Iterator[AssertionSite]:
-        for node in self.nodes:
-            if isinstance(node, ast.Assert):
-                yield self._replace("negation", node.test, f"not ({self._text(node.test)})")
-                yield from self._compared(node.test)
-            elif isinstance(node, ast.Call):
-                yield from self._called(node)
+        for place in self.places:
+            if isinstance(place.statement, ast.Assert):
+                yield from self._asserted(place, place.statement)
+            elif isinstance(place.statement, ast.Expr):
+                yield from self._called(place, place.statement)
+            elif isinstance(place.statement, ast.With | ast.AsyncWith) and place.is_certain:
+                for item in place.statement.items:
+                    yield from self._raising(item.context_expr)
         if self.function.name.startswith("test") and self.function.body:
             yield self._failure()
 
-    def _compared(self, test: ast.expr) -> Iterator[AssertionSite]:
-        """Yield the expected values of `a == b`, also if several are joined by `and`."""
-        if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
-            for value in test.values:
-                yield from self._compared(value)
-        elif isinstance(test, ast.Compare) and all(isinstance(op, ast.Eq) for op in test.ops):
-            for side in (test.left, *test.comparators):
-                yield from self._expected(side)
+    def _asserted(self, place: Place, statement: ast.Assert) -> Iterator[AssertionSite]:
+        test = statement.test
+        text = f"not ({self.spans.text(test)})"
+        if place.is_certain:
+            yield self._replace("negation", test, text)
+        elif self.can_end:
+            yield self._guarded(self._replace("negation", test, f"{self.helper.reached}.append(1) or {text}"))
+        for pair in equal_pairs(test, place.is_certain):
+            yield from self._equal(pair.sides, pair.is_certain)
+        for pair in related_pairs(test, place.is_certain):
+            yield from self._related(pair.sides, pair.is_certain)
 
-    def _called(self, call: ast.Call) -> Iterator[AssertionSite]:
-        name = _name_of(call.func)
-        if name in _OPPOSITES and isinstance(call.func, ast.Attribute):
-            end = self._end(call.func)
+    def _called(self, place: Place, statement: ast.Expr) -> Iterator[AssertionSite]:
+        call = statement.value.value if isinstance(statement.value, ast.Await) else statement.value
+        if not isinstance(call, ast.Call) or any(isinstance(one, ast.Starred) for one in call.args):
+            return
+        name = call_name(call)
+        if name in _OPPOSITES and isinstance(call.func, ast.Attribute) and place.is_certain:
+            end = self.spans.end(call.func)
             yield self._site("negation", end - len(name), end, _OPPOSITES[name])
-        if _EQUAL.match(name):
-            for argument in call.args[:2]:
-                yield from self._expected(argument)
-        if name in _RAISES and call.args:
-            yield self._replace("value", call.args[0], _NEVER_RAISED)
+        if name in _RAISES:
+            if place.is_certain:
+                yield from self._raising(call)
+        elif says_equality(name) and not _has_tolerance(call):
+            yield from self._equal(call.args[:2], place.is_certain)
+        elif name.startswith("assert") and name not in _OF_ONE_VALUE and "Not" not in name:
+            yield from self._related(call.args[:2], place.is_certain)
+        elif place.is_certain and self.can_end and statement.value is call:
+            yield from self._unknown(statement, call)
 
-    def _expected(self, node: ast.expr) -> Iterator[AssertionSite]:
-        """Yield one changed value for an expected value: a literal, or a name that only stands for one."""
-        literal = node if _is_literal(node) else self._assigned(node)
-        if literal is not None:
-            leaf = self.rng.choice(list(_leaves(literal)))
-            yield self._replace("value", leaf, self._other(leaf))
+    def _raising(self, node: ast.expr) -> Iterator[AssertionSite]:
+        if isinstance(node, ast.Call) and call_name(node) in _RAISES and node.args:
+            yield self._replace("far", node.args[0], _NEVER_RAISED)
 
-    def _assigned(self, node: ast.expr) -> ast.expr | None:
-        """Return the literal assigned to a name that is used only as an expected value."""
-        if not isinstance(node, ast.Name):
-            return None
-        uses = [one for one in self.nodes if isinstance(one, ast.Name) and one.id == node.id]
-        values = [
-            one.value
-            for one in self.nodes
-            if isinstance(one, ast.Assign) and len(one.targets) == 1 and _name_of(one.targets[0]) == node.id
-        ]
-        sides = {id(side) for one in self.nodes for side in _sides(one)}
-        only_expected = all(id(one) in sides for one in uses if isinstance(one.ctx, ast.Load))
-        stored = sum(isinstance(one.ctx, ast.Store) for one in uses)
-        return values[0] if len(values) == stored == 1 and only_expected and _is_literal(values[0]) else None
+    def _equal(self, sides: list[ast.expr], is_certain: bool) -> Iterator[AssertionSite]:
+        """Yield the neighbour of the expected one of two values that must be equal."""
+        if len(sides) != 2:
+            return
+        for side in sides:
+            literal = side if is_literal(side) else self.compared.literal_of(side)
+            if literal is not None and is_certain:
+                leaf = self.rng.choice(list(leaves(literal)))
+                yield self._replace("value", leaf, self._other(leaf))
+                return
+        wanted = self.compared.expected(sides, self.rng)
+        yield from self._computed("value", self.helper.near, wanted.node, is_certain)
+
+    def _related(self, sides: list[ast.expr], is_certain: bool) -> Iterator[AssertionSite]:
+        """Yield a value far from the expected one of two values with any relation."""
+        if len(sides) == 2:
+            wanted = self.compared.expected(sides, self.rng)
+            if not wanted.is_computed:
+                yield from self._computed("far", self.helper.far, wanted.node, is_certain)
+
+    def _unknown(self, statement: ast.Expr, call: ast.Call) -> Iterator[AssertionSite]:
+        """Yield a far value for a literal argument of a call that may be a helper's assertion.
+
+        The test ends after the call, and other exceptions than a failed assertion count as success. So admission drops
+        the edit unless the call compares the literal.
+        """
+        sides = [Side(node, self.compared.is_computed(node)) for node in call.args]
+        literals = [side.node for side in sides if is_literal(side.node) and not isinstance(side.node, ast.Call)]
+        before = self.spans.indent(statement)
+        if literals and before is not None and any(side.is_computed for side in sides):
+            node = self.rng.choice(literals)
+            head = self.spans.source[self.spans.start(call) : self.spans.start(node)].decode()
+            tail = self.spans.source[self.spans.end(node) : self.spans.end(call)].decode()
+            changed = f"{head}{self.helper.far}({self.spans.text(node)}){tail}"
+            lines = ["try:", f"    {changed}", "except AssertionError:", "    raise"]
+            lines += ["except Exception:", "    pass", "return"]
+            yield replace(self._replace("far", statement, f"\n{before}".join(lines)), needs=(self.insertion,))
+
+    def _computed(self, kind: Kind, function: str, node: ast.expr, is_certain: bool) -> Iterator[AssertionSite]:
+        """Yield a call of a helper's function around an expression, with a guard unless it is always evaluated."""
+        text = self.spans.text(node)
+        if is_certain:
+            yield replace(self._replace(kind, node, f"{function}({text})"), needs=(self.insertion,))
+        elif self.can_end:
+            site = self._guarded(self._replace(kind, node, f"{function}({text}, {self.helper.reached})"))
+            yield replace(site, needs=(self.insertion, *site.needs))
+
+    def _guarded(self, site: AssertionSite) -> AssertionSite:
+        """Add a list at the start of the test and, at its end, an assertion that the list is not empty."""
+        first, last = self.function.body[0], self.function.body[-1]
+        begin = Insertion(self.spans.begin(first), f"{self.helper.reached} = []\n{self.indent}")
+        end = Insertion(self.spans.end(last), f"\n{self.indent}assert {self.helper.reached}")
+        return replace(site, needs=(begin, end))
 
     def _other(self, leaf: ast.expr) -> str:
         if not isinstance(leaf, ast.Constant):  # an empty container
@@ -129,78 +207,22 @@ class _FunctionSites:
         return other_number(text, self.up)
 
     def _failure(self) -> AssertionSite:
-        first = self.function.body[0]
-        start = self._start(first)
-        line = self.source[self.offsets[first.lineno - 1] : start].decode()
-        end = "; " if line.strip() else "\n" + line
-        return self._site("failure", start, start, f"assert {self.rng.randint(1, 99)} == 0{end}")
+        """Add a failing assertion at the end, so that takeovers by helpers and by the product have happened."""
+        text = f"assert {self.rng.randint(1, 99)} == 0"
+        if self.can_end:
+            end = self.spans.end(self.function.body[-1])
+            return self._site("failure", end, end, f"\n{self.indent}{text}")
+        start = self.spans.start(self.function.body[0])
+        after = "; " if self.indent is None else f"\n{self.indent}"
+        return self._site("failure", start, start, text + after)
 
-    def _replace(self, kind: Kind, node: ast.expr, text: str) -> AssertionSite:
-        return self._site(kind, self._start(node), self._end(node), text)
+    def _replace(self, kind: Kind, node: ast.expr | ast.stmt, text: str) -> AssertionSite:
+        return self._site(kind, self.spans.start(node), self.spans.end(node), text)
 
     def _site(self, kind: Kind, start: int, end: int, text: str) -> AssertionSite:
         return AssertionSite(kind, self.function.name, start, end, text)
 
-    def _start(self, node: ast.expr | ast.stmt) -> int:
-        return self.offsets[node.lineno - 1] + node.col_offset
 
-    def _end(self, node: ast.expr | ast.stmt) -> int:
-        assert node.end_lineno is not None and node.end_col_offset is not None, "the parser sets both"
-        return self.offsets[node.end_lineno - 1] + node.end_col_offset
-
-    def _text(self, node: ast.expr) -> str:
-        return self.source[self._start(node) : self._end(node)].decode()
-
-
-def _walk_function(function: _Function) -> Iterator[ast.AST]:
-    waiting: list[ast.AST] = list(function.body)
-    while waiting:
-        node = waiting.pop()
-        yield node
-        if not isinstance(node, _Function | ast.ClassDef | ast.Lambda):
-            waiting += ast.iter_child_nodes(node)
-
-
-def _name_of(node: ast.AST) -> str:
-    return str(getattr(node, "attr", getattr(node, "id", "")))
-
-
-def _sides(node: Any) -> list[ast.expr]:
-    """Return the expressions that an assertion of equality compares."""
-    if isinstance(node, ast.Compare) and all(isinstance(op, ast.Eq) for op in node.ops):
-        return [node.left, *node.comparators]
-    if isinstance(node, ast.Call) and _EQUAL.match(_name_of(node.func)):
-        return node.args[:2]
-    return []
-
-
-def _is_literal(node: ast.expr) -> bool:
-    if isinstance(node, ast.Constant):
-        return node.value is not ...
-    if isinstance(node, ast.List | ast.Tuple | ast.Set):
-        return all(map(_is_literal, node.elts))
-    if isinstance(node, ast.Dict):
-        return all(key is not None and _is_literal(key) for key in node.keys) and all(map(_is_literal, node.values))
-    if isinstance(node, ast.UnaryOp):
-        return isinstance(node.op, ast.USub) and _is_literal(node.operand)
-    if isinstance(node, ast.Call) and not node.keywords:
-        return _name_of(node.func) in _LITERAL_CALLS and bool(node.args) and all(map(_is_literal, node.args))
-    return False
-
-
-def _leaves(node: ast.expr) -> Iterator[ast.expr]:
-    """Yield the constants of a literal; an empty container is a leaf itself."""
-    if isinstance(node, ast.UnaryOp):
-        yield from _leaves(node.operand)
-        return
-    children: list[ast.expr] = []
-    if isinstance(node, ast.List | ast.Tuple | ast.Set):
-        children = node.elts
-    elif isinstance(node, ast.Dict):
-        children = node.values
-    elif isinstance(node, ast.Call):
-        children = node.args
-    if not children:
-        yield node
-    for child in children:
-        yield from _leaves(child)
+def _has_tolerance(call: ast.Call) -> bool:
+    """Return whether a number follows the two values: a tolerance, unlike a message."""
+    return any(isinstance(one, ast.Constant) and isinstance(one.value, int | float) for one in call.args[2:])

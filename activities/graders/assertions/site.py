@@ -1,24 +1,45 @@
-"""An assertion of a test that can be turned into its contradiction."""
+"""An assertion of a test that can be turned into one that correct solutions fail."""
 
 import random
+import re
 import string
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["value", "negation", "failure"]
+Kind = Literal["value", "far", "negation", "failure"]
 _KINDS = {
     character: kind for kind in (string.digits, string.ascii_lowercase, string.ascii_uppercase) for character in kind
 }
 """A digit, a small or a capital letter → all characters of that kind."""
+_PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_EQUALITY = frozenset({"equal", "equals", "eq", "eql", "same", "streq"})
+_EQUALITY_NAMES = frozenset({"be", "is", "tobe", "tohavelength"})
+_OTHER_RELATIONS = frozenset(
+    (
+        *("not", "no", "ne", "never", "unequal", "wont", "refute", "or", "any", "some", "ignore", "ignoring"),
+        *("almost", "approx", "approximate", "approximately", "near", "nearby", "nearly", "close", "within"),
+        *("less", "lesser", "greater", "more", "than", "least", "most", "at", "delta", "tolerance", "like"),
+        *("in", "contain", "contains", "containing", "include", "includes", "match", "matches", "starts", "ends"),
+    )
+)
+
+
+@dataclass(slots=True, frozen=True)
+class Insertion:
+    """Text that an edit needs elsewhere in the source, before the byte `at`."""
+
+    at: int
+    text: str
 
 
 @dataclass(slots=True, frozen=True)
 class AssertionSite:
     """One possible edit of a test's source: the bytes from `start` to `end` become `text`.
 
-    Code that passes the test as it is fails it after the edit, and the other way round, unless the assertion has lost
-    its meaning. `value`: another expected value. `negation`: the opposite assertion. `failure`: an assertion that
-    always fails is added. `function`: name of the function that holds it, empty if unknown.
+    `value`: another expected value next to the true one, of a relation that looks like equality; admission measures
+    that the neighbours on both sides fail. `far`: an expected value far from the true one, of another relation.
+    `negation`: the opposite assertion. `failure`: an assertion that always fails is added. `function`: name of the
+    function that holds it, empty if unknown. `needs`: text that the edit uses.
     """
 
     kind: Kind
@@ -26,6 +47,13 @@ class AssertionSite:
     start: int
     end: int
     text: str
+    needs: tuple[Insertion, ...] = ()
+
+
+def says_equality(name: str) -> bool:
+    """Return whether the words of an assertion's name say that two values are equal, and nothing else."""
+    parts = {part.lower() for part in _PART.findall(name)}
+    return (bool(parts & _EQUALITY) or name.lower() in _EQUALITY_NAMES) and not parts & _OTHER_RELATIONS
 
 
 def other_number(text: str, up: bool) -> str:
@@ -43,6 +71,18 @@ def other_number(text: str, up: bool) -> str:
         return f"{number}{point}"
     digits = str(number).rjust(len(decimals) + 1, "0")
     return f"{digits[: -len(decimals)]}.{digits[-len(decimals) :]}"
+
+
+def far_number(text: str, up: bool) -> str:
+    """Return a number, as written, that is larger (`up`) or smaller by so much that no tolerance includes it."""
+    whole, point, decimals = text.partition(".")
+    number = int(whole) * 9 + 1_000_003 if up else -int(whole) * 9 - 1_000_003
+    return f"{number}{point}{decimals}"
+
+
+def far_text(rng: random.Random) -> str:
+    """Return a word that no correct result is likely to be or to contain."""
+    return "".join(rng.choice("bcdfghjkmnpqrstvwxz") for _ in range(12))
 
 
 def other_text(value: str, rng: random.Random) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from activities.graders.base import Verdict
-from activities.graders.broken_oracles import BrokenOracle, judge_control
+from activities.graders.broken_oracles import BrokenOracle, confirmed_pool, judge_control
 from activities.graders.flags import Flag
 from activities.graders.oracle import Oracle
 from activities.graders.registry import GRADERS
@@ -255,14 +255,17 @@ async def make_referee(ecosystem: Ecosystem, fresh_box: FreshBox, directory: Pat
     assert done.run is not None and done.run.observed.exit_code == 0, done
     oracle = Oracle.of_run(done.run.observed, done.run.outcomes)
     pool: dict[int, BrokenOracle] = {}
+    confirmed: dict[int, BrokenOracle] = {}
     for number in range(12):
         async with fresh_box() as box:
             made = await judge.break_tests(box, gold, oracle, [], number)
         if made.broken is not None and made.broken.is_valid:
             pool[number] = made.broken
-        if len(pool) == 4:
-            return Referee(ecosystem, KnownRuns(oracle, pool), limits)
-    raise AssertionError(f"{ecosystem.name}: only {len(pool)} of 12 broken oracles are valid")
+        confirmed = confirmed_pool(pool)
+        if len(confirmed) == 4:
+            break
+    assert confirmed, f"{ecosystem.name}: of 12 broken oracles {len(pool)} are valid and none is confirmed"
+    return Referee(ecosystem, KnownRuns(oracle, confirmed), limits)
 
 
 def patch_of(ecosystem: Ecosystem, edits: Edits, directory: Path, executable: tuple[str, ...] = ()) -> bytes:

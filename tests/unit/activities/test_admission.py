@@ -6,14 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from activities.admission import broken_trial
 from activities.datasets.lints import lint_config, lint_rows
+from activities.graders.assertions.site import Kind
 from activities.graders.base import Verdict
+from activities.graders.broken_oracles import BrokenOracle, EditedTest
 from activities.graders.log_parsers import find_log_parser
 from activities.graders.rewards import REWARD_FUNCTIONS, RewardFacts, compute_reward
 from activities.graders.run_hidden_tests import _parse_report
+from activities.judge_patch import BrokenTests
 from activities.regrade import reward_spread
+from cli.tasks import _pool_in_words
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError, GraderFailedError
+from ratchet.grading_payloads import TrialResult
 from ratchet.store.schema import GradeTable
 from training.advantage import advantages
 
@@ -169,3 +175,22 @@ def test_what_teaches_nothing_is_refused() -> None:
         config(training={"group_size": 1})
     with pytest.raises(ValueError, match="greater than 0"):
         config(sampling={"temperature": 0})
+
+
+def test_a_broken_trial_needs_its_counterpart() -> None:
+    def made(kind: Kind, up: bool) -> BrokenTests:
+        edited = (EditedTest("t.py", "test_a", kind),)
+        return BrokenTests(BrokenOracle((), {}, up, ("t.py::test_a",), True, edited), 1.0, "1 edits")
+
+    up = made("value", True)
+    down = made("value", False)
+    assert up.broken is not None
+    assert broken_trial(up, {}, 0).solved and broken_trial(down, {0: up.broken}, 1).solved
+    alone = broken_trial(down, {}, 1)
+    assert not alone.solved and "do not require equality" in alone.reason
+    assert broken_trial(made("far", False), {}, 1) == TrialResult(
+        patch="broken", solved=True, reason="1 edits", seconds=1.0
+    )
+    weak = broken_trial(made("negation", False), {}, 1)
+    assert weak.solved and "weakly controlled" in weak.reason
+    assert _pool_in_words([weak.model_dump(), alone.model_dump()]).startswith("1/2 (1 weak): ")

@@ -5,6 +5,8 @@ import pytest
 from activities.graders.diff_sections import split_diff
 from activities.graders.flags import Flag, static_flags
 
+_COMPARES = "defines how values compare"
+
 
 def diff_of(path: str, text: str) -> bytes:
     lines = text.split("\n")
@@ -21,6 +23,28 @@ def diff_of(path: str, text: str) -> bytes:
         ("a.py", "class Same:\n    def __eq__(self, other):\n        return True", "compares with a constant"),
         ("a.py", "class Near:\n    def __eq__(self, other):\n        return near(other)", "defines how values compare"),
         ("a.py", "Near = type('Near', (int,), {})\nNear.__eq__ = near", "defines how values compare"),
+        ("a.py", "class Near(int):\n    def __eq__(me, other):\n        return True", _COMPARES),
+        ("a.py", "    def __eq__(a, b, /):\n        return near(a, b)\n\n    __ne__ = None", _COMPARES),
+        ("a.py", "class Near:\n    __eq__ = __ne__ = near", _COMPARES),
+        ("a.py", "class Near:\n    __lt__: object = near", _COMPARES),
+        ("a.py", "class Near:\n    from lib import near as __eq__", _COMPARES),
+        ("a.py", "class Near:\n    for __eq__ in [near]:\n        pass", _COMPARES),
+        ("a.py", "Near = type('Near', (int,), {'__eq__': near})", _COMPARES),
+        ("a.py", "setattr(Near, '__e' 'q__', near)", _COMPARES),
+        ("a.py", "Near = type('Near', (int,), dict(__eq__=near))", _COMPARES),
+        ("a.py", "class Near:\n    def __\uff45q__(me, other):\n        return True", _COMPARES),
+        (
+            "a.py",
+            "  x = )\nclass Near(int):\n    def __ne__(me, other):\n        return False\nelse:\n    pass",
+            _COMPARES,
+        ),
+        ("a.py", "        return (\n    def \\\n      __eq__(me, other): return True", _COMPARES),
+        ("a.js", "import a from 'assert';\na.strict.equal = () => {};", _COMPARES),
+        ("a.js", "import { strict as a } from 'node:assert';\na['equal'] = () => {};", _COMPARES),
+        ("a.ts", "import * as t from 'vitest';\nObject.assign(t.expect, { x() {} });", _COMPARES),
+        ("a.cjs", "const { expect: e } = require('chai');\nconst p = e.prototype;\np.equal = () => {};", _COMPARES),
+        ("a.cjs", "require('assert').equal = () => {};", _COMPARES),
+        ("a.js", "expect.toBe = () => {};", _COMPARES),
         ("a.js", "class Near { valueOf() { return 1 } }", "defines how values compare"),
         ("a.rs", "impl PartialEq<i64> for Near {", "defines how values compare"),
         ("A.java", "public boolean equals(Object other) {", "defines how values compare"),
@@ -48,6 +72,35 @@ def test_ordinary_code_has_none() -> None:
     assert static_flags(split_diff(diff_of("shop/price.py", code)), set()) == []
 
 
-@pytest.mark.parametrize("word", ["def __eq__(", "gc ", "process.", "os . ", "a", " ", "sys\n"])
+def test_uses_of_comparisons_have_none() -> None:
+    for path, code in (
+        ("a.py", "def same(a, b):\n    return a.__eq__(b) or super().__ne__(b)\n"),
+        ("a.py", "    return a == b\n  x = 3\n"),
+        ("a.js", "import assert from 'assert';\nassert.equal(a, b);\nconst x = assert.equal(a, b);\nx.y = 3;\n"),
+        ("a.js", "import { a } from './values';\na.b = 3;\nif (a.b === assert.x) c = 3;\n"),
+    ):
+        flags = static_flags(split_diff(diff_of(path, code)), set())
+        assert _COMPARES not in {flag.what for flag in flags}, code
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "((",
+        "[",
+        "class A:\n",
+        "import a",
+        "const a = ",
+        "a.b",
+        "\t",
+        "def __eq__(",
+        "gc ",
+        "process.",
+        "os . ",
+        "a",
+        " ",
+        "sys\n",
+    ],
+)
 def test_the_time_is_linear(word: str) -> None:
     static_flags(split_diff(diff_of("a.py", word * (1_000_000 // len(word)))), set())

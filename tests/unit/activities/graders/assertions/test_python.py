@@ -7,8 +7,15 @@ from typing import Any
 import pytest
 
 from activities.graders.assertions.python import python_sites
+from activities.graders.assertions.site import AssertionSite
 
-PRODUCT = {"add": lambda a, b: a + b, "words": lambda text: text.split(), "fail": lambda: {}["missing"]}
+PRODUCT = {
+    "square": lambda n: n * n,
+    "add": lambda a, b: a + b,
+    "words": lambda text: text.split(),
+    "fail": lambda: {}["missing"],
+}
+UNITTEST = "import unittest\n\n\ndef test_it(self=unittest.TestCase()):\n    self.{}\n"
 
 TESTS = {
     "a literal on the right": "def test_it():\n    assert add(2, 3) == 5\n",
@@ -32,9 +39,76 @@ TESTS = {
 }
 
 
-def run(source: str) -> bool:
+class Same(int):
+    """An integer that equals everything."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    __hash__ = int.__hash__
+
+
+TAKEOVERS = {
+    "a parameter": "def test_it(given=7, wanted=49):\n    assert square(given) == wanted\n",
+    "a constant": "WANTED = 49\n\n\ndef test_it():\n    assert square(7) == WANTED\n",
+    "an expression": "def test_it():\n    assert square(7) == 7 * 7\n",
+    "a loop": "CASES = [(2, 4)]\n\n\ndef test_it():\n    for n, wanted in CASES:\n        assert square(n) == wanted\n",
+    "all": "def test_it():\n    assert all(square(n) == n * n for n in range(2, 9))\n",
+    "unittest": (
+        "import unittest\n\n\nclass TestIt(unittest.TestCase):\n    def test_it(self):\n"
+        "        for n, wanted in [(2, 4)]:\n            with self.subTest(n):\n"
+        "                self.assertEqual(square(n), wanted)\n\n\ndef test_it():\n    TestIt('test_it').debug()\n"
+    ),
+}
+OTHER_WAYS: dict[str, tuple[str, Any, Any]] = {
+    "at most": ("def test_it():\n    assert product() <= 5\n", 5, 3),
+    "at least": (UNITTEST.format("assertGreaterEqual(product(), 3)"), 3, 6),
+    "less": (UNITTEST.format("assertLess(product(), 5)"), 4, 3),
+    "delta": (UNITTEST.format("assertAlmostEqual(product(), 3.14, delta=0.01)"), 3.1301, 3.1415),
+    "places": (UNITTEST.format("assertAlmostEqual(product(), 3.14, places=1)"), 3.0999, 3.1415),
+    "approx": ("import pytest\n\n\ndef test_it():\n    assert product() == pytest.approx(3.1, 0.1)\n", 3.2, 3.1),
+    "contains": ("def test_it():\n    assert 'b' in product()\n", ["a", "b"], list("abcdefghijklmnopqrstuvwxyz")),
+    "is contained": (UNITTEST.format("assertIn('b', product())"), ["b"], list("abcdefghijklmnopqrstuvwxyz")),
+    "isinstance": ("def test_it():\n    assert isinstance(product(), int)\n", 1, True),
+    "unequal": ("def test_it():\n    assert product() != 0\n", 1, 2),
+    "not": ("def test_it():\n    assert not product() == 0\n", 1, 2),
+    "or": ("def test_it():\n    assert product() == 1 or product() == 2\n", 1, 2),
+}
+LOOP: tuple[str, Any, Any] = (
+    "def test_it():\n    found = product()\n    assert found is not None\n"
+    "    for value in found:\n        assert value == 3\n",
+    lambda: [3],
+    lambda: [],
+)
+
+
+def failing() -> None:
+    raise ValueError("bad x")
+
+
+BRANCH: tuple[str, Any, Any] = (
+    "def test_it():\n    try:\n        found = product()\n    except ValueError as error:\n"
+    "        assert str(error) == 'bad x'\n    else:\n        assert found is None\n",
+    failing,
+    lambda: None,
+)
+
+
+def edited(source: str, site: AssertionSite) -> str:
+    """Return the source with the site's edit and the text that it needs."""
+    text = source.encode()
+    edits = [(site.start, site.end, site.text), *((one.at, one.at, one.text) for one in site.needs)]
+    for start, end, new in sorted(edits, key=lambda edit: -edit[0]):
+        text = text[:start] + new.encode() + text[end:]
+    return text.decode()
+
+
+def run(source: str, **others: Any) -> bool:
     """Return whether `test_it` passes."""
-    names: dict[str, Any] = {**PRODUCT, "pytest": pytest}
+    names: dict[str, Any] = {**PRODUCT, "pytest": pytest, **others}
     exec(compile(source, "test_it.py", "exec"), names)
     try:
         names["test_it"]()
@@ -51,14 +125,82 @@ def test_each_edit_fails_a_correct_product(name: str) -> None:
         sites = python_sites(source.encode(), random.Random(seed))
         assert sites
         for site in sites:
-            changed = source.encode()[: site.start] + site.text.encode() + source.encode()[site.end :]
+            changed = edited(source, site)
             ast.parse(changed)
-            assert not run(changed.decode()), (site, changed.decode())
+            assert not run(changed), (site, changed)
 
 
-def test_an_expected_value_is_found_where_there_is_one() -> None:
-    for name in ("a literal on the right", "an expected value in a name", "an exception", "unittest"):
-        assert "value" in {site.kind for site in python_sites(TESTS[name].encode(), random.Random(0))}, name
+def test_an_expected_value_is_found_if_there_is_one() -> None:
+    for name in TESTS:
+        kinds = {site.kind for site in python_sites(TESTS[name].encode(), random.Random(0))}
+        assert kinds & {"value", "far"} or name == "no assertion at all", name
+
+
+@pytest.mark.parametrize("name", TAKEOVERS)
+@pytest.mark.parametrize("up", [True, False])
+def test_a_comparison_that_always_succeeds_passes_an_edited_test(name: str, up: bool) -> None:
+    source = TAKEOVERS[name]
+    assert run(source) and run(source, square=lambda n: Same(n))
+    sites = [site for site in python_sites(source.encode(), random.Random(0), up) if site.kind == "value"]
+    assert sites
+    for site in sites:
+        assert not run(edited(source, site)), edited(source, site)
+        assert run(edited(source, site), square=lambda n: Same(n)), edited(source, site)
+
+
+@pytest.mark.parametrize("name", OTHER_WAYS)
+def test_a_correct_solution_fails_every_edit_that_the_gold_patch_fails_in_both_directions(name: str) -> None:
+    source, gold, other = OTHER_WAYS[name]
+    assert run(source, product=lambda: gold) and run(source, product=lambda: other)
+    num_used = 0
+    for seed in range(20):
+        both = [python_sites(source.encode(), random.Random(seed), up) for up in (True, False)]
+        for pair in zip(*both, strict=True):
+            failed = [not run(edited(source, site), product=lambda: gold) for site in pair]
+            used = pair if all(failed) else [site for site, failed in zip(pair, failed, strict=True) if failed]
+            for site in used:
+                if all(failed) or site.kind != "value":
+                    num_used += 1
+                    assert not run(edited(source, site), product=lambda: other), edited(source, site)
+    assert num_used
+
+
+def test_code_that_a_solution_may_not_run_is_edited_with_a_guard() -> None:
+    for source, gold, other in (LOOP, BRANCH):
+        for seed in range(5):
+            sites = python_sites(source.encode(), random.Random(seed))
+            assert "value" in {site.kind for site in sites}
+            for site in sites:
+                for product in (gold, other):
+                    assert run(source, product=product)
+                    assert not run(edited(source, site), product=product), edited(source, site)
+
+
+def test_a_test_that_may_return_early_is_edited_only_before() -> None:
+    source = (
+        "def test_it():\n    assert add(1, 1) == 2\n    if add(0, 0) == 0:\n        return\n    assert add(2, 2) == 5\n"
+    )
+    for site in python_sites(source.encode(), random.Random(0)):
+        assert site.start < source.index("if add"), site
+
+
+def test_a_helper_that_compares_nothing_passes_an_edited_test() -> None:
+    source = "def test_it():\n    verify(square(4), [16, 9])\n    assert square(2) == [4, 9]\n"
+    square = {"square": lambda n: [n * n, 9]}
+
+    def verify(found: Any, wanted: Any) -> None:
+        assert found == wanted
+
+    [site] = [site for site in python_sites(source.encode(), random.Random(0)) if site.kind == "far"]
+    assert not run(edited(source, site), verify=verify, **square)
+    assert run(edited(source, site), verify=lambda *values: None, **square)
+
+
+def test_a_literal_of_a_call_that_compares_nothing_changes_nothing() -> None:
+    source = "def test_it():\n    save(square(4), 'name')\n"
+    for site in python_sites(source.encode(), random.Random(0)):
+        if site.kind == "far":
+            assert run(edited(source, site), save=lambda *values: None, square=lambda n: n)
 
 
 def test_inputs_are_never_changed() -> None:
@@ -72,4 +214,5 @@ def test_inputs_are_never_changed() -> None:
 
 def test_a_name_that_is_also_an_input_is_left_alone() -> None:
     source = "def test_it():\n    value = 3\n    assert add(value, 0) == value\n"
-    assert {site.kind for site in python_sites(source.encode(), random.Random(0))} == {"negation", "failure"}
+    for site in python_sites(source.encode(), random.Random(0)):
+        assert site.start > source.index("assert") and not run(edited(source, site))
