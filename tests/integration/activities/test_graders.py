@@ -64,7 +64,8 @@ async def test_what_the_quickstarts_rows_say_of_themselves_is_true(fresh_box: Fr
         verdict, findings, _ = await judge.judge(box, gold)
     assert verdict.solved and not findings, (verdict.reason, verdict.log)
     choices = known.control_choices()
-    assert [len(numbers) for numbers in choices] == [2, 2]
+    # A truth value has one neighbour, so that the tests of some families have fewer than two edits in a direction.
+    assert len(choices) == 2 and all(1 <= len(numbers) <= 2 for numbers in choices)
     broken = known.broken[choices[sorted(FAMILIES).index(family) % 2][0]]
     async with fresh_box() as box:
         done = await judge.run(box, gold, broken)
