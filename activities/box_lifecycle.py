@@ -159,6 +159,8 @@ async def is_killed(provider: SandboxProvider, provider_id: str, waits: bool = F
     """
     try:
         await provider.kill(provider_id)
+    except SandboxGoneError:
+        return True
     except Exception as error:
         if waits and isinstance(error, SandboxBusyError):
             raise

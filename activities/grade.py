@@ -23,13 +23,13 @@ from activities.running_commands import shortened, try_ends
 from activities.sandboxes.base import SandboxProvider
 from activities.stage import activity_stage, heartbeating
 from activities.stage_context import StageContext
-from ratchet.errors import GraderFailedError, RatchetError
+from ratchet.errors import GraderFailedError, RatchetError, SuspectPatchError
 from ratchet.payloads import GradeResult, StageInput
 from ratchet.secrets import without_secrets
 from ratchet.store import admissions, grades, rollouts, sandboxes
 from ratchet.store.admissions import GraderVersion
 from ratchet.store.arrays import pack_text, unpack_bytes, unpack_text
-from ratchet.store.box_failures import NO_VERDICT, VERDICT_STORED
+from ratchet.store.box_failures import NO_VERDICT, SUSPECT_PATCH, VERDICT_STORED
 from ratchet.store.database import Database
 from ratchet.store.grades import ControlVerdict, NewGrade
 from ratchet.store.schema import GradeTable, PatchTable
@@ -69,8 +69,8 @@ class GradeActivities:
             try:
                 async with connected_box(self.provider, context.provider_id) as box:
                     judged = await judge.judge(box, unpack_bytes(patch.diff))
-            except RatchetError:
-                await self._release(context, NO_VERDICT)
+            except RatchetError as error:
+                await self._release(context, _why_no_verdict(error))
                 raise
             verdict = judged.verdict
             row = grade_row(input.rollout_id, patch.id, judge.grader, judged)
@@ -99,8 +99,8 @@ class GradeActivities:
             judge = await self._judge(context, patch)
             try:
                 verdict = await self._control_verdict(context, judge, input.grade_id, unpack_bytes(patch.diff))
-            except RatchetError:
-                await self._release(context, NO_VERDICT)
+            except RatchetError as error:
+                await self._release(context, _why_no_verdict(error))
                 raise
             async with self.database.begin() as connection:
                 await grades.record_control(connection, input.grade_id, verdict)
@@ -264,3 +264,7 @@ def grade_row(rollout_id: int, patch_id: int, grader: Grader, judged: JudgedPatc
         log=pack_text(verdict.log),
         duration_seconds=verdict.duration_seconds,
     )
+
+
+def _why_no_verdict(error: RatchetError) -> str:
+    return SUSPECT_PATCH if isinstance(error, SuspectPatchError) else NO_VERDICT

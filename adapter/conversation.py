@@ -175,6 +175,11 @@ class MessageRun:
         ids = {call.id for call in self.messages[0].unread_calls} if self.assistant else set()
         return frozenset(ids.difference(self.call_ids))
 
+    def with_reasoning(self, reasoning: str) -> "MessageRun":
+        """The run of one assistant message with this reasoning. Its unread calls are in its text already."""
+        message = replace(self.messages[0], reasoning=reasoning)
+        return MessageRun(True, (message,), message.key(), message.key(strict=False))
+
     @staticmethod
     def of(messages: Sequence[Message]) -> "MessageRun":
         if messages[0].role == "assistant":

@@ -207,6 +207,16 @@ def run_app() -> int:
     except RatchetError as error:
         print(f"ratchet: {error}", file=sys.stderr)
         return error.cli_exit_code
+    except ValueError as error:
+        from pydantic import ValidationError
+
+        if not isinstance(error, ValidationError):
+            raise
+        first = error.errors()[0]  # an option's value that no workflow takes
+        print(
+            f"ratchet: {'.'.join(map(str, first['loc']))}: {first['msg']}, got {first['input']!r:.80}", file=sys.stderr
+        )
+        return 2
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     return 0

@@ -7,7 +7,8 @@ import json
 import re
 from typing import Any
 
-_ESCAPE_OF_NUL, _ESCAPE_OF_SURROGATE = "\\u0000", "\\ud"
+_ESCAPED = re.compile(r"\\u0000|\\ud[89ab]..(?!\\ud[c-f])|(?<!\\ud[89ab]..)\\ud[c-f]")
+"""NUL and half a surrogate pair, as `json.dumps` writes them; it writes what is beyond 16 bits as a whole pair."""
 _REFUSED = re.compile("[\0\ud800-\udfff]")
 
 
@@ -24,7 +25,7 @@ def is_storable(text: str) -> bool:
 def storable_json(value: Any) -> str:
     """Return the value as JSON, all its texts and names of fields as `storable_text` has them."""
     text = json.dumps(value)
-    if _ESCAPE_OF_NUL in text or _ESCAPE_OF_SURROGATE in text:
+    if _ESCAPED.search(text):
         text = json.dumps(storable_parts(value))
     return text
 

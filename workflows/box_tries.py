@@ -28,7 +28,10 @@ class BoxTries:
     def count(self, error: Exception) -> None:
         """Count a box whose try has ended with this error."""
         self.used += 1
-        self.unseen -= _suspects_patch(error)
+        if self.unseen and _suspects_patch(error):
+            # Such boxes are counted by `unseen` alone, so that other failures do not use up the witnesses.
+            self.unseen -= 1
+            return
         # Executions that began earlier count as they did.
         if self._lost_left and _is_lost(error) and workflow.patched("lost-tries"):
             self._lost_left -= 1

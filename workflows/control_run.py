@@ -48,7 +48,9 @@ async def _control_run(wanted: StageInput, stages: Mapping[str, StageOptions], m
     while tries.left:
         try:
             box = await run_activity(BootActivities.boot, wanted, grading_boot(stages), summary="control box")
-            work = wanted.model_copy(update={"sandbox_id": box.sandbox_id, "tries_left": tries.left - 1})
+            work = wanted.model_copy(
+                update={"sandbox_id": box.sandbox_id, "tries_left": min(tries.unseen, tries.left - 1)}
+            )
             return await run_activity_even_if_cancelled(GradeActivities.control_run, work, stages["grade"])
         except ActivityError as error:
             cause = failure_cause(error)

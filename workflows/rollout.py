@@ -227,7 +227,7 @@ class Rollout:
                     sandbox_id=box.sandbox_id,
                     patch_id=patch_id,
                     role=SandboxRole.GRADE,
-                    tries_left=tries.unseen,
+                    tries_left=tries.unseen if self._has_room_for_a_grade(claim) else 0,
                 )
                 self._show("grade")
                 where = f"patch of {self.status.patch or 'an earlier attempt'}, box {box.provider_id}"
@@ -286,6 +286,14 @@ class Rollout:
                 f"{reason} (no further box, because its stages have taken {used:.0f} s and the rollout's guard is "
                 f"{claim.guard_seconds:.0f} s)",
             )
+
+    def _has_room_for_a_grade(self, claim: Claim) -> bool:
+        """Return whether the guard leaves another box its time if this grade takes all of its own.
+
+        If not, this box's word counts alone: a patch must not get out of its verdict by being slow.
+        """
+        limit = claim.stages["grade"].start_to_close_seconds
+        return sum(self.used_seconds.values()) + limit < claim.guard_seconds
 
     async def _end(self, claim: Claim, failure: str | None, reason: str) -> RolloutResult:
         ending = FinaliseInput(

@@ -11,7 +11,8 @@ import orjson
 from adapter.conversation import Answer, RequestOptions, ShownText, ToolCall
 from adapter.dialects.base import Failure, event
 
-_SEAL = "ratchet:"  # the colon is in no base64, so no seal of another service begins with it
+_SEAL = "ratchet:"
+"""Of later versions. The colon is in no base64, so no seal of another service begins with it."""
 _OWN_ID = re.compile(r"rs_\d+")
 _ERROR_CODE = {Failure.PROMPT_TOO_LONG: "context_length_exceeded", Failure.INVALID: "invalid_prompt"}
 
@@ -48,17 +49,18 @@ def response_of(
 
 
 def sealed_thinking(thinking: str) -> str:
-    return _SEAL + base64.b64encode(thinking.encode()).decode()
+    """A seal without the prefix, which a process of the version before, behind the same address, could not read."""
+    return base64.b64encode(thinking.encode()).decode()
 
 
 def unsealed_thinking(item: Mapping[str, Any]) -> str | None:
     """The thinking in a reasoning item's `encrypted_content`; None if this service did not make it.
 
-    Earlier versions sealed without a prefix. Such a seal is read if nothing else in the item says that it is of another
+    A seal without the prefix is read if nothing else in the item says that it is of another
     service: the item's text is the same, and its id has this service's form, if it has them.
     """
     sealed = item.get("encrypted_content")
-    if not isinstance(sealed, str):
+    if not isinstance(sealed, str) or not sealed:
         return None
     try:
         thinking = base64.b64decode(sealed.removeprefix(_SEAL), validate=True).decode()

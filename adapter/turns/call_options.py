@@ -17,18 +17,18 @@ from adapter.conversation import Answer, RequestOptions
 
 
 class CallOptions(NamedTuple):
-    """`max_tokens`: as the client set it. `view`: digest of the options that act on the view. `call_key`: digest of the
-    client's `Idempotency-Key`, "" without one.
+    """`max_tokens`: the limit that was in force, of the client's and the session's. `view`: digest of the options that
+    act on the view. `call_key`: digest of the client's `Idempotency-Key`, "" without one.
     """
 
-    max_tokens: int | None
+    max_tokens: int
     stop_sequences: tuple[str, ...]
     logprobs: bool
     view: str
     call_key: str
 
     @classmethod
-    def of(cls, options: RequestOptions) -> "CallOptions":
+    def of(cls, options: RequestOptions, max_tokens: int) -> "CallOptions":
         allowed = options.tool_choice.allowed
         view = [
             None if allowed is None else sorted(allowed),
@@ -37,7 +37,7 @@ class CallOptions(NamedTuple):
             sorted(options.tool_forms.strict),
         ]
         digest = blake2b(orjson.dumps(view, option=orjson.OPT_SORT_KEYS), digest_size=8).hexdigest()
-        return cls(options.max_tokens, options.stop_sequences, options.logprobs, digest, options.call_key)
+        return cls(max_tokens, options.stop_sequences, options.logprobs, digest, options.call_key)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "CallOptions":
@@ -48,12 +48,11 @@ class CallOptions(NamedTuple):
         return self._asdict()
 
 
-def fits(known: CallOptions | None, asked: CallOptions, max_tokens: int, answer: Answer | None, endpoint: bool) -> bool:
+def fits(known: CallOptions | None, asked: CallOptions, answer: Answer | None, endpoint: bool) -> bool:
     """Whether the sample of an earlier call can answer a repeated request.
 
     `known`: the earlier call's options; None if its row has none, because an earlier version stored it or another
-    process generates it: these count as equal. `max_tokens`: the limit of the new answer. `answer`: the earlier one,
-    None if it is not complete.
+    process generates it: these count as equal. `answer`: the earlier one, None if it is not complete.
     """
     if known is None:
         return True
@@ -63,4 +62,4 @@ def fits(known: CallOptions | None, asked: CallOptions, max_tokens: int, answer:
         return False
     if known.max_tokens == asked.max_tokens:
         return True
-    return answer is not None and answer.finish != "length" and answer.completion_tokens <= max_tokens
+    return answer is not None and answer.finish != "length" and answer.completion_tokens <= asked.max_tokens

@@ -164,7 +164,7 @@ class TurnGenerator:
             answered = _AnsweredCall(answer, replace(NO_TOKENS, finish_reason=answer.finish), None, ended=True)
         else:
             answered = await self._answer_by_engine(session, prepared, turn_id, live)
-        answer = replace(answered.answer, asked=CallOptions.of(prepared.request.options).to_json())
+        answer = replace(answered.answer, asked=CallOptions.of(prepared.request.options, prepared.max_tokens).to_json())
         completed = completed_turn(
             session.row, answer, answered.generation, answered.engine_id, self._waits.remove(turn_id)
         )

@@ -128,7 +128,7 @@ class TurnRegistry:
         """Generate an `in_flight` row that this process is the worker of. `client` is its first client."""
         live = self._generator.live_answer(session, prepared)
         task = asyncio.create_task(self._generator.generate(session, prepared, turn_id, live))
-        running = RunningTurn(task, CallOptions.of(prepared.request.options), live)
+        running = RunningTurn(task, CallOptions.of(prepared.request.options, prepared.max_tokens), live)
         self._running[turn_id] = running
         session.num_calls += 1
         self._waits.add(turn_id, session.row.id)

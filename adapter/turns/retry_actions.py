@@ -49,7 +49,7 @@ class RetryResolver:
         the caller is cancelled, a turn that was made or taken over for it is generated all the same.
         """
         options = prepared.request.options
-        asked = CallOptions.of(options)
+        asked = CallOptions.of(options, prepared.max_tokens)
         deadline = time.monotonic() + self._registry.lease_seconds + _POLL_SECONDS
         while True:
             running = self._registry.get(known.id)
@@ -60,7 +60,7 @@ class RetryResolver:
             made_for = _options_of(running, answer)
             is_same_call = made_for is not None and bool(asked.call_key) and made_for.call_key == asked.call_key
             is_sdk_retry = options.retry or is_same_call
-            fitting = fits(made_for, asked, prepared.max_tokens, answer, session.row.endpoint is not None)
+            fitting = fits(made_for, asked, answer, session.row.endpoint is not None)
             same_view = made_for is None or made_for.view == asked.view
             in_time = time.monotonic() < deadline
             match decide_retry(known, num_clients_here, is_own, is_sdk_retry, in_time, fitting):

@@ -6,7 +6,7 @@ on the event loop only; `PromptBuilder` also reads it in threads.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
@@ -152,7 +152,7 @@ class TurnTree:
         reasoning = self.reasoning.find(key, run, loose_key if self.follows_loose_chains else None)
         if not reasoning or extend_key(key, run.key) in self._by_history:
             return run
-        return MessageRun.of([replace(run.messages[0], reasoning=reasoning)])
+        return run.with_reasoning(reasoning)
 
     def has_similar_answer(self, key: bytes, run: MessageRun) -> bool:
         """Whether a loosely equal answer was given to the history `key`."""
@@ -252,6 +252,7 @@ class TurnTree:
     def add_view(self, turn_id: int, request_key: bytes, view: Message) -> None:
         """Recognise another message that the tokens of a turn make, for a retry with other options."""
         if turn_id not in self._by_history.get(extend_key(request_key, MessageRun.of([view]).key), ()):
+            self.reasoning.add(turn_id, request_key, view)
             self._index_answer(turn_id, request_key, view)
 
     def _index_answer(self, turn_id: int, request_key: bytes, message: Message) -> None:

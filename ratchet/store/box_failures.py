@@ -19,6 +19,9 @@ VERDICT_STORED = "verdict stored"
 """Release reason of a grading box that gave a verdict."""
 NO_VERDICT = "no verdict"
 """Release reason of a grading box that gave none."""
+SUSPECT_PATCH = "suspect patch"
+"""Release reason of a grading box that could not run the tests of a patch. Most such patches are to blame, so it says
+nothing about the sandbox service."""
 _OLDEST = timedelta(minutes=30)
 """A box is released at most so long after its creation if it counts; older rows are not read."""
 

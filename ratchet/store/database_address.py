@@ -14,7 +14,8 @@ _SSL_MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full
 _SESSIONS = ("any", "primary", "standby", "read-write", "read-only", "prefer-standby")
 _CACHE_SIZE = "prepared_statement_cache_size"
 _OPTIONS = {
-    "ssl", "host", "port", "passfile", "service", "servicefile", "target_session_attrs", _CACHE_SIZE, "timeout",
+    "ssl", "host", "port", "user", "password", "database", "passfile", "service",
+    "servicefile", "target_session_attrs", _CACHE_SIZE, "timeout",
     "command_timeout", "krbsrvname", "gsslib", "direct_tls", "async_fallback",
 }  # fmt: skip
 """What the driver takes from an address; it would fail on any other option without naming the address."""
@@ -47,7 +48,8 @@ def _mistakes(url: str) -> Iterator[str]:
 def _mistakes_of_hosts(url: URL) -> Iterator[str]:
     several = [one for one in url.normalized_query.get("host", ()) if not one.startswith("/")]  # else a socket
     hosts = [(url.host or "", "" if url.port is None else str(url.port))]
-    hosts += [(one.partition(":")[0], one.partition(":")[2]) for one in several]
+    # A text with more colons is an address of IPv6 without a port.
+    hosts += [(one.partition(":")[0], one.partition(":")[2]) if one.count(":") == 1 else (one, "") for one in several]
     hosts += [("", port) for ports in url.normalized_query.get("port", ()) for port in ports.split(",")]
     for host, port in hosts:
         if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):

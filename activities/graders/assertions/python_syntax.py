@@ -71,7 +71,7 @@ def _places(body: list[ast.stmt], is_certain: bool) -> Iterator[Place]:
         yield Place(statement, is_certain)
         if isinstance(statement, Function | ast.ClassDef):
             continue
-        inner = is_certain and isinstance(statement, ast.With | ast.AsyncWith)
+        inner = is_certain and isinstance(statement, ast.With | ast.AsyncWith) and not _may_leave(statement)
         for part in _parts(statement):
             yield from _places(part, inner)
         is_certain = is_certain and not _leaves_early(statement)
@@ -85,6 +85,12 @@ def _parts(statement: ast.AST) -> Iterator[list[ast.stmt]]:
                 yield getattr(statement, name)
                 break
             yield one.body
+
+
+def _may_leave(statement: ast.With | ast.AsyncWith) -> bool:
+    """Return whether a block may be left by an exception without failing the test: `suppress`, `raises`, `warns`."""
+    names = (call_name(item.context_expr).lower() for item in statement.items)
+    return any(word in name for name in names for word in ("suppress", "raises", "warns"))
 
 
 def _leaves_early(statement: ast.stmt) -> bool:

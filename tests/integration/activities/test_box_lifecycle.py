@@ -7,7 +7,7 @@ import pytest
 
 from activities.box_lifecycle import kill_and_record, try_kill_box
 from activities.sandboxes.base import SandboxProvider
-from ratchet.errors import ConfigError, SandboxBusyError, SandboxRefusesError
+from ratchet.errors import ConfigError, SandboxBusyError, SandboxGoneError, SandboxRefusesError
 from ratchet.store import sandboxes
 from ratchet.store.database import Database
 from ratchet.store.sandboxes import LedgerRow, NewSandbox
@@ -63,7 +63,7 @@ async def test_a_box_that_cannot_be_killed_is_left_to_the_sweep(database: Databa
     else:
         await kill_and_record(database, provider, [row, other])
     assert {row.id, other.id} <= await _unreleased(database, provider)
-    provider.error = None
+    provider.error = SandboxGoneError("it has ended")
     await kill_and_record(database, provider, [row, other])
     assert not {row.id, other.id} & await _unreleased(database, provider)
     await provider.close()

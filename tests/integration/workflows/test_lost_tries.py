@@ -68,9 +68,10 @@ async def has_a_bug() -> None:
 class Stages:
     """`lose`: what happens in the first tries of stages, by stage. `tries_left`: what the grades were told."""
 
-    def __init__(self, lose: dict[str, list[Loss]], grade_tries: int = 1) -> None:
+    def __init__(self, lose: dict[str, list[Loss]], grade_tries: int = 1, guard_seconds: float = 1000) -> None:
         self.lose = {stage: list(losses) for stage, losses in lose.items()}
         self.grade_tries = grade_tries
+        self.guard_seconds = guard_seconds
         self.tries_left: list[int] = []
         self.tries: Counter[str] = Counter()
         self.num_finalised = 0
@@ -97,7 +98,7 @@ class Stages:
             attempt=1,
             agent_budget_seconds=100,
             eval_budget_seconds=100,
-            guard_seconds=1000,
+            guard_seconds=self.guard_seconds,
             box_tries=1,
             grade_tries=self.grade_tries,
             stages=stages,
@@ -193,8 +194,14 @@ async def test_only_boxes_that_suspect_the_patch_are_witnesses_against_it(client
     assert (await play(client, stages, "two boxes that never were")).outcome is Outcome.GRADED
     assert stages.tries_left == [2]
     stages = Stages({"grade": [lost_its_box, suspects_the_patch, suspects_the_patch]}, grade_tries=3)
-    assert (await play(client, stages, "two witnesses of three")).outcome is Outcome.GRADER_FAILED
-    assert stages.tries_left == [2, 2, 1]
+    assert (await play(client, stages, "a lost box takes no witness")).outcome is Outcome.GRADED
+    assert stages.tries_left == [2, 2, 1, 0]
+    stages = Stages({"grade": [lost_its_box] * 3}, grade_tries=3)
+    assert (await play(client, stages, "three lost boxes")).outcome is Outcome.GRADER_FAILED
+    assert stages.tries_left == [2, 2, 2]
+    stages = Stages({}, grade_tries=3, guard_seconds=100)
+    assert (await play(client, stages, "no time for a witness")).outcome is Outcome.GRADED
+    assert stages.tries_left == [0], "a slow patch does not get out of its verdict"
 
 
 async def test_boxes_that_cannot_be_released_change_no_outcome(client: Client) -> None:

@@ -116,7 +116,7 @@ async def test_a_run_goes_over_to_the_version_that_is_made_current(own_server: S
             await new.until_it_looks()
             new.may_grade.set()
             assert (await (await rollout(2)).result()).outcome is Outcome.GRADED
-            assert old.stages.tries == {"workspace": 1, "grade": 1}
+            assert (old.stages.tries["workspace"], old.stages.tries["grade"]) == (1, 1)
             old.may_grade.set()  # the activity in progress ends where it is
             assert (await first.result()).outcome is Outcome.GRADED
             assert old.stages.num_finalised == 0 and new.stages.num_finalised == 2

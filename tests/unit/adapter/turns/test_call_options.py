@@ -19,7 +19,8 @@ from adapter.turns.call_options import CallOptions, fits
 
 
 def options(**values: Any) -> CallOptions:
-    return CallOptions.of(RequestOptions("chat", **values))
+    max_tokens = values.pop("max_tokens", 100)
+    return CallOptions.of(RequestOptions("chat", **values), max_tokens)
 
 
 def answer(finish: Finish, num_tokens: int) -> Answer:
@@ -39,8 +40,8 @@ VIEWS: list[dict[str, Any]] = [
 def test_options_of_the_view_need_no_new_sample_unless_an_endpoint_gets_them(changes: dict[str, Any]) -> None:
     known, asked = options(), options(**changes)
     assert known.view != asked.view
-    assert fits(known, asked, 100, None, endpoint=False)
-    assert not fits(known, asked, 100, None, endpoint=True)
+    assert fits(known, asked, None, endpoint=False)
+    assert not fits(known, asked, None, endpoint=True)
 
 
 @pytest.mark.parametrize("changes", [{"stream": True}, {"retry": True}, {"model": "x"}, {"include_usage": True}])
@@ -51,8 +52,8 @@ def test_options_of_the_transport_change_nothing(changes: dict[str, Any]) -> Non
 def test_stop_sequences_and_logprobs_need_a_new_sample() -> None:
     stopped, plain, measured = options(stop_sequences=("x",)), options(), options(logprobs=True)
     done = answer("stop", 5)
-    assert not fits(stopped, plain, 100, done, False) and not fits(plain, stopped, 100, done, False)
-    assert not fits(plain, measured, 100, done, False) and fits(measured, plain, 100, done, False)
+    assert not fits(stopped, plain, done, False) and not fits(plain, stopped, done, False)
+    assert not fits(plain, measured, done, False) and fits(measured, plain, done, False)
 
 
 @pytest.mark.parametrize(
@@ -72,12 +73,12 @@ def test_stop_sequences_and_logprobs_need_a_new_sample() -> None:
 def test_a_complete_answer_within_the_new_limit_is_kept(
     known: int | None, asked: int | None, found: Answer | None, expected: bool
 ) -> None:
-    assert fits(options(max_tokens=known), options(max_tokens=asked), asked or 1000, found, False) is expected
+    assert fits(options(max_tokens=known or 1000), options(max_tokens=asked or 1000), found, False) is expected
 
 
 def test_a_row_without_options_counts_as_equal() -> None:
     """The last version stored none."""
-    assert fits(None, options(max_tokens=3, stop_sequences=("x",), logprobs=True), 3, answer("length", 9), True)
+    assert fits(None, options(max_tokens=3, stop_sequences=("x",), logprobs=True), answer("length", 9), True)
 
 
 def test_options_are_the_same_after_they_were_stored() -> None:
