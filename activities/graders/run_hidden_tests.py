@@ -29,6 +29,14 @@ class UnusableBoxError(GraderFailedError):
     """The box itself could not run tests: it lacks what it needs, or the machine starved it of CPU."""
 
 
+def _resource(name: str) -> str:
+    return (files("activities.graders") / "box" / name).read_text()
+
+
+# Read once: a worker goes on with its own when an upgrade replaces the files of its checkout. Workers of the version
+# before read `box/ratchet_witness.py` at each run, so that file stays as it was; delete it in the next version.
+_PROGRAMS = {"ratchet_witness.py": _resource("witness.py"), "sitecustomize.py": _resource("sitecustomize.py")}
+_RUN_TESTS = _resource("run_tests.sh")
 _NUM_TOKENS = 500
 _TOKEN_BYTES = 16
 _HEAD_BYTES = 6_000_000
@@ -100,10 +108,6 @@ class RunnerReport:
         return [session for session in self.sessions if session.worker]
 
 
-def _resource(name: str) -> str:
-    return (files("activities.graders") / "box" / name).read_text()
-
-
 def _script(nonce: str, tokens: list[str], command: str, workdir: str, seconds: float, witness: bool) -> str:
     values = {
         "NONCE": nonce,
@@ -117,11 +121,10 @@ def _script(nonce: str, tokens: list[str], command: str, workdir: str, seconds: 
         "WITNESS": "1" if witness else "",
     }
     lines = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
-    resources = {name: _resource(name) for name in ("ratchet_witness.py", "sitecustomize.py")}
-    for name, text in {"command": command, **resources}.items():
+    for name, text in {"command": command, **_PROGRAMS}.items():
         end = f"END_{secrets.token_hex(8)}"
         lines.append(f"cat > {RUNNER_STATE}/{name} <<'{end}'\n{text}\n{end}")
-    return "\n".join([*lines, _resource("run_tests.sh")])
+    return "\n".join([*lines, _RUN_TESTS])
 
 
 async def run_tests(box: Sandbox, command: str, workdir: str, seconds: float, witness: bool = True) -> RunnerReport:

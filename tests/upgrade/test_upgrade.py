@@ -73,7 +73,8 @@ class Upgrade:
             )
             if done.returncode == 0:
                 return
-        raise AssertionError(done.stdout + done.stderr)
+        known = self.rows("SELECT state, state_reason FROM run") if self.run_id else []
+        raise AssertionError(done.stdout + done.stderr + str(known))
 
     def rows(self, query: str, *values: Any) -> list[Any]:
         async def read() -> list[Any]:

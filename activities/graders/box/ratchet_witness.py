@@ -7,25 +7,17 @@ Each line is `<nonce> <json>`; a pipe gives every reader another nonce. After th
 fail in several ways, runs through the same machinery. If it is reported as passed, the runner was changed. Under xdist
 the canary runs in each worker, since only the workers have tests.
 
-For each test file it reports the file that its module was loaded from, and digests of the code that its tests run,
-before the first test and after the last.
+For each test file it reports the file that its module was loaded from, and a digest of its tests' code before the
+first test and after the last.
 """
 
-import ast
-import contextlib
-import functools
 import hashlib
 import json
 import os
 import time
-import types
 
 _DIRECTORY = os.environ.get("RATCHET_WITNESS", "")
-_WORKDIR = os.environ.get("RATCHET_WORKDIR", "")
 _MAX_NAME = 3000
-_MAX_CODES = 60
-"""Digests in one line, which has to fit into what a pipe writes at once."""
-_MAX_REACHED = 500
 
 
 def _read_nonce():
@@ -60,169 +52,23 @@ def _add_code(digest, code):
             digest.update(repr(constant).encode("utf-8", "replace"))
 
 
-def _held_functions(one):
-    """Return the functions that an object holds: a wrapper's closure, attributes and defaults, a partial's parts."""
-    if type(one) is types.MethodType:
-        return [one.__func__]
-    if type(one) is functools.partial:
-        return [one.func, *one.args, *one.keywords.values()]
-    if type(one) is not types.FunctionType:
-        return []
-    held = list(one.__dict__.values()) + list(one.__defaults__ or ())
-    for cell in one.__closure__ or ():
-        with contextlib.suppress(ValueError):  # the variable has no value yet
-            held.append(cell.cell_contents)
-    for other in list(held):  # a decorator may be a class, which keeps the function in an attribute
-        kind = type(other)  # an object may compute its `__class__`
-        try:
-            if not issubclass(kind, (type, types.ModuleType)) and kind.__module__ != "builtins":
-                held.extend(object.__getattribute__(other, "__dict__").values())
-        except Exception:  # it has no such attribute, or computes it
-            pass
-    return held
-
-
-def _reached_functions(start):
-    """Return `start`, if it is a function, and the functions that it was made from, the nearest first."""
-    left = [start]
-    known = set()
-    found = []
-    while left and len(found) < _MAX_REACHED:
-        one = left.pop(0)
-        if id(one) not in known and type(one) in (types.FunctionType, types.MethodType, functools.partial):
-            known.add(id(one))
-            left.extend(_held_functions(one))
-            if type(one) is types.FunctionType:
-                found.append(one)
-    return found
-
-
-def _bare_lines(path):
-    """Return the first lines of the file's functions that no decorator replaces: they, and the classes that they are
-    in, have none but pytest's own marks.
-    """
-    found = set()
-
-    def visit(node, bare):
-        for child in ast.iter_child_nodes(node):
-            decorators = getattr(child, "decorator_list", [])
-            child_bare = bare and all(_is_mark(decorator) for decorator in decorators)
-            if child_bare and isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                found.add(min([child.lineno] + [decorator.lineno for decorator in decorators]))
-            visit(child, child_bare)
-
-    try:
-        with open(path, "rb") as source:
-            visit(ast.parse(source.read()), True)
-    except Exception:  # no Python, or none that this interpreter reads
-        return set()
-    return found
-
-
-def _is_mark(decorator):
-    while not isinstance(decorator, ast.Name):
-        decorator = getattr(decorator, "func", None) or getattr(decorator, "value", None)
-        if decorator is None:
-            return False
-    return decorator.id == "pytest"
-
-
-class _TestCode:
-    """Digests of the code of test files that items run. What is not from a test file may be the product's, which each
-    patch writes in its own way, so it is left out.
-
-    `after`: tests have run, and plugins that run coroutines have put wrappers around them meanwhile.
-    """
-
-    def __init__(self, paths, after):
-        self.real_paths = {os.path.realpath(path) for path in paths}
-        self.after = after
-        self.origins = {}
-        self.bare_lines = {}
-        self.digests = {}
-
-    def of_item(self, item):
-        """Return digests of the code that the item runs. A function that the test file hands to the runner as it is
-        has a further one, which a wrapper around it does not have.
-        """
+def _modules(items):
+    """Return path of a test file -> the file that its module says it is from, and a digest of its tests' code."""
+    found = {}
+    for item in items:
+        path = str(getattr(item, "path", None) or getattr(item, "fspath", ""))  # without legacypath there is no fspath
+        module = getattr(item, "module", None)
+        if path not in found:
+            found[path] = (str(getattr(module, "__file__", "")), hashlib.sha256())
         function = getattr(item, "obj", None)
         function = getattr(function, "__func__", function)
-        if id(function) not in self.digests:
-            digests = set()
-            for one in _reached_functions(function):
-                code = one.__code__
-                path = self.origin(code)
-                if path:
-                    digests.add(_digest_of(b"reached", code))
-                    is_run = one is function or (self.after and _is_plugin_wrapper(function, one))
-                    if is_run and code.co_firstlineno in self.bare_lines_of(path):
-                        digests.add(_digest_of(b"run", code))
-            self.digests[id(function)] = (digests, function)  # with the function, so that no other gets its id
-        return self.digests[id(function)][0]
-
-    def origin(self, code):
-        """Return the path of the test file that the code says it is from, empty if it is from none."""
-        name = code.co_filename
-        if name not in self.origins:
-            path = os.path.realpath(os.path.join(_STARTED_IN, name))
-            self.origins[name] = path if path in self.real_paths else ""
-        return self.origins[name]
-
-    def bare_lines_of(self, path):
-        if path not in self.bare_lines:
-            self.bare_lines[path] = _bare_lines(path)
-        return self.bare_lines[path]
+        function = getattr(function, "__wrapped__", function)
+        if hasattr(function, "__code__"):
+            _add_code(found[path][1], function.__code__)
+    return {path: (file, digest.hexdigest()[:32]) for path, (file, digest) in found.items()}
 
 
-def _is_plugin_wrapper(outer, inner):
-    """Return whether a wrapper is an installed package's, or says that it wraps the function, as one of a product that
-    is such a plugin does.
-    """
-    if getattr(outer, "__wrapped__", None) is inner:
-        return True
-    file = getattr(getattr(outer, "__code__", None), "co_filename", _WORKDIR)
-    return bool(_WORKDIR) and not os.path.join(_STARTED_IN, file).startswith(_WORKDIR)
-
-
-def _digest_of(how, code):
-    digest = hashlib.sha256(how + b"\0")
-    _add_code(digest, code)
-    return digest.hexdigest()[:24]
-
-
-def _name_digest(node_id):
-    """Return a digest of a test's name without parameters. `oracle.py` computes the same of the reported names."""
-    path, colons, name = node_id.partition("::")
-    name = path + colons + name.partition("[")[0]
-    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-
-
-def _path_of(item):
-    return str(getattr(item, "path", None) or getattr(item, "fspath", ""))  # without legacypath there is no fspath
-
-
-def _modules(items, after=False):
-    """Return path of a test file -> the file that its module says it is from, and digests of its tests' code.
-
-    Each begins with that of the test's name. How many parameters a test has does not matter, but each has to run the
-    code, so what only some of them run is left out.
-    """
-    code = _TestCode({_path_of(item) for item in items}, after)
-    files = {}
-    tests = {}
-    for item in items:
-        path = _path_of(item)
-        files.setdefault(path, str(getattr(getattr(item, "module", None), "__file__", "")))
-        key = (path, _name_digest(item.nodeid[:_MAX_NAME]))
-        own = code.of_item(item)
-        tests[key] = tests[key] & own if key in tests else own
-    found = {path: (files[path], set()) for path in files}
-    for path, name in tests:
-        found[path][1].update(name + digest for digest in tests[path, name])
-    return found
-
-
-class Witness:
+class _Witness:
     def __init__(self, nonce, pipe, number, worker):
         self.nonce = nonce
         self.pipe = pipe
@@ -269,21 +115,15 @@ class Witness:
 
     def pytest_sessionfinish(self, session, exitstatus):
         told = self.tell_canary() if self.items else "none"
-        self.tell_modules()
+        modules = _modules(self.items)
+        for path in modules:
+            file, digest = modules[path]
+            same = self.modules.get(path) == modules[path]
+            self.send("module", path=path[:_MAX_NAME], file=file[:_MAX_NAME], digest=digest if same else "changed")
         self.send(
             "end", exit=int(exitstatus), canary=told, seconds=round(time.time() - _STARTED, 3),
             missed=0 if self.worker else len({item.nodeid for item in self.items} - self.ran),
         )  # fmt: skip
-
-    def tell_modules(self):
-        now = _modules(self.items, after=True)
-        for path in now:
-            file, codes = self.modules.get(path, ("", set()))
-            changed = file != now[path][0] or not codes <= now[path][1]
-            told = ["changed"] if changed else sorted(codes)
-            for start in range(0, len(told) or 1, _MAX_CODES):
-                part = told[start : start + _MAX_CODES]
-                self.send("module", path=path[:_MAX_NAME], file=file[:_MAX_NAME], codes=part)
 
     def tell_canary(self):
         """Run the canary: `failed` is correct, `passed` means a changed runner, `none` that it could not be run."""
@@ -347,7 +187,6 @@ def _failing_case(unittest):
 
 
 _STARTED = time.time()
-_STARTED_IN = os.getcwd()
 _NONCE, _PIPE = (_read_nonce(), _open_pipe()) if _DIRECTORY else ("", -1)
 _NUMBER = 0
 
@@ -358,6 +197,6 @@ def pytest_configure(config):
         return
     _NUMBER += 1
     worker = hasattr(config, "workerinput")
-    witness = Witness(_NONCE, _PIPE, _NUMBER, worker)
+    witness = _Witness(_NONCE, _PIPE, _NUMBER, worker)
     witness.send("begin", root=str(getattr(config, "rootpath", None) or getattr(config, "rootdir", "")), worker=worker)
     config.pluginmanager.register(witness, "ratchet-witness-" + str(_NUMBER))

@@ -82,7 +82,7 @@ def _play(directory: Path, product: str = _PRODUCT, tests: str = _TESTS, takeove
     witness.mkdir(parents=True)
     (witness / "nonce").write_text("n" * 32 + "\n")
     (witness / "frames").touch()
-    shutil.copy(_BOX / "ratchet_witness.py", witness)
+    shutil.copy(_BOX / "witness.py", witness / "ratchet_witness.py")
     for name, text in {"product.py": product, "test_it.py": tests, "conftest.py": takeover}.items():
         (directory / name).write_text(text)
     environment = {
