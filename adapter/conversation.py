@@ -3,7 +3,7 @@
 Equality of messages decides which sampled ids are used for them, so it is defined in one place.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, Literal, NamedTuple
@@ -76,8 +76,10 @@ class Message:
         are equal if they are the same double, because JavaScript has no others. Strict keys are stored, so they stay
         what they are.
         """
-        numbers = _plain_numbers if strict else _doubles
-        calls = [[call.id if strict else "", call.name, numbers(call.arguments)] for call in self.tool_calls]
+        numbers = _plain_number if strict else float
+        calls = [
+            [call.id if strict else "", call.name, _with_numbers(call.arguments, numbers)] for call in self.tool_calls
+        ]
         text = self.text if strict else self.text.strip()
         reasoning = self.reasoning if strict else self.reasoning.strip()
         return _hash(orjson.dumps([self.role, text, reasoning, calls, self.beside_tool], option=orjson.OPT_SORT_KEYS))
@@ -355,23 +357,18 @@ def _hash(data: bytes) -> bytes:
     return blake2b(data, digest_size=16).digest()
 
 
-def _plain_numbers(value: Any) -> Any:
+def _with_numbers(value: Any, change: Callable[[float], float]) -> Any:
+    """The value with each number as `change` makes it; truth values are none."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: _with_numbers(item, change) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_numbers(item, change) for item in value]
+    return value
+
+
+def _plain_number(number: float) -> float:
     """1.0 as 1, because JavaScript clients send 1.0 back as 1."""
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
-        return int(value)
-    if isinstance(value, Mapping):
-        return {key: _plain_numbers(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_plain_numbers(item) for item in value]
-    return value
-
-
-def _doubles(value: Any) -> Any:
-    """All numbers as doubles."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(value, Mapping):
-        return {key: _doubles(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_doubles(item) for item in value]
-    return value
+    is_plain = isinstance(number, float) and number.is_integer() and abs(number) < 2**53
+    return int(number) if is_plain else number

@@ -7,6 +7,8 @@ import hashlib
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeVar
 
 FILE_STEMS = [
     "calc",
@@ -293,18 +295,34 @@ def draw_task(rng: random.Random, family: str) -> BugTask:
     )
 
 
+class _HasDigest(Protocol):
+    """What two drawn tasks are compared by."""
+
+    @property
+    def digest(self) -> str: ...
+
+
+_Drawn = TypeVar("_Drawn", bound=_HasDigest)
+
+
+def draw_distinct(draw: Callable[[], _Drawn], number: int, taken: set[str]) -> list[_Drawn]:
+    """Draw so many tasks whose digests are not in `taken`, which gets them."""
+    drawn: list[_Drawn] = []
+    while len(drawn) < number:
+        task = draw()
+        if task.digest not in taken:
+            taken.add(task.digest)
+            drawn.append(task)
+    return drawn
+
+
 def draw_balanced(seed: int, num_per_family: int, excluded: frozenset[str] = frozenset()) -> list[BugTask]:
     """Draw distinct tasks, equally many per family, shuffled, none with a digest in `excluded`."""
     rng = random.Random(seed)
     taken = set(excluded)
     tasks: list[BugTask] = []
     for family in FAMILIES:
-        wanted = len(tasks) + num_per_family
-        while len(tasks) < wanted:
-            task = draw_task(rng, family)
-            if task.digest not in taken:
-                taken.add(task.digest)
-                tasks.append(task)
+        tasks += draw_distinct(partial(draw_task, rng, family), num_per_family, taken)
     rng.shuffle(tasks)
     return tasks
 

@@ -8,6 +8,7 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from stack.tiny_policy.bug_tasks import (
@@ -19,6 +20,7 @@ from stack.tiny_policy.bug_tasks import (
     VARIABLES,
     Arguments,
     PlantedBug,
+    draw_distinct,
     function_name,
 )
 from stack.tiny_policy.curriculum.families import ALL_FAMILIES, NEW_FAMILIES, UNSEEN_FAMILIES, WARM_FAMILIES
@@ -194,12 +196,7 @@ def draw_kinds(seed: int, numbers: Mapping[str, int], excluded: frozenset[str] =
     tasks: list[RepositoryTask] = []
     for kind, number in numbers.items():
         for family in FAMILIES_OF[kind]:
-            wanted = len(tasks) + number
-            while len(tasks) < wanted:
-                task = draw_repository(rng, kind, family)
-                if task.digest not in taken:
-                    taken.add(task.digest)
-                    tasks.append(task)
+            tasks += draw_distinct(partial(draw_repository, rng, kind, family), number, taken)
     rng.shuffle(tasks)
     return tasks
 

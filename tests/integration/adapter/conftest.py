@@ -28,6 +28,7 @@ from ratchet.store.database import Database
 from ratchet.store.schema import EngineTable, RolloutTable, RunTable, TaskTable, TurnTable
 from stack.ports import free_port
 from tests.standins.tiny_model import make_tokenizer
+from tests.unit.adapter.prompt.test_prompt_builder import KEEPING
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, Callable[[], Any]]:
@@ -39,6 +40,15 @@ def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> M
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("model")
     make_tokenizer(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def keeping_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose template shows the thinking of all answers."""
+    directory = tmp_path_factory.mktemp("keeping")
+    make_tokenizer(directory)
+    (directory / "chat_template.jinja").write_text(KEEPING)
     return directory
 
 

@@ -15,8 +15,6 @@ import pytest
 from ratchet.store.database import Database
 from tests.integration.adapter.conftest import Opened, ScriptedEngine, adapter_here, adapter_settings, open_rollout
 from tests.integration.adapter.test_dialects import CALL, CHAT_TOOLS, THOUGHT
-from tests.standins.tiny_model import make_tokenizer
-from tests.unit.adapter.prompt.test_prompt_builder import KEEPING
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning", "ignore::SyntaxWarning"
@@ -27,14 +25,6 @@ PARSERS = {"tool_parser": "qwen3_coder", "reasoning_parser": "qwen3"}
 LIMITS = {"max_context_tokens": 20_000, "max_response_tokens": 2000}
 NUM_TURNS = 5
 Change = Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
-
-
-@pytest.fixture(scope="module")
-def keeping_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("keeping")
-    make_tokenizer(directory)
-    (directory / "chat_template.jinja").write_text(KEEPING)
-    return directory
 
 
 def outputs(between: str = "") -> list[str]:

@@ -23,8 +23,6 @@ from stack.ports import free_port
 from stack.serving_plan import ServingPlan, write_plan
 from tests.integration.adapter.conftest import Opened, ScriptedEngine, adapter_here, adapter_settings, open_rollout
 from tests.integration.adapter.test_dialects import CALL, CHAT_TOOLS, THOUGHT, chat_client
-from tests.standins.tiny_model import make_tokenizer
-from tests.unit.adapter.prompt.test_prompt_builder import KEEPING
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning", "ignore::SyntaxWarning"
@@ -58,14 +56,6 @@ async def script(engine: ScriptedEngine) -> None:
     for number in range(NUM_TURNS):
         thought = THOUGHT.replace("look", f"look {number}")
         await engine.say(thought + ("Done." if number % 3 == 2 else CALL))
-
-
-@pytest.fixture(scope="module")
-def keeping_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("keeping")
-    make_tokenizer(directory)
-    (directory / "chat_template.jinja").write_text(KEEPING)
-    return directory
 
 
 async def test_a_client_that_sends_no_reasoning_has_one_chain(

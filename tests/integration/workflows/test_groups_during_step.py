@@ -9,9 +9,6 @@ from typing import Any
 
 import pytest
 from temporalio import activity
-from temporalio.common import SearchAttributeKey
-from temporalio.contrib.pydantic import pydantic_data_converter
-from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import Worker
 
 from ratchet.payloads import (
@@ -33,16 +30,12 @@ from ratchet.payloads import (
     ViewRunInput,
 )
 from ratchet.temporal_settings import load_temporal_settings
-from ratchet.types import SEARCH_ATTRIBUTES, RunState, Wish
+from ratchet.types import RunState, Wish
+from tests.integration.workflows.dev_server import start_dev_server
 from workflows.rollout_group import RolloutGroup
 from workflows.train_run import TrainRun
 
 pytestmark = pytest.mark.timeout(1500)  # with the build of Temporal's CLI
-KEYS = {
-    "Keyword": SearchAttributeKey.for_keyword,
-    "Double": SearchAttributeKey.for_float,
-    "Int": SearchAttributeKey.for_int,
-}
 
 
 class Learner:
@@ -108,17 +101,12 @@ class Learner:
 
 async def test_a_group_that_is_made_during_a_step_is_started_during_it(temporal_cli: str) -> None:
     learner = Learner()
-    attributes: list[Any] = [KEYS[kind](name) for name, kind in SEARCH_ATTRIBUTES.items()]
     activities: list[Any] = [
         *(learner.prepare, learner.advance, learner.find, learner.plan_group, learner.plan),
         *(learner.step, learner.engines, learner.end),
     ]
     async with (
-        await WorkflowEnvironment.start_local(
-            data_converter=pydantic_data_converter,
-            dev_server_existing_path=temporal_cli,
-            search_attributes=attributes,
-        ) as server,
+        await start_dev_server(temporal_cli) as server,
         Worker(server.client, task_queue="control", workflows=[TrainRun, RolloutGroup], activities=activities),
         Worker(server.client, task_queue="learn", activities=[learner.step, learner.engines]),
     ):

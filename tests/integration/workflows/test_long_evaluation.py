@@ -5,30 +5,22 @@ Half of them get no verdict and no replacement, so they stay among the members t
 """
 
 from collections import Counter
-from typing import Any
 
 import pytest
 from temporalio import activity
-from temporalio.common import SearchAttributeKey
-from temporalio.contrib.pydantic import pydantic_data_converter
-from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import Worker
 
 from ratchet.evaluation_payloads import EvaluateInput, EvaluateMembers, EvaluateResult, StartedMember
 from ratchet.payloads import Claim, EvaluationPlan, MemberInput, Replacement, RolloutInput
 from ratchet.temporal_settings import load_temporal_settings
-from ratchet.types import SEARCH_ATTRIBUTES, Outcome
+from ratchet.types import Outcome
+from tests.integration.workflows.dev_server import start_dev_server
 from workflows.evaluate import Evaluate
 from workflows.rollout import Rollout
 
 pytestmark = pytest.mark.timeout(1500)  # with the build of Temporal's CLI
 NUM_MEMBERS = 40
 SUGGEST_AFTER = 60
-KEYS = {
-    "Keyword": SearchAttributeKey.for_keyword,
-    "Double": SearchAttributeKey.for_float,
-    "Int": SearchAttributeKey.for_int,
-}
 
 
 class Rollouts:
@@ -89,15 +81,8 @@ async def test_a_long_evaluation_continues_as_new_and_runs_each_rollout_once(
 ) -> None:
     """Because its history is long, or because there are more members than one execution gets."""
     rollouts = Rollouts(page)
-    suggest = ["--dynamic-config-value", f"limit.historyCount.suggestContinueAsNew={suggest_after}"]
-    attributes: list[Any] = [KEYS[kind](name) for name, kind in SEARCH_ATTRIBUTES.items()]
     async with (
-        await WorkflowEnvironment.start_local(
-            data_converter=pydantic_data_converter,
-            dev_server_existing_path=temporal_cli,
-            dev_server_extra_args=suggest,
-            search_attributes=attributes,
-        ) as server,
+        await start_dev_server(temporal_cli, limit_historyCount_suggestContinueAsNew=suggest_after) as server,
         Worker(
             server.client,
             task_queue="control",

@@ -12,9 +12,6 @@ from typing import Any
 
 import pytest
 from temporalio.client import Client
-from temporalio.common import SearchAttributeKey
-from temporalio.contrib.pydantic import pydantic_data_converter
-from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import Worker
 
 from activities.stage import activity_stage, heartbeating
@@ -32,15 +29,11 @@ from ratchet.payloads import (
     StageResult,
 )
 from ratchet.temporal_settings import load_temporal_settings
-from ratchet.types import SEARCH_ATTRIBUTES, AgentExit, Outcome
+from ratchet.types import AgentExit, Outcome
+from tests.integration.workflows.dev_server import start_dev_server
 from workflows.rollout import Rollout
 
 pytestmark = pytest.mark.timeout(1500)  # with the build of Temporal's CLI
-KEYS = {
-    "Keyword": SearchAttributeKey.for_keyword,
-    "Double": SearchAttributeKey.for_float,
-    "Int": SearchAttributeKey.for_int,
-}
 Loss = Callable[[], Awaitable[None]]
 
 
@@ -150,10 +143,7 @@ class Stages:
 
 @pytest.fixture(scope="module")
 async def client(temporal_cli: str) -> Any:
-    attributes: list[Any] = [KEYS[kind](name) for name, kind in SEARCH_ATTRIBUTES.items()]
-    async with await WorkflowEnvironment.start_local(
-        data_converter=pydantic_data_converter, dev_server_existing_path=temporal_cli, search_attributes=attributes
-    ) as server:
+    async with await start_dev_server(temporal_cli) as server:
         yield server.client
 
 

@@ -7,10 +7,7 @@ from typing import Any
 
 import pytest
 from temporalio import activity
-from temporalio.common import SearchAttributeKey
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.exceptions import ApplicationError
-from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import Worker
 
 from ratchet.payloads import (
@@ -28,16 +25,12 @@ from ratchet.payloads import (
     ViewRunInput,
 )
 from ratchet.temporal_settings import load_temporal_settings
-from ratchet.types import SEARCH_ATTRIBUTES, RunState, Wish
+from ratchet.types import RunState, Wish
+from tests.integration.workflows.dev_server import start_dev_server
 from workflows.rollout_group import RolloutGroup
 from workflows.train_run import TrainRun
 
 pytestmark = pytest.mark.timeout(1500)  # with the build of Temporal's CLI
-KEYS = {
-    "Keyword": SearchAttributeKey.for_keyword,
-    "Double": SearchAttributeKey.for_float,
-    "Int": SearchAttributeKey.for_int,
-}
 
 
 class Store:
@@ -93,14 +86,9 @@ class Store:
 @pytest.mark.parametrize("num_refused", [1, 3])
 async def test_a_run_whose_pause_is_refused_goes_on(temporal_cli: str, num_refused: int) -> None:
     store = Store(num_refused)
-    attributes: list[Any] = [KEYS[kind](name) for name, kind in SEARCH_ATTRIBUTES.items()]
     activities: list[Any] = [store.prepare, store.advance, store.pause, store.end]
     async with (
-        await WorkflowEnvironment.start_local(
-            data_converter=pydantic_data_converter,
-            dev_server_existing_path=temporal_cli,
-            search_attributes=attributes,
-        ) as server,
+        await start_dev_server(temporal_cli) as server,
         Worker(server.client, task_queue="control", workflows=[TrainRun, RolloutGroup], activities=activities),
         Worker(server.client, task_queue="learn", activities=[store.engines, store.sync]),
     ):
