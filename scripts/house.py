@@ -25,10 +25,8 @@ MIN_SHORT_FUNCTIONS = 0.9
 MAX_LOOSE_WORDS = 5
 PROSE_FOLDERS = ["tests", "scripts", "datasets"]
 """Folders beside the packages whose prose is measured."""
-FRAMEWORK_NAMES = {
-    "upgrade", "downgrade", "revision", "down_revision", "branch_labels", "depends_on", "pytest_configure"
-}  # fmt: skip
-"""Names that a framework looks up in every module of a folder: alembic's migrations, and pytest's plugins."""
+FRAMEWORK_NAMES = {"upgrade", "downgrade", "revision", "down_revision", "branch_labels", "depends_on"}
+"""Names that a framework looks up in every module of a folder: alembic's migrations."""
 
 LOOSE_WORDS = re.compile(r"\b(whoever|whatever|whichever|nobody)\b", re.IGNORECASE)
 WHERE_FOR_IF = re.compile(

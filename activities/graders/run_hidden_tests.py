@@ -33,8 +33,7 @@ def _resource(name: str) -> str:
     return (files("activities.graders") / "box" / name).read_text()
 
 
-# Read once: a worker goes on with its own when an upgrade replaces the files of its checkout. Workers of the version
-# before read `box/ratchet_witness.py` at each run, so that file stays as it was; delete it in the next version.
+# Read once: a worker goes on with its own when an upgrade replaces the files of its checkout.
 _PROGRAMS = {"ratchet_witness.py": _resource("witness.py"), "sitecustomize.py": _resource("sitecustomize.py")}
 _RUN_TESTS = _resource("run_tests.sh")
 _NUM_TOKENS = 500

@@ -33,7 +33,7 @@ from tests.chaos.faults import wait_until
 from tests.replay.stored_run import replay_run
 
 ROOT = Path(__file__).parents[2]
-EARLIER = "19dda807c97bc444965e23365ba0ef57ac05253b"
+EARLIER = "b95da40bea8bd45a87272e64c07710a037ae70e9"
 """The commit whose code starts the run: one that was on the main branch, with an earlier schema."""
 PARTS = ("worker", "adapter", "gateway", "learner", "engine", "temporal", "postgres", "watcher")
 STEPS = 1000
