@@ -8,12 +8,15 @@ sent. It gets these ids from the test (`WireMessage.ids`) and finds their places
 it shares nothing with the keys, the segments and the tree of the adapter.
 """
 
+import base64
+import io
 import random
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import orjson
+from PIL import Image
 
 from adapter.conversation import Message, ToolCall
 from adapter.dialects.messages import MessagesDialect
@@ -40,6 +43,32 @@ TOOLS = [
     for name in ("bash", "read")
 ]
 DIALECT = MessagesDialect()
+IMAGE_SIZES = [(31, 7), (640, 480)]
+
+
+def picture(kind: str = "PNG", size: tuple[int, int] = IMAGE_SIZES[1]) -> str:
+    """The base64 text of an image."""
+    file = io.BytesIO()
+    Image.new("RGB", size, "red").save(file, kind)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+IMAGES = {
+    f"\n[image, {width}x{height}, omitted]": {
+        "type": "image",
+        "source": {"type": "base64", "media_type": "image/png", "data": picture(size=(width, height))},
+    }
+    for width, height in IMAGE_SIZES
+}
+"""Blocks of images, by what the model reads behind a text in their place."""
+
+
+def blocks_of(message: Message) -> str | list[dict[str, Any]]:
+    """Return a message's text as it is sent, with the image that it ends with as a block of its own."""
+    if not message.num_omitted:
+        return message.text
+    shown = next(one for one in IMAGES if message.text.endswith(one))
+    return [{"type": "text", "text": message.text.removesuffix(shown)}, IMAGES[shown]]
 
 
 class SessionsWithoutStore(SessionCache):
@@ -101,7 +130,7 @@ class Client:
     def after(self, answer: WireMessage) -> list[WireMessage]:
         """The messages that follow an answer: tool results or a question, sometimes with more beside them."""
         calls = answer.parts[0].tool_calls
-        parts = [Message("tool", self.text(), tool_call_id=call.id) for call in calls]
+        parts = [self.result(self.text(), call.id) for call in calls]
         if calls and self.rng.random() < 0.3:
             parts.append(Message("user", "note " + self.text(), beside_tool=True))
         self.wire_order[tuple(parts)] = self.rng.random()
@@ -109,6 +138,12 @@ class Client:
         if self.rng.random() < 0.15:
             messages.append(WireMessage("system", (Message("system", "reminder " + self.text()),)))
         return messages + ([self.question()] if self.rng.random() < 0.1 else [])
+
+    def result(self, text: str, call_id: str) -> Message:
+        """The result of a call, sometimes with an image that the agent opened."""
+        if self.rng.random() < 0.8:
+            return Message("tool", text, tool_call_id=call_id)
+        return Message("tool", text + self.rng.choice(list(IMAGES)), tool_call_id=call_id, num_omitted=1)
 
     # ------------------------------------------------------------ one call
 
@@ -140,7 +175,7 @@ class Client:
         blocks: list[dict[str, Any]] = []
         for part in self.sent_parts(message):
             if part.role == "tool":
-                blocks.append({"type": "tool_result", "tool_use_id": part.tool_call_id, "content": part.text})
+                blocks.append({"type": "tool_result", "tool_use_id": part.tool_call_id, "content": blocks_of(part)})
                 continue
             if part.reasoning and self.sends_reasoning:
                 blocks.append({"type": "thinking", "thinking": part.reasoning, "signature": str(self.rng.random())})
@@ -210,7 +245,7 @@ class Client:
     def edit(self, at: int) -> None:
         message = self.history[at]
         part = message.parts[-1]
-        changed = replace(part, text=part.text + "edited")
+        changed = replace(part, text=part.text + "edited", num_omitted=0)
         self.history[at] = WireMessage(message.role, (*message.parts[:-1], changed))
 
     # ------------------------------------------------------------ the oracle

@@ -140,9 +140,7 @@ class Agent(Client):
     def results(self, message: Message) -> list[WireMessage]:
         if not message.tool_calls:
             return [WireMessage("user", (Message("user", f" follow{self.number} {self.text()}"),))]
-        parts = [
-            Message("tool", f"{self.text()} follow{self.number}", tool_call_id=call.id) for call in message.tool_calls
-        ]
+        parts = [self.result(f"{self.text()} follow{self.number}", call.id) for call in message.tool_calls]
         return [WireMessage("user", tuple(parts))]
 
     def full(self) -> Ids:

@@ -1,11 +1,8 @@
 """Images and files as text: the size comes from the file's header; nothing else about a file can be wrong."""
 
-import base64
-import io
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from adapter.conversation import Message
 from adapter.dialects.base import Dialect, InvalidRequestError
@@ -13,13 +10,7 @@ from adapter.dialects.chat import ChatDialect
 from adapter.dialects.media import omitted_image
 from adapter.dialects.messages import MessagesDialect
 from adapter.dialects.responses import ResponsesDialect
-
-
-def picture(kind: str = "PNG", size: tuple[int, int] = (640, 480)) -> str:
-    """The base64 text of an image."""
-    file = io.BytesIO()
-    Image.new("RGB", size, "red").save(file, kind)
-    return base64.b64encode(file.getvalue()).decode()
+from tests.unit.adapter.client import picture
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP"])
