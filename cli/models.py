@@ -150,11 +150,9 @@ def _training(directory: Path, bin_tokens: int) -> list[_Finding]:
 
     try:
         sizes = read_sizes(directory)
-    except (AttributeError, KeyError) as error:
-        return [_Finding("training", f"a model of this form cannot be trained here: {error}", True)]
     except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        return [_Finding("training", f"transformers has no causal language model for this config: {reason}", True)]
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        return [_Finding("training", f"transformers makes no causal language model of this config: {reason}", True)]
     packing = (
         "training.packing: tree; equal prefixes are computed once"
         if sizes.no_segments is None
@@ -163,11 +161,20 @@ def _training(directory: Path, bin_tokens: int) -> list[_Finding]:
     return [
         _Finding("model", _description(sizes)),
         _serves(sizes),
-        _Finding("training", packing + _trained(sizes)),
+        _Finding("training", packing + _trained(sizes))
+        if sizes.quantised is None
+        else _Finding("training", sizes.quantised, is_problem=True),
+        *_weights(directory),
         *_positions(sizes),
         *_replay(sizes),
         *_memory(directory, sizes, bin_tokens),
     ]
+
+
+def _weights(directory: Path) -> list[_Finding]:
+    if any(directory.glob("*.safetensors")) or any(directory.glob("*.bin")):
+        return []
+    return [_Finding("weights", "none in this directory; download them before a run")]
 
 
 def _description(sizes: "ModelSizes") -> str:

@@ -1,11 +1,21 @@
-"""Find the directory of a config's model, and check that it holds a model config and a chat template."""
+"""Find the directory of a config's model, and read and check its files.
+
+What is missing or broken there is a mistake of the user and raises ConfigError.
+"""
 
 import json
 from pathlib import Path
+from typing import Any
 
 from ratchet import paths
 from ratchet.config import TINY_POLICIES, RunConfig
 from ratchet.errors import ConfigError
+
+_OTHER_TOKENIZERS = ("tokenizer.model", "tiktoken.model", "tekken.json", "vocab.json")
+"""Files of tokenizers that are not read here: those of sentencepiece, tiktoken and Mistral, and GPT-2's old pair."""
+_INDEX = "model.safetensors.index.json"
+_POINTER = "version https://git-lfs.github.com/spec/"
+"""How a file of Git LFS begins that was not fetched."""
 
 
 def model_of(config: RunConfig) -> Path:
@@ -25,10 +35,12 @@ def frozen_models(config: RunConfig) -> list[Path | None]:
 def require_model(model: Path) -> None:
     """Raise ConfigError if the directory is not usable as a policy, naming what is missing and what to do."""
     require_config("model", model)
-    if not _has_chat_template(model):
+    if not read_chat_template(model):
         raise ConfigError(
             f"model: {model} has no chat template; add chat_template.jinja or choose an instruction-tuned model"
         )
+    read_model_json(model, "tokenizer.json")
+    _require_whole_weights(model)
 
 
 def require_config(key: str, model: Path) -> None:
@@ -38,10 +50,99 @@ def require_config(key: str, model: Path) -> None:
             f"{key}: {model} has no config.json; name a Hugging Face model directory; a model of the hub "
             "must be downloaded first, for example with `hf download NAME --local-dir DIR`"
         )
+    read_model_json(model, "config.json")
 
 
-def _has_chat_template(model: Path) -> bool:
-    if (model / "chat_template.jinja").is_file():
-        return True
-    settings = model / "tokenizer_config.json"
-    return settings.is_file() and bool(json.loads(settings.read_text()).get("chat_template"))
+def read_model_file(model: Path, name: str) -> str | None:
+    """Return the text of a file of a model directory, None if it is missing. Raises ConfigError if it is no text."""
+    path = model / name
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return None
+    except (IsADirectoryError, NotADirectoryError, PermissionError) as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text: {error}") from error
+    if text.startswith(_POINTER):
+        raise ConfigError(f"{path} is a pointer of Git LFS, not the file; fetch it with `git lfs pull` in {model}")
+    return text
+
+
+def read_model_json(model: Path, name: str, required: bool = True) -> dict[str, Any]:
+    """Return the JSON object in a file of a model directory; {} if it is missing and not `required`.
+
+    Raises ConfigError if a required file is missing, or if a file has no JSON object.
+    """
+    text = read_model_file(model, name)
+    if text is None:
+        if required:
+            raise ConfigError(f"model directory {model} has no {name}; {_remedy(model, name)}")
+        return {}
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{model / name} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{model / name} has {type(found).__name__} for a JSON object; give the model's own file")
+    return found
+
+
+def read_chat_template(model: Path) -> str | None:
+    """Return the text of the model's chat template, None if it has none. Raises ConfigError if a file is broken."""
+    text = read_model_file(model, "chat_template.jinja")
+    if text is not None:
+        return text
+    template = read_model_json(model, "chat_template.json", required=False).get("chat_template")
+    if template is None:
+        template = read_model_json(model, "tokenizer_config.json", required=False).get("chat_template")
+    if isinstance(template, list):
+        named = {one.get("name"): one.get("template") for one in template if isinstance(one, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _remedy(model: Path, missing: str) -> str:
+    others = [name for name in _OTHER_TOKENIZERS if (model / name).is_file()]
+    if missing != "tokenizer.json" or not others:
+        return "give a complete Hugging Face directory"
+    return (
+        f"it has {others[0]}, which is not read here. Write tokenizer.json beside it: from transformers, "
+        f"AutoTokenizer.from_pretrained({str(model)!r}).save_pretrained(...) converts many; check that its ids are "
+        "those of the model's own tokenizer"
+    )
+
+
+def _require_whole_weights(model: Path) -> None:
+    """Raise ConfigError if a file of weights is missing or is not whole, as after a download that was interrupted.
+
+    Reads the headers of safetensors files, not the weights.
+    """
+    index = read_model_json(model, _INDEX, required=False).get("weight_map")
+    names = {str(name) for name in index.values()} if isinstance(index, dict) else set()
+    for name in sorted(names | {path.name for path in model.glob("*.safetensors")}):
+        path = model / name
+        if not path.is_file():
+            raise ConfigError(f"model directory {model} lacks {name}, which {_INDEX} names; download the model again")
+        if (reason := _why_not_whole(path)) is not None:
+            raise ConfigError(f"{path} {reason}; download it again")
+
+
+def _why_not_whole(path: Path) -> str | None:
+    """Return why a safetensors file is not whole: 8 bytes with the header's length, the header, the tensors."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(len(_POINTER))
+        if start == _POINTER.encode():
+            return "is a pointer of Git LFS, not the file"
+        length = int.from_bytes(start[:8], "little")
+        if size < 8 or length > size - 8:
+            return f"has {size} bytes, less than its header"
+        file.seek(8)
+        header = file.read(length)
+    try:
+        ends = [one["data_offsets"][1] for name, one in json.loads(header).items() if name != "__metadata__"]
+        expected = 8 + length + max(ends, default=0)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return "is no safetensors file"
+    return f"has {size} bytes of {expected}" if size < expected else None

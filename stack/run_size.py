@@ -129,5 +129,5 @@ def _sizes_of(model: Path, adapters: LoraConfig | None) -> ModelSizes | None:
     """Return None if the model is not made yet, or transformers does not know it."""
     try:
         return read_sizes(model, adapters) if (model / "config.json").is_file() else None
-    except (OSError, ValueError, AttributeError, KeyError, RatchetError):
+    except (OSError, ValueError, RatchetError):
         return None

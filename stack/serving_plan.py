@@ -232,11 +232,12 @@ def prepare_model(config: RunConfig, say: Callable[[str], None]) -> Path:
 
 def require_trainable(config: RunConfig) -> None:
     """Raise ConfigError if a model of the learner does not allow what the config asks for: `training.router_replay`,
-    `expert_parallel`, `sequence_parallel`, or chains as long as `sampling.max_context_tokens`.
+    `expert_parallel`, `sequence_parallel`, or chains as long as `sampling.max_context_tokens`; or if its weights are
+    quantised.
     """
     training = config.training
     for model in _learner_models(config) if training.steps > 0 else []:  # an evaluation has no learner
-        if (reason := _why_no_positions(model, config.sampling.max_context_tokens)) is not None:
+        if (reason := _why_no_training(model, config.sampling.max_context_tokens)) is not None:
             raise ConfigError(f"the learner cannot use {model} with this config: {reason}")
     if training.sequence_parallel > 1 and (reason := _why_no_shared_bins(config)) is not None:
         raise ConfigError(f"training.sequence_parallel: {reason}; use another number, or leave it out")
@@ -281,17 +282,17 @@ def _learner_models(config: RunConfig) -> list[Path]:
     return [*filter(None, frozen_models(config)), *policy]
 
 
-def _why_no_positions(model: Path, num_tokens: int) -> str | None:
-    """Return why the model's rotary positions do not allow chains of so many tokens, None if they do.
+def _why_no_training(model: Path, num_tokens: int) -> str | None:
+    """Return why the model cannot be trained with chains of so many tokens, None if it can.
 
     Of a model that cannot be read the learner says so.
     """
     from training.model_files import read_settings
-    from training.policy_model import why_no_positions
+    from training.policy_model import why_no_training
 
     try:
-        return why_no_positions(read_settings(model).get_text_config(), num_tokens)
-    except (OSError, ValueError, AttributeError, KeyError):
+        return why_no_training(read_settings(model), num_tokens)
+    except (OSError, ValueError):
         return None
 
 
@@ -304,7 +305,7 @@ def _sizes(
     require_config("model", model)
     try:
         return read_sizes(model, None, expert_parallel, ranks_of_copy, sequence_parallel)
-    except (OSError, ValueError, AttributeError, KeyError) as error:
+    except (OSError, ValueError) as error:
         return f"{model} cannot be trained here: {error}"
 
 

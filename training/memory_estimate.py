@@ -26,6 +26,7 @@ from training.policy_model import (
     head_size,
     positions_limit,
     why_no_segments,
+    why_quantised,
 )
 from training.sequence_parallel import why_no_sequence_parallel
 
@@ -40,14 +41,14 @@ _LAYER_ACTIVATIONS = 16
 class ModelSizes:
     """What a model directory says about its model.
 
-    `weights`: those of the text model, tied ones once. `served`: those and a vision tower's. `adapter_weights`: those
-    of the adapters that were asked for. `active`: those that a token passes. `cache_bytes`: of one token's keys and
-    values in an engine, in bfloat16. `no_segments`: why chains cannot share prefixes in training, None if they can.
-    `positions`: how long chains can be in training, None without such a limit.
-    `layer_experts`: weights of the experts of the largest layer; `chosen`: experts that a token passes; both 0 without
-    experts. `expert_bytes`: of one token's recorded experts. `no_replay`: why they cannot be replayed.
-    `undivided`: why they cannot be divided among the ranks that were asked for. `no_slices`: why so many ranks cannot
-    share a bin.
+    `weights`: those of the text model, tied ones once. `served`: those and a vision tower's. `adapter_weights`:
+    those of the adapters that were asked for. `active`: those that a token passes. `cache_bytes`: of one token's
+    keys and values in an engine, in bfloat16. `quantised`: why these weights cannot be trained, None if they can.
+    `no_segments`: why chains cannot share prefixes in training, None if they can. `positions`: how long chains can
+    be in training, None without such a limit. `layer_experts`: weights of the experts of the largest layer;
+    `chosen`: experts that a token passes; both 0 without experts. `expert_bytes`: of one token's recorded experts.
+    `no_replay`: why they cannot be replayed. `undivided`: why they cannot be divided among the ranks that were
+    asked for. `no_slices`: why so many ranks cannot share a bin.
     """
 
     architecture: str
@@ -63,6 +64,7 @@ class ModelSizes:
     intermediate: int
     vocabulary: int
     cache_bytes: int
+    quantised: str | None
     no_segments: str | None
     positions: PositionsLimit | None
     has_vision: bool
@@ -79,10 +81,21 @@ def read_sizes(
     ranks_of_copy: int | None = None,
     sequence_parallel: int = 1,
 ) -> ModelSizes:
-    """Read a model's sizes. Raises ValueError or OSError if transformers has no causal language model of this kind, or
-    if it lacks a layer that `adapters` name.
+    """Read a model's sizes. Raises ValueError or OSError if transformers makes no causal language model of the
+    directory, if the model's form is none that is trained here, or if it lacks a layer that `adapters` name.
     """
     settings = model_files.read_settings(path)
+    try:
+        return _sizes(settings, adapters, expert_parallel, ranks_of_copy, sequence_parallel)
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # transformers computes with the fields as they come, such as 0 heads
+        raise ValueError(f"a model of this form cannot be trained here: {type(error).__name__}: {error}") from error
+
+
+def _sizes(
+    settings: Any, adapters: LoraConfig | None, expert_parallel: int, ranks_of_copy: int | None, sequence_parallel: int
+) -> ModelSizes:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
     policy = TrainablePolicy(model)
@@ -108,6 +121,7 @@ def read_sizes(
         intermediate=intermediate,
         vocabulary=text.vocab_size,
         cache_bytes=2 * 2 * attention_layers(text) * heads * head_size(text),
+        quantised=why_quantised(settings),
         no_segments=no_segments,
         positions=positions_limit(text),
         has_vision=hasattr(settings, "vision_config"),

@@ -11,22 +11,34 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import PrefixChange, revert_weight_conversion
 
 from engine import policy_files
+from ratchet.model_directory import read_model_json
 from training import lora
 
 
 def read_settings(path: Path) -> Any:
-    """Return transformers' settings of a model directory. Raises ValueError or OSError if they cannot be read."""
+    """Return transformers' settings of a model directory. Raises ValueError or OSError if they cannot be read.
+
+    Code of the directory (`auto_map`) is not run, and transformers does not ask for it at a terminal.
+    """
     try:
-        return AutoConfig.from_pretrained(path, local_files_only=True)
-    except StrictDataclassError as error:  # a field of another type, which is no ValueError there
-        raise ValueError(" ".join(str(error).split())) from error
+        return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except OSError:
+        raise
+    except ValueError as error:
+        if "auto_map" not in read_model_json(path, "config.json"):
+            raise
+        text = (
+            f"config.json of {path} needs code of its own (auto_map), which is not run: transformers has no such class"
+        )
+        raise ValueError(text) from error
+    except Exception as error:  # transformers reads the fields as they come: any of them may have another type
+        raise ValueError(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
 def wraps_text_model(settings: Any, model: Any) -> bool:
@@ -41,7 +53,7 @@ def load_causal_lm(path: Path, dtype: torch.dtype | str) -> Any:
     """
     try:
         model, loaded = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, local_files_only=True, output_loading_info=True
+            path, dtype=dtype, local_files_only=True, output_loading_info=True, trust_remote_code=False
         )
     except RuntimeError:  # an expert's tensor may be missing, which is not named
         with contextlib.suppress(OSError):  # there is no file of the usual name

@@ -31,7 +31,7 @@ from training.policy_model import (
     choose_packing,
     head_size,
     pair_cost,
-    why_no_positions,
+    why_no_training,
 )
 from training.rank_zero import read_on_rank_zero
 from training.sequence_parallel import SequenceRanks, make_sequence_ranks, why_no_sequence_parallel
@@ -68,7 +68,7 @@ def load_policy(
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
     packing = choose_packing(training.packing, model)
-    if (reason := why_no_positions(model.config, config.sampling.max_context_tokens)) is not None:
+    if (reason := why_no_training(settings, config.sampling.max_context_tokens)) is not None:
         raise ValueError(f"{path}: {reason}")
     on_gpu = device.type == "cuda"
     if on_gpu if training.activation_checkpointing is None else training.activation_checkpointing:

@@ -271,6 +271,23 @@ def why_no_positions(settings: Any, num_tokens: int) -> str | None:
     )
 
 
+def why_quantised(settings: Any) -> str | None:
+    """Return why a directory's weights cannot be trained if they are quantised, None if they are not."""
+    found = getattr(settings, "quantization_config", None)
+    if not found:
+        return None
+    method = found.get("quant_method") if isinstance(found, dict) else getattr(found, "quant_method", None)
+    return f"its weights are quantised ({method or 'see quantization_config'}); use the model's bfloat16 weights"
+
+
+def why_no_training(settings: Any, num_tokens: int) -> str | None:
+    """Return why a model cannot be trained with chains of up to `num_tokens`, None if it can.
+
+    `settings`: transformers' of the directory.
+    """
+    return why_quantised(settings) or why_no_positions(settings.get_text_config(), num_tokens)
+
+
 def choose_packing(wanted: str, model: Any) -> Packing:
     """Return the packing; `auto` is `tree` if it is exact for this model, else `padded`.
 

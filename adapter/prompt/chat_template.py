@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from adapter.conversation import Message, Tool, ToolCall
-from adapter.prompt.model_files import read_json
 from ratchet.errors import ConfigError
+from ratchet.model_directory import read_chat_template, read_model_json
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -74,11 +74,13 @@ class ChatTemplate:
         self.reads_clock = "strftime_now" in source
         self.literals = tuple(dict.fromkeys(re.findall(r"""['"]([^'"\n\\]{2,40})['"]""", _renamed(source, alias))))
         self._variables = _special_variables(model_path, alias)
-        compiled = _compile(_renamed(source, alias))
+        compiled = _compile(_renamed(source, alias), model_path)
         self.marks = _marks(compiled, _renamed(source, alias))
         self._compiled: Callable[..., str] = compiled.render
         self._late_system = True
         self._appends_to_results = False
+        self._names_in_ids = self._null_content = self._text_arguments = False
+        self._require_question(model_path)
         self._find_call_form()
         self._late_system = self._renders_late_system()
         self._appends_to_results = self._drops_thinking_beside_tools()
@@ -87,8 +89,6 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = (), generation_prompt: bool = False) -> str:
         """Render messages and tools. Raises TemplateRefusedError."""
-        from jinja2 import TemplateError
-
         try:
             return self._compiled(
                 messages=self._converted(messages),
@@ -98,7 +98,7 @@ class ChatTemplate:
                 **self._variables,
                 **self.kwargs,
             )
-        except (TemplateError, TypeError, ValueError, AttributeError, KeyError, RecursionError) as error:
+        except Exception as error:  # a template is a program of the model's authors, and may raise anything
             raise TemplateRefusedError(f"the model's chat template cannot render this conversation: {error}") from error
 
     def _converted(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -121,6 +121,15 @@ class ChatTemplate:
             else:
                 converted.append(one)
         return converted
+
+    def _require_question(self, model_path: Path) -> None:
+        """Raise ConfigError if the template does not even show a question."""
+        try:
+            reason = "" if "zxqj" in self.render([Message("user", "zxqj")]) else "its text is not in the prompt"
+        except TemplateRefusedError as error:
+            reason = str(error.__cause__)
+        if reason:
+            raise ConfigError(f"the chat template of {model_path} shows no question: {reason}; give the model's own")
 
     def _shows_call(self) -> bool:
         """Whether the template shows a tool call of an answer without text."""
@@ -178,13 +187,8 @@ class ChatTemplate:
 
 
 def _source(model_path: Path) -> str:
-    file = model_path / "chat_template.jinja"
-    if file.exists():
-        return file.read_text()
-    template = read_json(model_path, "tokenizer_config.json", required=False).get("chat_template")
-    if isinstance(template, list):
-        template = next((one["template"] for one in template if one.get("name") == "default"), None)
-    if not isinstance(template, str):
+    template = read_chat_template(model_path)
+    if template is None:
         raise ConfigError(
             f"model directory {model_path} has no chat template (chat_template.jinja); use an instruction-tuned model"
         )
@@ -198,13 +202,18 @@ def _renamed(text: str, alias: Mapping[str, str]) -> str:
     return re.sub("|".join(map(re.escape, names)), lambda found: alias[found[0]], text)
 
 
-def _compile(template: str) -> "Template":
+def _compile(template: str, model_path: Path) -> "Template":
     """Compile in Hugging Face's Jinja environment (sandboxed, `tojson`, `raise_exception`, `strftime_now`, loop
-    controls).
+    controls). Raises ConfigError if the template has an error of syntax.
     """
+    from jinja2 import TemplateError, TemplateSyntaxError
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
-    compiled: Template = _compile_jinja_template(template)
+    try:
+        compiled: Template = _compile_jinja_template(template)
+    except TemplateError as error:
+        line = f", line {error.lineno}" if isinstance(error, TemplateSyntaxError) else ""
+        raise ConfigError(f"the chat template of {model_path} cannot be compiled: {error}{line}") from error
     return compiled
 
 
@@ -218,7 +227,7 @@ def _marks(compiled: "Template", source: str) -> tuple[str, ...]:
 def _special_variables(model_path: Path, alias: Mapping[str, str]) -> dict[str, str]:
     """`bos_token` and the like, which templates may use as variables."""
     values = {}
-    for name, value in read_json(model_path, "tokenizer_config.json", required=False).items():
+    for name, value in read_model_json(model_path, "tokenizer_config.json", required=False).items():
         text = value.get("content") if isinstance(value, dict) else value
         if name.endswith("_token") and isinstance(text, str):
             values[name] = alias.get(text, text)

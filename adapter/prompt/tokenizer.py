@@ -14,14 +14,17 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from adapter.prompt.fast_tokenizer import FastTokenizer
-from adapter.prompt.model_files import read_json
 from ratchet.errors import ConfigError
+from ratchet.model_directory import read_model_json
 from ratchet.store.arrays import Ids
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 _CACHED_FROM_CHARS = 1024  # tokenising a shorter stretch is faster than caching it
 _MAX_CACHED_CHARS = 16_000_000
@@ -37,14 +40,14 @@ class PolicyTokenizer:
     """
 
     def __init__(self, model_path: Path) -> None:
-        """Raises ConfigError if the directory has no tokenizer, or if its added tokens cannot be renamed."""
-        from tokenizers import Tokenizer
-
-        plain = read_json(model_path, "tokenizer.json")
-        self.plain = Tokenizer.from_str(json.dumps(plain))
+        """Raises ConfigError if the directory has no tokenizer, or another model's, or if its added tokens cannot be
+        renamed.
+        """
+        plain = read_model_json(model_path, "tokenizer.json")
+        self.plain = _made(plain, model_path)
         nonce = secrets.token_hex(8)
         self.alias = {token["content"]: f"\x01{nonce}:{token['id']}\x02" for token in plain.get("added_tokens", [])}
-        self._tokenizer = Tokenizer.from_str(json.dumps(_renamed(plain, self.alias, model_path)))
+        self._tokenizer = _made(_renamed(plain, self.alias, model_path), model_path)
         self._fast: FastTokenizer | None = None
         self.slow_reason: str | None = None
         try:
@@ -55,7 +58,8 @@ class PolicyTokenizer:
         self._some_alias = next(iter(self.alias.values()), "")
         self._marks_start = self._gives_others_at_start()
         self.added = re.compile("(" + ("|".join(map(re.escape, self.alias.values())) or r"(?!)") + ")")
-        self.end_ids = frozenset(_end_ids(model_path))
+        self.end_ids = frozenset(one for one in _end_ids(model_path) if self.has_id(one))
+        self._require_fit(model_path)
         self._cache: OrderedDict[tuple[str, bool], Ids] = OrderedDict()
         self._cache_chars = 0
         self._lock = threading.Lock()
@@ -68,6 +72,18 @@ class PolicyTokenizer:
     def has_id(self, token_id: int) -> bool:
         """Return whether the tokenizer has a token of this id."""
         return self._tokenizer.id_to_token(token_id) is not None
+
+    def _require_fit(self, model_path: Path) -> None:
+        """Raise ConfigError if the model's vocabulary is smaller than the tokenizer's, without its added tokens."""
+        config = read_model_json(model_path, "config.json", required=False)
+        text = config.get("text_config")
+        limit = (text if isinstance(text, dict) else config).get("vocab_size")
+        size = self.plain.get_vocab_size(with_added_tokens=False)
+        if isinstance(limit, int) and size > limit:
+            raise ConfigError(
+                f"tokenizer.json of {model_path} has {size:,} tokens, and vocab_size in config.json is {limit:,}: the "
+                "files are of different models"
+            )
 
     def encode(self, text: str, at_start: bool = True) -> Ids:
         """Return int32 [T], equal to `encode_whole` of the text.
@@ -136,6 +152,16 @@ class PolicyTokenizer:
         return ids
 
 
+def _made(description: dict[str, Any], model_path: Path) -> "Tokenizer":
+    """Make the tokenizer that a tokenizer.json describes. Raises ConfigError if it describes none."""
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_str(json.dumps(description))
+    except Exception as error:  # the library raises no narrower class
+        raise ConfigError(f"tokenizer.json of {model_path} describes no tokenizer: {error}") from error
+
+
 def _renamed(tokenizer: dict[str, Any], alias: dict[str, str], model_path: Path) -> dict[str, Any]:
     """Return tokenizer.json with aliases as the names of its added tokens.
 
@@ -160,6 +186,6 @@ def _renamed(tokenizer: dict[str, Any], alias: dict[str, str], model_path: Path)
 def _end_ids(model_path: Path) -> set[int]:
     found: set[int] = set()
     for name in ("generation_config.json", "config.json"):
-        value = read_json(model_path, name, required=False).get("eos_token_id")
-        found.update(value if isinstance(value, list) else [value] if isinstance(value, int) else [])
+        value = read_model_json(model_path, name, required=False).get("eos_token_id")
+        found.update(one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int))
     return found

@@ -1,6 +1,8 @@
 """`ratchet models check` finds what fits a model by trying it, and names what does not."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,8 @@ from stack.run_size import describe_run
 from tests.standins.wrapped_model import EXPERTS, TEXT, make_wrapped_model
 from tests.unit.training.test_gradients import MOE, TINY, make_architecture
 from training.memory_estimate import engine_gib, learner_gib, read_sizes
+from training.model_files import read_settings
+from training.policy_model import why_no_training
 
 pytestmark = pytest.mark.filterwarnings(  # of vLLM's import
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning", "ignore::SyntaxWarning"
@@ -106,3 +110,25 @@ def test_the_size_and_replay_of_experts_are_named(tmp_path: Path) -> None:
     run = RunConfig.model_validate(config)
     lines = describe_run(run, place(run, 1, {LOCAL: 0}), {LOCAL: 0})
     assert any("GiB of routed experts (8 bytes per token), until trained" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"quantization_config": {"quant_method": "fp8"}}, "its weights are quantised (fp8)"),
+        ({"num_attention_heads": 0}, "a model of this form cannot be trained here"),
+        ({"hidden_size": "big"}, "hidden_size"),
+        ({"rope_scaling": {"rope_type": "nope"}}, "nope"),
+        ({"quantization_config": "fp8"}, "AttributeError"),
+        ({"model_type": "x", "auto_map": {"AutoConfig": "configuration_x.X"}}, "needs code of its own (auto_map)"),
+    ],
+)
+def test_a_config_that_cannot_be_trained_is_a_problem(tmp_path: Path, config: dict[str, Any], says: str) -> None:
+    """Also if transformers computes with the fields before it looks at them."""
+    path = make_architecture("Qwen3ForCausalLM", tmp_path)
+    file = path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | config))
+    (found,) = [one for one in _training(path, 4096) if one.name == "training"]
+    assert found.is_problem and says in found.text
+    if "quantised" in says:
+        assert says in str(why_no_training(read_settings(path), 100))
