@@ -1,7 +1,7 @@
 """Log exceptions that no rule explains, once per kind, where the caller waits and tries again.
 
-Such a caller takes any exception for an outage, because a list of outages is never complete. A bug of this program would
-be waited for, too: the log has its traceback.
+Such a caller takes any exception for an outage, because a list of outages is never complete. A bug of this program
+would be waited for, too: the log has its traceback.
 """
 
 import traceback
