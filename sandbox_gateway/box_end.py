@@ -19,6 +19,19 @@ def boxd_pids(directory: Path) -> list[int]:
     return found
 
 
+def living_boxes(root_directory: Path) -> list[Path]:
+    """Return the directories of the boxes of a gateway's root directory whose boxd lives."""
+    boxes = (root_directory / "boxes").resolve()
+    found = set()
+    for process in os.listdir("/proc"):
+        if process.isdigit():
+            with contextlib.suppress(OSError):
+                directory = Path(os.readlink(f"/proc/{process}/cwd"))
+                if directory.parent == boxes:
+                    found.add(directory)
+    return sorted(found)
+
+
 def kill_processes(directory: Path, timeout_seconds: float) -> list[psutil.Process]:
     """Kill the boxd of a box's directory and all processes below it, also suspended ones; return those that have not
     ended in time.
