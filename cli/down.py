@@ -52,3 +52,14 @@ def _left(number: int, is_asked: bool) -> str:
         f"; sandboxes of open rollouts run on until their time to live ({number}): `ratchet up` goes on with them, "
         "`ratchet down --boxes` ends them"
     )
+
+
+async def kill_stack_boxes(environment: dict[str, str]) -> int:
+    from activities.sandboxes.e2b import E2BProvider
+
+    provider = E2BProvider(environment["E2B_API_KEY"], environment["E2B_API_URL"], environment["E2B_SANDBOX_URL"])
+    listed = await provider.list({})
+    for info in listed:
+        await provider.kill(info.id)
+    await provider.close()
+    return len(listed)
