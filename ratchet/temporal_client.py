@@ -56,6 +56,10 @@ async def connect_temporal(
             request = ListWorkflowExecutionsRequest(namespace=client.namespace, page_size=1)
             await client.workflow_service.list_workflow_executions(request)
             return client
+        except ValueError as error:
+            raise MachineError(
+                f"TEMPORAL_ADDRESS: {arguments['target_host']!r} is no address ({error}); expected HOST:PORT"
+            ) from None
         except (RuntimeError, RPCError) as error:
             if asyncio.get_running_loop().time() > deadline:
                 refused = "Connection refused" in str(error)  # deep in the SDK's words
