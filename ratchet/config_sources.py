@@ -28,7 +28,7 @@ from ratchet.vime_names import (
     settings_of_vllm_args,
     value_of,
 )
-from ratchet.yaml_text import UNREADABLE, parse_yaml, read_yaml, why_unreadable
+from ratchet.yaml_text import NOT_YAML, parse_yaml, read_yaml, why_unreadable
 
 _OTHER_DISTRIBUTIONS = (
     "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias",
@@ -114,7 +114,7 @@ def _yaml_or_text(text: str) -> Any:
     `{problem_statement}`."""
     try:
         return parse_yaml(text)
-    except UNREADABLE:
+    except NOT_YAML:
         return text
 
 
@@ -122,7 +122,7 @@ def _parsed(name: str, text: str) -> Any:
     """Parse a variable as YAML; the values of an object become text. Raises ConfigError."""
     try:
         value = parse_yaml(text)
-    except UNREADABLE as error:
+    except NOT_YAML as error:
         if name == EXTRA_ENVS_VARIABLE:
             raise ConfigError(f"{name} is not a JSON object") from None
         raise ConfigError(f"{name}: {text[:80]!r} cannot be read: {why_unreadable(error)}") from None

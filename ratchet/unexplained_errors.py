@@ -1,4 +1,4 @@
-"""Log exceptions that no rule explains, once per kind, where the caller waits and tries again.
+"""Log exceptions that no rule explains, once per kind, for callers that wait and try again.
 
 Such a caller takes any exception for an outage, because a list of outages is never complete. A bug of this program
 would be waited for, too: the log has its traceback.

@@ -7,7 +7,7 @@ import yaml
 
 from ratchet.errors import ConfigError
 
-UNREADABLE = (yaml.YAMLError, ValueError, RecursionError)
+NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)
 """What PyYAML raises for a text: ValueError for an impossible date or an integer of thousands of digits."""
 _MERGE = "tag:yaml.org,2002:merge"
 
@@ -27,7 +27,7 @@ class _OnceLoader(yaml.SafeLoader):
 
 
 def parse_yaml(text: str) -> Any:
-    """Parse a text. Raises one of UNREADABLE."""
+    """Parse a text. Raises one of NOT_YAML."""
     return yaml.load(text, _OnceLoader)  # a SafeLoader
 
 
@@ -46,7 +46,7 @@ def read_yaml(path: Path, remedy: str = "") -> Any:
         ) from None
     try:
         return parse_yaml(text)
-    except UNREADABLE as error:
+    except NOT_YAML as error:
         raise ConfigError(f"{path}: is not YAML: {why_unreadable(error)}") from None
 
 

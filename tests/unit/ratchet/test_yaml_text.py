@@ -1,4 +1,4 @@
-"""Files that a person has written: whatever is wrong with them is one sentence that names file and remedy."""
+"""Files that a person has written: what is wrong with them is one sentence that names file and remedy."""
 
 from pathlib import Path
 
