@@ -5,6 +5,7 @@ Only errors that `ratchet.errors` marks as retryable are retried; any other erro
 
 import asyncio
 import contextlib
+import errno
 import functools
 import random
 import time
@@ -16,13 +17,45 @@ from typing import Any, ParamSpec, TypeVar
 import structlog
 from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
+from temporalio.service import RPCError, RPCStatusCode
 
 from ratchet.background_task import running_beside
-from ratchet.errors import BugError, RatchetError, SandboxBusyError
+from ratchet.errors import BugError, RatchetError, SandboxBusyError, TemporalUnavailableError, WorkerHostError
 from ratchet.secrets import without_secrets
 from ratchet.storable_text import storable_text
+from ratchet.temporal_client import one_line
 
 _LOG = structlog.get_logger()
+
+_OF_THE_MACHINE = frozenset(
+    {
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EROFS,
+        errno.EIO,
+        errno.ESTALE,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.EAGAIN,
+        errno.ENODEV,
+        errno.ENXIO,
+        errno.ETIMEDOUT,
+        errno.EHOSTDOWN,
+        errno.ENOTCONN,
+    }
+)
+"""What a disk, a mount or a machine without room answers. A missing file or right may be a mistake of this program."""
+_REFUSED_FOR_ITS_CONTENT = frozenset(
+    {
+        RPCStatusCode.INVALID_ARGUMENT,
+        RPCStatusCode.NOT_FOUND,
+        RPCStatusCode.ALREADY_EXISTS,
+        RPCStatusCode.FAILED_PRECONDITION,
+        RPCStatusCode.OUT_OF_RANGE,
+        RPCStatusCode.UNIMPLEMENTED,
+    }
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,10 +79,29 @@ def _as_application_error(error: RatchetError, seconds: float) -> ApplicationErr
     )
 
 
+def _logged_bug(name: str, error: Exception) -> BugError:
+    """Log the exception that is being handled, with its traceback, and return the error of its stage."""
+    _LOG.error("bug", stage=name, traceback=without_secrets(traceback.format_exc()))
+    return BugError(f"{name}: {type(error).__name__}: {error}")
+
+
+def _outage(name: str, error: OSError | RPCError) -> RatchetError | None:
+    """Return the error of a machine or a server that may work again later; None for a mistake of this program."""
+    if isinstance(error, RPCError):
+        if error.status in _REFUSED_FOR_ITS_CONTENT:
+            return None
+        return TemporalUnavailableError(f"{name}: Temporal does not answer: {one_line(error)}")
+    if error.errno not in _OF_THE_MACHINE:
+        return None
+    at = f" ({error.filename})" if error.filename is not None else ""
+    return WorkerHostError(f"{name}: the worker's machine refuses a file{at}: {error.strerror}")
+
+
 def activity_stage(name: str) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R]]]:
     """Declare a method as the activity type `name`, and turn what it raises into ApplicationError.
 
-    An exception that is no RatchetError is logged and becomes a BugError.
+    An answer of the machine or of Temporal that may change is tried again. Any other exception that is no RatchetError
+    is logged and becomes a BugError.
     """
 
     def declare(method: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
@@ -61,10 +113,14 @@ def activity_stage(name: str) -> Callable[[Callable[P, Awaitable[R]]], Callable[
             # From None: Temporal stores the causes of an error, too, and their stack traces.
             except RatchetError as error:
                 raise _as_application_error(error, time.monotonic() - started) from None
+            except (OSError, RPCError) as error:
+                seconds = time.monotonic() - started
+                if (outage := _outage(name, error)) is None:
+                    raise _as_application_error(_logged_bug(name, error), seconds) from None
+                _LOG.warning("stage cannot go on now", stage=name, reason=str(outage))
+                raise _as_application_error(outage, seconds) from None
             except Exception as error:
-                _LOG.error("bug", stage=name, traceback=without_secrets(traceback.format_exc()))
-                bug = BugError(f"{name}: {type(error).__name__}: {error}")
-                raise _as_application_error(bug, time.monotonic() - started) from None
+                raise _as_application_error(_logged_bug(name, error), time.monotonic() - started) from None
 
         return activity.defn(name=name)(run)
 

@@ -4,10 +4,12 @@ from typing import Annotated, Any
 
 import typer
 
+from ratchet.bounded_numbers import MAX_ROWS
+
 
 def advise(
     run: Annotated[str | None, typer.Argument(help="The run; by default the newest.")] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Look at so many of the newest trained steps.")] = 20,
+    steps: Annotated[int, typer.Option(min=1, max=MAX_ROWS, help="Look at so many of the newest trained steps.")] = 20,
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Say where the rollout-hours of a run went, what a trained token costs, and which setting would change it most.

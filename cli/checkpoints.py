@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ratchet.bounded_numbers import LARGEST_INTEGER
+
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -45,7 +47,9 @@ def list_all(run: RunArgument, json: Annotated[bool, typer.Option("--json")] = F
 def export_checkpoint_command(
     run: RunArgument,
     directory: Annotated[Path, typer.Argument(help="Directory to create; it must not exist.")],
-    step: Annotated[int | None, typer.Option(help="Step of the checkpoint. Default: the newest.")] = None,
+    step: Annotated[
+        int | None, typer.Option(min=0, max=LARGEST_INTEGER, help="Step of the checkpoint. Default: the newest.")
+    ] = None,
 ) -> None:
     """Write a checkpoint's weights, tokenizer and chat template as a Hugging Face directory. Needs no learner and no
     GPU.

@@ -31,8 +31,16 @@ _INDENT = 4
 _SHORTEST_CUT = 12
 """Characters of the last column that must be left of it; otherwise it follows below."""
 
+
 # `make train` sets RATCHET_STARTED (seconds since the epoch), so that its commands share one clock.
-_STARTED = float(os.environ.get("RATCHET_STARTED") or time.time())
+def _started_at() -> float:
+    try:
+        return float(os.environ.get("RATCHET_STARTED") or time.time())
+    except ValueError:  # which only shows in the seconds of progress
+        return time.time()
+
+
+_STARTED = _started_at()
 
 
 def say(text: str) -> None:
@@ -91,11 +99,11 @@ def print_table(title: str, columns: list[str], rows: list[list[str]], *, breaks
     for row in rows:
         *others, last = row[:shown]
         breaks = breaks_last and shown == len(columns)
-        for line in (textwrap.wrap(last, widths[-1]) if breaks else []) or [last]:
+        for line in (textwrap.wrap(last, max(1, widths[-1])) if breaks else []) or [last]:
             print_line(_padded([*others, line], widths))
             others = [""] * len(others)
         below = "; ".join(f"{name} {cell}" for name, cell in zip(columns[shown:], row[shown:], strict=True) if cell)
-        for line in textwrap.wrap(below, console.width - _INDENT):
+        for line in textwrap.wrap(below, max(_SHORTEST_CUT, console.width - _INDENT)):
             print_line(" " * _INDENT + line)
 
 

@@ -4,17 +4,24 @@ from typing import Annotated
 
 import typer
 
+_END_SECONDS = 10.0
+
 
 def down(
     boxes: Annotated[
         bool, typer.Option("--boxes", help="Also stop the sandboxes; rollouts in flight boot new ones later.")
     ] = False,
 ) -> None:
-    """Stop the local stack. Everything stored stays; `ratchet up` continues from there."""
+    """Stop the local stack. Everything stored stays; `ratchet up` continues from there.
+
+    Sandboxes of open rollouts run on until their time to live, so that their agents' work is not lost: after `ratchet
+    up` the rollouts go on in them.
+    """
     import asyncio
 
     from cli.console import say
     from ratchet.errors import RatchetError
+    from sandbox_gateway.box_end import kill_processes, living_boxes
     from stack.parts import Stack
     from stack.supervisor import Supervisor
 
@@ -29,7 +36,22 @@ def down(
             say(f"could not stop sandboxes ({error}); they expire at their TTL")
     say("stopping the stack; runs that are open go on after `ratchet up`")
     supervisor.down()
-    say("the stack is down")
+    living = living_boxes(stack.home / "boxes")
+    if boxes:  # the gateway was down before, or did not answer
+        living = [directory for directory in living if kill_processes(directory, _END_SECONDS)]
+    say("the stack is down" + _left(len(living), boxes))
+
+
+def _left(number: int, is_asked: bool) -> str:
+    """Return what is said of sandboxes whose processes live. `is_asked`: they were to end."""
+    if not number:
+        return ""
+    if is_asked:
+        return f"; {number} sandboxes could not be ended yet; `ratchet up` and `ratchet down --boxes` try again"
+    return (
+        f"; sandboxes of open rollouts run on until their time to live ({number}): `ratchet up` goes on with them, "
+        "`ratchet down --boxes` ends them"
+    )
 
 
 async def kill_stack_boxes(environment: dict[str, str]) -> int:

@@ -5,6 +5,13 @@ from typing import Annotated, Any
 
 import typer
 
+from ratchet.bounded_numbers import LARGEST_INTEGER
+
+Temperatures = Annotated[list[float] | None, typer.Option(min=0, max=100, help="0 is greedy. Repeatable. Default: 1.")]
+Samples = Annotated[
+    int, typer.Option(min=1, max=LARGEST_INTEGER, help="Rollouts of each task at each temperature above 0.")
+]
+
 
 def evaluate(
     what: Annotated[
@@ -20,8 +27,8 @@ def evaluate(
         str | None, typer.Option(help="JSON fields that each request to the endpoint has besides; null leaves one out.")
     ] = None,
     dataset: Annotated[list[Path] | None, typer.Option(help="Evaluate these tasks instead. Repeatable.")] = None,
-    temperature: Annotated[list[float] | None, typer.Option(help="0 is greedy. Repeatable. Default: 1.")] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Rollouts of each task at each temperature above 0.")] = 1,
+    temperature: Temperatures = None,
+    samples: Samples = 1,
     new: Annotated[bool, typer.Option("--new", help="Do not continue an unfinished one with equal settings.")] = False,
     engine_set: Annotated[str | None, typer.Option(help="Use engines of this set, not the config's.")] = None,
     compare: Annotated[

@@ -4,6 +4,8 @@ from typing import Annotated
 
 import typer
 
+from ratchet.bounded_numbers import MAX_ROWS
+
 
 def groups(
     run_id: Annotated[
@@ -14,7 +16,7 @@ def groups(
         typer.Option(help="open, ready, planned, trained, no_signal, expired, failed, discarded or cancelled."),
     ] = None,
     purpose: Annotated[str | None, typer.Option(help="train or eval.")] = None,
-    limit: Annotated[int, typer.Option(help="Maximum number of groups, newest first.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_ROWS, help="Maximum number of groups, newest first.")] = 50,
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """List a run's groups, newest first, with what each waits for or why it ended.

@@ -4,13 +4,15 @@ from typing import Annotated
 
 import typer
 
+from ratchet.bounded_numbers import MAX_ROWS
+
 
 def logs(
     part: Annotated[
         str, typer.Argument(help="A part as in `ratchet status`, or supervisord; without one: a list.")
     ] = "",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines.")] = False,
-    lines: Annotated[int, typer.Option(help="Number of lines to print.")] = 100,
+    lines: Annotated[int, typer.Option(min=0, max=MAX_ROWS, help="Number of lines to print.")] = 100,
 ) -> None:
     """Print the last lines of a part's log. Lines in JSON (RATCHET_LOG_FORMAT) are printed as text."""
     import contextlib

@@ -5,6 +5,7 @@ their functions, so that `--help` stays fast.
 """
 
 import atexit
+import contextlib
 import os
 import sys
 from typing import Annotated, NoReturn
@@ -193,11 +194,36 @@ def main() -> NoReturn:
     Threads of Temporal's SDK outlive the event loop and abort the process (exit code 134) if they run while the
     interpreter is finalised: temporalio/sdk-python#300. Functions registered with atexit run first.
     """
+    _open_closed_streams()
     code = run_app()
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        code = _report(error) if code == 0 else code
+    with contextlib.suppress(OSError):
+        sys.stderr.flush()
     os._exit(code)
+
+
+def _open_closed_streams() -> None:
+    """Let a command that was started without a standard stream, as by `>&-`, write to nowhere. It opens the lowest free
+    descriptor, so that no other file gets that of the stream.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+
+
+def _report(error: OSError) -> int:
+    """Print what this machine refuses, as one sentence: a full or read-only disk, a missing right. Return the exit
+    code.
+    """
+    names = [repr(str(name)) for name in (error.filename, error.filename2) if name is not None]
+    reason = error.strerror or type(error).__name__
+    with contextlib.suppress(OSError):
+        print(f"ratchet: this machine refuses {' and '.join(names) or 'a file'}: {reason}", file=sys.stderr)
+    return 1
 
 
 def run_app() -> int:
@@ -207,6 +233,11 @@ def run_app() -> int:
     except RatchetError as error:
         print(f"ratchet: {error}", file=sys.stderr)
         return error.cli_exit_code
+    except OSError as error:
+        is_part = sys.argv[1:2] in [[part.__name__.replace("_", "-")] for part in PARTS]
+        if is_part or error.errno is None:  # the log of a part has the traceback
+            raise
+        return _report(error)
     except ValueError as error:
         from pydantic import ValidationError
 

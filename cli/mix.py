@@ -4,10 +4,12 @@ from typing import Annotated
 
 import typer
 
+from ratchet.bounded_numbers import MAX_ROWS
+
 
 def mix(
     run: Annotated[str | None, typer.Argument(help="The run; by default the newest.")] = None,
-    last: Annotated[int, typer.Option(min=1, help="Print so many of the newest steps.")] = 5,
+    last: Annotated[int, typer.Option(min=1, max=MAX_ROWS, help="Print so many of the newest steps.")] = 5,
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Show groups and mean rewards of each step by dataset and by family of tasks; --json has all steps."""

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ratchet.bounded_numbers import LARGEST_INTEGER
+
 if TYPE_CHECKING:
     from adapter.prompt.parser_choice import FittingParser
     from adapter.prompt.renderer import Renderer
@@ -38,7 +40,9 @@ def _group() -> None:
 @models_app.command("check")
 def check_model(
     directory: Annotated[Path, typer.Argument(help="A Hugging Face model directory.")],
-    bin_tokens: Annotated[int, typer.Option(help="Tokens of one forward pass, for the memory.")] = 32_768,
+    bin_tokens: Annotated[
+        int, typer.Option(min=1, max=LARGEST_INTEGER, help="Tokens of one forward pass, for the memory.")
+    ] = 32_768,
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Say whether a model can be served, captured exactly and trained, and which settings fit it.

@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ratchet.bounded_numbers import MAX_ROWS
+
 if TYPE_CHECKING:
     from ratchet.store.views.rollout_list import RolloutLine
 
@@ -18,11 +20,11 @@ def rollouts(
     purpose: Annotated[str | None, typer.Option(help="train or eval.")] = None,
     task: Annotated[str | None, typer.Option(help="A part of the task's label.")] = None,
     reason: Annotated[str | None, typer.Option(help="A part of the outcome's reason.")] = None,
-    reward: Annotated[float | None, typer.Option(help="Exactly this reward.")] = None,
+    reward: Annotated[float | None, typer.Option(min=-1e9, max=1e9, help="Exactly this reward.")] = None,
     flagged: Annotated[
         bool, typer.Option("--flagged", help="Only rollouts whose grade has flags, or was rejected.")
     ] = False,
-    limit: Annotated[int, typer.Option(help="Maximum number of rollouts, newest first.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_ROWS, help="Maximum number of rollouts, newest first.")] = 50,
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """List a run's rollouts with outcome and reward."""

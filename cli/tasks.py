@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ratchet.bounded_numbers import LARGEST_INTEGER, MAX_ROWS
+
 if TYPE_CHECKING:
     from ratchet.config import DatasetConfig
     from ratchet.grading_payloads import AdmitInput, AdmitResult
@@ -137,7 +139,7 @@ def list_(
     dataset: Annotated[
         Path | None, typer.Argument(help="Dataset whose tasks are listed. Default: list the datasets.")
     ] = None,
-    limit: Annotated[int, typer.Option(help="Maximum number of rows.")] = 200,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_ROWS, help="Maximum number of rows.")] = 200,
     json: Json = False,
 ) -> None:
     """List datasets, or the tasks of one with the results of admission."""
@@ -199,16 +201,20 @@ def show_task_command(task: Annotated[str, typer.Argument(help="The task's id or
 @tasks_app.command()
 def admit(
     dataset: Dataset,
-    repeats: Annotated[int, typer.Option(min=1, help="Number of grades of the gold and of the empty patch.")] = 3,
+    repeats: Annotated[
+        int, typer.Option(min=1, max=1000, help="Number of grades of the gold and of the empty patch.")
+    ] = 3,
     only: Annotated[
         list[str] | None, typer.Option("--only", help="Label of a task; repeatable. Default: all tasks.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="Use only this many rows from the start.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, max=LARGEST_INTEGER, help="Use only this many rows from the start.")
+    ] = None,
     again: Annotated[
         bool, typer.Option("--again", help="Examine tasks again that the current graders have examined.")
     ] = False,
-    window: Annotated[int, typer.Option(min=1, help="Number of tasks examined in parallel.")] = 2,
-    eval_seconds: Annotated[float, typer.Option(help="Time limit of the tests, in seconds.")] = 600,
+    window: Annotated[int, typer.Option(min=1, max=1000, help="Number of tasks examined in parallel.")] = 2,
+    eval_seconds: Annotated[float, typer.Option(min=1, max=1e9, help="Time limit of the tests, in seconds.")] = 600,
     input_key: InputKey = "prompt",
     label_key: LabelKey = "label",
     metadata_key: MetadataKey = "metadata",

@@ -9,7 +9,7 @@ from ratchet.config import TINY, TINY_POLICIES
 
 
 def make_tiny_policy_command(
-    seed: Annotated[int, typer.Option(help="Seed of the warm start.")] = 0,
+    seed: Annotated[int, typer.Option(min=-(2**63), max=2**63 - 1, help="Seed of the warm start.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Output directory. Default: inside the state directory.")] = None,
     name: Annotated[str, typer.Option(help=f"{' or '.join(TINY_POLICIES)}, as in a config's `model`.")] = TINY,
 ) -> None:

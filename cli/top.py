@@ -4,12 +4,14 @@ from typing import Annotated
 
 import typer
 
+from ratchet.bounded_numbers import MAX_ROWS
+
 
 def top(
     run_id: Annotated[
         str | None, typer.Argument(help="A run of `ratchet runs`; by default the newest open one.", metavar="RUN")
     ] = None,
-    limit: Annotated[int, typer.Option(help="Maximum number of rollouts.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_ROWS, help="Maximum number of rollouts.")] = 20,
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """List open rollouts by how long they have been in their stage: who waits for what, and since when.

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ratchet.bounded_numbers import MAX_ROWS
+
 if TYPE_CHECKING:
     from stack.parts import Stack
     from viewer.settings import ViewerSettings
@@ -17,7 +19,9 @@ def view(
     export: Annotated[
         Path | None, typer.Option(help="Write the target's pages to this directory instead; they need no server.")
     ] = None,
-    max_rollouts: Annotated[int, typer.Option(help="Newest rollouts that the export of a run contains.")] = 200,
+    max_rollouts: Annotated[
+        int, typer.Option(min=1, max=MAX_ROWS, help="Newest rollouts that the export of a run contains.")
+    ] = 200,
     host: Annotated[
         str | None, typer.Option(help="Address to listen on, by default RATCHET_VIEWER_HOST or loopback.")
     ] = None,

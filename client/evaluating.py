@@ -14,7 +14,7 @@ from uuid import uuid4
 from client.steering import wake_run
 from ratchet.config import RunConfig
 from ratchet.config_sources import load_config, resolve_config
-from ratchet.errors import ConfigError
+from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
 from ratchet.run_names import newest_steps, step_number
 from ratchet.solve_rates import compare
 from ratchet.store import evaluation_report, evaluations, runs
@@ -26,6 +26,7 @@ from stack.follow_run import start_run, watch_run
 from stack.parts import Stack
 from stack.progress import ReportProgress
 from stack.startup import bring_up
+from stack.supervisor import Supervisor
 
 _POLL_SECONDS = 1.0
 
@@ -164,28 +165,47 @@ async def _evaluate_open_run(
         labels = list(dict.fromkeys(asked))  # a temperature that is named twice is evaluated once
         say(f"run {row.run_id} is evaluated at its next step boundary: {', '.join(labels)}")
         await wake_run(stack, row.run_id)
-        line = ""
+        is_away, line = False, ""
         while True:
-            async with database.begin() as connection:
-                begun = await evaluations.begun_evaluations(connection, row.run_id)
-                found = await runs.get_run(connection, row.run_id)
+            try:
+                async with database.begin() as connection:
+                    begun = await evaluations.begun_evaluations(connection, row.run_id)
+                    found = await runs.get_run(connection, row.run_id)
+            except StoreUnavailableError as error:  # the run waits for it, too
+                await _require_up(stack, row.run_id)
+                if not is_away:
+                    say(f"{error}; the evaluation goes on when it does")
+                is_away = True
+                await asyncio.sleep(_POLL_SECONDS)
+                continue
+            is_away = False
+            assert found is not None
             ended = {one.label for one in begun if one.has_ended}
             if set(labels) <= ended:
                 return await read_reports(stack, row.run_id, labels)
-            assert found is not None
-            waiting = [label for label in labels if label not in {one.label for one in begun}]
-            if found.state == RunState.PAUSED and waiting:
-                raise ConfigError(
-                    f"run {row.run_id} is paused ({found.state_reason}): {', '.join(waiting)} is kept, "
-                    f"and begins after `ratchet resume {row.run_id}`"
-                )
-            if found.state not in (RunState.RUNNING, RunState.PAUSED):
-                raise ConfigError(f"run {row.run_id} is {found.state}: {found.state_reason}")
+            _require_going_on(found, [label for label in labels if label not in {one.label for one in begun}])
             now = f"step {found.step}: {len(set(labels) & ended)} of {len(labels)} evaluations have ended"
             if now != line:
                 say(now)
                 line = now
             await asyncio.sleep(_POLL_SECONDS)
+
+
+def _require_going_on(run: RunRow, waiting: Sequence[str]) -> None:
+    """Raise ConfigError if the run is over, or if it is paused and evaluations have not begun."""
+    if run.state == RunState.PAUSED and waiting:
+        raise ConfigError(
+            f"run {run.run_id} is paused ({run.state_reason}): {', '.join(waiting)} is kept, "
+            f"and begins after `ratchet resume {run.run_id}`"
+        )
+    if run.state not in (RunState.RUNNING, RunState.PAUSED):
+        raise ConfigError(f"run {run.run_id} is {run.state}: {run.state_reason}")
+
+
+async def _require_up(stack: Stack, run_id: str) -> None:
+    """Raise MachineError if the stack was stopped, so that nothing starts the store again."""
+    if not await asyncio.to_thread(Supervisor(stack).is_up):
+        raise MachineError(f"the stack was stopped; the evaluation of {run_id} goes on after `ratchet up`")
 
 
 async def read_reports(stack: Stack, run_id: str, labels: Sequence[str] | None = None) -> JsonObject:

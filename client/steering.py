@@ -21,7 +21,7 @@ from ratchet.run_names import require_target_name
 from ratchet.steering_payloads import SteerRunInput
 from ratchet.store import evaluations, runs
 from ratchet.store.steering import SteeringAnswer
-from ratchet.temporal_client import start_train_run
+from ratchet.temporal_client import one_line, start_train_run
 from ratchet.temporal_settings import TemporalSettings, load_temporal_settings
 from ratchet.types import SteeringAction
 from stack.part_health import HealthState, read_fresh_health
@@ -69,7 +69,13 @@ async def steer_run(
     if row is None or row.source_run_id is not None:  # the learner service looks by itself
         return answer
     if client is not None:
-        await start_train_run(client, settings, run_id)
+        try:
+            await start_train_run(client, settings, run_id)
+        except RPCError as error:  # the store has the wish, and the sweep starts the workflow
+            return SteeringAnswer(
+                f"{answer.text}. Temporal has not woken the run ({one_line(error)}): it notices within two minutes "
+                "after Temporal is back"
+            )
     elif answer.changed and not await _wake(stack, settings, run_id):
         return SteeringAnswer(
             f"{answer.text}. Temporal does not answer: the run notices within a minute after it is back"
@@ -109,7 +115,8 @@ async def steer_target(stack: Stack, action: SteeringAction, what: str, by: str,
         client = await connect_running(stack, settings)
         answer = await steering.apply_to_target(database, client, action, what, uuid4().hex, by, reason)
     if answer.changed and action is SteeringAction.RETRY:
-        await start_train_run(client, settings, run_id)  # a retried evaluation may have opened the run again
+        with contextlib.suppress(RPCError):  # the sweep starts it
+            await start_train_run(client, settings, run_id)  # a retried evaluation may have opened the run again
     elif answer.changed:
         await _wake(stack, settings, run_id)
     return answer

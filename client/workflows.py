@@ -2,25 +2,36 @@
 
 import asyncio
 import contextlib
+import re
+import time
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
 from temporalio.api.sdk.v1 import WorkflowMetadata
-from temporalio.client import WorkflowFailureError, WorkflowHandle, WorkflowQueryFailedError
+from temporalio.client import Client, WorkflowFailureError, WorkflowHandle, WorkflowQueryFailedError
 from temporalio.common import WorkflowIDConflictPolicy
-from temporalio.service import RPCError
+from temporalio.service import RPCError, RPCStatusCode
 
-from ratchet.errors import ConfigError
+from ratchet.errors import ConfigError, MachineError
+from ratchet.payload_codec import PayloadKeyError
 from ratchet.status_payloads import RolloutStatus
-from ratchet.temporal_client import root_cause
+from ratchet.temporal_client import PendingActivity, one_line, pending_activities, root_cause, starting
 from ratchet.temporal_settings import load_temporal_settings
+from stack.diagnosis import retried_activities
 from stack.parts import Stack
 from stack.progress import ReportProgress
 from stack.startup import connect_running
+from stack.supervisor import Supervisor
 
 _T = TypeVar("_T", bound=BaseModel)
 _R = TypeVar("_R")
 _LOOK_SECONDS = 3.0
+_SAY_AGAIN_SECONDS = 600.0
+_MAX_KINDS = 20
+"""Kinds of failures that are said of one workflow; `ratchet why` and Temporal's UI show more."""
+_ID = re.compile(r"\b(?=\w*\d)[\w-]+")
+"""A word with a digit: a count, a duration, a box's or rollout's id."""
 _METADATA_QUERY = "__temporal_workflow_metadata"
 """Every workflow answers it; the Temporal UI reads the current details by it."""
 
@@ -28,15 +39,17 @@ _METADATA_QUERY = "__temporal_workflow_metadata"
 async def run_workflow(
     stack: Stack, name: str, argument: BaseModel, workflow_id: str, result_type: type[_T], say: ReportProgress
 ) -> _T:
-    """Return the workflow's result; one with this id that runs already is waited for. Say meanwhile what it does.
+    """Return the workflow's result; one with this id that runs already is waited for. Say meanwhile what it does, and
+    which of its activities fail.
 
-    Raises ConfigError with the root cause of a failure, MachineError if Temporal does not answer.
+    Raises ConfigError with the root cause of a failure, MachineError if Temporal does not answer before the start, or
+    if the stack is stopped meanwhile.
     """
     settings = load_temporal_settings()
     client = await connect_running(stack, settings)
     workflow_id = settings.own(workflow_id)
     say(f"workflow {workflow_id}")
-    try:
+    with starting(workflow_id):
         handle = await client.start_workflow(
             name,
             argument,
@@ -45,21 +58,49 @@ async def run_workflow(
             result_type=result_type,
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
         )
-        return await follow_workflow(handle, name, say)
+    try:
+        return await _follow_through_outages(stack, client, handle, name, say)
     except WorkflowFailureError as error:
         raise ConfigError(f"{name} failed: {root_cause(error)}") from None
 
 
-async def follow_workflow(handle: WorkflowHandle[Any, _R], name: str, say: ReportProgress) -> _R:
-    """Wait for the result of a workflow of type `name`, and say what it does whenever that has changed.
+async def _follow_through_outages(
+    stack: Stack, client: Client, handle: WorkflowHandle[Any, _T], name: str, say: ReportProgress
+) -> _T:
+    """Follow the workflow; while Temporal does not answer, wait for it. Raises as `run_workflow` does."""
+    is_away = False
+    while True:
+        try:
+            return await follow_workflow(client, handle, name, say)
+        except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND:
+                raise ConfigError(
+                    f"Temporal has no workflow {handle.id} any more; its state was lost or its retention is over. "
+                    "Repeat the command"
+                ) from None
+            if not await asyncio.to_thread(Supervisor(stack).is_up):
+                raise MachineError(f"the stack was stopped; {handle.id} goes on after `ratchet up`") from None
+            if not is_away:
+                say(f"Temporal does not answer ({one_line(error)}); {handle.id} is waited for")
+            is_away = True
+        await asyncio.sleep(_LOOK_SECONDS)
 
-    Raises WorkflowFailureError.
+
+async def follow_workflow(client: Client, handle: WorkflowHandle[Any, _R], name: str, say: ReportProgress) -> _R:
+    """Wait for the result of a workflow of type `name`; say what it does and what fails whenever that has changed.
+
+    Raises WorkflowFailureError, and RPCError if Temporal does not answer.
     """
     result = asyncio.create_task(handle.result())
+    failures = SaidFailures()
     said = ""
     try:
         while not (await asyncio.wait({result}, timeout=_LOOK_SECONDS))[0]:
-            with contextlib.suppress(RPCError, WorkflowQueryFailedError):  # looks only; a worker may be away
+            # Looks only: Temporal or a worker may be away, and another key may have encrypted what they say.
+            with contextlib.suppress(RPCError, PayloadKeyError):
+                for line in failures.new_ones(await pending_activities(client, handle.id) or [], time.monotonic()):
+                    say(line)
+            with contextlib.suppress(RPCError, WorkflowQueryFailedError):
                 does = await (_stage(handle) if name == "Rollout" else _details(handle))
                 if does and does != said:
                     say(does)
@@ -67,6 +108,31 @@ async def follow_workflow(handle: WorkflowHandle[Any, _R], name: str, say: Repor
         return result.result()
     finally:
         result.cancel()
+        await asyncio.gather(result, return_exceptions=True)  # else a failure that comes now is printed as unretrieved
+
+
+class SaidFailures:
+    """Which failures of a workflow's activities have been said: each kind once, and again if it still lasts later.
+
+    Errors that differ only in numbers and ids, such as that of a box, are one kind. A workflow of many activities could
+    otherwise fill a screen with one cause.
+    """
+
+    def __init__(self) -> None:
+        self._said_at: dict[tuple[str, str], float] = {}
+
+    def new_ones(self, pending: Sequence[PendingActivity], now: float) -> list[str]:
+        """Return a sentence for each failure that is new. `now`: seconds of a monotonic clock."""
+        lines = []
+        for one in retried_activities(pending):
+            kind = (one.activity, _ID.sub("#", one.error))
+            before = self._said_at.get(kind)
+            if before is None and len(self._said_at) >= _MAX_KINDS:
+                continue
+            if before is None or now - before >= _SAY_AGAIN_SECONDS:
+                self._said_at[kind] = now
+                lines.append(one.sentence())
+        return lines
 
 
 async def _stage(handle: WorkflowHandle[Any, _R]) -> str:

@@ -10,6 +10,8 @@ from pydantic import Field
 
 LARGEST_INTEGER = 2**31 - 1
 """Of a Postgres integer."""
+MAX_ROWS = 1_000_000
+"""Most rows of one list: a larger one does not fit in memory beside others."""
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(gt=0, le=LARGEST_INTEGER)]

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from ratchet import secrets
@@ -29,6 +28,7 @@ from ratchet.vime_names import (
     settings_of_vllm_args,
     value_of,
 )
+from ratchet.yaml_text import NOT_YAML, parse_yaml, read_yaml, why_unreadable
 
 _OTHER_DISTRIBUTIONS = (
     "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias",
@@ -113,19 +113,19 @@ def _yaml_or_text(text: str) -> Any:
     """Parse one value as YAML; text that is not YAML is kept, such as a prompt that begins with
     `{problem_statement}`."""
     try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError):  # ValueError: an impossible date
+        return parse_yaml(text)
+    except NOT_YAML:
         return text
 
 
 def _parsed(name: str, text: str) -> Any:
     """Parse a variable as YAML; the values of an object become text. Raises ConfigError."""
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        value = parse_yaml(text)
+    except NOT_YAML as error:
         if name == EXTRA_ENVS_VARIABLE:
             raise ConfigError(f"{name} is not a JSON object") from None
-        raise ConfigError(f"{name}: {text[:80]!r} cannot be read: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{name}: {text[:80]!r} cannot be read: {why_unreadable(error)}") from None
     return {key: str(inner) for key, inner in value.items()} if isinstance(value, dict) else value
 
 
@@ -211,14 +211,7 @@ def load_config(
 ) -> RunConfig:
     """Read the run's config from all six sources. `arguments`: vime's, as `ratchet train` got them. Raises
     ConfigError."""
-    try:
-        from_file = yaml.safe_load(path.read_text()) or {}
-    except OSError as error:
-        raise ConfigError(
-            f"{path}: cannot be read ({error.strerror}); name a YAML file, for example configs/quickstart.yaml"
-        ) from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
+    from_file = read_yaml(path, "; name a YAML file, for example configs/quickstart.yaml") or {}
     if not isinstance(from_file, dict):
         raise ConfigError(f"{path}: expected a mapping of keys, found {type(from_file).__name__}")
     environment = os.environ if environment is None else environment

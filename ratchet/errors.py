@@ -24,6 +24,7 @@ answers, `NoVerdictError` ends a rollout within its workflow, and `WeakPolicyErr
     ├── StoreUnavailableError     Postgres does not answer, or answers with an error of its own
     ├── WeightStorageError   the storage of weights does not answer, refuses, or gave damaged files
     ├── TemporalUnavailableError  Temporal does not answer an activity's question about other workflows
+    ├── WorkerHostError           the worker's own machine refuses a file: its disk is full, read-only or away
     ├── LearnerLostError          the learner has sent no heartbeat, or written no checkpoint, for too long
     ├── GraderFailedError         the grader could not run
     │   └── SuspectPatchError     this box could not run the tests of a patch; if no box can, the patch is to blame
@@ -44,6 +45,7 @@ answers, `NoVerdictError` ends a rollout within its workflow, and `WeakPolicyErr
 | service ↔ Postgres | StoreUnavailableError | the process; the adapter holds its calls | nothing               |
 | service ↔ storage of weights | WeightStorageError | the process | engine details, learner's phase |
 | activity ↔ Temporal | TemporalUnavailableError | Temporal, without limit | the stage's failure, in its UI     |
+| activity ↔ its machine | WorkerHostError   | Temporal, after a delay     | the stage's failure, in its UI     |
 | workflow ↔ learner| LearnerLostError       | Temporal, without limit     | the stage's failure, in its UI     |
 | grade             | GraderFailedError      | the workflow: a new box     | grader_failed after 3              |
 | stage             | GuardSpentError        | not retried                 | infra_failed, or grader_failed     |
@@ -169,6 +171,12 @@ class WeightStorageError(RatchetError):
 
 class TemporalUnavailableError(RatchetError):
     """Temporal does not answer an activity's question about other workflows."""
+
+    retryable = True
+
+
+class WorkerHostError(RatchetError):
+    """The worker's own machine refuses a file or a process: a full, read-only or unreachable disk, or no memory."""
 
     retryable = True
 

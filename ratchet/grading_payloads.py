@@ -4,7 +4,7 @@ from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from ratchet.bounded_numbers import LARGEST_INTEGER, NotNegative, RowId, Seconds
+from ratchet.bounded_numbers import LARGEST_INTEGER, NotNegative, Positive, RowId, Seconds
 from ratchet.payloads import Payload, StageOptions, StartInput
 
 
@@ -20,12 +20,12 @@ class AdmitInput(StartInput):
     input_key: str = "prompt"
     label_key: str = "label"
     metadata_key: str = "metadata"
-    repeats: NotNegative = 3
+    repeats: Positive = 3
     labels: list[str] = Field(default_factory=list)
     limit: NotNegative | None = None
     again: bool = False
     broken_oracles: NotNegative = 4
-    window: NotNegative = 4
+    window: Positive = 4
     eval_seconds: Seconds = 600
     workspace_seconds: Seconds = 300
     after: Annotated[int, Field(ge=-1, le=LARGEST_INTEGER)] = -1
@@ -111,9 +111,9 @@ class RegradeInput(StartInput):
     rollout_id: RowId | None = None
     group: str | None = None
     grader: str | None = None
-    repeats: NotNegative = 1
+    repeats: Positive = 1
     adopt: bool = False
-    window: NotNegative = 4
+    window: Positive = 4
     after: RowId = 0
     counts: dict[str, int] = Field(default_factory=dict)
 

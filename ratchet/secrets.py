@@ -11,12 +11,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import yaml
-
 from ratchet import paths
 from ratchet.errors import ConfigError
 from ratchet.types import JsonObject
 from ratchet.vime_names import EXTRA_ENVS_VARIABLE, value_of
+from ratchet.yaml_text import NOT_YAML, parse_yaml
 
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 MIN_SECRET_CHARS = 6
@@ -119,7 +118,7 @@ def without_secrets(text: str) -> str:
 
 def _from_file() -> dict[str, str]:
     try:
-        lines = (paths.home() / "secrets.env").read_text().splitlines()
+        lines = (paths.home() / "secrets.env").read_text("utf-8-sig", "surrogateescape").splitlines()
     except OSError:
         return {}
     pairs = (line.partition("=") for line in lines if "=" in line and not line.lstrip().startswith("#"))
@@ -128,7 +127,7 @@ def _from_file() -> dict[str, str]:
 
 def _from_extra_envs() -> dict[str, str]:
     try:
-        values = yaml.safe_load(value_of(EXTRA_ENVS_VARIABLE) or "{}")
-    except yaml.YAMLError:
+        values = parse_yaml(value_of(EXTRA_ENVS_VARIABLE) or "{}")
+    except NOT_YAML:
         return {}
     return {str(name): str(value) for name, value in values.items()} if isinstance(values, dict) else {}

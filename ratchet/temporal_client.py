@@ -1,7 +1,8 @@
 """Connect to Temporal, start the workflow of a run, and read why a workflow failed."""
 
 import asyncio
-from collections.abc import Collection
+import contextlib
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import IntEnum
@@ -20,7 +21,7 @@ from temporalio.envconfig import ClientConfig
 from temporalio.runtime import Runtime
 from temporalio.service import RPCError, RPCStatusCode
 
-from ratchet.errors import MachineError, TemporalUnavailableError
+from ratchet.errors import ConfigError, MachineError, TemporalUnavailableError
 from ratchet.payload_codec import payload_converter
 from ratchet.payloads import TrainRunInput
 from ratchet.secrets import without_secrets
@@ -28,6 +29,7 @@ from ratchet.temporal_settings import TemporalSettings
 
 GRACEFUL_SHUTDOWN = timedelta(seconds=5)
 _CONCURRENT_CALLS = 16
+_MAX_CHARACTERS = 300
 
 
 async def connect_temporal(
@@ -54,6 +56,10 @@ async def connect_temporal(
             request = ListWorkflowExecutionsRequest(namespace=client.namespace, page_size=1)
             await client.workflow_service.list_workflow_executions(request)
             return client
+        except ValueError as error:
+            raise MachineError(
+                f"TEMPORAL_ADDRESS: {arguments['target_host']!r} is no address ({error}); expected HOST:PORT"
+            ) from None
         except (RuntimeError, RPCError) as error:
             if asyncio.get_running_loop().time() > deadline:
                 refused = "Connection refused" in str(error)  # deep in the SDK's words
@@ -172,6 +178,26 @@ def root_cause(error: BaseException) -> str:
     while (below := getattr(inner, "cause", None)) is not None:
         inner = below
     return str(getattr(inner, "message", None) or inner)
+
+
+def one_line(error: RPCError) -> str:
+    """Return what Temporal, or the way to it, answers, short enough for a sentence."""
+    return " ".join(error.message.split())[:_MAX_CHARACTERS] or error.status.name
+
+
+@contextlib.contextmanager
+def starting(workflow_id: str) -> Iterator[None]:
+    """Name the workflow that a command starts in the block if Temporal does not start it.
+
+    Raises ConfigError if Temporal refuses what the request says, MachineError for anything that may go away.
+    """
+    try:
+        yield
+    except RPCError as error:
+        words = f"Temporal has not started {workflow_id} ({one_line(error)})"
+        if error.status is RPCStatusCode.INVALID_ARGUMENT:
+            raise ConfigError(f"{words}; it refuses the request itself, which may be too large") from None
+        raise MachineError(f"{words}; `ratchet status` says how it is; repeat the command") from None
 
 
 async def start_train_run(client: Client, settings: TemporalSettings, run_id: str) -> None:

@@ -8,13 +8,15 @@ import os
 import re
 from pathlib import Path
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ratchet.bounded_numbers import LARGEST_INTEGER
 from ratchet.config_sources import explain_validation
 from ratchet.errors import ConfigError
 from ratchet.payloads import StageOptions
+from ratchet.yaml_text import read_yaml
 
+_MAX_DIGITS = 20
 _INSTALLATION = r"[a-z0-9]*"
 QUEUES = ("control", "boot", "agent", "grade", "learn", "image")
 QUEUES_VARIABLE = "RATCHET_WORKER_QUEUES"
@@ -229,8 +231,9 @@ def positive_number(name: str, default: int) -> int:
     text = os.environ.get(name)
     if not text:
         return default
-    if not text.isascii() or not text.isdigit() or int(text) == 0:
-        raise ConfigError(f"{name}: {text[:40]!r} is not a positive number")
+    is_number = text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
+    if not is_number or not 0 < int(text) <= LARGEST_INTEGER:
+        raise ConfigError(f"{name}: {text[:40]!r} is not a positive number up to {LARGEST_INTEGER}")
     return int(text)
 
 
@@ -241,9 +244,7 @@ def load_temporal_settings(path: Path | None = None) -> TemporalSettings:
     """
     path = path or Path(os.environ.get("RATCHET_TEMPORAL_CONFIG") or DEFAULT_PATH)
     try:
-        settings = TemporalSettings.model_validate(yaml.safe_load(path.read_text()))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+        settings = TemporalSettings.model_validate(read_yaml(path))
     except ValidationError as error:
         raise explain_validation(error, str(path), TemporalSettings) from None
     # Files of earlier versions do not have this queue.

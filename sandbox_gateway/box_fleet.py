@@ -10,17 +10,17 @@ import os
 import re
 import secrets
 import shutil
-import signal
 import string
 import time
 import zlib
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import structlog
 
-from sandbox_gateway import disk_template
+from sandbox_gateway import box_end, disk_template
 from sandbox_gateway.box_client import RECORD_FILE, BoxClient, BoxRecord
 from sandbox_gateway.boxd import cgroups
 from sandbox_gateway.boxd.namespaces import IDS_PER_BOX
@@ -162,8 +162,7 @@ class Fleet:
             return False
         del self._boxes[box.id]
         self._unwatch(box)
-        await self._end(box, box.boxd_fd)
-        self._discard(box)
+        self._discard(box, await self._end(box))
         return True
 
     async def set_deadline(self, box: BoxClient, deadline: float) -> None:
@@ -269,7 +268,8 @@ class Fleet:
             except (FileNotFoundError, ValueError, BoxFaultError, BoxNotFoundError) as reason:
                 # A boxd that boots does not listen yet. One that hangs beyond its box's time to live is not waited for.
                 is_over = box is not None and clock() >= box.record.deadline + _DESTROY_SECONDS
-                if (isinstance(reason, BoxFaultError) or _has_boxd(directory)) and not is_over:
+                has_boxd = bool(await asyncio.to_thread(box_end.boxd_pids, directory))
+                if (isinstance(reason, BoxFaultError) or has_boxd) and not is_over:
                     raise
                 _log.info("leftover_removed", directory=directory.name, reason=str(reason))
                 if box is None:
@@ -277,7 +277,8 @@ class Fleet:
                         await asyncio.to_thread(cgroups.end_leftover, f"{self._cgroup_parent}/{directory.name}")
                     directory.rename(self._trash / directory.name)
                 else:
-                    await self._end(box, None)
+                    if await self._end(box):
+                        raise BoxFaultError("unavailable", "the box's processes have not ended") from reason
                     closing.pop_all()
                     self._discard(box)
 
@@ -290,21 +291,33 @@ class Fleet:
         if box.boxd_fd is not None:
             asyncio.get_running_loop().remove_reader(box.boxd_fd)
 
-    async def _end(self, box: BoxClient, boxd_fd: int | None) -> None:
+    async def _end(self, box: BoxClient) -> list[psutil.Process]:
+        """End a box's processes, by force if its boxd does not; return those that have not ended."""
         try:
             await box.control(timeout_seconds=_DESTROY_SECONDS, op="destroy")
         except (BoxFaultError, BoxNotFoundError):
-            if boxd_fd is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(boxd_fd, signal.SIGKILL)
+            alive = await asyncio.to_thread(box_end.kill_processes, box.directory, _DESTROY_SECONDS)
             await asyncio.to_thread(cgroups.end_leftover, str(box.record.spec["cgroup"]))
+            return alive
+        return []
 
-    def _discard(self, box: BoxClient) -> None:
-        self._slots.discard(box.record.slot)
+    def _discard(self, box: BoxClient, alive: Sequence[psutil.Process] = ()) -> None:
+        """Let a box's files be removed, and give its slot back once those of its processes that live have ended."""
+        if alive:
+            _log.warning("box_not_ended_yet", box=box.id, processes=[process.pid for process in alive])
+            self._spawn(self._free_later(box.record.slot, list(alive)))
+        else:
+            self._slots.discard(box.record.slot)
         box.close()
         doomed = self._trash / box.id
         box.directory.rename(doomed)
         self._spawn(_remove_tree(doomed))
+
+    async def _free_later(self, slot: int, alive: list[psutil.Process]) -> None:
+        """Free a slot after the processes have ended: a new box would run with their user ids."""
+        while await asyncio.to_thread(box_end.any_runs, alive):
+            await asyncio.sleep(_REAP_SECONDS)
+        self._slots.discard(slot)
 
     async def _reap_expired(self) -> None:
         while True:
@@ -349,17 +362,6 @@ def _prepare_disk(settings: GatewaySettings) -> str:
 
 async def _remove_tree(path: Path) -> None:
     await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
-
-
-def _has_boxd(directory: Path) -> bool:
-    """Return whether a process works in a box's directory, which only its boxd does."""
-    wanted = directory.stat()
-    for process in os.listdir("/proc"):
-        if process.isdigit():
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-                if os.path.samestat(os.stat(f"/proc/{process}/cwd"), wanted):
-                    return True
-    return False
 
 
 def matches_metadata(box: BoxClient, metadata: Mapping[str, str]) -> bool:

@@ -6,13 +6,15 @@ import socket
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ratchet.config import RunConfig
 from ratchet.config_engines import LOCAL
 from ratchet.config_sources import explain_validation
 from ratchet.errors import ConfigError
+from ratchet.yaml_text import read_yaml
+
+_REMEDY = "; name a YAML file or a host file"
 
 
 class ClusterHost(BaseModel):
@@ -66,12 +68,8 @@ class Cluster(BaseModel):
 
 def read_cluster(path: Path) -> Cluster:
     """Read a cluster from a `.yaml` file or a host file. Raises ConfigError naming file, value and expectation."""
-    try:
-        text = path.read_text()
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}); name a YAML file or a host file") from None
     values: dict[str, Any] = (
-        _yaml_values(path, text) if path.suffix in (".yaml", ".yml") else {"hosts": _hosts(path, text)}
+        _yaml_values(path) if path.suffix in (".yaml", ".yml") else {"hosts": _hosts(path, _text_of(path))}
     )
     if "hosts" in values and values["hosts"] is None:  # the key without a value, which is none of them
         values["hosts"] = {}
@@ -106,11 +104,15 @@ def require_hosts(cluster: Cluster, config: RunConfig) -> None:
             raise ConfigError(f"host {host} has no part; name it in engines or training.gpus, or leave it out")
 
 
-def _yaml_values(path: Path, text: str) -> dict[str, Any]:
+def _text_of(path: Path) -> str:
     try:
-        values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
+        return path.read_text(encoding="utf-8-sig", errors="replace")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}){_REMEDY}") from None
+
+
+def _yaml_values(path: Path) -> dict[str, Any]:
+    values = read_yaml(path, _REMEDY)
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected a mapping of keys, found {type(values).__name__}")
     return values

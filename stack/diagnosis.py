@@ -34,7 +34,7 @@ from ratchet.store.database import Database
 from ratchet.store.engines import EngineRow
 from ratchet.store.open_rollouts import StageCount
 from ratchet.stored_config import read_stored_config
-from ratchet.temporal_client import pending_activities
+from ratchet.temporal_client import PendingActivity, pending_activities
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import EngineState, JsonObject, RunState, Wish
 from stack.part_health import read_fresh_health
@@ -62,6 +62,9 @@ class RetriedActivity:
     count: int
     tries: int
     error: str
+
+    def sentence(self) -> str:
+        return f"{self.activity} has failed {self.tries - 1} times and is tried again: {self.error}"
 
 
 @dataclass(slots=True)
@@ -242,22 +245,25 @@ async def _look_at_workflows(found: Diagnosis, stack: Stack, workflow_ids: list[
         found.notes.append(
             f"run/{found.run_id} has no workflow; the sweep starts it within two minutes, else `ratchet up` does"
         )
-    counts: Counter[tuple[str, str]] = Counter()
-    tries: dict[tuple[str, str], int] = {}
-    for activity in (one for listed in pending for one in listed or []):
-        if activity.attempt > 1 and activity.error:
-            key = (activity.name, activity.error)
-            counts[key] += 1
-            tries[key] = max(tries.get(key, 0), activity.attempt)
     found.working = [
         f"{name}, {one.name}: {one.heartbeat}"
         for name, listed in zip(workflow_ids[1:], pending[1:], strict=True)
         for one in listed or []
         if one.heartbeat
     ]
-    found.retried = [
-        RetriedActivity(name, count, tries[name, error], error) for (name, error), count in counts.most_common()
-    ]
+    found.retried = retried_activities([one for listed in pending for one in listed or []])
+
+
+def retried_activities(pending: Sequence[PendingActivity]) -> list[RetriedActivity]:
+    """Return what has failed and is tried again, one entry per activity and error, the most frequent first."""
+    counts: Counter[tuple[str, str]] = Counter()
+    tries: dict[tuple[str, str], int] = {}
+    for activity in pending:
+        if activity.attempt > 1 and activity.error:
+            key = (activity.name, activity.error)
+            counts[key] += 1
+            tries[key] = max(tries.get(key, 0), activity.attempt)
+    return [RetriedActivity(name, count, tries[name, error], error) for (name, error), count in counts.most_common()]
 
 
 async def describe_work(stack: Stack, workflow_id: str) -> list[str]:
@@ -317,8 +323,7 @@ def _answer(found: Diagnosis) -> str:
     if found.endpoint:
         return found.endpoint
     if found.retried:
-        first = found.retried[0]
-        return f"{first.activity} has failed {first.tries - 1} times and is tried again: {first.error}"
+        return found.retried[0].sentence()
     if found.is_learner_starting and (found.is_step_planned or not found.stages):
         return f"the learner: {found.learner}"
     if found.notes:

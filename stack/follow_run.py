@@ -21,7 +21,7 @@ from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
 from ratchet.payloads import TrainRunInput
 from ratchet.run_names import RUN_ID
 from ratchet.store import open_runs, reports, runs
-from ratchet.temporal_client import pending_activities, root_cause, start_train_run
+from ratchet.temporal_client import pending_activities, root_cause, start_train_run, starting
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import RunState
 from ratchet.vime_names import value_of
@@ -58,14 +58,17 @@ async def start_run(stack: Stack, config: RunConfig, name: str, new: bool, say: 
             await open_runs.require_slot(connection, "", config)
     if unfinished is not None:
         say(f"continuing run {unfinished} (same config)" + (f"; it was paused: {reason}" if reason else ""))
-        await start_train_run(client, settings, unfinished)
+        with starting(f"run/{unfinished}"):
+            await start_train_run(client, settings, unfinished)
         await asyncio.to_thread(keep_served, stack, config, say)
         return unfinished
     if stopped is not None and not new:
         say(f"run {stopped} has the same config and was stopped early; `ratchet resume {stopped}` would continue it")
     run_id = new_run_id(settings.own(name))
     argument = TrainRunInput(config=config.model_dump(mode="json"))
-    handle = await client.start_workflow("TrainRun", argument, id=f"run/{run_id}", task_queue=settings.own("control"))
+    queue = settings.own("control")
+    with starting(f"run/{run_id}"):
+        handle = await client.start_workflow("TrainRun", argument, id=f"run/{run_id}", task_queue=queue)
     say(f"run {run_id} is started; from now on it goes on without this command")
     if await _is_accepted(stack, client, handle, run_id, say):
         await asyncio.to_thread(keep_served, stack, config, say)

@@ -34,7 +34,10 @@ def read_harbor(path: Path, dataset: DatasetConfig) -> Iterator[RawRow | Problem
     for directory in directories:
         if is_harbor_task(directory):
             number += 1
-            yield _task(directory, number)
+            try:
+                yield _task(directory, number)
+            except UnicodeDecodeError as error:
+                yield Problem(str(directory), number, "", f"instruction.md or solve.sh is not UTF-8: {error.reason}")
     if number == 0:
         yield Problem(str(path), 0, "", "expected Harbor task directories (instruction.md, tests/), found none")
 
@@ -42,11 +45,14 @@ def read_harbor(path: Path, dataset: DatasetConfig) -> Iterator[RawRow | Problem
 def _task(directory: Path, number: int) -> RawRow | Problem:
     try:
         settings: dict[str, Any] = (
-            tomllib.loads((directory / "task.toml").read_text()) if (directory / "task.toml").is_file() else {}
+            tomllib.loads((directory / "task.toml").read_text("utf-8")) if (directory / "task.toml").is_file() else {}
         )
-    except tomllib.TOMLDecodeError as error:
-        return Problem(str(directory / "task.toml"), number, "", f"is not TOML: {error}")
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        return Problem(str(directory / "task.toml"), number, "", f"is not TOML in UTF-8: {error}")
     environment = settings.get("environment", {})
+    if not isinstance(environment, dict):
+        found = type(environment).__name__
+        return Problem(str(directory / "task.toml"), number, "environment", f"expected a table, found {found}")
     built: BuildContext | None = None
     image = environment.get("docker_image") or environment.get("image")
     if not image:
@@ -65,7 +71,7 @@ def _task(directory: Path, number: int) -> RawRow | Problem:
     metadata = {
         "image": image,
         "workdir": workdir,
-        "problem_statement": (directory / "instruction.md").read_text(),
+        "problem_statement": (directory / "instruction.md").read_text("utf-8"),
         "test_files": files,
         "tests_archive": _archive_of(directory, files),
         "eval_cmd": _SCRIPT.format(workdir=workdir, tests=f"{workdir}/tests"),
@@ -74,7 +80,7 @@ def _task(directory: Path, number: int) -> RawRow | Problem:
         metadata[BUILD_CONTEXT] = built.archive
     solution = directory / "solution" / "solve.sh"
     if solution.is_file():
-        metadata["solution_script"] = solution.read_text()
+        metadata["solution_script"] = solution.read_text("utf-8")
     return RawRow(number, directory.name, None, metadata, str(directory))
 
 

@@ -8,6 +8,7 @@ from aiodocker.containers import DockerContainer
 from aiodocker.exceptions import DockerError
 
 from ratchet.errors import ConfigError, RatchetError, SandboxBusyError, SandboxGoneError
+from ratchet.unexplained_errors import log_unexplained
 
 _CANNOT_START_WORDS = ("unable to find user", "no matching entries", "OCI runtime exec failed", "chdir")
 _MISSING_WORDS = ("no such container", "no such image", "network")
@@ -50,6 +51,7 @@ def service_errors(subject: str, missing: type[RatchetError] = SandboxGoneError)
             f"the Docker daemon cannot be reached for {subject}: {error or type(error).__name__}"
         ) from error
     except Exception as error:
+        log_unexplained("unknown error of a call to the Docker daemon; it is repeated", error, subject=subject)
         raise SandboxBusyError(
             f"the Docker daemon gives no usable answer for {subject}: {type(error).__name__}: {error}"
         ) from error

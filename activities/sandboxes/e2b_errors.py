@@ -8,7 +8,10 @@ import asyncio
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
 
+import httpx
+
 from ratchet.errors import ConfigError, RatchetError, SandboxBusyError, SandboxGoneError, SandboxRefusesError
+from ratchet.unexplained_errors import log_unexplained
 
 CONTENT_REFUSED = frozenset({400, 404, 413, 415, 422})
 """Statuses with which the service refuses the content of a request. With others (401, 402, 403, ...) it refuses the
@@ -78,6 +81,8 @@ def translate(
     if isinstance(error, sdk.TimeoutException):
         return SandboxBusyError(words)
     if not isinstance(error, (sdk.SandboxException, sdk.AuthenticationException)):
+        if not isinstance(error, (OSError, httpx.TransportError)):  # which are outages, and no bug of this program
+            log_unexplained("unknown error of a call to the sandbox service; it is repeated", error, subject=subject)
         return SandboxBusyError(f"{words} ({type(error).__name__}: the service's answer could not be read)")
     status = _status(error)
     if status in final:

@@ -10,10 +10,14 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from activities.datasets.build_context import DOCKERFILE, unpack_build_context
 from ratchet.errors import BuildFailedError, ConfigError, SandboxBusyError
 from sandbox_gateway.image_store import ImageStore
+
+if TYPE_CHECKING:
+    from aiodocker.exceptions import DockerError
 
 _PROGRAMS = ("docker", "podman", "buildah")
 _END_SECONDS = 10.0
@@ -37,10 +41,23 @@ class DockerImageBuilder:
                 async for line in lines:
                     on_lines(str(line.get("stream") or line.get("status") or ""))
         except DockerError as error:
+            if not _is_builds_fault(error):
+                raise SandboxBusyError(f"the Docker daemon cannot build {image} now: {error.message}") from error
             on_lines(error.message)
             raise BuildFailedError(f"Docker cannot build {image}") from error
         except (aiohttp.ClientError, OSError, ValueError, TimeoutError) as error:  # ValueError: there is no socket
             raise SandboxBusyError(f"there is no Docker daemon to build {image}: {error}") from error
+
+
+def _is_builds_fault(error: "DockerError") -> bool:
+    """Return whether a step, the Dockerfile or its base image is wrong; else the daemon or a proxy before it fails.
+
+    Steps fail in the stream of lines, and a Dockerfile that cannot be read is refused before it begins.
+    """
+    from aiodocker.exceptions import DockerStreamError
+
+    is_page = error.message.lstrip().startswith("<")
+    return isinstance(error, DockerStreamError) or (error.status in (400, 404) and not is_page)
 
 
 class LocalImageBuilder:

@@ -6,13 +6,14 @@ from typing import Annotated
 import typer
 
 from ratchet import paths
+from ratchet.bounded_numbers import LARGEST_INTEGER
 from ratchet.config_engines import DEFAULT_SET, LOCAL
 from stack.parts import Stack
 from stack.serving_plan import load_plan
 
 
 def engine(
-    number: Annotated[int, typer.Option(min=1, help="Which of the config's engines, from 1.")] = 1,
+    number: Annotated[int, typer.Option(min=1, max=LARGEST_INTEGER, help="Which of the config's engines, from 1.")] = 1,
     engine_set: Annotated[str, typer.Option("--set", help="The engine set of the config.")] = DEFAULT_SET,
 ) -> None:
     """Run vLLM on the newest published policy and keep its registration and weights current."""

@@ -1,20 +1,29 @@
 """What is refused: a step of an open run, and what would use tokens or weights of a run that an endpoint answered."""
 
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
 
+from activities.dataset_import import import_dataset
 from activities.run_creation import model_directory
 from cli.console import answered_by
+from client import evaluating
 from client.evaluating import EvaluationSettings, read_reports, run_evaluation
+from ratchet.config import DatasetConfig
 from ratchet.config_engines import DEFAULT_SET
-from ratchet.errors import ConfigError
+from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
 from ratchet.store import engines, evaluations, reports, runs, steering
 from ratchet.store.database import Database
-from ratchet.store.schema import RunTable
-from ratchet.types import RunState
+from ratchet.store.runs import OrderedTask
+from ratchet.store.schema import RunTable, TaskTable
+from ratchet.types import Purpose, RunState
 from stack.parts import Stack
+from stack.supervisor import Supervisor
 from stack.train_from_store import create_stored_run
 from tests.integration.training.records import make_config, make_run
 from training.sample_export import export_run
@@ -41,6 +50,56 @@ async def test_a_step_of_an_open_run_is_refused(
         await run_evaluation(Stack(tmp_path), f"{run_id}@{step}", EvaluationSettings(), "anna", lambda line: None)
     async with database.begin() as connection:
         assert not await evaluations.asked_evaluations(connection, run_id)
+
+
+class _AwayDatabase(Database):
+    """A store that does not answer the third and fourth question; before it does again, the run has ended."""
+
+    num_begun = 0
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[AsyncConnection]:
+        self.num_begun += 1
+        if self.num_begun in (3, 4):
+            raise StoreUnavailableError("Postgres at here:1 refuses connections")
+        async with super().begin() as connection:
+            if self.num_begun == 5:
+                await connection.execute(update(RunTable).values(state=RunState.STOPPED, state_reason="by anna"))
+            yield connection
+
+
+@pytest.mark.parametrize("is_up", [True, False])
+async def test_an_outage_of_the_store_is_waited_for(
+    database: Database,
+    run_id: str,
+    postgres_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_up: bool,
+) -> None:
+    monkeypatch.setenv("RATCHET_DATABASE_URL", postgres_url)
+    monkeypatch.setattr(evaluating, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(Supervisor, "is_up", lambda self: is_up)
+    held_out = DatasetConfig(path=str(tmp_path / "heldout.jsonl"), use="eval")
+    metadata = {"image": "host", "workdir": "/w", "eval_cmd": "true"}
+    Path(held_out.path).write_text(json.dumps({"prompt": "p", "label": "one", "metadata": metadata}))
+    await make_run(database, run_id, make_config())
+    async with database.begin() as connection:
+        await import_dataset(connection, held_out, run_id)
+        named = select(TaskTable.id).where(TaskTable.dataset == held_out.path)
+        task_id = (await connection.execute(named)).scalar_one()
+        await runs.set_task_order(connection, run_id, Purpose.EVAL, [OrderedTask(task_id, 0)])
+        await connection.execute(update(RunTable).values(state=RunState.RUNNING))
+        row = await runs.get_run(connection, run_id)
+    assert row is not None
+    stack = Stack(tmp_path)
+    monkeypatch.setattr(stack, "database", lambda: _AwayDatabase(postgres_url))
+    said: list[str] = []
+    expected = (ConfigError, "is stopped: by anna") if is_up else (MachineError, "the stack was stopped")
+    with pytest.raises(expected[0], match=expected[1]):
+        await evaluating._evaluate_open_run(stack, row, EvaluationSettings(), "anna", said.append)
+    away = "Postgres at here:1 refuses connections; the evaluation goes on when it does"
+    assert said.count(away) == (1 if is_up else 0)
 
 
 ENDPOINT = {"url": "https://api.example.org/v1", "model": "big"}

@@ -1,6 +1,8 @@
 """Boxes and gateways that outlive each other."""
 
 import asyncio
+import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -261,6 +263,36 @@ async def test_what_dead_boxes_have_left_is_cleared_away(
     assert [group for box in boxes for group in _cgroups_named(box.id)] == []
     async with await make_box(own_provider) as other:
         assert (await other.exec("echo here")).stdout == "here\n"
+
+
+async def test_a_hung_boxd_beyond_its_time_is_ended_before_its_slot_is_free(
+    own_gateway: GatewayProcess, own_provider: E2BProvider
+) -> None:
+    """Its processes are in no control group of its own, and its record names none, as on a machine without them."""
+    box = await make_box(own_provider)
+    boxd = boxd_pid(own_gateway, box.id)
+    for group in _cgroups_named(box.id):
+        for pid in (group / "cgroup.procs").read_text().split():
+            (group.parent.parent / "cgroup.procs").write_text(pid)
+    watched = os.pidfd_open(boxd)
+    os.kill(boxd, signal.SIGSTOP)
+    try:
+        await asyncio.to_thread(own_gateway.end, signal.SIGKILL)
+        path = own_gateway.box_directory(box.id) / "box.json"
+        record = json.loads(path.read_text())
+        record["spec"]["cgroup"] = ""
+        path.write_text(json.dumps({**record, "deadline": 0.0}))
+        await asyncio.to_thread(own_gateway.start)
+
+        async def is_gone() -> bool:
+            return not own_gateway.box_directory(box.id).exists()
+
+        await eventually(is_gone)
+        assert wait_for_end(watched, 0)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(watched, signal.SIGKILL)
+        os.close(watched)
 
 
 def _kill_and_wait(pid: int) -> None:

@@ -41,7 +41,7 @@ def dataset(loop: Loop, **rows: dict[str, Any]) -> str:
 async def run(loop: Loop, workflow: str, argument: dict[str, Any], say: ReportProgress = lambda _: None) -> Any:
     id = f"{workflow}/{uuid4().hex[:8]}"
     handle = await loop.client.start_workflow(workflow, argument, id=id, task_queue="control")
-    return await loop.result(handle, by=follow_workflow(handle, workflow, say))
+    return await loop.result(handle, by=follow_workflow(loop.client, handle, workflow, say))
 
 
 async def test_admission_tells_good_broken_and_flaky_tasks_apart(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:

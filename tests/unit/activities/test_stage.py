@@ -2,6 +2,8 @@
 
 import asyncio
 import dataclasses
+import errno
+import os
 from datetime import timedelta
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 from temporalio.api.failure.v1 import Failure
 from temporalio.converter import default
 from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError, RPCStatusCode
 from temporalio.testing import ActivityEnvironment
 
 from activities.stage import activity_stage, heartbeating
@@ -52,3 +55,36 @@ async def test_an_error_that_quotes_bytes_can_be_stored_by_temporal() -> None:
         await ActivityEnvironment().run(refuse)
     assert raised.value.message == "no JSON: \\0\\udcff" and raised.value.type == "EngineRejectedError"
     await default().encode_failure(raised.value, Failure())
+
+
+def refused(number: int) -> OSError:
+    return OSError(number, os.strerror(number), "/data/model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (refused(errno.ENOSPC), "WorkerHostError", "/data/model.safetensors.: No space left on device"),
+        (refused(errno.EDQUOT), "WorkerHostError", "quota"),
+        (refused(errno.EROFS), "WorkerHostError", "Read-only file system"),
+        (refused(errno.EIO), "WorkerHostError", "Input/output error"),
+        (refused(errno.ESTALE), "WorkerHostError", "Stale file handle"),
+        (refused(errno.EMFILE), "WorkerHostError", "Too many open files"),
+        (refused(errno.ENOENT), "BugError", "FileNotFoundError"),
+        (refused(errno.EISDIR), "BugError", "IsADirectoryError"),
+        (OSError("raised by code"), "BugError", "raised by code"),
+        (RPCError("rate limited", RPCStatusCode.RESOURCE_EXHAUSTED, b""), "TemporalUnavailableError", "rate limited"),
+        (RPCError("no right", RPCStatusCode.PERMISSION_DENIED, b""), "TemporalUnavailableError", "no right"),
+        (RPCError("away", RPCStatusCode.UNAVAILABLE, b""), "TemporalUnavailableError", "away"),
+        (RPCError("too large", RPCStatusCode.INVALID_ARGUMENT, b""), "BugError", "too large"),
+    ],
+)
+async def test_what_a_machine_or_temporal_refuses_now_is_tried_again(error: Exception, kind: str, words: str) -> None:
+    @activity_stage("test")
+    async def write() -> None:
+        raise error
+
+    with pytest.raises(ApplicationError, match=words) as raised:
+        await ActivityEnvironment().run(write)
+    assert raised.value.type == kind
+    assert raised.value.non_retryable is (kind == "BugError")

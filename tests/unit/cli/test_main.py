@@ -1,0 +1,98 @@
+"""Numbers on the command line have bounds, and what the machine refuses a command is a sentence: never a traceback."""
+
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from typer.models import ParameterInfo
+from typer.testing import CliRunner
+
+from cli.main import app
+from tests.unit.cli.test_help_text import commands
+
+
+def test_every_number_of_every_command_has_bounds() -> None:
+    num_found, without = 0, []
+    for command in commands(app):
+        assert command.callback is not None
+        for parameter in inspect.signature(command.callback).parameters.values():
+            kind, *settings = get_args(parameter.annotation) or (None,)
+            option = next((one for one in settings if isinstance(one, ParameterInfo)), None)
+            if option is not None and ({kind, *get_args(kind)} & {int, float} or "list[float]" in str(kind)):
+                num_found += 1
+                if option.min is None or option.max is None:
+                    without.append((command.callback.__module__, parameter.name))
+    assert num_found > 15
+    assert without == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "bound"),
+    [
+        (["top", "--limit", "-1"], "greater than or equal to 1"),
+        (["rollouts", "--limit", str(10**30)], "less than or equal to 1000000"),
+        (["tiny-policy", "--seed", str(2**70)], "less than or equal to 9223372036854775807"),
+        (["tasks", "admit", "x.jsonl", "--limit", "0"], "greater than or equal to 1"),
+        (["evaluate", "x", "--temperature", "-3"], "greater than or equal to 0"),
+        (["evaluate", "x", "--temperature", "nan"], "less than or equal to 100"),
+        (["logs", "worker", "--lines", "-5"], "greater than or equal to 0"),
+        (["checkpoints", "export", "r", "d", "--step", str(2**31)], "less than or equal to 2147483647"),
+        (["top", "--limit", "9" * 5000], "Unable to parse input string as an integer"),
+    ],
+)
+def test_a_number_beyond_its_bounds_is_a_sentence(arguments: list[str], bound: str) -> None:
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "200", "TERM": "dumb"})
+    assert result.exit_code == 2
+    words = " ".join(result.output.replace("│", " ").split())  # the box around the sentence
+    assert arguments[-2] in words and bound in words
+
+
+ROOT = Path(__file__).parents[3]
+
+
+def ratchet(shell: str, home: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command line in which `$RATCHET` is the program."""
+    environment = {**os.environ, "RATCHET": f"{sys.executable} -m cli.main", "RATCHET_HOME": str(home), **variables}
+    return subprocess.run(["bash", "-c", shell], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_a_closed_or_full_stdout_is_no_traceback(tmp_path: Path) -> None:
+    closed = ratchet("$RATCHET tasks rules >&-", tmp_path)
+    assert (closed.returncode, closed.stderr) == (0, "")
+    for command in ("tasks rules", "tasks rules --json", "--version"):
+        full = ratchet(f"$RATCHET {command} > /dev/full", tmp_path)
+        assert full.returncode == 1
+        assert full.stderr == "ratchet: this machine refuses a file: No space left on device\n"
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = ratchet("$RATCHET tasks build datasets/packages --out $RATCHET_HOME/file/tasks.jsonl --only none", tmp_path)
+    assert "Traceback" not in done.stderr and done.stderr.startswith("ratchet: ")
+
+
+@pytest.mark.parametrize("variables", [{"COLUMNS": "0"}, {"COLUMNS": "3"}, {"RATCHET_STARTED": "soon"}])
+def test_odd_variables_do_no_harm(tmp_path: Path, variables: dict[str, str]) -> None:
+    done = ratchet("$RATCHET tasks rules", tmp_path, **variables)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("address", ["no port", "127.0.0.1:99999", "http://[::1", " "])
+def test_an_address_that_is_none_is_a_sentence(tmp_path: Path, address: str) -> None:
+    program = (
+        "import asyncio; from ratchet.temporal_client import connect_temporal; "
+        "from ratchet.temporal_settings import load_temporal_settings; from cli import main\n"
+        "@main.app.command()\n"
+        "def ask() -> None:\n"
+        "    asyncio.run(connect_temporal(load_temporal_settings(), 0))\n"
+        "main.main()\n"
+    )
+    environment = {**os.environ, "TEMPORAL_ADDRESS": address, "RATCHET_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", program, "ask"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "expected HOST:PORT" in done.stderr or "does not answer" in done.stderr
