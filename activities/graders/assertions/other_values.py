@@ -81,7 +81,7 @@ def _near_number(value: Any, depth: int) -> Any:
     if isinstance(value, float):
         return _same_type(value, _near_float(float(value)))
     if isinstance(value, (complex, decimal.Decimal, fractions.Fraction)):
-        return value + _STEP if value + _STEP != value else value + value * _STEP
+        return value + _STEP if value + _STEP != value else _far_number(value, depth)
     return None
 
 
