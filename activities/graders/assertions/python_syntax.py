@@ -153,12 +153,22 @@ def related_pairs(test: ast.expr, is_certain: bool) -> Iterator[Pair]:
     for part, certain in _conditions(test, is_certain):
         if isinstance(part, ast.Compare) and len(part.ops) == 1 and isinstance(part.ops[0], _RELATIONS):
             sides = [part.left, *part.comparators]
+            if _holds_for_nothing(sides, part.ops[0]):
+                continue
             difference = _difference(sides, part.ops[0])
             yield Pair(sides, certain) if difference is None else difference._replace(is_certain=certain)
         elif isinstance(part, ast.Call) and call_name(part) in ("isinstance", "isclose", "allclose"):
             yield Pair(part.args[:2], certain)
         elif isinstance(part, ast.Call):
             yield from _text_pairs(part, certain)
+
+
+def _holds_for_nothing(sides: list[ast.expr], relation: ast.cmpop) -> bool:
+    """Return whether an empty result, which may be right, is in every other value, too: in a text, or as a subset."""
+    left, right = sides
+    if isinstance(relation, ast.In):
+        return isinstance(right, ast.Constant) and isinstance(right.value, str | bytes)
+    return isinstance(left if isinstance(relation, ast.Gt | ast.GtE) else right, ast.Set)
 
 
 def asserted_pair(call: ast.Call, is_certain: bool) -> Pair:

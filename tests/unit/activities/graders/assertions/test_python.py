@@ -80,6 +80,8 @@ OTHER_WAYS: dict[str, tuple[str, Any, Any]] = {
     "is found": ("import re\n\n\ndef test_it():\n    assert re.search('b+', product())\n", "abc", "bbb"),
     "superset": ("def test_it():\n    assert {'a'}.issubset(product())\n", {"a"}, {"a", "b"}),
     "has": ("def test_it():\n    assert hasattr(product(), 'real')\n", 1, 2.0),
+    "subset": ("def test_it():\n    assert product() <= {'a', 'b'}\n", {"a"}, set()),
+    "part of a text": ("def test_it():\n    assert product() in 'ab'\n", "a", ""),
     "positive": ("def test_it():\n    assert product() > 0\n", 1, 1_800_000_000_000_000_000),
     "isinstance": ("def test_it():\n    assert isinstance(product(), int)\n", 1, True),
     "unequal": ("def test_it():\n    assert product() != 0\n", 1, 2),
