@@ -37,7 +37,7 @@ def python_helper(source: bytes, up: bool) -> HelperCode:
         "_STEP": str(1 if up else -1),
         "_PLACE": str(rng.randrange(1000)),
         "_FAR_WORD": repr(far_text(rng)),
-        "_FAR_NUMBER": str(rng.randrange(10**9, 2 * 10**9)),
+        "_FAR_NUMBER": str(rng.randrange(10**25, 2 * 10**25)),
     }
     text = re.sub(r"\b[A-Za-z_]+\b", lambda match: names.get(match[0], values.get(match[0], match[0])), _python_code())
     return HelperCode(text + "\n\n", names["near_value"], names["far_value"], names["reached_by_test"])

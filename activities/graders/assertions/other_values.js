@@ -18,7 +18,8 @@ function nearNumber(value) {
   if (!isFinite(value)) return 0;
   if (text.includes('e')) return value + STEP * (Math.abs(value) + 1);
   const decimals = (text.split('.')[1] || '').length;
-  return Number((value + STEP * Math.pow(10, -Math.min(decimals, 3))).toFixed(decimals));
+  const other = Number((value + STEP * Math.pow(10, -Math.min(decimals, 3))).toFixed(decimals));
+  return other !== value ? other : value + STEP * (Math.abs(value) + 1);
 }
 
 function nearText(text) {

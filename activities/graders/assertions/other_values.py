@@ -12,7 +12,7 @@ _STEP = 1
 """1: numbers become larger, -1: smaller. `helper_code.py` sets it, and the next three, for each file."""
 _PLACE = 0
 _FAR_WORD = "qzkvwx"
-_FAR_NUMBER = 1000000007
+_FAR_NUMBER = 10**25
 _MAX_DEPTH = 8
 
 
@@ -23,11 +23,22 @@ def near_value(value: Any, reached: Any = None) -> Any:
     return _near(value, 0)
 
 
-def far_value(value: Any, reached: Any = None) -> Any:
-    """Return a value of the same type that no correct result is likely to be, to contain or to be in."""
+def far_value(value: Any, reached: Any = None, margin: Any = None) -> Any:
+    """Return a value of the same type that no correct result is likely to be, to contain or to be in.
+
+    `margin`: a distance at which no result is near enough both to the value and to the other one.
+    """
     if reached is not None:
         reached.append(True)
-    return _far(value, 0)
+    return _far(value, 0) if margin is None else _beyond(value, margin)
+
+
+def _beyond(value: Any, margin: Any) -> Any:
+    try:
+        other = value + margin if _STEP > 0 else value - margin
+        return _far(value, 0) if other == value else other
+    except Exception:
+        return _far(value, 0)
 
 
 def _near(value: Any, depth: int) -> Any:
@@ -70,7 +81,7 @@ def _near_number(value: Any, depth: int) -> Any:
     if isinstance(value, float):
         return _same_type(value, _near_float(float(value)))
     if isinstance(value, (complex, decimal.Decimal, fractions.Fraction)):
-        return value + _STEP
+        return value + _STEP if value + _STEP != value else _far_number(value, depth)
     return None
 
 
@@ -82,7 +93,8 @@ def _near_float(value: float) -> float:
     if "e" in text:
         return value + _STEP * (abs(value) + 1)
     decimals = len(text.partition(".")[2])
-    return round(value + _STEP * 10.0 ** -min(decimals, 3), decimals)
+    other = round(value + _STEP * 10.0 ** -min(decimals, 3), decimals)
+    return other if other != value else value + _STEP * (abs(value) + 1)  # a large float has no such neighbour
 
 
 def _near_text(value: Any, depth: int) -> Any:
@@ -159,7 +171,7 @@ def _near_object(value: Any, depth: int) -> Any:
         return type(_FAR_WORD, (), {})
     if all(hasattr(value, name) for name in ("expected", "rel", "abs")):  # pytest.approx
         changed = copy.copy(value)
-        changed.expected = _far(value.expected, depth)
+        changed.expected = _outside(value, changed, depth)
         return changed
     if callable(value) or type(value).__module__ == "builtins":
         return None
@@ -173,6 +185,17 @@ def _near_object(value: Any, depth: int) -> Any:
             return None
         object.__setattr__(changed, name, other)
     return changed
+
+
+def _outside(value: Any, changed: Any, depth: int) -> Any:
+    """Return the nearest expected value of `pytest.approx` so that no result is near to both."""
+    try:
+        changed.expected = value.expected + _STEP * 3 * value.tolerance
+        if abs(changed.expected - value.expected) > value.tolerance + changed.tolerance:
+            return changed.expected
+    except Exception:  # a container, which has a tolerance for each item
+        pass
+    return _far(value.expected, depth)
 
 
 def _far(value: Any, depth: int) -> Any:
@@ -203,7 +226,7 @@ def _far_number(value: Any, depth: int) -> Any:
     if isinstance(value, (datetime.date, datetime.timedelta)):
         return value + datetime.timedelta(days=20000 * _STEP)
     if hasattr(value, "shape") and not isinstance(value, type):
-        return value + _STEP * _FAR_NUMBER
+        return value + _STEP * (_FAR_NUMBER % 10**9 + 10**9)  # an array's integers have a limit
     return None
 
 

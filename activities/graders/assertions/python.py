@@ -14,9 +14,11 @@ from activities.graders.assertions.helper_code import HelperCode, python_helper
 from activities.graders.assertions.python_syntax import (
     ComparedValues,
     Function,
+    Pair,
     Place,
     Side,
     Spans,
+    asserted_pair,
     call_name,
     equal_pairs,
     is_literal,
@@ -112,10 +114,14 @@ class _FunctionSites:
             yield self._replace("negation", test, text)
         elif self.can_end:
             yield self._guarded(self._replace("negation", test, f"{self.helper.reached}.append(1) or {text}"))
-        for pair in equal_pairs(test, place.is_certain):
+        yield from self._holding(test, place.is_certain)
+
+    def _holding(self, test: ast.expr, is_certain: bool) -> Iterator[AssertionSite]:
+        """Yield the values that a condition compares, which must hold."""
+        for pair in equal_pairs(test, is_certain):
             yield from self._equal(pair.sides, pair.is_certain)
-        for pair in related_pairs(test, place.is_certain):
-            yield from self._related(pair.sides, pair.is_certain)
+        for pair in related_pairs(test, is_certain):
+            yield from self._related(pair)
 
     def _called(self, place: Place, statement: ast.Expr) -> Iterator[AssertionSite]:
         call = statement.value.value if isinstance(statement.value, ast.Await) else statement.value
@@ -130,8 +136,10 @@ class _FunctionSites:
                 yield from self._raising(call)
         elif says_equality(name) and not _has_tolerance(call):
             yield from self._equal(call.args[:2], place.is_certain)
-        elif name.startswith("assert") and name not in _OF_ONE_VALUE and "Not" not in name:
-            yield from self._related(call.args[:2], place.is_certain)
+        elif name == "assertTrue" and call.args:
+            yield from self._holding(call.args[0], place.is_certain)
+        elif name.startswith("assert") and name not in _OF_ONE_VALUE and "Not" not in name and len(call.args) > 1:
+            yield from self._related(asserted_pair(call, place.is_certain))
         elif place.is_certain and self.can_end and statement.value is call and self._may_compare(name):
             yield from self._unknown(statement, call)
 
@@ -159,12 +167,18 @@ class _FunctionSites:
         wanted = self.compared.expected(sides, self.rng)
         yield from self._computed("value", self.helper.near, wanted.node, is_certain)
 
-    def _related(self, sides: list[ast.expr], is_certain: bool) -> Iterator[AssertionSite]:
-        """Yield a value far from the expected one of two values with any relation."""
-        if len(sides) == 2:
-            wanted = self.compared.expected(sides, self.rng)
+    def _related(self, pair: Pair) -> Iterator[AssertionSite]:
+        """Yield a value far from the expected one of two values with any relation, or just outside its tolerance."""
+        if len(pair.sides) == 2:
+            wanted = self.compared.expected(pair.sides, self.rng)
             if not wanted.is_computed:
-                yield from self._computed("far", self.helper.far, wanted.node, is_certain)
+                yield from self._computed("far", self.helper.far, wanted.node, pair.is_certain, self._margin(pair))
+
+    def _margin(self, pair: Pair) -> str:
+        """Return a distance at which no value is near to both ends, empty if the test does not say the tolerance."""
+        if pair.tolerance is None or self.compared.is_computed(pair.tolerance):
+            return ""
+        return f"3 * ({ast.unparse(pair.tolerance)})"
 
     def _unknown(self, statement: ast.Expr, call: ast.Call) -> Iterator[AssertionSite]:
         """Yield a far value for a literal argument of a call that may be a helper's assertion.
@@ -184,13 +198,16 @@ class _FunctionSites:
             lines += ["except Exception:", "    pass", "return"]
             yield replace(self._replace("far", statement, f"\n{before}".join(lines)), needs=(self.insertion,))
 
-    def _computed(self, kind: Kind, function: str, node: ast.expr, is_certain: bool) -> Iterator[AssertionSite]:
+    def _computed(
+        self, kind: Kind, function: str, node: ast.expr, is_certain: bool, margin: str = ""
+    ) -> Iterator[AssertionSite]:
         """Yield a call of a helper's function around an expression, with a guard unless it is always evaluated."""
         text = self.spans.text(node)
+        more = f", margin={margin}" if margin else ""
         if is_certain:
-            yield replace(self._replace(kind, node, f"{function}({text})"), needs=(self.insertion,))
+            yield replace(self._replace(kind, node, f"{function}({text}{more})"), needs=(self.insertion,))
         elif self.can_end:
-            site = self._guarded(self._replace(kind, node, f"{function}({text}, {self.helper.reached})"))
+            site = self._guarded(self._replace(kind, node, f"{function}({text}, {self.helper.reached}{more})"))
             yield replace(site, needs=(self.insertion, *site.needs))
 
     def _guarded(self, site: AssertionSite) -> AssertionSite:

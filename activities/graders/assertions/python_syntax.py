@@ -2,6 +2,7 @@
 
 import ast
 import builtins
+import codecs
 import random
 import sys
 from collections.abc import Iterator
@@ -14,17 +15,31 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 _LITERAL_CALLS = ("set", "frozenset", "tuple", "list", "dict", "Decimal", "Fraction", "OrderedDict")
 _RELATIONS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.Is)
 _LIBRARIES = sys.stdlib_module_names | {"pytest", "numpy", "pandas"}
+_MAGNITUDES = ("abs", "fabs", "absolute", "norm")
+_ORDERS: dict[str, type[ast.cmpop]] = {
+    "assertLess": ast.Lt,
+    "assertLessEqual": ast.LtE,
+    "assertGreater": ast.Gt,
+    "assertGreaterEqual": ast.GtE,
+}
+_SUMMARIES = ("max", "amax", "sum", "mean", "float", "total_seconds")
+"""Calls around or inside an absolute value that keep the order of absolute values."""
 _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 
 
 class Spans:
-    """The bytes of a source's nodes."""
+    """The bytes of a source's nodes. Raises UnicodeDecodeError for a source that is not UTF-8: the parser counts bytes
+    of UTF-8.
+    """
 
     def __init__(self, source: bytes) -> None:
+        source.decode()
         self.source = source
         self.offsets = [0]
         for line in source.splitlines(keepends=True):
             self.offsets.append(self.offsets[-1] + len(line))
+        if source.startswith(codecs.BOM_UTF8):  # the parser does not count it
+            self.offsets[0] = len(codecs.BOM_UTF8)
 
     def start(self, node: ast.expr | ast.stmt) -> int:
         """Return the node's first byte."""
@@ -115,10 +130,13 @@ def start_of_code(tree: ast.Module, spans: Spans) -> int:
 
 
 class Pair(NamedTuple):
-    """Two values with a relation that an assertion requires. `is_certain`: each run that passes has evaluated them."""
+    """Two values with a relation that an assertion requires. `is_certain`: each run that passes has evaluated them.
+    `tolerance`: how far apart they may be, if the test says it.
+    """
 
     sides: list[ast.expr]
     is_certain: bool
+    tolerance: ast.expr | None = None
 
 
 def equal_pairs(test: ast.expr, is_certain: bool) -> Iterator[Pair]:
@@ -134,9 +152,85 @@ def related_pairs(test: ast.expr, is_certain: bool) -> Iterator[Pair]:
     """Yield pairs of values with another relation that must hold; one such as `!=` and `not in` is none."""
     for part, certain in _conditions(test, is_certain):
         if isinstance(part, ast.Compare) and len(part.ops) == 1 and isinstance(part.ops[0], _RELATIONS):
-            yield Pair([part.left, *part.comparators], certain)
+            sides = [part.left, *part.comparators]
+            if _holds_for_nothing(sides, part.ops[0]):
+                continue
+            difference = _difference(sides, part.ops[0])
+            yield Pair(sides, certain) if difference is None else difference._replace(is_certain=certain)
         elif isinstance(part, ast.Call) and call_name(part) in ("isinstance", "isclose", "allclose"):
             yield Pair(part.args[:2], certain)
+        elif isinstance(part, ast.Call):
+            yield from _text_pairs(part, certain)
+
+
+def _holds_for_nothing(sides: list[ast.expr], relation: ast.cmpop) -> bool:
+    """Return whether an empty result, which may be right, is in every other value, too: in a text, or as a subset."""
+    left, right = sides
+    if isinstance(relation, ast.In):
+        return isinstance(right, ast.Constant) and isinstance(right.value, str | bytes)
+    return isinstance(left if isinstance(relation, ast.Gt | ast.GtE) else right, ast.Set)
+
+
+def asserted_pair(call: ast.Call, is_certain: bool) -> Pair:
+    """Return the two values that a method of `unittest.TestCase` relates."""
+    sides = call.args[:2]
+    name = call_name(call)
+    difference = _difference(sides, _ORDERS[name]()) if name in _ORDERS else None
+    if difference is not None:
+        return difference._replace(is_certain=is_certain)
+    return Pair(sides, is_certain, _tolerance(call) if name == "assertAlmostEqual" else None)
+
+
+def _tolerance(call: ast.Call) -> ast.expr | None:
+    """Return how far apart the values of `assertAlmostEqual` may be, None if that is not clear."""
+    given: dict[str | None, ast.expr] = {one.arg: one.value for one in call.keywords}
+    given |= zip(("places", "msg", "delta"), call.args[2:], strict=False)
+    if "delta" in given:
+        return given["delta"]
+    places = given.get("places", ast.Constant(7))
+    if isinstance(places, ast.Constant) and isinstance(places.value, int):
+        return ast.Constant(10.0**-places.value)
+    return None
+
+
+def _difference(sides: list[ast.expr], relation: ast.cmpop) -> Pair | None:
+    """Return `a` and `b` of `abs(a - b) < tolerance`, None for another relation.
+
+    Another tolerance would fail any product, also one whose values hide their difference.
+    """
+    if not isinstance(relation, ast.Lt | ast.LtE | ast.Gt | ast.GtE):
+        return None
+    node, tolerance = sides if isinstance(relation, ast.Lt | ast.LtE) else sides[::-1]
+    has_magnitude = False
+    while isinstance(node, ast.Call):
+        name = call_name(node)
+        inner = node.args[0] if node.args else getattr(node.func, "value", None)
+        if inner is None or name not in (*_MAGNITUDES, *_SUMMARIES):
+            return None
+        has_magnitude = has_magnitude or name in _MAGNITUDES
+        node = inner
+    if has_magnitude and isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
+        return Pair([node.left, node.right], True, tolerance)
+    return None
+
+
+def _text_pairs(call: ast.Call, is_certain: bool) -> Iterator[Pair]:
+    """Yield what a method of texts or sets, or a search in a text, has to find, with what it is looked for in.
+
+    Only a literal: any other argument may be the product's, and another value of it may be right for one solution.
+    """
+    name = call_name(call)
+    owner = getattr(call.func, "value", None)
+    if len(call.args) == 1 and owner is not None and name in ("startswith", "endswith", "issuperset", "issubset"):
+        wanted, searched = (owner, call.args[0]) if name == "issubset" else (call.args[0], owner)
+    elif len(call.args) >= 2 and name in ("match", "search", "fullmatch") and call_name(owner or call) == "re":
+        wanted, searched = call.args[:2]
+    elif len(call.args) == 2 and name == "hasattr" and owner is None:
+        searched, wanted = call.args
+    else:
+        return
+    if is_literal(wanted) and not is_literal(searched):
+        yield Pair([searched, wanted], is_certain)
 
 
 class _Condition(NamedTuple):

@@ -115,6 +115,15 @@ class _Finder:
     def helper(self) -> HelperCode:
         return javascript_helper(self.source, self.ending in _TYPESCRIPT, self.up)
 
+    @cached_property
+    def testers(self) -> set[str]:
+        """Names of Go's `*testing.T`, the first argument of assertions, which is none of the two values."""
+        return (
+            set(re.findall(r"\b(\w+)\s+(?:\*testing\.[TBF]|testing\.TB)\b", self.text))
+            if self.ending == ".go"
+            else set()
+        )
+
     def sites(self) -> Iterator[AssertionSite]:
         for number, token in enumerate(self.tokens):
             if number in self.branches:
@@ -135,6 +144,8 @@ class _Finder:
         if token.text in _OPPOSITES:
             yield AssertionSite("negation", "", token.start, token.end, _OPPOSITES[token.text])
         arguments = list(self._arguments(number + 2))
+        if arguments and len(arguments[0]) == 1 and arguments[0][0].text in self.testers:
+            del arguments[0]
         has_tolerance = any([token.kind for token in argument] == ["number"] for argument in arguments[2:])
         if says_equality(token.text) and not has_tolerance:
             found = [site for argument in arguments for site in self._literal("value", argument)]

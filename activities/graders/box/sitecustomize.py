@@ -18,6 +18,9 @@ _MAX_DEPTH = 12
 _MAX_READ_DEPTH = 60
 _MAX_CHANGED_BYTES = 1000000
 _SOURCES = (b".py", b".pyi", b".pyc")
+_FRAMES = ("tb_frame", "gi_frame", "cr_frame", "ag_frame")
+_ATTRIBUTES = {"object.__setattr__": ("__code__",), "object.__getattr__": _FRAMES}
+"""Event -> the attributes of which it is reported."""
 _EVENTS = {
     "gc.get_objects": "looks up live objects",
     "gc.get_referrers": "looks up live objects",
@@ -29,6 +32,7 @@ _EVENTS = {
     "sys.addaudithook": "traces",
     "code.__new__": "makes code objects",
     "object.__setattr__": "changes code objects",
+    "object.__getattr__": "walks stack frames",
     "ctypes.dlopen": "uses ctypes",
     "open": "reads a test file",
 }
@@ -37,6 +41,12 @@ _EVENTS = {
 def _is_test(path):
     name = os.path.basename(path)
     return name.startswith("test_") or name.endswith(("_test.py", "conftest.py")) or "/tests/" in path
+
+
+def _has_test(path):
+    """Return whether a path, or what its links lead to, is a test's source or the bytecode of one."""
+    real = os.path.realpath(path)
+    return any(one.endswith((".py", ".pyc")) and _is_test(one) for one in {path, real})
 
 
 def _changed_files():
@@ -87,6 +97,11 @@ class _Reporter:
         os.close(pipe)
 
 
+def _is_in_test_run():
+    """Return whether this process runs tests: what others run as `-c` is a test's or a script's own."""
+    return "_pytest" in sys.modules
+
+
 def _place_of(frame, through_library):
     """Return file:line of the repository's code that acts, empty if other code does."""
     for _ in range(_MAX_DEPTH):
@@ -95,6 +110,8 @@ def _place_of(frame, through_library):
         file = frame.f_code.co_filename
         if file.startswith(_WORKDIR):
             return "" if _is_test(file) else f"{file[len(_WORKDIR) :].lstrip('/')}:{frame.f_lineno}"
+        if file == "<string>" and _is_in_test_run():  # code that the product's `exec` has made hides its place
+            return f"{file}:{frame.f_lineno}"
         if not through_library or not file.startswith(_STANDARD_LIBRARY) or "site-packages" in file:
             return ""
         frame = frame.f_back
@@ -119,7 +136,7 @@ def _install():
         what = _EVENTS.get(event)
         if what is None or busy:
             return
-        if event == "object.__setattr__" and arguments[1] != "__code__":
+        if event in _ATTRIBUTES and arguments[1] not in _ATTRIBUTES[event]:
             return
         busy.append(1)
         try:
@@ -127,9 +144,12 @@ def _install():
                 path, _, flags = arguments
                 if changed and not isinstance(path, int):
                     report_read(path, flags)
-                if not isinstance(path, str) or not path.endswith(".py") or not _is_test(path):
+                if isinstance(path, int):
                     return
-            place = _place_of(get_frame(1), event != "sys._getframe")
+            through_library = event not in ("sys._getframe", "object.__getattr__")
+            place = _place_of(get_frame(1), through_library)
+            if place and event == "open" and not _has_test(os.fsdecode(arguments[0])):
+                return
             if place:
                 reporter.report(what, place)
         except Exception:  # a hook that raises would change the tests

@@ -51,7 +51,7 @@ class Millis(int):
 
 Pair = namedtuple("Pair", "left right")
 SAME_TYPE: list[Any] = [
-    *(0, 1, -7, 10**30, Millis(3), 0.0, 0.25, 3.14159265, 1e-9, 1e22, float("inf"), 2j, True, False),
+    *(0, 1, -7, 10**30, Millis(3), 0.0, 0.25, 3.14159265, 1e-9, 1e22, 2.0**53 + 4, float("inf"), 2j, True, False),
     *("", "a", "Z", "9", "é", "two words", "a\\n", b"", b"\xff", bytearray(b"a"), pathlib.PurePosixPath("/a/b")),
     *([], [1], [1, [2, {"a": None}]], (), (1, 2), {1}, frozenset({"a"}), {}, {"a": {"b": 1}}, deque([1]), Pair(1, 2)),
     *(Counter("ab"), Counter(), OrderedDict(a=1), defaultdict(int, a=1)),
@@ -61,6 +61,7 @@ SAME_TYPE: list[Any] = [
         datetime.timedelta(1),
         datetime.time(23, 59, 59),
     ),
+    decimal.Decimal("-1E+40"),
     *(decimal.Decimal("1.10"), fractions.Fraction(1, 3), Colour.RED, Point(1, "a"), Slotted(1), Plain("a")),
     *(np.int64(3), np.float64(0.5)),
 ]
@@ -120,7 +121,8 @@ def test_names_are_the_sources_own_and_differ() -> None:
 
 
 VALUES = (
-    "[0, 1, -7, 0.25, 1e-9, Infinity, NaN, 5n, true, false, null, undefined, '', 'a', 'Z', '9', 'é', [], [1], [1, [2]],"
+    "[2 ** 60,"
+    " 0, 1, -7, 0.25, 1e-9, Infinity, NaN, 5n, true, false, null, undefined, '', 'a', 'Z', '9', 'é', [], [1], [1, [2]],"
     " {}, {a: 1}, {a: {b: null}}, new Date(0), new Map(), new Map([['a', 1]]), new Set(), new Set([1, 2]),"
     " new Set([true, false]), Buffer.from('ab'), new Uint8Array([0]), new BigInt64Array([1n]), Symbol('a'), () => 1,"
     " new (class Point { constructor() { this.x = 1; this.name = 'a'; } })()]"

@@ -68,14 +68,67 @@ OTHER_WAYS: dict[str, tuple[str, Any, Any]] = {
     "at least": (UNITTEST.format("assertGreaterEqual(product(), 3)"), 3, 6),
     "less": (UNITTEST.format("assertLess(product(), 5)"), 4, 3),
     "delta": (UNITTEST.format("assertAlmostEqual(product(), 3.14, delta=0.01)"), 3.1301, 3.1415),
+    "difference": ("def test_it():\n    assert abs(product() - 3.14) < 0.01\n", 3.1301, 3.1499),
+    "bounded first": ("def test_it():\n    assert 0.01 >= abs(3.14 - product())\n", 3.1301, 3.1499),
+    "difference in a method": (UNITTEST.format("assertLessEqual(abs(product() - 3.14), 0.01)"), 3.1301, 3.1499),
     "places": (UNITTEST.format("assertAlmostEqual(product(), 3.14, places=1)"), 3.0999, 3.1415),
     "approx": ("import pytest\n\n\ndef test_it():\n    assert product() == pytest.approx(3.1, 0.1)\n", 3.2, 3.1),
     "contains": ("def test_it():\n    assert 'b' in product()\n", ["a", "b"], list("abcdefghijklmnopqrstuvwxyz")),
     "is contained": (UNITTEST.format("assertIn('b', product())"), ["b"], list("abcdefghijklmnopqrstuvwxyz")),
+    "starts": ("def test_it():\n    assert product().startswith(('ab', 'x'))\n", "abc", "x"),
+    "ends": (UNITTEST.format("assertTrue(product().endswith('c'))"), "abc", "c"),
+    "is found": ("import re\n\n\ndef test_it():\n    assert re.search('b+', product())\n", "abc", "bbb"),
+    "superset": ("def test_it():\n    assert {'a'}.issubset(product())\n", {"a"}, {"a", "b"}),
+    "has": ("def test_it():\n    assert hasattr(product(), 'real')\n", 1, 2.0),
+    "subset": ("def test_it():\n    assert product() <= {'a', 'b'}\n", {"a"}, set()),
+    "part of a text": ("def test_it():\n    assert product() in 'ab'\n", "a", ""),
+    "positive": ("def test_it():\n    assert product() > 0\n", 1, 1_800_000_000_000_000_000),
     "isinstance": ("def test_it():\n    assert isinstance(product(), int)\n", 1, True),
     "unequal": ("def test_it():\n    assert product() != 0\n", 1, 2),
     "not": ("def test_it():\n    assert not product() == 0\n", 1, 2),
     "or": ("def test_it():\n    assert product() == 1 or product() == 2\n", 1, 2),
+}
+
+
+class Near(float):
+    """A number that is as near to any other one as a test wants, if it is near at all."""
+
+    def __sub__(self, other: float) -> float:
+        return 0.0 if abs(float(self) - float(other)) < 2 else float(self) - float(other)
+
+    def __rsub__(self, other: float) -> float:
+        return self - other
+
+
+class Agreeing(str):
+    """A text that begins, ends and has what a test wants, and has it as an attribute."""
+
+    def startswith(self, *others: object) -> bool:
+        return True
+
+    endswith = issuperset = startswith
+
+    def __getattr__(self, name: str) -> str:
+        return name
+
+
+TAKEN_RELATIONS: dict[str, tuple[str, Any, Any]] = {
+    "difference": ("def test_it():\n    assert abs(product() - 3.14) < 0.01\n", 3.14, Near(2)),
+    "of arrays": (
+        "import numpy as np\n\n\ndef test_it():\n    assert np.max(np.abs(product() - 3.14)) < 0.01\n",
+        3.14,
+        Near(2),
+    ),
+    "bounded first": ("def test_it():\n    assert 0.01 >= abs(3.14 - product())\n", 3.14, Near(2)),
+    "difference in a method": (UNITTEST.format("assertLess(abs(product() - 3.14), 0.01)"), 3.14, Near(2)),
+    "delta": (UNITTEST.format("assertAlmostEqual(product(), 3.14, delta=0.01)"), 3.14, Near(2)),
+    "places": (UNITTEST.format("assertAlmostEqual(product(), 3.14, 2)"), 3.14, Near(2)),
+    "approx": ("import pytest\n\n\ndef test_it():\n    assert product() == pytest.approx(3.1)\n", 3.1, Near(2)),
+    "starts": ("def test_it():\n    assert product().startswith('ab')\n", "abc", Agreeing("x")),
+    "ends": (UNITTEST.format("assertTrue(product().endswith('c'))"), "abc", Agreeing("x")),
+    "superset": ("def test_it():\n    assert product().issuperset({'a'})\n", {"a", "b"}, Agreeing("x")),
+    "has": ("def test_it():\n    assert hasattr(product(), 'real')\n", 1, Agreeing("x")),
+    "equality in a method": (UNITTEST.format("assertTrue(product() == 3)"), 3, Same(2)),
 }
 LOOP: tuple[str, Any, Any] = (
     "def test_it():\n    found = product()\n    assert found is not None\n"
@@ -165,6 +218,18 @@ def test_a_correct_solution_fails_every_edit_that_the_gold_patch_fails_in_both_d
     assert num_used
 
 
+@pytest.mark.parametrize("name", TAKEN_RELATIONS)
+def test_a_relation_that_always_holds_passes_an_edited_test(name: str) -> None:
+    source, gold, taken = TAKEN_RELATIONS[name]
+    assert run(source, product=lambda: gold) and run(source, product=lambda: taken)
+    for up in (True, False):
+        sites = [site for site in python_sites(source.encode(), random.Random(0), up) if site.kind in ("far", "value")]
+        assert sites
+        for site in sites:
+            assert not run(edited(source, site), product=lambda: gold), edited(source, site)
+            assert run(edited(source, site), product=lambda: taken), edited(source, site)
+
+
 def test_code_that_a_solution_may_not_run_is_edited_with_a_guard() -> None:
     for source, gold, other in (LOOP, BRANCH):
         for seed in range(5):
@@ -216,3 +281,18 @@ def test_a_name_that_is_also_an_input_is_left_alone() -> None:
     source = "def test_it():\n    value = 3\n    assert add(value, 0) == value\n"
     for site in python_sites(source.encode(), random.Random(0)):
         assert site.start > source.index("assert") and not run(edited(source, site))
+
+
+def test_other_encodings() -> None:
+    """The parser counts neither a byte order mark nor the bytes of an encoding other than UTF-8."""
+    text = "def test_it(text='é', wanted=2):\n    assert add(len(text), 1) == wanted; assert add(1, 1) == 2, 'é'\n"
+    marked = b"\xef\xbb\xbf" + text.encode()
+    for site in python_sites(marked, random.Random(0)):
+        edits = [(site.start, site.end, site.text), *((one.at, one.at, one.text) for one in site.needs)]
+        changed = marked
+        for start, end, new in sorted(edits, key=lambda edit: -edit[0]):
+            changed = changed[:start] + new.encode() + changed[end:]
+        ast.parse(changed)
+        assert not run(changed.decode("utf-8-sig")), changed
+    with pytest.raises(UnicodeDecodeError):
+        python_sites(f"# -*- coding: latin-1 -*-\n{text}".encode("latin-1"), random.Random(0))

@@ -156,3 +156,10 @@ def test_the_time_is_linear(word: str) -> None:
 def test_the_test_of_an_assertion(name: str, source: str, expected: str) -> None:
     sites = text_sites(source.encode(), name, random.Random(0))
     assert [site.function for site in sites if site.kind == "value"] == expected.split()
+
+
+def test_the_tester_of_go_is_none_of_the_values() -> None:
+    for call in ("assert.Equal(t, Sum(1, 4), 5)", "require.Equal(t, 5, Sum(1, 4))"):
+        source = f"func TestSum(t *testing.T) {{\n\t{call}\n}}\n".encode()
+        found = [site for site in text_sites(source, "sum_test.go", random.Random(0)) if site.kind == "value"]
+        assert [(site.function, site.text) for site in found] == [("TestSum", "6")], call

@@ -213,3 +213,20 @@ def test_a_file_of_many_tests_is_told_in_several_lines(tmp_path: Path) -> None:
     found = _play(tmp_path / "found", tests=tests)
     assert len(found.names) == 200 and len(found.codes) == 400
     assert max(map(len, (tmp_path / "found" / "witness" / "frames").read_text().splitlines())) < 4096
+
+
+def test_the_environment_does_not_tell_parameters(tmp_path: Path) -> None:
+    """The name of a parametrized test often has the expected value, which would be the true one in control runs."""
+    product = (
+        "import os\n\n\ndef current():\n    with open('names', 'a') as names:\n"
+        "        names.write(os.environ['PYTEST_CURRENT_TEST'] + '\\n')\n"
+    )
+    tests = (
+        "import pytest\nfrom product import current\n\n\n@pytest.fixture\ndef made():\n    current()\n\n\n"
+        "@pytest.mark.parametrize(('given', 'wanted'), [(1, 41), (2, 42)])\ndef test_it(made, given, wanted):\n"
+        "    current()\n\n\ndef test_other():\n    current()\n"
+    )
+    told = _play(tmp_path, product, tests)
+    assert not told.changed and len(told.names) == 2
+    numbered = [f"test_it.py::test_it[{number}] ({when})" for number in (0, 1) for when in ("setup", "call")]
+    assert (tmp_path / "names").read_text().splitlines() == [*numbered, "test_it.py::test_other (call)"]
