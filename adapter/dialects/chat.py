@@ -308,7 +308,7 @@ def _param(failure: Failure, message: str) -> str | None:
 
 def _names(tools: list[dict[str, Any]], kind: str, strict: bool = False) -> frozenset[str]:
     """The names of the tools of a type; only of those with a strict schema if `strict`."""
-    shown = (tool[kind] for tool in tools if tool.get("type", "function") == kind)
+    shown = (tool[kind] for tool in tools if (tool.get("type") or "function") == kind)
     return frozenset(str(one["name"]) for one in shown if not strict or one.get("strict") is True)
 
 

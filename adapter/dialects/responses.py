@@ -133,7 +133,7 @@ def _lane(headers: Mapping[str, str]) -> str:
 
 
 def _message(item: dict[str, Any], where: str) -> Message:
-    kind = item.get("type", "message")
+    kind = item.get("type") or "message"
     if kind == "message":
         return _plain(item, where)
     if kind == "reasoning":

@@ -80,7 +80,7 @@ class SessionCache:
             restore = tree.with_reasoning if self.restores and row.endpoint is None else None
             split = self._split if row.endpoint is None else None
             calls_of = tree.reasoning.calls_of if row.endpoint is None else None
-            repairs = HistoryRepairs(restore, not self._renderer.template.shows_call_ids, split, calls_of)
+            repairs = HistoryRepairs(restore, not self._renderer.template.shows_call_ids, split, tree.knows, calls_of)
             parser = IncrementalParser(self._preambles, repairs)
             session = self._sessions[row.id] = LiveSession(row, parser, tree)
         self._sessions.move_to_end(row.id)
