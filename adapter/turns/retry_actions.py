@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from adapter.auth import UnauthorisedError
-from adapter.conversation import Answer
+from adapter.conversation import Answer, Message
 from adapter.prompt.prompt_builder import PreparedCall
 from adapter.prompt.session_cache import LiveSession, SessionCache
 from adapter.store_outage import StoreOutage
@@ -19,6 +19,7 @@ from adapter.turns.call_options import CallOptions, fits
 from adapter.turns.registry import ConnectedClient, RunningTurn, TurnRegistry
 from adapter.turns.repeated_calls import EarlierCall, repeated_call
 from adapter.turns.retry_or_sample import RetryDecision, decide_retry
+from adapter.turns.stored_views import store_view
 from adapter.turns.tree import AttachPoint
 from ratchet.background_task import wait_for_end
 from ratchet.store import turns
@@ -122,7 +123,14 @@ class RetryResolver:
             return answer
         if answer.turn_id not in session.tree.nodes:
             await self._outage.hold(partial(self._sessions.load, session))
-        return await self._registry.viewed(session, prepared, answer)
+        viewed = await self._registry.viewed(session, prepared, answer)
+        if viewed.message != answer.message:
+            await self._outage.hold(partial(self._store_view, answer.turn_id, viewed.message))
+        return viewed
+
+    async def _store_view(self, turn_id: int, view: Message) -> None:
+        async with self._database.begin() as conn:
+            await store_view(conn, turn_id, view)
 
     async def _join(
         self, running: RunningTurn, known: KnownCall, client: ConnectedClient, same_view: bool

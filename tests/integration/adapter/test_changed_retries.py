@@ -103,6 +103,27 @@ async def test_options_that_act_on_the_view_are_applied_to_the_stored_tokens(
     assert [turn.fork_cause for turn in turns] == ["root", None] and len((await engine.seen())["calls"]) == 2
 
 
+async def test_another_process_recognises_the_views(
+    postgres_url: str, model_dir: Path, database: Database, engine: ScriptedEngine, opened: Opened
+) -> None:
+    settings = adapter_settings(postgres_url, model_dir, tool_parser="qwen3_coder", reasoning_parser="qwen3")
+    await engine.say("</think>" + RAW, "</think>Done.")
+    async with adapter_here(settings) as address, client(address, opened) as http:
+        assert (await http.post(PATH, json=BODY)).status_code == 200
+        await opened.wait_delivered(1)
+        for _ in range(2):
+            view = await http.post(PATH, json=BODY | {"tool_choice": "none"}, headers=RETRY)
+    later = [*BODY["messages"], view.json()["choices"][0]["message"], {"role": "user", "content": "on"}]
+    async with adapter_here(settings) as address, client(address, opened) as http:
+        assert (await http.post(PATH, json=BODY | {"messages": later})).status_code == 200
+        stored = await http.post(PATH, json=BODY, headers=RETRY)
+    assert len(stored.json()["choices"][0]["message"]["tool_calls"]) == 2
+    turns = await opened.wait_delivered(2)
+    assert [turn.fork_cause for turn in turns] == ["root", None] and len((await engine.seen())["calls"]) == 2
+    answer = unpack_json(turns[0].answer)
+    assert isinstance(answer, dict) and len(answer["message"]["views"]) == 1
+
+
 @pytest.mark.parametrize("joins", [False, True])
 async def test_a_stream_may_become_a_reply(thinking: str, engine: ScriptedEngine, opened: Opened, joins: bool) -> None:
     await engine.script({"ids": engine.ids("</think>One.")} | ({"hold": "first"} if joins else {}))
