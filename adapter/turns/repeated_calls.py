@@ -7,7 +7,7 @@ one of them: if all got the newest, the others would be lost, or sampled once mo
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sqlalchemy import or_, select
+from sqlalchemy import select
 
 from adapter.conversation import Answer
 from adapter.prompt.prompt_builder import PreparedCall
@@ -69,7 +69,8 @@ async def repeated_call(
     call_key = prepared.request.options.call_key
     where = (TurnTable.session_id == session_id) & (TurnTable.lane == prepared.lane)
     where &= (TurnTable.digest == prepared.digest) & (TurnTable.state != TurnState.ABORTED)
-    where &= or_(TurnTable.delivered.is_(False), bool(call_key))
+    if not call_key:
+        where &= TurnTable.delivered.is_(False)
     ids = select(TurnTable.id).where(where).order_by(TurnTable.ordinal.desc()).limit(_MOST)
     async with database.begin() as conn:
         found = [await turns.get_call(conn, turn_id) for turn_id in (await conn.scalars(ids)).all()]
