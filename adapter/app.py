@@ -44,6 +44,7 @@ from adapter.replies import (
     SlowBodyError,
     StreamReply,
     classify,
+    failure_reply,
     wait_for_disconnect,
 )
 from adapter.served_sets import ReadSets, ServedSets, SetNotServedError
@@ -257,7 +258,7 @@ def _reply(
             return FailureStream(dialect.stream(outcome.options), *classify(outcome))
     if in_stream:
         return FailureStream(dialect.stream(RequestOptions(dialect.name)), *classify(outcome))
-    return FailureReply(dialect, *classify(outcome))
+    return failure_reply(dialect, outcome)
 
 
 async def _count(parts: _Parts, dialect: Dialect, request: Request) -> Response:
@@ -273,7 +274,7 @@ async def _count(parts: _Parts, dialect: Dialect, request: Request) -> Response:
             number = await _held_for_client(parts, request, row.id, len(body), count)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": number})
     except (Exception, asyncio.CancelledError) as error:
-        return FailureReply(dialect, *classify(error))
+        return failure_reply(dialect, error)
 
 
 async def _held_for_client(
@@ -305,13 +306,13 @@ async def _models(parts: _Parts, request: Request) -> Response:
         authenticate = partial(parts.auth.authenticate, request.headers)
         row = await _held_for_client(parts, request, token_digest(request.headers), 0, authenticate)
     except (Exception, asyncio.CancelledError) as error:
-        return FailureReply(dialect, *classify(error))
+        return failure_reply(dialect, error)
     name = row.model
     model = {"id": name, "object": "model", "created": 0, "owned_by": "ratchet", "type": "model", "display_name": name}
     model["created_at"] = "1970-01-01T00:00:00Z"
     if (asked := request.path_params.get("name")) is not None:
         if asked != name:
-            return FailureReply(dialect, *classify(UnknownModelError(f"model {asked!r} is not served here")))
+            return failure_reply(dialect, UnknownModelError(f"model {asked!r} is not served here"))
         return JSONResponse(model)
     return JSONResponse({"object": "list", "data": [model], "has_more": False, "first_id": name, "last_id": name})
 

@@ -1,30 +1,77 @@
 """Bodies that a client has compressed, read within the limit of a body's size."""
 
 import zlib
+from typing import Protocol
+
+import zstandard
 
 from adapter.dialects.base import InvalidRequestError
-from adapter.replies import BodyTooLargeError
+from adapter.replies import BodyTooLargeError, UnreadEncodingError
 
-_WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+_GZIP_BITS = 16 + zlib.MAX_WBITS
+_ZSTD_SLICE_BYTES = 1 << 10  # the reader has no limit of its own, and makes up to 32 MiB of a slice
+_ZSTD_WINDOW_BYTES = 1 << 23  # the most that RFC 9659 allows in HTTP
+
+
+class _Reader(Protocol):
+    """A decompressor of one stream, of zlib or of zstandard."""
+
+    @property
+    def eof(self) -> bool: ...
+
+    @property
+    def unused_data(self) -> bytes: ...
 
 
 def decoded(body: bytes, encoding: str, max_bytes: int) -> bytes:
-    """Return the body without its `content-encoding`. Raises InvalidRequestError or BodyTooLargeError.
+    """Return the body without its `content-encoding`.
 
-    No more than `max_bytes` are decompressed. Takes a millisecond per MB or more: call it in a thread.
+    Raises UnreadEncodingError, InvalidRequestError or BodyTooLargeError. Little more than `max_bytes` are decompressed.
+    Takes a millisecond per MB or more: call it in a thread.
     """
-    name = encoding.strip().lower()
-    if name in ("", "identity"):
+    names = [name for one in encoding.lower().split(",") if (name := one.strip()) not in ("", "identity")]
+    if not names:
         return body
-    if name not in _WINDOW_BITS:
-        raise InvalidRequestError(
-            f"content-encoding: {name[:100]!r} is not read here: send the body as it is, or with gzip or deflate"
-        )
-    reader = zlib.decompressobj(_WINDOW_BITS[name])
+    name = ", ".join(names)
     try:
-        data = reader.decompress(body, max_bytes + 1)
-    except zlib.error as error:
+        match name:
+            case "gzip" | "x-gzip":
+                return _inflated(body, name, _GZIP_BITS, max_bytes)
+            case "deflate":
+                return _inflated(body, name, zlib.MAX_WBITS if _has_zlib_head(body) else -zlib.MAX_WBITS, max_bytes)
+            case "zstd":
+                return _from_zstd(body, name, max_bytes)
+    except (zlib.error, zstandard.ZstdError) as error:
         raise InvalidRequestError(f"content-encoding: the body is not {name}: {error}") from None
+    raise UnreadEncodingError(
+        f"content-encoding: {name[:100]!r} is not read here: send the body as it is, or with gzip, deflate or zstd"
+    )
+
+
+def _has_zlib_head(body: bytes) -> bool:
+    """Whether it begins as HTTP's `deflate` does. Some clients leave zlib's head and checksum out."""
+    return len(body) >= 2 and body[0] & 0x0F == 8 and int.from_bytes(body[:2]) % 31 == 0
+
+
+def _inflated(body: bytes, name: str, window_bits: int, max_bytes: int) -> bytes:
+    reader = zlib.decompressobj(window_bits)
+    data = reader.decompress(body, max_bytes + 1)
+    return _checked(data, reader, name, max_bytes)
+
+
+def _from_zstd(body: bytes, name: str, max_bytes: int) -> bytes:
+    reader = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES).decompressobj()
+    data = bytearray()
+    for at in range(0, len(body), _ZSTD_SLICE_BYTES):
+        if reader.eof:
+            raise InvalidRequestError(f"content-encoding: the body is not one whole {name} stream")
+        data += reader.decompress(body[at : at + _ZSTD_SLICE_BYTES])
+        if len(data) > max_bytes:
+            break
+    return _checked(bytes(data), reader, name, max_bytes)
+
+
+def _checked(data: bytes, reader: _Reader, name: str, max_bytes: int) -> bytes:
     if len(data) > max_bytes:
         raise BodyTooLargeError(f"the request is larger than {max_bytes} bytes without its content-encoding")
     if not reader.eof or reader.unused_data:

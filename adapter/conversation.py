@@ -3,7 +3,8 @@
 Equality of messages decides which sampled ids are used for them, so it is defined in one place.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, Literal, NamedTuple
@@ -14,6 +15,8 @@ from ratchet.types import TurnKind
 
 Finish = Literal["stop", "length", "tool_calls", "stop_sequence"]
 Tool = dict[str, Any]
+_BLANKS = "".join(one for one in map(chr, range(0x3001)) if one.isspace()) + "\ufeff"
+"""What Python's `strip` removes, and the mark that JavaScript's `trim` removes, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +75,14 @@ class Message:
         """16 bytes, equal for messages that are treated as the same one.
 
         1.0 and 1 are equal in arguments; the `tool_call_id` of a result is left out. If `strict`, the ids of tool calls
-        count, because they distinguish equal samples; otherwise neither they nor outer whitespace count, and numbers
-        are equal if they are the same double, because JavaScript has no others. Strict keys are stored, so they stay
-        what they are.
+        count, because they distinguish equal samples; otherwise neither they nor outer whitespace count, numbers are
+        equal if they are the same double, because JavaScript has no others, and a member that is null may be missing,
+        because many clients leave such members out. Strict keys are stored, so they stay what they are.
         """
-        numbers = _plain_number if strict else float
-        calls = [
-            [call.id if strict else "", call.name, _with_numbers(call.arguments, numbers)] for call in self.tool_calls
-        ]
-        text = self.text if strict else self.text.strip()
-        reasoning = self.reasoning if strict else self.reasoning.strip()
+        alike = _with_plain_numbers if strict else _as_clients_keep_it
+        calls = [[call.id if strict else "", call.name, alike(call.arguments)] for call in self.tool_calls]
+        text = self.text if strict else self.text.strip(_BLANKS)
+        reasoning = self.reasoning if strict else self.reasoning.strip(_BLANKS)
         return _hash(orjson.dumps([self.role, text, reasoning, calls, self.beside_tool], option=orjson.OPT_SORT_KEYS))
 
 
@@ -357,18 +358,35 @@ def _hash(data: bytes) -> bytes:
     return blake2b(data, digest_size=16).digest()
 
 
-def _with_numbers(value: Any, change: Callable[[float], float]) -> Any:
-    """The value with each number as `change` makes it; truth values are none."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {key: _with_numbers(item, change) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_with_numbers(item, change) for item in value]
+def _with_plain_numbers(value: Any) -> Any:
+    """The value with 1.0 as 1, because JavaScript clients send 1.0 back as 1."""
+    match value:
+        case float() if value.is_integer() and abs(value) < 2**53:
+            return int(value)
+        case Mapping():
+            return {key: _with_plain_numbers(item) for key, item in value.items()}
+        case list():
+            return [_with_plain_numbers(item) for item in value]
     return value
 
 
-def _plain_number(number: float) -> float:
-    """1.0 as 1, because JavaScript clients send 1.0 back as 1."""
-    is_plain = isinstance(number, float) and number.is_integer() and abs(number) < 2**53
-    return int(number) if is_plain else number
+def _as_clients_keep_it(value: Any) -> Any:
+    """The value with each number as a double, and without members that are null."""
+    match value:
+        case bool():
+            return value
+        case int() | float():
+            return _double(value)
+        case Mapping():
+            return {key: _as_clients_keep_it(item) for key, item in value.items() if item is not None}
+        case list():
+            return [_as_clients_keep_it(item) for item in value]
+    return value
+
+
+def _double(number: float) -> float:
+    """The nearest double: infinite for an integer beyond the largest one, and 0 for the zero with a sign."""
+    try:
+        return float(number) or 0.0
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf

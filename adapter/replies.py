@@ -36,6 +36,10 @@ class BodyTooLargeError(Exception):
     """The request has more bytes than `max_body_bytes`."""
 
 
+class UnreadEncodingError(InvalidRequestError):
+    """The body has a `content-encoding` that is not read here."""
+
+
 class SlowBodyError(Exception):
     """The request did not arrive within `body_seconds`."""
 
@@ -289,6 +293,15 @@ def _without_start(send: Send) -> Send:
             await send(message)
 
     return send_rest
+
+
+def failure_reply(dialect: Dialect, error: BaseException) -> Response:
+    """The reply to a call that failed before it had an answer."""
+    reply = FailureReply(dialect, *classify(error))
+    if isinstance(error, UnreadEncodingError):  # the vendors' forms have no error of this kind, HTTP has
+        reply.status_code = 415
+        reply.headers["accept-encoding"] = "gzip, deflate, zstd"
+    return reply
 
 
 class FailureReply(Response):

@@ -21,7 +21,7 @@ def schema_of(format: dict[str, Any], name: str) -> dict[str, Any] | None:
     Takes all vendors' forms: `json_object`, and `json_schema` with the schema inside or inside of `json_schema`. Raises
     InvalidRequestError for other types, and for a schema that is none.
     """
-    kind = format.get("type", "text")
+    kind = format.get("type") or "text"
     if kind == "text":
         return None
     if kind == "json_object":

@@ -124,12 +124,12 @@ class ChatDialect:
         ]
 
     def options(self, fields: Fields, headers: Mapping[str, str], preamble: Preamble) -> RequestOptions:
-        max_tokens = field_at(fields, "max_completion_tokens", int) or field_at(fields, "max_tokens", int)
+        name = "max_tokens" if field_at(fields, "max_completion_tokens", int) is None else "max_completion_tokens"
         lane = _lane(headers)
         return RequestOptions(
             dialect=self.name,
             model=field_at(fields, "model", str, ""),
-            max_tokens=positive(max_tokens, "max_tokens"),
+            max_tokens=positive(field_at(fields, name, int), name),
             stream=field_at(fields, "stream", bool, False),
             lane=lane,
             kind=TurnKind.SUB_AGENT if lane else TurnKind.MAIN,
@@ -308,7 +308,7 @@ def _param(failure: Failure, message: str) -> str | None:
 
 def _names(tools: list[dict[str, Any]], kind: str, strict: bool = False) -> frozenset[str]:
     """The names of the tools of a type; only of those with a strict schema if `strict`."""
-    shown = (tool[kind] for tool in tools if tool.get("type", "function") == kind)
+    shown = (tool[kind] for tool in tools if (tool.get("type") or "function") == kind)
     return frozenset(str(one["name"]) for one in shown if not strict or one.get("strict") is True)
 
 

@@ -143,9 +143,16 @@ def check_fields(rules: Mapping[str, FieldRule], fields: Fields) -> None:
         rule = rules.get(name)
         if rule is None:
             raise InvalidRequestError(f"{name[:100]}: this service does not know the field; leave it out")
-        if rule.support is Support.REFUSED and (value := msgspec.json.decode(raw)) not in rule.harmless:
+        if rule.support is Support.REFUSED and (value := _value_of(name, raw)) not in rule.harmless:
             error = StateNotKeptError if rule.is_state else InvalidRequestError
             raise error(f"{name}: {rule.note}; got {str(value)[:100]!r}")
+
+
+def _value_of(name: str, raw: msgspec.Raw) -> Any:
+    try:
+        return msgspec.json.decode(raw)
+    except msgspec.MsgspecError as error:  # a number that no double can hold
+        raise InvalidRequestError(f"{name}: {error}") from error
 
 
 def fields_page() -> str:

@@ -133,7 +133,7 @@ def _lane(headers: Mapping[str, str]) -> str:
 
 
 def _message(item: dict[str, Any], where: str) -> Message:
-    kind = item.get("type", "message")
+    kind = str(item.get("type") or "message")
     if kind == "message":
         return _plain(item, where)
     if kind == "reasoning":
@@ -178,7 +178,7 @@ def _content(content: str | list[Any], where: str) -> Content:
 
 
 def _part(part: dict[str, Any], where: str) -> str | Omitted:
-    kind = part.get("type")
+    kind = str(part.get("type"))
     if kind in _TEXT_TYPES:
         return str(part.get("text") or part.get("refusal") or "")
     if kind in ("input_image", "computer_screenshot"):

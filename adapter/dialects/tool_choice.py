@@ -33,7 +33,7 @@ def responses_choice(choice: str | dict[str, Any], preamble: Preamble) -> ToolCh
 
 def messages_choice(choice: dict[str, Any], preamble: Preamble) -> ToolChoice:
     """Return the choice of a Messages request. Raises InvalidRequestError, also for a tool that is not offered."""
-    kind = choice.get("type", "auto")
+    kind = choice.get("type") or "auto"
     if kind == "tool":
         name = str(field_of(choice, "name", str, ""))
         return ToolChoice(_offered(name, "tool_choice.name", preamble), required=True, sent=choice)
@@ -73,7 +73,7 @@ def _allowed(
 
 
 def _chat_names(tool: dict[str, Any], where: str, preamble: Preamble) -> _Names:
-    kind = tool.get("type", "function")
+    kind = tool.get("type") or "function"
     if kind not in ("function", "custom"):
         raise InvalidRequestError(f"{where}.type: {str(kind)[:100]!r} is none of function, custom, allowed_tools")
     named = object_at(tool.get(kind), f"{where}.{kind}")

@@ -53,7 +53,9 @@ class HistoryPrefix(msgspec.Struct, frozen=True, gc=False):
 class HistoryRepairs:
     """What is put right in the histories of agents that change what they send back.
 
-    `split` is given each assistant's message that has no reasoning, and returns it with the thinking that its text has.
+    `split` is given each message of an answer that has no reasoning, and returns it with the thinking that its text
+    has. `knows` is given the answer as it was sent, with the keys of the history before it, and returns whether that is
+    a stored answer, perhaps without its reasoning: then a text that begins with thinking is its own.
     `calls_of` is given the id of a call, and returns those of the stored answer that made it, none if it is not known.
     `restore` is given each answer, with the keys of the history before it, and returns the answer to use. If
     `orders_results`, the results of parallel tool calls are put into the order of the calls.
@@ -62,6 +64,7 @@ class HistoryRepairs:
     restore: Callable[[bytes, MessageRun, bytes], MessageRun] | None = None
     orders_results: bool = False
     split: Callable[[Message], Message] | None = None
+    knows: Callable[[bytes, MessageRun, bytes], bool] | None = None
     calls_of: Callable[[str], Collection[str]] | None = None
 
 
@@ -86,19 +89,17 @@ def parse_request(
     runs: list[MessageRun] = []
     keys = [prefix.key]
     loose_keys = [prefix.loose_key]
-    first = prefix.num_items
-    call_ids = prefix.call_ids
-    unread_ids = prefix.unread_ids
+    before = prefix
     for group in groups:
-        run = _parse_run(group, first, dialect, repairs, call_ids, unread_ids)
+        run = _parse_run(group, before, dialect, repairs)
         if repairs.restore is not None and run.assistant:
             run = repairs.restore(keys[-1], run, loose_keys[-1])
         runs.append(run)
-        call_ids = run.call_ids
-        unread_ids = run.unread_ids
         keys.append(extend_key(keys[-1], run.key))
         loose_keys.append(extend_key(loose_keys[-1], run.loose_key))
-        first += len(group)
+        num_items = before.num_items + len(group)
+        num_runs = before.num_runs + 1
+        before = HistoryPrefix(num_runs, num_items, keys[-1], loose_keys[-1], run.call_ids, run.unread_ids)
     check_fields(dialect.rules, body.fields)
     options = dialect.options(body.fields, headers, preamble)
     options = replace(options, lane=_lane_key(options.lane), tool_forms=preamble.forms)
@@ -197,27 +198,31 @@ def _without_unread(messages: list[Message], unread_ids: frozenset[str]) -> list
 
 
 def _parse_run(
-    items: Sequence[msgspec.Raw],
-    first: int,
-    dialect: Dialect,
-    repairs: HistoryRepairs,
-    call_ids: tuple[str, ...],
-    unread_ids: frozenset[str],
+    items: Sequence[msgspec.Raw], before: HistoryPrefix, dialect: Dialect, repairs: HistoryRepairs
 ) -> MessageRun:
-    """Parse the messages of one run. `first`: the index of items[0] in the body, for error messages.
-
-    `call_ids`: of the calls before it. `unread_ids`: of those before it that became text.
-    """
-    where = f"{dialect.history}.{first}"
+    """Parse the messages of the run that follows `before`."""
+    where = f"{dialect.history}.{before.num_items}"
     try:
         values = [orjson.loads(memoryview(item)) for item in items]
-        messages = dialect.messages(values, first)
-        messages = _without_unread(messages, unread_ids) if unread_ids else messages
-        if repairs.split is not None and messages[0].role == "assistant" and not any(one.reasoning for one in messages):
-            messages = [repairs.split(message) for message in messages]
-        orders = repairs.orders_results and len(call_ids) > 1
-        return MessageRun.of(_in_call_order(messages, call_ids) if orders else messages)
+        messages = dialect.messages(values, before.num_items)
+        messages = _without_unread(messages, before.unread_ids) if before.unread_ids else messages
+        orders = repairs.orders_results and len(before.call_ids) > 1
+        run = MessageRun.of(_in_call_order(messages, before.call_ids) if orders else messages)
+        return _with_split_thinking(run, messages, before, repairs)
     except orjson.JSONDecodeError as error:
         raise InvalidRequestError(f"{where}: {error}") from error
     except (RecursionError, TypeError) as error:
         raise InvalidRequestError(f"{where}: nested too deeply ({error})") from error
+
+
+def _with_split_thinking(
+    run: MessageRun, messages: Sequence[Message], before: HistoryPrefix, repairs: HistoryRepairs
+) -> MessageRun:
+    """The run with the thinking that a client wrote into the texts of its messages. A known answer stays as it is."""
+    if repairs.split is None or not run.assistant or run.messages[0].reasoning:
+        return run
+    split = [repairs.split(message) for message in messages]
+    is_changed = any(one.reasoning for one in split)
+    if not is_changed or (repairs.knows is not None and repairs.knows(before.key, run, before.loose_key)):
+        return run
+    return MessageRun.of(split)

@@ -15,6 +15,7 @@ from adapter.prompt.incremental_parser import IncrementalParser
 from adapter.prompt.preamble_cache import PreambleCache
 from adapter.prompt.renderer import Renderer
 from adapter.prompt.request_parser import HistoryRepairs
+from adapter.turns.stored_views import views_of
 from adapter.turns.tree import AttachPoint, TurnGrowth, TurnTree
 from ratchet.store import session_notes
 from ratchet.store.arrays import ids_from_bytes, unpack_json
@@ -80,7 +81,7 @@ class SessionCache:
             restore = tree.with_reasoning if self.restores and row.endpoint is None else None
             split = self._split if row.endpoint is None else None
             calls_of = tree.reasoning.calls_of if row.endpoint is None else None
-            repairs = HistoryRepairs(restore, not self._renderer.template.shows_call_ids, split, calls_of)
+            repairs = HistoryRepairs(restore, not self._renderer.template.shows_call_ids, split, tree.knows, calls_of)
             parser = IncrementalParser(self._preambles, repairs)
             session = self._sessions[row.id] = LiveSession(row, parser, tree)
         self._sessions.move_to_end(row.id)
@@ -124,3 +125,5 @@ class SessionCache:
         attach_point = AttachPoint(turn.parent_turn_id, turn.kept_tokens)
         prompt = tree.prompt(attach_point, ids_from_bytes(turn.suffix_ids))
         tree.add(turn.id, attach_point, prompt, sampled, growth)
+        for view in views_of(answer):
+            tree.add_view(turn.id, growth.keys[-1], view)

@@ -56,6 +56,8 @@ def fits(known: CallOptions | None, asked: CallOptions, answer: Answer | None, e
     """
     if known is None:
         return True
+    if known.call_key and asked.call_key and known.call_key != asked.call_key:
+        return False  # a client gives a retry the key of its call, and each new call a new key
     if known.stop_sequences != asked.stop_sequences or (asked.logprobs and not known.logprobs):
         return False
     if endpoint and known.view != asked.view:

@@ -11,14 +11,15 @@ from functools import partial
 from typing import Any, TypeVar
 
 from adapter.auth import UnauthorisedError
-from adapter.conversation import Answer
+from adapter.conversation import Answer, Message
 from adapter.prompt.prompt_builder import PreparedCall
 from adapter.prompt.session_cache import LiveSession, SessionCache
 from adapter.store_outage import StoreOutage
 from adapter.turns.call_options import CallOptions, fits
-from adapter.turns.records import stored_answer
 from adapter.turns.registry import ConnectedClient, RunningTurn, TurnRegistry
+from adapter.turns.repeated_calls import EarlierCall, repeated_call
 from adapter.turns.retry_or_sample import RetryDecision, decide_retry
+from adapter.turns.stored_views import store_view
 from adapter.turns.tree import AttachPoint
 from ratchet.background_task import wait_for_end
 from ratchet.store import turns
@@ -51,21 +52,21 @@ class RetryResolver:
         options = prepared.request.options
         asked = CallOptions.of(options, prepared.max_tokens)
         deadline = time.monotonic() + self._registry.lease_seconds + _POLL_SECONDS
+
+        def can_answer(one: EarlierCall) -> bool:
+            return fits(one.made_for, asked, one.answer, session.row.endpoint is not None)
+
+        newest = known
+        find = partial(repeated_call, self._database, self._registry, session.row.id, prepared, newest, can_answer)
+        known = await self._outage.hold(find)
         while True:
-            running = self._registry.get(known.id)
-            num_clients_here = None if running is None else len(running.clients)
-            in_flight = known.state is TurnState.IN_FLIGHT
-            is_own = (known.worker if in_flight else known.lease_owner) == self._registry.process_id
-            answer = stored_answer(known) if known.state is TurnState.COMPLETED else None
-            made_for = _options_of(running, answer)
-            is_same_call = made_for is not None and bool(asked.call_key) and made_for.call_key == asked.call_key
-            is_sdk_retry = options.retry or is_same_call
-            fitting = fits(made_for, asked, answer, session.row.endpoint is not None)
-            same_view = made_for is None or made_for.view == asked.view
-            in_time = time.monotonic() < deadline
-            match decide_retry(known, num_clients_here, is_own, is_sdk_retry, in_time, fitting):
+            earlier = EarlierCall.of(known, self._registry)
+            running, answer = earlier.running, earlier.answer
+            same_view = earlier.made_for is None or earlier.made_for.view == asked.view
+            is_sdk_retry = options.retry or earlier.has_key(asked.call_key)
+            match self._decide(earlier, is_sdk_retry, time.monotonic() < deadline, can_answer(earlier)):
                 case RetryDecision.AGAIN:
-                    return await self._wait(await run_shielded(self._sample_again(session, prepared, known, client)))
+                    return await self._wait(await run_shielded(self._sample_again(session, prepared, newest, client)))
                 case RetryDecision.STORED:
                     self._registry.connect_to_stored(known.id, client)
                     await run_shielded(self._outage.hold(partial(self._registry.record_connection, known.id)))
@@ -86,6 +87,13 @@ class RetryResolver:
             if latest is None:
                 raise UnauthorisedError
             known = latest
+
+    def _decide(self, earlier: EarlierCall, is_sdk_retry: bool, in_time: bool, fitting: bool) -> RetryDecision:
+        known = earlier.call
+        num_clients_here = None if earlier.running is None else len(earlier.running.clients)
+        in_flight = known.state is TurnState.IN_FLIGHT
+        is_own = (known.worker if in_flight else known.lease_owner) == self._registry.process_id
+        return decide_retry(known, num_clients_here, is_own, is_sdk_retry, in_time, fitting)
 
     async def _wait(self, running: RunningTurn) -> Answer:
         """Wait for the turn's answer. Cancelling this client does not cancel the turn, which may have other clients."""
@@ -115,7 +123,14 @@ class RetryResolver:
             return answer
         if answer.turn_id not in session.tree.nodes:
             await self._outage.hold(partial(self._sessions.load, session))
-        return await self._registry.viewed(session, prepared, answer)
+        viewed = await self._registry.viewed(session, prepared, answer)
+        if viewed.message != answer.message:
+            await self._outage.hold(partial(self._store_view, answer.turn_id, viewed.message))
+        return viewed
+
+    async def _store_view(self, turn_id: int, view: Message) -> None:
+        async with self._database.begin() as conn:
+            await store_view(conn, turn_id, view)
 
     async def _join(
         self, running: RunningTurn, known: KnownCall, client: ConnectedClient, same_view: bool
@@ -150,13 +165,6 @@ class RetryResolver:
             return None
         recorded = replace(prepared, attach_point=attach_point, stream=stream, engine_id=None)
         return self._registry.start(session, recorded, known.id, client)
-
-
-def _options_of(running: RunningTurn | None, answer: Answer | None) -> CallOptions | None:
-    """The options that a turn is made for, None if they are not known."""
-    if running is not None:
-        return running.options
-    return None if answer is None or answer.asked is None else CallOptions.from_json(answer.asked)
 
 
 async def run_shielded(work: Coroutine[Any, Any, _T]) -> _T:

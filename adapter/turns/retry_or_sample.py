@@ -4,10 +4,11 @@ Without this rule, a retry would sample a second answer for one call, or an agen
 the old one. A request is repeated if the digest of its messages and kind is that of an earlier one in its lane
 (`PreparedCall.digest`). It is a retry if a header says so (`x-stainless-retry-count`, or the `Idempotency-Key` of the
 earlier call), or if the earlier call's client has disconnected and its answer was not written to its last byte. If its
-options ask for another sample (`call_options.py`), it is a new sample. If the earlier call was aborted, any
-request is a new sample. A client of another process counts as connected while that process renews its lease; after a
-kill the lease expires. If it is uncertain whether the first client is still connected, a request without the header
-waits for up to one lease.
+options ask for another sample, or it has another `Idempotency-Key` than the earlier call (`call_options.py`), it is a
+new sample. Which of several earlier calls it repeats is decided in `repeated_calls.py`. If the earlier call was
+aborted, any request is a new sample. A client of another process counts as connected while that process renews its
+lease; after a kill the lease expires. If it is uncertain whether the first client is still connected, a request without
+the header waits for up to one lease.
 """
 
 from enum import StrEnum

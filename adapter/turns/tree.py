@@ -154,6 +154,13 @@ class TurnTree:
             return run
         return run.with_reasoning(reasoning)
 
+    def knows(self, key: bytes, run: MessageRun, loose_key: bytes) -> bool:
+        """Whether an answer is a stored one as it was sent, perhaps without its reasoning. Keys as in
+        `with_reasoning`.
+        """
+        is_whole = self.turn_of_answer(key, run, "", loose_key) is not None or run.key in self._by_answer
+        return is_whole or bool(self.reasoning.find(key, run, loose_key if self.follows_loose_chains else None))
+
     def has_similar_answer(self, key: bytes, run: MessageRun) -> bool:
         """Whether a loosely equal answer was given to the history `key`."""
         return bool(self._by_loose_history.get(extend_key(key, run.loose_key)))

@@ -103,6 +103,27 @@ async def test_options_that_act_on_the_view_are_applied_to_the_stored_tokens(
     assert [turn.fork_cause for turn in turns] == ["root", None] and len((await engine.seen())["calls"]) == 2
 
 
+async def test_another_process_recognises_the_views(
+    postgres_url: str, model_dir: Path, database: Database, engine: ScriptedEngine, opened: Opened
+) -> None:
+    settings = adapter_settings(postgres_url, model_dir, tool_parser="qwen3_coder", reasoning_parser="qwen3")
+    await engine.say("</think>" + RAW, "</think>Done.")
+    async with adapter_here(settings) as address, client(address, opened) as http:
+        assert (await http.post(PATH, json=BODY)).status_code == 200
+        await opened.wait_delivered(1)
+        for _ in range(2):
+            view = await http.post(PATH, json=BODY | {"tool_choice": "none"}, headers=RETRY)
+    later = [*BODY["messages"], view.json()["choices"][0]["message"], {"role": "user", "content": "on"}]
+    async with adapter_here(settings) as address, client(address, opened) as http:
+        assert (await http.post(PATH, json=BODY | {"messages": later})).status_code == 200
+        stored = await http.post(PATH, json=BODY, headers=RETRY)
+    assert len(stored.json()["choices"][0]["message"]["tool_calls"]) == 2
+    turns = await opened.wait_delivered(2)
+    assert [turn.fork_cause for turn in turns] == ["root", None] and len((await engine.seen())["calls"]) == 2
+    answer = unpack_json(turns[0].answer)
+    assert isinstance(answer, dict) and len(answer["message"]["views"]) == 1
+
+
 @pytest.mark.parametrize("joins", [False, True])
 async def test_a_stream_may_become_a_reply(thinking: str, engine: ScriptedEngine, opened: Opened, joins: bool) -> None:
     await engine.script({"ids": engine.ids("</think>One.")} | ({"hold": "first"} if joins else {}))
@@ -121,6 +142,50 @@ async def test_a_repeated_idempotency_key_is_the_same_call(
             texts.append(reply.json()["choices"][0]["message"]["content"])
             await opened.wait_delivered(len(set(texts)))
     assert texts == ["one", "one", "two", "two"] and len(await opened.turns()) == 2
+
+
+async def test_another_idempotency_key_is_another_call(adapter: str, engine: ScriptedEngine, opened: Opened) -> None:
+    """Also if its predecessor's answer was lost, and if an SDK repeats a first attempt that did not arrive."""
+    await engine.script({"ids": engine.ids("one"), "hold": "first"}, {"ids": engine.ids("two")})
+    async with client(adapter, opened) as http:
+        begun = asyncio.create_task(http.post(PATH, json=BODY, headers={"idempotency-key": "a"}))
+        await engine.wait_for_calls(1)
+        begun.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await begun
+        other = await http.post(PATH, json=BODY, headers={"idempotency-key": "b"} | RETRY)
+        await engine.release("first")
+        again = await http.post(PATH, json=BODY, headers={"idempotency-key": "a"})
+    texts = [reply.json()["choices"][0]["message"]["content"] for reply in (other, again)]
+    assert texts == ["two", "one"] and len(await opened.turns()) == 2
+
+
+@pytest.mark.parametrize("headers", [{}, RETRY])
+async def test_retries_of_several_samples_get_one_each(
+    adapter: str, engine: ScriptedEngine, opened: Opened, headers: dict[str, str]
+) -> None:
+    """As of an agent that asks for three answers at once and loses all connections."""
+    names = ("one", "two", "three")
+    await engine.script(*({"ids": engine.ids(one), "hold": one} for one in names))
+    async with client(adapter, opened) as http:
+        begun = []
+        for number in range(1, 4):
+            begun.append(asyncio.create_task(http.post(PATH, json=BODY)))
+            await engine.wait_for_calls(number)
+        for task in begun:
+            task.cancel()
+        await asyncio.gather(*begun, return_exceptions=True)
+        async with asyncio.timeout(60):
+            while any(turn.lease_owner for turn in await opened.turns()):
+                await asyncio.sleep(0.02)
+        for one in names:
+            await engine.release(one)
+        texts = []
+        for number in range(1, 4):
+            reply = await http.post(PATH, json=BODY, headers=headers)
+            texts.append(reply.json()["choices"][0]["message"]["content"])
+            await opened.wait_delivered(number)
+    assert sorted(texts) == sorted(names) and len((await engine.seen())["calls"]) == 3
 
 
 async def test_another_process_knows_the_options(

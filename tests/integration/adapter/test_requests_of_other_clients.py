@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+import zstandard
 
 from ratchet.store.database import Database
 from tests.integration.adapter.conftest import Opened, ScriptedEngine, adapter_here, adapter_settings
@@ -27,7 +28,15 @@ def client(address: str, opened: Opened) -> httpx.AsyncClient:
 
 @pytest.mark.parametrize("path", list(BODIES))
 @pytest.mark.parametrize(
-    ("encoding", "pack"), [("gzip", gzip.compress), ("Deflate", zlib.compress), ("identity", bytes)]
+    ("encoding", "pack"),
+    [
+        ("gzip", gzip.compress),
+        ("Deflate", zlib.compress),
+        ("identity", bytes),
+        ("zstd", zstandard.compress),  # Codex
+        ("deflate", lambda data: zlib.compress(data, wbits=-15)),  # clients that leave zlib's head out
+        ("gzip, identity", gzip.compress),
+    ],
 )
 async def test_a_compressed_body_is_read(
     adapter: str,
@@ -48,13 +57,19 @@ async def test_a_body_that_cannot_be_decompressed_is_refused_with_its_encoding(
     postgres_url: str, model_dir: Path, database: Database, engine: ScriptedEngine, opened: Opened
 ) -> None:
     packed = gzip.compress(json.dumps(BODIES["/v1/messages"]).encode())
+    framed = zstandard.compress(json.dumps(BODIES["/v1/messages"]).encode())
     bomb = gzip.compress(b" " * 5_000_000)
     refused: list[tuple[str, bytes, int, str]] = [
-        ("br", b"x", 400, "content-encoding: 'br' is not read here"),
-        ("gzip, gzip", packed, 400, "content-encoding: 'gzip, gzip' is not read here"),
+        ("br", b"x", 415, "content-encoding: 'br' is not read here"),
+        ("gzip, gzip", packed, 415, "content-encoding: 'gzip, gzip' is not read here"),
         ("gzip", b"{}", 400, "content-encoding: the body is not gzip"),
         ("gzip", packed[:-9], 400, "content-encoding: the body is not one whole gzip stream"),
         ("gzip", packed + b"x", 400, "content-encoding: the body is not one whole gzip stream"),
+        ("deflate", b"\xff", 400, "content-encoding: the body is not deflate"),
+        ("zstd", packed, 400, "content-encoding: the body is not zstd"),
+        ("zstd", framed[:-1], 400, "content-encoding: the body is not one whole zstd stream"),
+        ("zstd", framed + framed, 400, "content-encoding: the body is not one whole zstd stream"),
+        ("zstd", zstandard.compress(b" " * 5_000_000), 413, "larger than 1000000 bytes without its content-encoding"),
         ("gzip", bomb, 413, "larger than 1000000 bytes without its content-encoding"),
     ]
     async with (
@@ -65,6 +80,7 @@ async def test_a_body_that_cannot_be_decompressed_is_refused_with_its_encoding(
             for encoding, sent, status, sentence in refused:
                 reply = await http.post(path, content=sent, headers={"content-encoding": encoding})
                 assert (reply.status_code, sentence in reply.json()["error"]["message"]) == (status, True), reply.text
+                assert ("zstd" in reply.headers.get("accept-encoding", "")) is (status == 415)
         assert (await http.post("/v1/messages", json=BODIES["/v1/messages"])).status_code == 200
 
 

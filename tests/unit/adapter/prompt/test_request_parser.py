@@ -1,11 +1,13 @@
-"""Results of parallel tool calls in the order of the calls, for a template that shows no ids."""
+"""What is put right in histories: the order of tool results, and thinking that a client wrote into the text."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
+from adapter.conversation import Message
 from adapter.dialects.base import InvalidRequestError
 from adapter.prompt.chat_template import ChatTemplate
 from adapter.prompt.incremental_parser import IncrementalParser
@@ -13,7 +15,9 @@ from adapter.prompt.preamble_cache import PreambleCache
 from adapter.prompt.prompt_builder import PreparedCall
 from adapter.prompt.renderer import Renderer
 from adapter.prompt.request_parser import HistoryRepairs
+from adapter.turns.tree import TurnTree
 from tests.unit.adapter.client import DIALECT, builder_of, new_session
+from tests.unit.adapter.turns.test_tree import grow, ids
 
 
 def call(call_id: str) -> dict[str, Any]:
@@ -52,6 +56,39 @@ def test_results_are_in_call_order(known: bool, sent: list[dict[str, Any]], seen
     assert [message.text for message in request.runs[-1].messages] == seen
     plain = IncrementalParser(PreambleCache()).parse(body(*sent), DIALECT, {})
     assert [message.text for message in plain.runs[-1].messages] == [one.get("content", "note") for one in sent]
+
+
+def split(message: Message) -> Message:
+    """Take thinking out of a text, as the parser of a model does."""
+    thinking, mark, text = message.text.partition("</think>")
+    return replace(message, text=text, reasoning=thinking.removeprefix("<think>")) if mark else message
+
+
+@pytest.mark.parametrize(
+    ("sent", "reasoning", "text"),
+    [
+        ("<think>more</think>Text.", "first", "<think>more</think>Text."),  # its own second block of thinking
+        ("<think>only</think>Text.", "", "<think>only</think>Text."),  # an answer without reasoning, as it was sent
+        ("<think>else</think>Text.", "else", "Text."),
+        ("<think>first</think><think>more</think>Text.", "first", "<think>more</think>Text."),
+    ],
+)
+def test_text_that_begins_with_thinking_is_split_only_if_it_is_no_answer_of_its_own(
+    sent: str, reasoning: str, text: str
+) -> None:
+    tree = TurnTree()
+    key = IncrementalParser(PreambleCache()).parse(question(), DIALECT, {}).keys[-1]
+    grow(tree, 1, ids(1), ids(2), Message("assistant", "<think>more</think>Text.", "first"), key=key)
+    grow(tree, 2, ids(1), ids(3), Message("assistant", "<think>only</think>Text."), key=key)
+    repairs = HistoryRepairs(tree.with_reasoning, split=split, knows=tree.knows)
+    answer = {"role": "assistant", "content": [{"type": "text", "text": sent}]}
+    request = IncrementalParser(PreambleCache(), repairs).parse(question(answer), DIALECT, {})
+    (message,) = request.runs[1].messages
+    assert (message.reasoning, message.text) == (reasoning, text)
+
+
+def question(*later: dict[str, Any]) -> bytes:
+    return orjson.dumps({"messages": [{"role": "user", "content": "go"}, *later]})
 
 
 async def prepare(renderer: Renderer, *sent: dict[str, Any]) -> PreparedCall:

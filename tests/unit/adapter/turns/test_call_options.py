@@ -92,3 +92,11 @@ def test_the_options_are_stored_where_the_last_version_does_not_look() -> None:
     stored = answer_to_json(made)
     assert stored.keys() == answer_to_json(answer("stop", 5)).keys()
     assert answer_from_json(1, stored) == made and answer_from_json(1, answer_to_json(answer("stop", 5))).asked is None
+
+
+def test_another_idempotency_key_is_another_call_and_no_key_says_nothing() -> None:
+    first, second, none = (options(call_key=key) for key in ("a", "b", ""))
+    assert not fits(first, second, answer("stop", 5), endpoint=False)
+    assert all(
+        fits(known, asked, None, endpoint=False) for known, asked in ((first, first), (none, first), (first, none))
+    )
