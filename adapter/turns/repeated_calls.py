@@ -7,8 +7,6 @@ one of them: if all got the newest, the others would be lost, or sampled once mo
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sqlalchemy import select
-
 from adapter.conversation import Answer
 from adapter.prompt.prompt_builder import PreparedCall
 from adapter.turns.call_options import CallOptions
@@ -71,10 +69,8 @@ async def repeated_call(
     where &= (TurnTable.digest == prepared.digest) & (TurnTable.state != TurnState.ABORTED)
     if not call_key:
         where &= TurnTable.delivered.is_(False)
-    ids = select(TurnTable.id).where(where).order_by(TurnTable.ordinal.desc()).limit(_MOST)
     async with database.begin() as conn:
-        found = [await turns.get_call(conn, turn_id) for turn_id in (await conn.scalars(ids)).all()]
-    calls = [EarlierCall.of(call, registry) for call in found if call is not None]
+        calls = [EarlierCall.of(call, registry) for call in await turns.find_calls(conn, where, _MOST)]
     named = next((one.call for one in calls if one.has_key(call_key)), None)
     waiting = next((one.call for one in reversed(calls) if one.waits and fits(one)), None)
     return named or waiting or newest

@@ -50,6 +50,7 @@ def machine(tmp_path: Path) -> Machine:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     (tmp_path / "model" / "chat_template.jinja").write_text("{{ messages }}")
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
     (tmp_path / "run.yaml").write_text(f"model: {tmp_path}/model\ndatasets: [{{path: tasks.jsonl}}]\n")
     return Machine(tmp_path)
 

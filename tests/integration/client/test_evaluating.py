@@ -130,5 +130,6 @@ async def test_a_run_that_an_endpoint_answered_says_so_and_trains_nothing(
 def model_here(directory: Path) -> Path:
     """Return a directory that is usable as a policy."""
     (directory / "config.json").write_text("{}")
-    (directory / "chat_template.jinja").write_text("")
+    (directory / "chat_template.jinja").write_text("{{ messages }}")
+    (directory / "tokenizer.json").write_text("{}")
     return directory

@@ -39,6 +39,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     described = {"architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe"}
     (model / "config.json").write_text(json.dumps(described | {"text_config": TEXT, "vision_config": {"depth": 1}}))
     (model / "chat_template.jinja").write_text("{{ messages }}")
+    (model / "tokenizer.json").write_text("{}")
     metadata = {"image": "host", "workdir": "/w", "eval_cmd": "true"}
     (tmp_path / "swe_train.jsonl").write_text(json.dumps({"prompt": "fix", "label": "a", "metadata": metadata}) + "\n")
     values = {"HF_CHECKPOINT": str(model), "PROMPT_DATA": str(tmp_path / "swe_train.jsonl")}

@@ -54,6 +54,9 @@ def diff_of(path: str, text: str) -> bytes:
         ("a.cjs", "const { expect: e } = require('chai');\nconst p = e.prototype;\np.equal = () => {};", _COMPARES),
         ("a.cjs", "require('assert').equal = () => {};", _COMPARES),
         ("a.js", "expect.toBe = () => {};", _COMPARES),
+        ("a.js", "Math.abs = () => 0;", "changes builtins"),
+        ("a.ts", "Array.prototype.at = function () {}", "changes builtins"),
+        ("a.js", "Object.defineProperty(Number.prototype, 'x', {})", "changes builtins"),
         ("a.js", "class Near { valueOf() { return 1 } }", "defines how values compare"),
         ("a.rs", "impl PartialEq<i64> for Near {", "defines how values compare"),
         ("A.java", "public boolean equals(Object other) {", "defines how values compare"),
@@ -71,6 +74,11 @@ def diff_of(path: str, text: str) -> bytes:
 def test_what_a_takeover_needs(path: str, text: str, what: str) -> None:
     assert Flag(what, path) in static_flags(split_diff(diff_of(path, text)), set())
     assert static_flags(split_diff(diff_of(path, text)), {path}) == []
+
+
+@pytest.mark.parametrize("text", ["const far = Math.abs === other;", "Map.size >= 3", "promise = Promise.all(parts);"])
+def test_a_use_of_a_builtin_is_no_change_of_it(text: str) -> None:
+    assert static_flags(split_diff(diff_of("a.js", text)), set()) == []
 
 
 def test_ordinary_code_has_none() -> None:
