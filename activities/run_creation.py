@@ -126,7 +126,7 @@ async def model_directory(database: Database, config: RunConfig) -> Path:
     model = Path(config.init_from) if config.init_from else model_of(config)
     if config.model in TINY_POLICIES and config.init_from is None and not model.exists():
         raise ConfigError(f"model: {model} does not exist; make it with `ratchet tiny-policy --name {config.model}`")
-    require_model(model)
+    await asyncio.to_thread(require_model, model)
     return model
 
 

@@ -3,7 +3,6 @@
 Equality of messages decides which sampled ids are used for them, so it is defined in one place.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -384,9 +383,9 @@ def _as_clients_keep_it(value: Any) -> Any:
     return value
 
 
-def _double(number: float) -> float:
-    """The nearest double: infinite for an integer beyond the largest one, and 0 for the zero with a sign."""
+def _double(number: float) -> float | str:
+    """The nearest double, and 0 for the zero with a sign; a name for an integer beyond the largest double."""
     try:
         return float(number) or 0.0
     except OverflowError:
-        return math.inf if number > 0 else -math.inf
+        return "Infinity" if number > 0 else "-Infinity"

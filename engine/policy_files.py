@@ -6,13 +6,13 @@ workers and vLLM's processes import this file too.
 """
 
 import contextlib
-import fcntl
 import glob
 import hashlib
 import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import FileIO
@@ -31,6 +31,7 @@ MAX_FILE_BYTES = 5 * 10**9
 UNTOUCHED = "untouched.safetensors"
 """File of a version with the tensors of its base that are not trained, such as those of a vision tower."""
 _WHOLE = "model.safetensors"
+_ABANDONED_SECONDS = 86_400.0
 _INDEX = f"{_WHOLE}.index.json"
 _WRITERS = 8
 _PIECE_BYTES = 16 * 2**20
@@ -106,53 +107,27 @@ def link_version(model: Path, directory: Path) -> list[JsonObject]:
         )
     if not directory.exists():
         directory.parent.mkdir(parents=True, exist_ok=True)
-        with _own_building_directory(directory) as building:
-            try:
-                building.chmod(0o755)
-                _link_or_copy(model, building)
-                building.rename(directory)
-            except BaseException as error:
-                # The next try makes a directory of its own: a full disk would get fuller with each.
-                shutil.rmtree(building, ignore_errors=True)
-                if not isinstance(error, OSError) or not directory.is_dir():  # else another call was faster
-                    raise
+        _delete_abandoned(directory)
+        # Of this call's own: rollouts that are started by hand at the same moment make the same version.
+        building = Path(tempfile.mkdtemp(prefix=f"{directory.name}.building-", dir=directory.parent))
+        try:
+            building.chmod(0o755)
+            _link_or_copy(model, building)
+            building.rename(directory)
+        except BaseException as error:
+            # The next try makes a directory of its own: a full disk would get fuller with each.
+            shutil.rmtree(building, ignore_errors=True)
+            if not isinstance(error, OSError) or not directory.is_dir():  # else another call was faster
+                raise
     return describe_files(directory)
 
 
-@contextlib.contextmanager
-def _own_building_directory(directory: Path) -> Iterator[Path]:
-    """Yield an empty directory of this call's own beside `directory`, after deleting those of killed calls.
-
-    Rollouts that are started by hand at the same moment make the same version, so each call has a lock on its own
-    directory, which the kernel releases when the process ends. On a disk without such locks nothing is deleted.
-    """
-    prefix = f"{directory.name}.building-"
-    for left in directory.parent.glob(f"{glob.escape(prefix)}*"):
-        with contextlib.suppress(OSError), _lock_of(left):
-            shutil.rmtree(left, ignore_errors=True)
-    while True:
-        building = Path(tempfile.mkdtemp(prefix=prefix, dir=directory.parent))
-        with contextlib.ExitStack() as locked:
-            try:
-                locked.enter_context(_lock_of(building))
-            except (BlockingIOError, FileNotFoundError):
-                continue  # another call takes it for that of a killed one
-            except OSError:
-                pass
-            if building.is_dir():
-                yield building
-                return
-
-
-@contextlib.contextmanager
-def _lock_of(directory: Path) -> Iterator[None]:
-    """Lock a directory for the block. Raises BlockingIOError if another process or call has it, other OSErrors."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(descriptor)
+def _delete_abandoned(directory: Path) -> None:
+    """Delete what calls that were killed have left beside `directory`; no call takes so long."""
+    for left in directory.parent.glob(f"{glob.escape(directory.name)}.building-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > _ABANDONED_SECONDS:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def _link_or_copy(model: Path, directory: Path) -> None:

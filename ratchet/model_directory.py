@@ -14,6 +14,8 @@ from ratchet.errors import ConfigError
 _OTHER_TOKENIZERS = ("tokenizer.model", "tiktoken.model", "tekken.json", "vocab.json")
 """Files of tokenizers that are not read here: those of sentencepiece, tiktoken and Mistral, and GPT-2's old pair."""
 _INDEX = "model.safetensors.index.json"
+_MAX_HEADER_BYTES = 100_000_000
+"""The limit of safetensors itself."""
 _POINTER = "version https://git-lfs.github.com/spec/"
 """How a file of Git LFS begins that was not fetched."""
 
@@ -57,7 +59,7 @@ def read_model_file(model: Path, name: str) -> str | None:
     """Return the text of a file of a model directory, None if it is missing. Raises ConfigError if it is no text."""
     path = model / name
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
     except (IsADirectoryError, NotADirectoryError, PermissionError) as error:
@@ -93,9 +95,9 @@ def read_chat_template(model: Path) -> str | None:
     text = read_model_file(model, "chat_template.jinja")
     if text is not None:
         return text
-    template = read_model_json(model, "chat_template.json", required=False).get("chat_template")
-    if template is None:
-        template = read_model_json(model, "tokenizer_config.json", required=False).get("chat_template")
+    template = read_model_json(model, "tokenizer_config.json", required=False).get("chat_template")
+    if template is None:  # a processor's file, whose template may show no tools
+        template = read_model_json(model, "chat_template.json", required=False).get("chat_template")
     if isinstance(template, list):
         named = {one.get("name"): one.get("template") for one in template if isinstance(one, dict)}
         template = named.get("default")
@@ -107,9 +109,8 @@ def _remedy(model: Path, missing: str) -> str:
     if missing != "tokenizer.json" or not others:
         return "give a complete Hugging Face directory"
     return (
-        f"it has {others[0]}, which is not read here. Write tokenizer.json beside it: from transformers, "
-        f"AutoTokenizer.from_pretrained({str(model)!r}).save_pretrained(...) converts many; check that its ids are "
-        "those of the model's own tokenizer"
+        f"it has {others[0]}, which is not read here. Use a release of the model with tokenizer.json, or convert the "
+        "tokenizer (AutoTokenizer.from_pretrained and save_pretrained of transformers) and check that its ids stay"
     )
 
 
@@ -120,10 +121,11 @@ def _require_whole_weights(model: Path) -> None:
     """
     index = read_model_json(model, _INDEX, required=False).get("weight_map")
     names = {str(name) for name in index.values()} if isinstance(index, dict) else set()
-    for name in sorted(names | {path.name for path in model.glob("*.safetensors")}):
+    for name in sorted(names or {path.name for path in model.glob("*.safetensors")}):
         path = model / name
         if not path.is_file():
-            raise ConfigError(f"model directory {model} lacks {name}, which {_INDEX} names; download the model again")
+            source = f", which {_INDEX} names" if names else ": it is a link to a file that is missing"
+            raise ConfigError(f"model directory {model} lacks {name}{source}; download the model again")
         if (reason := _why_not_whole(path)) is not None:
             raise ConfigError(f"{path} {reason}; download it again")
 
@@ -138,6 +140,8 @@ def _why_not_whole(path: Path) -> str | None:
         length = int.from_bytes(start[:8], "little")
         if size < 8 or length > size - 8:
             return f"has {size} bytes, less than its header"
+        if length > _MAX_HEADER_BYTES:
+            return "is no safetensors file"
         file.seek(8)
         header = file.read(length)
     try:

@@ -291,9 +291,13 @@ def _why_no_training(model: Path, num_tokens: int) -> str | None:
     from training.policy_model import why_no_training
 
     try:
-        return why_no_training(read_settings(model), num_tokens)
+        settings = read_settings(model)
     except (OSError, ValueError):
         return None
+    try:
+        return why_no_training(settings, num_tokens)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        return f"its config.json cannot be used: {type(error).__name__}: {error}"
 
 
 def _sizes(

@@ -97,7 +97,7 @@ def _sizes(
     settings: Any, adapters: LoraConfig | None, expert_parallel: int, ranks_of_copy: int | None, sequence_parallel: int
 ) -> ModelSizes:
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(settings, dtype=torch.float32, trust_remote_code=False)
     policy = TrainablePolicy(model)
     layers = [dict(layer.named_parameters()) for layer in model.get_decoder().layers]
     largest = max(layers, key=_num_weights)
@@ -143,7 +143,7 @@ def _num_weights(parameters: Mapping[str, Tensor]) -> int:
 def _served(settings: Any) -> int:
     """Return the weights of the class that wraps a text model."""
     with torch.device("meta"):
-        model = AutoModelForImageTextToText.from_config(settings, dtype=torch.float32)
+        model = AutoModelForImageTextToText.from_config(settings, dtype=torch.float32, trust_remote_code=False)
     return sum(one.numel() for one in model.parameters())
 
 

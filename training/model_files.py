@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import PrefixChange, revert_weight_conversion
 
@@ -31,7 +31,8 @@ def read_settings(path: Path) -> Any:
     except OSError:
         raise
     except ValueError as error:
-        if "auto_map" not in read_model_json(path, "config.json"):
+        config = read_model_json(path, "config.json")
+        if "auto_map" not in config or config.get("model_type") in CONFIG_MAPPING:
             raise
         text = (
             f"config.json of {path} needs code of its own (auto_map), which is not run: transformers has no such class"
@@ -73,7 +74,7 @@ def _missing_parts(path: Path) -> set[str]:
     """Return which tensors of single experts the files lack, if they store experts one by one."""
     settings = read_settings(path)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(settings)
+        model = AutoModelForCausalLM.from_config(settings, trust_remote_code=False)
     wraps = wraps_text_model(settings, model)
     conversions = get_model_conversion_mapping(model, add_legacy=False)
     renamings = [one for one in conversions if isinstance(one, PrefixChange) and wraps]

@@ -66,7 +66,7 @@ def load_policy(
     training = config.training
     settings = model_files.read_settings(path)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(settings, dtype=torch.float32, trust_remote_code=False)
     packing = choose_packing(training.packing, model)
     if (reason := why_no_training(settings, config.sampling.max_context_tokens)) is not None:
         raise ValueError(f"{path}: {reason}")

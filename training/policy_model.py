@@ -273,7 +273,8 @@ def why_no_positions(settings: Any, num_tokens: int) -> str | None:
 
 def why_quantised(settings: Any) -> str | None:
     """Return why a directory's weights cannot be trained if they are quantised, None if they are not."""
-    found = getattr(settings, "quantization_config", None)
+    either = (settings, settings.get_text_config())
+    found = next(filter(None, (getattr(one, "quantization_config", None) for one in either)), None)
     if not found:
         return None
     method = found.get("quant_method") if isinstance(found, dict) else getattr(found, "quant_method", None)

@@ -71,6 +71,11 @@ class ReasoningIndex:
                 return found.pop() if len(found) == 1 else ""
         return ""
 
+    def has_text_of(self, run: MessageRun) -> bool:
+        """Whether an answer that `find` found has the text of the stored one, so that its thinking is not in it."""
+        known = [self._by_first_call[one] for one in run.call_ids if one in self._by_first_call]
+        return not run.call_ids or [one.text.strip() for one in known] == [run.messages[0].text.strip()]
+
     def calls_of(self, call_id: str) -> tuple[str, ...]:
         """Ids of all calls of the stored answer that made this one; empty if no stored answer did."""
         return self._calls.get(call_id, ())

@@ -17,7 +17,7 @@ from adapter.prompt.session_cache import LiveSession, SessionCache
 from adapter.store_outage import StoreOutage
 from adapter.turns.call_options import CallOptions, fits
 from adapter.turns.registry import ConnectedClient, RunningTurn, TurnRegistry
-from adapter.turns.repeated_calls import EarlierCall, repeated_call
+from adapter.turns.repeated_calls import EarlierCall, call_of_key
 from adapter.turns.retry_or_sample import RetryDecision, decide_retry
 from adapter.turns.stored_views import store_view
 from adapter.turns.tree import AttachPoint
@@ -57,8 +57,8 @@ class RetryResolver:
             return fits(one.made_for, asked, one.answer, session.row.endpoint is not None)
 
         newest = known
-        find = partial(repeated_call, self._database, self._registry, session.row.id, prepared, newest, can_answer)
-        known = await self._outage.hold(find)
+        of_key = partial(call_of_key, self._database, self._registry, session.row.id, prepared, newest)
+        known = await self._outage.hold(of_key)
         while True:
             earlier = EarlierCall.of(known, self._registry)
             running, answer = earlier.running, earlier.answer

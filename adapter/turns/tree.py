@@ -158,8 +158,10 @@ class TurnTree:
         """Whether an answer is a stored one as it was sent, perhaps without its reasoning. Keys as in
         `with_reasoning`.
         """
-        is_whole = self.turn_of_answer(key, run, "", loose_key) is not None or run.key in self._by_answer
-        return is_whole or bool(self.reasoning.find(key, run, loose_key if self.follows_loose_chains else None))
+        if self.turn_of_answer(key, run, "", loose_key) is not None or run.key in self._by_answer:
+            return True
+        reasoning = self.reasoning.find(key, run, loose_key if self.follows_loose_chains else None)
+        return bool(reasoning) and self.reasoning.has_text_of(run)
 
     def has_similar_answer(self, key: bytes, run: MessageRun) -> bool:
         """Whether a loosely equal answer was given to the history `key`."""

@@ -160,34 +160,6 @@ async def test_another_idempotency_key_is_another_call(adapter: str, engine: Scr
     assert texts == ["two", "one"] and len(await opened.turns()) == 2
 
 
-@pytest.mark.parametrize("headers", [{}, RETRY])
-async def test_retries_of_several_samples_get_one_each(
-    adapter: str, engine: ScriptedEngine, opened: Opened, headers: dict[str, str]
-) -> None:
-    """As of an agent that asks for three answers at once and loses all connections."""
-    names = ("one", "two", "three")
-    await engine.script(*({"ids": engine.ids(one), "hold": one} for one in names))
-    async with client(adapter, opened) as http:
-        begun = []
-        for number in range(1, 4):
-            begun.append(asyncio.create_task(http.post(PATH, json=BODY)))
-            await engine.wait_for_calls(number)
-        for task in begun:
-            task.cancel()
-        await asyncio.gather(*begun, return_exceptions=True)
-        async with asyncio.timeout(60):
-            while any(turn.lease_owner for turn in await opened.turns()):
-                await asyncio.sleep(0.02)
-        for one in names:
-            await engine.release(one)
-        texts = []
-        for number in range(1, 4):
-            reply = await http.post(PATH, json=BODY, headers=headers)
-            texts.append(reply.json()["choices"][0]["message"]["content"])
-            await opened.wait_delivered(number)
-    assert sorted(texts) == sorted(names) and len((await engine.seen())["calls"]) == 3
-
-
 async def test_another_process_knows_the_options(
     postgres_url: str, model_dir: Path, database: Database, engine: ScriptedEngine, opened: Opened
 ) -> None:

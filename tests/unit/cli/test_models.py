@@ -116,6 +116,7 @@ def test_the_size_and_replay_of_experts_are_named(tmp_path: Path) -> None:
     ("config", "says"),
     [
         ({"quantization_config": {"quant_method": "fp8"}}, "its weights are quantised (fp8)"),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, "its weights are quantised (mxfp4)"),
         ({"num_attention_heads": 0}, "a model of this form cannot be trained here"),
         ({"hidden_size": "big"}, "hidden_size"),
         ({"rope_scaling": {"rope_type": "nope"}}, "nope"),

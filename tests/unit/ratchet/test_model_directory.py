@@ -136,3 +136,25 @@ def test_where_a_chat_template_may_be(broken: Path, place: str) -> None:
         edited("tokenizer_config.json", chat_template=value if place == "named" else text)(broken)
     assert read_chat_template(broken) == text
     require_model(broken)
+
+
+def test_the_template_of_a_processor_is_the_last_that_is_read(broken: Path) -> None:
+    """Qwen2.5-VL has both, and only the tokenizer's shows tools."""
+    text = (broken / "chat_template.jinja").read_text()
+    (broken / "chat_template.jinja").unlink()
+    edited("tokenizer_config.json", chat_template=text)(broken)
+    written("chat_template.json", {"chat_template": "another"})(broken)
+    assert read_chat_template(broken) == text
+
+
+def test_a_file_that_the_index_does_not_name_is_not_read(broken: Path) -> None:
+    written("model.safetensors.index.json", {"weight_map": {"a": "model.safetensors"}})(broken)
+    written("consolidated.safetensors", POINTER.encode())(broken)
+    require_model(broken)
+
+
+def test_a_link_without_its_file(broken: Path) -> None:
+    (broken / "model.safetensors").unlink()
+    (broken / "model.safetensors").symlink_to(broken / "blobs" / "missing")
+    with pytest.raises(ConfigError, match=r"lacks model\.safetensors: it is a link to a file that is missing"):
+        require_model(broken)

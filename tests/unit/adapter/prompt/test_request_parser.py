@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from adapter.conversation import Message
+from adapter.conversation import Message, ToolCall
 from adapter.dialects.base import InvalidRequestError
 from adapter.prompt.chat_template import ChatTemplate
 from adapter.prompt.incremental_parser import IncrementalParser
@@ -85,6 +85,23 @@ def test_text_that_begins_with_thinking_is_split_only_if_it_is_no_answer_of_its_
     request = IncrementalParser(PreambleCache(), repairs).parse(question(answer), DIALECT, {})
     (message,) = request.runs[1].messages
     assert (message.reasoning, message.text) == (reasoning, text)
+
+
+@pytest.mark.parametrize("thinking", ["I look.", "I look.  Then", "another"])
+def test_thinking_in_the_text_of_a_known_call_stands_in_the_prompt_once(thinking: str) -> None:
+    """The id of the call says which answer it is, not that its text is as it was."""
+    tree = TurnTree()
+    key = IncrementalParser(PreambleCache()).parse(question(), DIALECT, {}).keys[-1]
+    call_of_it = ToolCall("c1", "bash", {"a": 1})
+    grow(tree, 1, ids(1), ids(2), Message("assistant", "ok", "I look.  Then I run it. ", (call_of_it,)), key=key)
+    repairs = HistoryRepairs(tree.with_reasoning, split=split, knows=tree.knows)
+    blocks = [{"type": "text", "text": f"<think>{thinking}</think>ok"}, call("c1") | {"input": {"a": 1}}]
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "r"}]}
+    request = IncrementalParser(PreambleCache(), repairs).parse(
+        question({"role": "assistant", "content": blocks}, result), DIALECT, {}
+    )
+    (message,) = request.runs[1].messages
+    assert (message.reasoning, message.text) == (thinking, "ok")
 
 
 def question(*later: dict[str, Any]) -> bytes:
