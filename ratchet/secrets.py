@@ -11,11 +11,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import yaml
+
 from ratchet import paths
 from ratchet.errors import ConfigError
 from ratchet.types import JsonObject
 from ratchet.vime_names import EXTRA_ENVS_VARIABLE, value_of
-from ratchet.yaml_text import NOT_YAML, parse_yaml
+from ratchet.yaml_text import NOT_YAML
 
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 MIN_SECRET_CHARS = 6
@@ -127,7 +129,7 @@ def _from_file() -> dict[str, str]:
 
 def _from_extra_envs() -> dict[str, str]:
     try:
-        values = parse_yaml(value_of(EXTRA_ENVS_VARIABLE) or "{}")
+        values = yaml.safe_load(value_of(EXTRA_ENVS_VARIABLE) or "{}")
     except NOT_YAML:
         return {}
     return {str(name): str(value) for name, value in values.items()} if isinstance(values, dict) else {}

@@ -9,26 +9,41 @@ from ratchet.errors import ConfigError
 
 NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)
 """What PyYAML raises for a text: ValueError for an impossible date or an integer of thousands of digits."""
+
 _MERGE = "tag:yaml.org,2002:merge"
 
 
-class _OnceLoader(yaml.SafeLoader):
-    """A loader that refuses a key which is given twice: PyYAML would forget the first value."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: dict[tuple[str, str], yaml.Mark] = {}
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:
-                before = seen.setdefault((key.tag, key.value), key.start_mark)
-                if before is not key.start_mark:
-                    lines = f"lines {before.line + 1} and {key.start_mark.line + 1}"
-                    raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} is given twice, in {lines}")
-        return super().construct_mapping(node, deep)
-
-
 def parse_yaml(text: str) -> Any:
-    """Parse a text. Raises one of NOT_YAML."""
-    return yaml.load(text, _OnceLoader)  # a SafeLoader
+    """Parse a text. Raises one of NOT_YAML, also for a key that is given twice."""
+    _require_single_keys(yaml.compose(text, yaml.SafeLoader))
+    return yaml.safe_load(text)
+
+
+def _require_single_keys(node: yaml.Node | None) -> None:
+    """Raise ValueError if a mapping of the tree has a key twice: PyYAML would forget the first value.
+
+    The tree is as it was written: merged keys (`<<`) are not in it yet.
+    """
+    nodes, seen = [node], set()
+    while nodes:
+        one = nodes.pop()
+        if id(one) in seen:  # an alias, which may also contain itself
+            continue
+        seen.add(id(one))
+        if isinstance(one, yaml.SequenceNode):
+            nodes += one.value
+        elif isinstance(one, yaml.MappingNode):
+            nodes += [child for pair in one.value for child in pair]
+            _require_each_once([key for key, _ in one.value if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE])
+
+
+def _require_each_once(keys: list[yaml.ScalarNode]) -> None:
+    marks: dict[tuple[str, str], yaml.Mark] = {}
+    for key in keys:
+        before = marks.setdefault((key.tag, key.value), key.start_mark)
+        if before is not key.start_mark:
+            lines = f"lines {before.line + 1} and {key.start_mark.line + 1}"
+            raise ValueError(f"key {key.value!r} is given twice, in {lines}")
 
 
 def read_yaml(path: Path, remedy: str = "") -> Any:

@@ -11,6 +11,7 @@ from ratchet.config import DatasetConfig
 from ratchet.config_sources import dotted_values, load_config
 from ratchet.errors import ConfigError
 from ratchet.temporal_settings import load_temporal_settings, positive_number
+from ratchet.yaml_text import parse_yaml
 from stack.cluster import read_cluster
 
 BAD = {
@@ -46,6 +47,12 @@ def test_merged_keys_may_be_overridden(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("datasets:\n  - &one {path: tasks.jsonl, use: eval}\n  - {<<: *one, use: train}\n")
     assert [one.use for one in load_config(path, environment={}).datasets] == ["eval", "train"]
+
+
+def test_an_alias_of_a_mapping_with_merged_keys_gives_no_key_twice() -> None:
+    text = "a: &a {x: 1, y: 1}\nb:\n  one: &one\n    <<: *a\n    x: 2\nc:\n  <<: *one\n"
+    assert parse_yaml(text)["c"] == {"x": 2, "y": 1}
+    assert parse_yaml("a: &a [*a]\n")["a"][0] is not None, "an alias may contain itself"
 
 
 @pytest.mark.parametrize("text", ["9" * 5000, "[" * 100_000, "2024-13-45", "a: 1\na: 2"], ids=range(4))
