@@ -19,6 +19,7 @@ from activities.graders.assertions.python_relations import (
     equal_pairs,
     is_vague,
     related_pairs,
+    searches,
 )
 from activities.graders.assertions.python_syntax import (
     Function,
@@ -63,14 +64,15 @@ def python_sites(source: bytes, rng: random.Random, up: bool = True) -> list[Ass
     others = names_of_others(tree)
     functions = [node for node in ast.walk(tree) if isinstance(node, Function)]
     defined = frozenset(function.name for function in functions)
-    file = _File(spans, helper, Insertion(start_of_code(tree, spans), helper.text), others, defined)
+    clear = defined - {function.name for function in functions if searches(function)}
+    file = _File(spans, helper, Insertion(start_of_code(tree, spans), helper.text), others, defined, clear)
     return [site for function in functions for site in _FunctionSites(file, function, rng, up).sites()]
 
 
 @dataclass(frozen=True, slots=True)
 class _File:
     """What the functions of a file share. `insertion`: puts the helper's functions into it. `functions`: names of those
-    that the file defines.
+    that the file defines. `clear`: those that search nothing and compare no order.
     """
 
     spans: Spans
@@ -78,6 +80,7 @@ class _File:
     insertion: Insertion
     others: frozenset[str]
     functions: frozenset[str]
+    clear: frozenset[str]
 
 
 class _FunctionSites:
@@ -90,6 +93,8 @@ class _FunctionSites:
         self.up = up
         self.helper = file.helper
         self.insertion = file.insertion
+        self.functions = file.functions
+        self.clear = file.clear
         arguments = function.args
         self.helpers = file.functions | {one.arg for one in [*arguments.args, *arguments.kwonlyargs]} - {"self", "cls"}
         self.places = list(places_of(function))
@@ -190,7 +195,7 @@ class _FunctionSites:
         the edit unless the call compares the literal.
         """
         sides = [Side(node, self.compared.is_computed(node)) for node in call.args]
-        literals = [side.node for side in sides if is_literal(side.node) and not isinstance(side.node, ast.Call)]
+        literals = [side.node for side in sides if self._may_change(call_name(call), side.node)]
         before = self.spans.indent(statement)
         if literals and before is not None and any(side.is_computed for side in sides):
             node = self.rng.choice(literals)
@@ -200,6 +205,17 @@ class _FunctionSites:
             lines = ["try:", f"    {changed}", "except AssertionError:", "    raise"]
             lines += ["except Exception:", "    pass", "return"]
             yield replace(self._replace("far", statement, f"\n{before}".join(lines)), needs=(self.insertion,))
+
+    def _may_change(self, name: str, node: ast.expr) -> bool:
+        """Return whether no correct result satisfies another literal: an empty one is in every other text or set."""
+        if not is_literal(node) or isinstance(node, ast.Call):
+            return False
+        value = node.value if isinstance(node, ast.Constant) else None
+        is_text = isinstance(value, str | bytes) or isinstance(node, ast.Set | ast.Dict)
+        is_sequence = isinstance(node, ast.List | ast.Tuple)
+        if name in self.functions:
+            return name in self.clear or not (is_text or is_sequence)
+        return not is_text
 
     def _computed(
         self, kind: Kind, function: str, node: ast.expr, is_certain: bool, more: str = ""

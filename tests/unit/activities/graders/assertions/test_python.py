@@ -353,6 +353,25 @@ def test_a_helper_that_compares_nothing_passes_an_edited_test() -> None:
     assert run(edited(source, site), verify=lambda *values: None, **square)
 
 
+@pytest.mark.parametrize(
+    ("helper", "literal", "changed"),
+    [
+        ("def check(a, b):\n    assert a == b", "'abc'", True),
+        ("def check(a, b):\n    assert a in b", "'abc'", False),
+        ("def check(a, b):\n    assert set(a) <= set(b)", "['a', 'b']", False),
+        ("def check(a, b):\n    assert a.issubset(b)", "{'a', 'b'}", False),
+        ("def check(a, b):\n    assert a <= b", "5", True),
+        ("from helpers import check", "'abc'", False),
+        ("from helpers import check", "{'a', 'b'}", False),
+        ("from helpers import check", "5", True),
+    ],
+)
+def test_a_helper_that_may_search_gets_no_other_text_or_set(helper: str, literal: str, changed: bool) -> None:
+    source = f"{helper}\n\n\ndef test_it():\n    check(product(), {literal})\n"
+    sites = python_sites(source.encode(), random.Random(0))
+    assert changed == any(site.kind == "far" and site.function == "test_it" for site in sites)
+
+
 def test_a_literal_of_a_call_that_compares_nothing_changes_nothing() -> None:
     source = "def test_it():\n    save(square(4), 'name')\n"
     for site in python_sites(source.encode(), random.Random(0)):
