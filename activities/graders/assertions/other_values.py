@@ -45,7 +45,8 @@ def unordered_value(value: Any, reached: Any = None) -> Any:
     """Return a far value; of a number one with which every order is false, because an infinite result may be right."""
     _mark(reached)
     if isinstance(value, (list, tuple)):
-        return _rebuilt(value, [unordered_value(one) for one in value] or [_FAR_WORD])
+        items = [_FAR_WORD if isinstance(one, bool) else unordered_value(one) for one in value]
+        return _rebuilt(value, items or [_FAR_WORD])
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return float("nan") if is_number else _far(value, 0)
 

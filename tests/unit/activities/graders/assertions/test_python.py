@@ -124,6 +124,12 @@ OTHER_WAYS: dict[str, tuple[str, Any, Any]] = {
         4,
         math.inf,
     ),
+    "a helper of truth values": (
+        "def verify(a, b):\n    assert [a] == b[:1] or [a] == b[1:]\n\n\n"
+        "def test_it():\n    verify(product(), [True, 0])\n",
+        True,
+        0,
+    ),
     "a helper that searches": (
         "def check_within(a, b):\n    assert a in b\n\n\ndef test_it():\n    check_within(product(), 'abc')\n",
         "a",
