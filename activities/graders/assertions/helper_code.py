@@ -8,7 +8,8 @@ import ast
 import hashlib
 import random
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 
@@ -21,12 +22,16 @@ _JAVASCRIPT_NAMES = ("nearValue", "nearNumber", "nearText", "nearObject", "nearP
 
 @dataclass(slots=True, frozen=True)
 class HelperCode:
-    """The text to insert and the names in it: of the two functions, and of a test's own list of reached assertions."""
+    """The text to insert and the names in it: of the functions, and of a test's own list of reached assertions.
+
+    `functions`: what a value becomes, such as `far` → the function that returns it.
+    """
 
     text: str
     near: str
     far: str
     reached: str
+    functions: Mapping[str, str] = field(default_factory=dict)
 
 
 def python_helper(source: bytes, up: bool) -> HelperCode:
@@ -40,7 +45,8 @@ def python_helper(source: bytes, up: bool) -> HelperCode:
         "_FAR_NUMBER": str(rng.randrange(10**25, 2 * 10**25)),
     }
     text = re.sub(r"\b[A-Za-z_]+\b", lambda match: names.get(match[0], values.get(match[0], match[0])), _python_code())
-    return HelperCode(text + "\n\n", names["near_value"], names["far_value"], names["reached_by_test"])
+    functions = {old.removesuffix("_value"): new for old, new in names.items() if old.endswith("_value")}
+    return HelperCode(text + "\n\n", functions["near"], functions["far"], names["reached_by_test"], functions)
 
 
 def javascript_helper(source: bytes, typed: bool, up: bool) -> HelperCode:
@@ -63,7 +69,7 @@ def _python_code() -> str:
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     for function in functions:
         function.returns = None
-        for argument in function.args.args:
+        for argument in (one for one in ast.walk(function.args) if isinstance(one, ast.arg)):
             argument.annotation = None
         if ast.get_docstring(function):
             del function.body[0]

@@ -10,22 +10,25 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from activities.graders.assertions.compared_values import ComparedValues, Side, names_of_others
 from activities.graders.assertions.helper_code import HelperCode, python_helper
-from activities.graders.assertions.python_syntax import (
-    ComparedValues,
-    Function,
+from activities.graders.assertions.python_relations import (
+    Change,
     Pair,
-    Place,
-    Side,
-    Spans,
-    asserted_pair,
-    call_name,
+    asserted_pairs,
     equal_pairs,
+    is_vague,
+    related_pairs,
+    searches,
+)
+from activities.graders.assertions.python_syntax import (
+    Function,
+    Place,
+    Spans,
+    call_name,
     is_literal,
     leaves,
-    names_of_others,
     places_of,
-    related_pairs,
     returns_early,
     start_of_code,
 )
@@ -61,14 +64,15 @@ def python_sites(source: bytes, rng: random.Random, up: bool = True) -> list[Ass
     others = names_of_others(tree)
     functions = [node for node in ast.walk(tree) if isinstance(node, Function)]
     defined = frozenset(function.name for function in functions)
-    file = _File(spans, helper, Insertion(start_of_code(tree, spans), helper.text), others, defined)
+    clear = defined - {function.name for function in functions if searches(function)}
+    file = _File(spans, helper, Insertion(start_of_code(tree, spans), helper.text), others, defined, clear)
     return [site for function in functions for site in _FunctionSites(file, function, rng, up).sites()]
 
 
 @dataclass(frozen=True, slots=True)
 class _File:
     """What the functions of a file share. `insertion`: puts the helper's functions into it. `functions`: names of those
-    that the file defines.
+    that the file defines. `clear`: those that search nothing and compare no order.
     """
 
     spans: Spans
@@ -76,6 +80,7 @@ class _File:
     insertion: Insertion
     others: frozenset[str]
     functions: frozenset[str]
+    clear: frozenset[str]
 
 
 class _FunctionSites:
@@ -88,6 +93,8 @@ class _FunctionSites:
         self.up = up
         self.helper = file.helper
         self.insertion = file.insertion
+        self.functions = file.functions
+        self.clear = file.clear
         arguments = function.args
         self.helpers = file.functions | {one.arg for one in [*arguments.args, *arguments.kwonlyargs]} - {"self", "cls"}
         self.places = list(places_of(function))
@@ -119,7 +126,7 @@ class _FunctionSites:
     def _holding(self, test: ast.expr, is_certain: bool) -> Iterator[AssertionSite]:
         """Yield the values that a condition compares, which must hold."""
         for pair in equal_pairs(test, is_certain):
-            yield from self._equal(pair.sides, pair.is_certain)
+            yield from self._equal(pair.sides, pair.is_certain, pair.changes[0] or "near")
         for pair in related_pairs(test, is_certain):
             yield from self._related(pair)
 
@@ -139,46 +146,47 @@ class _FunctionSites:
         elif name == "assertTrue" and call.args:
             yield from self._holding(call.args[0], place.is_certain)
         elif name.startswith("assert") and name not in _OF_ONE_VALUE and "Not" not in name and len(call.args) > 1:
-            yield from self._related(asserted_pair(call, place.is_certain))
+            for pair in asserted_pairs(call, place.is_certain):
+                yield from self._related(pair)
         elif place.is_certain and self.can_end and statement.value is call and self._may_compare(name):
             yield from self._unknown(statement, call)
 
     def _may_compare(self, name: str) -> bool:
         """Return whether a called function may be a helper's assertion: it is the test's own, a fixture, or says so.
 
+        One of an order or a search is left alone, because an infinite or an empty result may satisfy any other value.
         A far value for an argument of the product may be refused by one correct solution and accepted by another.
         """
+        if is_vague(name):
+            return False
         return name in self.helpers or any(word in name.lower() for word in _CHECKS)
 
     def _raising(self, node: ast.expr) -> Iterator[AssertionSite]:
         if isinstance(node, ast.Call) and call_name(node) in _RAISES and node.args:
             yield self._replace("far", node.args[0], _NEVER_RAISED)
 
-    def _equal(self, sides: list[ast.expr], is_certain: bool) -> Iterator[AssertionSite]:
+    def _equal(self, sides: list[ast.expr], is_certain: bool, change: Change = "near") -> Iterator[AssertionSite]:
         """Yield the neighbour of the expected one of two values that must be equal."""
         if len(sides) != 2:
             return
         for side in sides:
             literal = side if is_literal(side) else self.compared.literal_of(side)
-            if literal is not None and is_certain:
+            if literal is not None and is_certain and change == "near":
                 leaf = self.rng.choice(list(leaves(literal)))
                 yield self._replace("value", leaf, self._other(leaf))
                 return
         wanted = self.compared.expected(sides, self.rng)
-        yield from self._computed("value", self.helper.near, wanted.node, is_certain)
+        yield from self._computed("value", self.helper.functions[change], wanted.node, is_certain)
 
     def _related(self, pair: Pair) -> Iterator[AssertionSite]:
-        """Yield a value far from the expected one of two values with any relation, or just outside its tolerance."""
-        if len(pair.sides) == 2:
-            wanted = self.compared.expected(pair.sides, self.rng)
-            if not wanted.is_computed:
-                yield from self._computed("far", self.helper.far, wanted.node, pair.is_certain, self._margin(pair))
-
-    def _margin(self, pair: Pair) -> str:
-        """Return a distance at which no value is near to both ends, empty if the test does not say the tolerance."""
-        if pair.tolerance is None or self.compared.is_computed(pair.tolerance):
-            return ""
-        return f"3 * ({ast.unparse(pair.tolerance)})"
+        """Yield another value for the expected one of two values with any relation, which no right result satisfies."""
+        if len(pair.sides) != 2 or (pair.tolerance is not None and self.compared.is_computed(pair.tolerance)):
+            return
+        wanted = self.compared.expected(pair.sides, self.rng)
+        change = pair.changes[0 if wanted.node is pair.sides[0] else 1]
+        if change is not None and not wanted.is_computed:
+            margin = f", 3 * ({ast.unparse(pair.tolerance)})" if pair.tolerance is not None else ""
+            yield from self._computed("far", self.helper.functions[change], wanted.node, pair.is_certain, margin)
 
     def _unknown(self, statement: ast.Expr, call: ast.Call) -> Iterator[AssertionSite]:
         """Yield a far value for a literal argument of a call that may be a helper's assertion.
@@ -187,27 +195,37 @@ class _FunctionSites:
         the edit unless the call compares the literal.
         """
         sides = [Side(node, self.compared.is_computed(node)) for node in call.args]
-        literals = [side.node for side in sides if is_literal(side.node) and not isinstance(side.node, ast.Call)]
+        literals = [side.node for side in sides if self._may_change(call_name(call), side.node)]
         before = self.spans.indent(statement)
         if literals and before is not None and any(side.is_computed for side in sides):
             node = self.rng.choice(literals)
             head = self.spans.source[self.spans.start(call) : self.spans.start(node)].decode()
             tail = self.spans.source[self.spans.end(node) : self.spans.end(call)].decode()
-            changed = f"{head}{self.helper.far}({self.spans.text(node)}){tail}"
+            changed = f"{head}{self.helper.functions['unordered']}({self.spans.text(node)}){tail}"
             lines = ["try:", f"    {changed}", "except AssertionError:", "    raise"]
             lines += ["except Exception:", "    pass", "return"]
             yield replace(self._replace("far", statement, f"\n{before}".join(lines)), needs=(self.insertion,))
 
+    def _may_change(self, name: str, node: ast.expr) -> bool:
+        """Return whether no correct result satisfies another literal: an empty one is in every other text or set."""
+        if not is_literal(node) or isinstance(node, ast.Call):
+            return False
+        value = node.value if isinstance(node, ast.Constant) else None
+        is_text = isinstance(value, str | bytes) or isinstance(node, ast.Set | ast.Dict)
+        is_sequence = isinstance(node, ast.List | ast.Tuple)
+        if name in self.functions:
+            return name in self.clear or not (is_text or is_sequence)
+        return not is_text
+
     def _computed(
-        self, kind: Kind, function: str, node: ast.expr, is_certain: bool, margin: str = ""
+        self, kind: Kind, function: str, node: ast.expr, is_certain: bool, more: str = ""
     ) -> Iterator[AssertionSite]:
         """Yield a call of a helper's function around an expression, with a guard unless it is always evaluated."""
         text = self.spans.text(node)
-        more = f", margin={margin}" if margin else ""
         if is_certain:
             yield replace(self._replace(kind, node, f"{function}({text}{more})"), needs=(self.insertion,))
         elif self.can_end:
-            site = self._guarded(self._replace(kind, node, f"{function}({text}, {self.helper.reached}{more})"))
+            site = self._guarded(self._replace(kind, node, f"{function}({text}{more}, {self.helper.reached})"))
             yield replace(site, needs=(self.insertion, *site.needs))
 
     def _guarded(self, site: AssertionSite) -> AssertionSite:

@@ -40,6 +40,8 @@ _RELATED = re.compile(
     re.IGNORECASE,
 )
 """Assertions of another relation than equality, or of equality with a tolerance."""
+_ORDER = re.compile("great|less", re.IGNORECASE)
+_SEARCH = re.compile("contain|include|match|start|end", re.IGNORECASE)
 _ASSERTION_LINE = re.compile(r"assert|expect|require|check|\bif\b|\btest\b|\[ |should|must", re.IGNORECASE)
 _HEADER = re.compile(
     r"\bfunc\s+(?P<go>Test\w+)|\bfn\s+(?P<rust>\w+)|\bfunction\s+(?P<php>test\w+)|\bdef\s+(?P<ruby>test_\w+)"
@@ -151,7 +153,27 @@ class _Finder:
             found = [site for argument in arguments for site in self._literal("value", argument)]
             yield from found or self._expression(arguments)
         elif says_equality(token.text) or _RELATED.match(token.text):
-            for argument in arguments[:2]:
+            yield from self._related(token.text, arguments)
+
+    def _related(self, name: str, arguments: list[list[Token]]) -> Iterator[AssertionSite]:
+        """Yield a value that no correct solution satisfies, for another relation than equality.
+
+        An infinite result is above every number, so that a bound becomes the number with which every order is false.
+        Of several members or characters any may be right, and an empty text is in every other one: only what is
+        looked for is changed, if it is clear which of the arguments that is. Tolerances stay as they are.
+        """
+        is_method = name.startswith("to")  # of the result: the second argument is a tolerance or a message
+        if _ORDER.search(name):
+            for argument in arguments[: 1 if is_method else 2]:
+                numbers = [token for token in argument if token.text != "-"]
+                if self.ending in (*_JAVASCRIPT, *_TYPESCRIPT) and [one.kind for one in numbers] == ["number"]:
+                    yield AssertionSite("far", "", numbers[0].start, numbers[0].end, "Number.NaN")
+        elif _SEARCH.search(name):
+            is_clear = len(arguments) == 1 or is_method or self.ending == ".php"
+            if is_clear and arguments and [token.kind for token in arguments[0]] == ["string"]:
+                yield from self._literal("far", arguments[0])
+        else:
+            for argument in arguments[: 1 if is_method else 2]:
                 yield from self._literal("far", argument)
 
     def _operator(self, number: int, token: Token) -> Iterator[AssertionSite]:

@@ -29,6 +29,13 @@ def diff_of(path: str, text: str) -> bytes:
         ("a.ts", "import { execSync } from 'node:child_process';", "starts a process"),
         ("a.go", 'import "os/exec"', "starts a process"),
         ("a.py", "hypothesis.reject()", "names the test runner"),
+        ("a.py", "import os, hypothesis.strategies as st", "names the test runner"),
+        ("a.py", "from hypothesis.strategies import integers", "names the test runner"),
+        ("a.py", "if x: import marshal", "runs code made at run time"),
+        ("a.py", "module = import_module('marshal')", "runs code made at run time"),
+        ("a.py", "from asyncio import subprocess", "starts a process"),
+        ("a.py", "    from os import path; import subprocess as sp", "starts a process"),
+        ("a.py", "pty.spawn('sh')", "starts a process"),
         ("a.py", "class Same:\n    def __eq__(self, other):\n        return True", "compares with a constant"),
         ("a.py", "class Near:\n    def __eq__(self, other):\n        return near(other)", "defines how values compare"),
         ("a.py", "Near = type('Near', (int,), {})\nNear.__eq__ = near", "defines how values compare"),
@@ -86,6 +93,12 @@ def test_ordinary_code_has_none() -> None:
         "import os\n\n\ndef total(items):\n    return sum(item.price for item in items)\n\n\n"
         "class A:\n    def __add__(self, other):\n        return A(self.x + other.x)\n"
     )
+    assert static_flags(split_diff(diff_of("shop/price.py", code)), set()) == []
+
+
+@pytest.mark.parametrize("word", ["hypothesis", "marshal", "subprocess", "pty"])
+def test_ordinary_words_have_none(word: str) -> None:
+    code = f"# The {word} is ended.\n{word} = find('{word}')\n'from a {word} we\nimport the {word}'\nreturn {word}\n"
     assert static_flags(split_diff(diff_of("shop/price.py", code)), set()) == []
 
 

@@ -83,8 +83,17 @@ def test_neighbours_and_far_values_differ(up: bool) -> None:
     others = [None, object(), len, int, ..., lambda: 1, Same(), np.array([1, 2]), np.array([True])]
     for value in [*SAME_TYPE, *others]:
         for other in (helper["near"](value), helper["far"](value)):
-            assert not np.array_equal(other, value) if isinstance(value, np.ndarray) else other is not value
-            assert isinstance(value, (np.ndarray, Same)) or other != value, value
+            assert other is not value
+            if isinstance(value, np.ndarray) and isinstance(other, np.ndarray):
+                assert not np.array_equal(other, value)
+            assert isinstance(value, (np.ndarray, Same)) or differs(other, value), value
+
+
+def differs(other: Any, value: Any) -> bool:
+    try:
+        return bool(other != value)
+    except TypeError:  # it refuses to be compared
+        return True
 
 
 class Same:
@@ -104,6 +113,23 @@ def test_a_value_within_a_tolerance_becomes_one_far_outside() -> None:
         for up in (True, False):
             other = helper_of(up)["near"](pytest.approx(expected, 0.1))
             assert expected != other and type(other) is type(pytest.approx(expected))
+
+
+def test_a_truth_value_in_a_container_becomes_no_number() -> None:
+    for up in (True, False):
+        other = helper_of(up)["far"]([True, 0, {"a": False}])
+        assert 0 not in other and 1 not in other and type(other[2]) is dict and 0 not in other[2].values()
+
+
+def test_arrays_change_by_more_than_any_tolerance_or_cannot_be_compared() -> None:
+    for up in (True, False):
+        for value in (np.array([1e20, 2.0]), np.array([3.0], np.float32), np.float32(3)):
+            other = helper_of(up)["far"](value)
+            assert (np.abs(other - value) > 8 * np.abs(value)).all() and (np.abs(other) > 1e20).all()
+            assert other.dtype == value.dtype
+        for whole in (np.array([1]), np.int32(2**31 - 2), np.datetime64("2020-01-01", "ns"), np.array([True])):
+            with pytest.raises(TypeError):
+                _ = whole <= helper_of(up)["far"](whole)
 
 
 def test_the_value_itself_does_not_change() -> None:

@@ -1,9 +1,14 @@
 """Assertions of Python tests: every edit contradicts the test that it changes."""
 
 import ast
+import datetime
+import math
 import random
+import re
+import string
 from typing import Any
 
+import numpy as np
 import pytest
 
 from activities.graders.assertions.python import python_sites
@@ -63,7 +68,74 @@ TAKEOVERS = {
         "                self.assertEqual(square(n), wanted)\n\n\ndef test_it():\n    TestIt('test_it').debug()\n"
     ),
 }
+NUMPY = "import numpy as np\n\n\ndef test_it():\n    "
+NEW_YEAR = np.datetime64("2020-01-01", "ns")
+NOON = datetime.datetime(2020, 1, 1, 12, tzinfo=datetime.UTC)
+DAY = np.timedelta64(1, "D")
+
+
+class Unbounded:
+    """Contains every positive number and has every attribute."""
+
+    def __contains__(self, value: Any) -> bool:
+        return bool(value > 0)
+
+    def __getattr__(self, name: str) -> str:
+        return name
+
+
 OTHER_WAYS: dict[str, tuple[str, Any, Any]] = {
+    "every attribute": ("def test_it():\n    assert hasattr(product(), 'real')\n", 1, Unbounded()),
+    "in an interval": ("def test_it():\n    assert 5 in product()\n", range(10), Unbounded()),
+    "part of a text in a method": (UNITTEST.format("assertIn(product(), 'abc')"), "a", ""),
+    "part of a named text": ("TEXT = 'abc'\n\n\ndef test_it():\n    assert product() in TEXT\n", "a", ""),
+    "part of a formatted text": ("def test_it():\n    assert product() in f'{1}abc'\n", "a", ""),
+    "subset in a method": (UNITTEST.format("assertLessEqual(product(), {'a', 'b'})"), {"a"}, set()),
+    "subset of a frozen set": ("def test_it():\n    assert product() <= frozenset({'a', 'b'})\n", {"a"}, set()),
+    "subset of a named set": ("ONES = {'a', 'b'}\n\n\ndef test_it():\n    assert set(product()) <= ONES\n", ["a"], []),
+    "below a text": ("def test_it():\n    assert product() < 'm'\n", "lz", "b"),
+    "above a text": ("def test_it():\n    assert product() > 'm'\n", "n", "zz"),
+    "above a named text": ("END = 'm'\n\n\ndef test_it():\n    assert product() > END\n", "n", "zz"),
+    "below a list": ("def test_it():\n    assert product() < [3]\n", [2], []),
+    "in a list": ("def test_it():\n    assert product() in ['a', 'b']\n", "a", "b"),
+    "in a named tuple": ("ONES = (1, 2)\n\n\ndef test_it():\n    assert product() in ONES\n", 1, 2),
+    "a truth value beside a number": ("def test_it():\n    assert product() in (True, 0)\n", True, 0),
+    "a random number": ("def test_it():\n    assert product() > 0\n", 1, 1 << 127),
+    "infinite": ("def test_it():\n    assert product() > 100\n", 101, math.inf),
+    "infinite in a method": (UNITTEST.format("assertGreater(product(), 100)"), 101, math.inf),
+    "at least, infinite": ("def test_it():\n    assert product() >= 100\n", 100, math.inf),
+    "at most, infinite": ("def test_it():\n    assert 100 >= product()\n", 100, -math.inf),
+    "the last date": (
+        "from datetime import UTC, datetime\n\n\ndef test_it():\n"
+        "    assert product() > datetime(2020, 1, 1, tzinfo=UTC)\n",
+        NOON,
+        NOON.replace(year=9999),
+    ),
+    "a number of numpy": (f"{NUMPY}assert product() >= np.int64(5)\n", 5, 10**12),
+    "a time of numpy": (f"{NUMPY}assert product() > np.datetime64('2020-01-01', 'ns')\n", NEW_YEAR + 1, NEW_YEAR + DAY),
+    "an array": (f"{NUMPY}assert (product() >= np.array([1])).all()\n", np.array([1]), np.array([10**12])),
+    "an empty array": (f"{NUMPY}assert (product() > 0).all()\n", np.array([1]), np.array([])),
+    "no item equals": (f"{NUMPY}assert (product() == 3).all()\n", np.array([3]), np.array([])),
+    "no item is close": (f"{NUMPY}assert np.isclose(product(), 3).all()\n", np.array([3]), np.array([])),
+    "no item differs": (f"{NUMPY}assert (abs(product() - 3) < 0.1).all()\n", np.array([3]), np.array([])),
+    "nothing is close": (f"{NUMPY}np.testing.assert_allclose(product(), 3.0)\n", np.array([3.0]), np.array([])),
+    "a helper": (
+        "def check(a, b):\n    assert a > b\n\n\ndef test_it():\n    check(product(), 3)\n    assert product()\n",
+        4,
+        math.inf,
+    ),
+    "a helper of truth values": (
+        "def verify(a, b):\n    assert [a] == b[:1] or [a] == b[1:]\n\n\n"
+        "def test_it():\n    verify(product(), [True, 0])\n",
+        True,
+        0,
+    ),
+    "a helper that searches": (
+        "def check_within(a, b):\n    assert a in b\n\n\ndef test_it():\n    check_within(product(), 'abc')\n",
+        "a",
+        "",
+    ),
+    "arrays by a function": (f"{NUMPY}np.testing.assert_array_less(product(), 5)\n", 4, -math.inf),
     "at most": ("def test_it():\n    assert product() <= 5\n", 5, 3),
     "at least": (UNITTEST.format("assertGreaterEqual(product(), 3)"), 3, 6),
     "less": (UNITTEST.format("assertLess(product(), 5)"), 4, 3),
@@ -79,7 +151,6 @@ OTHER_WAYS: dict[str, tuple[str, Any, Any]] = {
     "ends": (UNITTEST.format("assertTrue(product().endswith('c'))"), "abc", "c"),
     "is found": ("import re\n\n\ndef test_it():\n    assert re.search('b+', product())\n", "abc", "bbb"),
     "superset": ("def test_it():\n    assert {'a'}.issubset(product())\n", {"a"}, {"a", "b"}),
-    "has": ("def test_it():\n    assert hasattr(product(), 'real')\n", 1, 2.0),
     "subset": ("def test_it():\n    assert product() <= {'a', 'b'}\n", {"a"}, set()),
     "part of a text": ("def test_it():\n    assert product() in 'ab'\n", "a", ""),
     "positive": ("def test_it():\n    assert product() > 0\n", 1, 1_800_000_000_000_000_000),
@@ -88,6 +159,36 @@ OTHER_WAYS: dict[str, tuple[str, Any, Any]] = {
     "not": ("def test_it():\n    assert not product() == 0\n", 1, 2),
     "or": ("def test_it():\n    assert product() == 1 or product() == 2\n", 1, 2),
 }
+
+
+@pytest.mark.parametrize("letter", string.ascii_lowercase)
+def test_a_letter_is_in_a_word_of_letters(letter: str) -> None:
+    source = "import string\n\n\ndef test_it():\n    assert product() in string.ascii_lowercase\n"
+    for site in python_sites(source.encode(), random.Random(0)):
+        assert not run(edited(source, site), product=lambda: letter), edited(source, site)
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "max(abs(a - b) for a, b in zip(product(), [1, 2])) < 0.1",
+        "sum([abs(a - b) for a, b in zip(product(), [1, 2])]) <= 0.1",
+        "abs(product() - 3.5) / 3.5 < 0.1",
+        "0.1 > abs(product())",
+        "abs(product() - 3.5) < limit()",
+    ],
+)
+def test_tolerances_are_never_changed(condition: str) -> None:
+    source = f"def test_it():\n    assert {condition}\n"
+    for seed in range(10):
+        for site in python_sites(source.encode(), random.Random(seed)):
+            assert site.kind != "far" or source[site.start : site.end] in ("a", "b"), edited(source, site)
+
+
+def test_an_edited_assertion_has_no_word_of_the_helper() -> None:
+    source = "def test_it():\n    assert abs(product() - 3.14) < 0.01\n"
+    [site] = [site for site in python_sites(source.encode(), random.Random(0)) if site.kind == "far"]
+    assert re.fullmatch(r"\w+\(3\.14, 3 \* \(0\.01\)\)", site.text)
 
 
 class Near(float):
@@ -101,15 +202,12 @@ class Near(float):
 
 
 class Agreeing(str):
-    """A text that begins, ends and has what a test wants, and has it as an attribute."""
+    """A text that begins and ends with what a test wants, and contains it."""
 
     def startswith(self, *others: object) -> bool:
         return True
 
     endswith = issuperset = startswith
-
-    def __getattr__(self, name: str) -> str:
-        return name
 
 
 TAKEN_RELATIONS: dict[str, tuple[str, Any, Any]] = {
@@ -127,8 +225,8 @@ TAKEN_RELATIONS: dict[str, tuple[str, Any, Any]] = {
     "starts": ("def test_it():\n    assert product().startswith('ab')\n", "abc", Agreeing("x")),
     "ends": (UNITTEST.format("assertTrue(product().endswith('c'))"), "abc", Agreeing("x")),
     "superset": ("def test_it():\n    assert product().issuperset({'a'})\n", {"a", "b"}, Agreeing("x")),
-    "has": ("def test_it():\n    assert hasattr(product(), 'real')\n", 1, Agreeing("x")),
     "equality in a method": (UNITTEST.format("assertTrue(product() == 3)"), 3, Same(2)),
+    "differences": ("def test_it():\n    assert max(abs(a - 1.5) for a in product()) < 0.1\n", [1.5], [Near(2)]),
 }
 LOOP: tuple[str, Any, Any] = (
     "def test_it():\n    found = product()\n    assert found is not None\n"
@@ -259,6 +357,25 @@ def test_a_helper_that_compares_nothing_passes_an_edited_test() -> None:
     [site] = [site for site in python_sites(source.encode(), random.Random(0)) if site.kind == "far"]
     assert not run(edited(source, site), verify=verify, **square)
     assert run(edited(source, site), verify=lambda *values: None, **square)
+
+
+@pytest.mark.parametrize(
+    ("helper", "literal", "changed"),
+    [
+        ("def check(a, b):\n    assert a == b", "'abc'", True),
+        ("def check(a, b):\n    assert a in b", "'abc'", False),
+        ("def check(a, b):\n    assert set(a) <= set(b)", "['a', 'b']", False),
+        ("def check(a, b):\n    assert a.issubset(b)", "{'a', 'b'}", False),
+        ("def check(a, b):\n    assert a <= b", "5", True),
+        ("from helpers import check", "'abc'", False),
+        ("from helpers import check", "{'a', 'b'}", False),
+        ("from helpers import check", "5", True),
+    ],
+)
+def test_a_helper_that_may_search_gets_no_other_text_or_set(helper: str, literal: str, changed: bool) -> None:
+    source = f"{helper}\n\n\ndef test_it():\n    check(product(), {literal})\n"
+    sites = python_sites(source.encode(), random.Random(0))
+    assert changed == any(site.kind == "far" and site.function == "test_it" for site in sites)
 
 
 def test_a_literal_of_a_call_that_compares_nothing_changes_nothing() -> None:

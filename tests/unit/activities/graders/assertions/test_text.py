@@ -102,6 +102,37 @@ def test_a_far_value_is_used_for_another_relation() -> None:
         assert len(site.text) > 6
 
 
+FAR: dict[str, tuple[str, str, set[str]]] = {
+    "infinite": ("a.test.js", "expect(f()).toBeGreaterThan(0);\n", {"0"}),
+    "infinite, typed": ("a.test.ts", "expect(f()).toBeLessThanOrEqual(-5);\n", {"5"}),
+    "an order of texts": ("a.test.js", "assertGreaterThan(f(), 'm');\n", set()),
+    "an order of arrays": ("a.test.js", "assertLessThan(f(), [3]);\n", set()),
+    "an order elsewhere": ("ATest.java", "assertThat(f()).isGreaterThan(0);\n", set()),
+    "a tolerance": ("a.test.js", "expect(f()).toBeCloseTo(3.14, 5);\n", {"3.14"}),
+    "one of several": ("a.test.js", "assertIncludes(['a', 'b'], f());\n", set()),
+    "part of a text": ("a.test.js", "assertIncludes('abc', f());\n", set()),
+    "one of several in Ruby": ("a_test.rb", "assert_includes([1, 2], f())\n", set()),
+    "part of a text in PHP": ("ATest.php", "<?php $this->assertStringContainsString(f(), 'abc');\n", set()),
+    "in an array of PHP": ("ATest.php", "<?php $this->assertContains('b', f());\n", {"'b'"}),
+    "has a text": ("a.test.js", "expect(f()).toContain('b');\n", {"'b'"}),
+    "an end that is not found": ("a.test.js", "expect(f()).toContain(" + "(" * 80, set()),
+    "begins": ("a.test.js", "expect(f()).toMatch('b');\n", {"'b'"}),
+}
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_a_far_value_satisfies_no_solution_or_is_left_out(name: str) -> None:
+    file, source, changed = FAR[name]
+    found = set()
+    for seed in range(5):
+        for up in (True, False):
+            for site in text_sites(source.encode(), file, random.Random(seed), up):
+                if site.kind == "far":
+                    found.add(source[site.start : site.end])
+                    assert name not in ("infinite", "infinite, typed") or site.text == "Number.NaN"
+    assert found == changed
+
+
 @pytest.mark.parametrize("file", ["a.test.js", "a.test.mjs", "a.test.ts", "a.test.tsx"])
 def test_an_expected_expression_is_changed_at_run_time(file: str) -> None:
     for call in ("assert.equal(f(a), wanted)", "expect(f(a)).toEqual(wanted)", "assert.equal(wanted, f(a))"):
