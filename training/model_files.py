@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import PrefixChange, revert_weight_conversion
 
 from engine import policy_files
-from ratchet.model_directory import read_model_json
 from training import lora
 
 
@@ -31,7 +30,7 @@ def read_settings(path: Path) -> Any:
     except OSError:
         raise
     except ValueError as error:
-        config = read_model_json(path, "config.json")
+        config, _ = PreTrainedConfig.get_config_dict(path, local_files_only=True)
         if "auto_map" not in config or config.get("model_type") in CONFIG_MAPPING:
             raise
         text = (

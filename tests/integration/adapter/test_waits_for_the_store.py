@@ -98,7 +98,9 @@ async def test_a_call_at_an_adapter_that_is_silent_waits_although_it_cannot_reco
         await connection.execute(turn.values(worker="lost", created_at=text("now() - interval '5 minutes'")))
         await adapters.heartbeat_adapters(connection)
     found = await progress(opened)
-    assert 60 <= found.silent_seconds <= found.waited_seconds
+    # A busy machine may have let the call wait for the engine, which counts once.
+    assert found.silent_seconds + found.engine_wait_seconds >= 60
+    assert 0 < found.silent_seconds <= found.waited_seconds
     async with opened.database.begin() as connection:  # its agent has made another call since
         await connection.execute(turn.values(created_at=text("now() - interval '10 seconds'")))
     assert (await progress(opened)).silent_seconds == 0  # a busy machine may have made its first call wait
