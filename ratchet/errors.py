@@ -24,7 +24,7 @@ answers, `NoVerdictError` ends a rollout within its workflow, and `WeakPolicyErr
     ├── StoreUnavailableError     Postgres does not answer, or answers with an error of its own
     ├── WeightStorageError   the storage of weights does not answer, refuses, or gave damaged files
     ├── TemporalUnavailableError  Temporal does not answer an activity's question about other workflows
-    ├── WorkerHostError           the worker's own machine refuses a file: its disk is full, read-only or away
+    ├── WorkerHostError           the worker's machine refuses a file (a full, read-only or absent disk) or has no network
     ├── LearnerLostError          the learner has sent no heartbeat, or written no checkpoint, for too long
     ├── GraderFailedError         the grader could not run
     │   └── SuspectPatchError     this box could not run the tests of a patch; if no box can, the patch is to blame
@@ -176,7 +176,9 @@ class TemporalUnavailableError(RatchetError):
 
 
 class WorkerHostError(RatchetError):
-    """The worker's own machine refuses a file or a process: a full, read-only or unreachable disk, or no memory."""
+    """The worker's own machine refuses a file or a process, or cannot reach another: a full, read-only or unreachable
+    disk, no memory, no descriptors, no network.
+    """
 
     retryable = True
 

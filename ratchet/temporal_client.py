@@ -185,6 +185,11 @@ def one_line(error: RPCError) -> str:
     return " ".join(error.message.split())[:_MAX_CHARACTERS] or error.status.name
 
 
+def is_too_large(error: RPCError) -> bool:
+    """Return whether gRPC refuses the request's size, for which it has the same status as for a limit of calls."""
+    return error.status is RPCStatusCode.RESOURCE_EXHAUSTED and "message larger than max" in error.message
+
+
 @contextlib.contextmanager
 def starting(workflow_id: str) -> Iterator[None]:
     """Name the workflow that a command starts in the block if Temporal does not start it.
@@ -195,7 +200,7 @@ def starting(workflow_id: str) -> Iterator[None]:
         yield
     except RPCError as error:
         words = f"Temporal has not started {workflow_id} ({one_line(error)})"
-        if error.status is RPCStatusCode.INVALID_ARGUMENT:
+        if error.status is RPCStatusCode.INVALID_ARGUMENT or is_too_large(error):
             raise ConfigError(f"{words}; it refuses the request itself, which may be too large") from None
         raise MachineError(f"{words}; `ratchet status` says how it is; repeat the command") from None
 

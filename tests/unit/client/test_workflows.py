@@ -72,6 +72,9 @@ async def test_a_workflow_that_is_lost_and_a_stack_that_is_stopped_are_named(tmp
 def test_a_start_that_temporal_refuses_is_a_sentence() -> None:
     with pytest.raises(ConfigError, match=r"has not started admit/x .*too large"), starting("admit/x"):
         raise away(RPCStatusCode.INVALID_ARGUMENT)
+    larger = RPCError("grpc: received message larger than max (5 vs. 4)", RPCStatusCode.RESOURCE_EXHAUSTED, b"")
+    with pytest.raises(ConfigError, match="too large"), starting("admit/x"):
+        raise larger
     for status in (RPCStatusCode.RESOURCE_EXHAUSTED, RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNAVAILABLE):
         with pytest.raises(MachineError, match="repeat the command"), starting("admit/x"):
             raise away(status)
