@@ -44,13 +44,16 @@ answers, `NoVerdictError` ends a rollout within its workflow, and `WeakPolicyErr
 | activity ↔ Postgres | StoreUnavailableError | Temporal, after a delay   | nothing                            |
 | service ↔ Postgres | StoreUnavailableError | the process; the adapter holds its calls | nothing               |
 | service ↔ storage of weights | WeightStorageError | the process | engine details, learner's phase |
-| activity ↔ Temporal | TemporalUnavailableError | Temporal, without limit | the stage's failure, in its UI     |
-| activity ↔ its machine | WorkerHostError   | Temporal, after a delay     | the stage's failure, in its UI     |
+| activity ↔ Temporal | TemporalUnavailableError | Temporal, without limit (1) | the stage's failure, in its UI |
+| activity ↔ its machine | WorkerHostError   | Temporal, without limit (1) | the stage's failure, in its UI     |
 | workflow ↔ learner| LearnerLostError       | Temporal, without limit     | the stage's failure, in its UI     |
 | grade             | GraderFailedError      | the workflow: a new box     | grader_failed after 3              |
 | stage             | GuardSpentError        | not retried                 | infra_failed, or grader_failed     |
 | any               | FencedError            | not retried                 | nothing: another try owns the row  |
 | any               | BugError               | not retried                 | the workflow's failure, and a log  |
+
+(1) In `workspace`, `grade` and `control_run`, which may use a box only once: by the workflow, in a new box after a wait.
+Such tries are not counted, nor is their time.
 """
 
 from typing import ClassVar

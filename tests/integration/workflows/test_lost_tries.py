@@ -6,16 +6,25 @@ once is lost once and then works, and a rollout may have one box for its agent a
 """
 
 import asyncio
+import errno
+import os
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from temporalio.client import Client
-from temporalio.worker import Worker
+from temporalio.client import Client, WorkflowFailureError
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.worker import Replayer, Worker
 
 from activities.stage import activity_stage, heartbeating
-from ratchet.errors import BugError, SandboxGoneError, StoreUnavailableError, SuspectPatchError
+from ratchet.errors import (
+    BugError,
+    SandboxGoneError,
+    StoreUnavailableError,
+    SuspectPatchError,
+    TemporalUnavailableError,
+)
 from ratchet.payloads import (
     AgentResult,
     Claim,
@@ -46,6 +55,19 @@ async def lost_the_store() -> None:
     raise StoreUnavailableError("Postgres does not work")
 
 
+async def has_a_full_disk() -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/data")
+
+
+async def slow_with_a_full_disk() -> None:
+    await asyncio.sleep(0.2)
+    await has_a_full_disk()
+
+
+async def lost_temporal() -> None:
+    raise TemporalUnavailableError("Temporal does not describe workflows")
+
+
 async def lost_its_box() -> None:
     raise SandboxGoneError("box 1 is released")
 
@@ -65,6 +87,7 @@ class Stages:
         self.lose = {stage: list(losses) for stage, losses in lose.items()}
         self.grade_tries = grade_tries
         self.guard_seconds = guard_seconds
+        self.retry_seconds = 0.01
         self.tries_left: list[int] = []
         self.tries: Counter[str] = Counter()
         self.num_finalised = 0
@@ -83,6 +106,8 @@ class Stages:
             name: stage.model_copy(update={"queue": "", "heartbeat_seconds": stage.heartbeat_seconds and 1})
             for name, stage in stages.items()
         }
+        quick = {"retry_initial_seconds": self.retry_seconds, "retry_max_seconds": self.retry_seconds}
+        stages |= {name: stages[name].model_copy(update=quick) for name in ("workspace", "grade")}
         return Claim(
             rollout_id=1,
             run_id="r",
@@ -165,6 +190,38 @@ async def test_a_lost_box_is_one_of_the_tries(client: Client) -> None:
         stages = Stages({stage: [lost_its_box]})
         assert (await play(client, stages, f"box of {stage}")).outcome is outcome
         assert stages.tries[stage] == 1
+
+
+@pytest.mark.parametrize("loss", [has_a_full_disk, lost_temporal])
+async def test_a_worker_whose_machine_refuses_is_waited_for(client: Client, loss: Loss) -> None:
+    """More often than lost boxes are borne; the guard of a rollout does not end it either."""
+    stages = Stages({"workspace": [loss] * 12, "grade": [loss] * 12})
+    result = await play(client, stages, f"host {loss.__name__}")
+    assert (result.outcome, result.reward) == (Outcome.GRADED, 1.0)
+    assert (stages.tries["workspace"], stages.tries["grade"]) == (13, 13)
+    history = await client.get_workflow_handle(f"host {loss.__name__}").fetch_history()
+    assert sum(event.HasField("timer_started_event_attributes") for event in history.events) == 24
+    await Replayer(workflows=[Rollout], data_converter=pydantic_data_converter).replay_workflow(history)
+
+
+async def test_time_that_a_full_disk_takes_does_not_count_against_the_guard(client: Client) -> None:
+    stages = Stages({"workspace": [slow_with_a_full_disk] * 3, "grade": [slow_with_a_full_disk] * 3}, guard_seconds=0.4)
+    assert (await play(client, stages, "slow host")).outcome is Outcome.GRADED
+
+
+async def test_a_rollout_that_waits_for_a_machine_can_be_cancelled(client: Client) -> None:
+    stages = Stages({"grade": [has_a_full_disk]})
+    stages.retry_seconds = 600
+    async with stages.worker(client):
+        handle = await client.start_workflow(Rollout.run, RolloutInput(rollout_id=1), id="waits", task_queue="control")
+        async with asyncio.timeout(60):
+            while (await handle.query(Rollout.state)).stage != "wait_for_worker":  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert stages.tries["release"] > 0
+        await handle.cancel()
+        with pytest.raises(WorkflowFailureError):
+            await handle.result()
+    assert stages.num_finalised == 1
 
 
 async def test_lost_tries_are_bounded(client: Client) -> None:
