@@ -24,7 +24,7 @@ answers, `NoVerdictError` ends a rollout within its workflow, and `WeakPolicyErr
     ├── StoreUnavailableError     Postgres does not answer, or answers with an error of its own
     ├── WeightStorageError   the storage of weights does not answer, refuses, or gave damaged files
     ├── TemporalUnavailableError  Temporal does not answer an activity's question about other workflows
-    ├── WorkerHostError           the worker's machine refuses a file (a full, read-only or absent disk) or has no network
+    ├── WorkerHostError           the worker's machine refuses a file (its disk is full, for example) or has no network
     ├── LearnerLostError          the learner has sent no heartbeat, or written no checkpoint, for too long
     ├── GraderFailedError         the grader could not run
     │   └── SuspectPatchError     this box could not run the tests of a patch; if no box can, the patch is to blame
@@ -52,8 +52,8 @@ answers, `NoVerdictError` ends a rollout within its workflow, and `WeakPolicyErr
 | any               | FencedError            | not retried                 | nothing: another try owns the row  |
 | any               | BugError               | not retried                 | the workflow's failure, and a log  |
 
-(1) In `workspace`, `grade` and `control_run`, which may use a box only once: by the workflow, in a new box after a wait.
-Such tries are not counted, nor is their time.
+(1) In `workspace`, `grade` and `control_run`, which may use a box only once: by the workflow, in a new box after a
+wait. Such tries are not counted, nor is their time.
 """
 
 from typing import ClassVar

@@ -215,7 +215,7 @@ async def test_a_rollout_that_waits_for_a_machine_can_be_cancelled(client: Clien
     async with stages.worker(client):
         handle = await client.start_workflow(Rollout.run, RolloutInput(rollout_id=1), id="waits", task_queue="control")
         async with asyncio.timeout(60):
-            while (await handle.query(Rollout.state)).stage != "wait_for_worker":  # noqa: ASYNC110
+            while (await handle.query(Rollout.state)).stage != "wait_for_worker":
                 await asyncio.sleep(0.05)
         assert stages.tries["release"] > 0
         await handle.cancel()
