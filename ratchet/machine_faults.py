@@ -47,6 +47,8 @@ def describe_refusal(error: OSError) -> str:
     """Return what the machine refuses, and why: the end of a sentence that begins with the machine."""
     reason = error.strerror or str(error) or type(error).__name__
     names = [repr(str(name)) for name in (error.filename, error.filename2) if name is not None]
+    if isinstance(error, BrokenPipeError):
+        return f"lost the reader of what it wrote: {reason}"
     is_network = isinstance(error, ConnectionError | socket.gaierror) or error.errno in _OF_THE_NETWORK
     if is_network and not names:
         return f"cannot reach another now: {reason}"
