@@ -1,6 +1,6 @@
 """Which errors of the operating system a machine gives for a reason of its own, so that the same call may work later.
 
-A missing file or right may be a mistake of this program, and a host name that nobody knows one of the user.
+A missing file or right may be a mistake of this program, and an unknown host name one of the user.
 """
 
 import errno

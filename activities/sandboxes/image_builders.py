@@ -67,7 +67,7 @@ class DockerImageBuilder:
 
 def _is_builds_fault(error: "DockerError") -> bool:
     """Return whether a step, the Dockerfile or its base image is wrong; else the daemon, a registry or the way to it
-    fails, or says what nobody has seen before.
+    fails, or says what is not known here.
 
     Steps fail in the stream of lines, in which outages come, too. A Dockerfile that cannot be read is refused before.
     """

@@ -21,7 +21,7 @@ _SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 @pytest.fixture
 def child(tmp_path: Path) -> Iterator[psutil.Popen]:
-    """A process that nobody reaps before the end of the test, as below a PID 1 that does not reap."""
+    """A process that is not reaped before the end of the test, as below a PID 1 that does not reap."""
     work = tmp_path / "work"
     work.mkdir()
     process = psutil.Popen(_SLEEP, cwd=work)
@@ -30,7 +30,7 @@ def child(tmp_path: Path) -> Iterator[psutil.Popen]:
     process.wait()
 
 
-def test_a_process_that_nobody_reaps_has_ended(child: psutil.Popen, tmp_path: Path) -> None:
+def test_a_process_that_is_not_reaped_has_ended(child: psutil.Popen, tmp_path: Path) -> None:
     watched = psutil.Process(child.pid)
     assert box_end.any_runs([watched])
     assert box_end.kill_processes(tmp_path / "work", 20) == []
