@@ -5,7 +5,6 @@ Only errors that `ratchet.errors` marks as retryable are retried; any other erro
 
 import asyncio
 import contextlib
-import errno
 import functools
 import random
 import time
@@ -21,31 +20,13 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from ratchet.background_task import running_beside
 from ratchet.errors import BugError, RatchetError, SandboxBusyError, TemporalUnavailableError, WorkerHostError
+from ratchet.machine_faults import describe_refusal, is_machine_fault
 from ratchet.secrets import without_secrets
 from ratchet.storable_text import storable_text
-from ratchet.temporal_client import one_line
+from ratchet.temporal_client import is_too_large, one_line
 
 _LOG = structlog.get_logger()
 
-_OF_THE_MACHINE = frozenset(
-    {
-        errno.ENOSPC,
-        errno.EDQUOT,
-        errno.EROFS,
-        errno.EIO,
-        errno.ESTALE,
-        errno.EMFILE,
-        errno.ENFILE,
-        errno.ENOMEM,
-        errno.EAGAIN,
-        errno.ENODEV,
-        errno.ENXIO,
-        errno.ETIMEDOUT,
-        errno.EHOSTDOWN,
-        errno.ENOTCONN,
-    }
-)
-"""What a disk, a mount or a machine without room answers. A missing file or right may be a mistake of this program."""
 _REFUSED_FOR_ITS_CONTENT = frozenset(
     {
         RPCStatusCode.INVALID_ARGUMENT,
@@ -88,13 +69,12 @@ def _logged_bug(name: str, error: Exception) -> BugError:
 def _outage(name: str, error: OSError | RPCError) -> RatchetError | None:
     """Return the error of a machine or a server that may work again later; None for a mistake of this program."""
     if isinstance(error, RPCError):
-        if error.status in _REFUSED_FOR_ITS_CONTENT:
+        if error.status in _REFUSED_FOR_ITS_CONTENT or is_too_large(error):
             return None
         return TemporalUnavailableError(f"{name}: Temporal does not answer: {one_line(error)}")
-    if error.errno not in _OF_THE_MACHINE:
+    if not is_machine_fault(error):
         return None
-    at = f" ({error.filename})" if error.filename is not None else ""
-    return WorkerHostError(f"{name}: the worker's machine refuses a file{at}: {error.strerror}")
+    return WorkerHostError(f"{name}: the worker's machine {describe_refusal(error)}")
 
 
 def activity_stage(name: str) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R]]]:
@@ -117,7 +97,7 @@ def activity_stage(name: str) -> Callable[[Callable[P, Awaitable[R]]], Callable[
                 seconds = time.monotonic() - started
                 if (outage := _outage(name, error)) is None:
                     raise _as_application_error(_logged_bug(name, error), seconds) from None
-                _LOG.warning("stage cannot go on now", stage=name, reason=str(outage))
+                _LOG.warning("stage cannot go on now", stage=name, reason=without_secrets(str(outage)))
                 raise _as_application_error(outage, seconds) from None
             except Exception as error:
                 raise _as_application_error(_logged_bug(name, error), time.monotonic() - started) from None

@@ -74,6 +74,7 @@ from cli.help_text import unwrap_help
 from cli.part_process import logging_part
 from cli.parts import adapter, egress, engine, gateway, learner, postgres, ray, temporal, viewer, watcher, worker
 from ratchet.errors import RatchetError
+from ratchet.machine_faults import describe_refusal, is_machine_fault
 
 
 def _print_version(wanted: bool) -> None:
@@ -216,14 +217,17 @@ def _open_closed_streams() -> None:
 
 
 def _report(error: OSError) -> int:
-    """Print what this machine refuses, as one sentence: a full or read-only disk, a missing right. Return the exit
-    code.
+    """Print what this machine refuses, as one sentence: a full or read-only disk, a missing right, a connection. Return
+    the exit code.
     """
-    names = [repr(str(name)) for name in (error.filename, error.filename2) if name is not None]
-    reason = error.strerror or type(error).__name__
     with contextlib.suppress(OSError):
-        print(f"ratchet: this machine refuses {' and '.join(names) or 'a file'}: {reason}", file=sys.stderr)
+        print(f"ratchet: this machine {describe_refusal(error)}", file=sys.stderr)
     return 1
+
+
+def _is_bug(error: OSError) -> bool:
+    """Return whether only a traceback says what is wrong: the error names no file, and the machine is not to blame."""
+    return error.filename is None and not isinstance(error, PermissionError) and not is_machine_fault(error)
 
 
 def run_app() -> int:
@@ -235,7 +239,7 @@ def run_app() -> int:
         return error.cli_exit_code
     except OSError as error:
         is_part = sys.argv[1:2] in [[part.__name__.replace("_", "-")] for part in PARTS]
-        if is_part or error.errno is None:  # the log of a part has the traceback
+        if is_part or _is_bug(error):  # the log of a part has the traceback
             raise
         return _report(error)
     except ValueError as error:

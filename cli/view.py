@@ -20,7 +20,7 @@ def view(
         Path | None, typer.Option(help="Write the target's pages to this directory instead; they need no server.")
     ] = None,
     max_rollouts: Annotated[
-        int, typer.Option(min=1, max=MAX_ROWS, help="Newest rollouts that the export of a run contains.")
+        int, typer.Option(min=0, max=MAX_ROWS, help="Newest rollouts that the export of a run contains.")
     ] = 200,
     host: Annotated[
         str | None, typer.Option(help="Address to listen on, by default RATCHET_VIEWER_HOST or loopback.")

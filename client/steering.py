@@ -74,7 +74,8 @@ async def steer_run(
         except RPCError as error:  # the store has the wish, and the sweep starts the workflow
             return SteeringAnswer(
                 f"{answer.text}. Temporal has not woken the run ({one_line(error)}): it notices within two minutes "
-                "after Temporal is back"
+                "after Temporal is back",
+                answer.changed,
             )
     elif answer.changed and not await _wake(stack, settings, run_id):
         return SteeringAnswer(

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -69,9 +69,14 @@ async def _follow_through_outages(
 ) -> _T:
     """Follow the workflow; while Temporal does not answer, wait for it. Raises as `run_workflow` does."""
     is_away = False
+
+    def note_answer() -> None:
+        nonlocal is_away
+        is_away = False
+
     while True:
         try:
-            return await follow_workflow(client, handle, name, say)
+            return await follow_workflow(client, handle, name, say, note_answer)
         except RPCError as error:
             if error.status is RPCStatusCode.NOT_FOUND:
                 raise ConfigError(
@@ -86,8 +91,16 @@ async def _follow_through_outages(
         await asyncio.sleep(_LOOK_SECONDS)
 
 
-async def follow_workflow(client: Client, handle: WorkflowHandle[Any, _R], name: str, say: ReportProgress) -> _R:
+async def follow_workflow(
+    client: Client,
+    handle: WorkflowHandle[Any, _R],
+    name: str,
+    say: ReportProgress,
+    note_answer: Callable[[], None] = lambda: None,
+) -> _R:
     """Wait for the result of a workflow of type `name`; say what it does and what fails whenever that has changed.
+
+    `note_answer` is called whenever Temporal has answered a look.
 
     Raises WorkflowFailureError, and RPCError if Temporal does not answer.
     """
@@ -98,7 +111,9 @@ async def follow_workflow(client: Client, handle: WorkflowHandle[Any, _R], name:
         while not (await asyncio.wait({result}, timeout=_LOOK_SECONDS))[0]:
             # Looks only: Temporal or a worker may be away, and another key may have encrypted what they say.
             with contextlib.suppress(RPCError, PayloadKeyError):
-                for line in failures.new_ones(await pending_activities(client, handle.id) or [], time.monotonic()):
+                pending = await pending_activities(client, handle.id)
+                note_answer()
+                for line in failures.new_ones(pending or [], time.monotonic()):
                     say(line)
             with contextlib.suppress(RPCError, WorkflowQueryFailedError):
                 does = await (_stage(handle) if name == "Rollout" else _details(handle))

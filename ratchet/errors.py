@@ -24,7 +24,7 @@ answers, `NoVerdictError` ends a rollout within its workflow, and `WeakPolicyErr
     ├── StoreUnavailableError     Postgres does not answer, or answers with an error of its own
     ├── WeightStorageError   the storage of weights does not answer, refuses, or gave damaged files
     ├── TemporalUnavailableError  Temporal does not answer an activity's question about other workflows
-    ├── WorkerHostError           the worker's own machine refuses a file: its disk is full, read-only or away
+    ├── WorkerHostError           the worker's machine refuses a file (its disk is full, for example) or has no network
     ├── LearnerLostError          the learner has sent no heartbeat, or written no checkpoint, for too long
     ├── GraderFailedError         the grader could not run
     │   └── SuspectPatchError     this box could not run the tests of a patch; if no box can, the patch is to blame
@@ -44,13 +44,16 @@ answers, `NoVerdictError` ends a rollout within its workflow, and `WeakPolicyErr
 | activity ↔ Postgres | StoreUnavailableError | Temporal, after a delay   | nothing                            |
 | service ↔ Postgres | StoreUnavailableError | the process; the adapter holds its calls | nothing               |
 | service ↔ storage of weights | WeightStorageError | the process | engine details, learner's phase |
-| activity ↔ Temporal | TemporalUnavailableError | Temporal, without limit | the stage's failure, in its UI     |
-| activity ↔ its machine | WorkerHostError   | Temporal, after a delay     | the stage's failure, in its UI     |
+| activity ↔ Temporal | TemporalUnavailableError | Temporal, without limit (1) | the stage's failure, in its UI |
+| activity ↔ its machine | WorkerHostError   | Temporal, without limit (1) | the stage's failure, in its UI     |
 | workflow ↔ learner| LearnerLostError       | Temporal, without limit     | the stage's failure, in its UI     |
 | grade             | GraderFailedError      | the workflow: a new box     | grader_failed after 3              |
 | stage             | GuardSpentError        | not retried                 | infra_failed, or grader_failed     |
 | any               | FencedError            | not retried                 | nothing: another try owns the row  |
 | any               | BugError               | not retried                 | the workflow's failure, and a log  |
+
+(1) In `workspace`, `grade` and `control_run`, which may use a box only once: by the workflow, in a new box after a
+wait. Such tries are not counted, nor is their time.
 """
 
 from typing import ClassVar
@@ -176,7 +179,9 @@ class TemporalUnavailableError(RatchetError):
 
 
 class WorkerHostError(RatchetError):
-    """The worker's own machine refuses a file or a process: a full, read-only or unreachable disk, or no memory."""
+    """The worker's own machine refuses a file or a process, or cannot reach another: a full, read-only or unreachable
+    disk, no memory, no descriptors, no network.
+    """
 
     retryable = True
 

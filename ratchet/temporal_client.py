@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import IntEnum
+from typing import Any
 
 from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.enums.v1 import WorkflowExecutionStatus as Status
@@ -17,6 +18,7 @@ from temporalio.api.workflowservice.v1 import (
 )
 from temporalio.client import Client
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
+from temporalio.converter import DataConverter
 from temporalio.envconfig import ClientConfig
 from temporalio.runtime import Runtime
 from temporalio.service import RPCError, RPCStatusCode
@@ -47,19 +49,11 @@ async def connect_temporal(
     deadline = asyncio.get_running_loop().time() + wait_seconds
     while True:
         try:
-            client = await Client.connect(
-                data_converter=converter,
-                runtime=runtime,
-                **arguments,  # type: ignore[arg-type]
-            )
+            client = await _connect(converter, runtime, arguments)
             # Fails until the server knows the namespace. The operator service is not for users of Temporal Cloud.
             request = ListWorkflowExecutionsRequest(namespace=client.namespace, page_size=1)
             await client.workflow_service.list_workflow_executions(request)
             return client
-        except ValueError as error:
-            raise MachineError(
-                f"TEMPORAL_ADDRESS: {arguments['target_host']!r} is no address ({error}); expected HOST:PORT"
-            ) from None
         except (RuntimeError, RPCError) as error:
             if asyncio.get_running_loop().time() > deadline:
                 refused = "Connection refused" in str(error)  # deep in the SDK's words
@@ -69,6 +63,18 @@ async def connect_temporal(
                     "start it with `ratchet up`, or set TEMPORAL_ADDRESS"
                 ) from error
         await asyncio.sleep(0.5)
+
+
+async def _connect(converter: DataConverter, runtime: Runtime | None, arguments: dict[str, Any]) -> Client:
+    """Raises MachineError for an address that is none and for settings that do not fit; else as the SDK does."""
+    try:
+        return await Client.connect(data_converter=converter, runtime=runtime, **arguments)
+    except ValueError as error:
+        if str(error).startswith("invalid target URL"):
+            raise MachineError(
+                f"TEMPORAL_ADDRESS: {arguments['target_host']!r} is no address ({error}); expected HOST:PORT"
+            ) from None
+        raise MachineError(f"Temporal's client refuses the TEMPORAL_* variables or its config: {error}") from error
 
 
 class WorkflowState(IntEnum):
@@ -185,6 +191,11 @@ def one_line(error: RPCError) -> str:
     return " ".join(error.message.split())[:_MAX_CHARACTERS] or error.status.name
 
 
+def is_too_large(error: RPCError) -> bool:
+    """Return whether gRPC refuses the request's size, for which it has the same status as for a limit of calls."""
+    return error.status is RPCStatusCode.RESOURCE_EXHAUSTED and "message larger than max" in error.message
+
+
 @contextlib.contextmanager
 def starting(workflow_id: str) -> Iterator[None]:
     """Name the workflow that a command starts in the block if Temporal does not start it.
@@ -195,7 +206,7 @@ def starting(workflow_id: str) -> Iterator[None]:
         yield
     except RPCError as error:
         words = f"Temporal has not started {workflow_id} ({one_line(error)})"
-        if error.status is RPCStatusCode.INVALID_ARGUMENT:
+        if error.status is RPCStatusCode.INVALID_ARGUMENT or is_too_large(error):
             raise ConfigError(f"{words}; it refuses the request itself, which may be too large") from None
         raise MachineError(f"{words}; `ratchet status` says how it is; repeat the command") from None
 

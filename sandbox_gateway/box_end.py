@@ -1,10 +1,17 @@
 """End the processes of a box whose boxd does not end them itself, and say which of them have not ended."""
 
 import contextlib
+import json
 import os
+import time
 from pathlib import Path
 
 import psutil
+
+from sandbox_gateway.box_client import RECORD_FILE
+from sandbox_gateway.boxd import cgroups
+
+_LOOK_SECONDS = 0.05
 
 
 def boxd_pids(directory: Path) -> list[int]:
@@ -33,8 +40,8 @@ def living_boxes(root_directory: Path) -> list[Path]:
 
 
 def kill_processes(directory: Path, timeout_seconds: float) -> list[psutil.Process]:
-    """Kill the boxd of a box's directory and all processes below it, also suspended ones; return those that have not
-    ended in time.
+    """Kill the boxd of a box's directory and all processes below it, also suspended and frozen ones; return those that
+    have not ended in time.
 
     A process that waits in the kernel, for example for a disk, ends only after that.
     """
@@ -43,12 +50,41 @@ def kill_processes(directory: Path, timeout_seconds: float) -> list[psutil.Proce
         with contextlib.suppress(psutil.NoSuchProcess):
             top = psutil.Process(pid)
             doomed += [top, *top.children(recursive=True)]
+    _thaw(directory)
     for process in doomed:
         with contextlib.suppress(psutil.Error):
             process.kill()
-    return psutil.wait_procs(doomed, timeout=timeout_seconds)[1]
+    deadline = time.monotonic() + timeout_seconds
+    while any_runs(doomed) and time.monotonic() < deadline:
+        time.sleep(_LOOK_SECONDS)
+    return [process for process in doomed if _runs(process)]
+
+
+def processes_of_users(first_uid: int, number: int) -> list[psutil.Process]:
+    """Return the processes of these users that have not ended."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if first_uid <= process.uids().real < first_uid + number and _runs(process):
+                found.append(process)
+    return found
 
 
 def any_runs(processes: list[psutil.Process]) -> bool:
     """Return whether one of the processes has not ended."""
-    return any(process.is_running() for process in processes)
+    return any(_runs(process) for process in processes)
+
+
+def _runs(process: psutil.Process) -> bool:
+    """Return whether a process can still act: one that its parent has not reaped cannot, except by other threads."""
+    try:
+        return process.is_running() and (process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _thaw(directory: Path) -> None:
+    """Thaw a paused box: in a frozen control group of version 1 no process dies."""
+    with contextlib.suppress(OSError, ValueError, KeyError):  # a box without a record, or without control groups
+        group = cgroups.cgroup_at(str(json.loads((directory / RECORD_FILE).read_bytes())["spec"]["cgroup"]))
+        group.freeze(False)

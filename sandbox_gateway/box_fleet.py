@@ -157,7 +157,11 @@ class Fleet:
         return await asyncio.shield(task)
 
     async def kill(self, box: BoxClient) -> bool:
-        """Return when the box's processes have ended; its files are removed afterwards. False: another call ends it."""
+        """End a box: its processes are killed, and no call reaches it any more. False: another call ends it.
+
+        Its slot is free and its files are removed once its processes have ended. This waits for them, but no longer
+        than `_DESTROY_SECONDS` for a boxd that does not answer and as long again for those that hang in the kernel.
+        """
         if self._boxes.get(box.id) is not box:
             return False
         del self._boxes[box.id]
@@ -298,26 +302,36 @@ class Fleet:
         except (BoxFaultError, BoxNotFoundError):
             alive = await asyncio.to_thread(box_end.kill_processes, box.directory, _DESTROY_SECONDS)
             await asyncio.to_thread(cgroups.end_leftover, str(box.record.spec["cgroup"]))
-            return alive
+            # Also those whose boxd an earlier gateway has ended.
+            users = int(box.record.spec["uid_base"])
+            others = await asyncio.to_thread(box_end.processes_of_users, users, IDS_PER_BOX)
+            return [*(process for process in alive if process not in others), *others]
         return []
 
     def _discard(self, box: BoxClient, alive: Sequence[psutil.Process] = ()) -> None:
-        """Let a box's files be removed, and give its slot back once those of its processes that live have ended."""
+        """Let a box's files be removed, and give its slot back, once those of its processes that live have ended."""
         if alive:
             _log.warning("box_not_ended_yet", box=box.id, processes=[process.pid for process in alive])
-            self._spawn(self._free_later(box.record.slot, list(alive)))
+            with contextlib.suppress(OSError):  # a gateway that is started meanwhile ends the box again
+                box.save(box.record.model_copy(update={"deadline": 0.0}))
+            self._spawn(self._free_later(box, list(alive)))
         else:
-            self._slots.discard(box.record.slot)
+            self._free(box)
         box.close()
+
+    async def _free_later(self, box: BoxClient, alive: list[psutil.Process]) -> None:
+        """Free a slot after the processes have ended: a new box would run with their user ids. Until then the box's
+        record holds the slot, also for a gateway that is started meanwhile.
+        """
+        while await asyncio.to_thread(box_end.any_runs, alive):
+            await asyncio.sleep(_REAP_SECONDS)
+        self._free(box)
+
+    def _free(self, box: BoxClient) -> None:
+        self._slots.discard(box.record.slot)
         doomed = self._trash / box.id
         box.directory.rename(doomed)
         self._spawn(_remove_tree(doomed))
-
-    async def _free_later(self, slot: int, alive: list[psutil.Process]) -> None:
-        """Free a slot after the processes have ended: a new box would run with their user ids."""
-        while await asyncio.to_thread(box_end.any_runs, alive):
-            await asyncio.sleep(_REAP_SECONDS)
-        self._slots.discard(slot)
 
     async def _reap_expired(self) -> None:
         while True:

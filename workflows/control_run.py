@@ -44,7 +44,7 @@ async def confirm_grade(
 
 async def _control_run(wanted: StageInput, stages: Mapping[str, StageOptions], most_tries: int) -> GradeResult:
     reason = ""
-    tries = BoxTries(most_tries)
+    tries = BoxTries(most_tries, stages["grade"].retry_max_seconds)
     while tries.left:
         try:
             box = await run_activity(BootActivities.boot, wanted, grading_boot(stages), summary="control box")
@@ -60,4 +60,5 @@ async def _control_run(wanted: StageInput, stages: Mapping[str, StageOptions], m
             reason = cause.message
             boxes = StageInput(rollout_id=wanted.rollout_id, attempt=wanted.attempt)
             await run_activity_even_if_cancelled(BootActivities.release, boxes, stages["release"])
+            await tries.wait_for_host()
     raise NoControlError(reason)

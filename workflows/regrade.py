@@ -84,7 +84,7 @@ class Regrade:
             grader=input.grader,
             repeat=repeat,
         )
-        tries = BoxTries(page.grade_tries)
+        tries = BoxTries(page.grade_tries, page.stages["grade"].retry_max_seconds)
         while tries.left:
             try:
                 box = await run_activity(BootActivities.boot, wanted, grading_boot(page.stages))
@@ -97,6 +97,10 @@ class Regrade:
                 if failure_cause(error).is_cancellation:
                     raise
                 tries.count(error)
+                if tries.waits_for_host:
+                    boxes = StageInput(rollout_id=patch.rollout_id, attempt=patch.attempt)
+                    await run_activity_even_if_cancelled(BootActivities.release, boxes, page.stages["release"])
+                    await tries.wait_for_host()
             except NoControlError:
                 return None
         return None

@@ -72,6 +72,7 @@ _WORKS_ON = {
     "workspace": "the task's pre_commands run in the agent's box; the heartbeat of the pending activity names the one",
     "agent": "the agent works on the task; the heartbeat of the pending activity has its model calls and its budget",
     "diff": "the agent's changes are read",
+    "wait_for_worker": "the worker's machine refused a file or had no network; the stage is tried again in a new box",
     "grade": "the tests run on the patch, in a box of their own; the heartbeat of the pending activity names them",
     "control_run": "the tests run again, also such as a right patch must fail",
 }
@@ -163,9 +164,10 @@ class Rollout:
     async def _make_patch(self, claim: Claim) -> int:
         """Make attempts, each in a new box, until one has a patch; return the patch's id."""
         reason = ""
-        tries = BoxTries(claim.box_tries)
+        tries = BoxTries(claim.box_tries, claim.stages["workspace"].retry_max_seconds)
         while tries.left:
             self._check_guard(claim, reason)
+            before = dict(self.used_seconds)
             self.attempt += tries.used > 0  # so that it counts attempts that were begun
             try:
                 return await self._run_attempt(claim)
@@ -177,11 +179,12 @@ class Rollout:
                 if cause.is_cancellation:
                     raise
                 tries.count(error)
-                self._count_failed_try(claim, error)
+                self._count_failed_try(claim, error, tries, before)
                 reason = cause.message
                 if cause.kind == GUARD_SPENT and workflow.patched("guard-spent"):
                     raise NoVerdictError("infra_failed", reason) from None
             await self._release(claim)
+            await self._wait_for_host(tries)
         raise NoVerdictError("infra_failed", f"{reason} (no attempt of {claim.box_tries} gave a patch)")
 
     async def _run_attempt(self, claim: Claim) -> int:
@@ -215,10 +218,11 @@ class Rollout:
         A solved verdict that needs control runs counts only after them.
         """
         reason = ""
-        tries = BoxTries(claim.grade_tries)
+        tries = BoxTries(claim.grade_tries, claim.stages["grade"].retry_max_seconds)
         while tries.left:
             if tries.used and workflow.patched("guard-counts-failed-tries"):
                 self._check_guard(claim, reason, "grader_failed")
+            before = dict(self.used_seconds)
             try:
                 box = await self._boot(claim, SandboxRole.GRADE)
                 work = StageInput(
@@ -242,11 +246,12 @@ class Rollout:
                 if cause.is_cancellation:
                     raise
                 tries.count(error)
-                self._count_failed_try(claim, error)
+                self._count_failed_try(claim, error, tries, before)
                 reason = cause.message
                 if cause.kind == GUARD_SPENT and workflow.patched("guard-spent"):
                     raise NoVerdictError("grader_failed", reason) from None
                 await self._release(claim)
+                await self._wait_for_host(tries)
         raise NoVerdictError("grader_failed", f"{reason} (no grading box of {claim.grade_tries} gave a verdict)")
 
     async def _confirm(self, claim: Claim, grade: GradeResult, graded: StageInput) -> GradeResult:
@@ -272,8 +277,11 @@ class Rollout:
     def _count_seconds(self, stage_name: str, result: StageResult) -> None:
         self.used_seconds[stage_name] = self.used_seconds.get(stage_name, 0.0) + result.used_seconds
 
-    def _count_failed_try(self, claim: Claim, error: ActivityError) -> None:
-        if workflow.patched("guard-counts-failed-tries"):  # rollouts that began before decide as they did
+    def _count_failed_try(self, claim: Claim, error: ActivityError, tries: BoxTries, before: dict[str, float]) -> None:
+        """Count the seconds of a stage that failed for good. `before`: what the stages had used before this try."""
+        if tries.waits_for_host:  # an outage does not count
+            self.used_seconds = before
+        elif workflow.patched("guard-counts-failed-tries"):  # rollouts that began before decide as they did
             name = error.activity_type
             self.used_seconds[name] = self.used_seconds.get(name, 0.0) + failed_seconds(error, claim.stages)
 
@@ -331,6 +339,12 @@ class Rollout:
             if failure_cause(error).is_cancellation:
                 raise
             workflow.logger.warning("boxes not released: %s", failure_cause(error).message)
+
+    async def _wait_for_host(self, tries: BoxTries) -> None:
+        """Wait, if the last try was ended by its worker's machine, until another try may go better."""
+        if tries.waits_for_host:
+            self._show("wait_for_worker")
+            await tries.wait_for_host()
 
 
 def _summary(text: str) -> str:

@@ -6,6 +6,7 @@ as `ratchet images import` does.
 
 import asyncio
 import io
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -22,6 +23,21 @@ if TYPE_CHECKING:
 _PROGRAMS = ("docker", "podman", "buildah")
 _END_SECONDS = 10.0
 _AWAY_SECONDS, _MAX_CHARS = 30.0, 300
+_FAILED_STEP = re.compile(r"returned a non-zero code: \d+|did not complete successfully: exit code: \d+")
+_OUTAGE = re.compile(
+    r"toomanyrequests|time-?out|timed out|no such host|no space left|connection (refused|reset)|unreachable"
+    r"|\b5\d\d (Internal|Bad|Service|Gateway)|unexpected status.*\b(429|5\d\d)\b",
+    re.IGNORECASE,
+)
+_REFUSED_INPUT = re.compile(
+    # The Dockerfile and its context.
+    r"dockerfile parse error|unknown instruction|invalid reference format"
+    r"|\b(COPY|ADD) failed:.*(not found|no such file|does not exist)|\"\S+\": not found$"
+    # The base image: it does not exist, or the registry does not give it to this user.
+    r"|manifest unknown|manifest for \S+ not found|no matching manifest|repository does not exist"
+    r"|[\w./-]+:[\w.-]+: not found$|pull access denied|\bdenied: |\bunauthorized\b",
+    re.IGNORECASE,
+)
 
 
 class DockerImageBuilder:
@@ -50,14 +66,19 @@ class DockerImageBuilder:
 
 
 def _is_builds_fault(error: "DockerError") -> bool:
-    """Return whether a step, the Dockerfile or its base image is wrong; else the daemon or a proxy before it fails.
+    """Return whether a step, the Dockerfile or its base image is wrong; else the daemon, a registry or the way to it
+    fails, or says what is not known here.
 
-    Steps fail in the stream of lines, and a Dockerfile that cannot be read is refused before it begins.
+    Steps fail in the stream of lines, in which outages come, too. A Dockerfile that cannot be read is refused before.
     """
     from aiodocker.exceptions import DockerStreamError
 
+    if isinstance(error, DockerStreamError):
+        if _FAILED_STEP.search(error.message):
+            return True
+        return not _OUTAGE.search(error.message) and bool(_REFUSED_INPUT.search(error.message))
     is_page = error.message.lstrip().startswith("<")
-    return isinstance(error, DockerStreamError) or (error.status in (400, 404) and not is_page)
+    return error.status in (400, 404) and not is_page
 
 
 class LocalImageBuilder:

@@ -15,6 +15,7 @@ import pytest
 from activities.sandboxes.base import Sandbox
 from activities.sandboxes.e2b import E2BProvider
 from ratchet.errors import SandboxBusyError, SandboxGoneError
+from sandbox_gateway.box_end import kill_processes
 from tests.integration.sandbox_gateway.conftest import (
     API_KEY,
     CHECKOUT,
@@ -293,6 +294,19 @@ async def test_a_hung_boxd_beyond_its_time_is_ended_before_its_slot_is_free(
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(watched, signal.SIGKILL)
         os.close(watched)
+
+
+async def test_a_paused_box_whose_boxd_hangs_can_be_ended(
+    own_gateway: GatewayProcess, own_provider: E2BProvider
+) -> None:
+    """A process in a frozen control group of version 1 dies only after the thaw."""
+    box = await make_box(own_provider)
+    await box.exec("(setsid sleep 300 &)")
+    boxd = boxd_pid(own_gateway, box.id)
+    paused = await asyncio.to_thread(own_gateway.call, "POST", f"/sandboxes/{box.id}/pause")
+    assert paused.status_code == 204, paused.text
+    os.kill(boxd, signal.SIGSTOP)
+    assert await asyncio.to_thread(kill_processes, own_gateway.box_directory(box.id), 10) == []
 
 
 def _kill_and_wait(pid: int) -> None:

@@ -6,16 +6,26 @@ once is lost once and then works, and a rollout may have one box for its agent a
 """
 
 import asyncio
+import errno
+import os
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from temporalio.client import Client
-from temporalio.worker import Worker
+from temporalio.client import Client, WorkflowFailureError
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.worker import Replayer, Worker
 
 from activities.stage import activity_stage, heartbeating
-from ratchet.errors import BugError, SandboxGoneError, StoreUnavailableError, SuspectPatchError
+from ratchet.errors import (
+    BugError,
+    SandboxGoneError,
+    StoreUnavailableError,
+    SuspectPatchError,
+    TemporalUnavailableError,
+)
+from ratchet.grading_payloads import RegradedInput, RegradedResult, RegradeInput, RegradePage, StoredPatch
 from ratchet.payloads import (
     AgentResult,
     Claim,
@@ -26,11 +36,13 @@ from ratchet.payloads import (
     RolloutInput,
     RolloutResult,
     StageInput,
+    StageOptions,
     StageResult,
 )
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import AgentExit, Outcome
 from tests.integration.workflows.dev_server import start_dev_server
+from workflows.regrade import Regrade
 from workflows.rollout import Rollout
 
 pytestmark = pytest.mark.timeout(1500)  # with the build of Temporal's CLI
@@ -44,6 +56,19 @@ async def is_silent() -> None:
 
 async def lost_the_store() -> None:
     raise StoreUnavailableError("Postgres does not work")
+
+
+async def has_a_full_disk() -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/data")
+
+
+async def slow_with_a_full_disk() -> None:
+    await asyncio.sleep(0.2)
+    await has_a_full_disk()
+
+
+async def lost_temporal() -> None:
+    raise TemporalUnavailableError("Temporal does not describe workflows")
 
 
 async def lost_its_box() -> None:
@@ -65,6 +90,8 @@ class Stages:
         self.lose = {stage: list(losses) for stage, losses in lose.items()}
         self.grade_tries = grade_tries
         self.guard_seconds = guard_seconds
+        self.retry_seconds = 0.01
+        self.num_control_runs = 0
         self.tries_left: list[int] = []
         self.tries: Counter[str] = Counter()
         self.num_finalised = 0
@@ -76,13 +103,18 @@ class Stages:
             self.began.set()
             await losses.pop(0)()
 
-    @activity_stage("claim")
-    async def claim(self, input: RolloutInput) -> Claim:
+    def _stages(self) -> dict[str, StageOptions]:
         stages = load_temporal_settings().all_stages(60, 60)
         stages = {
             name: stage.model_copy(update={"queue": "", "heartbeat_seconds": stage.heartbeat_seconds and 1})
             for name, stage in stages.items()
         }
+        quick = {"retry_initial_seconds": self.retry_seconds, "retry_max_seconds": self.retry_seconds}
+        stages |= {name: stages[name].model_copy(update=quick) for name in ("workspace", "grade")}
+        return stages
+
+    @activity_stage("claim")
+    async def claim(self, input: RolloutInput) -> Claim:
         return Claim(
             rollout_id=1,
             run_id="r",
@@ -94,7 +126,7 @@ class Stages:
             guard_seconds=self.guard_seconds,
             box_tries=1,
             grade_tries=self.grade_tries,
-            stages=stages,
+            stages=self._stages(),
             summary="",
         )
 
@@ -120,7 +152,22 @@ class Stages:
     async def grade(self, input: StageInput) -> GradeResult:
         self.tries_left.append(input.tries_left)
         await self._use_box("grade")
+        return GradeResult(grade_id=1, solved=True, num_control_runs=self.num_control_runs)
+
+    @activity_stage("control_run")
+    async def control_run(self, input: StageInput) -> GradeResult:
+        await self._use_box("control_run")
         return GradeResult(grade_id=1, solved=True)
+
+    @activity_stage("regrade_page")
+    async def regrade_page(self, input: RegradeInput) -> RegradePage:
+        patches = [] if input.after else [StoredPatch(1, 1, 1)]
+        return RegradePage(patches=patches, stages=self._stages(), grade_tries=self.grade_tries)
+
+    @activity_stage("settle_regrade")
+    async def settle_regrade(self, input: RegradedInput) -> RegradedResult:
+        graded = len(input.grade_ids)
+        return RegradedResult(rollout_id=1, graded=graded, solved=graded, changed=False, adopted=False)
 
     @activity_stage("release")
     async def release(self, input: StageInput) -> StageResult:
@@ -135,10 +182,11 @@ class Stages:
 
     def activities(self) -> list[Callable[..., Any]]:
         before = [self.claim, self.boot, self.workspace, self.agent, self.diff]
-        return [*before, self.grade, self.release, self.finalise]
+        regrades = [self.regrade_page, self.settle_regrade]
+        return [*before, self.grade, self.control_run, self.release, self.finalise, *regrades]
 
     def worker(self, client: Client) -> Worker:
-        return Worker(client, task_queue="control", workflows=[Rollout], activities=self.activities())
+        return Worker(client, task_queue="control", workflows=[Rollout, Regrade], activities=self.activities())
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +213,52 @@ async def test_a_lost_box_is_one_of_the_tries(client: Client) -> None:
         stages = Stages({stage: [lost_its_box]})
         assert (await play(client, stages, f"box of {stage}")).outcome is outcome
         assert stages.tries[stage] == 1
+
+
+@pytest.mark.parametrize("loss", [has_a_full_disk, lost_temporal])
+async def test_a_worker_whose_machine_refuses_is_waited_for(client: Client, loss: Loss) -> None:
+    """More often than lost boxes are borne; the guard of a rollout does not end it either."""
+    stages = Stages({"workspace": [loss] * 12, "grade": [loss] * 12})
+    result = await play(client, stages, f"host {loss.__name__}")
+    assert (result.outcome, result.reward) == (Outcome.GRADED, 1.0)
+    assert (stages.tries["workspace"], stages.tries["grade"]) == (13, 13)
+    history = await client.get_workflow_handle(f"host {loss.__name__}").fetch_history()
+    assert sum(event.HasField("timer_started_event_attributes") for event in history.events) == 24
+    await Replayer(workflows=[Rollout], data_converter=pydantic_data_converter).replay_workflow(history)
+
+
+async def test_control_runs_and_regrades_wait_for_a_machine_too(client: Client) -> None:
+    stages = Stages({"control_run": [has_a_full_disk] * 12})
+    stages.num_control_runs = 1
+    assert (await play(client, stages, "control on a full disk")).outcome is Outcome.GRADED
+    assert (stages.tries["grade"], stages.tries["control_run"]) == (1, 13)
+    stages = Stages({"grade": [has_a_full_disk] * 12})
+    async with stages.worker(client):
+        result = await client.execute_workflow(
+            Regrade.run, RegradeInput(rollout_id=1), id="regrade on a full disk", task_queue="control"
+        )
+    assert (result.rollouts, result.without_verdict) == (1, 0)
+    assert (stages.tries["grade"], stages.tries["release"]) == (13, 13), "no box is kept while it waits"
+
+
+async def test_time_that_a_full_disk_takes_does_not_count_against_the_guard(client: Client) -> None:
+    stages = Stages({"workspace": [slow_with_a_full_disk] * 3, "grade": [slow_with_a_full_disk] * 3}, guard_seconds=0.4)
+    assert (await play(client, stages, "slow host")).outcome is Outcome.GRADED
+
+
+async def test_a_rollout_that_waits_for_a_machine_can_be_cancelled(client: Client) -> None:
+    stages = Stages({"grade": [has_a_full_disk]})
+    stages.retry_seconds = 600
+    async with stages.worker(client):
+        handle = await client.start_workflow(Rollout.run, RolloutInput(rollout_id=1), id="waits", task_queue="control")
+        async with asyncio.timeout(60):
+            while (await handle.query(Rollout.state)).stage != "wait_for_worker":
+                await asyncio.sleep(0.05)
+        assert stages.tries["release"] > 0
+        await handle.cancel()
+        with pytest.raises(WorkflowFailureError):
+            await handle.result()
+    assert stages.num_finalised == 1
 
 
 async def test_lost_tries_are_bounded(client: Client) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowUpdateFailedError
+from temporalio.service import RPCError, RPCStatusCode
 
 from client import steering
 from client.session import Client
@@ -141,6 +142,20 @@ async def test_a_stopped_run_ends_and_is_resumed(operator: Steerer, loop: Loop) 
     answer = await steering.steer_run(loop.stack, SteeringAction.RESUME, operator.run_id, "anna")
     assert "stopped after step 0 of 1" in answer.text
     await operator.begins()
+
+
+async def test_what_was_so_already_has_not_changed_even_if_temporal_does_not_wake_the_run(
+    operator: Steerer, loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def is_away(*_: object) -> None:
+        raise RPCError("away", RPCStatusCode.UNAVAILABLE, b"")
+
+    monkeypatch.setattr(steering, "start_train_run", is_away)
+    answer = await steering.steer_run(loop.stack, SteeringAction.RESUME, operator.run_id, "anna")
+    assert not answer.changed and "Temporal has not woken the run (away)" in answer.text
+    await steering.steer_run(loop.stack, SteeringAction.PAUSE, operator.run_id, "anna")
+    answer = await steering.steer_run(loop.stack, SteeringAction.RESUME, operator.run_id, "anna")
+    assert answer.changed and "Temporal has not woken the run (away)" in answer.text
 
 
 async def test_a_drained_run_ends_when_its_rollouts_have(operator: Steerer, loop: Loop) -> None:

@@ -4,10 +4,12 @@ import asyncio
 import dataclasses
 import errno
 import os
+import socket
 from datetime import timedelta
 from typing import Any
 
 import pytest
+import structlog
 from temporalio.api.failure.v1 import Failure
 from temporalio.converter import default
 from temporalio.exceptions import ApplicationError
@@ -57,6 +59,9 @@ async def test_an_error_that_quotes_bytes_can_be_stored_by_temporal() -> None:
     await default().encode_failure(raised.value, Failure())
 
 
+TOO_LARGE = "grpc: received message larger than max (5242880 vs. 4194304)"
+
+
 def refused(number: int) -> OSError:
     return OSError(number, os.strerror(number), "/data/model.safetensors")
 
@@ -70,6 +75,16 @@ def refused(number: int) -> OSError:
         (refused(errno.EIO), "WorkerHostError", "Input/output error"),
         (refused(errno.ESTALE), "WorkerHostError", "Stale file handle"),
         (refused(errno.EMFILE), "WorkerHostError", "Too many open files"),
+        (refused(errno.EBUSY), "WorkerHostError", "busy"),
+        (OSError(errno.ECONNREFUSED, "Connect call failed"), "WorkerHostError", "cannot reach another now: Connect"),
+        (OSError(errno.ECONNRESET, "reset by peer"), "WorkerHostError", "reset by peer"),
+        (OSError(errno.EPIPE, "Broken pipe"), "WorkerHostError", "Broken pipe"),
+        (OSError(errno.ENETUNREACH, "Network is unreachable"), "WorkerHostError", "unreachable"),
+        (OSError(errno.EHOSTUNREACH, "No route to host"), "WorkerHostError", "No route"),
+        (OSError(errno.ENETDOWN, "Network is down"), "WorkerHostError", "down"),
+        (ConnectionResetError("Cannot write to closing transport"), "WorkerHostError", "closing transport"),
+        (socket.gaierror(socket.EAI_AGAIN, "Temporary failure"), "WorkerHostError", "Temporary failure"),
+        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "BugError", "not known"),
         (refused(errno.ENOENT), "BugError", "FileNotFoundError"),
         (refused(errno.EISDIR), "BugError", "IsADirectoryError"),
         (OSError("raised by code"), "BugError", "raised by code"),
@@ -77,6 +92,7 @@ def refused(number: int) -> OSError:
         (RPCError("no right", RPCStatusCode.PERMISSION_DENIED, b""), "TemporalUnavailableError", "no right"),
         (RPCError("away", RPCStatusCode.UNAVAILABLE, b""), "TemporalUnavailableError", "away"),
         (RPCError("too large", RPCStatusCode.INVALID_ARGUMENT, b""), "BugError", "too large"),
+        (RPCError(TOO_LARGE, RPCStatusCode.RESOURCE_EXHAUSTED, b""), "BugError", "larger than max"),
     ],
 )
 async def test_what_a_machine_or_temporal_refuses_now_is_tried_again(error: Exception, kind: str, words: str) -> None:
@@ -88,3 +104,14 @@ async def test_what_a_machine_or_temporal_refuses_now_is_tried_again(error: Exce
         await ActivityEnvironment().run(write)
     assert raised.value.type == kind
     assert raised.value.non_retryable is (kind == "BugError")
+
+
+async def test_the_warning_about_an_outage_has_no_secrets() -> None:
+    @activity_stage("test")
+    async def ask() -> None:
+        raise RPCError("refused postgresql://me:hunter22@db/x", RPCStatusCode.UNAVAILABLE, b"")
+
+    with structlog.testing.capture_logs() as logs, pytest.raises(ApplicationError):
+        await ActivityEnvironment().run(ask)
+    assert [entry["event"] for entry in logs] == ["stage cannot go on now"]
+    assert "hunter22" not in str(logs)

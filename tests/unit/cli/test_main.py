@@ -96,3 +96,56 @@ def test_an_address_that_is_none_is_a_sentence(tmp_path: Path, address: str) -> 
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "expected HOST:PORT" in done.stderr or "does not answer" in done.stderr
+
+
+def raising(error: str, home: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the program with a command that raises this."""
+    program = (
+        "import errno, socket; from cli import main\n"
+        "@main.app.command()\n"
+        "def fail() -> None:\n"
+        f"    raise {error}\n"
+        "main.main()\n"
+    )
+    environment = {**os.environ, "RATCHET_HOME": str(home), **variables}
+    command = [sys.executable, "-c", program, "fail"]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        ("OSError(errno.ECONNREFUSED, 'Connect call failed')", "cannot reach another now: Connect call failed"),
+        ("OSError(errno.ENETUNREACH, 'Network is unreachable')", "cannot reach another now: Network is unreachable"),
+        ("ConnectionResetError('Connection lost')", "cannot reach another now: Connection lost"),
+        ("socket.gaierror(socket.EAI_AGAIN, 'Temporary failure')", "cannot reach another now: Temporary failure"),
+        ("OSError(errno.ENOSPC, 'No space left on device')", "refuses a file: No space left on device"),
+        ("OSError(errno.EACCES, 'Permission denied')", "refuses a file: Permission denied"),
+        ("OSError(errno.ENOENT, 'No such file or directory', '/x/y')", "refuses '/x/y': No such file or directory"),
+    ],
+)
+def test_what_the_machine_or_its_network_refuses_is_a_sentence(tmp_path: Path, error: str, words: str) -> None:
+    done = raising(error, tmp_path)
+    assert (done.returncode, done.stderr) == (1, f"ratchet: this machine {words}\n")
+
+
+@pytest.mark.parametrize("error", ["FileNotFoundError(2, 'No such file or directory')", "OSError(errno.EINVAL, 'odd')"])
+def test_a_mistake_of_this_program_has_a_traceback(tmp_path: Path, error: str) -> None:
+    done = raising(error, tmp_path)
+    assert done.returncode == 1 and "Traceback" in done.stderr and "in fail" in done.stderr
+
+
+def test_an_export_may_have_no_rollout(tmp_path: Path) -> None:
+    done = ratchet("$RATCHET view --max-rollouts 0 --export $RATCHET_HOME/x", tmp_path)
+    assert done.stderr == "ratchet: name the run or rollout that is exported\n"
+
+
+def test_a_key_without_a_certificate_does_not_blame_the_address(tmp_path: Path) -> None:
+    call = (
+        "__import__('asyncio').run(__import__('ratchet.temporal_client', fromlist=['x']).connect_temporal("
+        "__import__('ratchet.temporal_settings', fromlist=['x']).load_temporal_settings(), 0))"
+    )
+    environment = {"TEMPORAL_TLS_CLIENT_CERT_DATA": "abc", "TEMPORAL_ADDRESS": "127.0.0.1:1"}
+    done = raising(call, tmp_path, **environment)
+    assert done.returncode == 2 and "TEMPORAL_ADDRESS" not in done.stderr
+    assert "TEMPORAL_* variables" in done.stderr and "Must have both client cert and private key" in done.stderr

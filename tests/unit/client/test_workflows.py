@@ -37,6 +37,9 @@ class _AwayHandle:
     def __init__(self, *answers: "Exception | str") -> None:
         self.answers = list(answers)
 
+    async def query(self, name: str, result_type: type) -> None:
+        raise away()
+
     async def result(self) -> str:
         await asyncio.sleep(0)
         answer = self.answers.pop(0)
@@ -62,6 +65,31 @@ async def test_a_server_that_is_away_is_waited_for(tmp_path: Path, monkeypatch: 
     assert said == ["Temporal does not answer (tcp connect error connection refused); admit/x is waited for"]
 
 
+async def test_a_second_outage_is_said_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = asyncio.Event()
+
+    async def look(client: None, workflow_id: str) -> list[PendingActivity]:
+        looked.set()
+        return []
+
+    async def asks_for_long() -> str:
+        await asyncio.sleep(0)
+        if len(handle.answers) == 2:  # between the outages
+            looked.clear()
+            await looked.wait()
+        return await _AwayHandle.result(handle)
+
+    monkeypatch.setattr(workflows, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(workflows, "pending_activities", look)
+    monkeypatch.setattr(Supervisor, "is_up", lambda self: True)
+    handle = _AwayHandle(away(), away(), "done")
+    handle.result = asks_for_long  # type: ignore[method-assign]
+    said: list[str] = []
+    async with asyncio.timeout(60):
+        assert await follow(Stack(tmp_path), handle, said) == "done"
+    assert len([line for line in said if "does not answer" in line]) == 2
+
+
 async def test_a_workflow_that_is_lost_and_a_stack_that_is_stopped_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no workflow admit/x any more"):
         await follow(Stack(tmp_path), _AwayHandle(away(RPCStatusCode.NOT_FOUND)), [])
@@ -72,6 +100,9 @@ async def test_a_workflow_that_is_lost_and_a_stack_that_is_stopped_are_named(tmp
 def test_a_start_that_temporal_refuses_is_a_sentence() -> None:
     with pytest.raises(ConfigError, match=r"has not started admit/x .*too large"), starting("admit/x"):
         raise away(RPCStatusCode.INVALID_ARGUMENT)
+    larger = RPCError("grpc: received message larger than max (5 vs. 4)", RPCStatusCode.RESOURCE_EXHAUSTED, b"")
+    with pytest.raises(ConfigError, match="too large"), starting("admit/x"):
+        raise larger
     for status in (RPCStatusCode.RESOURCE_EXHAUSTED, RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNAVAILABLE):
         with pytest.raises(MachineError, match="repeat the command"), starting("admit/x"):
             raise away(status)

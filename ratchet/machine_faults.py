@@ -1,0 +1,55 @@
+"""Which errors of the operating system a machine gives for a reason of its own, so that the same call may work later.
+
+A missing file or right may be a mistake of this program, and an unknown host name one of the user.
+"""
+
+import errno
+import socket
+
+_OF_THE_NETWORK = frozenset(
+    {
+        errno.ETIMEDOUT,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+        errno.ENOTCONN,
+        errno.ECONNREFUSED,
+        errno.ECONNRESET,
+        errno.EPIPE,
+    }
+)
+_OF_THE_MACHINE = _OF_THE_NETWORK | {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EIO,
+    errno.ESTALE,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+    errno.EAGAIN,
+    errno.EBUSY,
+    errno.ENODEV,
+    errno.ENXIO,
+}
+"""What a disk, a mount, a network or a machine without room answers."""
+
+
+def is_machine_fault(error: OSError) -> bool:
+    """Return whether the machine or its network is to blame, and no mistake of this program or the user."""
+    if isinstance(error, socket.gaierror):  # its numbers are of another list
+        return error.errno == socket.EAI_AGAIN
+    return isinstance(error, ConnectionError) or error.errno in _OF_THE_MACHINE
+
+
+def describe_refusal(error: OSError) -> str:
+    """Return what the machine refuses, and why: the end of a sentence that begins with the machine."""
+    reason = error.strerror or str(error) or type(error).__name__
+    names = [repr(str(name)) for name in (error.filename, error.filename2) if name is not None]
+    if isinstance(error, BrokenPipeError):
+        return f"lost the reader of what it wrote: {reason}"
+    is_network = isinstance(error, ConnectionError | socket.gaierror) or error.errno in _OF_THE_NETWORK
+    if is_network and not names:
+        return f"cannot reach another now: {reason}"
+    return f"refuses {' and '.join(names) or 'a file'}: {reason}"
