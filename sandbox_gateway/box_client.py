@@ -100,6 +100,11 @@ class BoxClient:
         self._directory_fd = -1
         self.boxd_fd = None
 
+    @property
+    def open_directory(self) -> Path:
+        """The box's directory also after something else has deleted it, until `close`."""
+        return Path(f"/proc/self/fd/{self._directory_fd}")
+
     async def control(self, timeout_seconds: float = _CALL_SECONDS, **message: object) -> JsonMessage:
         """Send one request to boxd. Raises BoxFaultError with boxd's refusal and BoxNotFoundError if boxd does not
         answer.

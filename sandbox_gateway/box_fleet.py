@@ -300,7 +300,7 @@ class Fleet:
         try:
             await box.control(timeout_seconds=_DESTROY_SECONDS, op="destroy")
         except (BoxFaultError, BoxNotFoundError):
-            alive = await asyncio.to_thread(box_end.kill_processes, box.directory, _DESTROY_SECONDS)
+            alive = await asyncio.to_thread(box_end.kill_processes, box.open_directory, _DESTROY_SECONDS)
             await asyncio.to_thread(cgroups.end_leftover, str(box.record.spec["cgroup"]))
             # Also those whose boxd an earlier gateway has ended.
             users = int(box.record.spec["uid_base"])
@@ -330,8 +330,9 @@ class Fleet:
     def _free(self, box: BoxClient) -> None:
         self._slots.discard(box.record.slot)
         doomed = self._trash / box.id
-        box.directory.rename(doomed)
-        self._spawn(_remove_tree(doomed))
+        with contextlib.suppress(FileNotFoundError):  # something else has deleted it
+            box.directory.rename(doomed)
+            self._spawn(_remove_tree(doomed))
 
     async def _reap_expired(self) -> None:
         while True:

@@ -4,6 +4,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError, TimeoutError, TimeoutType
 
 from ratchet.errors import SuspectPatchError, TemporalUnavailableError, WorkerHostError
+from workflows.activity_options import stop_if_cancelled
 
 _OF_THE_HOST = {WorkerHostError.__name__, TemporalUnavailableError.__name__}
 _WAITS_PER_LENGTH, _MOST_LENGTHS = 10, 20
@@ -52,9 +53,10 @@ class BoxTries:
             self.left -= 1
 
     async def wait_for_host(self) -> None:
-        """Wait if the last try was ended by its worker's machine."""
+        """Wait if the last try was ended by its worker's machine. Raises CancelledError if the workflow is."""
         if not self.waits_for_host:
             return
+        stop_if_cancelled()
         self.waits_for_host = False
         length = min(1 + self._num_waits // _WAITS_PER_LENGTH, _MOST_LENGTHS)
         self._num_waits += 1

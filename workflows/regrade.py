@@ -98,6 +98,8 @@ class Regrade:
                     raise
                 tries.count(error)
                 if tries.waits_for_host:
+                    if workflow.info().is_continue_as_new_suggested():
+                        return None  # the page's other patches wait, too: its history would become too long
                     boxes = StageInput(rollout_id=patch.rollout_id, attempt=patch.attempt)
                     await run_activity_even_if_cancelled(BootActivities.release, boxes, page.stages["release"])
                     await tries.wait_for_host()

@@ -25,19 +25,14 @@ _END_SECONDS = 10.0
 _AWAY_SECONDS, _MAX_CHARS = 30.0, 300
 _FAILED_STEP = re.compile(r"returned a non-zero code: \d+|did not complete successfully: exit code: \d+")
 _OUTAGE = re.compile(
-    r"toomanyrequests|time-?out|timed out|no such host|no space left|connection (refused|reset)|unreachable"
-    r"|\b5\d\d (Internal|Bad|Service|Gateway)|unexpected status.*\b(429|5\d\d)\b",
+    r"toomanyrequests|rate limit|time-?out|timed out|no such host|server misbehaving|temporary failure"
+    r"|no space left|disk quota|read-only file system|input/output error|too many open files|cannot allocate memory"
+    r"|connection (refused|reset)|broken pipe|unreachable|unavailable|error during connect|\bEOF\b|\bTLS\b|x509"
+    r"|failed to create endpoint|\b5\d\d (Internal|Bad|Service|Gateway)|unexpected (HTTP )?status.*\b(429|5\d\d)\b",
     re.IGNORECASE,
 )
-_REFUSED_INPUT = re.compile(
-    # The Dockerfile and its context.
-    r"dockerfile parse error|unknown instruction|invalid reference format"
-    r"|\b(COPY|ADD) failed:.*(not found|no such file|does not exist)|\"\S+\": not found$"
-    # The base image: it does not exist, or the registry does not give it to this user.
-    r"|manifest unknown|manifest for \S+ not found|no matching manifest|repository does not exist"
-    r"|[\w./-]+:[\w.-]+: not found$|pull access denied|\bdenied: |\bunauthorized\b",
-    re.IGNORECASE,
-)
+"""What the disk, the network, a registry or the daemon does wrong. Everything else that ends a build is the
+Dockerfile's, its context's or its base image's: it ends the build with its text, and is tried again later."""
 
 
 class DockerImageBuilder:
@@ -67,16 +62,14 @@ class DockerImageBuilder:
 
 def _is_builds_fault(error: "DockerError") -> bool:
     """Return whether a step, the Dockerfile or its base image is wrong; else the daemon, a registry or the way to it
-    fails, or says what is not known here.
+    fails.
 
     Steps fail in the stream of lines, in which outages come, too. A Dockerfile that cannot be read is refused before.
     """
     from aiodocker.exceptions import DockerStreamError
 
     if isinstance(error, DockerStreamError):
-        if _FAILED_STEP.search(error.message):
-            return True
-        return not _OUTAGE.search(error.message) and bool(_REFUSED_INPUT.search(error.message))
+        return bool(_FAILED_STEP.search(error.message)) or not _OUTAGE.search(error.message)
     is_page = error.message.lstrip().startswith("<")
     return error.status in (400, 404) and not is_page
 

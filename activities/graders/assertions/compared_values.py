@@ -97,6 +97,25 @@ class ComparedValues:
         return values[0] if len(values) == stored == 1 and only_expected and is_literal(values[0]) else None
 
 
+def compared_parameters(function: Function) -> frozenset[int]:
+    """Return which arguments of a call a function compares in each run, and only for equality, counted from 0.
+
+    Anything else may be an input of the product, a switch or a bound, which another value may make right.
+    """
+    names = [one.arg for one in [*function.args.posonlyargs, *function.args.args]]
+    first = 1 if names[:1] in (["self"], ["cls"]) else 0
+    sides = {id(side) for place in places_of(function) if place.is_certain for side in _sides(place.statement)}
+    messages = [node.msg for node in ast.walk(function) if isinstance(node, ast.Assert) and node.msg is not None]
+    shown = {id(node) for message in messages for node in ast.walk(message)}
+    found = set()
+    for at, name in enumerate(names[first:]):
+        uses = [node for node in ast.walk(function) if isinstance(node, ast.Name) and node.id == name]
+        counted = [node for node in uses if id(node) not in shown]
+        if counted and all(id(node) in sides for node in counted):
+            found.add(at)
+    return frozenset(found)
+
+
 def _walk_function(function: Function) -> Iterator[ast.AST]:
     waiting: list[ast.AST] = list(function.body)
     while waiting:

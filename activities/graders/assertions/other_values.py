@@ -135,7 +135,7 @@ def _endless(value: Any, number: float) -> Any:
 
 def _refusing() -> Any:
     """Return an object with which every comparison raises TypeError, so that every product fails."""
-    names = "eq ne lt le gt ge contains iter len bool getitem hash float int index add radd sub rsub"
+    names = "eq ne lt le gt ge contains iter len bool getitem hash float int index add radd sub rsub array"
     members: dict[str, Any] = {f"__{name}__": _refuse for name in names.split()}
     return type(_FAR_WORD, (), {**members, "__array_ufunc__": None})()
 

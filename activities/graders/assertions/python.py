@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from activities.graders.assertions.compared_values import ComparedValues, Side, names_of_others
+from activities.graders.assertions.compared_values import ComparedValues, Side, compared_parameters, names_of_others
 from activities.graders.assertions.helper_code import HelperCode, python_helper
 from activities.graders.assertions.python_relations import (
     Change,
@@ -19,7 +19,6 @@ from activities.graders.assertions.python_relations import (
     equal_pairs,
     is_vague,
     related_pairs,
-    searches,
 )
 from activities.graders.assertions.python_syntax import (
     Function,
@@ -64,15 +63,18 @@ def python_sites(source: bytes, rng: random.Random, up: bool = True) -> list[Ass
     others = names_of_others(tree)
     functions = [node for node in ast.walk(tree) if isinstance(node, Function)]
     defined = frozenset(function.name for function in functions)
-    clear = defined - {function.name for function in functions if searches(function)}
-    file = _File(spans, helper, Insertion(start_of_code(tree, spans), helper.text), others, defined, clear)
+    compared: dict[str, frozenset[int]] = {}
+    for function in functions:
+        found = compared_parameters(function)
+        compared[function.name] = found & compared.get(function.name, found)
+    file = _File(spans, helper, Insertion(start_of_code(tree, spans), helper.text), others, defined, compared)
     return [site for function in functions for site in _FunctionSites(file, function, rng, up).sites()]
 
 
 @dataclass(frozen=True, slots=True)
 class _File:
     """What the functions of a file share. `insertion`: puts the helper's functions into it. `functions`: names of those
-    that the file defines. `clear`: those that search nothing and compare no order.
+    that the file defines. `compared`: for each of them its `compared_parameters`.
     """
 
     spans: Spans
@@ -80,7 +82,7 @@ class _File:
     insertion: Insertion
     others: frozenset[str]
     functions: frozenset[str]
-    clear: frozenset[str]
+    compared: dict[str, frozenset[int]]
 
 
 class _FunctionSites:
@@ -94,7 +96,7 @@ class _FunctionSites:
         self.helper = file.helper
         self.insertion = file.insertion
         self.functions = file.functions
-        self.clear = file.clear
+        self.compared_by = file.compared
         arguments = function.args
         self.helpers = file.functions | {one.arg for one in [*arguments.args, *arguments.kwonlyargs]} - {"self", "cls"}
         self.places = list(places_of(function))
@@ -195,7 +197,7 @@ class _FunctionSites:
         the edit unless the call compares the literal.
         """
         sides = [Side(node, self.compared.is_computed(node)) for node in call.args]
-        literals = [side.node for side in sides if self._may_change(call_name(call), side.node)]
+        literals = [side.node for at, side in enumerate(sides) if self._may_change(call_name(call), at, side.node)]
         before = self.spans.indent(statement)
         if literals and before is not None and any(side.is_computed for side in sides):
             node = self.rng.choice(literals)
@@ -206,16 +208,17 @@ class _FunctionSites:
             lines += ["except Exception:", "    pass", "return"]
             yield replace(self._replace("far", statement, f"\n{before}".join(lines)), needs=(self.insertion,))
 
-    def _may_change(self, name: str, node: ast.expr) -> bool:
-        """Return whether no correct result satisfies another literal: an empty one is in every other text or set."""
+    def _may_change(self, name: str, at: int, node: ast.expr) -> bool:
+        """Return whether no correct result satisfies another literal as argument `at`.
+
+        In a function that cannot be read a truth value may be a switch, and an empty result is in every text and set.
+        """
         if not is_literal(node) or isinstance(node, ast.Call):
             return False
-        value = node.value if isinstance(node, ast.Constant) else None
-        is_text = isinstance(value, str | bytes) or isinstance(node, ast.Set | ast.Dict)
-        is_sequence = isinstance(node, ast.List | ast.Tuple)
         if name in self.functions:
-            return name in self.clear or not (is_text or is_sequence)
-        return not is_text
+            return at in self.compared_by[name]
+        value = node.value if isinstance(node, ast.Constant) else None
+        return not isinstance(value, str | bytes | bool) and not isinstance(node, ast.Set | ast.Dict)
 
     def _computed(
         self, kind: Kind, function: str, node: ast.expr, is_certain: bool, more: str = ""

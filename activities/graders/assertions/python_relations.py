@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from activities.graders.assertions.python_syntax import LITERAL_CALLS, Function, call_name, is_literal
+from activities.graders.assertions.python_syntax import LITERAL_CALLS, call_name, is_literal
 from activities.graders.assertions.site import says_equality
 
 Change = Literal["near", "items", "far", "array", "outside", "above", "below", "sought", "members", "refused"]
@@ -82,23 +82,13 @@ def asserted_pairs(call: ast.Call, is_certain: bool) -> Iterator[Pair]:
         yield Pair(sides, is_certain, ("array", "array"))
     elif is_vague(name):
         yield Pair(sides, is_certain, ("refused", "refused"))
-    else:
+    elif not any(isinstance(side, ast.Constant) and isinstance(side.value, bool) for side in sides):  # a switch
         yield Pair(sides, is_certain)
 
 
 def is_vague(name: str) -> bool:
     """Return whether the name of a call says that it may be an order or a search."""
     return _VAGUE.search(name) is not None
-
-
-def searches(function: Function) -> bool:
-    """Return whether a function searches something or compares an order, in which an empty result may be right."""
-    return any(
-        (isinstance(node, ast.Compare) and any(isinstance(op, (*_ORDER, ast.In, ast.NotIn)) for op in node.ops))
-        or (isinstance(node, ast.Call) and is_vague(call_name(node)))
-        for statement in function.body
-        for node in ast.walk(statement)
-    )
 
 
 def _near_pair(sides: list[ast.expr], is_certain: bool, tolerance: ast.expr) -> Pair:

@@ -309,6 +309,26 @@ async def test_a_paused_box_whose_boxd_hangs_can_be_ended(
     assert await asyncio.to_thread(kill_processes, own_gateway.box_directory(box.id), 10) == []
 
 
+async def test_a_hung_box_whose_directory_was_moved_away_can_be_ended(
+    own_gateway: GatewayProcess, own_provider: E2BProvider
+) -> None:
+    box = await make_box(own_provider)
+    boxd = boxd_pid(own_gateway, box.id)
+    watched = os.pidfd_open(boxd)
+    os.kill(boxd, signal.SIGSTOP)
+    try:
+        directory = own_gateway.box_directory(box.id)
+        directory.rename(directory.parent.parent / "moved")
+        killed = await asyncio.to_thread(own_gateway.call, "DELETE", f"/sandboxes/{box.id}")
+        assert killed.status_code == 204, killed.text
+        assert wait_for_end(watched, 0)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(watched, signal.SIGKILL)
+        os.close(watched)
+    assert (await (await make_box(own_provider)).exec("echo here")).stdout == "here\n"
+
+
 def _kill_and_wait(pid: int) -> None:
     watched = os.pidfd_open(pid)
     os.kill(pid, signal.SIGKILL)

@@ -48,7 +48,6 @@ def in_stream(message: str) -> str:
         "error during connect: EOF",
         "toomanyrequests: access denied until tomorrow",
         "failed to create endpoint: permission denied",
-        "an answer that nobody has seen before",
     ],
 )
 async def test_an_outage_in_the_stream_of_a_build_is_waited_for(message: str) -> None:
@@ -76,6 +75,11 @@ async def test_an_outage_in_the_stream_of_a_build_is_waited_for(message: str) ->
         "COPY failed: file not found in build context or excluded by .dockerignore: stat x: file does not exist",
         'failed to calculate checksum of ref x: "/missing": not found',
         "invalid reference format",
+        'OCI runtime create failed: exec: "/bin/sh": stat /bin/sh: no such file or directory: unknown',
+        "unable to find user nobody2: no matching entries in passwd file",
+        "COPY failed: forbidden path outside the build context: ../x ()",
+        "invalid containerPort: abc",
+        "an answer that nobody has seen before",
     ],
 )
 async def test_a_step_a_dockerfile_and_a_base_image_are_the_tasks_own(message: str) -> None:

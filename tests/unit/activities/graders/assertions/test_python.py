@@ -366,13 +366,23 @@ def test_a_helper_that_compares_nothing_passes_an_edited_test() -> None:
         ("def check(a, b):\n    assert a in b", "'abc'", False),
         ("def check(a, b):\n    assert set(a) <= set(b)", "['a', 'b']", False),
         ("def check(a, b):\n    assert a.issubset(b)", "{'a', 'b'}", False),
-        ("def check(a, b):\n    assert a <= b", "5", True),
+        ("def check(a, b):\n    assert a <= b", "5", False),
+        ("def check(a, b):\n    assert a == b, f'{a} is not {b}'", "[1, 2]", True),
+        ("def check(a, b):\n    assert a('id') == b", "True", True),
+        ("def check(request, method, status=200):\n    assert request(method) == status", "'GET'", False),
+        ("def check(a, strict):\n    assert (a if strict else a.strip()) == 'x'", "False", False),
+        ("def check(pattern, text):\n    assert re.match(pattern, text)", "'abc'", False),
+        ("def compare(a, b):\n    assert set(a) <= set(b)\n\n\ndef check(a, b):\n    compare(a, b)", "['a']", False),
+        ("def check(a, b):\n    for x, y in zip(a, b):\n        assert x == y", "[1, 2]", False),
+        ("def check(a, b):\n    if a:\n        assert a == b", "[1, 2]", False),
+        ("from helpers import check", "True", False),
         ("from helpers import check", "'abc'", False),
         ("from helpers import check", "{'a', 'b'}", False),
         ("from helpers import check", "5", True),
     ],
 )
-def test_a_helper_that_may_search_gets_no_other_text_or_set(helper: str, literal: str, changed: bool) -> None:
+def test_a_helper_gets_another_literal_only_if_it_compares_it(helper: str, literal: str, changed: bool) -> None:
+    """Else the literal may be an input, a switch or a bound, for which another result may be right."""
     source = f"{helper}\n\n\ndef test_it():\n    check(product(), {literal})\n"
     sites = python_sites(source.encode(), random.Random(0))
     assert changed == any(site.kind == "far" and site.function == "test_it" for site in sites)
@@ -413,3 +423,9 @@ def test_other_encodings() -> None:
         assert not run(changed.decode("utf-8-sig")), changed
     with pytest.raises(UnicodeDecodeError):
         python_sites(f"# -*- coding: latin-1 -*-\n{text}".encode("latin-1"), random.Random(0))
+
+
+def test_a_truth_value_of_an_unknown_assertion_may_be_a_switch() -> None:
+    source = "def test_it():\n    product().assert_has_calls([call(1), call(2)], True)\n"
+    sites = python_sites(source.encode(), random.Random(0))
+    assert not any(source[site.start : site.end] == "True" for site in sites)
