@@ -23,6 +23,13 @@ def eventually(holds: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+def has_ended(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def test_variables_come_by_its_input_and_output_goes_to_a_file(cluster: Cluster, tmp_path: Path) -> None:
     log = tmp_path / "log"
     command = here(cluster, ["sh", "-c", 'pwd; echo "$KEY and $OPEN"; exec sleep 1000'], {"OPEN": "an open one"})
@@ -55,7 +62,7 @@ def test_its_whole_group_ends_with_its_input(cluster: Cluster, tmp_path: Path) -
     assert own is not None
     process.end()
     process.wait_ended()
-    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    eventually(lambda: has_ended(child))  # it has got its signal, which it may not have seen yet
     eventually(
         lambda: not [one for one in psutil.process_iter(["cmdline"]) if str(own.pid) in (one.info["cmdline"] or [])]
     )
