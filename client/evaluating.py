@@ -14,7 +14,7 @@ from uuid import uuid4
 from client.steering import wake_run
 from ratchet.config import RunConfig
 from ratchet.config_sources import load_config, resolve_config
-from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
+from ratchet.errors import ConfigError, StoreUnavailableError
 from ratchet.run_names import newest_steps, step_number
 from ratchet.solve_rates import compare
 from ratchet.store import evaluation_report, evaluations, runs
@@ -25,8 +25,7 @@ from ratchet.types import JsonObject, RunState
 from stack.follow_run import start_run, watch_run
 from stack.parts import Stack
 from stack.progress import ReportProgress
-from stack.startup import bring_up
-from stack.supervisor import Supervisor
+from stack.startup import bring_up, require_up
 
 _POLL_SECONDS = 1.0
 
@@ -172,7 +171,7 @@ async def _evaluate_open_run(
                     begun = await evaluations.begun_evaluations(connection, row.run_id)
                     found = await runs.get_run(connection, row.run_id)
             except StoreUnavailableError as error:  # the run waits for it, too
-                await _require_up(stack, row.run_id)
+                await require_up(stack, f"the evaluation of {row.run_id} goes on")
                 if not is_away:
                     say(f"{error}; the evaluation goes on when it does")
                 is_away = True
@@ -200,12 +199,6 @@ def _require_going_on(run: RunRow, waiting: Sequence[str]) -> None:
         )
     if run.state not in (RunState.RUNNING, RunState.PAUSED):
         raise ConfigError(f"run {run.run_id} is {run.state}: {run.state_reason}")
-
-
-async def _require_up(stack: Stack, run_id: str) -> None:
-    """Raise MachineError if the stack was stopped, so that nothing starts the store again."""
-    if not await asyncio.to_thread(Supervisor(stack).is_up):
-        raise MachineError(f"the stack was stopped; the evaluation of {run_id} goes on after `ratchet up`")
 
 
 async def read_reports(stack: Stack, run_id: str, labels: Sequence[str] | None = None) -> JsonObject:

@@ -13,7 +13,7 @@ from temporalio.client import Client, WorkflowFailureError, WorkflowHandle, Work
 from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.service import RPCError, RPCStatusCode
 
-from ratchet.errors import ConfigError, MachineError
+from ratchet.errors import ConfigError
 from ratchet.payload_codec import PayloadKeyError
 from ratchet.status_payloads import RolloutStatus
 from ratchet.temporal_client import PendingActivity, one_line, pending_activities, root_cause, starting
@@ -21,8 +21,7 @@ from ratchet.temporal_settings import load_temporal_settings
 from stack.diagnosis import retried_activities
 from stack.parts import Stack
 from stack.progress import ReportProgress
-from stack.startup import connect_running
-from stack.supervisor import Supervisor
+from stack.startup import connect_running, require_up
 
 _T = TypeVar("_T", bound=BaseModel)
 _R = TypeVar("_R")
@@ -83,8 +82,7 @@ async def _follow_through_outages(
                     f"Temporal has no workflow {handle.id} any more; its state was lost or its retention is over. "
                     "Repeat the command"
                 ) from None
-            if not await asyncio.to_thread(Supervisor(stack).is_up):
-                raise MachineError(f"the stack was stopped; {handle.id} goes on after `ratchet up`") from None
+            await require_up(stack, f"{handle.id} goes on")
             if not is_away:
                 say(f"Temporal does not answer ({one_line(error)}); {handle.id} is waited for")
             is_away = True

@@ -17,7 +17,7 @@ from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 from temporalio.service import RPCError, RPCStatusCode
 
 from ratchet.config import RunConfig
-from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
+from ratchet.errors import ConfigError, StoreUnavailableError
 from ratchet.payloads import TrainRunInput
 from ratchet.run_names import RUN_ID
 from ratchet.store import open_runs, reports, runs
@@ -30,8 +30,7 @@ from stack.curve import summary
 from stack.part_health import HealthState, read_health
 from stack.parts import Stack
 from stack.progress import CountedLine, ReportProgress
-from stack.startup import connect_stack, keep_served
-from stack.supervisor import Supervisor
+from stack.startup import connect_stack, keep_served, require_up
 
 _ACCEPT_SECONDS = 60.0
 _ACCEPT_LOOK_SECONDS = 0.3
@@ -165,8 +164,7 @@ async def watch_run(stack: Stack, run_id: str, say: ReportProgress) -> Cost:
                         "if its state was lost, `ratchet up` starts the workflow again"
                     )
                 # Temporal does not answer. The supervisor restarts it, except after `ratchet down`.
-                if not Supervisor(stack).is_up():
-                    raise MachineError(f"the stack was stopped; run {run_id} continues after `ratchet up`")
+                await require_up(stack, f"run {run_id} continues")
                 await asyncio.sleep(_LOOK_SECONDS)
                 result = asyncio.create_task(handle.result())
             elif ended:

@@ -303,6 +303,12 @@ async def connect_running(stack: Stack, settings: TemporalSettings) -> Client:
         ) from None
 
 
+async def require_up(stack: Stack, what: str) -> None:
+    """Raise MachineError if the stack was stopped, so that nothing starts its parts again. `what`: goes on later."""
+    if not await asyncio.to_thread(Supervisor(stack).is_up):
+        raise MachineError(f"the stack was stopped; {what} after `ratchet up`") from None
+
+
 async def continue_runs(client: Client, database: Database, settings: TemporalSettings) -> list[str]:
     """Start the workflow of every open run that has none, for example after Temporal's database was lost."""
     async with database.begin() as connection:

@@ -60,8 +60,7 @@ class ReasoningIndex:
         if not self._reasoning or not run.assistant or run.messages[0].reasoning:
             return ""
         if any(one in self._calls for one in run.call_ids):
-            known = [self._by_first_call[one] for one in run.call_ids if one in self._by_first_call]
-            return "\n".join(one.reasoning for one in known if one.is_omitted_in(run.messages[0].text))
+            return "\n".join(one.reasoning for one in self._called_by(run) if one.is_omitted_in(run.messages[0].text))
         keys = [extend_key(history_key, run.key), extend_key(history_key, run.loose_key), run.key]
         if loose_history_key is not None:
             keys.insert(2, extend_key(loose_history_key, run.loose_key))
@@ -73,8 +72,11 @@ class ReasoningIndex:
 
     def has_text_of(self, run: MessageRun) -> bool:
         """Whether an answer that `find` found has the text of the stored one, so that its thinking is not in it."""
-        known = [self._by_first_call[one] for one in run.call_ids if one in self._by_first_call]
-        return not run.call_ids or [one.text.strip() for one in known] == [run.messages[0].text.strip()]
+        return not run.call_ids or [one.text.strip() for one in self._called_by(run)] == [run.messages[0].text.strip()]
+
+    def _called_by(self, run: MessageRun) -> list[_KnownAnswer]:
+        """The stored answers whose first calls are in the run."""
+        return [self._by_first_call[one] for one in run.call_ids if one in self._by_first_call]
 
     def calls_of(self, call_id: str) -> tuple[str, ...]:
         """Ids of all calls of the stored answer that made this one; empty if no stored answer did."""

@@ -9,7 +9,6 @@ from adapter.turns.records import stored_answer
 from adapter.turns.registry import RunningTurn, TurnRegistry
 from ratchet.store import turns
 from ratchet.store.database import Database
-from ratchet.store.schema import TurnTable
 from ratchet.store.turns import KnownCall
 from ratchet.types import TurnState
 
@@ -45,8 +44,6 @@ async def call_of_key(
     call_key = prepared.request.options.call_key
     if not call_key or newest.ordinal == 0 or EarlierCall.of(newest, registry).has_key(call_key):
         return newest
-    where = (TurnTable.session_id == session_id) & (TurnTable.lane == prepared.lane)
-    where &= (TurnTable.digest == prepared.digest) & (TurnTable.state != TurnState.ABORTED)
     async with database.begin() as conn:
-        found = await turns.find_calls(conn, where, _MOST)
+        found = await turns.find_calls(conn, session_id, prepared.lane, prepared.digest, _MOST)
     return next((one for one in found if EarlierCall.of(one, registry).has_key(call_key)), newest)

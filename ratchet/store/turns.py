@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import orjson
-from sqlalchemy import ARRAY, BigInteger, ColumnElement, bindparam, cast, func, select, text, update
+from sqlalchemy import ARRAY, BigInteger, bindparam, cast, func, select, text, update
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -337,13 +337,13 @@ _KNOWN = select(
 
 async def find_call(conn: AsyncConnection, session_id: int, lane: str, digest: bytes) -> KnownCall | None:
     """Return the newest turn with this digest in this lane, None without one."""
-    where = (TurnTable.session_id == session_id) & (TurnTable.lane == lane) & (TurnTable.digest == digest)
-    found = await find_calls(conn, where, 1)
+    found = await find_calls(conn, session_id, lane, digest, 1)
     return found[0] if found else None
 
 
-async def find_calls(conn: AsyncConnection, where: ColumnElement[bool], limit: int) -> list[KnownCall]:
-    """Return the newest turns that `where` selects, newest first."""
+async def find_calls(conn: AsyncConnection, session_id: int, lane: str, digest: bytes, limit: int) -> list[KnownCall]:
+    """Return the newest turns with this digest in this lane, newest first."""
+    where = (TurnTable.session_id == session_id) & (TurnTable.lane == lane) & (TurnTable.digest == digest)
     rows = await conn.execute(_KNOWN.where(where).order_by(TurnTable.ordinal.desc()).limit(limit))
     return [_known(row) for row in rows]
 
