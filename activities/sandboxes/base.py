@@ -24,12 +24,16 @@ class CommandResult:
 
 @dataclass(frozen=True, slots=True)
 class SandboxInfo:
-    """A live box in the service's list; `started_at` is in UTC."""
+    """A live box, as the service describes it; `started_at` is in UTC. `metadata`: empty if the service tells none."""
 
     id: str
     metadata: dict[str, str]
     started_at: datetime
     state: Literal["running", "paused"]
+
+    def carries(self, metadata: Mapping[str, str]) -> bool:
+        """Return whether the box has all of these metadata entries."""
+        return metadata.items() <= self.metadata.items()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +163,12 @@ class SandboxProvider(Protocol):
         """Kill a box; return whether it existed."""
         ...
 
+    async def describe(self, sandbox_id: str) -> SandboxInfo:
+        """Return what the service knows of a live box now."""
+        ...
+
     async def list(self, metadata: Mapping[str, str]) -> list[SandboxInfo]:
-        """Return all live boxes with these metadata entries."""
+        """Return all live boxes that carry these metadata entries, and no others even if the service returns them."""
         ...
 
     async def close(self) -> None:

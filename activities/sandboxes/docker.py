@@ -169,22 +169,25 @@ class DockerProvider:
         except SandboxGoneError:
             return False
 
+    async def describe(self, sandbox_id: str) -> SandboxInfo:
+        with service_errors(sandbox_id):
+            found = await self._docker().containers.get(sandbox_id)
+            return _info(
+                found.id, found["Config"]["Labels"], datetime.fromisoformat(found["Created"]), found["State"]["Status"]
+            )
+
     async def list(self, metadata: Mapping[str, str]) -> list[SandboxInfo]:
         labels = [f"{name}={value}" for name, value in metadata.items()]
         with service_errors("the list of boxes"):
             found = await self._docker().containers.list(
                 all=True, filters={"label": labels, "status": list(_LIVE_STATES)}
             )
-            return [
-                SandboxInfo(
-                    container.id,
-                    {name: value for name, value in container["Labels"].items() if name != EGRESS_LABEL},
-                    datetime.fromtimestamp(container["Created"], UTC),
-                    "paused" if container["State"] == "paused" else "running",
-                )
-                for container in found
-                if any(name.startswith("/ratchet-") for name in container["Names"])
+            boxes = [
+                _info(one.id, one["Labels"], datetime.fromtimestamp(one["Created"], UTC), one["State"])
+                for one in found
+                if any(name.startswith("/ratchet-") for name in one["Names"])
             ]
+        return [box for box in boxes if box.carries(metadata)]
 
     async def close(self) -> None:
         if self._client is not None:
@@ -199,3 +202,8 @@ class DockerProvider:
             except ValueError as error:  # no DOCKER_HOST, and no local socket yet
                 raise SandboxBusyError(f"there is no Docker daemon: {error}") from error
         return self._client
+
+
+def _info(container_id: str, labels: Mapping[str, str] | None, started_at: datetime, state: str) -> SandboxInfo:
+    metadata = {name: value for name, value in (labels or {}).items() if name != EGRESS_LABEL}
+    return SandboxInfo(container_id, metadata, started_at, "paused" if state == "paused" else "running")

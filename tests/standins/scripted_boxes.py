@@ -51,6 +51,9 @@ class _Box:
     nonce: str = ""
     agent: "asyncio.Task[None] | None" = None
 
+    def row(self) -> dict[str, Any]:
+        return {"id": self.id, "metadata": self.metadata, "started": self.started}
+
 
 class ScriptedBoxes:
     def __init__(self, adapter_url: str, num_turns: int) -> None:
@@ -71,8 +74,11 @@ class ScriptedBoxes:
         return _json({"id": known})
 
     async def listed(self, request: Request) -> Response:
-        boxes = [{"id": one.id, "metadata": one.metadata, "started": one.started} for one in self.boxes.values()]
-        return _json({"boxes": boxes, "num_created": self.num_created})
+        return _json({"boxes": [one.row() for one in self.boxes.values()], "num_created": self.num_created})
+
+    async def described(self, request: Request) -> Response:
+        box = self.boxes.get(request.path_params["id"])
+        return Response(status_code=404) if box is None else _json(box.row())
 
     async def kill(self, request: Request) -> Response:
         box = self.boxes.pop(request.path_params["id"], None)
@@ -146,6 +152,7 @@ class ScriptedBoxes:
                 Route("/boxes", self.create, methods=["POST"]),
                 Route("/boxes", self.listed),
                 Route("/boxes/{id}", self.kill, methods=["DELETE"]),
+                Route("/boxes/{id}", self.described),
                 Route("/boxes/{id}/files", self.write, methods=["POST"]),
                 Route("/boxes/{id}/commands", self.execute, methods=["POST"]),
                 Route("/health", self.health),
@@ -247,16 +254,19 @@ class ScriptedProvider:
     async def kill(self, sandbox_id: str) -> bool:
         return bool((await _ask(self._http, "DELETE", f"/boxes/{sandbox_id}"))["existed"])
 
+    async def describe(self, sandbox_id: str) -> SandboxInfo:
+        return _info(await _ask(self._http, "GET", f"/boxes/{sandbox_id}"))
+
     async def list(self, metadata: Mapping[str, str]) -> list[SandboxInfo]:
-        found = (await _ask(self._http, "GET", "/boxes"))["boxes"]
-        return [
-            SandboxInfo(one["id"], one["metadata"], datetime.fromtimestamp(one["started"], UTC), "running")
-            for one in found
-            if metadata.items() <= one["metadata"].items()
-        ]
+        found = [_info(one) for one in (await _ask(self._http, "GET", "/boxes"))["boxes"]]
+        return [one for one in found if one.carries(metadata)]
 
     async def close(self) -> None:
         await self._http.aclose()
+
+
+def _info(one: Mapping[str, Any]) -> SandboxInfo:
+    return SandboxInfo(one["id"], one["metadata"], datetime.fromtimestamp(one["started"], UTC), "running")
 
 
 async def _ask(http: httpx.AsyncClient, method: str, path: str, content: bytes | None = None) -> Any:

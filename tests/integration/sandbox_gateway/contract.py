@@ -192,6 +192,11 @@ async def test_list_filters_by_metadata(provider: SandboxProvider) -> None:
     assert (only.id, only.state, only.metadata["name"]) == (boxes[1].id, "running", "b&c=d e%")
     assert only.started_at.tzinfo is not None
     assert await provider.list({"tag": "other"}) == []
+    again = await provider.describe(only.id)
+    assert (again.id, again.state, again.metadata) == (only.id, only.state, only.metadata)
+    await boxes[1].kill()
+    with pytest.raises(SandboxGoneError):
+        await provider.describe(only.id)
     for box in boxes:
         await box.kill()
 
