@@ -9,7 +9,6 @@ import asyncio
 import time
 from pathlib import Path
 from statistics import median
-from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio import activity
@@ -58,13 +57,12 @@ class AdmitActivities:
         database: Database,
         provider: SandboxProvider,
         settings: TemporalSettings,
-        installation: UUID,
         builds: ImageBuilds | None = None,
     ) -> None:
         self.database = database
         self.provider = provider
         self.settings = settings
-        self._creator = BoxCreator(database, provider, installation, builds)
+        self._creator = BoxCreator(database, provider, builds)
 
     @activity_stage("admit_page")
     async def admit_page(self, input: AdmitInput) -> AdmitPage:

@@ -3,7 +3,6 @@
 import asyncio
 import random
 import time
-from uuid import UUID
 
 import psutil
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -35,13 +34,12 @@ class BootActivities:
         database: Database,
         provider: SandboxProvider,
         configs: RunConfigs,
-        installation: UUID,
         builds: ImageBuilds | None = None,
     ) -> None:
         self.database = database
         self.provider = provider
         self.configs = configs
-        self._creator = BoxCreator(database, provider, installation, builds)
+        self._creator = BoxCreator(database, provider, builds)
         self._waiting_lines = {role: asyncio.Lock() for role in SandboxRole}
         self._held = ""
         self._held_until = 0.0

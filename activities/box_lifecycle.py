@@ -6,12 +6,13 @@ finds every box that was ever requested.
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from uuid import UUID
+from dataclasses import dataclass
+from uuid import UUID, uuid5
 
 import structlog
 
 from activities.image_builds import ImageBuilds
-from activities.sandboxes.base import BoxLimits, Sandbox, SandboxProvider
+from activities.sandboxes.base import BoxLimits, Sandbox, SandboxInfo, SandboxProvider
 from ratchet.built_images import is_built
 from ratchet.config import RunConfig
 from ratchet.errors import (
@@ -22,17 +23,18 @@ from ratchet.errors import (
     StoreUnavailableError,
     UnknownImageError,
 )
-from ratchet.store import sandboxes
+from ratchet.store import installations, sandboxes
 from ratchet.store.database import Database
+from ratchet.store.installations import Installation
 from ratchet.store.sandboxes import LedgerRow
 from ratchet.temporal_settings import TemporalSettings
 
 _LOG = structlog.get_logger()
 
 INSTALLATION_KEY = "ratchet_installation"
-"""Metadata key of the installation's id; a sweep kills only boxes that carry its own."""
+"""Metadata key of the installation's id. `kill_own_box` kills only boxes that carry one of its own."""
 UUID_KEY = "ratchet_box"
-"""Metadata key of the ledger row's uuid, which is also the idempotency key of the create call."""
+"""Metadata key of the ledger row's uuid."""
 
 
 def guard_seconds(config: RunConfig, settings: TemporalSettings) -> float:
@@ -58,12 +60,9 @@ def box_ttl_seconds(config: RunConfig, settings: TemporalSettings, max_ttl_secon
 class BoxCreator:
     """Creates boxes of this installation. `builds`: makes the images that come as Dockerfiles."""
 
-    def __init__(
-        self, database: Database, provider: SandboxProvider, installation: UUID, builds: ImageBuilds | None = None
-    ) -> None:
+    def __init__(self, database: Database, provider: SandboxProvider, builds: ImageBuilds | None = None) -> None:
         self.database = database
         self.provider = provider
-        self.installation = installation
         self.builds = builds
 
     def require_not_building(self, image: str) -> None:
@@ -87,12 +86,14 @@ class BoxCreator:
         SandboxGoneError if the box is not wanted any more, and the provider's own errors, which the ledger then holds.
         If the image has yet to be built, the row is given up and SandboxBusyError raised.
         """
+        async with self.database.begin() as connection:
+            installation = await installations.installation_id(connection)
         try:
             box = await self.provider.create(
                 image,
                 ttl_seconds=ttl_seconds,
-                metadata={INSTALLATION_KEY: str(self.installation), UUID_KEY: str(row.uuid), **(metadata or {})},
-                idempotency_key=str(row.uuid),
+                metadata={INSTALLATION_KEY: str(installation), UUID_KEY: str(row.uuid), **(metadata or {})},
+                idempotency_key=str(uuid5(installation, str(row.uuid))),  # a copy of the ledger has the same rows
                 network=network,
                 limits=limits,
             )
@@ -111,7 +112,7 @@ class BoxCreator:
         async with self.database.begin() as connection:
             held = await sandboxes.set_sandbox_live(connection, row.id, box.id)
         if held != box.id:
-            await self.provider.kill(box.id)
+            await kill_own_box(self.database, self.provider, box.id, row.id)
         if held is None:
             raise SandboxGoneError(f"box {row.id} was given up while it was being made")
         return held
@@ -128,6 +129,15 @@ async def connected_box(provider: SandboxProvider, provider_id: str) -> AsyncIte
             await box.close()
 
 
+@dataclass(frozen=True, slots=True)
+class BoxEnd:
+    """What became of a box that was to be killed. `is_over`: nothing is left to do, because it is gone or, if `left_to`
+    says so in a few words, because it is not this installation's."""
+
+    is_over: bool
+    left_to: str = ""
+
+
 async def kill_and_record(database: Database, provider: SandboxProvider, rows: Sequence[LedgerRow]) -> None:
     """Kill boxes that are marked for release, and record it; a missing box counts as killed.
 
@@ -135,35 +145,71 @@ async def kill_and_record(database: Database, provider: SandboxProvider, rows: S
     stays marked, for the sweep. A row without provider id may still get a box from a create call in progress.
     `BoxCreator.create` kills that box when it finds the row released, and the sweep kills it otherwise.
     """
-    dead = [row.id for row in rows if row.provider_id is None or await is_killed(provider, row.provider_id, waits=True)]
-    async with database.begin() as connection:
-        await sandboxes.mark_released(connection, dead)
+    for row in rows:
+        await release_box(database, provider, row.id, row.provider_id, waits=True)
 
 
 async def try_kill_box(database: Database, provider: SandboxProvider, sandbox_id: int, provider_id: str) -> None:
     """Kill a box whose result is stored. If this fails, `release` and the sweep will kill it."""
-    if not await is_killed(provider, provider_id):
-        return
     try:
-        async with database.begin() as connection:
-            await sandboxes.mark_released(connection, [sandbox_id])
+        await release_box(database, provider, sandbox_id, provider_id)
     except StoreUnavailableError as error:
-        _LOG.warning("killed box not recorded", sandbox_id=sandbox_id, reason=str(error))
+        _LOG.warning("box not killed, or not recorded", sandbox_id=sandbox_id, reason=str(error))
 
 
-async def is_killed(provider: SandboxProvider, provider_id: str, waits: bool = False) -> bool:
-    """Kill a box and return whether it is gone.
+async def release_box(
+    database: Database, provider: SandboxProvider, sandbox_id: int, provider_id: str | None, waits: bool = False
+) -> bool:
+    """Kill the box of a row, if it has one, and record it; return whether the row is released."""
+    end = BoxEnd(is_over=True)
+    if provider_id is not None:
+        end = await kill_own_box(database, provider, provider_id, sandbox_id, waits)
+    if end.is_over:
+        async with database.begin() as connection:
+            await sandboxes.mark_released(connection, sandbox_id, end.left_to)
+    return end.is_over
 
-    No error is raised, except SandboxBusyError if the caller `waits`: what becomes of a box that is not needed any more
-    decides nothing about a result.
+
+async def kill_own_box(
+    database: Database,
+    provider: SandboxProvider,
+    provider_id: str,
+    sandbox_id: int | None = None,
+    waits: bool = False,
+) -> BoxEnd:
+    """Kill a box that carries the marks of this installation, and of the row `sandbox_id` if it has one, as the service
+    itself tells.
+
+    Neither a listing nor the ledger is proof: a service may ignore the listing's filter or give an id to another box,
+    and a ledger may be a copy. Raises StoreUnavailableError, and SandboxBusyError if the caller `waits`; what else
+    becomes of a box that is not needed any more decides nothing about a result.
     """
+    async with database.begin() as connection:
+        installation = await installations.installation(connection)
+        mark = None if sandbox_id is None else await sandboxes.box_mark(connection, sandbox_id)
     try:
-        await provider.kill(provider_id)
+        end = _whose(await provider.describe(provider_id), installation, mark)
+        if end.is_over and not end.left_to:
+            await provider.kill(provider_id)
     except SandboxGoneError:
-        return True
+        return BoxEnd(is_over=True)
     except Exception as error:
         if waits and isinstance(error, SandboxBusyError):
             raise
         _LOG.warning("box not killed yet", box=provider_id, reason=f"{type(error).__name__}: {error}")
-        return False
-    return True
+        return BoxEnd(is_over=False)
+    if end.left_to:
+        _LOG.warning("box not killed", box=provider_id, reason=end.left_to, remedy=installation.copy_warning)
+    return end
+
+
+def _whose(info: SandboxInfo, installation: Installation, mark: UUID | None) -> BoxEnd:
+    """Say if the box may be killed. One without marks may not: it ends with its time to live."""
+    carried = info.metadata.get(INSTALLATION_KEY)
+    if carried is None:
+        return BoxEnd(is_over=False, left_to=f"the service tells no {INSTALLATION_KEY} of it; it ends by itself")
+    if carried not in installation.own_ids:
+        return BoxEnd(is_over=True, left_to=f"left to installation {carried}, which it belongs to")
+    if mark is not None and info.metadata.get(UUID_KEY) != str(mark):
+        return BoxEnd(is_over=True, left_to="gone; the service has given its id to another box")
+    return BoxEnd(is_over=True)

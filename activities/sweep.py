@@ -3,28 +3,27 @@ and index the words of conversations.
 
 A box is killed if its row is marked for release, or if the workflow of its row is closed or missing. A box that the
 provider lists under this installation, but whose ledger row is released or missing, is killed after a grace. Boxes of
-other installations are spared. Whether a workflow runs is asked by DescribeWorkflowExecution, because Temporal's
-visibility lags.
+other installations are spared, also if the ledger is a copy that has rows of them (`kill_own_box`). Whether a workflow
+runs is asked by DescribeWorkflowExecution, because Temporal's visibility lags.
 """
 
 import asyncio
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from uuid import UUID
 
 import structlog
 from temporalio import activity
 from temporalio.client import Client, WorkflowFailureError
 from temporalio.service import RPCError
 
-from activities.box_lifecycle import INSTALLATION_KEY, UUID_KEY, is_killed
+from activities.box_lifecycle import INSTALLATION_KEY, UUID_KEY, kill_own_box, release_box
 from activities.pruning import Pruned, due_tasks, prune_run
-from activities.sandboxes.base import SandboxProvider
+from activities.sandboxes.base import SandboxInfo, SandboxProvider
 from activities.stage import activity_stage, heartbeating
 from ratchet import temporal_client
 from ratchet.errors import ConfigError, RatchetError
-from ratchet.store import groups, open_runs, rollout_words, rollouts, run_pause, runs, sandboxes
+from ratchet.store import groups, installations, open_runs, rollout_words, rollouts, run_pause, runs, sandboxes
 from ratchet.store.database import Database
 from ratchet.store.rollouts import OutcomeValues
 from ratchet.store.sandboxes import LedgerRow
@@ -75,13 +74,11 @@ class SweepActivities:
         provider: SandboxProvider,
         settings: TemporalSettings,
         client: Client,
-        installation: UUID,
     ) -> None:
         self.database = database
         self.provider = provider
         self.settings = settings
         self.client = client
-        self.installation = installation
 
     @activity_stage("sweep")
     async def sweep(self, input: SweepInput) -> SweepResult:
@@ -142,21 +139,23 @@ class SweepActivities:
         The provider is asked before the ledger: a box has its row before it exists, so a box that is created meanwhile
         is not taken for an unknown one.
         """
-        listed = await self.provider.list({INSTALLATION_KEY: str(self.installation)})
+        listed = await self._own_boxes()
         async with self.database.begin() as connection:
             rows = await sandboxes.list_unreleased(connection, self.provider.name)
             old = await sandboxes.stale_creating_ids(connection, self.provider.name, self.settings.sweep.creating_grace)
         alive = await self._alive({row.workflow_id for row in rows})
         by_uuid = {info.metadata.get(UUID_KEY): info.id for info in listed}
+        ids = {None, *(info.id for info in listed)}
         found = []
         for row in rows:
             # If the worker died between the create call and storing the id, the box is found by the row's uuid.
             box_id = row.provider_id or by_uuid.get(str(row.uuid))
+            name = f"box {row.id} ({box_id}{'' if box_id in ids else ', which is not listed as one of ours'})"
             if row.state == SandboxState.RELEASE_WANTED:
-                reason = f"box {row.id} ({box_id}): its release is wanted"
+                reason = f"{name}: its release is wanted"
                 found.append(_SweptBox(row, box_id, requested=True, reason=reason))
             elif not alive[row.workflow_id] and (row.state == SandboxState.LIVE or row.id in old):
-                reason = f"box {row.id} ({box_id}): {row.workflow_id} does not run"
+                reason = f"{name}: {row.workflow_id} does not run"
                 found.append(_SweptBox(row, box_id, requested=False, reason=reason))
         known = {str(row.uuid) for row in rows}
         before = datetime.now(UTC) - timedelta(seconds=self.settings.sweep.unknown_grace)
@@ -164,6 +163,11 @@ class SweepActivities:
         reason = "of this installation, and released or missing in the ledger"
         found += [_SweptBox(None, box_id, requested=False, reason=f"{box_id}: {reason}") for box_id in unknown]
         return _Findings(found, len(rows) + len(unknown))
+
+    async def _own_boxes(self) -> list[SandboxInfo]:
+        async with self.database.begin() as connection:
+            own_ids = (await installations.installation(connection)).own_ids
+        return [info for own_id in own_ids for info in await self.provider.list({INSTALLATION_KEY: own_id})]
 
     def _limited(self, found: _Findings, force: bool) -> list[_SweptBox]:
         """Return all boxes whose release is requested and at most `sweep.max_share` of the rest.
@@ -192,13 +196,13 @@ class SweepActivities:
         if box.row is not None:
             async with self.database.begin() as connection:
                 await sandboxes.want_sandbox_release(connection, box.row.id, "sweep")
-        if box.provider_id is not None and not await is_killed(self.provider, box.provider_id):
-            return False
-        if box.row is not None:
-            async with self.database.begin() as connection:
-                await sandboxes.mark_released(connection, [box.row.id])
+            is_over = await release_box(self.database, self.provider, box.row.id, box.provider_id)
+        else:
+            assert box.provider_id is not None, "it was listed"
+            end = await kill_own_box(self.database, self.provider, box.provider_id)
+            is_over = end.is_over and not end.left_to
         activity.heartbeat()
-        return True
+        return is_over
 
     async def _alive(self, workflow_ids: set[str]) -> dict[str, bool]:
         found = await temporal_client.open_workflows(self.client, workflow_ids)

@@ -6,10 +6,16 @@ from typing import Annotated
 import typer
 
 
-def restore(directory: Annotated[Path, typer.Argument(help="A directory that `ratchet backup` has made.")]) -> None:
+def restore(
+    directory: Annotated[Path, typer.Argument(help="A directory that `ratchet backup` has made.")],
+    moved: Annotated[
+        bool, typer.Option("--moved", help="The original is gone: keep its id, and end the boxes that it left.")
+    ] = False,
+) -> None:
     """Fill an empty state directory (RATCHET_HOME) or database (RATCHET_DATABASE_URL) from a backup.
 
-    `ratchet up` then continues the runs from their newest checkpoints; rollouts that were in flight are replaced.
+    `ratchet up` then continues the runs from their newest checkpoints; rollouts that were in flight are replaced. The
+    result is another installation than the original, whose boxes it leaves alone, unless `--moved` says otherwise.
     """
     import asyncio
     from contextlib import nullcontext
@@ -29,5 +35,6 @@ def restore(directory: Annotated[Path, typer.Argument(help="A directory that `ra
     server = nullcontext() if is_external else embedded_server(stack.home / "postgres", stack.ports["postgres"])
     with server:
         url = stack.environment()["RATCHET_DATABASE_URL"]
-        made = asyncio.run(restore_backup(url, stack.home, directory.absolute()))
-    say(f"{len(made.runs)} runs restored into {stack.home}; `ratchet up` continues them")
+        made = asyncio.run(restore_backup(url, stack.home, directory.absolute(), moved))
+    whose = "the same installation, whose boxes it ends" if moved else "a new installation, which ends no earlier boxes"
+    say(f"{len(made.runs)} runs restored into {stack.home}, as {whose}; `ratchet up` continues them")

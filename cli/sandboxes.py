@@ -51,8 +51,10 @@ def kill(
     if bool(names) == every:
         raise ConfigError("give the ids of boxes (`ratchet sandboxes` shows them), or --all")
     rows = _ledger(every=False) if every else [_find(name) for name in names or []]
-    run_blocking(_kill(rows))
-    say(f"{len(rows)} boxes ended")
+    num_released = run_blocking(_kill(rows))
+    say(f"{num_released} boxes ended")
+    if num_released < len(rows):
+        say(f"{len(rows) - num_released} could not be ended yet, as logged above; the sweep tries again")
 
 
 @sandboxes_app.command()
@@ -95,12 +97,12 @@ def _with_provider(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     from activities.box_lifecycle import INSTALLATION_KEY
     from ratchet.errors import RatchetError
 
-    ours = {INSTALLATION_KEY: str(_installation())}
+    installation = _installation()
 
     async def listed() -> dict[str, str]:
-        provider = _provider()
+        provider, ids = _provider(), (*installation.own_ids, *installation.copied_from)
         try:
-            return {info.id: info.state for info in await provider.list(ours)}
+            return {info.id: info.state for one in ids for info in await provider.list({INSTALLATION_KEY: one})}
         finally:
             await provider.close()
 
@@ -113,9 +115,9 @@ def _with_provider(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _installation() -> Any:
     from cli.store_access import query
-    from ratchet.store import sandboxes
+    from ratchet.store import installations
 
-    return query(sandboxes.installation_id)
+    return query(installations.installation)
 
 
 def _provider() -> Any:
@@ -128,19 +130,20 @@ def _provider() -> Any:
     return sandbox_provider()
 
 
-async def _kill(rows: list[dict[str, Any]]) -> None:
+async def _kill(rows: list[dict[str, Any]]) -> int:
+    """End the boxes of these rows and return how many rows are released."""
+    from activities.box_lifecycle import release_box
     from ratchet.store import sandboxes
     from stack.parts import Stack
 
     provider = _provider()
     try:
         async with Stack().database() as database:
+            num_released = 0
             for row in rows:
                 async with database.begin() as connection:
                     await sandboxes.want_sandbox_release(connection, row["id"], "by hand")
-                if row["provider_id"] is not None:
-                    await provider.kill(row["provider_id"])
-                async with database.begin() as connection:
-                    await sandboxes.mark_released(connection, [row["id"]])
+                num_released += await release_box(database, provider, row["id"], row["provider_id"], waits=True)
+            return num_released
     finally:
         await provider.close()

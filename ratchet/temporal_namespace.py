@@ -9,7 +9,10 @@ namespace than that of the workflows would take every rollout for orphaned. So e
 | nothing           | nothing              | writes both                                                               |
 | this namespace    | this installation    | goes on                                                                   |
 | another namespace | anything             | on a server of our own, whose data was lost: writes both; else refuses    |
-| anything          | another installation | refuses                                                                   |
+| anything          | another installation | refuses, except on a server of our own if the store is a copy of its      |
+
+`ratchet up --moved` and `--copied` answer what is refused, because only a person knows if the other one is gone. A
+database that is not ours and finds itself beside a new server of our own may be a copy, and takes a new id.
 
 Workers wait until the row names their namespace. On a server of our own `up` also registers what is missing; on
 another server it changes nothing but the schedule, and names what an administrator has to do.
@@ -24,7 +27,6 @@ from uuid import UUID
 
 import structlog
 from google.protobuf.duration_pb2 import Duration
-from sqlalchemy import select
 from temporalio.api.common.v1 import Payload
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.namespace.v1 import NamespaceConfig
@@ -46,9 +48,8 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from ratchet.errors import MachineError
 from ratchet.payload_codec import PayloadKeyError, codec_of
-from ratchet.store import sandboxes
+from ratchet.store import installations
 from ratchet.store.database import Database
-from ratchet.store.schema import InstallationTable
 from ratchet.sweep_payloads import SweepInput
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import SEARCH_ATTRIBUTES
@@ -62,47 +63,63 @@ _LOOK_SECONDS = 1.0
 _SAY_SECONDS = 30.0
 
 
-async def prepare_namespace(client: Client, database: Database, settings: TemporalSettings, is_own: bool) -> None:
+async def prepare_namespace(
+    client: Client, database: Database, settings: TemporalSettings, is_own: bool, moved: bool | None = None
+) -> None:
     """Claim the namespace for this installation, and see to search attributes and the sweep's schedule. Repeatable.
 
-    `is_own`: the server is a part of this stack, so that retention and search attributes are set here. Raises
+    `is_own`: the server is a part of this stack, so that retention and search attributes are set here. `moved`: a
+    person says that the store was moved and its original is gone (True), or that it is a copy (False). Raises
     MachineError if another installation works in the namespace, if this one works in another, or if something is
     missing that only an administrator may add.
     """
+    found, owner = await _namespace_id(client), await _schedule_owner(client, settings.own(SWEEP_SCHEDULE))
     async with database.begin() as connection:
-        installation = await sandboxes.installation_id(connection)
+        row = await installations.installation(connection)
+        is_elsewhere = row.namespace_id not in (None, found)
+        if moved:
+            await installations.become_original(connection, row, None if owner in row.own_ids else owner)
+        elif not row.copied_from and (moved is False or (is_own and is_elsewhere and not row.is_embedded)):
+            await installations.become_copy(connection, row, row.place)
+        if moved is False:
+            await installations.set_installation_namespace(connection, None)
+        row = await installations.installation(connection)
+    if row.copy_warning and moved is None:
+        _LOG.warning(row.copy_warning)
     await require_own_namespace(client, database, settings, is_own)
     if is_own:
         await _set_retention(client, settings)
         await _add_search_attributes(client)
     else:
         await _require_search_attributes(client)
-    await _schedule_sweep(client, settings, installation)
+    await _schedule_sweep(client, settings, row.uuid)
     async with database.begin() as connection:
-        await sandboxes.set_installation_namespace(connection, await _namespace_id(client))
+        await installations.set_installation_namespace(connection, found)
+        if moved is False:
+            await installations.forget_original(connection)
 
 
 async def require_own_namespace(client: Client, database: Database, settings: TemporalSettings, is_own: bool) -> None:
     """Raise MachineError, with the remedy, if database and namespace belong to different installations."""
     found = await _namespace_id(client)
     async with database.begin() as connection:
-        row = (await connection.execute(select(InstallationTable.uuid, InstallationTable.namespace_id))).one_or_none()
+        row = await installations.stored_installation(connection)
     known = row and row.namespace_id
     if known is not None and known != found and not is_own:
         raise MachineError(
             f"the workflows of this database are in another namespace (id {known}) than {client.namespace} (id "
-            f"{found}): set TEMPORAL_ADDRESS and TEMPORAL_NAMESPACE to that one; if it is gone for good, run "
-            "`UPDATE installation SET namespace_id = NULL` and `ratchet up` starts the open runs here"
+            f"{found}): set TEMPORAL_ADDRESS and TEMPORAL_NAMESPACE to that one; if it is gone for good, `ratchet up "
+            "--moved` starts the open runs here; if this database is a copy and the original works on there, `ratchet "
+            "up --copied` makes it another installation"
         )
     name = settings.own(SWEEP_SCHEDULE)
     owner = await _schedule_owner(client, name)
-    if owner is not None and (row is None or owner != str(row.uuid)):
+    ours = (*row.own_ids, *(row.copied_from if is_own else ())) if row else ()
+    if owner is not None and owner not in ours:
         raise MachineError(
             f"another installation ({owner}) works in namespace {client.namespace} under the same names: set "
-            "RATCHET_INSTALLATION to a name of your own; if the other one is gone for good, run "
-            f"`temporal schedule delete --schedule-id {name}` first. If this is the same installation, whose row was "
-            f"deleted or changed, run `INSERT INTO installation (singleton, uuid) VALUES (true, '{owner}') "
-            "ON CONFLICT (singleton) DO UPDATE SET uuid = excluded.uuid`"
+            "RATCHET_INSTALLATION to a name of your own. If the other one is gone for good, or is this one, whose "
+            "database was moved, restored or upgraded, or whose row was deleted, run `ratchet up --moved`"
         )
 
 
@@ -112,7 +129,8 @@ async def wait_for_namespace(client: Client, database: Database) -> None:
     said = -_SAY_SECONDS
     while True:
         async with database.begin() as connection:
-            known = await sandboxes.installation_namespace(connection)
+            row = await installations.stored_installation(connection)
+        known = row and row.namespace_id
         if known == found:
             return
         if time.monotonic() - said >= _SAY_SECONDS:
@@ -224,8 +242,9 @@ async def _schedule_sweep(client: Client, settings: TemporalSettings, installati
     except ScheduleAlreadyRunningError:
         handle = client.get_schedule_handle(name)
     signed = _signature((await handle.describe()).schedule)
+    is_ours = await _schedule_owner(client, name) == str(installation)
     # Signed with the newest key, so that every worker that lacks it waits.
-    is_signed = signed is not None and codec_of(client.data_converter).has_newest_key(signed)
+    is_signed = signed is not None and is_ours and codec_of(client.data_converter).has_newest_key(signed)
     await handle.update(lambda known: _with_numbers_of(known, schedule, not is_signed))
 
 

@@ -12,7 +12,9 @@ renamed when it is complete, so a directory with the wanted name is a whole back
 
 The dump is taken before the files are copied. A file that a learner deletes meanwhile is missing then, and everything
 is done once more. Temporal's histories, logs and secrets.env are not part of a backup: after a restore, runs are
-started again from the store, and rollouts that were in flight end without a reward and are replaced.
+started again from the store, and rollouts that were in flight end without a reward and are replaced. A restored
+store is another installation than the original, unless a person says that the original is gone
+(`ratchet.store.installations`).
 """
 
 import json
@@ -32,8 +34,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from ratchet.errors import ConfigError, MachineError
+from ratchet.store import installations
 from ratchet.store.database import Database, async_url, libpq_url
-from ratchet.store.schema import CheckpointTable, InstallationTable, PolicyVersionTable, RunTable
+from ratchet.store.schema import CheckpointTable, PolicyVersionTable, RunTable
 from ratchet.types import PolicyVersionState
 
 _LOG = structlog.get_logger()
@@ -122,8 +125,10 @@ async def _directories(connection: AsyncConnection, home: Path) -> list[str]:
     return sorted(str(path) for path in paths if not any(parent in paths for parent in path.parents))
 
 
-async def restore_backup(url: str, home: Path, source: Path) -> Manifest:
+async def restore_backup(url: str, home: Path, source: Path, moved: bool = False) -> Manifest:
     """Restore a backup into the database of `url`, which is empty or missing, and into `home`. No part may run.
+
+    `moved`: the original is gone, so that the store keeps its id and the boxes that carry it are its own.
 
     The store is filled under another name and renamed at the end, so an interrupted restore can be repeated. Raises
     ConfigError if the backup is not complete or the database is not empty, MachineError if Postgres refuses.
@@ -153,7 +158,8 @@ async def restore_backup(url: str, home: Path, source: Path) -> Manifest:
         async with Database(at, pool_size=1) as database, database.begin() as connection:
             await _move_paths(connection, manifest.home, str(home))
             # The histories of the old namespace are not here; the next one is this installation's own.
-            await connection.execute(update(InstallationTable).values(namespace_id=None))
+            await installations.set_installation_namespace(connection, None)
+            await installations.settle_restored(connection, moved)
         await administration.execute(text(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)'))
         await administration.execute(text(f'ALTER DATABASE "{making}" RENAME TO "{name}"'))
     return manifest

@@ -69,7 +69,10 @@ def run_postgres(data: Path, port: int, max_connections: int = 200) -> NoReturn:
     arguments = [str(programs / "postgres"), "-D", str(data), "-h", "127.0.0.1", "-p", str(port), "-k", ""]
     # A laptop's load is many short transactions in little shared memory. fsync stays on, because commits must be
     # durable.
-    for setting in (f"max_connections={max_connections}", "shared_buffers=64MB", "jit=off"):
+    place = (
+        f"ratchet.place={data.resolve()}"  # by which a copy of the directory finds out (ratchet.store.installations)
+    )
+    for setting in (f"max_connections={max_connections}", "shared_buffers=64MB", "jit=off", place):
         arguments += ["-c", setting]
     os.execv(arguments[0], arguments)
 

@@ -62,12 +62,14 @@ _READERS_OF_SETS = ("adapter", "worker", "learner")
 """The parts beside engines and watcher that give calls, weights and slots to the engines of a run's set."""
 
 
-def bring_up(stack: Stack, config: RunConfig, say: Callable[[str], None], for_run: bool = False) -> None:
+def bring_up(
+    stack: Stack, config: RunConfig, say: Callable[[str], None], for_run: bool = False, moved: bool | None = None
+) -> None:
     """Start the stack and wait until every part answers. Idempotent; it can be interrupted and called again.
 
-    `for_run`: a run of the config is started next, so that its set is kept until the run has its row.
-    Raises ConfigError, DatasetError and MachineError for mistakes of the user before anything is started or written,
-    and MachineError with its last error for a part that does not start.
+    `for_run`: a run of the config is started next, so that its set is kept until the run has its row. `moved`: as for
+    `prepare_namespace`. Raises ConfigError, DatasetError and MachineError for mistakes of the user before anything is
+    started or written, and MachineError with its last error for a part that does not start.
     """
     settings = load_temporal_settings()
     check_run(config, settings)
@@ -100,7 +102,7 @@ def bring_up(stack: Stack, config: RunConfig, say: Callable[[str], None], for_ru
     starts = log_sizes(stack)
     supervisor.up()
     settle = None if opened is not None else functools.partial(_settle_sets, stack, config, say, for_run)
-    asyncio.run(_make_ready(stack, starts, settings, config, say, settle))
+    asyncio.run(_make_ready(stack, starts, settings, config, say, settle, moved))
 
 
 def keep_served(stack: Stack, config: RunConfig, say: Callable[[str], None]) -> None:
@@ -255,6 +257,7 @@ async def _make_ready(
     config: RunConfig,
     say: Callable[[str], None],
     settle: Callable[[], None] | None,
+    moved: bool | None,
 ) -> None:
     """Wait until every part answers. `settle`: serve the engine sets with an open run, if the store was not up before
     to say which these are.
@@ -270,7 +273,7 @@ async def _make_ready(
             await asyncio.to_thread(settle)
         client = await connect_stack(stack, settings)
         is_own = not stack.is_external("TEMPORAL_ADDRESS")
-        await temporal_namespace.prepare_namespace(client, database, settings, is_own)
+        await temporal_namespace.prepare_namespace(client, database, settings, is_own, moved)
         say("Postgres and Temporal answer")
         if warning := await too_many_connections(stack, settings, config):
             say(warning)

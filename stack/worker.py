@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
-from uuid import UUID
 
 import structlog
 from temporalio.client import Client
@@ -55,7 +54,7 @@ from ratchet import paths, temporal_client, temporal_namespace
 from ratchet.errors import ConfigError
 from ratchet.import_path import import_object
 from ratchet.payload_codec import codec_of
-from ratchet.store import sandboxes
+from ratchet.store import installations
 from ratchet.store.database import Database
 from ratchet.store.migration import wait_for_schema
 from ratchet.temporal_settings import TemporalSettings, positive_number
@@ -149,23 +148,23 @@ def adapter_url() -> str:
 
 
 def _activities(
-    client: Client, database: Database, settings: TemporalSettings, configs: RunConfigs, installation: UUID
+    client: Client, database: Database, settings: TemporalSettings, configs: RunConfigs
 ) -> dict[str, list[Callable[..., Any]]]:
     """Return queue → its activities."""
     provider = sandbox_provider()
     harnesses = Harnesses()
     builds = ImageBuilds(client, settings)
-    boot = BootActivities(database, provider, configs, installation, builds)
+    boot = BootActivities(database, provider, configs, builds)
     record = RolloutRecordActivities(database, settings, configs)
     group = GroupRecordActivities(database, settings, configs)
     evaluation = EvaluationActivities(database, settings, configs)
     adhoc = AdhocRolloutActivities(database, settings)
     run = RunActivities(database, settings, configs, client, AdapterReachability(provider, adapter_url()))
     learn = LearnActivities(database, configs)
-    admit = AdmitActivities(database, provider, settings, installation, builds)
+    admit = AdmitActivities(database, provider, settings, builds)
     grade = GradeActivities(database, provider, configs, GRADERS)
     regrade = RegradeActivities(database, settings, configs)
-    sweep = SweepActivities(database, provider, settings, client, installation)
+    sweep = SweepActivities(database, provider, settings, client)
     return {
         "control": [
             *(record.claim, record.finalise, adhoc.prepare_rollout),
@@ -227,11 +226,11 @@ async def run_worker(queues: Sequence[str], settings: TemporalSettings, database
     client = await temporal_client.connect_temporal(settings, wait_seconds=60, runtime=_runtime())
     await temporal_namespace.wait_for_namespace(client, database)
     async with database.begin() as connection:
-        installation = await sandboxes.installation_id(connection)
+        installation = await installations.installation_id(connection)
     if "agent" in queues:
         await asyncio.to_thread(lay_out_tarballs, lambda text: _LOG.info("agent programs", what=text))
     configs = RunConfigs(database, settings)
-    activities = _activities(client, database, settings, configs, installation)
+    activities = _activities(client, database, settings, configs)
     deployment = worker_deployment(settings, build_id())
 
     def worker(queue: str) -> Worker:

@@ -4,17 +4,15 @@ A crash at any point leaves a row that the sweep can act on; a box without a row
 The states and their transitions are listed at `ratchet.types.SandboxState`.
 """
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 from uuid import UUID
 
 from sqlalchemy import exists, func, insert, select, text, update
-from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import BoxSpentError, SandboxGoneError
-from ratchet.store.schema import InstallationTable, PatchTable, RolloutTable, SandboxTable
+from ratchet.store.schema import PatchTable, RolloutTable, SandboxTable
 from ratchet.types import JsonObject, SandboxRole, SandboxState
 
 
@@ -67,22 +65,6 @@ _ABOUT_TO_BE_GRADED = select(func.count()).where(
     ~exists().where(SandboxTable.rollout_id == RolloutTable.id, SandboxTable.state.in_(_HELD)),
 )
 """Number of rollouts between their boxes: the agent's box is released and the grading box not yet requested."""
-
-
-async def installation_id(connection: AsyncConnection) -> UUID:
-    """Return the id that marks the boxes of this installation, creating it at first use."""
-    await connection.execute(pg_insert(InstallationTable).values(singleton=True).on_conflict_do_nothing())
-    return UUID(str((await connection.execute(select(InstallationTable.uuid))).scalar_one()))
-
-
-async def installation_namespace(connection: AsyncConnection) -> str | None:
-    """Return the id of the Temporal namespace that has this installation's workflows; None before the first `up`."""
-    return (await connection.execute(select(InstallationTable.namespace_id))).scalar_one_or_none()
-
-
-async def set_installation_namespace(connection: AsyncConnection, namespace_id: str) -> None:
-    """Record the Temporal namespace that this installation works in."""
-    await connection.execute(update(InstallationTable).values(namespace_id=namespace_id))
 
 
 async def unused_sandbox(
@@ -274,12 +256,17 @@ async def want_release_of_rollout(connection: AsyncConnection, rollout_id: int, 
     return [LedgerRow(*row) for row in await connection.execute(statement)]
 
 
-async def mark_released(connection: AsyncConnection, sandbox_ids: Sequence[int]) -> None:
-    """Record that these boxes are killed."""
-    statement = update(SandboxTable).where(
-        SandboxTable.id.in_(list(sandbox_ids)), SandboxTable.state != SandboxState.RELEASED
-    )
-    await connection.execute(statement.values(state=SandboxState.RELEASED, released_at=func.now()))
+async def mark_released(connection: AsyncConnection, sandbox_id: int, left_to: str = "") -> None:
+    """Record that the box is killed, or is not this installation's: `left_to` says whose it is."""
+    statement = update(SandboxTable).where(SandboxTable.id == sandbox_id, SandboxTable.state != SandboxState.RELEASED)
+    reason = {"release_reason": left_to} if left_to else {}
+    await connection.execute(statement.values(state=SandboxState.RELEASED, released_at=func.now(), **reason))
+
+
+async def box_mark(connection: AsyncConnection, sandbox_id: int) -> UUID:
+    """Return the row's uuid, which its box carries."""
+    found = await connection.execute(select(SandboxTable.uuid).where(SandboxTable.id == sandbox_id))
+    return UUID(str(found.scalar_one()))
 
 
 async def list_unreleased(connection: AsyncConnection, provider: str) -> list[LedgerRow]:

@@ -13,7 +13,7 @@ from activities.sandboxes.e2b import E2BProvider
 from cli.console import say
 from ratchet.config_sources import load_config
 from ratchet.errors import ConfigError
-from ratchet.store import learners, reports, sandboxes
+from ratchet.store import installations, learners, reports
 from ratchet.store.schema import BatchItemTable, BatchTable, RolloutGroupTable, RolloutTable, RunTable, SandboxTable
 from stack.follow_run import start_run
 from stack.parts import Stack
@@ -133,7 +133,7 @@ def test_no_box_is_left(killed_run: str, stack: Stack, read: Read) -> None:
 
     wait_until(lambda: read(held) == 0, "every group has ended and every box is released")
     environment = stack.environment()
-    installation = read(sandboxes.installation_id)
+    installation = read(installations.installation_id)
 
     async def listed() -> list[str]:
         provider = E2BProvider(environment["E2B_API_KEY"], environment["E2B_API_URL"], environment["E2B_SANDBOX_URL"])

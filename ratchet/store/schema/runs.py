@@ -22,7 +22,8 @@ from ratchet.store.schema.base import Base, identity, now
 
 class InstallationTable(Base):
     """One row. `uuid` marks this installation's boxes, so that a sweep spares those of others. `namespace_id`: of the
-    Temporal namespace that has its workflows, NULL before the first `ratchet up`.
+    Temporal namespace that has its workflows, NULL before the first `ratchet up`. `place`, `moved_from` and
+    `copied_from`: see `ratchet.store.installations`.
 
     `adapter_seen_at` and `adapter_away_seconds`: see `ratchet.store.adapters`.
     """
@@ -31,6 +32,9 @@ class InstallationTable(Base):
     singleton: Mapped[bool] = mapped_column(primary_key=True, server_default=text("true"))
     uuid: Mapped[UUID] = mapped_column(server_default=text("gen_random_uuid()"))
     namespace_id: Mapped[str | None]
+    place: Mapped[str | None]
+    moved_from: Mapped[list[Any]] = mapped_column(server_default=text("'[]'"))
+    copied_from: Mapped[list[Any]] = mapped_column(server_default=text("'[]'"))
     adapter_seen_at: Mapped[datetime] = now()
     adapter_away_seconds: Mapped[float] = mapped_column(server_default="0")
     __table_args__ = (CheckConstraint("singleton", name="one_row"),)

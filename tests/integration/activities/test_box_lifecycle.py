@@ -1,14 +1,15 @@
 """What becomes of a box that is not needed any more decides nothing about a result that is stored."""
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from uuid import uuid4
 
 import pytest
 
-from activities.box_lifecycle import kill_and_record, try_kill_box
-from activities.sandboxes.base import SandboxProvider
+from activities.box_lifecycle import INSTALLATION_KEY, UUID_KEY, kill_and_record, try_kill_box
+from activities.sandboxes.base import SandboxInfo, SandboxProvider
 from ratchet.errors import ConfigError, SandboxBusyError, SandboxGoneError, SandboxRefusesError
-from ratchet.store import sandboxes
+from ratchet.store import installations, sandboxes
 from ratchet.store.database import Database
 from ratchet.store.sandboxes import LedgerRow, NewSandbox
 from ratchet.types import SandboxRole
@@ -28,6 +29,10 @@ class _CannotKill(ScriptedProvider):
 
     def __init__(self) -> None:
         super().__init__("http://127.0.0.1:9")
+        self.metadata: dict[str, dict[str, str]] = {}
+
+    async def describe(self, sandbox_id: str) -> SandboxInfo:
+        return SandboxInfo(sandbox_id, self.metadata[sandbox_id], datetime.now(UTC), "running")
 
     async def kill(self, sandbox_id: str) -> bool:
         if self.error is not None:
@@ -35,13 +40,15 @@ class _CannotKill(ScriptedProvider):
         return True
 
 
-async def _live_box(database: Database, provider: SandboxProvider) -> LedgerRow:
+async def _live_box(database: Database, provider: _CannotKill) -> LedgerRow:
     new = NewSandbox(provider.name, SandboxRole.GRADE, None, 0, f"admit/{uuid4()}", "host")
     async with database.begin() as connection:
         row = await sandboxes.reserve_sandbox(connection, new, max_boxes=99, max_boots=99)
         assert row is not None
         await sandboxes.set_sandbox_live(connection, row.id, f"box-{row.id}")
         await sandboxes.want_sandbox_release(connection, row.id, "test")
+        installation = await installations.installation_id(connection)
+    provider.metadata[f"box-{row.id}"] = {INSTALLATION_KEY: str(installation), UUID_KEY: str(row.uuid)}
     return replace(row, provider_id=f"box-{row.id}")
 
 

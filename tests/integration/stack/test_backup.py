@@ -1,11 +1,12 @@
 """A backup holds the store and the files that it refers to; a restore makes a stack of it elsewhere, or nothing."""
 
 import asyncio
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import func, insert, select, update
@@ -13,12 +14,14 @@ from typer.testing import CliRunner
 
 from cli.main import app
 from ratchet.errors import ConfigError, MachineError
+from ratchet.store import installations
 from ratchet.store.database import Database
 from ratchet.store.migration import migrate
 from ratchet.store.schema import CheckpointTable, InstallationTable, PolicyVersionTable, RolloutTable, RunTable
 from stack import backup
 from stack.parts import Stack, free_ports
-from stack.postgres import embedded_server
+from stack.ports import free_port
+from stack.postgres import database_url, embedded_server
 from tests.integration.training.records import make_config, make_planned_run
 
 
@@ -73,11 +76,48 @@ async def test_a_restored_store_is_the_same_and_its_paths_lead_to_the_restored_f
             row = (await there.execute(select(RunTable))).one()
             version = (await there.execute(select(PolicyVersionTable))).one()
             assert (await there.execute(select(InstallationTable.namespace_id))).scalar_one() is None
+            original = (await here.execute(select(InstallationTable.uuid))).scalar_one()
+            copy = await installations.installation(there)
+            assert copy.uuid != original and copy.copied_from == (str(original),) and copy.copy_warning
         assert (Path(row.checkpoint_uri) / "tensors").read_bytes() == b"7" * 1000
         assert Path(row.checkpoint_uri).is_relative_to(new) and Path(row.model_path).is_relative_to(new)
         assert (new / "archive" / run_id / "turn" / "0.parquet").read_bytes() == b"rows"
         assert all((Path(version.uri) / file["name"]).is_file() for file in version.files)
         await asyncio.to_thread(migrate, url)
+
+
+async def test_who_moves_a_store_by_a_backup_keeps_its_id(
+    database: Database, made: Path, place: Path, postgres_url: str
+) -> None:
+    async with database.begin() as connection:
+        original = await installations.installation_id(connection)
+    await backup.make_backup(database, made, place / "saved")
+    url = fresh_url(postgres_url)
+    await backup.restore_backup(url, place / "new", place / "saved", moved=True)
+    for _ in range(2):
+        async with Database(url, pool_size=1) as restored, restored.begin() as connection:
+            assert await installations.installation_id(connection) == original
+
+
+def test_a_copied_directory_of_the_embedded_server_is_another_installation(place: Path) -> None:
+    """Cluster and database have the same numbers in both; a restart at the same place changes nothing."""
+
+    def id_at(home: Path) -> UUID:
+        port = free_port()
+        with embedded_server(home / "postgres", port):
+            migrate(database_url(port))
+            return asyncio.run(read_id(database_url(port)))
+
+    async def read_id(url: str) -> UUID:
+        async with Database(url, pool_size=1) as store, store.begin() as connection:
+            return await installations.installation_id(connection)
+
+    original = id_at(place / "home")
+    shutil.copytree(place / "home", place / "copy")
+    for path in ((place / "home"), *(place / "home").rglob("*")):
+        copied = place / "copy" / path.relative_to(place / "home")
+        os.chown(copied, path.stat().st_uid, path.stat().st_gid)
+    assert id_at(place / "copy") != original == id_at(place / "home")
 
 
 async def test_nothing_is_replaced(database: Database, made: Path, place: Path, postgres_url: str) -> None:
@@ -133,6 +173,6 @@ def test_the_commands_on_an_embedded_server(place: Path, monkeypatch: pytest.Mon
     stack = use(place / "new")
     restored = CliRunner().invoke(app, ["restore", str(place / "saved")], catch_exceptions=False)
     assert restored.exit_code == 0, restored.output
-    assert "0 runs restored" in restored.output
+    assert "0 runs restored" in restored.output and "a new installation" in restored.output
     with pytest.raises(ConfigError, match="is not empty"):
         CliRunner().invoke(app, ["restore", str(place / "saved")], catch_exceptions=False)

@@ -12,7 +12,7 @@ import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pytest
 from sqlalchemy import func, select, text
@@ -21,7 +21,7 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.box_lifecycle import INSTALLATION_KEY
 from activities.sweep import SweepActivities
-from ratchet.store import rollouts, runs, sandboxes
+from ratchet.store import installations, rollouts, runs
 from ratchet.store.schema import RolloutTable, SandboxTable, TurnTable
 from ratchet.sweep_payloads import SweepInput
 from tests.integration.training.records import make_group
@@ -43,7 +43,7 @@ _WAITING = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND o
 
 async def installation_of(loop: Loop) -> str:
     async with loop.database.begin() as connection:
-        return str(await sandboxes.installation_id(connection))
+        return str(await installations.installation_id(connection))
 
 
 async def sweep(loop: Loop) -> dict[str, Any]:
@@ -224,15 +224,13 @@ async def test_a_rollout_that_is_taken_up_while_the_sweep_asks_is_left_alone(
     await loop.until(lambda: works(loop, handle), "the agent waits for its model")
     await handle.terminate()
     rollout_id = (await loop.rollout(handle)).id
-    activities = SweepActivities(
-        loop.database, loop.provider(), loop.settings, loop.client, UUID(await installation_of(loop))
-    )
+    activities = SweepActivities(loop.database, loop.provider(), loop.settings, loop.client)
     ask = activities._alive
 
     async def ask_too_long(workflow_ids: set[str]) -> dict[str, bool]:
         alive = await ask(workflow_ids)
         async with loop.database.begin() as connection:
-            await rollouts.claim_rollout(connection, rollout_id, "another life")
+            await rollouts.claim_rollout(connection, rollout_id, handle.id, "another life")
         return alive
 
     async def outcome_after_a_sweep() -> str | None:

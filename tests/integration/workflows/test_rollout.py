@@ -150,8 +150,7 @@ async def test_a_stored_verdict_whose_answer_was_lost_is_not_given_again(loop: L
         new = NewSandbox(provider.name, SandboxRole.GRADE, row.id, 1, handle.id, "host")
         box = await sandboxes.reserve_sandbox(connection, new, max_boxes=99, max_boots=99)
         assert box is not None
-        installation = await sandboxes.installation_id(connection)
-    await BoxCreator(loop.database, provider, installation).create(box, "host", ttl_seconds=600, network=False)
+    await BoxCreator(loop.database, provider).create(box, "host", ttl_seconds=600, network=False)
     environment = ActivityEnvironment()
     environment.info = dataclasses.replace(environment.info, workflow_id=handle.id, workflow_type="Rollout")
     again = StageInput(rollout_id=row.id, attempt=1, sandbox_id=box.id, patch_id=patch.id, role=SandboxRole.GRADE)

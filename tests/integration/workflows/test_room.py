@@ -38,13 +38,13 @@ async def test_a_patch_that_waits_for_its_grading_box_keeps_its_room(loop: Loop)
     async with loop.database.begin() as connection:  # the first agent is done: its patch is stored and its box gone
         patch = {"rollout_id": first, "attempt": 1, "base_commit": "", "diff": b"", "num_bytes": 0, "num_files": 0}
         await connection.execute(insert(PatchTable).values(**patch))
-        await sandboxes.mark_released(connection, [box.id])
+        await sandboxes.mark_released(connection, box.id)
     assert await ask(SandboxRole.AGENT, third) is None, "the room is the first one's until its verdict"
     graded = await ask(SandboxRole.GRADE, first)
     assert graded is not None
     async with loop.database.begin() as connection:
         await connection.execute(update(RolloutTable).where(RolloutTable.id == first).values(outcome="infra_failed"))
-        await sandboxes.mark_released(connection, [graded.id])
+        await sandboxes.mark_released(connection, graded.id)
     assert await ask(SandboxRole.AGENT, third) is not None
     async with loop.database.begin() as connection:
         await connection.execute(update(RolloutTable).where(RolloutTable.run_id == run_id).values(outcome="cancelled"))

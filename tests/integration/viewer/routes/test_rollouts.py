@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import select, update
 
 from ratchet.store.database import Database
-from ratchet.store.sandboxes import installation_id
+from ratchet.store.installations import installation_id
 from ratchet.store.schema import BatchTable, RolloutTable, RunTable, TurnTable
 from ratchet.tracing import RolloutTrace
 from ratchet.types import policy_version
