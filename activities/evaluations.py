@@ -47,7 +47,7 @@ class EvaluationActivities:
             members=members[:page],
             more=page is not None and len(members) > page,
             harness=config.harness.name,
-            window=config.sandbox.max_boxes,
+            window=max(1, round(input.share * config.sandbox.max_open_rollouts)),
             stages=self.settings.all_stages(config.limits.workspace_seconds, config.limits.eval_seconds),
         )
 

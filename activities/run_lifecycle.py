@@ -215,6 +215,9 @@ class RunActivities:
         wanted = group_selection.groups_to_start(
             training, published, planned, counts.get("open", 0), counts.get("ready", 0), seen
         )
+        num_open = await runs.count_open_members(connection, run_id)
+        room = group_selection.groups_with_room(num_open, config.sandbox.max_open_rollouts, training.group_size)
+        wanted = min(wanted, room)
         reason = ""
         if wanted and is_short and space.share < limits.hold_back_below_free:
             reason, wanted = f"only {space} is free", 0

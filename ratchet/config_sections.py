@@ -163,6 +163,14 @@ class SandboxConfig(Section):
     max_processes: Annotated[int, Field(ge=64, le=LARGEST_INTEGER)] | None = None
     """Limit of processes and threads of one box. None, the default, leaves it to the service (docker: 512)."""
 
+    @property
+    def max_open_rollouts(self) -> int:
+        """Number of a run's rollouts that are open at once: those with a box, and as many that wait for one.
+
+        A rollout that waits costs polls, heartbeats and queries, and only the next ones to run need to wait.
+        """
+        return 2 * self.max_boxes
+
 
 class SamplingConfig(Section):
     """How the policy is sampled, and the token limits of one model call."""

@@ -7,12 +7,13 @@ class EvaluateInput(Payload):
     """Argument of the Evaluate workflow; the policy version must not change before it ends.
 
     `after`: the rollouts up to this id have had their turn. Workflows of versions that get all rollouts at once, and
-    end after them, send None.
+    end after them, send None. `share`: of the run's open rollouts, if several evaluations run side by side.
     """
 
     run_id: str
     evaluation: EvaluationPlan
     after: int | None = None
+    share: float = 1.0
 
 
 class StartedMember(Payload):

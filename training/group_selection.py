@@ -36,6 +36,12 @@ def groups_to_start(
     return max(0, min(room, unseen))
 
 
+def groups_with_room(num_open_rollouts: int, max_open_rollouts: int, group_size: int) -> int:
+    """Return how many groups may be open in addition, by the rollouts that may be: one if there is no open rollout."""
+    room = (max_open_rollouts - num_open_rollouts) // group_size
+    return max(room, 0 if num_open_rollouts else 1)
+
+
 async def config_in_force(connection: AsyncConnection, run: RunRow) -> RunConfig:
     """Return the config by which the run's next step is planned.
 

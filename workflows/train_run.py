@@ -328,13 +328,16 @@ class TrainRun(SteeredRun):
     async def _evaluate(self, plan: RunPlan, due: Sequence[EvaluationPlan]) -> bool:
         """Run these evaluations to their end; return False if one has to be started again."""
         self.wait_for(plan, f"the evaluations {', '.join(one.label for one in due)}")
-        return all(await asyncio.gather(*(self._run_evaluation(plan, evaluation) for evaluation in due)))
+        num_samples = sum(one.num_samples for one in due)
+        shares = [one.num_samples / num_samples for one in due]
+        evaluating = (self._run_evaluation(plan, one, share) for one, share in zip(due, shares, strict=True))
+        return all(await asyncio.gather(*evaluating))
 
-    async def _run_evaluation(self, plan: RunPlan, evaluation: EvaluationPlan) -> bool:
+    async def _run_evaluation(self, plan: RunPlan, evaluation: EvaluationPlan, share: float) -> bool:
         searchable = search_attributes(plan.run_id, step=evaluation.step)
         workflow_id = f"evaluate/{plan.run_id}/{evaluation.label}"
         options = child_options(workflow_id, searchable, f"evaluation {evaluation.label}")
-        input = EvaluateInput(run_id=plan.run_id, evaluation=evaluation)
+        input = EvaluateInput(run_id=plan.run_id, evaluation=evaluation, share=share)
         try:
             await workflow.execute_child_workflow(Evaluate.run, input, **options)
         except WorkflowAlreadyStartedError:  # the child of a terminated execution of this run; it is being cancelled

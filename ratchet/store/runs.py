@@ -19,7 +19,14 @@ from ratchet.config_engines import DEFAULT_SET
 from ratchet.grading_payloads import LabelledTask
 from ratchet.lora_slots import FIRST_SLOT
 from ratchet.steering import with_last_step
-from ratchet.store.schema import PolicyVersionTable, RolloutGroupTable, RunTable, RunTaskTable, TaskTable
+from ratchet.store.schema import (
+    PolicyVersionTable,
+    RolloutGroupTable,
+    RolloutTable,
+    RunTable,
+    RunTaskTable,
+    TaskTable,
+)
 from ratchet.stored_config import config_digest, known_digests, read_stored_config
 from ratchet.types import GroupState, JsonObject, Purpose, RunState, Wish
 
@@ -247,6 +254,21 @@ async def count_groups(connection: AsyncConnection, run_id: str) -> dict[str, in
         .group_by(RolloutGroupTable.state)
     )
     return {state: count for state, count in await connection.execute(statement)}
+
+
+async def count_open_members(connection: AsyncConnection, run_id: str) -> int:
+    """Return the number of rollouts without an outcome in the run's open training groups."""
+    statement = (
+        select(func.count())
+        .join(RolloutGroupTable, RolloutGroupTable.id == RolloutTable.group_id)
+        .where(
+            RolloutGroupTable.run_id == run_id,
+            RolloutGroupTable.purpose == Purpose.TRAIN,
+            RolloutGroupTable.state == GroupState.OPEN,
+            RolloutTable.outcome.is_(None),
+        )
+    )
+    return int((await connection.execute(statement)).scalar_one())
 
 
 @dataclass(slots=True, frozen=True)

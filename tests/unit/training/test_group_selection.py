@@ -5,7 +5,7 @@ from typing import NamedTuple
 import pytest
 
 from ratchet.config import TrainingConfig
-from training.group_selection import groups_to_start, has_enough_groups
+from training.group_selection import groups_to_start, groups_with_room, has_enough_groups
 
 
 class Case(NamedTuple):
@@ -51,3 +51,12 @@ def test_no_group_starts_that_no_step_can_take(case: Case) -> None:
 )
 def test_a_smaller_step_needs_min_groups_and_max_groups_seen(num_useful: int, num_consumed: int, enough: bool) -> None:
     assert has_enough_groups(num_useful, num_consumed, training()) is enough
+
+
+@pytest.mark.parametrize(
+    ("num_open", "max_open", "groups"),
+    [(0, 64, 8), (1, 64, 7), (57, 64, 0), (56, 64, 1), (99, 64, 0), (0, 4, 1), (1, 4, 0)],
+)
+def test_only_groups_that_can_run_soon_are_opened(num_open: int, max_open: int, groups: int) -> None:
+    """Also those of a config whose group has more members than rollouts may be open: one after the other."""
+    assert groups_with_room(num_open, max_open, group_size=8) == groups
