@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Self
 
 from activities import git_scripts
-from activities.graders.base import Grader, TestRun, Verdict
+from activities.graders.base import Grader, NoEvidenceError, TestRun, Verdict, log_tail
 from activities.graders.broken_oracles import (
     SPEC,
     BrokenOracle,
@@ -21,6 +21,7 @@ from activities.graders.broken_oracles import (
     spec_sources,
     validated,
 )
+from activities.graders.evidence import names_change
 from activities.graders.flags import Flag, static_flags
 from activities.graders.integrity_rules import RULES
 from activities.graders.oracle import Oracle
@@ -257,11 +258,15 @@ class PatchJudge:
         infrastructure's.
         """
         is_healthy = self.known.oracle is not None or prepared.may_have_broken_the_command
+        if isinstance(error, NoEvidenceError):
+            dropped = {finding.path for finding in prepared.findings if finding.is_dropped}
+            is_healthy = names_change(error.log, [one for one in prepared.changes if one.path not in dropped])
         if isinstance(error, UnusableBoxError) or not is_healthy:
             raise error
         if self.tries_left:
             raise SuspectPatchError(f"{error}; {_NEXT_BOX}") from error
-        return Verdict(False, f"the patch took away what the tests need: {error}", "", 0.0)
+        log = log_tail(error.log) if isinstance(error, NoEvidenceError) else ""
+        return Verdict(False, f"the patch took away what the tests need: {error}", log, 0.0)
 
     async def _break_files(self, box: Sandbox, broken: BrokenOracle) -> None:
         for target in broken.digests:

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -49,6 +49,9 @@ class RawRow:
     file: str
 
 
+_TestName = Annotated[str, Field(pattern=r"\S")]
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -64,8 +67,8 @@ class SwePro(_Part):
 
     before_repo_set_cmd: str
     selected_test_files_to_run: list[str] = Field(min_length=1)
-    fail_to_pass: list[str] = Field(min_length=1)
-    pass_to_pass: list[str]
+    fail_to_pass: list[_TestName] = Field(min_length=1)
+    pass_to_pass: list[_TestName]
     run_script: str = Field(min_length=1)
     parser_script: str = Field(min_length=1)
     env_cmds: str | None = None
@@ -74,8 +77,8 @@ class SwePro(_Part):
 class SweBench(_Part):
     """`metadata.swe_bench`: the tests of the row, how they run and how their log is read."""
 
-    fail_to_pass: list[str] = Field(min_length=1)
-    pass_to_pass: list[str] = []
+    fail_to_pass: list[_TestName] = Field(min_length=1)
+    pass_to_pass: list[_TestName] = []
     test_cmd: str = Field(min_length=1)
     test_patch: str = ""
     log_parser: str = "pytest"
@@ -107,6 +110,7 @@ class Metadata(_Part):
     test_files: list[str] | None = None
     tests_archive: str | None = None
     expected_tests: list[str] = []
+    verifier: Literal["harbor"] | None = None
     integrity: Integrity = Integrity()
     broken_oracles: list[BrokenOracle] = []
     eval_cmd: str | None = Field(default=None, min_length=1)

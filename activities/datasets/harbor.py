@@ -2,7 +2,7 @@
 
 The tests travel in the row and are put into the grading box only. The image is `environment.docker_image` or
 `environment.image` of task.toml; without one it is built from the folder `environment` with its Dockerfile.
-`test.sh` runs unprivileged; solved means exit code 0 and, if the script writes a reward file, the reward 1.
+`test.sh` runs unprivileged, from `/tests`; solved means a reward file with 1 (`activities/graders/reward_file.py`).
 """
 
 import tomllib
@@ -13,13 +13,8 @@ from typing import Any
 from activities.datasets.archives import File, pack_archive
 from activities.datasets.base import Problem, RawRow
 from activities.datasets.build_context import BUILD_CONTEXT, DOCKERFILE, BuildContext, pack_build_context
+from activities.graders.reward_file import HARBOR
 from ratchet.config import DatasetConfig
-
-_SCRIPT = (
-    "cd {workdir} && mkdir -p /tmp/verifier && export LOGS=/tmp/verifier && bash {tests}/test.sh; code=$?; "
-    "for file in /logs/verifier/reward.txt /tmp/verifier/reward.txt; do "
-    '[ -f "$file" ] && {{ read -r reward < "$file"; case "$reward" in 1|1.0) ;; *) code=1;; esac; }}; done; exit $code'
-)
 
 
 def is_harbor_task(path: Path) -> bool:
@@ -74,7 +69,8 @@ def _task(directory: Path, number: int) -> RawRow | Problem:
         "problem_statement": (directory / "instruction.md").read_text("utf-8"),
         "test_files": files,
         "tests_archive": _archive_of(directory, files),
-        "eval_cmd": _SCRIPT.format(workdir=workdir, tests=f"{workdir}/tests"),
+        "eval_cmd": "bash /tests/test.sh",
+        "verifier": HARBOR,
     }
     if built is not None:
         metadata[BUILD_CONTEXT] = built.archive

@@ -11,6 +11,7 @@ from typing import Protocol
 from activities.graders.oracle import Oracle
 from activities.graders.run_hidden_tests import RunnerReport
 from activities.sandboxes.base import Sandbox
+from ratchet.errors import GraderFailedError
 from ratchet.types import JsonObject
 
 MAX_LOG_CHARACTERS = 200_000
@@ -40,7 +41,8 @@ class Verdict:
 @dataclass(slots=True, frozen=True)
 class TestRun:
     """One run of a task's test command. `outcomes`: test → passed, failed, skipped, xfailed or xpassed, from the
-    witness or from the printed log; empty if neither names tests.
+    witness or from the printed log; empty if neither names tests. `gap`: why the run shows nothing of the patch, empty
+    if it has the evidence of its grader (`evidence.py`). `claim`: what the verdict rests on instead of the exit code.
     """
 
     __test__ = False
@@ -49,6 +51,16 @@ class TestRun:
     outcomes: dict[str, str]
     seconds: float
     limit_seconds: float
+    gap: str = ""
+    claim: str = ""
+
+
+class NoEvidenceError(GraderFailedError):
+    """A run shows nothing of the patch, and no gold run shows that it can. `log`: what it printed."""
+
+    def __init__(self, gap: str, log: str) -> None:
+        super().__init__(f"{gap}; no test shows anything of the patch: {log.strip()[-400:] or 'nothing was printed'}")
+        self.log = log
 
 
 @dataclass(slots=True, frozen=True)

@@ -158,6 +158,8 @@ def propose(
         for target, source in sources.items()
         if len(source) <= _MAX_SOURCE_BYTES
     }
+    if any(found for target, found in sites.items() if not target.endswith(".sh")):  # the script judges an exit code
+        sites = {target: found for target, found in sites.items() if not target.endswith(".sh")}
     sites = _prefer_unknown(sites, sources, known or {}, functions)
     functions &= {site.function for found in sites.values() for site in found}
     if single:
@@ -327,7 +329,7 @@ def validated(broken: BrokenOracle, oracle: Oracle, run: TestRun) -> BrokenOracl
 
     Only edited tests must fail. Another test that failed is flaky, or depends on an edited one.
     """
-    if run.observed.lost or run.observed.exit_code is None:
+    if run.gap or run.observed.lost or run.observed.exit_code is None:
         return replace(broken, must_fail=(), exit_fails=False)
     failed = [name for name in oracle.passed if run.outcomes.get(name) == "failed"]
     must_fail = tuple(name for name in failed if not broken.edited or any(one.has(name) for one in broken.edited))
@@ -376,7 +378,7 @@ def judge_control(broken: BrokenOracle, run: TestRun, tries_left: int = 0) -> Co
     """
     passed = [name for name in broken.must_fail if run.outcomes.get(name) in ("passed", "xpassed")]
     failed = sum(run.outcomes.get(name) in ("failed", "xfailed") for name in broken.must_fail)
-    has_report = not run.observed.lost and run.observed.exit_code is not None
+    has_report = not run.gap and not run.observed.lost and run.observed.exit_code is not None
     if has_report and broken.exit_fails:
         if run.observed.exit_code == 0:
             passed = passed or ["the test command"]

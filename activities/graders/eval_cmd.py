@@ -1,24 +1,25 @@
-"""Grader `eval_cmd`: run the task's command; exit code 0 means solved.
+"""Grader `eval_cmd`: run the task's command; exit code 0 means solved, or for Harbor's verifier the reward 1.
 
-An exit code is easily faked. If the command runs pytest, the evidence of its witness must agree (`evidence.py`), and if
-the task was admitted, the tests that passed with the gold patch must have passed.
+Both are easily faked. If the command runs pytest, the evidence of its witness must agree (`evidence.py`), and if the
+task was admitted, the tests that passed with the gold patch must have passed. A run without evidence is no verdict.
 """
 
 import base64
 import binascii
 import re
 import time
+from dataclasses import replace
 
-from activities.graders.base import TestFiles, TestRun, Verdict, log_tail
-from activities.graders.evidence import Judgement, all_tests, judge_sessions
+from activities.graders.base import NoEvidenceError, TestFiles, TestRun, Verdict, log_tail
+from activities.graders.evidence import Judgement, all_tests, find_gap, judge_sessions
 from activities.graders.oracle import Oracle
+from activities.graders.printed_results import count_printed_tests
+from activities.graders.reward_file import HARBOR, lay_out_tests, read_reward
 from activities.graders.run_hidden_tests import UnusableBoxError, run_tests
 from activities.sandboxes.base import Sandbox
 from ratchet.errors import GraderFailedError
 from ratchet.types import JsonObject
 
-_COULD_NOT_RUN = (126, 127)
-"""A shell's exit codes for "not executable" and "not found"."""
 _NAMES_PYTEST = re.compile(r"\b(?:pytest|py\.test)\b")
 
 
@@ -26,13 +27,18 @@ class EvalCmdGrader:
     """The grader of `metadata.eval_cmd`."""
 
     name = "eval_cmd"
-    version = "3"
+    version = "4"
 
     def test_files(self, spec: JsonObject) -> TestFiles:
         return listed_test_files(spec)
 
     async def run(self, box: Sandbox, workdir: str, spec: JsonObject, limit_seconds: float) -> TestRun:
-        return await run_test_command(box, spec["eval_cmd"], workdir, spec, limit_seconds)
+        command = spec["eval_cmd"]
+        if spec.get("verifier") == HARBOR:
+            await lay_out_tests(box, workdir, spec.get("test_files") or ())
+        run = await run_test_command(box, command, workdir, spec, limit_seconds, names_pytest(command))
+        is_finished = run.observed.exit_code is not None and not run.observed.lost
+        return await _with_reward(box, run) if is_finished and spec.get("verifier") == HARBOR else run
 
     def judge(self, run: TestRun, spec: JsonObject, oracle: Oracle | None) -> Verdict:
         return judge_command(run, spec["eval_cmd"], spec, oracle)
@@ -51,11 +57,31 @@ def listed_test_files(spec: JsonObject) -> TestFiles:
     return TestFiles(frozenset(paths) if paths is not None else None, archive)
 
 
-async def run_test_command(box: Sandbox, command: str, workdir: str, spec: JsonObject, limit_seconds: float) -> TestRun:
-    """Run a test command, with the witness unless the row switches it off (`integrity.witness: false`)."""
+async def run_test_command(
+    box: Sandbox, command: str, workdir: str, spec: JsonObject, limit_seconds: float, needs_pytest: bool
+) -> TestRun:
+    """Run a test command, with the witness unless the row switches it off (`integrity.witness: false`).
+
+    `needs_pytest`: only tests of pytest are evidence, because the command names it.
+    """
     started = time.monotonic()
-    observed = await run_tests(box, command, workdir, limit_seconds, _uses_witness(spec))
-    return TestRun(observed, all_tests(observed), time.monotonic() - started, limit_seconds)
+    witness = _uses_witness(spec)
+    observed = await run_tests(box, command, workdir, limit_seconds, witness)
+    outcomes = all_tests(observed)
+    gap = find_gap(observed, outcomes.values(), by_witness=needs_pytest and witness)
+    if not gap and needs_pytest and not witness and not outcomes and not count_printed_tests(observed.log):
+        gap = "pytest printed no test that ran"
+    return TestRun(observed, outcomes, time.monotonic() - started, limit_seconds, gap)
+
+
+async def _with_reward(box: Sandbox, run: TestRun) -> TestRun:
+    """Return the run with the reward in place of the exit code, which means nothing in Harbor's format."""
+    reward = await read_reward(box)
+    observed = replace(run.observed, exit_code=int(reward.value != 1))
+    if reward.value is None:
+        return replace(run, observed=observed, gap=reward.text)
+    gap = find_gap(observed, run.outcomes.values())
+    return replace(run, observed=observed, gap=f"{reward.text}, but {gap}" if gap else "", claim=reward.text)
 
 
 def _uses_witness(spec: JsonObject) -> bool:
@@ -65,19 +91,28 @@ def _uses_witness(spec: JsonObject) -> bool:
 def judge_command(run: TestRun, command: str, spec: JsonObject, oracle: Oracle | None) -> Verdict:
     """Judge a command's exit code and, if it runs pytest, the evidence of the witness.
 
-    Raises GraderFailedError if the box was starved of CPU, or if the command could not start and no gold run shows that
-    it can.
+    Raises GraderFailedError if the box was starved of CPU, and NoEvidenceError.
     """
     observed = run.observed
     log = log_tail(observed.log)
     unfinished = reason_unfinished(run)
     if unfinished:
         return Verdict(False, unfinished, log, run.seconds, tests=run.outcomes, has_oracle=oracle is not None)
-    if observed.exit_code in _COULD_NOT_RUN and not observed.sessions and oracle is None:
-        raise GraderFailedError(f"eval_cmd could not run (exit code {observed.exit_code}): {log.strip()[-400:]}")
     required = _uses_witness(spec) and names_pytest(command)
     judged = judge_sessions(observed, required, spec.get("expected_tests") or (), oracle)
+    if run.gap and not judged.rule:
+        judged = Judgement(False, require_evidence(run, oracle))
     return _verdict(run, judged, log, oracle is not None)
+
+
+def require_evidence(run: TestRun, oracle: Oracle | None) -> str:
+    """Return the run's gap. With an oracle it is the patch's: the gold runs had none.
+
+    Raises NoEvidenceError if there is a gap and no oracle.
+    """
+    if run.gap and oracle is None:
+        raise NoEvidenceError(run.gap, run.observed.log)
+    return run.gap
 
 
 def names_pytest(command: str) -> bool:
@@ -104,7 +139,9 @@ def reason_unfinished(run: TestRun) -> str:
 def _verdict(run: TestRun, judged: Judgement, log: str, has_oracle: bool) -> Verdict:
     exit_code = run.observed.exit_code
     solved = exit_code == 0 and judged.ok
-    reason = judged.reason if judged.rule or (exit_code == 0 and not judged.ok) else f"exit code {exit_code}"
+    reason = run.claim or f"exit code {exit_code}"
+    if judged.rule or run.gap or (exit_code == 0 and not judged.ok):
+        reason = judged.reason
     return Verdict(
         solved,
         reason,

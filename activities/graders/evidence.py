@@ -1,16 +1,24 @@
-"""Judge what the witness observed of a test run: was the runner unchanged, and did every expected test pass?
+"""Judge what was observed of a test run: did it run tests, was the runner unchanged, did every expected test pass?
 
 Pure functions on the host, shared by all graders. A patch's code runs in the runner's process and can change what the
 witness sees, so each of these checks can be deceived by itself; the oracle and the control run do not depend on them.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from activities.graders.diff_sections import FileChange
 from activities.graders.integrity_rules import TAMPERED
 from activities.graders.oracle import Oracle, is_code_missing, module_codes, name_digest, session_canary
+from activities.graders.printed_results import count_printed_tests, find_missing_program
 from activities.graders.run_hidden_tests import RunnerReport, RunnerSession
 
+COULD_NOT_RUN = (126, 127)
+"""A shell's exit codes for "not executable" and "not found"."""
+SIGNALLED = 128
+"""A shell adds the number of the signal that ended a command."""
+_RAN = ("passed", "failed", "xfailed", "xpassed")
 _INSTALLED = ("/site-packages/", "/dist-packages/", "/lib/python")
 
 
@@ -24,6 +32,63 @@ class Judgement:
 
 
 _OK = Judgement(True, "")
+
+
+def find_gap(observed: RunnerReport, outcomes: Collection[str], by_witness: bool = False, by_name: bool = False) -> str:
+    """Return why a run shows nothing of the patch, empty if it shows something.
+
+    The evidence is a test that ran: reported by pytest's witness (`by_witness`), or by name in the log (`by_name`). A
+    command without names is judged by its exit code, unless it says that it ran no test or did not find what it runs.
+    `outcomes`: those of the tests that count. How a run that was ended from outside or from inside is judged, is said
+    by its end.
+    """
+    sessions = observed.top_sessions
+    if observed.lost or observed.exit_code is None or any(map(_was_ended_from_inside, sessions)):
+        return ""
+    if by_witness and not sessions:
+        gap = "pytest never started, or not as itself"
+    elif any(outcome in _RAN for outcome in outcomes) or observed.exit_code > SIGNALLED:
+        return ""
+    elif sessions:
+        gap = "pytest ran no test" if not outcomes else "pytest ran none of the tests that count"
+    elif by_name:
+        gap = "the log names none of the tests that count as run"
+    else:
+        gap = _gap_of_command(observed)
+    missing = find_missing_program(observed.log) if gap else ""
+    return f"{gap}: {missing}" if missing else gap
+
+
+def _was_ended_from_inside(session: RunnerSession) -> bool:
+    """Return whether a session did not end, or not as pytest does: it ends with 0 only if tests ran."""
+    return session.exit is None or (session.exit == 0 and not session.tests)
+
+
+def _gap_of_command(observed: RunnerReport) -> str:
+    num_printed = count_printed_tests(observed.log)
+    if num_printed:
+        return ""
+    if observed.exit_code in COULD_NOT_RUN:
+        return f"the test command could not run (exit code {observed.exit_code})"
+    if find_missing_program(observed.log):
+        return "the test command did not find what it needs"
+    return "the test command ran no test" if num_printed == 0 else ""
+
+
+def names_change(log: str, changes: Iterable[FileChange]) -> bool:
+    """Return whether a log names a line of a file that the patch changed, or a file that it removed or replaced.
+
+    Compilers and tracebacks do; so a run without a test is shown to be the patch's deed.
+    """
+    return any(re.search(_mention_of(change), log, re.MULTILINE) for change in changes)
+
+
+def _mention_of(change: FileChange) -> str:
+    parts = change.path.split("/")
+    last_two, name = re.escape("/".join(parts[-2:])), re.escape(parts[-1])
+    is_gone = change.deleted or len(change.modes) > 1 or change.is_symlink
+    place = r"(?![\w.-])" if is_gone else r"""(?:["']?,? (?:on )?line |[:(])\d"""
+    return rf"""(?:(?<![\w.-]){last_two}|(?:^|[\s"'(]|\./){name}){place}"""
 
 
 def judge_runner(observed: RunnerReport, oracle: Oracle | None = None, required: bool = False) -> Judgement:

@@ -25,14 +25,14 @@ class F2pScriptGrader:
     """The grader of `metadata.remote_env_info.f2p_script`."""
 
     name = "f2p_script"
-    version = "2"
+    version = "3"
 
     def test_files(self, spec: JsonObject) -> TestFiles:
         return listed_test_files(spec)
 
     async def run(self, box: Sandbox, workdir: str, spec: JsonObject, limit_seconds: float) -> TestRun:
         command = _script_command(spec["remote_env_info"]["f2p_script"])
-        return await run_test_command(box, command, workdir, spec, limit_seconds)
+        return await run_test_command(box, command, workdir, spec, limit_seconds, needs_pytest=True)
 
     def judge(self, run: TestRun, spec: JsonObject, oracle: Oracle | None) -> Verdict:
         return judge_command(run, "pytest", spec, oracle)

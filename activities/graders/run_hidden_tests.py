@@ -23,6 +23,7 @@ from ratchet.errors import CommandFailedError, GraderFailedError
 from ratchet.types import JsonObject
 
 RUNNER_STATE = "/run/ratchet"
+WITNESS_DIRECTORY = "/run/ratchet-witness"
 
 
 class UnusableBoxError(GraderFailedError):
@@ -151,7 +152,7 @@ async def _run_tests(box: Sandbox, command: str, workdir: str, seconds: float, w
     nonce = secrets.token_hex(_TOKEN_BYTES)
     tokens = [secrets.token_hex(_TOKEN_BYTES) for _ in range(_NUM_TOKENS)]
     if witness:  # keep the witness on the module path if the command sets PYTHONPATH itself
-        command = _PYTHONPATH.sub(lambda match: f"PYTHONPATH={match[1]}/run/ratchet-witness:", command)
+        command = _PYTHONPATH.sub(lambda match: f"PYTHONPATH={match[1]}{WITNESS_DIRECTORY}:", command)
     await box.write_file(f"{RUNNER_STATE}/run", _script(nonce, tokens, command, workdir, seconds, witness), user="root")
     try:
         result = await box.exec(

@@ -7,11 +7,12 @@ printed log does.
 
 import time
 from dataclasses import dataclass
+from typing import Self
 
 from activities.graders.base import TestFiles, TestRun, Verdict, log_tail
 from activities.graders.diff_sections import split_diff
-from activities.graders.eval_cmd import listed_test_files, names_pytest, reason_unfinished
-from activities.graders.evidence import all_tests, has_passed, judge_runner, look_up
+from activities.graders.eval_cmd import listed_test_files, names_pytest, reason_unfinished, require_evidence
+from activities.graders.evidence import all_tests, find_gap, has_passed, judge_runner, look_up
 from activities.graders.log_parsers import find_log_parser
 from activities.graders.oracle import Oracle
 from activities.graders.run_hidden_tests import RunnerReport, run_tests
@@ -23,7 +24,7 @@ class SweBenchGrader:
     """The grader of `metadata.swe_bench`."""
 
     name = "swe_bench"
-    version = "3"
+    version = "4"
 
     def test_files(self, spec: JsonObject) -> TestFiles:
         """Return the files of `test_patch`, `test_files` and `tests_archive`."""
@@ -37,11 +38,12 @@ class SweBenchGrader:
         started = time.monotonic()
         observed = await run_tests(box, row["test_cmd"], workdir, limit_seconds)
         outcomes = outcomes_of(observed, str(row.get("log_parser") or "pytest"))
-        return TestRun(observed, outcomes, time.monotonic() - started, limit_seconds)
+        gap = TestLists.of_row(row).find_gap(observed, outcomes, names_pytest(row["test_cmd"]))
+        return TestRun(observed, outcomes, time.monotonic() - started, limit_seconds, gap)
 
     def judge(self, run: TestRun, spec: JsonObject, oracle: Oracle | None) -> Verdict:
         row = spec["swe_bench"]
-        lists = TestLists(row["fail_to_pass"], row["pass_to_pass"])
+        lists = TestLists.of_row(row)
         return judge_lists(run, lists, oracle, names_pytest(row["test_cmd"]))
 
 
@@ -54,6 +56,19 @@ class TestLists:
     fail_to_pass: list[str]
     pass_to_pass: list[str]
 
+    @classmethod
+    def of_row(cls, row: JsonObject) -> Self:
+        """Return the lists of `metadata.swe_bench` or `metadata.swepro`."""
+        return cls(row["fail_to_pass"], row["pass_to_pass"])
+
+    def find_gap(self, observed: RunnerReport, outcomes: dict[str, str], required: bool) -> str:
+        """Return why a run shows nothing of the patch: none of the listed tests ran, and no other test failed."""
+        if not self.fail_to_pass:
+            return "the row names no test that fails without a solution"
+        seen = [look_up(outcomes, name) for name in (*self.fail_to_pass, *self.pass_to_pass)]
+        seen += [outcome for outcome in outcomes.values() if outcome == "failed"]
+        return find_gap(observed, seen, required, by_name=True)
+
 
 def outcomes_of(observed: RunnerReport, log_parser: str) -> dict[str, str]:
     """Return name → outcome from the witness, or from the printed log if there was no witness."""
@@ -63,11 +78,13 @@ def outcomes_of(observed: RunnerReport, log_parser: str) -> dict[str, str]:
 def judge_lists(run: TestRun, lists: TestLists, oracle: Oracle | None, required: bool) -> Verdict:
     """Judge by two lists of tests: solved if all of both passed and the runner was not tampered with.
 
-    `required`: pytest must have run, because the command names it; a printed log alone does not count then.
+    `required`: pytest must have run, because the command names it; a printed log alone does not count then. Raises
+    GraderFailedError if the box was starved of CPU, and NoEvidenceError.
     """
     tests = {name: look_up(run.outcomes, name) for name in [*lists.fail_to_pass, *lists.pass_to_pass]}
     unfinished = reason_unfinished(run)
     truthful = judge_runner(run.observed, oracle, required)
+    gap = "" if unfinished or truthful.rule else require_evidence(run, oracle)
     fixed = _passed(lists.fail_to_pass, tests, oracle, may_xfail=False)
     kept = _passed(lists.pass_to_pass, tests, oracle, may_xfail=True)
     if not truthful.ok:  # the counts of a changed runner are worthless
@@ -79,8 +96,9 @@ def judge_lists(run: TestRun, lists: TestLists, oracle: Oracle | None, required:
     )
     passed = bool(tests) and wrong is None
     return Verdict(
-        solved=not unfinished and truthful.ok and passed,
+        solved=not unfinished and not gap and truthful.ok and passed,
         reason=unfinished
+        or gap
         or truthful.reason
         or counts + ("" if wrong is None else f"; first wrong: {wrong} ({tests[wrong]})"),
         log=log_tail(run.observed.log),

@@ -31,7 +31,7 @@ class SweBenchProGrader:
     """The grader of `metadata.swepro`."""
 
     name = "swepro"
-    version = "3"
+    version = "4"
 
     def test_files(self, spec: JsonObject) -> TestFiles:
         row = spec["swepro"]
@@ -48,12 +48,12 @@ class SweBenchProGrader:
         observed = await run_tests(box, command, workdir, limit_seconds)
         parsed = await _parse(box, row["parser_script"], observed)
         outcomes = confirm_outcomes(parsed, all_tests(observed))
-        return TestRun(observed, outcomes, time.monotonic() - started, limit_seconds)
+        gap = TestLists.of_row(row).find_gap(observed, outcomes, names_pytest(row["run_script"]))
+        return TestRun(observed, outcomes, time.monotonic() - started, limit_seconds, gap)
 
     def judge(self, run: TestRun, spec: JsonObject, oracle: Oracle | None) -> Verdict:
         row = spec["swepro"]
-        lists = TestLists(row["fail_to_pass"], row["pass_to_pass"])
-        return judge_lists(run, lists, oracle, names_pytest(row["run_script"]))
+        return judge_lists(run, TestLists.of_row(row), oracle, names_pytest(row["run_script"]))
 
 
 def confirm_outcomes(parsed: dict[str, str], seen: dict[str, str]) -> dict[str, str]:

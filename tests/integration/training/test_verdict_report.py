@@ -78,7 +78,7 @@ async def test_what_admission_knows(database: Database, run_id: str) -> None:
         await make_group(connection, run_id, 0, [1.0])
         of_run = select(RolloutTable.task_id).where(RolloutTable.run_id == run_id)
         task = (await connection.execute(of_run)).scalar_one()
-        version = GraderVersion("eval_cmd", "3")
+        version = GraderVersion("eval_cmd", "4")
         await admissions.store_broken_oracle(connection, task, version, 2, {"a": 1})
         assert (await admissions.task_oracle(connection, task, version)).broken == {}, "it is not admitted"
         for repeat in (1, 0, 1):
