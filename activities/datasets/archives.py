@@ -34,6 +34,13 @@ def pack_archive(files: Mapping[str, File]) -> str:
     return base64.b64encode(buffer.getvalue()).decode()
 
 
+def read_packed(archive: str, name: str) -> str:
+    """Return a text file of `metadata.tests_archive`, empty if the archive does not have it."""
+    with tarfile.open(fileobj=io.BytesIO(base64.b64decode(archive))) as tar:
+        member = tar.extractfile(name) if name in tar.getnames() else None
+        return "" if member is None else member.read().decode(errors="replace")
+
+
 def unpack_archive(archive: Path) -> dict[str, File]:
     """Return the regular files below the archive's top directory, without writing them.
 

@@ -4,16 +4,23 @@
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
+from activities.datasets.archives import read_packed
+from activities.graders.reward_file import HARBOR
 from ratchet.config import RunConfig
 from ratchet.store.tasks import TaskFields
+from ratchet.types import JsonObject
 
 _CHARACTERS_PER_TOKEN = 4.0
 _PROMPT_SHARE = 0.5
 HARNESS_PROMPT_TOKENS = {"claude_code": 12_000}
 """Approximate tokens that an agent program sends before the task (system prompt, tool schemas), if they are many."""
 _NAMES_PYTEST = re.compile(r"\b(?:pytest|py\.test)\b")
+
+_NEEDS_NETWORK = re.compile(
+    r"\b(?:uvx|uv (?:pip|run|sync|tool)|curl|wget|apt(?:-get)?|pip3? install|npx|npm (?:ci|i|install)|git clone)\b"
+)
 
 
 def lint_config(config: RunConfig, longest_statement: int = 0) -> list[str]:
@@ -50,8 +57,22 @@ def lint_rows(rows: Iterable[TaskFields]) -> list[str]:
         labels.add(row["label"])
         if not spec.get("gold_patch"):
             found.setdefault("have no gold_patch, so they can never be admitted", []).append(row["label"])
-        if row["grader"] == "eval_cmd" and not _NAMES_PYTEST.search(spec["eval_cmd"]):
-            found.setdefault("are graded by an exit code alone, which the code under test can fake", []).append(
-                row["label"]
-            )
+        if row["grader"] == "eval_cmd":
+            for what in _lint_command(spec):
+                found.setdefault(what, []).append(row["label"])
     return [f"{len(names)} rows {what}; first {names[0]}" for what, names in found.items()]
+
+
+def _lint_command(spec: JsonObject) -> Iterator[str]:
+    command = str(spec["eval_cmd"])
+    is_harbor = spec.get("verifier") == HARBOR
+    if is_harbor:
+        command = read_packed(spec["tests_archive"], "tests/test.sh")
+    if not _NAMES_PYTEST.search(command):
+        evidence = "a reward file" if is_harbor else "an exit code"
+        yield f"are graded by {evidence} alone, which the code under test can fake"
+    if is_harbor and (needed := _NEEDS_NETWORK.search(command)):
+        yield (
+            f"have a tests/test.sh that calls `{needed[0]}`, and grading boxes have no network; "
+            "use an image that has what the script needs"
+        )

@@ -14,6 +14,7 @@ from pyarrow import parquet
 
 from activities.datasets.base import Problem
 from activities.datasets.formats import check_rows, dataset_digest, read_rows
+from activities.datasets.lints import lint_rows
 from ratchet.built_images import is_built
 from ratchet.config import DatasetConfig
 from ratchet.errors import DatasetError
@@ -256,6 +257,29 @@ def test_harbor_directories(tmp_path: Path) -> None:
         row["spec"]["test_files"] == ["tests/data/x", "tests/test.sh"] and row["spec"]["problem_statement"] == "do it"
     )
     assert only(DatasetConfig(path=str(tmp_path / "tasks" / "one")))["row_digest"] == row["row_digest"]
+    assert (row["spec"]["eval_cmd"], row["spec"]["verifier"]) == ("bash /tests/test.sh", "harbor")
+
+
+@pytest.mark.parametrize(
+    ("script", "warnings"),
+    [
+        ("pytest /tests", []),
+        ("apt-get update; uvx pytest /tests", ["calls `apt-get`, and grading boxes have no network"]),
+        ("grep -q done /app/out", ["graded by a reward file alone"]),
+    ],
+)
+def test_a_harbor_script_that_cannot_work_is_named(tmp_path: Path, script: str, warnings: list[str]) -> None:
+    dataset = harbor(tmp_path)
+    (tmp_path / "tasks" / "one" / "tests" / "test.sh").write_text(script)
+    found = [text for text in lint_rows([only(dataset)]) if "gold_patch" not in text]
+    assert len(found) == len(warnings) and all(map(str.__contains__, found, warnings)), found
+
+
+@pytest.mark.parametrize("names", [[], "[]", "", [""], [" "], None])
+def test_a_row_whose_tests_have_no_names_is_refused(tmp_path: Path, names: Any) -> None:
+    for row in (SWE, PRO):
+        (problem,) = check_rows(jsonl(tmp_path / "d.jsonl", {**row, "FAIL_TO_PASS": names}))
+        assert isinstance(problem, Problem), row
 
 
 def test_harbor_without_an_image_is_named(tmp_path: Path) -> None:
