@@ -46,12 +46,12 @@ class RolloutRecordActivities:
     async def claim(self, input: RolloutInput) -> Claim:
         """Make this workflow run the rollout's owner and return its limits; an ended rollout is returned unchanged."""
         info = activity.info()
-        assert info.workflow_run_id is not None
+        assert info.workflow_id is not None and info.workflow_run_id is not None
         if input.rollout_id is None:
             raise BugError("a rollout without a row is made by `prepare_rollout` first")
         config = await self.configs.of_rollout(input.rollout_id)
         async with self.database.begin() as connection:
-            claimed = await rollouts.claim_rollout(connection, input.rollout_id, info.workflow_run_id)
+            claimed = await rollouts.claim_rollout(connection, input.rollout_id, info.workflow_id, info.workflow_run_id)
             task = await tasks.task_label_of_rollout(connection, input.rollout_id)
         limits = config.limits
         return Claim(
@@ -145,12 +145,17 @@ def _record_spans(trace: RolloutTrace, rollout_id: int, ended: EndedRollout) -> 
 
 
 def _require_ownership(input: FinaliseInput, facts: RolloutFacts) -> None:
-    """Raise FencedError if the workflow run that wants to end the rollout is an earlier one.
+    """Raise FencedError if another workflow has the rollout, or if an earlier run of its workflow wants to end it.
 
     A claim gives the rollout a higher attempt than all earlier ones. A run that was reset to a point behind its claim
     is not the owner, and has the same attempt; its verdict counts.
     """
-    is_owner = facts.owner == activity.info().workflow_run_id
+    info = activity.info()
+    is_owner = facts.owner == info.workflow_run_id
+    if facts.workflow_id != info.workflow_id:
+        raise FencedError(
+            f"rollout {input.rollout_id} is that of {facts.workflow_id}, so {info.workflow_id} may not end it"
+        )
     if input.attempt < facts.attempt or (input.grade_id is None and not is_owner):
         raise FencedError(
             f"rollout {input.rollout_id} is at attempt {facts.attempt} of workflow run {facts.owner}; "
@@ -170,8 +175,8 @@ def _result(rollout_id: int, outcome: str, reward: float | None, agent_exit: str
 async def _graded_patch(connection: AsyncConnection, input: FinaliseInput) -> _GradedPatch | None:
     if input.grade_id is None:
         return None
-    grade = await grades.get_grade(connection, input.grade_id)
-    return _GradedPatch(grade, await rollouts.get_patch(connection, grade.patch_id))
+    grade = await grades.get_grade(connection, input.grade_id, input.rollout_id)
+    return _GradedPatch(grade, await rollouts.get_patch(connection, grade.patch_id, input.rollout_id))
 
 
 def _outcome(

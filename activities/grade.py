@@ -104,7 +104,7 @@ class GradeActivities:
                 raise
             async with self.database.begin() as connection:
                 await grades.record_control(connection, input.grade_id, verdict)
-                grade = await grades.get_grade(connection, input.grade_id)
+                grade = await grades.get_grade(connection, input.grade_id, input.rollout_id, patch.id)
                 await sandboxes.want_sandbox_release(connection, context.sandbox_id, VERDICT_STORED)
             await try_kill_box(self.database, self.provider, context.sandbox_id, context.provider_id)
         used = time.monotonic() - started
@@ -155,7 +155,7 @@ class GradeActivities:
     async def _patch(self, input: StageInput) -> PatchTable:
         assert input.patch_id is not None
         async with self.database.begin() as connection:
-            return await rollouts.get_patch(connection, input.patch_id)
+            return await rollouts.get_patch(connection, input.patch_id, input.rollout_id)
 
     async def _judge(self, context: StageContext, patch: PatchTable) -> PatchJudge:
         grader = find_grader(self.graders, context.input.grader or context.task.grader)

@@ -81,12 +81,15 @@ class RegradeActivities:
         config = await self.configs.of_rollout(input.rollout_id)
         async with self.database.begin() as connection:
             facts = await rollouts.lock_rollout(connection, input.rollout_id)
-            given = [await grades.get_grade(connection, grade_id) for grade_id in input.grade_ids]
+            given = [
+                await grades.get_grade(connection, grade_id, input.rollout_id, input.patch_id)
+                for grade_id in input.grade_ids
+            ]
             if not given:
                 return RegradedResult(rollout_id=input.rollout_id, graded=0, solved=0, changed=False, adopted=False)
             spread = reward_spread(given)
             old = await rollouts.rewarding_grade(connection, input.rollout_id)
-            before = await grades.get_grade(connection, old) if old is not None else None
+            before = await grades.get_grade(connection, old, input.rollout_id) if old is not None else None
             now = (spread.decisive.solved, spread.decisive.rejected)
             changed = before is None or (before.solved, before.rejected) != now
             adopted = input.adopt and await _adopt(connection, input, spread.decisive, config, facts.group_id)
@@ -105,7 +108,7 @@ async def _adopt(
     """
     if await retention.is_pruned(connection, await rollouts.run_of_rollout(connection, input.rollout_id)):
         return False
-    patch = await rollouts.get_patch(connection, input.patch_id)
+    patch = await rollouts.get_patch(connection, input.patch_id, input.rollout_id)
     built = await build_rollout_chains(connection, input.rollout_id, patch.attempt, config)
     agent_exit = await rollouts.agent_exit_of(connection, input.rollout_id, patch.attempt)
     values: OutcomeValues = {

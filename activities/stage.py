@@ -14,12 +14,20 @@ from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar
 
 import structlog
+from sqlalchemy.exc import NoResultFound
 from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError, RPCStatusCode
 
 from ratchet.background_task import running_beside
-from ratchet.errors import BugError, RatchetError, SandboxBusyError, TemporalUnavailableError, WorkerHostError
+from ratchet.errors import (
+    BugError,
+    FencedError,
+    RatchetError,
+    SandboxBusyError,
+    TemporalUnavailableError,
+    WorkerHostError,
+)
 from ratchet.machine_faults import describe_refusal, is_machine_fault
 from ratchet.secrets import without_secrets
 from ratchet.storable_text import storable_text
@@ -93,6 +101,12 @@ def activity_stage(name: str) -> Callable[[Callable[P, Awaitable[R]]], Callable[
             # From None: Temporal stores the causes of an error, too, and their stack traces.
             except RatchetError as error:
                 raise _as_application_error(error, time.monotonic() - started) from None
+            except NoResultFound:
+                missing = FencedError(
+                    f"{name}: the store lacks a row that the workflow names; its state may be an older one"
+                )
+                _LOG.warning("row missing", stage=name, traceback=traceback.format_exc())
+                raise _as_application_error(missing, time.monotonic() - started) from None
             except (OSError, RPCError) as error:
                 seconds = time.monotonic() - started
                 if (outage := _outage(name, error)) is None:

@@ -7,6 +7,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import aliased
 
+from ratchet.errors import FencedError
 from ratchet.grading_payloads import StoredPatch
 from ratchet.store.schema import GradeTable, PatchTable, RolloutGroupTable, RolloutTable, SandboxTable
 from ratchet.types import JsonObject
@@ -70,8 +71,19 @@ async def record_control(connection: AsyncConnection, grade_id: int, verdict: Co
     await connection.execute(update(GradeTable).where(GradeTable.id == grade_id, is_new).values(**values))
 
 
-async def get_grade(connection: AsyncConnection, grade_id: int) -> GradeTable:
-    return GradeTable(**(await connection.execute(select(GradeTable).where(GradeTable.id == grade_id))).one()._mapping)
+async def get_grade(
+    connection: AsyncConnection, grade_id: int, rollout_id: int, patch_id: int | None = None
+) -> GradeTable:
+    """Return a grade of the rollout, and of this patch of it unless None. Raises FencedError if there is none."""
+    statement = select(GradeTable).where(GradeTable.id == grade_id, GradeTable.rollout_id == rollout_id)
+    if patch_id is not None:
+        statement = statement.where(GradeTable.patch_id == patch_id)
+    row = (await connection.execute(statement)).one_or_none()
+    if row is None:
+        raise FencedError(
+            f"rollout {rollout_id} has no grade {grade_id}" + (f" of patch {patch_id}" if patch_id else "")
+        )
+    return GradeTable(**row._mapping)
 
 
 async def grade_of_workflow(connection: AsyncConnection, patch_id: int, workflow_id: str) -> GradeTable | None:

@@ -11,7 +11,7 @@ from sqlalchemy import and_, func, select, update
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.errors import BugError, FencedError
+from ratchet.errors import FencedError
 from ratchet.store import groups, sandboxes
 from ratchet.store.schema import (
     AttemptTable,
@@ -105,21 +105,18 @@ async def create_adhoc_rollout(connection: AsyncConnection, new: AdhocRollout) -
     )
 
 
-async def claim_rollout(connection: AsyncConnection, rollout_id: int, owner: str) -> ClaimedAttempt:
-    """Make `owner`, a Temporal run id, the only workflow run whose stages may write.
+async def claim_rollout(connection: AsyncConnection, rollout_id: int, workflow_id: str, owner: str) -> ClaimedAttempt:
+    """Make `owner`, a run id of Temporal of the workflow, the only workflow run whose stages may write.
 
     A rollout with an outcome is returned unchanged. If another workflow run owned it, for example before a reset in the
     UI, it gets a new attempt and continues from its stored patch if it has one; its sessions are closed and its boxes
     marked for release, because the sweep spares the boxes of a running workflow. A repeated claim by the same owner
-    changes nothing.
+    changes nothing. Raises FencedError if the workflow has no rollout of this id.
     """
-    row = (
-        await connection.execute(
-            select(RolloutTable).where(RolloutTable.id == rollout_id).with_for_update(key_share=True)
-        )
-    ).one_or_none()
+    mine = select(RolloutTable).where(RolloutTable.id == rollout_id, RolloutTable.workflow_id == workflow_id)
+    row = (await connection.execute(mine.with_for_update(key_share=True))).one_or_none()
     if row is None:
-        raise BugError(f"rollout {rollout_id} has no row")
+        raise FencedError(f"{workflow_id} has no rollout {rollout_id}")
     attempt = row.attempt
     if row.outcome is None and row.owner != owner:
         await connection.execute(
@@ -226,8 +223,13 @@ async def store_patch(connection: AsyncConnection, patch: NewPatch) -> int:
     return int((await connection.execute(statement)).scalar_one())
 
 
-async def get_patch(connection: AsyncConnection, patch_id: int) -> PatchTable:
-    return PatchTable(**(await connection.execute(select(PatchTable).where(PatchTable.id == patch_id))).one()._mapping)
+async def get_patch(connection: AsyncConnection, patch_id: int, rollout_id: int) -> PatchTable:
+    """Return a patch of the rollout. Raises FencedError if the rollout has none of this id."""
+    statement = select(PatchTable).where(PatchTable.id == patch_id, PatchTable.rollout_id == rollout_id)
+    row = (await connection.execute(statement)).one_or_none()
+    if row is None:
+        raise FencedError(f"rollout {rollout_id} has no patch {patch_id}")
+    return PatchTable(**row._mapping)
 
 
 async def patch_of_attempt(connection: AsyncConnection, rollout_id: int, attempt: int) -> PatchTable | None:
@@ -251,6 +253,7 @@ class RolloutFacts:
     agent_exit: str | None
     purpose: str
     owner: str | None
+    workflow_id: str
 
 
 async def lock_rollout(connection: AsyncConnection, rollout_id: int) -> RolloutFacts:
@@ -272,7 +275,15 @@ async def lock_rollout(connection: AsyncConnection, rollout_id: int) -> RolloutF
     )
     agent_exit = (await connection.execute(statement)).scalar_one_or_none()
     return RolloutFacts(
-        row.outcome, row.reward, row.group_id, row.run_id, row.attempt, agent_exit, row.purpose, row.owner
+        row.outcome,
+        row.reward,
+        row.group_id,
+        row.run_id,
+        row.attempt,
+        agent_exit,
+        row.purpose,
+        row.owner,
+        row.workflow_id,
     )
 
 

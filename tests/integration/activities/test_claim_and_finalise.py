@@ -1,6 +1,8 @@
 """A rollout is ended by the workflow run that owns it, not by an earlier life of its workflow."""
 
+import contextlib
 import dataclasses
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,10 @@ from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
 from activities.claim_and_finalise import RolloutRecordActivities
+from activities.group_members import GroupRecordActivities
 from activities.run_configs import RunConfigs
-from ratchet.payloads import FinaliseInput, RolloutInput, RolloutResult
+from ratchet.errors import FencedError
+from ratchet.payloads import FinaliseInput, GroupInput, MemberInput, RolloutInput, RolloutResult
 from ratchet.storable_text import storable_text
 from ratchet.store import grades, rollouts
 from ratchet.store.arrays import pack_text
@@ -22,11 +26,17 @@ from ratchet.temporal_settings import load_temporal_settings
 from tests.integration.training.records import make_config, make_group, make_run
 
 
-def life(name: str) -> ActivityEnvironment:
-    """Run activities as those of the workflow run `name`."""
+def life(name: str, workflow_id: str) -> ActivityEnvironment:
+    """Run activities as those of the run `name` of a workflow."""
     environment = ActivityEnvironment()
-    environment.info = dataclasses.replace(environment.info, workflow_run_id=name)
+    environment.info = dataclasses.replace(environment.info, workflow_run_id=name, workflow_id=workflow_id)
     return environment
+
+
+async def workflow_of(database: Database, rollout_id: int) -> str:
+    async with database.begin() as connection:
+        found = select(RolloutTable.workflow_id).where(RolloutTable.id == rollout_id)
+        return str((await connection.execute(found)).scalar_one())
 
 
 @pytest.fixture
@@ -54,12 +64,14 @@ async def claim_twice(database: Database, activities: RolloutRecordActivities) -
     async with database.begin() as connection:
         rollout_id = int((await connection.execute(select(RolloutTable.id).limit(1))).scalar_one())
     for name in ("old life", "new life"):
-        await life(name).run(activities.claim, RolloutInput(rollout_id=rollout_id))
+        workflow = life(name, await workflow_of(database, rollout_id))
+        await workflow.run(activities.claim, RolloutInput(rollout_id=rollout_id))
     return rollout_id
 
 
 async def end(activities: RolloutRecordActivities, name: str, input: FinaliseInput) -> RolloutResult:
-    return await life(name).run(activities.finalise, input)
+    workflow = life(name, await workflow_of(activities.database, input.rollout_id))
+    return await workflow.run(activities.finalise, input)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +100,72 @@ async def test_the_verdict_of_a_run_that_was_reset_behind_its_claim_counts(
     grade_id = await graded(database, rollout_id, 2)
     found = await end(activities, "reset life", FinaliseInput(rollout_id=rollout_id, attempt=2, grade_id=grade_id))
     assert (found.outcome, found.reward) == ("graded", 1.0)
+
+
+async def two_rollouts(database: Database) -> list[int]:
+    async with database.begin() as connection:
+        return list((await connection.execute(select(RolloutTable.id).order_by(RolloutTable.id))).scalars())
+
+
+@contextlib.asynccontextmanager
+async def fenced(reason: str) -> AsyncIterator[None]:
+    """Expect that the block's activity is refused as a stale one, and not as a bug."""
+    with pytest.raises(ApplicationError, match=reason) as refused:
+        yield
+    assert refused.value.type == "FencedError" and refused.value.non_retryable
+
+
+async def test_a_grade_of_another_rollout_ends_none(database: Database, activities: RolloutRecordActivities) -> None:
+    """Ids are given again after a restore of the store to an older state."""
+    mine = await claim_twice(database, activities)
+    other = next(one for one in await two_rollouts(database) if one != mine)
+    grade_id = await graded(database, other, 1)
+    async with fenced(f"rollout {mine} has no grade {grade_id}"):
+        await end(activities, "new life", FinaliseInput(rollout_id=mine, attempt=2, grade_id=grade_id))
+    async with database.begin() as connection:
+        assert await rollouts.is_rollout_open(connection, mine)
+        with pytest.raises(FencedError):
+            await grades.get_grade(connection, grade_id, other, patch_id=10**9)
+        patch_id = (await grades.get_grade(connection, grade_id, other)).patch_id
+        with pytest.raises(FencedError):
+            await rollouts.get_patch(connection, patch_id, mine)
+
+
+async def test_a_grade_that_the_store_has_lost_ends_no_rollout(
+    database: Database, activities: RolloutRecordActivities
+) -> None:
+    mine = await claim_twice(database, activities)
+    async with fenced("has no grade 999999"):
+        await end(activities, "new life", FinaliseInput(rollout_id=mine, attempt=2, grade_id=999999))
+
+
+async def test_a_rollout_that_has_the_id_of_another_is_neither_claimed_nor_ended(
+    database: Database, activities: RolloutRecordActivities
+) -> None:
+    mine, other = (await two_rollouts(database))[:2]
+    foreign = life("a life", await workflow_of(database, other))
+    async with fenced("has no rollout"):
+        await foreign.run(activities.claim, RolloutInput(rollout_id=mine))
+    await life("a life", await workflow_of(database, mine)).run(activities.claim, RolloutInput(rollout_id=mine))
+    grade_id = await graded(database, mine, 1)
+    async with fenced("may not end it"):
+        await foreign.run(activities.finalise, FinaliseInput(rollout_id=mine, attempt=1, grade_id=grade_id))
+    async with database.begin() as connection:
+        assert await rollouts.is_rollout_open(connection, mine)
+
+
+async def test_rows_that_the_store_has_lost_are_fenced(database: Database, activities: RolloutRecordActivities) -> None:
+    lost = 10**9
+    some = life("a life", "rollout/lost")
+    members = GroupRecordActivities(database, activities.settings, activities.configs)
+    async with fenced("lacks a row"):
+        await some.run(activities.claim, RolloutInput(rollout_id=lost))
+    async with fenced("lacks a row"):
+        await some.run(activities.finalise, FinaliseInput(rollout_id=lost, attempt=1, failure="infra_failed"))
+    async with fenced("lacks a row"):
+        await some.run(members.replace_member, MemberInput(rollout_id=lost))
+    async with fenced("lacks a row"):
+        await some.run(members.settle_group, GroupInput(group_id=lost))
 
 
 async def test_a_claim_does_not_read_the_whole_task(database: Database, activities: RolloutRecordActivities) -> None:

@@ -46,7 +46,7 @@ async def test_a_control_run_is_stored_once(database: Database, run_id: str) -> 
         async with database.begin() as connection:
             for verdict in verdicts:
                 await grades.record_control(connection, grade_id, verdict)
-            grade = await grades.get_grade(connection, grade_id)
+            grade = await grades.get_grade(connection, grade_id, rollout_id)
         assert grade.control == [verdicts[0].result] and grade.rejected == verdicts[0].rejected
         assert grade.solved != grade.rejected and grade.tests == {"t\\0": "passed"} and grade.has_oracle
 

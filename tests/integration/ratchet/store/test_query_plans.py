@@ -160,7 +160,8 @@ async def read_what_is_read_often(connection: AsyncConnection, run_id: str) -> N
     await groups.get_group(connection, group_id)
     await groups.open_group_members(connection, group_id)
     await groups.settle_group(connection, group_id, accept_failed=False)
-    await rollouts.claim_rollout(connection, rollout_id, "w")
+    workflow_id = (await list_rollout_lines(connection, RolloutFilter(run_id=run_id), 1))[0].workflow_id
+    await rollouts.claim_rollout(connection, rollout_id, workflow_id, "w")
     await rollouts.take_fence(connection, rollout_id, 1)
     await rollouts.lock_rollout(connection, rollout_id)
     await rollouts.claimed_and_open(connection)
