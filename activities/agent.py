@@ -30,7 +30,6 @@ from ratchet.errors import (
     CommandFailedError,
     RatchetError,
     SandboxBusyError,
-    SandboxGoneError,
     StoreUnavailableError,
 )
 from ratchet.payloads import AgentResult, StageInput
@@ -71,17 +70,11 @@ class AgentActivities:
         Raises SandboxGoneError if the box dies, GuardSpentError if the guard ends the program before its budget is
         used or if the program does not end at the guard.
         """
-        started = time.monotonic()
         try:
             return await self._run_agent(input)
         except SandboxBusyError:  # retried, also if only this box is out of reach, so it must end at last
             async with heartbeating():
                 await require_wall_time(self.database, self.configs, input, _GRACE_SECONDS)
-            raise
-        except SandboxGoneError as error:
-            # Not the time for which the agent waited for an engine or an adapter.
-            waited_seconds = (await self._session_progress(input)).waited_seconds
-            error.used_seconds = max(0.0, time.monotonic() - started - waited_seconds)
             raise
 
     async def _run_agent(self, input: StageInput) -> AgentResult:

@@ -18,6 +18,7 @@ from ratchet.config import RunConfig, SandboxConfig
 from ratchet.errors import SandboxBusyError
 from ratchet.payloads import LiveSandbox, StageInput, StageResult
 from ratchet.store import box_cap, rollouts, sandboxes, sessions, tasks
+from ratchet.store.box_failures import ENDED_BY_HOST
 from ratchet.store.database import Database
 from ratchet.store.sandboxes import LedgerRow, NewSandbox
 from ratchet.types import MODEL_NAME, SandboxRole, SandboxState
@@ -92,10 +93,14 @@ class BootActivities:
         )
 
     async def _is_further_box(self, input: StageInput) -> bool:
-        """Return whether another box of this role has failed. A solved verdict's control run gets its box."""
+        """Return whether the guard decides on this box: another box of this role has failed.
+
+        It does not decide on boxes of which a verdict consists: those of control runs, and the second box of a patch
+        that is suspected.
+        """
         if input.role is SandboxRole.AGENT:
             return input.attempt > 1
-        if input.grade_id is not None:
+        if input.grade_id is not None or input.suspected:
             return False
         workflow_id = activity.info().workflow_id
         assert workflow_id is not None
@@ -168,7 +173,8 @@ class BootActivities:
     async def release(self, input: StageInput) -> StageResult:
         """Kill all boxes that the rollout still holds."""
         async with self.database.begin() as connection:
-            rows = await sandboxes.want_release_of_rollout(connection, input.rollout_id, "rollout ended")
+            reason = ENDED_BY_HOST if input.ended_by_host else "rollout ended"
+            rows = await sandboxes.want_release_of_rollout(connection, input.rollout_id, reason)
         await kill_and_record(self.database, self.provider, rows)
         return StageResult()
 

@@ -9,7 +9,6 @@ import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio import activity
 
-from activities.box_lifecycle import guard_seconds
 from activities.outcomes import RolloutChains, build_rollout_chains, compute_outcome
 from activities.run_configs import RunConfigs
 from activities.stage import activity_stage
@@ -65,7 +64,6 @@ class RolloutRecordActivities:
             patch_id=claimed.patch_id,
             agent_budget_seconds=limits.agent_seconds,
             eval_budget_seconds=limits.eval_seconds,
-            guard_seconds=guard_seconds(config, self.settings),
             box_tries=self.settings.rollout.box_tries,
             grade_tries=self.settings.rollout.grade_tries,
             stages=self.settings.all_stages(limits.workspace_seconds, limits.eval_seconds),

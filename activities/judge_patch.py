@@ -21,7 +21,7 @@ from activities.graders.broken_oracles import (
     spec_sources,
     validated,
 )
-from activities.graders.evidence import names_change
+from activities.graders.evidence import COULD_NOT_RUN, names_change
 from activities.graders.flags import Flag, static_flags
 from activities.graders.integrity_rules import RULES
 from activities.graders.oracle import Oracle
@@ -38,7 +38,9 @@ from ratchet.types import JsonObject
 _LISTED_TEST = RULES[0].name
 """The rule whose files are left out under either policy, because honest patches edit tests, too."""
 _MAX_TEST_FILES = 20
-_NEXT_BOX = "the next box shows whose fault it is"
+_SIGNALLED = 128
+"""A shell adds the number of the signal that ended a command."""
+_NEXT_BOX = "a second box shows whose fault it is"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +132,8 @@ def find_grader(graders: Mapping[str, Grader], name: str) -> Grader:
 class PatchJudge:
     """Judges patches of one task. `base_commit` None: any base commit is accepted. `controlled`: a solved verdict gets
     a control run, or the patch is the task's own, so edits of test support that honest work needs are kept.
-    `tries_left`: further boxes that would be tried if this one gives no verdict. While there are some, a box that could
-    not run the tests makes the patch suspect only (SuspectPatchError).
+    `is_final`: the word of this box counts alone. If not, a box in which no test failed makes the patch suspect
+    (SuspectPatchError), and a second box decides.
     """
 
     grader: Grader
@@ -140,7 +142,7 @@ class PatchJudge:
     known: KnownRuns = KnownRuns()
     base_commit: str | None = None
     controlled: bool = False
-    tries_left: int = 0
+    is_final: bool = True
 
     async def judge(self, box: Sandbox, diff: bytes) -> JudgedPatch:
         """Run the hidden tests on the patch in a fresh box and judge the run.
@@ -229,12 +231,19 @@ class PatchJudge:
         if done.run is None:
             assert done.not_run is not None, "a run without tests has a verdict"
             return done.not_run
-        if done.run.observed.lost and self.tries_left:
-            raise SuspectPatchError(f"the tests' report was lost with their supervision; {_NEXT_BOX}")
         try:
-            return self.grader.judge(done.run, self.task.spec, oracle)
+            verdict = self.grader.judge(done.run, self.task.spec, oracle)
         except GraderFailedError as error:
             return self._blamed(done.prepared, error)
+        if not verdict.solved and not verdict.rejected:
+            self._suspect(_why_no_test_failed(done.run, oracle))
+        return verdict
+
+    def _suspect(self, deed: str) -> None:
+        """Raise SuspectPatchError if the box's word is not final and `deed`, which it saw instead of a failed test, is
+        not empty."""
+        if deed and not self.is_final:
+            raise SuspectPatchError(f"{deed}; {_NEXT_BOX}")
 
     def _not_run(self, prepared: PreparedBox) -> Verdict | None:
         """Return the verdict of a patch whose tests need not run, None if they have to."""
@@ -245,11 +254,9 @@ class PatchJudge:
             names = ", ".join(sorted({f"{finding.rule} ({finding.path})" for finding in runner_findings}))
             reason = f"the patch brings files that could change the runner: {names}"
             return Verdict(False, reason, "", 0.0, rejected=True, rule=runner_findings[0].rule)
-        if not prepared.applies:
-            return Verdict(False, "the patch does not apply to its own base commit", prepared.log, 0.0)
-        if prepared.blame and self.tries_left:
-            raise SuspectPatchError(f"{prepared.blame}; {_NEXT_BOX}")
-        return Verdict(False, prepared.blame, prepared.log, 0.0) if prepared.blame else None
+        deed = prepared.blame if prepared.applies else "the patch does not apply to its own base commit"
+        self._suspect(deed)
+        return Verdict(False, deed, prepared.log, 0.0) if deed else None
 
     def _blamed(self, prepared: PreparedBox, error: GraderFailedError) -> Verdict:
         """Return `not solved` if the patch is to blame for an error of the grader, else raise the error.
@@ -263,8 +270,7 @@ class PatchJudge:
             is_healthy = names_change(error.log, [one for one in prepared.changes if one.path not in dropped])
         if isinstance(error, UnusableBoxError) or not is_healthy:
             raise error
-        if self.tries_left:
-            raise SuspectPatchError(f"{error}; {_NEXT_BOX}") from error
+        self._suspect(str(error))
         log = log_tail(error.log) if isinstance(error, NoEvidenceError) else ""
         return Verdict(False, f"the patch took away what the tests need: {error}", log, 0.0)
 
@@ -274,3 +280,28 @@ class PatchJudge:
                 path = f"{self.task.workdir}/{target}"
                 source = await box.read_file(path, user="root")
                 await box.write_file(path, apply_edits(broken, target, source), user="root")
+
+
+def _why_no_test_failed(run: TestRun, oracle: Oracle | None) -> str:
+    """Return what a run that is not solved shows instead of a failed test; empty if a test ran and failed.
+
+    A patch can do each of it, and so can a machine that ends processes, freezes or loses files.
+    """
+    observed = run.observed
+    if run.gap:
+        return run.gap
+    if "failed" in run.outcomes.values():
+        return ""
+    if observed.lost:
+        return "the test process died before it reported"
+    if observed.exit_code is None:
+        return f"no test had failed when the tests' {run.limit_seconds:.0f} s were over"
+    if observed.exit_code in COULD_NOT_RUN:
+        return f"the test command could not start (exit code {observed.exit_code})"
+    if observed.exit_code > _SIGNALLED:
+        return f"signal {observed.exit_code - _SIGNALLED} ended the test command"
+    if any(session.exit is None for session in observed.top_sessions):
+        return "pytest began and never ended"
+    if oracle is not None and oracle.num_sessions and not observed.top_sessions:
+        return "pytest did not start"
+    return ""

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import functools
 import random
-import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
@@ -50,8 +49,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _as_application_error(error: RatchetError, seconds: float) -> ApplicationError:
-    """Return the error as Temporal stores it. Its only detail is the time in seconds that counts against the guard."""
+def _as_application_error(error: RatchetError) -> ApplicationError:
+    """Return the error as Temporal stores it."""
     delay = None
     category = ApplicationErrorCategory.UNSPECIFIED
     if isinstance(error, SandboxBusyError):
@@ -60,7 +59,6 @@ def _as_application_error(error: RatchetError, seconds: float) -> ApplicationErr
         delay = timedelta(seconds=(error.retry_after_seconds or 2.0) * random.uniform(0.7, 1.6))
     return ApplicationError(
         storable_text(without_secrets(str(error))),
-        round(seconds if error.used_seconds is None else error.used_seconds, 3),
         type=type(error).__name__,
         non_retryable=not error.retryable,
         next_retry_delay=delay,
@@ -95,26 +93,24 @@ def activity_stage(name: str) -> Callable[[Callable[P, Awaitable[R]]], Callable[
     def declare(method: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
         @functools.wraps(method)
         async def run(*args: P.args, **kwargs: P.kwargs) -> R:
-            started = time.monotonic()
             try:
                 return await method(*args, **kwargs)
             # From None: Temporal stores the causes of an error, too, and their stack traces.
             except RatchetError as error:
-                raise _as_application_error(error, time.monotonic() - started) from None
+                raise _as_application_error(error) from None
             except NoResultFound:
                 missing = FencedError(
                     f"{name}: the store lacks a row that the workflow names; its state may be an older one"
                 )
                 _LOG.warning("row missing", stage=name, traceback=traceback.format_exc())
-                raise _as_application_error(missing, time.monotonic() - started) from None
+                raise _as_application_error(missing) from None
             except (OSError, RPCError) as error:
-                seconds = time.monotonic() - started
                 if (outage := _outage(name, error)) is None:
-                    raise _as_application_error(_logged_bug(name, error), seconds) from None
+                    raise _as_application_error(_logged_bug(name, error)) from None
                 _LOG.warning("stage cannot go on now", stage=name, reason=without_secrets(str(outage)))
-                raise _as_application_error(outage, seconds) from None
+                raise _as_application_error(outage) from None
             except Exception as error:
-                raise _as_application_error(_logged_bug(name, error), time.monotonic() - started) from None
+                raise _as_application_error(_logged_bug(name, error)) from None
 
         return activity.defn(name=name)(run)
 

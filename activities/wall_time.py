@@ -1,7 +1,7 @@
-"""The part of a rollout's guard that limits its wall time: how long it has had boxes, outside of outages.
+"""The guard of a rollout: for how long it may have boxes, outages and waits for us not counted.
 
-The sum of what its stages report is compared by the workflow before each further box; this limit also ends what hangs.
-It is read from the ledger of boxes, so a workflow or a worker that dies loses nothing of it.
+The time is read from the ledger of boxes, so a workflow or a worker that dies loses nothing of it. It decides on further
+boxes and ends an agent that hangs; it never decides a verdict.
 """
 
 from asyncio import sleep

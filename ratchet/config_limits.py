@@ -13,8 +13,8 @@ class LimitsConfig(Section):
     eval_seconds: Seconds = 600
     """Time limit of the tests of one grade, in seconds (SWE_EVAL_TIMEOUT_SEC)."""
     guard_seconds: Seconds | None = None
-    """Time limit of all stages of a rollout together, and of the time for which it has boxes outside of outages, in
-    seconds. None, the default, means agent_seconds + eval_seconds + the margin in temporal.yaml
+    """Longest time in seconds for which a rollout may have boxes, outages and waits for us not counted; beyond it the
+    rollout gets no further box. None, the default, means agent_seconds + eval_seconds + the margin in temporal.yaml
     (SWE_ROLLOUT_GUARD_SEC)."""
     stall_seconds: Seconds | None = 900
     """Time in seconds without a model call after which the agent is ended with `time_budget`. It must be above

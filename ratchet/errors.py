@@ -62,13 +62,11 @@ from typing import ClassVar
 class RatchetError(Exception):
     """Base of all errors. `retryable`: whether Temporal may run the same activity again.
 
-    `used_seconds`: how much of the failed try of a stage counts against the rollout's guard; None: all of its time.
     `cli_exit_code`: that of `ratchet` if it ends with the error.
     """
 
     retryable: ClassVar[bool] = False
     cli_exit_code: ClassVar[int] = 1
-    used_seconds: float | None = None
 
 
 class UserError(RatchetError):

@@ -97,7 +97,6 @@ class Claim(Payload):
     patch_id: int | None = None
     agent_budget_seconds: float
     eval_budget_seconds: float
-    guard_seconds: float
     box_tries: int
     grade_tries: int
     stages: dict[str, StageOptions]
@@ -119,7 +118,8 @@ class RolloutRow(Payload):
 class StageInput(Payload):
     """Argument of every stage that uses a box. `grader` None: the task's own. `repeat` counts grades of one patch.
     `grade_id`: the solved grade that a control run checks; `control_number` counts its control runs from 0.
-    `tries_left`: how many other grading boxes the workflow would still try.
+    `suspected`: an earlier box could not run the tests of the patch, so this box's word is final.
+    `ended_by_host`: the worker's machine ended the try of the boxes that are released.
     """
 
     rollout_id: int
@@ -131,11 +131,12 @@ class StageInput(Payload):
     repeat: int = 0
     grade_id: int | None = None
     control_number: int = 0
-    tries_left: int = 0
+    suspected: bool = False
+    ended_by_host: bool = False
 
 
 class StageResult(Payload):
-    """`used_seconds` counts against the guard; the agent stage measures it by the box's clock."""
+    """`used_seconds`: how long the stage worked, for reports; the agent stage measures it by the box's clock."""
 
     used_seconds: float = 0.0
 
@@ -150,8 +151,7 @@ class LiveSandbox(StageResult):
 class AgentResult(StageResult):
     """How the agent's program ended, and after how many completed model calls. `reason`: why it is starved, if that is
     known better than that it could not reach its model. `is_final`: another box would end in the same way.
-    `waited_seconds`: for an engine or the adapter, which its budget does not count; 0 from workers of earlier
-    versions."""
+    `waited_seconds`: for an engine or the adapter, which its budget does not count."""
 
     agent_exit: AgentExit
     num_turns: int = 0

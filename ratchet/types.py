@@ -24,7 +24,7 @@ grader: the code that turns a patch into a verdict by running hidden tests in a 
 verdict: a grader's judgement of one patch: solved, not solved or rejected, with its evidence.
 reward: the number that the run's reward function computes from a verdict and the facts of the rollout.
 admission: the check that a task's gold patch always passes and its empty patch never does.
-guard: the longest time in seconds that the stages of one rollout may use together, and for which it may have boxes.
+guard: the longest time in seconds for which one rollout may have boxes, outages and waits for us not counted.
 run: one training or evaluation run, with a config, policy versions and steps.
 step: one batch of groups trained by the learner; it ends with published weights.
 policy version: published weights, named `<run_id>/<step>.e<epoch>`; step 0 is the initial weights.

@@ -19,7 +19,6 @@ from temporalio.exceptions import (
     CancelledError,
     ChildWorkflowError,
     TimeoutError,
-    TimeoutType,
 )
 from temporalio.workflow import ActivityCancellationType, ChildWorkflowCancellationType, ParentClosePolicy
 
@@ -213,19 +212,6 @@ def failure_cause(error: ActivityError | ChildWorkflowError) -> FailureCause:
     if isinstance(inner, ApplicationError):
         return FailureCause(inner.type or "BugError", inner.message)
     return FailureCause("BugError", str(inner or error))
-
-
-def failed_seconds(error: ActivityError, options: Mapping[str, StageOptions]) -> float:
-    """Return how much time of a stage's last, failed try counts against the guard, in seconds.
-
-    A try that was lost together with its worker counts nothing; one that ran out of time counts its whole limit.
-    """
-    inner = error.cause
-    if isinstance(inner, ApplicationError) and inner.details and isinstance(inner.details[0], int | float):
-        return float(inner.details[0])
-    if isinstance(inner, TimeoutError) and inner.type is TimeoutType.START_TO_CLOSE:
-        return options[error.activity_type].start_to_close_seconds if error.activity_type in options else 0.0
-    return 0.0
 
 
 def pause_reason(error: Exception) -> str:

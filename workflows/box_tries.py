@@ -19,8 +19,8 @@ class BoxTries:
     A try that was lost says nothing about its box, so it is not one of them: the worker, the store or the sandbox
     service was away. It gets a new box all the same, because it may still work in the old one.
 
-    `unseen`: how many further boxes have to show what this one will show, if it suspects the patch, until the patch is
-    to blame. Boxes that failed for other reasons are no witnesses.
+    `suspected`: a box could not run the tests of the patch. The patch is to blame if a second box shows the same. Boxes
+    that failed for other reasons are no witnesses.
 
     `retry_seconds`: the first waits for a worker whose machine refuses a file, or which cannot ask Temporal. Such tries
     are not counted, however many there are: a new box does not help, and the old one is not to blame.
@@ -28,7 +28,7 @@ class BoxTries:
 
     def __init__(self, most: int, retry_seconds: float) -> None:
         self.left = most
-        self.unseen = most - 1
+        self.suspected = False
         self.used = 0
         self._lost_left = _MOST_LOST
         self.waits_for_host = False
@@ -43,9 +43,8 @@ class BoxTries:
         self.waits_for_host = _is_of_the_host(error) and workflow.patched("wait-for-host")
         if self.waits_for_host:
             return
-        if self.unseen and _suspects_patch(error):
-            # Such boxes are counted by `unseen` alone, so that other failures do not use up the witnesses.
-            self.unseen -= 1
+        if not self.suspected and _suspects_patch(error):
+            self.suspected = True  # not counted: whatever else fails, a second box is asked
             return
         if self._lost_left and _is_lost(error) and workflow.patched("lost-tries"):
             self._lost_left -= 1

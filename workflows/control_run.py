@@ -48,9 +48,7 @@ async def _control_run(wanted: StageInput, stages: Mapping[str, StageOptions], m
     while tries.left:
         try:
             box = await run_activity(BootActivities.boot, wanted, grading_boot(stages), summary="control box")
-            work = wanted.model_copy(
-                update={"sandbox_id": box.sandbox_id, "tries_left": min(tries.unseen, tries.left - 1)}
-            )
+            work = wanted.model_copy(update={"sandbox_id": box.sandbox_id, "suspected": tries.suspected})
             return await run_activity_even_if_cancelled(GradeActivities.control_run, work, stages["grade"])
         except ActivityError as error:
             cause = failure_cause(error)
@@ -58,7 +56,7 @@ async def _control_run(wanted: StageInput, stages: Mapping[str, StageOptions], m
                 raise
             tries.count(error)
             reason = cause.message
-            boxes = StageInput(rollout_id=wanted.rollout_id, attempt=wanted.attempt)
+            boxes = StageInput(rollout_id=wanted.rollout_id, attempt=wanted.attempt, ended_by_host=tries.waits_for_host)
             await run_activity_even_if_cancelled(BootActivities.release, boxes, stages["release"])
             await tries.wait_for_host()
     raise NoControlError(reason)

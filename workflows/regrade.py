@@ -88,7 +88,7 @@ class Regrade:
         while tries.left:
             try:
                 box = await run_activity(BootActivities.boot, wanted, grading_boot(page.stages))
-                work = wanted.model_copy(update={"sandbox_id": box.sandbox_id, "tries_left": tries.unseen})
+                work = wanted.model_copy(update={"sandbox_id": box.sandbox_id, "suspected": tries.suspected})
                 grade = await run_activity_even_if_cancelled(GradeActivities.grade, work, page.stages["grade"])
                 if grade.num_control_runs:
                     grade = await confirm_grade(grade, work, page.stages, page.grade_tries)

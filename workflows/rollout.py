@@ -3,10 +3,8 @@
     claim → boot → workspace → agent → diff → boot → grade → (boot → control_run) → finalise
 
 The workflow decides the order of the stages and what happens if one fails; activities do the work, and Postgres holds
-the data. Every stage reports the seconds that it used, from boots to grades, and a stage that fails for good those of
-its last try. Their sum is compared with the guard before each further box, so that time in queues and outages does not
-count, and a stored patch is graded at least once. The stages themselves compare the wall time with a box
-(`activities/wall_time.py`), which also ends what hangs.
+the data. The boot of a further box fails if the rollout's guard is spent (`activities/wall_time.py`); a stored patch is
+graded at least once, and a patch that is suspected gets its second box in any case.
 """
 
 import asyncio
@@ -44,7 +42,6 @@ with workflow.unsafe.imports_passed_through():
         REWARD,
         RUN,
         TASK,
-        failed_seconds,
         failure_cause,
         grading_boot,
         run_activity,
@@ -166,8 +163,6 @@ class Rollout:
         reason = ""
         tries = BoxTries(claim.box_tries, claim.stages["workspace"].retry_max_seconds)
         while tries.left:
-            self._check_guard(claim, reason)
-            before = dict(self.used_seconds)
             self.attempt += tries.used > 0  # so that it counts attempts that were begun
             try:
                 return await self._run_attempt(claim)
@@ -179,11 +174,10 @@ class Rollout:
                 if cause.is_cancellation:
                     raise
                 tries.count(error)
-                self._count_failed_try(claim, error, tries, before)
-                reason = cause.message
                 if cause.kind == GUARD_SPENT and workflow.patched("guard-spent"):
-                    raise NoVerdictError("infra_failed", reason) from None
-            await self._release(claim)
+                    raise NoVerdictError("infra_failed", _after(reason, cause.message)) from None
+                reason = cause.message
+            await self._release(claim, tries)
             await self._wait_for_host(tries)
         raise NoVerdictError("infra_failed", f"{reason} (no attempt of {claim.box_tries} gave a patch)")
 
@@ -220,18 +214,15 @@ class Rollout:
         reason = ""
         tries = BoxTries(claim.grade_tries, claim.stages["grade"].retry_max_seconds)
         while tries.left:
-            if tries.used and workflow.patched("guard-counts-failed-tries"):
-                self._check_guard(claim, reason, "grader_failed")
-            before = dict(self.used_seconds)
             try:
-                box = await self._boot(claim, SandboxRole.GRADE)
+                box = await self._boot(claim, SandboxRole.GRADE, tries.suspected)
                 work = StageInput(
                     rollout_id=claim.rollout_id,
                     attempt=self.attempt,
                     sandbox_id=box.sandbox_id,
                     patch_id=patch_id,
                     role=SandboxRole.GRADE,
-                    tries_left=tries.unseen if self._has_room_for_a_grade(claim) else 0,
+                    suspected=tries.suspected,
                 )
                 self._show("grade")
                 where = f"patch of {self.status.patch or 'an earlier attempt'}, box {box.provider_id}"
@@ -246,11 +237,10 @@ class Rollout:
                 if cause.is_cancellation:
                     raise
                 tries.count(error)
-                self._count_failed_try(claim, error, tries, before)
-                reason = cause.message
                 if cause.kind == GUARD_SPENT and workflow.patched("guard-spent"):
-                    raise NoVerdictError("grader_failed", reason) from None
-                await self._release(claim)
+                    raise NoVerdictError("grader_failed", _after(reason, cause.message)) from None
+                reason = cause.message
+                await self._release(claim, tries)
                 await self._wait_for_host(tries)
         raise NoVerdictError("grader_failed", f"{reason} (no grading box of {claim.grade_tries} gave a verdict)")
 
@@ -264,44 +254,18 @@ class Rollout:
         self._count_seconds("control_run", confirmed)
         return confirmed
 
-    async def _boot(self, claim: Claim, role: SandboxRole) -> LiveSandbox:
+    async def _boot(self, claim: Claim, role: SandboxRole, suspected: bool = False) -> LiveSandbox:
         self._show(f"boot of the {role} box")
-        wanted = StageInput(rollout_id=claim.rollout_id, attempt=self.attempt, role=role)
+        wanted = StageInput(rollout_id=claim.rollout_id, attempt=self.attempt, role=role, suspected=suspected)
         options = claim.stages["boot"] if role is SandboxRole.AGENT else grading_boot(claim.stages)
         box = await run_activity(BootActivities.boot, wanted, options, summary=f"{role} box")
-        if workflow.patched("guard-counts-failed-tries"):
-            self._count_seconds("boot", box)
+        workflow.deprecate_patch("guard-counts-failed-tries")
+        self._count_seconds("boot", box)
         self._show(box=box.provider_id)
         return box
 
     def _count_seconds(self, stage_name: str, result: StageResult) -> None:
         self.used_seconds[stage_name] = self.used_seconds.get(stage_name, 0.0) + result.used_seconds
-
-    def _count_failed_try(self, claim: Claim, error: ActivityError, tries: BoxTries, before: dict[str, float]) -> None:
-        """Count the seconds of a stage that failed for good. `before`: what the stages had used before this try."""
-        if tries.waits_for_host:  # an outage does not count
-            self.used_seconds = before
-        elif workflow.patched("guard-counts-failed-tries"):  # rollouts that began before decide as they did
-            name = error.activity_type
-            self.used_seconds[name] = self.used_seconds.get(name, 0.0) + failed_seconds(error, claim.stages)
-
-    def _check_guard(self, claim: Claim, reason: str, failure: str = "infra_failed") -> None:
-        """Raise NoVerdictError if the stages have used the guard's seconds."""
-        used = sum(self.used_seconds.values())
-        if used >= claim.guard_seconds:
-            raise NoVerdictError(
-                failure,
-                f"{reason} (no further box, because its stages have taken {used:.0f} s and the rollout's guard is "
-                f"{claim.guard_seconds:.0f} s)",
-            )
-
-    def _has_room_for_a_grade(self, claim: Claim) -> bool:
-        """Return whether the guard leaves another box its time if this grade takes all of its own.
-
-        If not, this box's word counts alone: a patch must not get out of its verdict by being slow.
-        """
-        limit = claim.stages["grade"].start_to_close_seconds
-        return sum(self.used_seconds.values()) + limit < claim.guard_seconds
 
     async def _end(self, claim: Claim, failure: str | None, reason: str) -> RolloutResult:
         ending = FinaliseInput(
@@ -326,12 +290,15 @@ class Rollout:
             await self._release(claim)
         return result
 
-    async def _release(self, claim: Claim) -> None:
+    async def _release(self, claim: Claim, tries: BoxTries | None = None) -> None:
         """Kill the boxes that a failed try has left; `diff` and `grade` kill their own if they succeed.
+
+        If the worker's machine ended the try, the time with its boxes does not count against the guard.
 
         If this fails, the sweep kills them: boxes that are not needed any more decide nothing about the outcome.
         """
-        boxes = StageInput(rollout_id=claim.rollout_id, attempt=self.attempt)
+        by_host = tries is not None and tries.waits_for_host
+        boxes = StageInput(rollout_id=claim.rollout_id, attempt=self.attempt, ended_by_host=by_host)
         what = f"boxes of attempt {self.attempt}"
         try:
             await run_activity_even_if_cancelled(BootActivities.release, boxes, claim.stages["release"], what)
@@ -345,6 +312,11 @@ class Rollout:
         if tries.waits_for_host:
             self._show("wait_for_worker")
             await tries.wait_for_host()
+
+
+def _after(reason: str, spent: str) -> str:
+    """Return why a rollout gets no further box: what ended its newest box, and that its guard is spent."""
+    return f"{reason} (no further box: {spent})" if reason else spent
 
 
 def _summary(text: str) -> str:

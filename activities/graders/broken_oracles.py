@@ -27,7 +27,7 @@ from activities.graders.assertions.site import AssertionSite, Insertion, Kind
 from activities.graders.assertions.text import text_sites
 from activities.graders.base import TestRun
 from activities.graders.oracle import Oracle
-from ratchet.errors import GraderFailedError
+from ratchet.errors import GraderFailedError, SuspectPatchError
 from ratchet.types import JsonObject
 
 SPEC = "spec:"
@@ -370,11 +370,11 @@ class ControlResult(NamedTuple):
     is_evidence: bool = True
 
 
-def judge_control(broken: BrokenOracle, run: TestRun, tries_left: int = 0) -> ControlResult:
+def judge_control(broken: BrokenOracle, run: TestRun, is_final: bool = True) -> ControlResult:
     """Judge a run against a broken oracle.
 
-    Raises GraderFailedError if the run gave no evidence and another box may give it, or the machine starved this one.
-    Without further tries a run without evidence is the patch's doing: the gold patch's run gave some.
+    Raises SuspectPatchError if the run gave no evidence and a second box decides, GraderFailedError if the machine
+    starved this one. A final run without evidence is the patch's doing: the gold patch's run gave some.
     """
     passed = [name for name in broken.must_fail if run.outcomes.get(name) in ("passed", "xpassed")]
     failed = sum(run.outcomes.get(name) in ("failed", "xfailed") for name in broken.must_fail)
@@ -385,7 +385,10 @@ def judge_control(broken: BrokenOracle, run: TestRun, tries_left: int = 0) -> Co
         else:
             failed += 1
     if not passed and not (has_report and failed):
-        if tries_left or run.observed.starved:
-            raise GraderFailedError("the control run ended without a report of the tests that must fail")
+        reason = "the control run ended without a report of the tests that must fail"
+        if run.observed.starved:
+            raise GraderFailedError(reason)
+        if not is_final:
+            raise SuspectPatchError(reason)
         return ControlResult([], failed, is_evidence=False)
     return ControlResult(passed, failed)

@@ -132,7 +132,7 @@ def reason_unfinished(run: TestRun) -> str:
             "the time; the box was starved of CPU"
         )
     if observed.lost:
-        return "the tests took the supervision of every box down (memory, processes or disk used up)"
+        return "the test process died before it reported (memory, processes or disk used up)"
     return "" if observed.exit_code is not None else f"the tests took longer than {run.limit_seconds:.0f} s"
 
 

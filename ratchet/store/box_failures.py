@@ -22,6 +22,8 @@ NO_VERDICT = "no verdict"
 SUSPECT_PATCH = "suspect patch"
 """Release reason of a grading box that could not run the tests of a patch. Most such patches are to blame, so it says
 nothing about the sandbox service."""
+ENDED_BY_HOST = "worker's machine"
+"""Release reason of a box whose try was ended by its worker's machine: the rollout's guard does not count it."""
 _OLDEST = timedelta(minutes=30)
 """A box is released at most so long after its creation if it counts; older rows are not read."""
 

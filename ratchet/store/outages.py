@@ -14,6 +14,7 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from ratchet.store import sessions
 from ratchet.store.adapters import ADAPTER_HEARTBEAT, adapters_away_seconds
+from ratchet.store.box_failures import ENDED_BY_HOST
 from ratchet.store.schema import OutageTable, SessionTable
 from ratchet.types import SessionState
 
@@ -24,6 +25,7 @@ _WITH_A_BOX = text("""
 WITH had AS (
   SELECT range_agg(tstzrange(live_at, greatest(live_at, coalesce(released_at, now())))) AS box, min(live_at) AS since
   FROM sandbox WHERE rollout_id = :rollout_id AND workflow_id = :workflow_id AND live_at IS NOT NULL
+    AND release_reason <> :ended_by_host
 ), away AS (
   SELECT range_agg(tstzrange(began_at, greatest(began_at, ended_at))) AS part
   FROM outage WHERE ended_at > (SELECT since FROM had)
@@ -77,9 +79,10 @@ async def seconds_with_a_box(connection: AsyncConnection, rollout_id: int, workf
     Waits are those that its agents' budgets do not count either: for an engine and for an adapter. What overlaps is
     left out once. What the table `outage` has of the time without an adapter stays left out when the session is closed;
     the gap in the heartbeats that lasts now is not in it, and is left out for open sessions. Time for which a box is
-    requested does not count: the service has no room for it, or is away.
+    requested does not count: the service has no room for it, or is away. Neither do boxes whose try was ended by their
+    worker's machine.
     """
-    arguments = {"rollout_id": rollout_id, "workflow_id": workflow_id}
+    arguments = {"rollout_id": rollout_id, "workflow_id": workflow_id, "ended_by_host": ENDED_BY_HOST}
     had = float((await connection.execute(_WITH_A_BOX, arguments)).scalar_one())
     since_first_token = adapters_away_seconds() - func.coalesce(SessionTable.away_before, adapters_away_seconds())
     unrecorded = func.greatest(0.0, since_first_token - _RECORDED_AWAY)

@@ -20,6 +20,7 @@ from temporalio.worker import Replayer, Worker
 from activities.stage import activity_stage, heartbeating
 from ratchet.errors import (
     BugError,
+    GuardSpentError,
     SandboxGoneError,
     StoreUnavailableError,
     SuspectPatchError,
@@ -62,17 +63,20 @@ async def has_a_full_disk() -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/data")
 
 
-async def slow_with_a_full_disk() -> None:
-    await asyncio.sleep(0.2)
-    await has_a_full_disk()
-
-
 async def lost_temporal() -> None:
     raise TemporalUnavailableError("Temporal does not describe workflows")
 
 
 async def lost_its_box() -> None:
     raise SandboxGoneError("box 1 is released")
+
+
+async def works() -> None:
+    pass
+
+
+async def has_spent_the_guard() -> None:
+    raise GuardSpentError("the rollout has had boxes for 3 s more than its guard, outages not counted")
 
 
 async def suspects_the_patch() -> None:
@@ -84,15 +88,17 @@ async def has_a_bug() -> None:
 
 
 class Stages:
-    """`lose`: what happens in the first tries of stages, by stage. `tries_left`: what the grades were told."""
+    """`lose`: what happens in the first tries of stages, by stage. `suspected`: what the grades were told."""
 
-    def __init__(self, lose: dict[str, list[Loss]], grade_tries: int = 1, guard_seconds: float = 1000) -> None:
+    def __init__(self, lose: dict[str, list[Loss]], grade_tries: int = 1) -> None:
         self.lose = {stage: list(losses) for stage, losses in lose.items()}
         self.grade_tries = grade_tries
-        self.guard_seconds = guard_seconds
         self.retry_seconds = 0.01
+        self.box_tries = 1
         self.num_control_runs = 0
-        self.tries_left: list[int] = []
+        self.suspected: list[bool] = []
+        self.agent_seconds = 0.0
+        self.by_host: list[bool] = []
         self.tries: Counter[str] = Counter()
         self.num_finalised = 0
         self.began = asyncio.Event()
@@ -123,8 +129,7 @@ class Stages:
             attempt=1,
             agent_budget_seconds=100,
             eval_budget_seconds=100,
-            guard_seconds=self.guard_seconds,
-            box_tries=1,
+            box_tries=self.box_tries,
             grade_tries=self.grade_tries,
             stages=self._stages(),
             summary="",
@@ -142,7 +147,7 @@ class Stages:
 
     @activity_stage("agent")
     async def agent(self, input: StageInput) -> AgentResult:
-        return AgentResult(agent_exit=AgentExit.DONE, num_turns=1)
+        return AgentResult(agent_exit=AgentExit.DONE, num_turns=1, used_seconds=self.agent_seconds)
 
     @activity_stage("diff")
     async def diff(self, input: StageInput) -> DiffResult:
@@ -150,7 +155,7 @@ class Stages:
 
     @activity_stage("grade")
     async def grade(self, input: StageInput) -> GradeResult:
-        self.tries_left.append(input.tries_left)
+        self.suspected.append(input.suspected)
         await self._use_box("grade")
         return GradeResult(grade_id=1, solved=True, num_control_runs=self.num_control_runs)
 
@@ -171,6 +176,7 @@ class Stages:
 
     @activity_stage("release")
     async def release(self, input: StageInput) -> StageResult:
+        self.by_host.append(input.ended_by_host)
         await self._use_box("release")
         return StageResult()
 
@@ -205,7 +211,7 @@ async def test_a_lost_try_is_none_of_the_tries(client: Client, loss: Loss) -> No
     stages = Stages({"workspace": [loss], "grade": [loss]})
     result = await play(client, stages, loss.__name__)
     assert (result.outcome, result.reward) == (Outcome.GRADED, 1.0)
-    assert (stages.tries["workspace"], stages.tries["grade"]) == (2, 2) and stages.tries_left == [0, 0]
+    assert (stages.tries["workspace"], stages.tries["grade"]) == (2, 2) and stages.suspected == [False, False]
 
 
 async def test_a_lost_box_is_one_of_the_tries(client: Client) -> None:
@@ -241,9 +247,11 @@ async def test_control_runs_and_regrades_wait_for_a_machine_too(client: Client) 
     assert (stages.tries["grade"], stages.tries["release"]) == (13, 13), "no box is kept while it waits"
 
 
-async def test_time_that_a_full_disk_takes_does_not_count_against_the_guard(client: Client) -> None:
-    stages = Stages({"workspace": [slow_with_a_full_disk] * 3, "grade": [slow_with_a_full_disk] * 3}, guard_seconds=0.4)
-    assert (await play(client, stages, "slow host")).outcome is Outcome.GRADED
+async def test_boxes_that_a_full_disk_ended_are_released_as_its(client: Client) -> None:
+    """So that the guard leaves their time out."""
+    stages = Stages({"workspace": [has_a_full_disk, lost_its_box], "grade": [has_a_full_disk]})
+    await play(client, stages, "whose fault")
+    assert stages.by_host == [True, False, False]
 
 
 async def test_a_rollout_that_waits_for_a_machine_can_be_cancelled(client: Client) -> None:
@@ -267,25 +275,37 @@ async def test_lost_tries_are_bounded(client: Client) -> None:
     assert stages.tries["grade"] == 11
 
 
-async def test_only_boxes_that_suspect_the_patch_are_witnesses_against_it(client: Client) -> None:
-    """A grade that is told of no further box says that the patch is to blame, so it must be the last of three that saw
-    the same.
-    """
-    stages = Stages({"grade": [suspects_the_patch, suspects_the_patch]}, grade_tries=3)
-    assert (await play(client, stages, "three witnesses")).outcome is Outcome.GRADED
-    assert stages.tries_left == [2, 1, 0]
+async def test_only_a_box_that_suspects_the_patch_is_a_witness_against_it(client: Client) -> None:
+    """The word of a grade that is told of a witness is final."""
+    stages = Stages({"grade": [suspects_the_patch]})
+    assert (await play(client, stages, "two witnesses")).outcome is Outcome.GRADED
+    assert stages.suspected == [False, True], "also if a rollout has one grading box only"
     stages = Stages({"grade boot": [lost_its_box, lost_its_box]}, grade_tries=3)
     assert (await play(client, stages, "two boxes that never were")).outcome is Outcome.GRADED
-    assert stages.tries_left == [2]
-    stages = Stages({"grade": [lost_its_box, suspects_the_patch, suspects_the_patch]}, grade_tries=3)
-    assert (await play(client, stages, "a lost box takes no witness")).outcome is Outcome.GRADED
-    assert stages.tries_left == [2, 2, 1, 0]
+    assert stages.suspected == [False]
+    stages = Stages({"grade": [lost_its_box, suspects_the_patch, lost_its_box]}, grade_tries=3)
+    assert (await play(client, stages, "lost boxes are no witnesses")).outcome is Outcome.GRADED
+    assert stages.suspected == [False, False, True, True]
     stages = Stages({"grade": [lost_its_box] * 3}, grade_tries=3)
     assert (await play(client, stages, "three lost boxes")).outcome is Outcome.GRADER_FAILED
-    assert stages.tries_left == [2, 2, 2]
-    stages = Stages({}, grade_tries=3, guard_seconds=100)
-    assert (await play(client, stages, "no time for a witness")).outcome is Outcome.GRADED
-    assert stages.tries_left == [0], "a slow patch does not get out of its verdict"
+    assert stages.suspected == [False] * 3
+
+
+async def test_long_waits_of_the_agent_do_not_take_the_second_box_from_a_patch(client: Client) -> None:
+    """`used_seconds` of the agent are the whole life of its program, waits for our engine included."""
+    stages = Stages({"grade": [suspects_the_patch]}, grade_tries=3)
+    stages.agent_seconds = 100_000
+    assert (await play(client, stages, "a long wait")).outcome is Outcome.GRADED
+    assert stages.suspected == [False, True]
+
+
+async def test_a_spent_guard_gives_no_verdict(client: Client) -> None:
+    stages = Stages({"grade": [lost_its_box], "grade boot": [works, has_spent_the_guard]}, grade_tries=3)
+    assert (await play(client, stages, "guard in grading")).outcome is Outcome.GRADER_FAILED
+    stages = Stages({"workspace": [lost_its_box], "agent boot": [works, has_spent_the_guard]})
+    stages.box_tries = 3
+    assert (await play(client, stages, "guard in the agent")).outcome is Outcome.INFRA_FAILED
+    assert stages.tries["agent boot"] == 2
 
 
 async def test_boxes_that_cannot_be_released_change_no_outcome(client: Client) -> None:

@@ -11,7 +11,8 @@ from temporalio.client import WorkflowHandle
 
 from activities.sandboxes.base import Sandbox
 from ratchet import temporal_namespace
-from ratchet.store import schema
+from ratchet.store import schema, sessions
+from ratchet.types import EngineState
 from tests.integration.workflows.conftest import Loop
 from tests.integration.workflows.test_ledger import boxes_of
 from tests.integration.workflows.test_rollout import TASK, call, finish
@@ -101,6 +102,43 @@ async def test_an_agent_that_asks_nothing_is_ended_and_one_that_waits_for_its_mo
             )
         ).scalar_one()
     assert used < LIMITS["agent_seconds"]
+
+
+async def test_a_wait_for_our_engine_and_a_killed_test_run_cost_no_right_patch_its_reward(loop: Loop) -> None:
+    """The guard leaves out the wait, and does not keep the second box from a patch whose tests gave no result."""
+    await loop.script(call("echo two > a.txt"))
+    await loop.script("Done.", hold="engine")
+    task = {"pre_commands": TASK["pre_commands"], "eval_cmd": f"sleep 31; {TASK['eval_cmd']}"}
+    limits = {"agent_seconds": 60, "eval_seconds": 60, "guard_seconds": 30}
+    handle = await loop.start(loop.dataset(**task), limits=limits)
+    await loop.until_a_call_waits(handle)
+    address = f"http://127.0.0.1:{loop.stack.ports['engine']}"
+    mine = update(schema.EngineTable).where(schema.EngineTable.address == address)
+    async with loop.database.begin() as connection:
+        await connection.execute(mine.values(state=EngineState.STARTING))
+    await loop.release("engine")
+
+    async def has_waited() -> bool:
+        async with loop.database.begin() as connection:
+            waited = select(sessions.dated_wait_seconds()).where(schema.SessionTable.rollout_id == rollout_id)
+            return bool((await connection.execute(waited)).scalar_one() > 30)
+
+    rollout_id = (await loop.rollout(handle)).id
+    await loop.script("Done.")
+    await loop.until(has_waited, "the agent has waited for the engine for longer than the guard")
+    async with loop.database.begin() as connection:
+        await connection.execute(mine.values(state=EngineState.READY))
+
+    async def grading_box() -> str | None:
+        return next((one.provider_id for one in await boxes_of(loop, handle) if one.role == "grade"), None)
+
+    grading = await loop.provider().connect(await loop.until(grading_box, "the patch is graded"))
+    await loop.until(
+        lambda: holds(grading, "test $(ps -o etimes= -C sleep | sort -n | tail -1) -ge 29"), "its time is up"
+    )
+    await grading.exec("pkill -KILL -f '/run/ratchet/[r]un'", user="root", check=False)
+    _, row = await finish(loop, handle)
+    assert (row.outcome, row.reward) == ("graded", 1.0), row.outcome_reason
 
 
 async def test_a_watched_box_does_not_end_under_its_agent(loop: Loop) -> None:

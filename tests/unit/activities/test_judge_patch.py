@@ -9,30 +9,80 @@ from activities.graders.base import TestRun
 from activities.graders.broken_oracles import BrokenOracle
 from activities.graders.oracle import Oracle
 from activities.graders.registry import GRADERS
-from activities.graders.run_hidden_tests import RunnerReport
+from activities.graders.run_hidden_tests import RunnerReport, RunnerSession
 from activities.grading_box import PreparedBox
 from activities.judge_patch import GradingLimits, KnownRuns, PatchJudge, PatchRun
 from activities.sandboxes.base import Sandbox
 from ratchet.errors import GraderFailedError, SuspectPatchError
 from tests.integration.activities import shop
 
-LOST = PatchRun(PreparedBox(), TestRun(RunnerReport(1, "", [], lost=True), {}, 1.0, 60.0))
+
+def _run(exit_code: int | None, sessions: list[RunnerSession] | None = None, **more: Any) -> PatchRun:
+    """Return what a box saw that was prepared: the command's exit code and the sessions of pytest."""
+    report = RunnerReport(exit_code, "", sessions or [], **more)
+    outcomes = {name: outcome for session in sessions or [] for name, outcome in session.tests.items()}
+    return PatchRun(PreparedBox(), TestRun(report, outcomes, 1.0, 60.0))
 
 
-def _judge(grader: str, oracle: Oracle | None, tries_left: int) -> PatchJudge:
+def _session(exit: int | None, **tests: str) -> RunnerSession:
+    return RunnerSession("token", 1, exit=exit, canary="failed", tests=tests)
+
+
+SHOWS_NO_FAILED_TEST = {
+    "the root shell of the tests was killed": _run(1, lost=True),
+    "time is over": _run(None),
+    "time is over after tests that passed": _run(None, [_session(None, a="passed")]),
+    "the kernel killed the command": _run(137),
+    "the kernel killed the runner": _run(137, [_session(None, a="passed")]),
+    "a crash": _run(139),
+    "the shell did not find the command": _run(127, [_session(0, a="passed")]),
+    "the command is not executable": _run(126, [_session(0, a="passed")]),
+    "the runner was killed and the script went on": _run(1, [_session(None, a="passed")]),
+}
+SHOWS_ONE = {
+    "a test failed": _run(1, [_session(1, a="failed")]),
+    "a test failed before the time was over": _run(None, [_session(None, a="failed")]),
+    "a test failed before the runner was killed": _run(137, [_session(None, a="failed")]),
+    "the runner said so": _run(2, [_session(2)]),
+    "the command said so": _run(1),
+}
+
+
+def _judge(grader: str, oracle: Oracle | None, is_final: bool) -> PatchJudge:
     return PatchJudge(
-        GRADERS[grader], shop.task(grader, ""), GradingLimits(60, 60), KnownRuns(oracle), tries_left=tries_left
+        GRADERS[grader], shop.task(grader, ""), GradingLimits(60, 60), KnownRuns(oracle), is_final=is_final
     )
 
 
-@pytest.mark.parametrize("grader", ("eval_cmd", "swe_bench"))
 @pytest.mark.parametrize("oracle", (None, Oracle()))
-def test_a_lost_report_is_the_patchs_fault_only_if_every_box_loses_it(grader: str, oracle: Oracle | None) -> None:
-    for tries_left in (2, 1):
-        with pytest.raises(SuspectPatchError, match="the next box"):
-            _judge(grader, oracle, tries_left).verdict(LOST, oracle)
-    verdict = _judge(grader, oracle, 0).verdict(LOST, oracle)
-    assert not verdict.solved and not verdict.rejected and "every box" in verdict.reason
+@pytest.mark.parametrize("run", SHOWS_NO_FAILED_TEST.values(), ids=SHOWS_NO_FAILED_TEST)
+def test_without_a_failed_test_a_second_box_decides(run: PatchRun, oracle: Oracle | None) -> None:
+    with pytest.raises(SuspectPatchError, match="a second box"):
+        _judge("eval_cmd", oracle, is_final=False).verdict(run, oracle)
+    verdict = _judge("eval_cmd", oracle, is_final=True).verdict(run, oracle)
+    assert not verdict.solved and not verdict.rejected and "every" not in verdict.reason
+
+
+@pytest.mark.parametrize("run", SHOWS_ONE.values(), ids=SHOWS_ONE)
+def test_a_failed_test_needs_no_second_box(run: PatchRun) -> None:
+    verdict = _judge("eval_cmd", None, is_final=False).verdict(run, None)
+    assert not verdict.solved
+
+
+@pytest.mark.parametrize("grader", ("eval_cmd", "swe_bench"))
+def test_every_grader_asks_a_second_box_about_a_lost_report(grader: str) -> None:
+    lost = SHOWS_NO_FAILED_TEST["the root shell of the tests was killed"]
+    with pytest.raises(SuspectPatchError, match="a second box"):
+        _judge(grader, None, is_final=False).verdict(lost, None)
+    assert not _judge(grader, None, is_final=True).verdict(lost, None).solved
+
+
+async def test_a_patch_that_git_refuses_once_is_suspect_only() -> None:
+    refused = PreparedBox(applies=False, log="error: corrupt patch")
+    with pytest.raises(SuspectPatchError, match="does not apply"):
+        await _judge("eval_cmd", None, is_final=False).run_tests(cast(Sandbox, None), refused)
+    again = await _judge("eval_cmd", None, is_final=True).run_tests(cast(Sandbox, None), refused)
+    assert again.not_run is not None and not again.not_run.solved
 
 
 class _HelperFails:
@@ -49,19 +99,20 @@ class _HelperFails:
 
 
 @pytest.mark.parametrize("blame", ("", "the tests can be put in without the patch, but not with it"))
-async def test_one_boxs_failure_makes_a_patch_suspect_and_that_of_every_box_not_solved(blame: str) -> None:
+async def test_one_boxs_failure_makes_a_patch_suspect_and_that_of_two_not_solved(blame: str) -> None:
     prepared = PreparedBox(blame=blame)
-    judges = [replace(_judge("eval_cmd", Oracle(), left), grader=_HelperFails("eval_cmd")) for left in (2, 1, 0)]
+    first, second = (
+        replace(_judge("eval_cmd", Oracle(), is_final), grader=_HelperFails("eval_cmd")) for is_final in (False, True)
+    )
     box = cast(Sandbox, None)
-    for judge in judges[:2]:
-        with pytest.raises(SuspectPatchError, match="the next box"):
-            await judge.run_tests(box, prepared)
-    verdict = (await judges[2].run_tests(box, prepared)).not_run
+    with pytest.raises(SuspectPatchError, match="a second box"):
+        await first.run_tests(box, prepared)
+    verdict = (await second.run_tests(box, prepared)).not_run
     assert verdict is not None and not verdict.solved and (blame or "took away") in verdict.reason
 
 
 async def test_a_failure_of_a_task_that_is_not_known_to_work_is_not_the_patchs() -> None:
-    judge = replace(_judge("eval_cmd", None, 0), grader=_HelperFails("eval_cmd"))
+    judge = replace(_judge("eval_cmd", None, is_final=False), grader=_HelperFails("eval_cmd"))
     with pytest.raises(GraderFailedError, match="no result"):
         await judge.run_tests(cast(Sandbox, None), PreparedBox())
 

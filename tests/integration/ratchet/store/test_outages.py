@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import func, insert, select, text, update
 
 from ratchet.store import adapters, outages, sessions
+from ratchet.store.box_failures import ENDED_BY_HOST
 from ratchet.store.database import Database
 from ratchet.store.outages import Outage
 from ratchet.store.schema import (
@@ -298,3 +299,12 @@ async def test_the_gateways_outages_since_an_agent_began(database: Database, rol
     await away(database, "adapter", 3, 2)
     async with database.begin() as connection:
         assert await outages.gateway_away_seconds(connection, session_id) == pytest.approx(1.5 * HOUR, abs=5)
+
+
+async def test_a_box_that_its_workers_machine_ended_does_not_count(
+    database: Database, rollout: tuple[int, str]
+) -> None:
+    await box(database, rollout, 9, 5, release_reason=ENDED_BY_HOST)
+    await box(database, rollout, 4, 3, release_reason="suspect patch")
+    await box(database, rollout, 3.5, 2, release_reason=ENDED_BY_HOST)
+    assert await hours(database, rollout) == 1

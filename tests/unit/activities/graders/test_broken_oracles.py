@@ -20,7 +20,7 @@ from activities.graders.broken_oracles import (
 )
 from activities.graders.oracle import Oracle
 from activities.graders.run_hidden_tests import RunnerReport
-from ratchet.errors import GraderFailedError
+from ratchet.errors import GraderFailedError, SuspectPatchError
 
 TESTS = b"def test_a():\n    assert add(1, 1) == 2\n\n\ndef test_b():\n    assert add(2, 2) == 4\n"
 COMMAND = (
@@ -145,8 +145,8 @@ def test_what_a_control_run_concludes() -> None:
     assert judge_control(broken, run_of({"a": "failed", "b": "passed"})) == ControlResult(["b"], 1)
     assert judge_control(broken, run_of({"a": "failed", "b": "failed"})) == ControlResult([], 2)
     assert judge_control(broken, run_of({"a": "failed"})) == ControlResult([], 1)
-    with pytest.raises(GraderFailedError, match="the tests that must fail"):
-        judge_control(broken, run_of({}), tries_left=1)
+    with pytest.raises(SuspectPatchError, match="the tests that must fail"):
+        judge_control(broken, run_of({}), is_final=False)
     by_exit = BrokenOracle((), {}, exit_fails=True)
     assert judge_control(by_exit, run_of({}, 0)).passed == ["the test command"]
     assert judge_control(by_exit, run_of({}, 3)) == ControlResult([], 1)
@@ -156,9 +156,9 @@ def test_a_run_without_a_report_is_no_evidence() -> None:
     by_exit = BrokenOracle((), {}, exit_fails=True)
     lost = TestRun(RunnerReport(1, "", [], lost=True), {}, 1.0, 60.0)
     for silent in (lost, run_of({}, None)):
-        with pytest.raises(GraderFailedError, match="without a report"):
-            judge_control(by_exit, silent, tries_left=1)
-        assert not judge_control(by_exit, silent).is_evidence, "in every box: the patch's doing"
+        with pytest.raises(SuspectPatchError, match="without a report"):
+            judge_control(by_exit, silent, is_final=False)
+        assert not judge_control(by_exit, silent).is_evidence, "in a second box: the patch's doing"
         assert not validated(by_exit, Oracle(exit_code=0), silent).is_valid
     starved = TestRun(RunnerReport(None, "", [], starved=True), {}, 1.0, 60.0)
     with pytest.raises(GraderFailedError, match="without a report"):
