@@ -25,7 +25,7 @@ def making(target: Path, say: ReportProgress) -> Iterator[Path]:
     with _only_one(target, say):
         for left in target.parent.glob(f"{glob.escape(prefix)}*"):
             shutil.rmtree(left, ignore_errors=True)
-        with tempfile.TemporaryDirectory(prefix=prefix, dir=target.parent) as scratch:
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=target.parent, ignore_cleanup_errors=True) as scratch:
             yield Path(scratch)
 
 

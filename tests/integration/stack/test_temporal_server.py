@@ -13,13 +13,25 @@ from typing import Any
 import asyncpg
 import httpx
 import pytest
+from google.protobuf.json_format import ParseDict
 from temporalio import workflow
+from temporalio.api.compute.v1 import ComputeConfigScalingGroupUpdate
+from temporalio.api.deployment.v1 import WorkerDeploymentVersion
+from temporalio.api.workflowservice.v1 import (
+    CreateWorkerDeploymentRequest,
+    CreateWorkerDeploymentVersionRequest,
+    DeleteWorkerDeploymentVersionRequest,
+    DescribeWorkerDeploymentVersionRequest,
+    ValidateWorkerDeploymentVersionComputeConfigRequest,
+)
 from temporalio.client import Client
 from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
+from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from ratchet import temporal_client, temporal_namespace
 from ratchet.temporal_settings import TemporalSettings, load_temporal_settings
+from stack import temporal_build
 from stack.parts import Stack, free_ports
 from stack.postgres import ensure_database
 from stack.temporal_build import find_go, server_program
@@ -207,6 +219,40 @@ async def test_the_ui_shows_the_list(own_server: Services) -> None:
         page = await http.get(own_server.stack.temporal_ui, follow_redirects=True)
     assert [row["execution"]["workflowId"] for row in reply.json()["executions"]] == ["shown"]
     assert page.status_code == 200 and "<html" in page.text
+
+
+async def test_a_version_of_workers_comes_and_goes_without_scaled_workers(own_server: Services) -> None:
+    """The server asks the part that is left out about each version; a compute config, which needs it, is refused."""
+    client = await own_server.client()
+    service = client.workflow_service
+    where = {"namespace": client.namespace, "deployment_name": "own"}
+    version = WorkerDeploymentVersion(deployment_name="own", build_id="1")
+    named: dict[str, Any] = {"namespace": client.namespace, "deployment_version": version}
+    await service.create_worker_deployment(CreateWorkerDeploymentRequest(**where))
+    await service.create_worker_deployment_version(CreateWorkerDeploymentVersionRequest(**named))
+    described = await service.describe_worker_deployment_version(DescribeWorkerDeploymentVersionRequest(**named))
+    assert not described.worker_deployment_version_info.HasField("compute_config")
+    groups = {"all": ParseDict({"scalingGroup": {"provider": {"type": "k8s"}}}, ComputeConfigScalingGroupUpdate())}
+    request = ValidateWorkerDeploymentVersionComputeConfigRequest(**named, compute_config_scaling_groups=groups)
+    with pytest.raises(RPCError, match="this server is built without scaled workers; set TEMPORAL_ADDRESS") as refused:
+        await service.validate_worker_deployment_version_compute_config(request)
+    assert refused.value.status is RPCStatusCode.INVALID_ARGUMENT
+    await service.delete_worker_deployment_version(DeleteWorkerDeploymentVersionRequest(**named))
+    with pytest.raises(RPCError) as gone:
+        await service.describe_worker_deployment_version(DescribeWorkerDeploymentVersionRequest(**named))
+    assert gone.value.status is RPCStatusCode.NOT_FOUND
+
+
+def test_what_the_server_is_built_without_refuses() -> None:
+    """`without_test.go`, with the flags of the build, whose packages are then in Go's cache."""
+    if (go := find_go()) is None:
+        pytest.skip("Go is not installed")
+    command = [go, "test", *temporal_build._FLAGS, "."]
+    environment = os.environ | temporal_build._ENVIRONMENT
+    done = subprocess.run(
+        command, cwd=temporal_build.SOURCES, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 async def test_two_stacks_on_one_postgres_do_not_meet(own_server: Services, monkeypatch: pytest.MonkeyPatch) -> None:
