@@ -2,7 +2,7 @@
 
 
 def setup() -> None:
-    """Find or install bubblewrap, the Temporal server and the Python layer of the boxes. Idempotent."""
+    """Find or install bubblewrap, the Python layer of the boxes and the Temporal server. Idempotent."""
     import os
     import shutil
     import subprocess
@@ -22,6 +22,6 @@ def setup() -> None:
             ["apt-get", "install", "-y", "-qq", "bubblewrap"], check=False, env=environment, capture_output=True
         )
     machine_probe.require_sandbox_support()
-    if not Stack().is_external("TEMPORAL_ADDRESS"):
-        say(f"temporal: {settle_temporal_kind(paths.home(), say)}")
     say(f"python layer for boxes: {ensure_python_layer(paths.cache())}")
+    if not Stack().is_external("TEMPORAL_ADDRESS"):  # last, because `make setup` has begun to build it
+        say(f"temporal: {settle_temporal_kind(paths.home(), say)}")

@@ -14,15 +14,15 @@ names another server.
 import asyncio
 import os
 import shutil
+import signal
 import subprocess
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import NoReturn
 
 from ratchet import paths
 from ratchet.errors import ConfigError, MachineError
-from ratchet.store.database import libpq_url
-from ratchet.temporal_settings import load_temporal_settings
 from stack.progress import ReportProgress
 from stack.temporal_build import ensure_server_program, find_go
 
@@ -82,8 +82,20 @@ def settle_temporal_kind(home: Path, say: ReportProgress) -> TemporalKind:
 # ---------------------------------------------------------------- Temporal's own server
 
 
+def build_early() -> None:
+    """Build the server if this stack will run it, beside the Python environment, which is not needed yet.
+
+    `ratchet setup` waits for this build. If it fails, `ratchet setup` builds again and says what that means.
+    """
+    if not os.environ.get("TEMPORAL_ADDRESS") and temporal_kind(paths.home()) is TemporalKind.SERVER and find_go():
+        ensure_server_program(lambda line: print(f"temporal: {line}", file=sys.stderr, flush=True))
+
+
 def run_temporal_server(ports: dict[str, int], database_url: str, namespace: str) -> NoReturn:
     """Replace this process with the server, which waits for Postgres and creates its databases and the namespace."""
+    from ratchet.store.database import libpq_url
+    from ratchet.temporal_settings import load_temporal_settings
+
     program = ensure_server_program(print)
     arguments = [str(program), "serve", "-namespace", namespace]
     arguments += ["-retention-days", str(load_temporal_settings().retention_days)]
@@ -164,3 +176,11 @@ def run_dev_server(home: Path, port: int, ui_port: int, namespace: str) -> NoRet
     arguments += ["--db-filename", str(home / "temporal.db"), "--log-level", "error"]
     arguments += ["--sqlite-pragma", "journal_mode=wal", "--sqlite-pragma", "synchronous=normal"]
     os.execv(program, arguments)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the end of `make setup` ends the compiler, too
+    try:
+        build_early()
+    except (MachineError, ConfigError) as error:
+        sys.exit(f"temporal: {error}")
