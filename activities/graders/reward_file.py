@@ -35,7 +35,7 @@ done"""
 
 
 @dataclass(slots=True, frozen=True)
-class Reward:
+class VerifierReward:
     """`value`: 1 or 0, None if there is no verdict. `text`: what the file says, or why it says nothing."""
 
     value: int | None
@@ -52,7 +52,7 @@ async def lay_out_tests(box: Sandbox, workdir: str, paths: Iterable[str]) -> Non
     await _execute(box, _LAY_OUT, workdir)
 
 
-async def read_reward(box: Sandbox) -> Reward:
+async def read_reward(box: Sandbox) -> VerifierReward:
     """Read the reward as root, after all processes of the script have ended.
 
     Raises UnusableBoxError if the box refuses.
@@ -72,35 +72,35 @@ def _content(text: str) -> bytes | None:
     return None if text == "-" else base64.b64decode(text)
 
 
-def parse_reward(files: Mapping[str, bytes | None]) -> Reward:
+def parse_reward(files: Mapping[str, bytes | None]) -> VerifierReward:
     """Return the reward of `reward.txt`, a number, or `reward.json`, an object with the number `reward`.
 
     A value of None: the file is no regular one. Only 0 and 1 are verdicts; other numbers are not rounded.
     """
     found = [_parse(path, content) for path, content in files.items()]
     if not found:
-        return Reward(None, f"the tests' script wrote neither {_TEXT} nor {_JSON}")
+        return VerifierReward(None, f"the tests' script wrote neither {_TEXT} nor {_JSON}")
     wrong = next((reward for reward in found if reward.value is None), None)
     if wrong is not None:
         return wrong
     if len({reward.value for reward in found}) > 1:
-        return Reward(None, f"{_TEXT} and {_JSON} differ: " + ", ".join(reward.text for reward in found))
+        return VerifierReward(None, f"{_TEXT} and {_JSON} differ: " + ", ".join(reward.text for reward in found))
     return found[0]
 
 
-def _parse(path: str, content: bytes | None) -> Reward:
+def _parse(path: str, content: bytes | None) -> VerifierReward:
     if content is None:
-        return Reward(None, f"{path} is no regular file")
+        return VerifierReward(None, f"{path} is no regular file")
     if len(content) > _MAX_BYTES:
-        return Reward(None, f"{path} is larger than {_MAX_BYTES} bytes")
+        return VerifierReward(None, f"{path} is larger than {_MAX_BYTES} bytes")
     text = content.decode("utf-8-sig", "replace").strip()
     if not text:
-        return Reward(None, f"{path} is empty")
+        return VerifierReward(None, f"{path} is empty")
     number = _number_of(path, text)
     if number not in (0.0, 1.0):
         wanted = 'an object with the number "reward", 0 or 1' if path == _JSON else "0 or 1"
-        return Reward(None, f"{path}: expected {wanted}, found {text[:100]!r}")
-    return Reward(int(number), f"{path} says {int(number)}")
+        return VerifierReward(None, f"{path}: expected {wanted}, found {text[:100]!r}")
+    return VerifierReward(int(number), f"{path} says {int(number)}")
 
 
 def _number_of(path: str, text: str) -> float:

@@ -148,13 +148,13 @@ if not os.fork():
 async def test_a_patch_that_writes_the_reward_file_is_caught(fresh_box: FreshBox, tmp_path: Path, tree: Path) -> None:
     """The script's user is the product's, so a file alone is no proof: pytest's witness or a control run is."""
     patch = shop.diff(tree, {"shop/price.py": _WRITES_THE_REWARD + shop.TOTAL + shop.BUG})
-    task = harbor_task(tmp_path, _by_exit_code(f"PYTHONPATH=/workspace/shop {PYTEST} /tests"))
-    judge = PatchJudge(GRADERS["eval_cmd"], task, GradingLimits.of_run(config()))
+    with_pytest = harbor_task(tmp_path, _by_exit_code(f"PYTHONPATH=/workspace/shop {PYTEST} /tests"))
+    judge, gold = await _admitted(with_pytest, fresh_box, tmp_path)
     async with fresh_box() as box:
         assert not (await judge.judge(box, patch)).verdict.solved
     command = f"{shop.PYTHON} -B /tests/test_outputs.py"
-    task = harbor_task(tmp_path / "no_runner", _by_exit_code(command), tests=_CHECK)
-    judge, gold = await _admitted(task, fresh_box, tmp_path)
+    without = harbor_task(tmp_path / "without", _by_exit_code(command), tests=_CHECK)
+    judge, gold = await _admitted(without, fresh_box, tmp_path / "without")
     assert not await _passes_control_run(judge, fresh_box, gold)
     async with fresh_box() as box:
         solved = (await judge.judge(box, patch)).verdict.solved
