@@ -54,12 +54,13 @@ async def test_admission_tells_good_broken_and_flaky_tasks_apart(loop: Loop, mon
         empty_passes={"eval_cmd": "true"},
         no_gold={"eval_cmd": check, "gold_patch": None},
         cannot_run={"eval_cmd": "no-such-program"},
+        runs_nothing={"eval_cmd": "no-such-runner || true"},
         no_image={"eval_cmd": check, "image": "no-such-image"},
         flaky={"eval_cmd": f"{check} && test $(($(date +%N) % 2)) = 0 && test $((RANDOM % 16)) = 0"},
     )
     said: list[str] = []
     result = await run(loop, "AdmitTasks", {"dataset": path, "repeats": 2, "window": 3}, said.append)
-    assert result == {"admitted": 1, "quarantined": 6}
+    assert result == {"admitted": 1, "quarantined": 7}
     assert any(text.endswith(" quarantined") for text in said), f"a person sees how far the examination is: {said}"
     async with loop.database.begin() as connection:
         found = select(
@@ -84,10 +85,11 @@ async def test_admission_tells_good_broken_and_flaky_tasks_apart(loop: Loop, mon
     assert "empty patch failed 0 of 2" in rows["empty_passes"].reason
     assert "no gold_patch" in rows["no_gold"].reason
     assert "could not run" in rows["cannot_run"].reason
+    assert "no-such-runner: command not found" in rows["runs_nothing"].reason
     assert not rows["flaky"].admitted
     command = [sys.executable, "-m", "cli.main", "tasks", "report", path]
     report = subprocess.run(command, env=loop.environment, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert "7 tasks examined: 1 admitted, 6 quarantined." in report
+    assert "8 tasks examined: 1 admitted, 7 quarantined." in report
     assert "| broken oracles | result |" in report
     assert "| good | eval_cmd 4 | 2/2 | 2/2 | " in report and "| empty_passes | eval_cmd 4 | 2/2 | 0/2 | " in report
     again = await run(loop, "AdmitTasks", {"dataset": path, "repeats": 2})
