@@ -12,6 +12,7 @@ from ratchet.payloads import StageInput
 from ratchet.store import rollouts, sandboxes, tasks
 from ratchet.store.database import Database
 from ratchet.store.rollouts import AttemptValues
+from ratchet.store.sandboxes import BoxOwner
 from ratchet.store.tasks import TaskRow
 
 
@@ -50,14 +51,18 @@ class StageContext:
 
         `use_box_as`: name of a stage that may use a box only once; the box is marked as used by this try. `fenced`:
         take a new fence, after which writes of earlier tries are refused. Raises FencedError if the attempt is
-        superseded, SandboxGoneError if the box is not live, BoxSpentError if another try has used it.
+        superseded or the box is another rollout's, SandboxGoneError if the box is not live, BoxSpentError if another
+        try has used it.
         """
         assert input.sandbox_id is not None
         fence = await rollouts.take_fence(connection, input.rollout_id, input.attempt) if fenced else None
+        workflow_id = activity.info().workflow_id
+        assert workflow_id is not None
+        owner = BoxOwner(input.rollout_id, workflow_id)
         if use_box_as:
-            provider_id = await sandboxes.spend_sandbox(connection, input.sandbox_id, _box_user(use_box_as))
+            provider_id = await sandboxes.spend_sandbox(connection, input.sandbox_id, owner, _box_user(use_box_as))
         else:
-            provider_id = await sandboxes.provider_id(connection, input.sandbox_id)
+            provider_id = await sandboxes.live_provider_id(connection, input.sandbox_id, owner)
         task = await tasks.task_of_rollout(connection, input.rollout_id)
         return cls(input, input.sandbox_id, provider_id, config, task, fence)
 

@@ -11,7 +11,7 @@ from uuid import UUID
 from sqlalchemy import exists, func, insert, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.errors import BoxSpentError, SandboxGoneError
+from ratchet.errors import BoxSpentError, FencedError, SandboxGoneError
 from ratchet.store.schema import PatchTable, RolloutTable, SandboxTable
 from ratchet.types import JsonObject, SandboxRole, SandboxState
 
@@ -193,25 +193,26 @@ async def set_boot_error(connection: AsyncConnection, sandbox_id: int, error: st
     await connection.execute(statement.values(boot_error=error))
 
 
-async def spend_sandbox(connection: AsyncConnection, sandbox_id: int, user: str) -> str:
-    """Mark the box as used by this try and return its provider id; a box can be used once.
+@dataclass(slots=True, frozen=True)
+class BoxOwner:
+    """The rollout that a box is for, and the workflow that has requested it."""
 
-    Raises BoxSpentError if another try has used it, SandboxGoneError if it has been released.
+    rollout_id: int
+    workflow_id: str
+
+
+async def spend_sandbox(connection: AsyncConnection, sandbox_id: int, owner: BoxOwner, user: str) -> str:
+    """Mark the owner's box as used by this try and return its provider id; a box can be used once.
+
+    Raises BoxSpentError if another try has used it, and what `live_provider_id` raises.
     """
+    found = await live_provider_id(connection, sandbox_id, owner)
     statement = update(SandboxTable).where(
         SandboxTable.id == sandbox_id, SandboxTable.used_by.is_(None), SandboxTable.state == SandboxState.LIVE
     )
-    provider_id = (
-        await connection.execute(statement.values(used_by=user).returning(SandboxTable.provider_id))
-    ).scalar_one_or_none()
-    if provider_id is not None:
-        return str(provider_id)
-    row = (
-        await connection.execute(select(SandboxTable.state, SandboxTable.used_by).where(SandboxTable.id == sandbox_id))
-    ).one()
-    if row.state != SandboxState.LIVE:
-        raise SandboxGoneError(f"box {sandbox_id} is {row.state}")
-    raise BoxSpentError(f"box {sandbox_id} was used by {row.used_by}")
+    if (await connection.execute(statement.values(used_by=user))).rowcount != 1:
+        raise BoxSpentError(f"box {sandbox_id} was used by another try")
+    return found
 
 
 async def sandboxes_of_user(connection: AsyncConnection, workflow_id: str, user: str) -> list[LedgerRow]:
@@ -223,13 +224,14 @@ async def sandboxes_of_user(connection: AsyncConnection, workflow_id: str, user:
     return [LedgerRow(*row) for row in await connection.execute(select(*_COLUMNS).where(*mine))]
 
 
-async def provider_id(connection: AsyncConnection, sandbox_id: int) -> str:
-    """Return the provider's id of a live box. Raises SandboxGoneError if it is not live."""
-    row = (
-        await connection.execute(
-            select(SandboxTable.provider_id, SandboxTable.state).where(SandboxTable.id == sandbox_id)
-        )
-    ).one()
+async def live_provider_id(connection: AsyncConnection, sandbox_id: int, owner: BoxOwner) -> str:
+    """Return the provider's id of the owner's live box.
+
+    Raises SandboxGoneError if it is not live, FencedError if the box is another owner's.
+    """
+    row = (await connection.execute(select(SandboxTable).where(SandboxTable.id == sandbox_id))).one()
+    if (row.rollout_id, row.workflow_id) != (owner.rollout_id, owner.workflow_id):
+        raise FencedError(f"box {sandbox_id} is not of {owner.workflow_id}, but of {row.workflow_id}")
     if row.state != SandboxState.LIVE or row.provider_id is None:
         raise SandboxGoneError(f"box {sandbox_id} is {row.state}")
     return str(row.provider_id)

@@ -372,12 +372,13 @@ async def test_bad_json_ends_failed_with_the_field_named(
 
 
 async def test_a_finished_rollout_is_not_run_again(loop: Loop) -> None:
-    """A second workflow for the same row returns the stored outcome and boots no box."""
+    """A second execution of its workflow returns the stored outcome and boots no box; another workflow gets nothing."""
     await loop.script(call("echo two > a.txt"), "Done.")
-    _, row = await finish(loop, await loop.start(loop.dataset(**TASK)))
-    again = await loop.client.execute_workflow(
-        "Rollout", {"rollout_id": row.id}, id=f"rollout/again/{row.id}", task_queue="control"
-    )
+    handle = await loop.start(loop.dataset(**TASK))
+    _, row = await finish(loop, handle)
+    again = await loop.client.execute_workflow("Rollout", {"rollout_id": row.id}, id=handle.id, task_queue="control")
+    with pytest.raises(WorkflowFailureError):
+        await loop.client.execute_workflow("Rollout", {"rollout_id": row.id}, id="rollout/other", task_queue="control")
     assert (again["outcome"], again["reward"]) == ("graded", 1.0)
     async with loop.database.begin() as connection:
         assert (
