@@ -12,10 +12,6 @@ from typing import Annotated, NoReturn
 
 import typer
 
-# Before torch is imported, here and in the parts that this process starts: its threads would spin between two
-# operations, which on busy cores takes several times the CPU time of the work.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
 from cli import (
     advise,
     agents,
@@ -75,6 +71,7 @@ from cli.part_process import logging_part
 from cli.parts import adapter, egress, engine, gateway, learner, postgres, ray, temporal, viewer, watcher, worker
 from ratchet.errors import RatchetError
 from ratchet.machine_faults import describe_refusal, is_machine_fault
+from ratchet.start_variables import start_variables, uses_huge_pages
 
 
 def _print_version(wanted: bool) -> None:
@@ -177,6 +174,9 @@ PARTS = (
 VIME = (train.train, launch.launch_command)
 """Commands that take arguments of vime's training command, too."""
 
+COMPUTING = (["train"], ["up"], ["launch"], ["rollout"], ["tiny-policy"], ["bench"])
+"""Beginnings of the arguments of commands that compute with large tensors in their own process."""
+
 for function in COMMANDS:
     name = function.__module__.rsplit(".", 1)[-1].replace("_", "-")
     # What an argument of vime means, the command itself finds out (`ratchet/vime_names.py`).
@@ -195,6 +195,7 @@ def main() -> NoReturn:
     Threads of Temporal's SDK outlive the event loop and abort the process (exit code 134) if they run while the
     interpreter is finalised: temporalio/sdk-python#300. Functions registered with atexit run first.
     """
+    _set_start_variables()
     _open_closed_streams()
     code = run_app()
     atexit._run_exitfuncs()
@@ -205,6 +206,16 @@ def main() -> NoReturn:
     with contextlib.suppress(OSError):
         sys.stderr.flush()
     os._exit(code)
+
+
+def _set_start_variables() -> None:
+    """Set them for this process and those that it starts. A command that may train a tiny policy or a benchmark's
+    model starts again, since malloc has read its own already.
+    """
+    before = uses_huge_pages(os.environ)
+    os.environ |= start_variables(os.environ)
+    if sys.argv[1:2] in COMPUTING and uses_huge_pages(os.environ) != before:
+        os.execv(sys.executable, sys.orig_argv)
 
 
 def _open_closed_streams() -> None:

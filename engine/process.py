@@ -26,6 +26,7 @@ from ratchet import tracing
 from ratchet.config_engines import DEFAULT_SET
 from ratchet.errors import MachineError
 from ratchet.lora_slots import FIRST_SLOT, SERVED_RANKS, served_rank, slot_name
+from ratchet.start_variables import start_variables
 
 STOP_SECONDS = 10.0
 _MARKER = "RATCHET_ENGINE_PIDFILE"
@@ -167,7 +168,8 @@ def vllm_environment(settings: EngineSettings) -> dict[str, str]:
         values["VLLM_CPU_KVCACHE_SPACE"] = str(settings.kv_cache_gib)
     if settings.num_threads is not None:
         values["OMP_NUM_THREADS"] = str(settings.num_threads)
-    return os.environ | values | settings.environment
+    environment = os.environ | values | settings.environment
+    return environment | start_variables(environment)
 
 
 @contextlib.asynccontextmanager

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from ratchet.config_engines import LOCAL
 from ratchet.errors import MachineError
+from ratchet.start_variables import start_variables
 from stack.cluster import Cluster
 from stack.gpus import usable_gpus, visible_devices
 from stack.host_process import HostProcess, Say, here, over_ssh
@@ -16,13 +17,14 @@ from stack.ports import free_port
 
 _START_SECONDS = 300.0
 _STARTED = "Ray runtime started"
-_VARIABLES = {
-    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300",
+RAY_VARIABLES = {
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # else Ray makes an environment per `uv run`
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300",  # a busy laptop imports torch slowly
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_worker_niceness": "0",
+    "RAY_worker_niceness": "0",  # at Ray's 15 a rank waits until every box of the next step has had its CPU time
     "PYTHONUNBUFFERED": "1",
 }
+"""Variables of every Ray node, here and on other hosts."""
 # A lost connection is noticed after 45 s; the other end's node ends by itself then, since Ray's head counts it as dead.
 _OPTIONS = ("-o", "ServerAliveInterval=15")
 
@@ -68,12 +70,13 @@ def node_command(cluster: Cluster, placement: Placement, host: str) -> list[str]
     """Return the command that runs the node of a host, which offers the learner's GPUs to Ray and no others."""
     gpus = placement.learner.get(host, ())
     is_head = host == LOCAL
+    variables = RAY_VARIABLES | start_variables(os.environ)
     arguments = [str(cluster.directory / ".venv/bin/ray"), "start", "--block", "--disable-usage-stats"]
     arguments += [f"--node-ip-address={cluster.head if is_head else host}", f"--num-gpus={len(gpus)}"]
     arguments += ["--min-worker-port=0", "--max-worker-port=0"]
     if not is_head:
-        devices = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
-        return over_ssh(cluster, host, [*arguments, f"--address={cluster.ray_address}"], _VARIABLES | devices, _OPTIONS)
+        variables |= {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
+        return over_ssh(cluster, host, [*arguments, f"--address={cluster.ray_address}"], variables, _OPTIONS)
     arguments += ["--head", f"--port={cluster.port}", "--include-dashboard=false"]
     # Of its own, so that another cluster of this machine is not taken for this one.
     arguments += [
@@ -81,4 +84,4 @@ def node_command(cluster: Cluster, placement: Placement, host: str) -> list[str]
         f"--ray-client-server-port={free_port()}",
     ]
     devices = visible_devices(gpus) if usable_gpus() else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
-    return here(cluster, arguments, _VARIABLES | devices)
+    return here(cluster, arguments, variables | devices)

@@ -17,6 +17,7 @@ import psutil
 from supervisor.xmlrpc import SupervisorTransport
 
 from ratchet.errors import MachineError
+from ratchet.start_variables import start_variables
 from stack.part_health import health_path, health_written_at
 from stack.parts import WATCHER, Part, Stack
 from stack.port_owners import MARK, has_mark
@@ -166,7 +167,7 @@ class Supervisor:
         self._write_config()
         command = [sys.executable, "-P", "-m", "supervisor.supervisord", "-c", str(self.config_path)]
         # With the mark it is found and ended even if its socket is gone, or it would start again what is ended.
-        marked = {**os.environ, MARK: str(self.stack.home)}
+        marked = {**os.environ, **start_variables(os.environ), MARK: str(self.stack.home)}
         started = subprocess.run(command, capture_output=True, text=True, check=False, env=marked)
         deadline = time.monotonic() + 20
         while not self.is_up():

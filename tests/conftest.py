@@ -4,14 +4,14 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported, as in `cli.main`
-
 import pytest
 from hypothesis import settings
 
+from ratchet.start_variables import start_variables
 from stack.ports import free_port
 from tests.standins.tiny_model import make_tokenizer, make_weights
 
+os.environ |= start_variables(os.environ)  # before torch is imported, and before the workers of xdist start
 settings.register_profile("ratchet", derandomize=True, deadline=None)
 settings.load_profile("ratchet")
 

@@ -17,19 +17,12 @@ LOOK_SECONDS = 2.0
 def ray() -> None:
     """Run the Ray head on which the learner's ranks run."""
     from stack.engine_parts import learner_devices
+    from stack.ray_nodes import RAY_VARIABLES
     from stack.serving_plan import read_plan
 
     stack = Stack()
     port = stack.ports["ray"]
-    # By default Ray starts one worker environment per `uv run` environment and kills workers that start slowly on a
-    # busy laptop.
-    os.environ |= {
-        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-        "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300",
-        "RAY_USAGE_STATS_ENABLED": "0",
-    }
-    # at Ray's default niceness of 15 a rank waits until every box of the next step has had its CPU time
-    os.environ |= {"RAY_worker_niceness": "0"}
+    os.environ |= RAY_VARIABLES
     devices = learner_devices(read_plan(stack)) if stack.plan_path.is_file() else None
     if devices is not None:
         os.environ |= devices.environment

@@ -17,6 +17,7 @@ import pytest
 
 from ratchet.config import RunConfig
 from ratchet.errors import MachineError
+from ratchet.start_variables import start_variables
 from stack.parts import Part, Stack, free_ports
 from stack.serving_plan import ServingPlan, load_plan, read_plan, wants_other, write_plan
 from stack.supervisor import Supervisor
@@ -62,6 +63,13 @@ def test_up_starts_what_stands_still(stack: Sleepers) -> None:
     pids = {part.name: part.pid for part in supervisor.states()}
     supervisor.up()
     assert {part.name: part.pid for part in supervisor.states()} == pids, "what runs is left alone"
+
+
+def test_a_part_starts_with_the_variables_of_our_processes(stack: Sleepers) -> None:
+    _wait_for(stack, {"engine": "running", "adapter": "running"})
+    environments = [psutil.Process(part.pid).environ() for part in Supervisor(stack).states()]
+    for environment in environments:
+        assert environment.items() >= start_variables(os.environ).items()
 
 
 def test_up_and_down_at_once_do_not_end_what_the_other_has_begun(stack: Sleepers) -> None:

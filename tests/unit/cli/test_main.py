@@ -12,6 +12,7 @@ from typer.models import ParameterInfo
 from typer.testing import CliRunner
 
 from cli.main import app
+from ratchet.start_variables import start_variables
 from tests.unit.cli.test_help_text import commands
 
 
@@ -149,3 +150,45 @@ def test_a_key_without_a_certificate_does_not_blame_the_address(tmp_path: Path) 
     done = raising(call, tmp_path, **environment)
     assert done.returncode == 2 and "TEMPORAL_ADDRESS" not in done.stderr
     assert "TEMPORAL_* variables" in done.stderr and "Must have both client cert and private key" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "tunables", "expected"),
+    [
+        ("bench", None, "glibc.malloc.hugetlb=1"),
+        ("bench", "glibc.malloc.arena_max=2", "glibc.malloc.arena_max=2:glibc.malloc.hugetlb=1"),
+        ("bench", "glibc.malloc.hugetlb=0", "glibc.malloc.hugetlb=0"),
+        ("tiny-policy", None, "glibc.malloc.hugetlb=1"),
+        ("status", None, ""),
+    ],
+)
+def test_a_command_that_computes_starts_with_huge_pages(
+    command: str, tunables: str | None, expected: str, tmp_path: Path
+) -> None:
+    """/proc shows the environment with which the C library has started; glibc cuts it at the colons of its variable."""
+    program = (
+        "import os, sys; from cli import main\n"
+        "def show() -> int:\n"
+        "    started = open('/proc/self/environ').read().replace(chr(0), ':').partition('GLIBC_TUNABLES=')[2]\n"
+        "    print(':'.join(one for one in started.split(':') if one.startswith('glibc.')))\n"
+        "    print(os.environ['OMP_WAIT_POLICY'], os.environ.get('GLIBC_TUNABLES'), os.getpid())\n"
+        "    return 0\n"
+        "main.run_app = show\n"
+        "main.main()\n"
+    )
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("GLIBC_TUNABLES", "OMP_WAIT_POLICY")
+    }
+    environment |= {"RATCHET_HOME": str(tmp_path)} | ({} if tunables is None else {"GLIBC_TUNABLES": tunables})
+    if "GLIBC_TUNABLES" not in start_variables({}):
+        pytest.skip("this machine's C library has no such tunable")
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{program}", command],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        started, inherited = process.stdout.read().splitlines()
+    assert started == expected
+    assert inherited == f"PASSIVE {expected or 'glibc.malloc.hugetlb=1'} {process.pid}", "what children get"

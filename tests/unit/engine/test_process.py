@@ -19,6 +19,7 @@ from engine.process import (
     vllm_environment,
 )
 from engine.vllm_plugin import WORKER_EXTENSION
+from ratchet.start_variables import start_variables
 
 CORE = "import setproctitle, signal; setproctitle.setproctitle('VLLM::EngineCore' + 'x' * 4000); signal.pause()"
 """Like vLLM's engine core: its title overwrites the environment that /proc shows."""
@@ -35,9 +36,11 @@ def test_a_suspended_process_without_its_environment_is_ended(tmp_path: Path) ->
     settings = EngineSettings(
         model_path=tmp_path, port=1, database_url="unused", state_dir=tmp_path, policies_root=tmp_path
     )
+    # glibc moves GLIBC_TUNABLES elsewhere, and a title ends in front of such a gap.
+    environment = {name: value for name, value in vllm_environment(settings).items() if name != "GLIBC_TUNABLES"}
     server = subprocess.Popen(
         [sys.executable, "-c", SERVER],
-        env=vllm_environment(settings),
+        env=environment,
         start_new_session=True,
         stdout=subprocess.PIPE,
         text=True,
@@ -103,3 +106,36 @@ def test_only_workers_with_our_extension_are_asked_to_check_files(
     settings = EngineSettings(**(values | changed))
     assert settings.checks_files is expected
     assert WORKER_EXTENSION in vllm_command(settings, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("ours", "of_the_config", "expected"),
+    [
+        (None, {}, "glibc.malloc.hugetlb=1"),
+        ("glibc.malloc.arena_max=2", {}, "glibc.malloc.arena_max=2:glibc.malloc.hugetlb=1"),
+        (None, {"GLIBC_TUNABLES": "glibc.malloc.arena_max=3"}, "glibc.malloc.arena_max=3:glibc.malloc.hugetlb=1"),
+        ("glibc.malloc.hugetlb=1", {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}, "glibc.malloc.hugetlb=0"),
+    ],
+)
+def test_vllm_starts_with_huge_pages_unless_the_user_refuses_them(
+    ours: str | None,
+    of_the_config: dict[str, str],
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if ours is None:
+        monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    else:
+        monkeypatch.setenv("GLIBC_TUNABLES", ours)
+    if "GLIBC_TUNABLES" not in start_variables({}):
+        pytest.skip("this machine's C library has no such tunable")
+    settings = EngineSettings(
+        model_path=tmp_path,
+        port=1,
+        database_url="unused",
+        state_dir=tmp_path,
+        policies_root=tmp_path,
+        environment=of_the_config,
+    )
+    assert vllm_environment(settings)["GLIBC_TUNABLES"] == expected

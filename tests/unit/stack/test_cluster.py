@@ -1,5 +1,6 @@
 """The hosts of a launch, from a host file as MPI has it or from YAML."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError
+from ratchet.start_variables import start_variables
 from stack.cluster import Cluster, read_cluster, require_hosts
 from stack.placement import place
 from stack.ray_nodes import node_command
@@ -89,3 +91,16 @@ def test_a_node_offers_the_learners_gpus_and_no_others(tmp_path: Path) -> None:
     assert command[0] == "ssh" and "train@10.0.0.2" in command
     assert "CUDA_VISIBLE_DEVICES=2,3" in command[-1] and "--num-gpus=2" in command[-1]
     assert "--num-gpus=0" in node_command(cluster, placed, "local")[-1]
+
+
+def test_every_node_starts_with_the_variables_of_our_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks and engines inherit those of their node."""
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.arena_max=2")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    cluster = Cluster.model_validate({"head": "10.0.0.1", "hosts": {"10.0.0.2": {"gpus": 1}}})
+    placed = place(config(training={"gpus": {"10.0.0.2": [0]}}), 1, cluster.num_gpus(0))
+    for host in ("local", "10.0.0.2"):
+        command = node_command(cluster, placed, host)[-1]
+        for name, value in start_variables(os.environ).items():
+            assert f"{name}={value}" in command
+        assert "OMP_WAIT_POLICY=ACTIVE" in command
