@@ -46,6 +46,7 @@ def _checks() -> list[dict[str, Any]]:
         checks.append({"what": "disk", "ok": False, "needed": True, "detail": str(error)})
     if not stack.is_external("TEMPORAL_ADDRESS"):
         checks.append(_temporal_check(stack))
+    checks.append(_huge_pages_check())
     ports = ", ".join(f"{name} {port}" for name, port in stack.ports.items())
     checks.append({"what": "ports", "ok": True, "needed": False, "detail": ports})
     checks += _part_checks(stack)
@@ -82,6 +83,19 @@ def _sandbox_checks(stack: "Stack") -> list[dict[str, Any]]:
             return [check | {"ok": False, "detail": str(error)}]
     address = os.environ.get("E2B_API_URL") or "E2B's cloud"
     return [check | {"detail": address if provider == "e2b" else "needs nothing else of this machine"}]
+
+
+def _huge_pages_check() -> dict[str, Any]:
+    import os
+
+    from ratchet.start_variables import uses_huge_pages
+    from stack.huge_pages import probe_huge_pages
+
+    pages = probe_huge_pages()
+    advice = pages.advice(os.environ)
+    has_own = pages.setting == "madvise" and uses_huge_pages(os.environ)
+    detail = advice or f"{pages.setting or 'none'}; memory access costs {pages.cost:.1f} times as much without them"
+    return {"what": "huge pages", "ok": not advice or has_own, "needed": False, "detail": detail}
 
 
 def _temporal_check(stack: "Stack") -> dict[str, Any]:

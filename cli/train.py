@@ -39,6 +39,7 @@ def train(
     command, such as `--rollout-batch-size 8`, may follow the config (docs/vime.md).
     """
     import asyncio
+    import os
 
     from cli.console import say
     from ratchet.config_sources import load_config
@@ -46,6 +47,7 @@ def train(
     from ratchet.vime_names import dump_pattern
     from stack.agent_programs import provide_program
     from stack.follow_run import run_name, start_run
+    from stack.huge_pages import probe_huge_pages
     from stack.parts import Stack
     from stack.startup import bring_up
 
@@ -58,6 +60,8 @@ def train(
     if check:
         _check(stack, resolved)
         return
+    if advice := probe_huge_pages().advice(os.environ):
+        say(advice)
     if from_store is None:
         provide_program(resolved.harness.name, stack.has_gateway, say)
     bring_up(stack, resolved, say, for_run=from_store is None)

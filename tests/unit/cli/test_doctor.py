@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.doctor import _checks, _sandbox_checks
+from cli.doctor import _checks, _huge_pages_check, _sandbox_checks
+from stack.huge_pages import kernel_setting
 from stack.parts import Stack
 
 
@@ -12,6 +13,11 @@ def test_doctor_answers_before_anything_is_set_up(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("RATCHET_HOME", str(tmp_path / "not" / "made"))
     (disk,) = [check for check in _checks() if check["what"] == "disk"]
     assert disk["ok"] and "GiB free" in disk["detail"] and not (tmp_path / "not").exists()
+
+
+def test_doctor_names_the_setting_of_huge_pages() -> None:
+    check = _huge_pages_check()
+    assert not check["needed"] and (kernel_setting() or "none") in check["detail"]
 
 
 @pytest.mark.parametrize(("provider", "key", "expected"), [
