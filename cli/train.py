@@ -39,7 +39,6 @@ def train(
     command, such as `--rollout-batch-size 8`, may follow the config (docs/vime.md).
     """
     import asyncio
-    import os
 
     from cli.console import say
     from ratchet.config_sources import load_config
@@ -47,7 +46,6 @@ def train(
     from ratchet.vime_names import dump_pattern
     from stack.agent_programs import provide_program
     from stack.follow_run import run_name, start_run
-    from stack.huge_pages import probe_huge_pages
     from stack.parts import Stack
     from stack.startup import bring_up
 
@@ -60,8 +58,7 @@ def train(
     if check:
         _check(stack, resolved)
         return
-    if advice := probe_huge_pages().advice(os.environ):
-        say(advice)
+    _say_what_memory_costs()
     if from_store is None:
         provide_program(resolved.harness.name, stack.has_gateway, say)
     bring_up(stack, resolved, say, for_run=from_store is None)
@@ -76,6 +73,16 @@ def train(
     say(f"run {run_id}: {stack.workflow_page(f'run/{run_id}')}")
     if not detach:
         _follow(stack, run_id, config, pattern, json)
+
+
+def _say_what_memory_costs() -> None:
+    import os
+
+    from cli.console import say
+    from stack.huge_pages import probe_huge_pages
+
+    if advice := probe_huge_pages().advice(os.environ):
+        say(advice)
 
 
 def _follow(stack: Any, run_id: str, config: Path, pattern: str | None, json: bool) -> None:
