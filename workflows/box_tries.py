@@ -44,7 +44,7 @@ class BoxTries:
         if self.waits_for_host:
             return
         if not self.suspected and _suspects_patch(error):
-            self.suspected = True  # not counted: whatever else fails, a second box is asked
+            self.suspected = True  # not counted, so that other failures do not take the second box away
             return
         if self._lost_left and _is_lost(error) and workflow.patched("lost-tries"):
             self._lost_left -= 1

@@ -328,10 +328,8 @@ class TrainRun(SteeredRun):
     async def _evaluate(self, plan: RunPlan, due: Sequence[EvaluationPlan]) -> bool:
         """Run these evaluations to their end; return False if one has to be started again."""
         self.wait_for(plan, f"the evaluations {', '.join(one.label for one in due)}")
-        num_samples = sum(one.num_samples for one in due)
-        shares = [one.num_samples / num_samples for one in due]
-        evaluating = (self._run_evaluation(plan, one, share) for one, share in zip(due, shares, strict=True))
-        return all(await asyncio.gather(*evaluating))
+        total = sum(one.num_samples for one in due)
+        return all(await asyncio.gather(*(self._run_evaluation(plan, one, one.num_samples / total) for one in due)))
 
     async def _run_evaluation(self, plan: RunPlan, evaluation: EvaluationPlan, share: float) -> bool:
         searchable = search_attributes(plan.run_id, step=evaluation.step)
