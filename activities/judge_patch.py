@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Self
 
 from activities import git_scripts
-from activities.graders.base import Grader, NoEvidenceError, TestRun, Verdict, log_tail
+from activities.graders.base import Grader, NoEvidenceError, TestRun, Verdict
 from activities.graders.broken_oracles import (
     SPEC,
     BrokenOracle,
@@ -21,7 +21,7 @@ from activities.graders.broken_oracles import (
     spec_sources,
     validated,
 )
-from activities.graders.evidence import COULD_NOT_RUN, names_change
+from activities.graders.evidence import COULD_NOT_RUN, SIGNALLED, names_change
 from activities.graders.flags import Flag, static_flags
 from activities.graders.integrity_rules import RULES
 from activities.graders.oracle import Oracle
@@ -38,8 +38,6 @@ from ratchet.types import JsonObject
 _LISTED_TEST = RULES[0].name
 """The rule whose files are left out under either policy, because honest patches edit tests, too."""
 _MAX_TEST_FILES = 20
-_SIGNALLED = 128
-"""A shell adds the number of the signal that ended a command."""
 _NEXT_BOX = "a second box shows whose fault it is"
 
 
@@ -271,7 +269,7 @@ class PatchJudge:
         if isinstance(error, UnusableBoxError) or not is_healthy:
             raise error
         self._suspect(str(error))
-        log = log_tail(error.log) if isinstance(error, NoEvidenceError) else ""
+        log = error.log if isinstance(error, NoEvidenceError) else ""
         return Verdict(False, f"the patch took away what the tests need: {error}", log, 0.0)
 
     async def _break_files(self, box: Sandbox, broken: BrokenOracle) -> None:
@@ -298,8 +296,8 @@ def _why_no_test_failed(run: TestRun, oracle: Oracle | None) -> str:
         return f"no test had failed when the tests' {run.limit_seconds:.0f} s were over"
     if observed.exit_code in COULD_NOT_RUN:
         return f"the test command could not start (exit code {observed.exit_code})"
-    if observed.exit_code > _SIGNALLED:
-        return f"signal {observed.exit_code - _SIGNALLED} ended the test command"
+    if observed.exit_code > SIGNALLED:
+        return f"signal {observed.exit_code - SIGNALLED} ended the test command"
     if any(session.exit is None for session in observed.top_sessions):
         return "pytest began and never ended"
     if oracle is not None and oracle.num_sessions and not observed.top_sessions:

@@ -60,7 +60,7 @@ class NoEvidenceError(GraderFailedError):
 
     def __init__(self, gap: str, log: str) -> None:
         super().__init__(f"{gap}; no test shows anything of the patch: {log.strip()[-400:] or 'nothing was printed'}")
-        self.log = log
+        self.log = log_tail(log)
 
 
 @dataclass(slots=True, frozen=True)

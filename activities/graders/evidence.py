@@ -7,6 +7,7 @@ witness sees, so each of these checks can be deceived by itself; the oracle and 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from activities.graders.diff_sections import FileChange
 from activities.graders.integrity_rules import TAMPERED
@@ -18,6 +19,8 @@ COULD_NOT_RUN = (126, 127)
 """A shell's exit codes for "not executable" and "not found"."""
 SIGNALLED = 128
 """A shell adds the number of the signal that ended a command."""
+_MAX_NAMED = 300
+"""Changed files that are looked for in a log."""
 _RAN = ("passed", "failed", "xfailed", "xpassed")
 _INSTALLED = ("/site-packages/", "/dist-packages/", "/lib/python")
 
@@ -80,7 +83,7 @@ def names_change(log: str, changes: Iterable[FileChange]) -> bool:
 
     Compilers and tracebacks do; so a run without a test is shown to be the patch's deed.
     """
-    return any(re.search(_mention_of(change), log, re.MULTILINE) for change in changes)
+    return any(re.search(_mention_of(change), log, re.MULTILINE) for change in islice(changes, _MAX_NAMED))
 
 
 def _mention_of(change: FileChange) -> str:

@@ -16,9 +16,9 @@ _COUNTS = (
     r"^(?:OK|FAILED) \(.*?skipped=(?P<minus>\d+)",
     r"^test result: \S+ (\d+) passed",  # cargo
     r"^test result: \S+ \d+ passed; (\d+) failed",
-    r"^\s*Tests:?\s.*?\b(\d+) passed",  # jest, vitest
-    r"^\s*Tests:?\s.*?\b(\d+) failed",
-    r"^\s*(\d+) (?:passing|failing)\b",  # mocha
+    r"^[ \t]*Tests:?[ \t].*?\b(\d+) passed",  # jest, vitest
+    r"^[ \t]*Tests:?[ \t].*?\b(\d+) failed",
+    r"^[ \t]*(\d+) (?:passing|failing)\b",  # mocha
     r"^(?:#|ℹ) (?:pass|fail) (\d+)$",
     r"^(?:ok|FAILED) \| (\d+) passed",  # deno
     r"^(?:ok|FAILED) \| .*?\b(\d+) failed",
@@ -30,8 +30,8 @@ _COUNTS = (
     r"^\[=+\] (\d+) tests? from ",  # googletest
     r"^# TOTAL: +(\d+)$",  # automake
     r"^Files=\d+, Tests=(\d+)",  # prove
-    r"^\s*Executed (\d+) tests?, with",  # XCTest
-    r"^\s*Total tests: (\d+)$",  # dotnet
+    r"^[ \t]*Executed (\d+) tests?, with",  # XCTest
+    r"^[ \t]*Total tests: (\d+)$",  # dotnet
 )
 """Lines of runners. A group is the number of tests that ran, an empty one is one test; `minus` is subtracted."""
 
@@ -46,6 +46,8 @@ _NONE = (
     r"^> Task :\S*test\S* NO-SOURCE$",
     r"\bResult: NOTESTS$",
 )
+_MAX_CHARACTERS = 100_000
+_MAX_LINE = 500
 _PROGRAM = r"[^:\n]+"
 _MISSING = (
     rf"^\S+: (?:line \d+: )?{_PROGRAM}: command not found$",
@@ -61,7 +63,7 @@ _MISSING = (
     r"getaddrinfo (?:ENOTFOUND|EAI_AGAIN)|Name or service not known|dial tcp: lookup|dns error).*$",
 )
 """Messages of shells and of programs that start others, and of programs without network."""
-_MAKE_DID_NOTHING = re.compile(r"(?:(?:g?make(?:\[\d+\])?: .*)?\n)*g?make(?:\[\d+\])?: .*\n*")
+_MAKE_DID_NOTHING = re.compile(r"(?:g?make(?:\[\d+\])?: .*(?:\n+|$))+")
 _COUNTS_IN = [re.compile(pattern, re.MULTILINE) for pattern in _COUNTS]
 _NONE_IN = re.compile("|".join(_NONE), re.MULTILINE | re.IGNORECASE)
 _MISSING_IN = re.compile("|".join(_MISSING), re.MULTILINE | re.IGNORECASE)
@@ -69,6 +71,7 @@ _MISSING_IN = re.compile("|".join(_MISSING), re.MULTILINE | re.IGNORECASE)
 
 def count_printed_tests(log: str) -> int | None:
     """Return how many tests ran by the lines of known runners, None if there is no such line."""
+    log = _excerpt(log)
     found = [match for pattern in _COUNTS_IN for match in pattern.finditer(log)]
     if not found:
         return 0 if _NONE_IN.search(log) or _MAKE_DID_NOTHING.fullmatch(log) else None
@@ -77,5 +80,11 @@ def count_printed_tests(log: str) -> int | None:
 
 def find_missing_program(log: str) -> str:
     """Return the first line that says that a program, a script or the network was not there, empty if none does."""
-    found = _MISSING_IN.search(log)
+    found = _MISSING_IN.search(_excerpt(log))
     return found[0].strip()[:300] if found else ""
+
+
+def _excerpt(log: str) -> str:
+    """Return the log's begin and end with short lines: the code under test decides what is searched here."""
+    ends = log if len(log) <= 2 * _MAX_CHARACTERS else f"{log[:_MAX_CHARACTERS]}\n{log[-_MAX_CHARACTERS:]}"
+    return "\n".join(line[:_MAX_LINE] for line in ends.splitlines())

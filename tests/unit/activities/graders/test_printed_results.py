@@ -108,3 +108,12 @@ def test_what_was_not_found_is_named(line: str) -> None:
 @pytest.mark.parametrize("log", ["Error: file not found\n", "the command not found in the list\n", "x: 1: y\n"])
 def test_a_products_own_words_are_no_missing_program(log: str) -> None:
     assert not find_missing_program(log)
+
+
+@pytest.mark.parametrize(
+    "piece", ["\n", " ", "1 passed ", "ok ", "a: ", "make: x\n", "Tests: 1 ", "Ran 1 tests in", "/", "\\"]
+)
+def test_a_long_log_of_a_hostile_product_is_searched_at_once(piece: str) -> None:
+    log = piece * (8_000_000 // len(piece))
+    assert count_printed_tests(log) in (None, 0) or "make" in piece
+    assert not find_missing_program(log)
