@@ -21,7 +21,7 @@ from activities.graders.broken_oracles import (
     spec_sources,
     validated,
 )
-from activities.graders.evidence import COULD_NOT_RUN, SIGNALLED, names_change
+from activities.graders.evidence import names_change
 from activities.graders.flags import Flag, static_flags
 from activities.graders.integrity_rules import RULES
 from activities.graders.oracle import Oracle
@@ -38,6 +38,8 @@ from ratchet.types import JsonObject
 _LISTED_TEST = RULES[0].name
 """The rule whose files are left out under either policy, because honest patches edit tests, too."""
 _MAX_TEST_FILES = 20
+_PYTEST_FAILED = {1, 2}
+"""Exit codes of a pytest that ran to its end: failures, and tests that cannot be imported."""
 _NEXT_BOX = "a second box shows whose fault it is"
 
 
@@ -234,7 +236,7 @@ class PatchJudge:
         except GraderFailedError as error:
             return self._blamed(done.prepared, error)
         if not verdict.solved and not verdict.rejected:
-            self._suspect(_why_no_test_failed(done.run, oracle))
+            self._suspect(_why_no_test_failed(done.run))
         return verdict
 
     def _suspect(self, deed: str) -> None:
@@ -280,10 +282,11 @@ class PatchJudge:
                 await box.write_file(path, apply_edits(broken, target, source), user="root")
 
 
-def _why_no_test_failed(run: TestRun, oracle: Oracle | None) -> str:
+def _why_no_test_failed(run: TestRun) -> str:
     """Return what a run that is not solved shows instead of a failed test; empty if a test ran and failed.
 
-    A patch can do each of it, and so can a machine that ends processes, freezes or loses files.
+    A patch can do each of it, and so can a machine that ends processes, fills its disk or loses files. So only a test
+    that failed by name, or a session of pytest that ended by itself with failures, is a failed test.
     """
     observed = run.observed
     if run.gap:
@@ -294,12 +297,10 @@ def _why_no_test_failed(run: TestRun, oracle: Oracle | None) -> str:
         return "the test process died before it reported"
     if observed.exit_code is None:
         return f"no test had failed when the tests' {run.limit_seconds:.0f} s were over"
-    if observed.exit_code in COULD_NOT_RUN:
-        return f"the test command could not start (exit code {observed.exit_code})"
-    if observed.exit_code > SIGNALLED:
-        return f"signal {observed.exit_code - SIGNALLED} ended the test command"
-    if any(session.exit is None for session in observed.top_sessions):
+    sessions = observed.top_sessions
+    if any(session.exit is None for session in sessions):
         return "pytest began and never ended"
-    if oracle is not None and oracle.num_sessions and not observed.top_sessions:
-        return "pytest did not start"
-    return ""
+    exits = {session.exit for session in sessions}
+    if exits & _PYTEST_FAILED or (exits == {0} and observed.exit_code == 0):
+        return "" if not any(session.num_missed for session in sessions) else "collected tests never ran"
+    return f"no test is named that failed (exit code {observed.exit_code})"

@@ -42,8 +42,7 @@ def find_gap(observed: RunnerReport, outcomes: Collection[str], by_witness: bool
 
     The evidence is a test that ran: reported by pytest's witness (`by_witness`), or by name in the log (`by_name`). A
     command without names is judged by its exit code, unless it says that it ran no test or did not find what it runs.
-    `outcomes`: those of the tests that count. How a run that was ended from outside or from inside is judged, is said
-    by its end.
+    `outcomes`: those of the tests that count. A run that did not end by itself has no gap: its end decides.
     """
     sessions = observed.top_sessions
     if observed.lost or observed.exit_code is None or any(map(_was_ended_from_inside, sessions)):
@@ -81,16 +80,28 @@ def _gap_of_command(observed: RunnerReport) -> str:
 def names_change(log: str, changes: Iterable[FileChange]) -> bool:
     """Return whether a log names a line of a file that the patch changed, or a file that it removed or replaced.
 
-    Compilers and tracebacks do; so a run without a test is shown to be the patch's deed.
+    Compilers and tracebacks do; so a run without a test is shown to be the patch's deed. Warnings are none, and if a
+    program is missing, only a file that is gone explains it.
     """
-    return any(re.search(_mention_of(change), log, re.MULTILINE) for change in islice(changes, _MAX_NAMED))
+    is_missing = bool(find_missing_program(log))
+    lines = [line for line in log.splitlines() if "warning" not in line.lower()]
+    for change in islice(changes, _MAX_NAMED):
+        name = change.path.rpartition("/")[2]
+        if (_is_gone(change) or not is_missing) and any(
+            name in line and re.search(_mention_of(change), line) for line in lines
+        ):
+            return True
+    return False
+
+
+def _is_gone(change: FileChange) -> bool:
+    return change.deleted or len(change.modes) > 1 or change.is_symlink
 
 
 def _mention_of(change: FileChange) -> str:
     parts = change.path.split("/")
     last_two, name = re.escape("/".join(parts[-2:])), re.escape(parts[-1])
-    is_gone = change.deleted or len(change.modes) > 1 or change.is_symlink
-    place = r"(?![\w.-])" if is_gone else r"""(?:["']?,? (?:on )?line |[:(])\d"""
+    place = r"(?![\w.-])" if _is_gone(change) else r"""(?:["']?,? (?:on )?line |[:(])\d"""
     return rf"""(?:(?<![\w.-]){last_two}|(?:^|[\s"'(]|\./){name}){place}"""
 
 

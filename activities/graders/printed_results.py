@@ -13,7 +13,7 @@ _COUNTS = (
     r"^(?:not )?ok \d+\b(?!.*# skip)()",  # TAP
     r"\b(\d+) (?:passed|failed|errors?|xfailed|xpassed)\b(?=.* in [\d.]+ ?s)",  # pytest
     r"^Ran (\d+) tests? in ",  # unittest
-    r"^(?:OK|FAILED) \(.*?skipped=(?P<minus>\d+)",
+    r"^Ran \d+ tests? in [\d.]+s\s{1,4}(?:OK|FAILED) \([^)\n]*?skipped=(?P<minus>\d+)",
     r"^test result: \S+ (\d+) passed",  # cargo
     r"^test result: \S+ \d+ passed; (\d+) failed",
     r"^[ \t]*Tests:?[ \t].*?\b(\d+) passed",  # jest, vitest

@@ -64,14 +64,6 @@ logger=$!
     exec 8>&- 9>&-
     cd "$WORKDIR" || exit 126
     export HOME="$home" USER=agent LOGNAME=agent
-    # A shell whose output is redirected says in the log, too, which program it did not find.
-    command_not_found_handle() {
-        echo "bash: $1: command not found" >&2
-        { [ /proc/self/fd/2 -ef /proc/self/fd/7 ] || echo "bash: $1: command not found" >&7; } 2>/dev/null
-        return 127
-    }
-    exec 7>&1
-    export -f command_not_found_handle
     if [ -n "$WITNESS" ]; then
         export RATCHET_WITNESS="$witness" RATCHET_WORKDIR="$WORKDIR"
         export PYTEST_PLUGINS="ratchet_witness${PYTEST_PLUGINS:+,$PYTEST_PLUGINS}"

@@ -37,6 +37,9 @@ SHOWS_NO_FAILED_TEST = {
     "a crash": _run(139),
     "the shell did not find the command": _run(127, [_session(0, a="passed")]),
     "the command is not executable": _run(126, [_session(0, a="passed")]),
+    "a command that names no test": _run(1),
+    "a tool that hides the signal": _run(2),
+    "the runner broke": _run(3, [_session(3)]),
     "the runner was killed and the script went on": _run(1, [_session(None, a="passed")]),
 }
 SHOWS_ONE = {
@@ -44,7 +47,6 @@ SHOWS_ONE = {
     "a test failed before the time was over": _run(None, [_session(None, a="failed")]),
     "a test failed before the runner was killed": _run(137, [_session(None, a="failed")]),
     "the runner said so": _run(2, [_session(2)]),
-    "the command said so": _run(1),
 }
 
 

@@ -117,3 +117,9 @@ def test_a_long_log_of_a_hostile_product_is_searched_at_once(piece: str) -> None
     log = piece * (8_000_000 // len(piece))
     assert count_printed_tests(log) in (None, 0) or "make" in piece
     assert not find_missing_program(log)
+
+
+def test_a_printed_line_takes_no_test_away() -> None:
+    """The code under test can print what it likes beside the runner's own lines."""
+    forged = "OK (skipped=5)\nRan 5 tests in 0.1s\n\nOK (skipped=5)\n"
+    assert count_printed_tests(f"{forged}Ran 5 tests in 0.001s\n\nFAILED (failures=5)\n") == 5
