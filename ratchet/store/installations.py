@@ -27,9 +27,11 @@ _LOG = structlog.get_logger()
 
 # `ratchet.place` is set by the embedded server (stack/postgres.py), whose directory may be copied as it is.
 _PLACE = text(
-    "SELECT concat_ws(' ', (SELECT system_identifier FROM pg_control_system()),"
-    " (SELECT oid FROM pg_database WHERE datname = current_database()), current_setting('ratchet.place', true))"
+    "SELECT concat_ws(' ', (SELECT oid FROM pg_database WHERE datname = current_database()),"
+    " current_setting('ratchet.place', true))"
 )
+_MAY_READ_SYSTEM = text("SELECT has_function_privilege('pg_control_system()', 'EXECUTE')")
+_SYSTEM = text("SELECT system_identifier FROM pg_control_system()")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +74,8 @@ async def installation(connection: AsyncConnection) -> Installation:
     if found is None:
         await connection.execute(insert(InstallationTable).values(singleton=True).on_conflict_do_nothing())
         found = await _row(connection)
-    place = str((await connection.execute(_PLACE)).scalar_one())
-    if found.place == place:
+    place = await _place(connection)
+    if found.place in (place, _without_cluster(place)) or place == _without_cluster(found.place):
         return found
     unchanged = InstallationTable.place.is_not_distinct_from(found.place)
     if found.place is None:
@@ -81,6 +83,19 @@ async def installation(connection: AsyncConnection) -> Installation:
     else:
         await become_copy(connection, found, place)
     return await _row(connection)
+
+
+async def _place(connection: AsyncConnection) -> str:
+    """Return the place of the database; without the cluster's identifier if this role may not read it."""
+    place = str((await connection.execute(_PLACE)).scalar_one())
+    if not (await connection.execute(_MAY_READ_SYSTEM)).scalar_one():
+        return place
+    return f"{(await connection.execute(_SYSTEM)).scalar_one()} {place}"
+
+
+def _without_cluster(place: str | None) -> str:
+    """Return a place as a role sees it that may not read the cluster's identifier."""
+    return (place or "").partition(" ")[2]
 
 
 async def installation_id(connection: AsyncConnection) -> UUID:
@@ -105,7 +120,7 @@ async def stored_installation(connection: AsyncConnection) -> Installation | Non
 
 async def become_copy(connection: AsyncConnection, known: Installation, place: str | None) -> None:
     """Take a new id, as long as nothing else has changed the row since `known` was read."""
-    values = {"uuid": uuid4(), "place": place, "moved_from": [], "copied_from": list(known.own_ids)}
+    values = {"uuid": uuid4(), "place": place, "moved_from": [], "copied_from": [*known.own_ids, *known.copied_from]}
     changing = update(InstallationTable).where(InstallationTable.uuid == known.uuid)
     if (await connection.execute(changing.values(**values))).rowcount == 1:
         _LOG.warning((await _row(connection)).copy_warning)
@@ -120,7 +135,7 @@ async def settle_restored(connection: AsyncConnection, moved: bool) -> None:
 
 
 async def forget_original(connection: AsyncConnection) -> None:
-    """Ask no person any more if this store is a copy."""
+    """Record that this store is a copy, as a person has said."""
     await connection.execute(update(InstallationTable).values(copied_from=[]))
 
 
