@@ -37,9 +37,11 @@ def groups_to_start(
 
 
 def groups_with_room(num_open_rollouts: int, max_open_rollouts: int, group_size: int) -> int:
-    """Return how many groups may be open in addition, by the rollouts that may be: one if there is no open rollout."""
-    room = (max_open_rollouts - num_open_rollouts) // group_size
-    return max(room, 0 if num_open_rollouts else 1)
+    """Return how many groups may be open in addition, by the rollouts that may be.
+
+    Rounded up, so that a group is opened before the last rollouts of the others end.
+    """
+    return max(0, -(-(max_open_rollouts - num_open_rollouts) // group_size))
 
 
 async def config_in_force(connection: AsyncConnection, run: RunRow) -> RunConfig:

@@ -55,7 +55,7 @@ def test_a_smaller_step_needs_min_groups_and_max_groups_seen(num_useful: int, nu
 
 @pytest.mark.parametrize(
     ("num_open", "max_open", "groups"),
-    [(0, 64, 8), (1, 64, 7), (57, 64, 0), (56, 64, 1), (99, 64, 0), (0, 4, 1), (1, 4, 0)],
+    [(0, 64, 8), (1, 64, 8), (8, 64, 7), (63, 64, 1), (64, 64, 0), (99, 64, 0), (0, 4, 1), (3, 4, 1), (4, 4, 0)],
 )
 def test_only_groups_that_can_run_soon_are_opened(num_open: int, max_open: int, groups: int) -> None:
     """Also those of a config whose group has more members than rollouts may be open: one after the other."""
