@@ -94,7 +94,7 @@ def _huge_pages_check() -> dict[str, Any]:
     pages = probe_huge_pages()
     advice = pages.advice(os.environ)
     has_own = pages.setting == "madvise" and uses_huge_pages(os.environ)
-    detail = advice or f"{pages.setting or 'none'}; memory access costs {pages.cost:.1f} times as much without them"
+    detail = advice or f"transparent huge pages: {pages.setting or 'none'}"
     return {"what": "huge pages", "ok": not advice or has_own, "needed": False, "detail": detail}
 
 

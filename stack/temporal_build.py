@@ -86,9 +86,9 @@ def _report(process: "subprocess.Popen[str]", lines: list[str], total: int, say:
     while process.poll() is None:
         time.sleep(0.2)
         now = time.monotonic()
-        if now - reported_at >= _REPORT_SECONDS and lines:
+        done = min(len(lines), total)
+        if now - reported_at >= _REPORT_SECONDS and done:
             reported_at = now
-            done = min(len(lines), total)
             minutes = round((total / done - 1) * (now - started) / 60)
             rest = f"about {minutes} more min" if minutes else "less than a minute more"
             say(CountedLine(f"compiled {done:,} of {total:,} packages, {rest}", "packages", done, total))
