@@ -260,6 +260,7 @@ async def count_open_members(connection: AsyncConnection, run_id: str) -> int:
     """Return the number of rollouts without an outcome in the run's open training groups."""
     statement = (
         select(func.count())
+        .select_from(RolloutTable)
         .join(RolloutGroupTable, RolloutGroupTable.id == RolloutTable.group_id)
         .where(
             RolloutGroupTable.run_id == run_id,
