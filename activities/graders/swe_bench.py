@@ -24,7 +24,7 @@ class SweBenchGrader:
     """The grader of `metadata.swe_bench`."""
 
     name = "swe_bench"
-    version = "4"
+    version = "3"
 
     def test_files(self, spec: JsonObject) -> TestFiles:
         """Return the files of `test_patch`, `test_files` and `tests_archive`."""
