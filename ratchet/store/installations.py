@@ -28,10 +28,10 @@ _LOG = structlog.get_logger()
 # `ratchet.place` is set by the embedded server (stack/postgres.py), whose directory may be copied as it is.
 _PLACE = text(
     "SELECT concat_ws(' ', (SELECT oid FROM pg_database WHERE datname = current_database()),"
-    " current_setting('ratchet.place', true))"
+    " current_setting('ratchet.place', true)) AS place,"
+    " has_function_privilege('pg_control_system()', 'EXECUTE') AS may_read_cluster"
 )
-_MAY_READ_SYSTEM = text("SELECT has_function_privilege('pg_control_system()', 'EXECUTE')")
-_SYSTEM = text("SELECT system_identifier FROM pg_control_system()")
+_CLUSTER = text("SELECT system_identifier FROM pg_control_system()")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Installation:
 
     @property
     def is_embedded(self) -> bool:
-        """Whether the database is on the server of a stack, which says where its directory is."""
+        """True if the database is on the server of a stack, which says where its directory is."""
         return "/" in (self.place or "")
 
     @property
@@ -87,10 +87,10 @@ async def installation(connection: AsyncConnection) -> Installation:
 
 async def _place(connection: AsyncConnection) -> str:
     """Return the place of the database; without the cluster's identifier if this role may not read it."""
-    place = str((await connection.execute(_PLACE)).scalar_one())
-    if not (await connection.execute(_MAY_READ_SYSTEM)).scalar_one():
-        return place
-    return f"{(await connection.execute(_SYSTEM)).scalar_one()} {place}"
+    row = (await connection.execute(_PLACE)).one()
+    if not row.may_read_cluster:
+        return str(row.place)
+    return f"{(await connection.execute(_CLUSTER)).scalar_one()} {row.place}"
 
 
 def _without_cluster(place: str | None) -> str:
