@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from activities.datasets.archives import read_packed
+from activities.graders.eval_cmd import names_pytest
 from activities.graders.reward_file import HARBOR
 from ratchet.config import RunConfig
 from ratchet.store.tasks import TaskFields
@@ -16,8 +17,6 @@ _CHARACTERS_PER_TOKEN = 4.0
 _PROMPT_SHARE = 0.5
 HARNESS_PROMPT_TOKENS = {"claude_code": 12_000}
 """Approximate tokens that an agent program sends before the task (system prompt, tool schemas), if they are many."""
-_NAMES_PYTEST = re.compile(r"\b(?:pytest|py\.test)\b")
-
 _NEEDS_NETWORK = re.compile(
     r"\b(?:uvx|uv (?:pip|run|sync|tool)|curl|wget|apt(?:-get)?|pip3? install|npx|npm (?:ci|i|install)|git clone)\b"
 )
@@ -68,7 +67,7 @@ def _lint_command(spec: JsonObject) -> Iterator[str]:
     is_harbor = spec.get("verifier") == HARBOR
     if is_harbor:
         command = read_packed(spec["tests_archive"], "tests/test.sh")
-    if not _NAMES_PYTEST.search(command):
+    if not names_pytest(command):
         evidence = "a reward file" if is_harbor else "an exit code"
         yield f"are graded by {evidence} alone, which the code under test can fake"
     if is_harbor and (needed := _NEEDS_NETWORK.search(command)):
