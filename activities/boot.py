@@ -95,8 +95,8 @@ class BootActivities:
     async def _is_further_box(self, input: StageInput) -> bool:
         """Return whether the guard decides on this box: another box of this role has failed.
 
-        It does not decide on boxes of which a verdict consists: those of control runs, and the second box of a patch
-        that is suspected.
+        It does not decide on boxes that complete a verdict: those of control runs, and the second box of a suspect
+        patch.
         """
         if input.role is SandboxRole.AGENT:
             return input.attempt > 1

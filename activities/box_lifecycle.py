@@ -131,8 +131,8 @@ async def connected_box(provider: SandboxProvider, provider_id: str) -> AsyncIte
 
 @dataclass(frozen=True, slots=True)
 class BoxEnd:
-    """What became of a box that was to be killed. `is_over`: nothing is left to do, because it is gone or, if `left_to`
-    says so in a few words, because it is not this installation's."""
+    """Result of ending a box. `is_over`: nothing is left to do, because the box is gone or is not this installation's.
+    `left_to`: why it was not killed, in a few words; empty if it was."""
 
     is_over: bool
     left_to: str = ""

@@ -27,7 +27,7 @@ answers, `NoVerdictError` ends a rollout within its workflow, and `WeakPolicyErr
     ├── WorkerHostError           the worker's machine refuses a file (its disk is full, for example) or has no network
     ├── LearnerLostError          the learner has sent no heartbeat, or written no checkpoint, for too long
     ├── GraderFailedError         the grader could not run
-    │   └── SuspectPatchError     this box could not run the tests of a patch; if no box can, the patch is to blame
+    │   └── SuspectPatchError     no test failed in this box; if a second box shows the same, the patch is to blame
     ├── FencedError               a stale try or a replaced process wrote; its write matched no row
     └── BugError                  any unclassified exception: never retried, so that a bug ends one rollout
 
@@ -195,8 +195,8 @@ class GraderFailedError(RatchetError):
 
 
 class SuspectPatchError(GraderFailedError):
-    """A box did not run the tests of a patch, although it could without the patch. That may be the patch's doing or the
-    infrastructure's: the patch is to blame if it happens in every box that may be tried.
+    """No test failed in a box, and the run is not solved. That may be the patch's doing or the infrastructure's: the
+    patch is to blame if a second box shows no failed test either.
     """
 
 

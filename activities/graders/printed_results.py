@@ -1,4 +1,4 @@
-"""What the printed log of a test command says of itself: how many tests ran, and what it did not find.
+"""Read from the printed log of a test command how many tests ran, and which program it did not find.
 
 A command that is judged by its exit code or reward file alone shows by nothing else that tests ran. The code under test
 can print such lines, too; then a verdict is missing or rests on the exit code, as without them.

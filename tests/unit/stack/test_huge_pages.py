@@ -1,4 +1,4 @@
-"""What the kernel's huge pages cost here is named only if it is more than a fifth, with what helps."""
+"""Advice about huge pages is given only if small pages cost more than a fifth."""
 
 from pathlib import Path
 
