@@ -106,8 +106,8 @@ async def test_an_agent_that_asks_nothing_is_ended_and_one_that_waits_for_its_mo
 
 async def test_a_wait_for_our_engine_and_a_killed_test_run_cost_no_right_patch_its_reward(loop: Loop) -> None:
     """The guard leaves out the wait, and does not keep the second box from a patch whose tests gave no result."""
-    await loop.script(call("echo two > a.txt"))
-    await loop.script("Done.", hold="engine")
+    await loop.script(call("echo two > a.txt; sleep 5"), hold="engine")
+    await loop.script("Done.")
     task = {"pre_commands": TASK["pre_commands"], "eval_cmd": f"sleep 31; {TASK['eval_cmd']}"}
     limits = {"agent_seconds": 60, "eval_seconds": 60, "guard_seconds": 30}
     handle = await loop.start(loop.dataset(**task), limits=limits)
@@ -124,7 +124,6 @@ async def test_a_wait_for_our_engine_and_a_killed_test_run_cost_no_right_patch_i
             return bool((await connection.execute(waited)).scalar_one() > 30)
 
     rollout_id = (await loop.rollout(handle)).id
-    await loop.script("Done.")
     await loop.until(has_waited, "the agent has waited for the engine for longer than the guard")
     async with loop.database.begin() as connection:
         await connection.execute(mine.values(state=EngineState.READY))
