@@ -32,7 +32,10 @@ def write_task(directory: Path, build: str) -> Path:
         f"FROM host:latest\nWORKDIR /srv/app\nCOPY start.txt a.txt\n{build}\n"
     )
     (directory / "environment" / "start.txt").write_text("one\n")
-    (directory / "tests" / "test.sh").write_text('test "$(cat a.txt) $(cat b.txt)" = "two built"\n')
+    (directory / "tests" / "test.sh").write_text(
+        'test "$(cat a.txt) $(cat b.txt)" = "two built" && reward=1 || reward=0\n'
+        "echo $reward > /logs/verifier/reward.txt\n"
+    )
     return directory
 
 

@@ -37,7 +37,8 @@ async def test_a_rollout_in_containers(loop: Loop, docker_directory: Path, work:
         used = (
             await connection.execute(select(AttemptTable.used_seconds).where(AttemptTable.rollout_id == row.id))
         ).scalar_one()
-    assert sorted(boxes) == [("docker", "agent", "released"), ("docker", "grade", "released")]
+    num_graded = 1 if reward else 2  # no test is named that failed, so a second box decides
+    assert sorted(boxes) == [("docker", "agent", "released"), *[("docker", "grade", "released")] * num_graded]
     assert turns == [("completed", True)] * 2 and used > 0
     assert docker(docker_directory, "ps", "-aq", "--filter", "name=ratchet-").stdout == b""
 
