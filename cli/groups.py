@@ -21,7 +21,7 @@ def groups(
 ) -> None:
     """List a run's groups, newest first, with what each waits for or why it ended.
 
-    The glossary (docs/glossary.md, GroupProgress) says what the states mean.
+    The glossary (docs/reference/glossary.md, GroupProgress) says what the states mean.
     """
     from cli.console import print_json, print_table
     from client import Client

@@ -298,11 +298,11 @@ class TrainingConfig(Section):
     """Number of ranks that hold one copy of the weights together. None, the default, means all ranks; the number of
     GPUs of one node keeps the gathering of weights within a node, at the memory of one copy per node."""
     expert_parallel: Positive = 1
-    """Number of ranks among which the experts of each layer are divided; tokens travel to them (docs/scaling.md). It
+    """Number of ranks among which the experts of each layer are divided; tokens travel to them (docs/fleet.md). It
     divides the number of experts and `shard_ranks`, or the number of ranks. 1, the default, gathers whole layers."""
     sequence_parallel: Positive = 1
     """Number of ranks that share a bin, each with a part of its tokens, for chains that one GPU cannot hold
-    (docs/scaling.md). It divides the number of ranks and of heads. 1, the default: every rank has bins of its own."""
+    (docs/fleet.md). It divides the number of ranks and of heads. 1, the default: every rank has bins of its own."""
     checkpoint_every: Positive = 5
     """Number of steps between checkpoints; the last step makes one, too. A killed learner replays at most so many."""
     kept_versions: Positive | None = 4

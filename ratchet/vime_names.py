@@ -1,6 +1,6 @@
 """Names of vime and slime that set our keys: environment variables, and arguments of their training command.
 
-A user of examples/coding_agent_rl finds every knob of its README here; docs/vime.md is made from these tables.
+A user of examples/coding_agent_rl finds every knob of its README here; docs/reference/vime.md is made from them.
 
 Precedence: `--set` > arguments > `RATCHET_*` > variables > the YAML file. Names that set no key of a run's config are
 read by a part of the stack; the table says which.

@@ -1,4 +1,4 @@
-"""The table of docs/results.md that says on which commit and machine each benchmark ran last, from docs/bench/."""
+"""The table of docs/reference/benchmarks.md: commit and machine of each file in docs/bench/."""
 
 import json
 from collections.abc import Mapping

@@ -3,21 +3,9 @@
 import inspect
 import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-FOLDER = Path("docs/reference")
-
 _GENERATED = "Generated from `{source}` by `make docs`."
-
-
-def reference_pages() -> dict[Path, str]:
-    """Return the text of each page by its path."""
-    return {
-        FOLDER / "commands.md": commands_page(),
-        FOLDER / "tables.md": tables_page(),
-        FOLDER / "http.md": http_page(),
-    }
 
 
 def commands_page() -> str:

@@ -19,7 +19,7 @@ _WIDTH = 80
 _DAY_SECONDS = 86_400
 _SECONDS, _CALLS, _ACTIVITIES = 600.0, 30, 9
 """Assumed of one rollout unless its limits are lower: its duration, its model calls and its activities, as in
-docs/scaling.md."""
+docs/fleet.md."""
 _HISTORY_BYTES = 23_000
 """Of one activity, in Temporal's histories."""
 _TOKEN_BYTES = 12

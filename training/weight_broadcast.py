@@ -1,6 +1,6 @@
 """Broadcast new weights from the learner to all ready engines at once, over NCCL.
 
-Hundreds of engines that read the same files at the same moment overload the file system first (docs/scaling.md). The
+Hundreds of engines that read the same files at the same moment overload the file system first (docs/fleet.md). The
 files stay authoritative: an engine that misses a broadcast reads them, as an engine that starts later does, so that a
 failure here costs time only. The learner's rank 0 uses this if `training.weight_transport` is nccl. It follows vLLM
 0.32's NCCLTrainerWeightTransferEngine, which handles one engine and has no pause, label or canary. It has not run on

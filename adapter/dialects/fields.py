@@ -2,7 +2,7 @@
 
 An agent must not believe that a field was honoured which was not. A field that is refused has an error that names it,
 unless its value asks for nothing; a field without effect changes neither the answer's meaning nor who does what. Fields
-that are not listed are refused, as the vendors do. `docs/adapter.md` has the table (`make docs`), and a test compares
+that are not listed are refused, as the vendors do. `docs/reference/fields.md` has the table, and a test compares
 it with the SDKs' own types, so that a new field fails a test.
 """
 
@@ -156,7 +156,7 @@ def _value_of(name: str, raw: msgspec.Raw) -> Any:
 
 
 def fields_page() -> str:
-    """Return the table of `docs/adapter.md` as Markdown."""
+    """Return the table of `docs/reference/fields.md` as Markdown."""
     lines = ["| field | Messages | Chat Completions | Responses |", "|---|---|---|---|"]
     tables = (MESSAGES_FIELDS, CHAT_FIELDS, RESPONSES_FIELDS)
     for name in sorted({name for table in tables for name in table}):

@@ -178,7 +178,7 @@ RESPONSES_OBJECTS = NestedFields(
 
 
 def nested_fields_page() -> str:
-    """Return the tables of `docs/adapter.md` as Markdown."""
+    """Return the tables of `docs/reference/fields.md` as Markdown."""
     return "\n".join(line for one in (MESSAGES_OBJECTS, CHAT_OBJECTS, RESPONSES_OBJECTS) for line in _table(one)) + "\n"
 
 

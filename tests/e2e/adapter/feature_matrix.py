@@ -1,5 +1,5 @@
 """Which features of which agent programs are tested: parameters of the end-to-end tests, and the table of
-`docs/agents.md`.
+`docs/reference/agents.md`.
 """
 
 import json
@@ -148,7 +148,7 @@ AGENTS = {
 
 
 def agents_table(versions: Mapping[str, str]) -> str:
-    """Return the rows of the table in `docs/agents.md`, by agent in the order of AGENTS."""
+    """Return the rows of the table in `docs/reference/agents.md`, by agent in the order of AGENTS."""
     lines = [
         "| agent | protocol | sends thinking back as | tools | sub-agents | MCP | images | compaction | resumed |",
         "|---|---|---|---|---|---|---|---|---|",

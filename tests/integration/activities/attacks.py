@@ -1,6 +1,6 @@
 """Attacks: patches that try to be graded as solved without solving anything.
 
-Each entry is one attack; `docs/integrity.md` shows the list as a table.
+Each entry is one attack; `docs/reference/integrity.md` shows the list as a table.
 """
 
 from dataclasses import dataclass, field

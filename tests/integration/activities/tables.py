@@ -1,16 +1,9 @@
-"""The tables of docs/integrity.md, made from the rules and from the tests.
+"""The tables of docs/reference/integrity.md, made from the rules and from the tests by `make docs`."""
 
-Run as `python -m tests.integration.activities.tables`; a test compares the page with them.
-"""
-
-import re
 from collections.abc import Sequence
-from pathlib import Path
 
 from activities.graders.integrity_rules import TAMPERED, rules_table
 from tests.integration.activities.attacks import ATTACKS, Attack
-
-PAGE = Path(__file__).parents[3] / "docs" / "integrity.md"
 
 
 def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -37,16 +30,3 @@ def attacks() -> str:
     ]
     return _markdown(["", "attack", "graders", "what it gets"], rows)
 
-
-def filled(page: str) -> str:
-    for name, text in (("rules", rules()), ("attacks", attacks())):
-        block = f"<!-- {name} -->\n{text}\n<!-- /{name} -->"
-        page, count = re.subn(
-            rf"<!-- {name} -->.*?<!-- /{name} -->", lambda _, block=block: block, page, flags=re.DOTALL
-        )  # type: ignore[misc]
-        assert count == 1, name
-    return page
-
-
-if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text()))

@@ -1,7 +1,10 @@
-"""Files, functions and links that the pages name exist."""
+"""Files and functions that the pages name exist, and a dead link is found."""
 
 import ast
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -9,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 TOP_FOLDERS = {path.name for path in ROOT.iterdir() if path.is_dir()}
 
 PATHS_OF_TASKS = {"tests/test.sh"}
@@ -17,7 +20,6 @@ PATHS_OF_TASKS = {"tests/test.sh"}
 
 CODE = re.compile(r"`([^`\n]+)`")
 NAMED_DEFINITION = re.compile(r"^(?P<file>[\w/]+\.py):(?P<name>[A-Za-z_][\w.]*)$")
-LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 
 
 def prose(page: Path) -> str:
@@ -62,7 +64,7 @@ def alternatives(path: str) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_paths_exist(page: Path) -> None:
     missing = [path for path in named_paths(page) if not all(any(ROOT.glob(one)) for one in alternatives(path))]
-    assert missing == []
+    assert [path for path in missing if not path.startswith("docs/reference/")] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -76,21 +78,26 @@ def test_named_definitions_exist(page: Path) -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Path) -> None:
-    broken = []
-    for target, anchor in LINK.findall(page.read_text()):
-        file = (page.parent / target).resolve() if target else page
-        if not file.exists() or (anchor and file.suffix == ".md" and anchor not in anchors(file)):
-            broken.append(f"{target}#{anchor}")
-    assert broken == []
+@pytest.mark.parametrize(
+    ("page", "text", "fault"),
+    [
+        ("index.md", "[x](nothing.md)", "docs/index.md: no nothing.md"),
+        ("index.md", "[x](reference/glossary.md#no-such-heading)", "no reference/glossary.md#no-such-heading"),
+        ("index.md", "", ""),
+    ],
+)
+def test_a_dead_link_is_found(all_pages: Path, tmp_path: Path, page: str, text: str, fault: str) -> None:
+    shutil.copytree(all_pages, tmp_path, dirs_exist_ok=True)
+    with (tmp_path / "docs" / page).open("a") as file:
+        file.write(f"\n{text}\n")
+    command = [sys.executable, "scripts/generate_pages.py", "--check", "--root", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode != 0) == bool(fault) and fault in done.stderr, done.stderr
 
 
-@cache
-def anchors(page: Path) -> frozenset[str]:
-    """The anchors that GitHub gives to a page's headings."""
-    headings = re.findall(r"^#+ (.+)$", prose(page), re.M)
-    return frozenset(re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings)
+def test_generated_pages_are_not_committed() -> None:
+    kept = subprocess.run(["git", "ls-files", "docs/reference"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert kept.stdout == ""
 
 
 def test_the_walks_name_functions() -> None:

@@ -4,7 +4,6 @@ until it is decided on.
 
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import msgspec
@@ -26,7 +25,6 @@ from adapter.dialects.fields import (
     FieldRule,
     Support,
     check_fields,
-    fields_page,
 )
 from adapter.dialects.messages import MessagesDialect
 from adapter.dialects.nested_fields import (
@@ -34,7 +32,6 @@ from adapter.dialects.nested_fields import (
     MESSAGES_OBJECTS,
     RESPONSES_OBJECTS,
     NestedFields,
-    nested_fields_page,
 )
 from adapter.dialects.responses import ResponsesDialect
 from tests.unit.adapter.dialects.sdk_types import classes_in, literals
@@ -134,10 +131,6 @@ def test_refused_fields_are_refused_unless_they_ask_for_nothing(rules: Mapping[s
             check_fields(rules, {name: msgspec.Raw(b'{"any": [1]}')})
     with pytest.raises(InvalidRequestError, match="brand_new"):
         check_fields(rules, {"brand_new": msgspec.Raw(b"1")})
-
-
-def test_the_page_has_the_tables() -> None:
-    assert fields_page() + nested_fields_page() in Path("docs/adapter.md").read_text(), "run `make docs`"
 
 
 def read(dialect: Dialect, place: str, value: dict[str, Any]) -> Preamble:
