@@ -27,7 +27,7 @@ from ratchet.store.schema import (
     RunTaskTable,
     TaskTable,
 )
-from ratchet.stored_config import config_digest, known_digests, read_stored_config
+from ratchet.stored_config import config_digest, read_stored_config
 from ratchet.types import GroupState, JsonObject, Purpose, RunState, Wish
 
 ADHOC = "adhoc"
@@ -125,7 +125,7 @@ async def newest_unfinished_run(
 ) -> str | None:
     """Return the run that `ratchet train` continues, with or without `--from-store`."""
     same = (
-        RunTable.config_digest.in_(known_digests(config))
+        (RunTable.config_digest == config_digest(config))
         & (RunTable.config_name != ADHOC)
         & RunTable.source_run_id.is_not_distinct_from(source_run_id)
     )
@@ -134,7 +134,7 @@ async def newest_unfinished_run(
 
 
 async def newest_done_run(connection: AsyncConnection, config: RunConfig) -> str | None:
-    is_same = RunTable.config_digest.in_(known_digests(config))
+    is_same = RunTable.config_digest == config_digest(config)
     statement = select(RunTable.run_id).where(is_same, RunTable.state == RunState.DONE)
     return (await connection.execute(statement.order_by(RunTable.created_at.desc()).limit(1))).scalar_one_or_none()
 
@@ -144,7 +144,7 @@ async def newest_stopped_run(connection: AsyncConnection, config: RunConfig) -> 
     continues it.
     """
     statement = select(RunTable.run_id, RunTable.state).where(
-        RunTable.config_digest.in_(known_digests(config)),
+        RunTable.config_digest == config_digest(config),
         RunTable.config_name != ADHOC,
         RunTable.source_run_id.is_(None),
     )
@@ -199,10 +199,10 @@ async def count_restart(connection: AsyncConnection, run_id: str) -> int:
 
 
 class OrderedTask(NamedTuple):
-    """A task of a run, and which of the config's datasets it comes from; None if that is not known."""
+    """A task of a run, and which of the config's datasets it comes from."""
 
     task_id: int
-    dataset_no: int | None = None
+    dataset_no: int
 
 
 async def set_task_order(

@@ -19,12 +19,11 @@ from ratchet.errors import ConfigError
 from ratchet.steering import acts_on, changed_config, config_value, describe_request, with_values
 from ratchet.store import open_runs, plans, run_pause, runs
 from ratchet.store.runs import ADHOC
-from ratchet.store.schema import BatchTable, RunTable, RunTaskTable, SteeringTable
+from ratchet.store.schema import BatchTable, RunTable, SteeringTable
 from ratchet.stored_config import read_stored_config
-from ratchet.types import BatchState, JsonObject, Purpose, RunState, SteeringAction, Wish
+from ratchet.types import JsonObject, RunState, SteeringAction, Wish
 
 _OPEN = (RunState.RUNNING, RunState.PAUSED)
-_LEARNING_RATE = "training.learning_rate"
 
 
 @dataclass(slots=True, frozen=True)
@@ -254,12 +253,8 @@ async def record_changes(connection: AsyncConnection, request: Request, changes:
         return SteeringAnswer(
             f"run {run.run_id} was changed by this request, and has been changed since", changed=False
         )
-    if any(key.startswith("datasets.") for key in different):
-        await _require_known_datasets(connection, run.run_id)
     stored = update(RunTable).where(RunTable.run_id == run.run_id)
     await connection.execute(stored.values(config=new.model_dump(mode="json")))
-    if _LEARNING_RATE in different:
-        await _keep_learning_rate(connection, run.run_id, old.training.learning_rate)
     for key, after in different.items():
         await record(connection, request, SteeringAction.SET, key, config_value(old, key), after, run.next_step)
     texts = [
@@ -269,34 +264,12 @@ async def record_changes(connection: AsyncConnection, request: Request, changes:
     return SteeringAnswer("; ".join(texts) + f" (first planned step: {run.next_step}){later}")
 
 
-async def _require_known_datasets(connection: AsyncConnection, run_id: str) -> None:
-    """Raise ConfigError if it is not stored which dataset each training task comes from, because weights need that."""
-    unknown = select(RunTaskTable.task_id).where(
-        RunTaskTable.run_id == run_id, RunTaskTable.purpose == Purpose.TRAIN, RunTaskTable.dataset_no.is_(None)
-    )
-    if (await connection.execute(unknown.limit(1))).one_or_none() is not None:
-        raise ConfigError(
-            f"run {run_id} was started by an earlier version, which did not store the dataset of each task, so its "
-            f"datasets cannot be weighted: start another run, with init_from={run_id}@STEP"
-        )
-
-
 async def changed_by(connection: AsyncConnection, run_id: str, changes: Mapping[str, Any]) -> RunConfig:
     """Return the config that the run would have after the changes, for checks beyond the config. Raises ConfigError."""
     row = await runs.get_run(connection, run_id)
     if row is None:
         raise ConfigError(f"there is no training run {run_id!r}; `ratchet runs` lists those that there are")
     return changed_config(row.config, changes)
-
-
-async def _keep_learning_rate(connection: AsyncConnection, run_id: str, value: float) -> None:
-    """Write the old learning rate into plan rows of earlier versions that lack it, so that a replay trains the same."""
-    lacking = update(BatchTable).where(
-        BatchTable.run_id == run_id,
-        BatchTable.state != BatchState.COMMITTED,
-        ~BatchTable.knobs.has_key("learning_rate"),
-    )
-    await connection.execute(lacking.values(knobs=BatchTable.knobs.op("||")({"learning_rate": value})))
 
 
 async def first_unplanned_step(connection: AsyncConnection, run_id: str) -> int:

@@ -274,7 +274,7 @@ async def test_tasks_outside_of_the_solve_rates_get_no_group_for_a_while(databas
         ).all()
         task_of = {row.id: row.task_id for row in rows}
         await runs.set_task_order(
-            connection, run_id, Purpose.TRAIN, [OrderedTask(task_of[one]) for one in reversed(ids)]
+            connection, run_id, Purpose.TRAIN, [OrderedTask(task_of[one], 0) for one in reversed(ids)]
         )
         await connection.execute(update(RolloutGroupTable).where(RolloutGroupTable.id == ids[0]).values(started_step=5))
         await connection.execute(

@@ -18,7 +18,7 @@ from ratchet.store import evaluations, learners, plans, runs, skipped_steps, ste
 from ratchet.store.database import Database
 from ratchet.store.learners import NextStep
 from ratchet.store.runs import OrderedTask
-from ratchet.store.schema import BatchTable, PolicyVersionTable, RolloutGroupTable, RunTable, RunTaskTable, TaskTable
+from ratchet.store.schema import BatchTable, PolicyVersionTable, RolloutGroupTable, RunTable
 from ratchet.store.steering import Request, SteeringAnswer
 from ratchet.store.views.steering_views import list_requests
 from ratchet.temporal_settings import load_temporal_settings
@@ -154,21 +154,6 @@ async def test_a_discarded_step_is_planned_after_the_requests_before_it(steered:
     assert await steered.plan() == 1
 
 
-async def test_a_plan_row_of_an_earlier_version_keeps_its_learning_rate(steered: Steered) -> None:
-    await steered.make(num_groups=4)
-    await steered.plan()
-    async with steered.database.begin() as connection:
-        await connection.execute(
-            update(BatchTable)
-            .where(BatchTable.run_id == steered.run_id)
-            .values(knobs=BatchTable.knobs.op("-")("learning_rate"))
-        )
-    await steered.ask(SteeringAction.SET, {"training.learning_rate": 5e-4})
-    async with steered.database.begin() as connection:
-        row = await plans.get_plan(connection, steered.run_id, 1)
-    assert row is not None and row.knobs["learning_rate"] == 1e-3
-
-
 async def test_a_repeated_request_changes_nothing(steered: Steered) -> None:
     await steered.make()
     for _ in range(2):
@@ -263,15 +248,6 @@ async def test_a_run_that_was_paused_since_the_last_look_plans_nothing(steered: 
         assert await plans.newest_planned_step(connection, steered.run_id) == 0
     await steered.ask(SteeringAction.RESUME)
     assert await steered.plan() == 1
-
-
-async def test_a_wish_of_an_earlier_version_is_read_and_taken_back(steered: Steered) -> None:
-    await steered.make()
-    await steered.write(wish="pause")
-    view = await steered.look()
-    assert view.wish == "pause" and not view.open_groups
-    assert "it was about to pause" in (await steered.ask(SteeringAction.RESUME)).text
-    assert (await steered.look()).wish is Wish.NONE
 
 
 async def test_a_drained_run_trains_what_is_left(steered: Steered) -> None:
@@ -396,19 +372,12 @@ async def test_a_refusal_changes_nothing(
     assert await steered.row() == before and not await steered.audit()
 
 
-async def test_a_run_that_does_not_know_the_datasets_of_its_tasks_refuses_weights(steered: Steered) -> None:
-    """A run of an earlier version, in which a weight would have no effect."""
-    await steered.make(num_groups=2)
-    async with steered.database.begin() as connection:
-        tasks = list((await connection.execute(select(TaskTable.id).order_by(TaskTable.id))).scalars())
-        await runs.set_task_order(connection, steered.run_id, Purpose.TRAIN, [OrderedTask(one) for one in tasks])
-    changes = {"datasets.0.weight": 2.0, "training.max_staleness": 2}
-    with pytest.raises(ConfigError, match="started by an earlier version"):
-        await steered.ask(SteeringAction.SET, changes)
-    assert not await steered.audit()
-    async with steered.database.begin() as connection:
-        await connection.execute(update(RunTaskTable).values(dataset_no=0))
-    assert (await steered.ask(SteeringAction.SET, changes)).changed
+@pytest.mark.parametrize("number", [2**31 - 6, 2**33, 2**70])
+async def test_a_run_is_not_extended_beyond_what_can_be_stored(steered: Steered, number: int) -> None:
+    await steered.make()
+    with pytest.raises(ConfigError, match=r"training\.steps: Input should be less than or equal to 2147483647"):
+        await steered.ask(SteeringAction.EXTEND, number)
+    assert "2147483647 steps now" in (await steered.ask(SteeringAction.EXTEND, 2**31 - 7)).text
 
 
 async def test_only_training_runs_with_rollouts_are_steered(steered: Steered) -> None:
