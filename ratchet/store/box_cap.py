@@ -24,7 +24,6 @@ from ratchet.config import RunConfig
 from ratchet.store.engines import ready_engines
 from ratchet.store.sandboxes import count_places, places_of_agents
 from ratchet.store.schema import RolloutTable, RunTable, SandboxTable, SessionTable, TurnTable
-from ratchet.store.stored_numbers import integer_of
 from ratchet.types import RunState, SandboxState, SessionState, TurnState
 
 RISE_SECONDS = 15.0
@@ -114,7 +113,7 @@ class OpenCap(NamedTuple):
 
 async def open_caps(connection: AsyncConnection) -> list[OpenCap]:
     """Return the limits of the open runs that have one of their own."""
-    max_boxes = integer_of(RunTable.config["sandbox"]["max_boxes"])
+    max_boxes = RunTable.config["sandbox"]["max_boxes"].as_integer()
     statement = select(RunTable.run_id, RunTable.box_cap, RunTable.box_cap_cause, max_boxes).where(
         RunTable.state.in_((RunState.RUNNING, RunState.PAUSED)), RunTable.box_cap.is_not(None)
     )

@@ -26,7 +26,6 @@ from ratchet.store.schema import (
     TurnTable,
 )
 from ratchet.store.step_tokens import record_step_tokens
-from ratchet.store.stored_numbers import integer_of
 from ratchet.store.trained_turns import record_trained_turns
 from ratchet.trained_turns import TrainedTurn
 from ratchet.types import (
@@ -264,7 +263,7 @@ async def _end_run_without_rollouts(connection: AsyncConnection, lease: RunLease
 
     No workflow exists that would end it. Other runs are ended by their workflow.
     """
-    is_last = RunTable.source_run_id.is_not(None) & (integer_of(RunTable.config["training"]["steps"]) <= step)
+    is_last = RunTable.source_run_id.is_not(None) & (RunTable.config["training"]["steps"].as_integer() <= step)
     ending = update(RunTable).where(
         RunTable.run_id == lease.run_id, RunTable.state.in_((RunState.RUNNING, RunState.PAUSED)), is_last
     )

@@ -9,7 +9,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.store.runs import ADHOC
 from ratchet.store.schema import BatchTable, LearnerTable, RunTable
-from ratchet.store.stored_numbers import integer_of
 from ratchet.types import JsonObject, RunState
 
 LOADING_MODEL = "loading the model"
@@ -150,7 +149,7 @@ async def next_step(connection: AsyncConnection, run_id: str, epoch: int, step: 
 
 def last_step() -> ColumnElement[int]:
     """Return the step after which the run ends: the config's last, or the one that a person has stopped it at."""
-    return func.least(integer_of(RunTable.config["training"]["steps"]), RunTable.stop_at)
+    return func.least(RunTable.config["training"]["steps"].as_integer(), RunTable.stop_at)
 
 
 async def runs_wanting_learner(connection: AsyncConnection) -> dict[str, float | None]:

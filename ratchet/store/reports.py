@@ -27,7 +27,6 @@ from ratchet.store.schema import (
     TaskTable,
     TurnTable,
 )
-from ratchet.store.stored_numbers import integer_of
 from ratchet.types import JsonObject, Purpose
 
 
@@ -60,7 +59,7 @@ async def list_runs(connection: AsyncConnection) -> list[JsonObject]:
             RunTable.created_at,
             RunTable.ended_at,
             RunTable.config["endpoint"].label("endpoint"),
-            integer_of(RunTable.config["training"]["steps"]).label("steps"),
+            RunTable.config["training"]["steps"].as_integer().label("steps"),
             func.coalesce(counts.c.rollouts, 0).label("rollouts"),
             func.coalesce(counts.c.ended, 0).label("ended"),
             func.coalesce(counts.c.graded, 0).label("graded"),

@@ -32,7 +32,6 @@ from ratchet.store.schema import (
     RunTable,
     TaskTable,
 )
-from ratchet.store.stored_numbers import integer_of
 from ratchet.types import GroupState, JsonObject, Outcome, Purpose
 
 
@@ -175,7 +174,7 @@ async def list_run_summaries(
         run.c.state,
         run.c.state_reason,
         run.c.step,
-        func.coalesce(integer_of(run.c.config["training"]["steps"]), 0),
+        func.coalesce(run.c.config["training"]["steps"].as_integer(), 0),
         run.c.next_group_no,
         counts.c.open,
         reward,

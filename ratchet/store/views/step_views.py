@@ -8,7 +8,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.store import plans
 from ratchet.store.schema import BatchItemTable, BatchTable, SteeringTable, StepTokenTable
-from ratchet.store.stored_numbers import integer_of
 from ratchet.types import JsonObject, SteeringAction
 
 
@@ -82,7 +81,7 @@ class StepToken:
 
 
 async def read_step_tokens(connection: AsyncConnection, run_id: str, step: int) -> list[StepToken]:
-    """Return the tokens that the learner has recorded for the step, the furthest first; none for old steps."""
+    """Return the tokens that the learner has recorded for the step, the furthest first."""
     columns = [getattr(StepTokenTable, name) for name in StepToken.__slots__]
     of_step = (StepTokenTable.run_id == run_id) & (StepTokenTable.step == step)
     rows = await connection.execute(select(*columns).where(of_step).order_by(StepTokenTable.no))
@@ -103,7 +102,7 @@ class GroupTraining:
 async def list_trainings(connection: AsyncConnection, group_id: int) -> list[GroupTraining]:
     """Return the steps that train the group, the first one first; no run trains a group twice."""
     columns = (BatchTable.run_id, BatchTable.step, BatchTable.stepped_at)
-    bound = integer_of(BatchTable.knobs["min_policy_step"])
+    bound = BatchTable.knobs["min_policy_step"].as_integer()
     statement = (
         select(*columns, bound)
         .join(BatchItemTable, (BatchItemTable.run_id == BatchTable.run_id) & (BatchItemTable.step == BatchTable.step))
