@@ -109,10 +109,7 @@ def _digest_own_files(written: "Future[Any]", directory: Path, rank: int) -> Non
 
 
 def _damage(directory: Path, rank: int, num_ranks: int) -> str:
-    """Return which of the files that fall to this rank is damaged, empty if none is.
-
-    Checkpoints of versions that wrote no digests pass.
-    """
+    """Return which of the files that fall to this rank is damaged, empty if none is."""
     try:
         lists = sorted(directory.glob(f"[0-9]*.{_DIGESTS}"))
         digests = [item for one in lists for item in sorted(json.loads(one.read_text()).items())]

@@ -264,11 +264,8 @@ class RankLearner:
         return torch.from_numpy(array).to(self.device)
 
     def _set_learning_rate(self, plan: Plan) -> None:
-        """Use the plan's learning rate, which may have been changed while the run goes on; the warm-up stays as it is.
-
-        Plan rows of earlier versions have none: theirs is the config's.
-        """
-        wanted = float(plan.knobs.get("learning_rate", self.config.training.learning_rate))
+        """Use the plan's learning rate, which may change while the run goes on; the warm-up stays as it is."""
+        wanted = float(plan.knobs["learning_rate"])
         if self.schedule.base_lrs == [wanted] * len(self.schedule.base_lrs):
             return
         self.schedule.base_lrs = [wanted] * len(self.schedule.base_lrs)

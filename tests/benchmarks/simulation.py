@@ -112,7 +112,7 @@ class Simulation:
         drafts = [draft_members(group, lengths, number, self.config) for group in groups if has_signal(group.rewards)]
         if len(drafts) < training.min_groups:
             return
-        knobs = {"updates_per_step": training.updates_per_step}
+        knobs = {"updates_per_step": training.updates_per_step, "learning_rate": training.learning_rate}
         plan = Plan(number, plan_members(drafts, number, self.config), number - 1, knobs, self.config.seed)
         trained = [member.rollout_id for member in plan.members if member.num_tokens > 0]
         self.learner.step(plan, [sequence(at, plays[at], number - 1) for at in trained])

@@ -118,7 +118,7 @@ def make_plan(rollouts: Sequence[Turns], reducer: str) -> Plan:
         )
         for one in rollouts
     ]
-    return Plan(1, members, 0, {"updates_per_step": 1}, 0)
+    return Plan(1, members, 0, {"updates_per_step": 1, "learning_rate": 1e-3}, 0)
 
 
 def gradient(

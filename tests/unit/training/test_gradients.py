@@ -189,7 +189,7 @@ def test_an_update_without_a_finite_gradient_changes_nothing_and_its_metrics_are
             replace(one, behaviour=np.full_like(one.behaviour, np.nan)) if one.rollout_id % 2 else one for one in chains
         ]
     learner, undisturbed = (RankLearner(model, make_config(preset="cispo")) for _ in range(2))
-    result = learner.step(replace(plan, members=members, knobs={"updates_per_step": 2}), chains)
+    result = learner.step(replace(plan, members=members, knobs=plan.knobs | {"updates_per_step": 2}), chains)
     assert result.num_skipped == 1 == result.metrics["skipped_updates"]
     assert all(np.isfinite(list(result.metrics.values()))) and result.metrics["nonfinite_metrics"] > 0
     assert all(np.isfinite(one.logprob - one.behaviour) for one in result.largest_ratios)
@@ -374,8 +374,6 @@ def test_a_checkpoint_whose_numbers_have_changed_is_damaged(model: Path, tmp_pat
     with pytest.raises(DamagedCheckpointError, match=f"{file.name} has changed since it was written"):
         learner.load(str(tmp_path / "checkpoint"))
     assert learner.publish(tmp_path / "after") == before, "nothing of it was loaded"
-    (tmp_path / "checkpoint" / "0.sha256.json").unlink()  # as written by an earlier version
-    learner.load(str(tmp_path / "checkpoint"))
 
 
 def test_an_architecture_that_changes_its_logits_is_refused(model: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """On-policy distillation: the gradient of the divergence, a policy that approaches its teacher, and refusals."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +73,8 @@ def test_steps_bring_the_policy_closer_to_its_teacher(model: Path, other: Path) 
     family = make_relatives(3)
     plan, chains = make_plan(family, "token_mean"), [chain for one in family for chain in one.chains([False])]
     settings = distilled(other, reward_factor=0.0)
-    fast = settings.training.model_copy(update={"learning_rate": 3e-3, "warmup_steps": 0})
+    plan = replace(plan, knobs=plan.knobs | {"learning_rate": 3e-3})
+    fast = settings.training.model_copy(update={"warmup_steps": 0})
     learner = RankLearner(model, settings.model_copy(update={"training": fast}))
     gaps = [learner.step(plan, chains).metrics["teacher_kl"] for _ in range(8)]
     assert gaps[-1] < gaps[0] - 0.05, gaps
