@@ -329,10 +329,8 @@ def can_be_stored(message: Message) -> bool:
 
 
 def answer_to_json(answer: Answer) -> dict[str, Any]:
-    # A process of the last version refuses fields that it does not know, except inside of the message.
-    asked = {} if answer.asked is None else {"asked": answer.asked}
     return {
-        "message": message_to_json(answer.message) | asked,
+        "message": message_to_json(answer.message),
         "finish": answer.finish,
         "prompt_tokens": answer.prompt_tokens,
         "completion_tokens": answer.completion_tokens,
@@ -341,6 +339,7 @@ def answer_to_json(answer: Answer) -> dict[str, Any]:
         "stop_sequence": answer.stop_sequence,
         "thinks": answer.thinks,
         "reasoning_tokens": answer.reasoning_tokens,
+        "asked": answer.asked,
         **({"violation": answer.violation} if answer.violation else {}),
         **({"logprobs": [list(one) for one in answer.logprobs]} if answer.logprobs else {}),
     }
@@ -349,8 +348,7 @@ def answer_to_json(answer: Answer) -> dict[str, Any]:
 def answer_from_json(turn_id: int, value: dict[str, Any]) -> Answer:
     fields = {name: value[name] for name in value if name not in ("message", "logprobs")}
     logprobs = tuple(TokenLogprob(*one) for one in value.get("logprobs", ()))
-    asked = value["message"].get("asked")
-    return Answer(turn_id, message_from_json(value["message"]), logprobs=logprobs, asked=asked, **fields)
+    return Answer(turn_id, message_from_json(value["message"]), logprobs=logprobs, **fields)
 
 
 def _hash(data: bytes) -> bytes:

@@ -120,7 +120,7 @@ class SessionCache:
             kind=TurnKind(turn.kind),
             ended=self._renderer.ended(sampled),
             thinks=request["thinks"] or stored.thinks,
-            loose_key=bytes.fromhex(request["loose_key"]) if "loose_key" in request else None,
+            loose_key=bytes.fromhex(request["loose_key"]),
         )
         attach_point = AttachPoint(turn.parent_turn_id, turn.kept_tokens)
         prompt = tree.prompt(attach_point, ids_from_bytes(turn.suffix_ids))

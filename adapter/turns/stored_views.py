@@ -1,6 +1,6 @@
 """The other messages that a turn's tokens made for retries with other options, stored so that any process knows them.
 
-They are in the message of the row's answer, because a process of the last version reads no other new fields there.
+They are in the message of the row's answer.
 """
 
 from collections.abc import Mapping

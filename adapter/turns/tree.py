@@ -66,7 +66,7 @@ class TurnGrowth:
     """What a completed turn adds beside its tokens.
 
     `keys`: those of the histories in its request; the last is the request's own. `loose_key`: the request's, of a chain
-    of loose keys; None if it is not known, because an earlier version stored the turn.
+    of loose keys.
     """
 
     keys: Sequence[bytes]
@@ -75,7 +75,7 @@ class TurnGrowth:
     kind: TurnKind
     ended: bool
     thinks: bool
-    loose_key: bytes | None = None
+    loose_key: bytes
 
 
 @dataclass(slots=True)
@@ -253,9 +253,8 @@ class TurnTree:
         self.known_keys.update(growth.keys)
         self.last_answers[growth.lane] = (growth.kind, growth.answer.text)
         self.reasoning.add(turn_id, growth.keys[-1], growth.answer, growth.loose_key)
-        if growth.loose_key is not None:
-            key = extend_key(growth.loose_key, MessageRun.of([growth.answer]).loose_key)
-            self._by_loose_chain[key] = (*self._by_loose_chain.get(key, ()), turn_id)
+        key = extend_key(growth.loose_key, MessageRun.of([growth.answer]).loose_key)
+        self._by_loose_chain[key] = (*self._by_loose_chain.get(key, ()), turn_id)
         self._index_answer(turn_id, growth.keys[-1], growth.answer)
 
     def add_view(self, turn_id: int, request_key: bytes, view: Message) -> None:

@@ -131,7 +131,8 @@ class Ours:
         message = Message(
             "assistant", answer.text, "", (ToolCall(answer.call_id, "Bash", {"command": answer.command}),)
         )
-        growth = TurnGrowth(prepared.new_keys, message, prepared.lane, prepared.kind, ended=True, thinks=False)
+        loose_key = prepared.request.loose_keys[-1]
+        growth = TurnGrowth(prepared.new_keys, message, prepared.lane, prepared.kind, True, False, loose_key)
         self.session.tree.add(self.number, prepared.attach_point, prepared.stream, sampled, growth)
         return prepared.ids
 

@@ -10,11 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import update
 
-from ratchet.store.arrays import pack_json, unpack_json
+from ratchet.store.arrays import unpack_json
 from ratchet.store.database import Database
-from ratchet.store.schema import TurnTable
 from tests.integration.adapter.conftest import Opened, ScriptedEngine, adapter_here, adapter_settings
 from tests.integration.adapter.test_dialects import CALL, CHAT_TOOLS, THOUGHT
 
@@ -177,25 +175,3 @@ async def test_another_process_knows_the_options(
             new = await http.post(PATH, json=BODY | {"stop": "x"}, headers=RETRY)
     assert view.json()["choices"][0]["message"]["content"] == RAW
     assert new.json()["choices"][0]["message"]["content"] == "Second."
-
-
-async def test_a_session_of_the_last_version_goes_on(
-    postgres_url: str, model_dir: Path, database: Database, engine: ScriptedEngine, opened: Opened
-) -> None:
-    """Its rows have no options and no keys of loose histories: a retry counts as equal, and the stream is extended."""
-    await engine.say("One.", "Two.")
-    settings = adapter_settings(postgres_url, model_dir)
-    async with adapter_here(settings) as address, client(address, opened) as http:
-        answer = (await http.post(PATH, json=BODY)).json()["choices"][0]["message"]
-        (turn,) = await opened.wait_delivered(1)
-    request, stored = unpack_json(turn.request), unpack_json(turn.answer)
-    assert isinstance(request, dict) and isinstance(stored, dict)
-    del request["loose_key"], stored["message"]["asked"]
-    async with database.begin() as conn:
-        await conn.execute(update(TurnTable).values(request=pack_json(request), answer=pack_json(stored)))
-    async with adapter_here(settings) as address, client(address, opened) as http:
-        again = await http.post(PATH, json=BODY | {"stop": "x", "max_tokens": 3}, headers=RETRY)
-        later = [*BODY["messages"], answer, {"role": "user", "content": "on"}]
-        assert (await http.post(PATH, json=BODY | {"messages": later})).status_code == 200
-    assert again.json()["choices"][0]["message"]["content"] == "One."
-    assert [row.fork_cause for row in await opened.wait_delivered(2)] == ["root", None]

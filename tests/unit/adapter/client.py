@@ -219,7 +219,13 @@ class Client:
         sampled = np.concatenate([ids, np.array(end, np.int32)])
         thinks = prepared.thinks or self.renderer.thinks(message)
         growth = TurnGrowth(
-            prepared.new_keys, message, prepared.lane, prepared.kind, self.renderer.ended(sampled), thinks
+            prepared.new_keys,
+            message,
+            prepared.lane,
+            prepared.kind,
+            self.renderer.ended(sampled),
+            thinks,
+            prepared.request.loose_keys[-1],
         )
         self.session.tree.add(self.number, prepared.attach_point, prepared.stream, sampled, growth)
         return WireMessage("assistant", (message,), sampled)

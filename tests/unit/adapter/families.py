@@ -130,7 +130,13 @@ class Agent(Client):
         message = Message("assistant", shown, self.reasoning, calls)
         thinks = prepared.thinks or self.renderer.thinks(message)
         growth = TurnGrowth(
-            prepared.new_keys, message, prepared.lane, prepared.kind, self.renderer.ended(sampled), thinks
+            prepared.new_keys,
+            message,
+            prepared.lane,
+            prepared.kind,
+            self.renderer.ended(sampled),
+            thinks,
+            prepared.request.loose_keys[-1],
         )
         self.session.tree.add(self.number, prepared.attach_point, prepared.stream, sampled, growth)
         answer = WireMessage("assistant", (message,), sampled)

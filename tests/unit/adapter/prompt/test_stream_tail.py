@@ -47,7 +47,8 @@ async def test_what_the_template_shows_as_sampled_is_the_full_text(models: Model
         message = agent.sample(prepared, text=shown).parts[0]
         agent.history[-2] = WireMessage("assistant", (replace(message, text=f"word {number}"),))
         stored = agent.session.tree
-        growth = TurnGrowth(prepared.new_keys, agent.history[-2].parts[0], "", prepared.kind, True, False)
+        loose_key = prepared.request.loose_keys[-1]
+        growth = TurnGrowth(prepared.new_keys, agent.history[-2].parts[0], "", prepared.kind, True, False, loose_key)
         stored._index(agent.number, growth)
 
 

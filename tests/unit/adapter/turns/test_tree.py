@@ -33,7 +33,7 @@ def grow(
     key: bytes = b"k",
 ) -> AttachPoint:
     attach_point = tree.attach(prompt, None)
-    growth = TurnGrowth([key], answer, lane, TurnKind.MAIN, ended=True, thinks=False)
+    growth = TurnGrowth([key], answer, lane, TurnKind.MAIN, ended=True, thinks=False, loose_key=key)
     tree.add(turn_id, attach_point, tree.prompt(attach_point, prompt[attach_point.kept_tokens :]), sampled, growth)
     return attach_point
 
@@ -156,6 +156,7 @@ class Conversation:
             prepared.kind,
             self.renderer.ended(sampled),
             prepared.thinks or bool(reasoning),
+            prepared.request.loose_keys[-1],
         )
         self.session.tree.add(self.number, prepared.attach_point, prepared.stream, sampled, growth)
         return prepared.fork_cause
