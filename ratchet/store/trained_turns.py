@@ -36,8 +36,7 @@ async def record_trained_turns(
 async def read_trained_turns(
     connection: AsyncConnection, run_id: str, step: int, turn_ids: Collection[int]
 ) -> dict[int, TrainedTurn]:
-    """Return what the step's learner saw of these turns, by turn. Turns that it did not train are missing, and all of
-    them if an earlier version trained the step."""
+    """Return what the step's learner saw of these turns, by turn. Turns that it did not train are missing."""
     table = TrainedTurnTable
     columns = (table.turn_id, table.rollout_id, table.start, table.entropies, table.log_ratios)
     wanted = (table.run_id == run_id) & (table.step == step) & table.turn_id.in_(turn_ids)

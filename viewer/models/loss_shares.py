@@ -26,8 +26,6 @@ def why_no_shares(uses: Mapping[int, PlannedUse], loss: Mapping[str, Any]) -> st
     """Return one sentence on why no rollout of the step has a share; empty if they have."""
     if not uses or any(share is not None for share in loss_shares(uses, loss).values()):
         return ""
-    if not any(one.num_tokens * one.weight for one in uses.values()):
-        return "The plan row has no weights of tokens: an earlier version of Ratchet wrote it."
     if not loss.get("reward_factor", 1.0):
         return "loss.reward_factor is 0, so rewards take no part in this step's loss."
     return "All advantages are 0, so rewards take no part in this step's loss."

@@ -6,21 +6,11 @@ from dataclasses import dataclass
 
 from ratchet.store.views.rollout_views import PlannedUse
 from ratchet.store.views.step_views import StepToken
-from ratchet.store.views.turn_views import RareToken, TurnContent
+from ratchet.store.views.turn_views import TurnContent
 from viewer.models.conversation import main_command
 from viewer.models.tokens import DecodesIds
 
 _MAX_LOG_RATIO = 700.0
-
-
-@dataclass(slots=True, frozen=True)
-class RareTokenView:
-    """A trained token with a low recorded logprob. `advantage`: of its rollout. `command`: of its turn."""
-
-    token: RareToken
-    text: str | None
-    advantage: float
-    command: str
 
 
 @dataclass(slots=True, frozen=True)
@@ -78,15 +68,3 @@ def group_ratio_tokens(tokens: Sequence[RatioTokenView]) -> list[RatioTokenGroup
     for one in tokens:
         groups.setdefault((one.token.token_id, one.command), []).append(one)
     return [RatioTokenGroup(key[0], found[0].text, key[1], found) for key, found in groups.items()]
-
-
-def view_rare_tokens(tokens: Sequence[RareToken], context: TokenContext) -> list[RareTokenView]:
-    return [
-        RareTokenView(
-            one,
-            context.text_of(one.id),
-            context.uses[one.rollout_id].advantage,
-            context.command_of(one.turn_id),
-        )
-        for one in tokens
-    ]

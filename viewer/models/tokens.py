@@ -46,7 +46,7 @@ class StepTraining:
     """How a step has trained the tokens of a rollout.
 
     `advantage`: of each of its trained tokens. `min_policy_step`: tokens of older weights were not trained. `turns`:
-    what the learner saw, by turn; those of a step of an earlier version are missing.
+    what the learner saw, by turn.
     """
 
     advantage: float

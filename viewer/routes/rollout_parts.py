@@ -171,10 +171,7 @@ def _why_missing(
     if not any(one.trained for one in window):
         return "None of the tokens shown here is trained: they were read, or are left out of the loss."
     if colour != "advantage" and not trained.turns:
-        return (
-            f"{step} recorded nothing of these tokens: they are older than the step's bound, or the step was trained "
-            "before Ratchet recorded what the learner saw."
-        )
+        return f"{step} trained none of these tokens: they are older than the step's bound."
     return ""
 
 

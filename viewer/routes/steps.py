@@ -14,11 +14,9 @@ from ratchet.store.views.run_views import GroupLine, RunHead
 from ratchet.store.views.step_views import DiscardedPlan, StepHead
 from viewer.models.loss_shares import loss_shares, why_no_shares
 from viewer.models.step_tokens import (
-    RareTokenView,
     RatioTokenGroup,
     TokenContext,
     group_ratio_tokens,
-    view_rare_tokens,
     view_ratio_tokens,
 )
 from viewer.models.tokens import load_tokenizer
@@ -26,8 +24,6 @@ from viewer.rendering import respond
 from viewer.routes.registration import found, page_route
 
 step_pages = APIRouter()
-_MAX_SCANNED = 64
-_MAX_RARE = 20
 
 
 @dataclass(slots=True, frozen=True)
@@ -41,9 +37,8 @@ class StepMember:
 
 @dataclass(slots=True, frozen=True)
 class StepPage:
-    """`largest_ratios`: as the learner recorded them, equal tokens of equal commands together. A step of an earlier
-    version has none, and `rare_tokens` of the `num_scanned` members with the largest advantages instead. `discarded`:
-    earlier plans of the step. `no_shares`: why no member has a share, else empty."""
+    """`largest_ratios`: as the learner recorded them, equal tokens of equal commands together; empty before the step is
+    trained. `discarded`: earlier plans of the step. `no_shares`: why no member has a share, else empty."""
 
     run: RunHead
     step: StepHead
@@ -52,8 +47,6 @@ class StepPage:
     members: list[StepMember]
     no_shares: str
     largest_ratios: list[RatioTokenGroup]
-    rare_tokens: list[RareTokenView]
-    num_scanned: int
     discarded: list[DiscardedPlan]
     previous: int | None
     next: int | None
@@ -72,10 +65,7 @@ async def show_step(request: Request, run_id: str, step: int) -> Response:
         members = [StepMember(lines[one], use, shares[one]) for one, use in uses.items() if one in lines]
         members.sort(key=lambda one: -(one.share or 0.0))
         recorded = await step_views.read_step_tokens(connection, run_id, step)
-        scanned = [] if recorded else [one.rollout.id for one in members[:_MAX_SCANNED]]
-        rare = await turn_views.rarest_tokens(connection, scanned, _MAX_RARE) if scanned else []
-        turn_ids = {one.turn_id for one in recorded} | {one.turn_id for one in rare}
-        turns = await turn_views.read_turns(connection, turn_ids)
+        turns = await turn_views.read_turns(connection, {one.turn_id for one in recorded})
         near = await curve_views.times_by_step(connection, run_id, step - 1, step + 1)
         groups = await run_views.list_groups_of_step(connection, run_id, step)
         discarded = await step_views.discarded_plans(connection, run_id, step)
@@ -89,8 +79,6 @@ async def show_step(request: Request, run_id: str, step: int) -> Response:
         members,
         why_no_shares(uses, loss),
         group_ratio_tokens(view_ratio_tokens(recorded, context)),
-        view_rare_tokens(rare, context),
-        len(scanned),
         discarded,
         step - 1 if step - 1 in near else None,
         step + 1 if step + 1 in near else None,

@@ -342,9 +342,7 @@ async def planned_uses(connection: AsyncConnection, run_id: str, step: int) -> d
     statement = select(BatchTable.members).where(BatchTable.run_id == run_id, BatchTable.step == step)
     members = (await connection.execute(statement)).scalar_one_or_none() or []
     return {
-        one["rollout_id"]: PlannedUse(
-            step, one["advantage"], one["reward"], one["num_tokens"], float(one.get("weight", 0.0))
-        )
+        one["rollout_id"]: PlannedUse(step, one["advantage"], one["reward"], one["num_tokens"], float(one["weight"]))
         for one in members
     }
 

@@ -1,12 +1,10 @@
 """The contents of turns: messages as they were sent and answered, and windows of a chain's tokens."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -53,19 +51,6 @@ class ChainToken:
     logprob: float | None
     policy_step: int | None
     turn_id: int
-
-
-@dataclass(slots=True, frozen=True)
-class RareToken:
-    """A trained token that its policy sampled with a low probability."""
-
-    rollout_id: int
-    turn_id: int
-    chain_no: int
-    position: int
-    id: int
-    logprob: float
-    policy_step: int | None
 
 
 _CONTENT = (
@@ -193,50 +178,3 @@ async def read_token_window(
                 )
             )
     return tokens
-
-
-async def rarest_tokens(connection: AsyncConnection, rollout_ids: list[int], limit: int) -> list[RareToken]:
-    """Return the trained tokens of these rollouts with the lowest recorded logprobs, the lowest first."""
-    statement = (
-        select(
-            ChainTable.rollout_id,
-            ChainTable.no.label("chain_no"),
-            ChainSpanTable.turn_id,
-            ChainSpanTable.start,
-            ChainSpanTable.length,
-            ChainSpanTable.source_start,
-            TurnTable.sampled_ids,
-            TurnTable.logprobs,
-            TurnTable.version_spans,
-            TurnTable.num_sampled,
-        )
-        .join(ChainSpanTable, ChainSpanTable.chain_id == ChainTable.id)
-        .join(TurnTable, TurnTable.id == ChainSpanTable.turn_id)
-        .where(ChainTable.rollout_id.in_(rollout_ids), ChainSpanTable.trained)
-    )
-    rows = (await connection.execute(statement)).all()
-    if not rows:
-        return []
-    trained = [logprobs_from_bytes(row.logprobs)[row.source_start : row.source_start + row.length] for row in rows]
-    ends = np.cumsum([len(one) for one in trained])
-    every = np.concatenate(trained)
-    lowest = np.argsort(every, kind="stable")[:limit].tolist()
-    return [_rare_token(rows, ends, float(every[place]), place) for place in lowest]
-
-
-def _rare_token(rows: Sequence[Any], ends: npt.NDArray[np.int64], logprob: float, place: int) -> RareToken:
-    """Return the token at a place in the trained tokens of all rows, whose parts end at `ends`."""
-    number = int(np.searchsorted(ends, place, side="right"))
-    row = rows[number]
-    at = place - (int(ends[number - 1]) if number else 0)
-    source = row.source_start + at
-    step = int(steps_of_spans(row.version_spans, row.num_sampled)[source])
-    return RareToken(
-        row.rollout_id,
-        row.turn_id,
-        row.chain_no,
-        row.start + at,
-        int(ids_from_bytes(row.sampled_ids)[source]),
-        logprob,
-        step if step >= 0 else None,
-    )

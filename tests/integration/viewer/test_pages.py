@@ -152,30 +152,16 @@ async def test_a_group_marks_the_first_difference_and_missing_signal(
     assert "No signal: all 2 members that count have the reward 0" in html
 
 
-async def test_from_a_step_to_the_command_in_two_clicks(client: httpx.AsyncClient, filled: FilledRun) -> None:
-    step = (await client.get(f"/runs/{filled.run_id}/steps/1.json")).json()
-    assert {one["rollout"]["id"] for one in step["members"]} == {filled.solved, filled.unsolved}
-    token = step["rare_tokens"][0]["token"]
-    assert token["logprob"] == pytest.approx(min(one["token"]["logprob"] for one in step["rare_tokens"]))
-    assert {one["command"] for one in step["rare_tokens"]} == {
-        "cat calc.py",
-        "cat calc.py -n",
-        "calc.py",
-        "Summary: mended.",
-    }
-    turn = await client.get(f"/rollouts/{token['rollout_id']}/turns/{token['turn_id']}", follow_redirects=True)
-    assert f'id="turn-{token["turn_id"]}"' in turn.text
-    tokens = await client.get(f"/rollouts/{token['rollout_id']}/tokens?turn={token['turn_id']}", follow_redirects=True)
-    assert f'id="token-{token["position"]}"' in tokens.text and f"id {token['id']}," in tokens.text
-
-
-async def test_a_step_shows_the_largest_ratios_that_the_learner_recorded(
+async def test_a_step_leads_to_the_tokens_with_the_largest_ratios_and_their_commands(
     client: httpx.AsyncClient, database: Database, filled: FilledRun
 ) -> None:
-    before = (await client.get(f"/runs/{filled.run_id}/steps/1.json")).json()["rare_tokens"]
-    token = before[0]["token"]
+    page = (await client.get(f"/runs/{filled.run_id}/steps/1.json")).json()
+    assert {one["rollout"]["id"] for one in page["members"]} == {filled.solved, filled.unsolved}
+    assert "has recorded no token" in await get(client, f"/runs/{filled.run_id}/steps/1")
+    runs = (await client.get(f"/rollouts/{filled.solved}/tokens.json")).json()["runs"]
+    token = next(one for run in runs for one in run["tokens"] if one["trained"])
     recorded = {
-        "rollout_id": token["rollout_id"], "turn_id": token["turn_id"], "position": token["position"],
+        "rollout_id": filled.solved, "turn_id": token["turn_id"], "position": token["position"],
         "token_id": token["id"], "behaviour": -3.0, "logprob": -1.0, "entropy": 0.5, "masked": True,
     }  # fmt: skip
     again = recorded | {"position": token["position"] + 1, "logprob": -2.0}
@@ -184,15 +170,19 @@ async def test_a_step_shows_the_largest_ratios_that_the_learner_recorded(
         await record_step_tokens(connection, filled.run_id, 1, [gone])
         await record_step_tokens(connection, filled.run_id, 1, [recorded, again, gone])  # the step is replayed
     page = (await client.get(f"/runs/{filled.run_id}/steps/1.json")).json()
-    assert page["rare_tokens"] == [] and len(page["largest_ratios"]) == 2
+    assert len(page["largest_ratios"]) == 2
     first = page["largest_ratios"][0]
-    assert first["command"] == before[0]["command"] and len(first["tokens"]) == 2, "equal tokens of equal commands"
+    assert first["command"] == "cat calc.py" and len(first["tokens"]) == 2, "equal tokens of equal commands"
     assert [one["ratio"] for one in first["tokens"]] == pytest.approx([7.389, 2.718], abs=1e-3)
     html = await get(client, f"/runs/{filled.run_id}/steps/1")
-    link = f"/rollouts/{token['rollout_id']}/tokens?turn={token['turn_id']}&amp;position={token['position']}"
+    link = f"/rollouts/{filled.solved}/tokens?turn={token['turn_id']}&amp;position={token['position']}"
     assert link in html and "none: out of bounds" in html
     tokens = await client.get(link.replace("&amp;", "&"))
     assert tokens.headers["location"].endswith(f"#token-{token['position']}")
+    tokens = await client.get(link.replace("&amp;", "&"), follow_redirects=True)
+    assert f'id="token-{token["position"]}"' in tokens.text and f"id {token['id']}," in tokens.text
+    turn = await client.get(f"/rollouts/{filled.solved}/turns/{token['turn_id']}", follow_redirects=True)
+    assert f'id="turn-{token["turn_id"]}"' in turn.text
 
 
 async def test_tokens_come_page_by_page(client: httpx.AsyncClient, filled: FilledRun) -> None:

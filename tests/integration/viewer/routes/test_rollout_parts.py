@@ -96,7 +96,7 @@ async def test_why_values_are_missing(client: httpx.AsyncClient, database: Datab
     step = BatchTable.__table__.update().where(BatchTable.run_id == filled.run_id)
     async with database.begin() as connection:
         await record_trained_turns(connection, filled.run_id, 1, [])
-    assert "before Ratchet recorded" in await missing(filled.solved, "unknown")
+    assert "older than the step's bound" in await missing(filled.solved, "unknown")
     async with database.begin() as connection:
         stepped = (await connection.execute(select(BatchTable.stepped_at))).scalar_one()
         await connection.execute(step.values(stepped_at=None, state="planned"))

@@ -22,8 +22,3 @@ async def test_shares_of_the_loss(client: httpx.AsyncClient, database: Database,
     html = (await client.get(address)).text
     assert ">90%<" in html and "It is not the norm of the gradient" in html
     assert f"/rollouts/{filled.unsolved}/tokens?colour=ratio&trained_by={filled.run_id}" in html
-    old = [{name: value for name, value in one.items() if name != "weight"} for one in (light, heavy)]
-    async with database.begin() as connection:
-        await connection.execute(plan.values(members=old))
-    assert {one["share"] for one in (await client.get(f"{address}.json")).json()["members"]} == {None}
-    assert "an earlier version of Ratchet wrote it" in (await client.get(address)).text

@@ -32,7 +32,6 @@ def test_shares_are_the_sums_over_tokens() -> None:
 @pytest.mark.parametrize(
     ("uses", "loss", "why"),
     [
-        ({1: use(30, 0.0, 0.5), 2: use(10, 0.0, -0.5)}, {}, "no weights of tokens"),
         ({1: use(30, 0.1, 0.5), 2: use(10, 0.1, -0.5)}, {"reward_factor": 0.0}, "loss.reward_factor is 0"),
         ({1: use(30, 0.1, 0.0), 2: use(10, 0.1, 0.0)}, {"preset": "grpo"}, "All advantages are 0"),
     ],
