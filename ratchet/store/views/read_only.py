@@ -44,7 +44,6 @@ _MAY_USE = text(
     " AND pg_has_role(current_user, (SELECT oid FROM pg_roles WHERE rolname = :role), 'MEMBER')"
     " AND has_table_privilege((SELECT oid FROM pg_roles WHERE rolname = :role), 'rollout', 'SELECT')"
 )
-_CAN_LOG_IN = text("SELECT rolcanlogin FROM pg_roles WHERE rolname = :role")
 _IS_CONFINED = text(
     "SELECT NOT (own.rolsuper OR own.rolcreaterole OR own.rolreplication)"
     " AND NOT EXISTS (SELECT FROM pg_auth_members WHERE member = own.oid)"
@@ -64,10 +63,6 @@ async def grant_reader_role(database: Database) -> bool:
     The role logs in without a password, which only a server like the embedded one accepts, that trusts its machine.
     `ratchet up` calls this after each migration; if nothing is missing, nothing is written.
     """
-    return await _grant_reading(database) and await _let_log_in(database)
-
-
-async def _grant_reading(database: Database) -> bool:
     tables = sorted(name for name in Base.metadata.tables if name not in HIDDEN_TABLES)
     try:
         async with database.begin() as connection:
@@ -84,17 +79,6 @@ async def _grant_reading(database: Database) -> bool:
     except StoreUnavailableError as error:  # so is a missing privilege reported, too
         _LOG.info("no role for readers; their transactions are read-only all the same", reason=str(error))
         return False
-
-
-async def _let_log_in(database: Database) -> bool:
-    """Let a role log in that has no login yet: earlier versions made it so, or the server's administrator."""
-    try:
-        async with database.begin() as connection:
-            if not (await connection.execute(_CAN_LOG_IN, {"role": READER_ROLE})).scalar_one():
-                await connection.exec_driver_sql(f"ALTER ROLE {READER_ROLE} LOGIN")
-    except StoreUnavailableError as error:
-        _LOG.info("readers cannot log in; only their own SQL needs it", reason=str(error))
-    return True
 
 
 def reader_url(url: str) -> str:
