@@ -21,7 +21,7 @@ class TaskRate:
     position: int
     last_group_no: int | None
     mean_reward: float | None
-    dataset_no: int | None = None
+    dataset_no: int
 
 
 def choose_tasks(rates: Sequence[TaskRate], bounds: tuple[float, float] | None, count: int) -> list[TaskRate]:

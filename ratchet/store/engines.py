@@ -31,7 +31,7 @@ FENCE_SECONDS = 60.0
 FETCHED = "fetched"
 """Key of `details`: the versions from an address that are on the engine's node."""
 CHECKS_FILES = "checks_files"
-"""Key of `details`: whether our worker extension is in the engine's vLLM; missing if an earlier version started it."""
+"""Key of `details`: whether our worker extension is in the engine's vLLM; missing if the user started it without."""
 FETCH_ERROR = "fetch_error"
 """Key of `details`: why the newest version is not there yet, None if it is."""
 

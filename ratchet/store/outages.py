@@ -88,11 +88,8 @@ async def seconds_with_a_box(connection: AsyncConnection, rollout_id: int, workf
     unrecorded = func.greatest(0.0, since_first_token - _RECORDED_AWAY)
     # Of several open sessions, the oldest one has the time of the others.
     away = func.max(unrecorded).filter(SessionTable.state == SessionState.OPEN)
-    # Adapters of earlier versions counted seconds without noting when.
-    undated = func.greatest(0.0, SessionTable.engine_wait_seconds - sessions.dated_wait_seconds())
-    waited = func.coalesce(func.sum(undated), 0.0) + func.coalesce(away, 0.0)
-    waits = (await connection.execute(select(waited).where(SessionTable.rollout_id == rollout_id))).scalar_one()
-    return max(0.0, had - float(waits))
+    of_rollout = select(func.coalesce(away, 0.0)).where(SessionTable.rollout_id == rollout_id)
+    return max(0.0, had - float((await connection.execute(of_rollout)).scalar_one()))
 
 
 async def add_suspension(connection: AsyncConnection, session_id: int, seconds: float) -> None:

@@ -23,8 +23,8 @@ async def note_template(conn: AsyncConnection, rollout_id: int, digest: str, kwa
 
 async def note_refusal(conn: AsyncConnection, session_id: int, reason: str) -> None:
     """Record that a call of the session was refused for what it contained, and why; the first time stays."""
-    statement = update(SessionTable).where(SessionTable.id == session_id, SessionTable.refused_at.is_(None))
-    await conn.execute(statement.values(refused_at=func.now(), refusal=reason[:_MAX_REFUSAL_CHARS]))
+    statement = update(SessionTable).where(SessionTable.id == session_id, SessionTable.refusal.is_(None))
+    await conn.execute(statement.values(refusal=reason[:_MAX_REFUSAL_CHARS]))
 
 
 async def note_endpoint_error(conn: AsyncConnection, session_id: int, reason: str | None) -> None:

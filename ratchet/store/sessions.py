@@ -15,7 +15,6 @@ from sqlalchemy import (
     ARRAY,
     DateTime,
     bindparam,
-    case,
     cast,
     func,
     literal,
@@ -97,8 +96,6 @@ class SessionRow:
 
 WAITS_RECORDED_SECONDS = 1.0
 """How often adapters write the waits of their calls (`add_engine_waits`)."""
-
-_UNKNOWN_REFUSAL = "for what it contained"
 
 AttemptKey = tuple[int, int]
 """A rollout's id, and which of its attempts."""
@@ -287,7 +284,7 @@ async def close_session(conn: AsyncConnection, rollout_id: int, attempt: int) ->
     aborted = await conn.execute(
         update(TurnTable)
         .where(TurnTable.session_id == session_id, TurnTable.state == TurnState.IN_FLIGHT)
-        .values(state=TurnState.ABORTED, lease_owner=None, lease_expires_at=None)
+        .values(state=TurnState.ABORTED, lease_owner=None)
         .returning(TurnTable.id, TurnTable.engine_id)
     )
     calls = {row.id: row.engine_id for row in aborted if row.engine_id is not None}
@@ -331,8 +328,7 @@ async def read_progress(conn: AsyncConnection, attempts: Collection[AttemptKey])
         0.0, adapters_away_seconds() - func.coalesce(SessionTable.away_before, adapters_away_seconds())
     ).label("away")
     key = (SessionTable.rollout_id, SessionTable.attempt)
-    refusal = case((SessionTable.refused_at.is_not(None), func.coalesce(SessionTable.refusal, _UNKNOWN_REFUSAL)))
-    of_session = (SessionTable.engine_wait_seconds, refusal.label("refusal"), _AWAY_WHILE_WAITING.label("both"))
+    of_session = (SessionTable.engine_wait_seconds, SessionTable.refusal, _AWAY_WHILE_WAITING.label("both"))
     silent = (adapters_alive_seconds(since=turns.c.leased_until) - _WAITED_SINCE_LEASE).label("silent")
     columns = (*key, *of_session, away, *turns.c, opened, silent)
     rows = await conn.execute(select(*columns).where(tuple_(*key).in_(list(attempts))))
@@ -360,11 +356,6 @@ def _progress(row: Any) -> SessionProgress:
 async def wait_for_writers(conn: AsyncConnection, session_id: int) -> None:
     """Wait until no other transaction has locked the session's row, so that adapters can write its waits."""
     await conn.execute(select(SessionTable.id).where(SessionTable.id == session_id).with_for_update(read=True))
-
-
-def dated_wait_seconds() -> ColumnElement[float]:
-    """Return an expression for the length of a session's `engine_waits` in seconds."""
-    return literal_column(f"({_LENGTH.format('session.engine_waits')})")
 
 
 async def add_engine_waits(conn: AsyncConnection, waits: Mapping[int, Sequence[EngineWait]]) -> set[int]:

@@ -214,15 +214,14 @@ async def show_task(connection: AsyncConnection, task: str) -> JsonObject | None
 
 
 class RecentSolveRate(NamedTuple):
-    """A training task of a run. `last_group_no` is None without a group, `mean_reward` without a recent reward,
-    `dataset_no` in runs of earlier versions."""
+    """A training task of a run. `last_group_no` is None without a group, `mean_reward` without a recent reward."""
 
     task_id: int
     label: str
     position: int
     last_group_no: int | None
     mean_reward: float | None
-    dataset_no: int | None
+    dataset_no: int
 
 
 async def recent_solve_rates(connection: AsyncConnection, run_id: str, since_step: int) -> list[RecentSolveRate]:
@@ -271,7 +270,6 @@ async def datasets_of_newest_groups(connection: AsyncConnection, run_id: str, co
         select(RunTaskTable.dataset_no, func.count())
         .join(newest, newest.c.task_id == RunTaskTable.task_id)
         .where(RunTaskTable.run_id == run_id, RunTaskTable.purpose == Purpose.TRAIN)
-        .where(RunTaskTable.dataset_no.is_not(None))
         .group_by(RunTaskTable.dataset_no)
     )
-    return {number: found for number, found in await connection.execute(statement) if number is not None}
+    return {number: found for number, found in await connection.execute(statement)}

@@ -4,7 +4,6 @@ Turns are opened and completed only by `write_turns`, which locks the session's 
 after its session was sealed. `worker`: the adapter process that generates the call; after the process's lease has
 expired (`ratchet.store.adapters`), a retry may take the row over. `lease_owner`: the adapter process with a connected
 client of the call, NULL if no client is connected; without meaning after that process's lease has expired.
-`lease_expires_at`: the lease of a row that was opened before processes had leases of their own.
 """
 
 from collections.abc import Collection, Sequence
@@ -98,7 +97,7 @@ class KnownCall:
     leased: bool
     attached: bool
     lease_owner: str | None
-    worker: str | None
+    worker: str
     answer: bytes | None
 
 
@@ -220,7 +219,7 @@ def _written(opens: bool, completes: bool, delivers: bool, wait: bool) -> str:
         position += len(_DONE)
     if delivers:
         parts.append(
-            "delivered AS (UPDATE turn SET delivered = true, lease_owner = NULL, lease_expires_at = NULL"
+            "delivered AS (UPDATE turn SET delivered = true, lease_owner = NULL"
             f" WHERE id = ANY(${position}::bigint[]) AND state = 'completed')"
         )
         results = results or ["SELECT 'delivered' AS part"]
@@ -230,15 +229,14 @@ def _written(opens: bool, completes: bool, delivers: bool, wait: bool) -> str:
 _IDS = bindparam("ids", type_=ARRAY(BigInteger))
 _LOCK_ALONE = text("SELECT id FROM session WHERE id = ANY(:ids) ORDER BY id FOR NO KEY UPDATE").bindparams(_IDS)
 _LOCK_ALONE_FREE = text(_LOCK_ALONE.text + " SKIP LOCKED").bindparams(_IDS)
-_OLD_LEASE = func.coalesce(TurnTable.lease_expires_at > func.now(), False)
-_LEASED = process_lives(TurnTable.worker) | _OLD_LEASE
-_ATTACHED = TurnTable.lease_owner.is_not(None) & (process_lives(TurnTable.lease_owner) | _OLD_LEASE)
+_LEASED = process_lives(TurnTable.worker)
+_ATTACHED = TurnTable.lease_owner.is_not(None) & process_lives(TurnTable.lease_owner)
 
 
 async def abort_turn(conn: AsyncConnection, turn_id: int) -> None:
     """Mark a call in flight that has failed as aborted."""
     statement = update(TurnTable).where(TurnTable.id == turn_id, TurnTable.state == TurnState.IN_FLIGHT)
-    await conn.execute(statement.values(state=TurnState.ABORTED, lease_owner=None, lease_expires_at=None))
+    await conn.execute(statement.values(state=TurnState.ABORTED, lease_owner=None))
 
 
 async def abort_lost_opens(
@@ -263,8 +261,7 @@ async def abort_lost_opens(
                 & (TurnTable.state == TurnState.IN_FLIGHT)
                 & TurnTable.id.not_in(list(running_ids))
             )
-            aborted = {"state": TurnState.ABORTED, "lease_owner": None, "lease_expires_at": None}
-            await conn.execute(update(TurnTable).where(where).values(aborted))
+            await conn.execute(update(TurnTable).where(where).values(state=TurnState.ABORTED, lease_owner=None))
     return frozenset() if wait else frozenset(asked - locked)
 
 
@@ -292,10 +289,9 @@ async def take_over_turn(conn: AsyncConnection, turn_id: int, process_id: str) -
     statement = update(TurnTable).where(
         TurnTable.id == turn_id,
         TurnTable.state == TurnState.IN_FLIGHT,
-        ~_LEASED | func.coalesce(TurnTable.worker == process_id, False),
+        ~_LEASED | (TurnTable.worker == process_id),
     )
-    values = {"worker": process_id, "lease_owner": process_id, "lease_expires_at": None}
-    return bool((await conn.execute(statement.values(values))).rowcount)
+    return bool((await conn.execute(statement.values(worker=process_id, lease_owner=process_id))).rowcount)
 
 
 class StoredPrompt(NamedTuple):

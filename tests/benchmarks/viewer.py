@@ -82,11 +82,11 @@ INSERT INTO engine_load (engine_id, version) SELECT engine.id, policy_version.ve
 INSERT INTO attempt (rollout_id, n) SELECT id, 1 FROM rollout;
 INSERT INTO session (rollout_id, attempt, temperature, model, limits) SELECT id, 1, 1, 'policy', '{{}}' FROM rollout;
 INSERT INTO turn (session_id, rollout_id, attempt, digest, ordinal, state, dialect, prompt_tokens, suffix_ids,
-    sampled_ids, logprobs, num_sampled, version_spans, temperature, request, answer, delivered, completed_at)
+    sampled_ids, logprobs, num_sampled, version_spans, temperature, request, answer, delivered, worker, completed_at)
   SELECT id, rollout_id, 1, decode(md5(id || '.' || o), 'hex'), o, 'completed', 'chat', 60,
     decode('{_IDS}', 'hex'), decode('{_IDS}', 'hex'), decode('{_LOGPROBS}', 'hex'), 60,
     '[{{"version": "{RUN}/1.e0", "start": 0, "end": 60}}]', 1, decode('{_REQUEST}', 'hex'), decode('{_ANSWER}', 'hex'),
-    true, now() FROM session, generate_series(0, {TURNS - 1}) o;
+    true, 'gone', now() FROM session, generate_series(0, {TURNS - 1}) o;
 INSERT INTO chain (rollout_id, no, leaf_turn_id, num_tokens, num_trained)
   SELECT rollout_id, 0, max(id), 120 * {TURNS}, 60 * {TURNS} FROM turn GROUP BY rollout_id;
 INSERT INTO chain_span (chain_id, no, turn_id, sampled, trained, start, length, source_start)
@@ -112,9 +112,9 @@ WITH r AS (INSERT INTO rollout (run_id, task_id, member, purpose, workflow_id, h
   s AS (INSERT INTO session (rollout_id, attempt, temperature, model, limits) SELECT id, 1, 1, 'p', '{}' FROM r
     RETURNING id, rollout_id),
   t AS (INSERT INTO turn (session_id, rollout_id, attempt, digest, ordinal, state, dialect, prompt_tokens, suffix_ids,
-    sampled_ids, logprobs, num_sampled, version_spans, temperature, request, answer, delivered, completed_at)
+    sampled_ids, logprobs, num_sampled, version_spans, temperature, request, answer, delivered, worker, completed_at)
     SELECT id, rollout_id, 1, decode(md5(o::text), 'hex'), o, 'completed', 'chat', 430 * o, :ids, :ids, :logprobs, 430,
-      '[{"version": "large/1.e0", "start": 0, "end": 430}]', 1, :request, :answer, true, now()
+      '[{"version": "large/1.e0", "start": 0, "end": 430}]', 1, :request, :answer, true, 'gone', now()
     FROM s, generate_series(0, CAST(:turns AS int) - 1) o RETURNING id, rollout_id, ordinal),
   c AS (INSERT INTO chain (rollout_id, no, leaf_turn_id, num_tokens, num_trained)
     SELECT rollout_id, 0, max(id), 860 * count(*), 430 * count(*) FROM t GROUP BY rollout_id RETURNING id),

@@ -14,7 +14,7 @@ from ratchet.store.schema.base import Base, identity, now, reference
 class RunTaskTable(Base):
     """The tasks of a run in the order in which its seed visits them, per purpose.
 
-    `dataset_no`: which of the config's datasets the task comes from, counted from 0; NULL in runs of earlier versions.
+    `dataset_no`: which of the config's datasets the task comes from, counted from 0.
     """
 
     __tablename__ = "run_task"
@@ -22,7 +22,7 @@ class RunTaskTable(Base):
     purpose: Mapped[str] = mapped_column(primary_key=True)
     position: Mapped[int] = mapped_column(primary_key=True)
     task_id: Mapped[int] = reference("task.id")
-    dataset_no: Mapped[int | None]
+    dataset_no: Mapped[int]
 
 
 class RolloutGroupTable(Base):
@@ -138,11 +138,10 @@ class SessionTable(Base):
 
     `limits`: `ratchet.store.sessions.SessionLimits`. `away_before`: the adapters' away seconds at the first token.
     `endpoint`: the server that answers instead of the policy (`EndpointConfig`), NULL: the policy.
-    `endpoint_error`: why that server did not answer the last call, NULL if it did. `refused_at`: when a call was
-    first refused for what it contained, which leaves no turn. `refusal`: why; NULL also if an adapter of an earlier
-    version refused it. `engine_waits`: when calls waited for an engine, or
-    for more than five seconds for the store, or the agent was suspended at its deadline, in all
-    `engine_wait_seconds`; waits that adapters of earlier versions counted are only in the latter.
+    `endpoint_error`: why that server did not answer the last call, NULL if it did. `refusal`: why a call was first
+    refused for what it contained, which leaves no turn; NULL if none was. `engine_waits`: when calls waited for an
+    engine, or for more than five seconds for the store, or the agent was suspended at its deadline, in all
+    `engine_wait_seconds`.
     """
 
     __tablename__ = "session"
@@ -157,7 +156,6 @@ class SessionTable(Base):
     away_before: Mapped[float | None]
     endpoint: Mapped[dict[str, Any] | None]
     endpoint_error: Mapped[str | None]
-    refused_at: Mapped[datetime | None]
     refusal: Mapped[str | None]
     engine_waits: Mapped[Any] = mapped_column(TSTZMULTIRANGE, server_default="{}")
     created_at: Mapped[datetime] = now()
@@ -180,8 +178,8 @@ class TurnTable(Base):
     prompt = parent stream[:kept_tokens] ++ suffix_ids, stream = prompt ++ sampled_ids; a root has kept_tokens 0.
     `version_spans`: [{"version", "start", "end"}] over the sampled ids, end exclusive. `routed_experts`: the experts of
     the stream's tokens from the last kept one on, without the last sampled one (`ratchet.routed_experts`); NULL if the
-    engine returned none, or once no step can need them. `delivered`: the answer's last byte was written. `worker`,
-    `lease_owner`, `lease_expires_at`: see `ratchet.store.turns`."""
+    engine returned none, or once no step can need them. `delivered`: the answer's last byte was written. `worker`
+    and `lease_owner`: see `ratchet.store.turns`."""
 
     __tablename__ = "turn"
     id: Mapped[int] = identity()
@@ -211,8 +209,7 @@ class TurnTable(Base):
     answer: Mapped[bytes | None]
     engine_id: Mapped[int | None] = mapped_column(BigInteger)
     lease_owner: Mapped[str | None]
-    lease_expires_at: Mapped[datetime | None]
-    worker: Mapped[str | None]
+    worker: Mapped[str]
     delivered: Mapped[bool] = mapped_column(server_default=text("false"))
     engine_wait_seconds: Mapped[float] = mapped_column(server_default="0")
     created_at: Mapped[datetime] = now()

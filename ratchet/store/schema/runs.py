@@ -78,7 +78,6 @@ class RunTable(Base):
     state: Mapped[str] = mapped_column(server_default="running")
     state_reason: Mapped[str] = mapped_column(server_default="")
     wish: Mapped[str] = mapped_column(server_default="none")
-    wish_update_id: Mapped[str | None]
     stop_at: Mapped[int | None]
     box_cap: Mapped[int | None]
     box_cap_cause: Mapped[str | None]
@@ -103,7 +102,7 @@ class RunTable(Base):
     restarts: Mapped[int] = mapped_column(server_default="0")
     restarted_at: Mapped[datetime | None]
     pruned_at: Mapped[datetime | None]
-    archived_to: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    archived_to: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))
     archived_at: Mapped[datetime | None]
     created_at: Mapped[datetime] = now()
     ended_at: Mapped[datetime | None]

@@ -162,6 +162,7 @@ async def _make_chains(
             "digest": b"d",
             "ordinal": ordinal,
             "state": "completed",
+            "worker": "gone",
         }
         row |= {
             "parent_turn_id": parent,

@@ -166,7 +166,8 @@ class RunFiller:
         return await self.insert(
             TurnTable, session_id=session_id, rollout_id=rollout_id, attempt=1, digest=str(ordinal).encode(),
             ordinal=ordinal, parent_turn_id=after, dialect="chat", prompt_tokens=len(suffix) + 40 * ordinal,
-            suffix_ids=ids_to_bytes(suffix), temperature=1.0, request=pack_json(request), **done, **values,
+            suffix_ids=ids_to_bytes(suffix), worker="gone", temperature=1.0, request=pack_json(request), **done,
+            **values,
         )  # fmt: skip
 
     async def conversation(self, rollout_id: int, variant: str = "") -> None:

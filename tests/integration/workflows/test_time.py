@@ -11,7 +11,7 @@ from temporalio.client import WorkflowHandle
 
 from activities.sandboxes.base import Sandbox
 from ratchet import temporal_namespace
-from ratchet.store import schema, sessions
+from ratchet.store import schema
 from ratchet.types import EngineState
 from tests.integration.workflows.conftest import Loop
 from tests.integration.workflows.test_ledger import boxes_of
@@ -120,7 +120,7 @@ async def test_a_wait_for_our_engine_and_a_killed_test_run_cost_no_right_patch_i
 
     async def has_waited() -> bool:
         async with loop.database.begin() as connection:
-            waited = select(sessions.dated_wait_seconds()).where(schema.SessionTable.rollout_id == rollout_id)
+            waited = select(schema.SessionTable.engine_wait_seconds).where(schema.SessionTable.rollout_id == rollout_id)
             return bool((await connection.execute(waited)).scalar_one() > 30)
 
     rollout_id = (await loop.rollout(handle)).id

@@ -6,7 +6,7 @@ from training.task_selection import TaskRate, choose_tasks, mix_datasets
 
 
 def rate(position: int, last: int | None, mean: float | None) -> TaskRate:
-    return TaskRate(position, f"task {position}", position, last, mean)
+    return TaskRate(position, f"task {position}", position, last, mean, 0)
 
 
 def chosen(rates: list[TaskRate], count: int, bounds: tuple[float, float] = (0.1, 0.9)) -> list[int]:

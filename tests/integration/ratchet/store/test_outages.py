@@ -34,7 +34,7 @@ async def rollout(database: Database, run_id: str) -> tuple[int, str]:
     async with database.begin() as connection:
         await make_group(connection, run_id, 0, [0.0, 1.0])
         await connection.execute(update(RolloutTable).values(outcome=None, reward=None))
-        await connection.execute(update(SessionTable).values(engine_wait_seconds=0, state="closed"))
+        await connection.execute(update(SessionTable).values(state="closed"))
         found = (await connection.execute(select(RolloutTable.id, RolloutTable.workflow_id).limit(1))).one()
     return found.id, found.workflow_id
 
@@ -115,9 +115,9 @@ async def test_an_outages_end_moves_on_and_never_back(database: Database, rollou
 async def test_what_agents_wait_for_is_left_out(database: Database, rollout: tuple[int, str]) -> None:
     """Waits for an engine of every session; time without an adapter of the open one, by the adapters' heartbeats."""
     await box(database, rollout, 10, None)
+    await waited(database, rollout, 9, 7)
     mine = update(SessionTable).where(SessionTable.rollout_id == rollout[0])
     async with database.begin() as connection:
-        await connection.execute(mine.values(engine_wait_seconds=2 * HOUR))
         here = {"adapter_away_seconds": 3 * HOUR, "adapter_seen_at": func.now() + timedelta(hours=1)}
         await connection.execute(insert(InstallationTable).values(here))
     assert await hours(database, rollout) == 8

@@ -66,9 +66,9 @@ INSERT INTO session (rollout_id, attempt, temperature, model, limits)
   SELECT id, 1, 1, 'policy', '{{}}' FROM rollout WHERE run_id = :run;
 INSERT INTO session_token (session_id, token_hash) SELECT id, decode(md5(id::text), 'hex') FROM session;
 INSERT INTO turn (session_id, rollout_id, attempt, digest, ordinal, state, dialect, prompt_tokens, suffix_ids,
-    temperature, request, delivered)
+    temperature, request, delivered, worker)
   SELECT id, rollout_id, 1, decode(md5(id || '.' || o), 'hex'), o, 'completed', 'chat', 8, '', 1,
-    decode('{_EMPTY}', 'hex'), true
+    decode('{_EMPTY}', 'hex'), true, 'gone'
   FROM session, generate_series(0, {TURNS} - 1) o;
 INSERT INTO chain (rollout_id, no, leaf_turn_id, num_tokens, num_trained) SELECT rollout_id, 0, max(id), 8, 8 FROM turn
   GROUP BY rollout_id;

@@ -105,6 +105,7 @@ async def write(database: Database, run_id: str, times: RunTimes) -> None:
         TurnTable: [
             {"session_id": one.rollout_id, "rollout_id": one.rollout_id, "attempt": 1, "digest": b"d", "dialect": "c"}
             | {"prompt_tokens": 1, "suffix_ids": b"", "temperature": 1.0, "request": b"", "state": "completed"}
+            | {"worker": "gone"}
             | {"num_sampled": one.num_sampled, "engine_wait_seconds": one.wait_seconds}
             | {"created_at": at(MADE), "completed_at": at(MADE + one.call_seconds)}
             for one in times.rollouts

@@ -127,7 +127,7 @@ async def test_a_search_finds_the_tasks_of_the_run_by_label(
     client: httpx.AsyncClient, database: Database, filled: FilledRun
 ) -> None:
     async with database.begin() as connection:
-        visited = {"run_id": filled.run_id, "purpose": "train", "position": 0, "task_id": filled.task}
+        visited = {"run_id": filled.run_id, "purpose": "train", "position": 0, "task_id": filled.task, "dataset_no": 0}
         await connection.execute(insert(RunTaskTable).values(visited))
     html = (await client.get(f"/search?q=Shop-0&run={filled.run_id}")).text
     assert f'<a href="/tasks/{filled.task}">shop-0</a>' in html
