@@ -29,4 +29,3 @@ def attacks() -> str:
         [str(number), one.name, ", ".join(one.graders), _answer(one)] for number, one in enumerate(ATTACKS, start=1)
     ]
     return _markdown(["", "attack", "graders", "what it gets"], rows)
-
