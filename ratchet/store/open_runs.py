@@ -22,7 +22,6 @@ from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.config import RunConfig
-from ratchet.config_engines import DEFAULT_SET
 from ratchet.errors import ConfigError
 from ratchet.lora_slots import FIRST_SLOT, served_rank
 from ratchet.store.runs import ADHOC
@@ -57,9 +56,8 @@ class OpenSet(NamedTuple):
 
 async def open_sets(connection: AsyncConnection) -> list[OpenSet]:
     """Return the sets with an open run, once per run, the one whose run was created first at the front."""
-    # Of the config: `ratchet up` asks before the migration that adds the column.
-    engine_set = func.coalesce(RunTable.config["engine_set"].astext, DEFAULT_SET)
-    statement = select(engine_set, RunTable.run_id, RunTable.state, RunTable.config).where(_OPEN, _TAKES_A_SET)
+    columns = (RunTable.engine_set, RunTable.run_id, RunTable.state, RunTable.config)
+    statement = select(*columns).where(_OPEN, _TAKES_A_SET)
     return [OpenSet(*row) for row in await connection.execute(statement.order_by(RunTable.created_at))]
 
 

@@ -7,14 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sqlalchemy import update
 
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError
 from ratchet.store import open_runs, run_pause, runs
 from ratchet.store.database import Database
 from ratchet.store.runs import NewRun
-from ratchet.store.schema import RunTable
 from ratchet.types import JsonObject, RunState
 
 
@@ -107,16 +105,6 @@ async def test_a_set_without_engines_pauses_its_own_run_only(database: Database)
         await run_pause.pause_all_runs(connection, "engine-b is given up", only_with_rollouts=True, engine_set="b")
         found = {one.run_id: one.state for one in await open_runs.open_sets(connection)}
     assert found == {"of-default": "running", "of-b": "paused"}
-
-
-async def test_a_run_of_an_earlier_version_has_the_default_set(database: Database) -> None:
-    async with database.begin() as connection:
-        await runs.create_run(connection, new_run("old", "default"))
-        config = new_run("old", "default").config
-        del config["engine_set"]
-        await connection.execute(update(RunTable).values(config=config))
-        (found,) = await open_runs.open_sets(connection)
-    assert (found.engine_set, found.run_id, found.needs_engines) == ("default", "old", True)
 
 
 LORA = {"rank": 4}
