@@ -5,7 +5,7 @@ The states and their transitions are listed at `ratchet.types.SandboxState`.
 """
 
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import exists, func, insert, select, text, update
@@ -218,9 +218,7 @@ async def spend_sandbox(connection: AsyncConnection, sandbox_id: int, owner: Box
 async def sandboxes_of_user(connection: AsyncConnection, workflow_id: str, user: str) -> list[LedgerRow]:
     """Mark the boxes of this user of this workflow for release, and return them."""
     mine = (SandboxTable.workflow_id == workflow_id, SandboxTable.used_by == user, SandboxTable.state.in_(_HELD))
-    await connection.execute(
-        update(SandboxTable).where(*mine).values(state=SandboxState.RELEASE_WANTED, release_reason="tried again")
-    )
+    await connection.execute(update(SandboxTable).where(*mine).values(_given_up("tried again")))
     return [LedgerRow(*row) for row in await connection.execute(select(*_COLUMNS).where(*mine))]
 
 
@@ -243,7 +241,7 @@ async def want_sandbox_release(connection: AsyncConnection, sandbox_id: int, rea
     statement = update(SandboxTable).where(
         SandboxTable.id == sandbox_id, SandboxTable.state.in_([SandboxState.CREATING, SandboxState.LIVE])
     )
-    await connection.execute(statement.values(state=SandboxState.RELEASE_WANTED, release_reason=reason))
+    await connection.execute(statement.values(_given_up(reason)))
 
 
 async def want_release_of_rollout(connection: AsyncConnection, rollout_id: int, reason: str) -> list[LedgerRow]:
@@ -251,18 +249,26 @@ async def want_release_of_rollout(connection: AsyncConnection, rollout_id: int, 
     marking = update(SandboxTable).where(
         SandboxTable.rollout_id == rollout_id, SandboxTable.state.in_([SandboxState.CREATING, SandboxState.LIVE])
     )
-    await connection.execute(marking.values(state=SandboxState.RELEASE_WANTED, release_reason=reason))
+    await connection.execute(marking.values(_given_up(reason)))
     statement = select(*_COLUMNS).where(
         SandboxTable.rollout_id == rollout_id, SandboxTable.state == SandboxState.RELEASE_WANTED
     )
     return [LedgerRow(*row) for row in await connection.execute(statement)]
 
 
+def _given_up(reason: str) -> dict[str, Any]:
+    """Return the columns of a box that its rollout does not use from now on. Until it is killed it costs the rollout
+    no time."""
+    since = func.coalesce(SandboxTable.released_at, func.now())
+    return {"state": SandboxState.RELEASE_WANTED, "release_reason": reason, "released_at": since}
+
+
 async def mark_released(connection: AsyncConnection, sandbox_id: int, left_to: str = "") -> None:
     """Record that the box is killed, or is not this installation's: `left_to` says whose it is."""
     statement = update(SandboxTable).where(SandboxTable.id == sandbox_id, SandboxTable.state != SandboxState.RELEASED)
     reason = {"release_reason": left_to} if left_to else {}
-    await connection.execute(statement.values(state=SandboxState.RELEASED, released_at=func.now(), **reason))
+    since = func.coalesce(SandboxTable.released_at, func.now())
+    await connection.execute(statement.values(state=SandboxState.RELEASED, released_at=since, **reason))
 
 
 async def box_mark(connection: AsyncConnection, sandbox_id: int) -> UUID:

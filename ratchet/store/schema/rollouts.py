@@ -226,6 +226,7 @@ class SandboxTable(Base):
 
     `used_by`: the try that used the box. `rollout_id` NULL: a box of an admission. `boot_error`: why the newest try to
     create the box failed, empty if the service had no room; NULL during the first try and when the box is live.
+    `released_at`: when its rollout ceased to use it, also if it could not be killed at once.
     """
 
     __tablename__ = "sandbox"

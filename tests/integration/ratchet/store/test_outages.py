@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 import pytest
 from sqlalchemy import func, insert, select, text, update
 
-from ratchet.store import adapters, outages, sessions
+from ratchet.store import adapters, outages, sandboxes, sessions
 from ratchet.store.box_failures import ENDED_BY_HOST
 from ratchet.store.database import Database
 from ratchet.store.outages import Outage
@@ -83,6 +83,20 @@ async def test_boxes_count_while_they_live_and_at_once_only_once(database: Datab
     await box(database, rollout, 1, None)
     await box(database, rollout, 99, 1, workflow_id="regrade/other")
     assert await hours(database, rollout) == 1 + 3 + 1
+
+
+async def test_a_box_that_cannot_be_killed_yet_costs_no_time(database: Database, rollout: tuple[int, str]) -> None:
+    await box(database, rollout, 5, None)
+    await box(database, rollout, 4, None)
+    async with database.begin() as connection:
+        wanted = await sandboxes.want_release_of_rollout(connection, rollout[0], "the rollout ended")
+        an_hour_ago = {"released_at": SandboxTable.released_at - timedelta(hours=1)}
+        await connection.execute(update(SandboxTable).values(an_hour_ago))
+    assert len(wanted) == 2
+    assert await hours(database, rollout) == 4
+    async with database.begin() as connection:
+        await sandboxes.mark_released(connection, wanted[0].id)
+    assert await hours(database, rollout) == 4
 
 
 async def test_outages_are_left_out_however_they_overlap(database: Database, rollout: tuple[int, str]) -> None:
