@@ -19,8 +19,7 @@ def config_digest(config: RunConfig) -> str:
     Defaults are left out, so that a new key does not make a run's config another one in the middle of the run. So is
     the placement on machines and GPUs: a run goes on with other engines.
     """
-    placement = {"engines": True, "training": {"gpus"}}
-    values = config.model_dump(mode="json", exclude_defaults=True, exclude=placement)
+    values = config.model_dump(mode="json", exclude_defaults=True, exclude={"engines": True, "training": {"gpus"}})
     if not values.get("training", True):
         del values["training"]
     return hashlib.sha256(orjson.dumps(values, option=orjson.OPT_SORT_KEYS)).hexdigest()

@@ -168,13 +168,14 @@ async def list_run_summaries(
         .where(MetricTable.run_id == run.c.run_id, MetricTable.name == "reward_mean", MetricTable.step == run.c.step)
         .scalar_subquery()
     )
+    num_steps: ColumnElement[int] = func.coalesce(run.c.config["training"]["steps"].as_integer(), 0)
     statement = select(
         run.c.run_id,
         run.c.config_name,
         run.c.state,
         run.c.state_reason,
         run.c.step,
-        func.coalesce(run.c.config["training"]["steps"].as_integer(), 0),
+        num_steps,
         run.c.next_group_no,
         counts.c.open,
         reward,
