@@ -66,14 +66,8 @@ class AdhocRolloutActivities:
                 policy_version=input.policy_version,
             )
             rollout_id = await rollouts.create_adhoc_rollout(connection, new)
-        stages = self.settings.all_stages(config.limits.workspace_seconds, config.limits.eval_seconds)
-        return RolloutRow(
-            rollout_id=rollout_id,
-            stages=stages,
-            run_id=run_id,
-            task=task.label or str(task.row_no),
-            harness=config.harness.name,
-        )
+        label = task.label or str(task.row_no)
+        return RolloutRow(rollout_id=rollout_id, run_id=run_id, task=label, harness=config.harness.name)
 
 
 def _config_of(input: RolloutInput) -> RunConfig:

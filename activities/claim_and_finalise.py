@@ -55,15 +55,10 @@ class RolloutRecordActivities:
         limits = config.limits
         return Claim(
             rollout_id=input.rollout_id,
-            run_id=claimed.run_id,
-            group_id=claimed.group_id,
-            task_id=claimed.task_id,
             outcome=Outcome(claimed.outcome) if claimed.outcome else None,
             reward=claimed.reward,
             attempt=claimed.attempt,
             patch_id=claimed.patch_id,
-            agent_budget_seconds=limits.agent_seconds,
-            eval_budget_seconds=limits.eval_seconds,
             box_tries=self.settings.rollout.box_tries,
             grade_tries=self.settings.rollout.grade_tries,
             stages=self.settings.all_stages(limits.workspace_seconds, limits.eval_seconds),

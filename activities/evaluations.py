@@ -33,7 +33,6 @@ class EvaluationActivities:
         """Make a group per held-out task at the first call, and return members that have no reward yet."""
         config = await self.configs.of_run(input.run_id)
         plan = input.evaluation
-        page = None if input.after is None else MEMBERS_PER_EXECUTION
         async with self.database.begin() as connection:
             version = await runs.newest_version(connection, input.run_id, plan.step)
             assert version is not None, "an evaluation starts after its version is published"
@@ -41,11 +40,11 @@ class EvaluationActivities:
             if await evaluations.begin_evaluation(connection, new):
                 await _make_groups(connection, input.run_id, plan, config)
             members = await evaluations.open_evaluation_members(
-                connection, input.run_id, plan.label, input.after or 0, limit=None if page is None else page + 1
+                connection, input.run_id, plan.label, input.after, limit=MEMBERS_PER_EXECUTION + 1
             )
         return EvaluateMembers(
-            members=members[:page],
-            more=page is not None and len(members) > page,
+            members=members[:MEMBERS_PER_EXECUTION],
+            more=len(members) > MEMBERS_PER_EXECUTION,
             harness=config.harness.name,
             window=max(1, round(input.share * config.sandbox.max_open_rollouts)),
             stages=self.settings.all_stages(config.limits.workspace_seconds, config.limits.eval_seconds),

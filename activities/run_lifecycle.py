@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio.client import Client
 
 from activities.adapter_reachability import PATIENCE_SECONDS, AdapterReachability
-from activities.evaluations import evaluations_of_step, planned_evaluations
+from activities.evaluations import evaluations_of_step
 from activities.run_configs import RunConfigs
 from activities.run_creation import create_run_from_config
 from activities.run_situation import describe_situation
@@ -104,8 +104,6 @@ class RunActivities:
         training = config.training
         return RunPlan(
             run_id=run_id,
-            num_steps=training.steps,
-            evaluations=planned_evaluations(config),
             stages=self.settings.all_stages(config.limits.workspace_seconds, config.limits.eval_seconds),
             poll_seconds=self.settings.train_run.poll,
             steps_per_execution=self.settings.train_run.steps_per_execution,
@@ -296,7 +294,7 @@ class RunActivities:
     async def steer_target(self, input: SteerTargetInput) -> SteerRunResult:
         """Cancel or retry one group or rollout of the run. Raises ConfigError with the reason of a refusal."""
         run_id = await run_of(self.database, input.what)
-        if input.run_id and run_id != input.run_id:
+        if run_id != input.run_id:
             raise ConfigError(f"{input.what} belongs to run {run_id}, not to run {input.run_id}; ask run/{run_id}")
         answer = await apply_to_target(
             self.database, self.client, input.action, input.what, input.request_id, input.by, input.reason
@@ -365,7 +363,7 @@ async def next_tasks(
         return await runs.run_tasks_at(connection, run_id, Purpose.TRAIN, positions)
     rows = await tasks.recent_solve_rates(connection, run_id, published - training.solve_rate_steps + 1)
     rates = [TaskRate(*row) for row in rows if row.task_id not in left_out]
-    if is_mixed and all(one.dataset_no is not None for one in rates):  # else a run of an earlier version
+    if is_mixed:
         newest = await tasks.datasets_of_newest_groups(connection, run_id, _MIX_STEPS * training.groups_per_step)
         chosen = mix_datasets(rates, training.solve_rates, count, weights, newest)
     else:

@@ -6,13 +6,13 @@ from ratchet.payloads import EvaluationPlan, Payload, StageOptions
 class EvaluateInput(Payload):
     """Argument of the Evaluate workflow; the policy version must not change before it ends.
 
-    `after`: the rollouts up to this id have had their turn. Workflows of versions that get all rollouts at once, and
-    end after them, send None. `share`: of the run's open rollouts, if several evaluations run side by side.
+    `after`: the rollouts up to this id have had their turn. `share`: of the run's open rollouts, if several evaluations
+    run side by side.
     """
 
     run_id: str
     evaluation: EvaluationPlan
-    after: int | None = None
+    after: int = 0
     share: float = 1.0
 
 

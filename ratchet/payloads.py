@@ -88,15 +88,10 @@ class Claim(Payload):
     remains."""
 
     rollout_id: int
-    run_id: str
-    group_id: int | None
-    task_id: int
     outcome: Outcome | None = None
     reward: float | None = None
     attempt: int
     patch_id: int | None = None
-    agent_budget_seconds: float
-    eval_budget_seconds: float
     box_tries: int
     grade_tries: int
     stages: dict[str, StageOptions]
@@ -106,13 +101,12 @@ class Claim(Payload):
 class RolloutRow(Payload):
     """The row that `prepare_rollout` created for a rollout that was started by dataset and task.
 
-    `run_id`, `task` (its label) and `harness` become search attributes; empty in answers of earlier versions."""
+    `run_id`, `task` (its label) and `harness` become search attributes."""
 
     rollout_id: int
-    stages: dict[str, StageOptions]
-    run_id: str = ""
-    task: str = ""
-    harness: str = ""
+    run_id: str
+    task: str
+    harness: str
 
 
 class StageInput(Payload):
@@ -172,7 +166,7 @@ class DiffResult(StageResult):
 class GradeResult(StageResult):
     """The stored verdict. `num_control_runs`: how many control runs, each in another box, have to confirm it.
 
-    `reason`: why, for people who look at the workflow; empty from workers of earlier versions.
+    `reason`: why, for people who look at the workflow.
     """
 
     grade_id: int
@@ -281,8 +275,6 @@ class RunPlan(Payload):
     """The numbers that TrainRun needs, resolved once and recorded in the history."""
 
     run_id: str
-    num_steps: int
-    evaluations: list[EvaluationPlan]
     stages: dict[str, StageOptions]
     poll_seconds: float
     steps_per_execution: int
@@ -323,9 +315,8 @@ class RunView(Payload):
 
     `step`: the newest published one. `open_groups` includes the groups that were just made. `plannable`: the next plan
     row can be written, or exists already. `reason`: why the run is paused, or why it starts no new groups.
-    `last_step`: the step after which the run ends, of `num_steps` in its config. `evaluations`: those of its config.
-    These three are None from workers of versions in which they could not change; `RunPlan` has them then.
-    `situation`: what is in flight, for people. `batch_reward_mean`: of the newest step's batch.
+    `last_step`: the step after which the run ends, of `num_steps` in its config. `evaluations`: those of the newest
+    step. `situation`: what is in flight, for people. `batch_reward_mean`: of the newest step's batch.
     """
 
     step: int
@@ -333,11 +324,11 @@ class RunView(Payload):
     plannable: bool
     wish: Wish
     evaluations_ended: list[str]
-    state: RunState = RunState.RUNNING
+    state: RunState
     reason: str = ""
-    last_step: int | None = None
-    num_steps: int | None = None
-    evaluations: list[EvaluationPlan] | None = None
+    last_step: int
+    num_steps: int
+    evaluations: list[EvaluationPlan]
     situation: str = ""
     batch_reward_mean: float | None = None
 
@@ -392,6 +383,6 @@ class EndRunInput(Payload):
 
 
 class RunEnded(StageResult):
-    """Whether the run has ended; False if it was extended or resumed after its end had been decided."""
+    """`ended` False: the run goes on, because it was extended or resumed after its end had been decided."""
 
-    ended: bool = True
+    ended: bool

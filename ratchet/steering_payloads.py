@@ -49,13 +49,13 @@ class SteerRunInput(Payload):
 class SteerTargetInput(Payload):
     """What a person asks of one group or rollout; `what` is its workflow id, or the number of a rollout.
 
-    `run_id`: the run whose workflow was asked, to which it must belong; empty from workers of earlier versions.
+    `run_id`: the run whose workflow was asked, to which it must belong.
     """
 
     action: SteeringAction
     what: str
     request_id: str
-    run_id: str = ""
+    run_id: str
     by: str
     reason: str = ""
 

@@ -1,7 +1,7 @@
 """The words of the system, its states and their transitions.
 
 Every part uses these words and enums, so the database, the workflows, the CLI and the documentation cannot drift
-apart. `docs/glossary.md` is generated from the list below (`word: sentence.`, one per line) and from the enums.
+apart. The glossary (`make docs`) is made from the list below (`word: sentence.`, one per line) and from the enums.
 
 task: one row of a dataset, with an image, a repository, a problem statement and a grader.
 rollout: one try of one agent at one task under one policy; one workflow. Its purpose is `train` or `eval`.
@@ -340,8 +340,6 @@ class Wish(StrEnum):
     """Train all steps."""
     DRAIN = "drain"
     """Start no new groups; end the run when those in flight are trained, or will never be."""
-    PAUSE = "pause"
-    """Start no group, plan no step. Only SQL wrote it, in earlier versions; `ratchet resume` takes it back."""
     STOP = "stop"
     """Cancel the open groups; end the run after the step that is planned, or at once if none is."""
 

@@ -106,8 +106,6 @@ async def run_activity_even_if_cancelled(
     try:
         result: ResultT = await workflow.execute_activity_method(method, argument, **wanted)
     except asyncio.CancelledError:
-        if not workflow.patched("ask-for-dropped-results"):
-            raise
         result = await workflow.execute_activity_method(method, argument, **wanted)
     return result
 

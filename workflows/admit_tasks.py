@@ -60,15 +60,12 @@ class AdmitTasks:
                 trials += [await self._run_trial(trial, page, task.label) for trial in pair]
                 if any(trial.error for trial in trials):
                     break
-        # Before this patch an examination ended with the decision; histories of that time replay without a pool.
-        makes_pool = workflow.patched("broken-oracles")
-        decision = AdmissionInput(task_id=task.task_id, trials=trials, complete=not makes_pool)
+        decision = AdmissionInput(task_id=task.task_id, trials=trials, complete=False)
         admitted = (await run_activity(AdmitActivities.record_admission, decision, page.record)).admitted
-        if makes_pool:
-            async with window:
-                pool = await self._make_pool(input, page, task, trials) if admitted else []
-            complete = AdmissionInput(task_id=task.task_id, trials=[*trials, *pool])
-            await run_activity(AdmitActivities.record_admission, complete, page.record)
+        async with window:
+            pool = await self._make_pool(input, page, task, trials) if admitted else []
+        complete = AdmissionInput(task_id=task.task_id, trials=[*trials, *pool])
+        await run_activity(AdmitActivities.record_admission, complete, page.record)
         return admitted
 
     async def _make_pool(

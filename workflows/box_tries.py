@@ -1,10 +1,22 @@
-"""Count the boxes that a rollout may use, by what the boxes did, and wait for a worker whose machine fails."""
+"""Do the work of a rollout in new boxes until one try succeeds, and count the boxes by how their tries have ended."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from enum import Enum, auto
 
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError, TimeoutError, TimeoutType
 
-from ratchet.errors import SuspectPatchError, TemporalUnavailableError, WorkerHostError
-from workflows.activity_options import stop_if_cancelled
+with workflow.unsafe.imports_passed_through():
+    from activities.boot import BootActivities
+    from ratchet.errors import SuspectPatchError, TemporalUnavailableError, WorkerHostError
+    from ratchet.payloads import StageInput, StageOptions
+    from workflows.activity_options import (
+        GUARD_SPENT,
+        ResultT,
+        failure_cause,
+        run_activity_even_if_cancelled,
+        stop_if_cancelled,
+    )
 
 _OF_THE_HOST = {WorkerHostError.__name__, TemporalUnavailableError.__name__}
 _WAITS_PER_LENGTH, _MOST_LENGTHS = 10, 20
@@ -13,69 +25,122 @@ _MOST_LOST = 10
 """Bounds the history, and the boxes of work that ends its worker each time."""
 
 
+class NoBoxLeftError(Exception):
+    """The work gets no further box; the message says how its newest try has ended."""
+
+
+class StarvedAgentError(Exception):
+    """The agent gave no evidence about the policy, which is not its fault; the message is the reason."""
+
+
+class _Ending(Enum):
+    """The way in which a failed try has ended."""
+
+    BOX_FAILED = auto()
+    """One of the tries."""
+    SUSPECTS_PATCH = auto()
+    """The box could not run the tests of the patch. The first time it is not counted, so that other failures do not
+    take the second box away: the patch is to blame if that shows the same."""
+    LOST = auto()
+    """The worker, the store or the sandbox service was away, which says nothing about the box. The work gets a new box
+    all the same, because the lost try may still work in the old one."""
+    HOST_FAILED = auto()
+    """The worker's machine refuses a file, or cannot ask Temporal. It is waited for and never counted: a new box does
+    not help, and the old one is not to blame."""
+
+
 class BoxTries:
-    """`left`: how many boxes may still be used. `used`: how many were, lost tries included.
+    """State: `suspected`, a box could not run the tests of the patch; `num_failed`, the boxes whose try has failed.
 
-    A try that was lost says nothing about its box, so it is not one of them: the worker, the store or the sandbox
-    service was away. It gets a new box all the same, because it may still work in the old one.
-
-    `suspected`: a box could not run the tests of the patch. The patch is to blame if a second box shows the same. Boxes
-    that failed for other reasons are no witnesses.
-
-    `retry_seconds`: the first waits for a worker whose machine refuses a file, or which cannot ask Temporal. Such tries
-    are not counted, however many there are: a new box does not help, and the old one is not to blame.
+    `most`: the number of boxes that may fail. `wait_seconds`: the first waits for a worker whose machine fails.
+    `failure`: a clause that ends the reason of NoBoxLeftError.
     """
 
-    def __init__(self, most: int, retry_seconds: float) -> None:
-        self.left = most
+    def __init__(self, most: int, wait_seconds: float, failure: str) -> None:
         self.suspected = False
-        self.used = 0
+        self.num_failed = 0
+        self._left = most
         self._lost_left = _MOST_LOST
-        self.waits_for_host = False
-        """Whether the last try was ended by its worker's machine: release its boxes, then call `wait_for_host`."""
-        self._retry_seconds = retry_seconds
         self._num_waits = 0
+        self._wait_seconds = wait_seconds
+        self._failure = failure
 
-    def count(self, error: Exception) -> None:
-        """Count a box whose try has ended with this error."""
-        self.used += 1
-        # Executions that began earlier count as they did.
-        self.waits_for_host = _is_of_the_host(error) and workflow.patched("wait-for-host")
-        if self.waits_for_host:
-            return
-        if not self.suspected and _suspects_patch(error):
-            self.suspected = True  # not counted, so that other failures do not take the second box away
-            return
-        if self._lost_left and _is_lost(error) and workflow.patched("lost-tries"):
+    async def run(self, work: Callable[[], Awaitable[ResultT]], release: Callable[[bool], Awaitable[None]]) -> ResultT:
+        """Return the result of `work`, which boots a new box each time that it is called.
+
+        `release` kills the boxes of a failed try; its argument is True if the worker's machine ended the try. Raises
+        NoBoxLeftError if all boxes have failed or the rollout's guard is spent, CancelledError if the workflow is
+        cancelled.
+        """
+        reason = ""
+        while self._left:
+            try:
+                return await work()
+            except StarvedAgentError as error:
+                ending = _Ending.BOX_FAILED
+                reason = str(error)
+            except ActivityError as error:
+                cause = failure_cause(error)
+                if cause.is_cancellation:
+                    raise
+                if cause.kind == GUARD_SPENT:
+                    spent = f"{reason} (no further box: {cause.message})" if reason else cause.message
+                    raise NoBoxLeftError(spent) from None
+                ending = _ending(error)
+                reason = cause.message
+            self._count(ending)
+            await release(ending is _Ending.HOST_FAILED)
+            if ending is _Ending.HOST_FAILED:
+                await self._wait_for_host()
+        raise NoBoxLeftError(f"{reason} ({self._failure})")
+
+    def _count(self, ending: _Ending) -> None:
+        self.num_failed += 1
+        if ending is _Ending.SUSPECTS_PATCH and not self.suspected:
+            self.suspected = True
+        elif ending is _Ending.LOST and self._lost_left:
             self._lost_left -= 1
-        else:
-            self.left -= 1
+        elif ending is not _Ending.HOST_FAILED:
+            self._left -= 1
 
-    async def wait_for_host(self) -> None:
-        """Wait if the last try was ended by its worker's machine. Raises CancelledError if the workflow is."""
-        if not self.waits_for_host:
-            return
+    async def _wait_for_host(self) -> None:
         stop_if_cancelled()
-        self.waits_for_host = False
         length = min(1 + self._num_waits // _WAITS_PER_LENGTH, _MOST_LENGTHS)
         self._num_waits += 1
-        await workflow.sleep(self._retry_seconds * length, summary="the worker's machine cannot go on now")
+        await workflow.sleep(self._wait_seconds * length, summary="the worker's machine cannot go on now")
 
 
-def _suspects_patch(error: Exception) -> bool:
-    inner = error.cause if isinstance(error, ActivityError) else None
-    return isinstance(inner, ApplicationError) and inner.type == SuspectPatchError.__name__
+def _ending(error: ActivityError) -> _Ending:
+    """Classify a failed activity by its error.
+
+    A try is lost if no heartbeat came, its worker was shut down, or it failed with an error that the same activity may
+    not have again (`ratchet.errors`).
+    """
+    inner = error.cause
+    if isinstance(inner, TimeoutError) and inner.type is TimeoutType.HEARTBEAT:
+        return _Ending.LOST
+    if not isinstance(inner, ApplicationError):
+        return _Ending.BOX_FAILED
+    if inner.type in _OF_THE_HOST:
+        return _Ending.HOST_FAILED
+    if inner.type == SuspectPatchError.__name__:
+        return _Ending.SUSPECTS_PATCH
+    return _Ending.BOX_FAILED if inner.non_retryable else _Ending.LOST
 
 
-def _is_of_the_host(error: Exception) -> bool:
-    inner = error.cause if isinstance(error, ActivityError) else None
-    return isinstance(inner, ApplicationError) and inner.type in _OF_THE_HOST
+async def release_boxes(
+    rollout_id: int, attempt: int, stages: Mapping[str, StageOptions], by_host: bool = False
+) -> None:
+    """Kill the boxes that a rollout still holds; `diff` and `grade` kill their own if they succeed.
 
-
-def _is_lost(error: Exception) -> bool:
-    """Return whether a try has ended without its box being the cause: no heartbeat came, its worker was shut down, or
-    it failed with an error that the same activity may not have again (`ratchet.errors`)."""
-    inner = error.cause if isinstance(error, ActivityError) else None
-    if isinstance(inner, TimeoutError):
-        return inner.type is TimeoutType.HEARTBEAT
-    return isinstance(inner, ApplicationError) and not inner.non_retryable
+    `by_host`: the worker's machine ended the try, so the time with its boxes does not count against the guard. If the
+    activity fails, the sweep kills the boxes: those that are not needed any more decide nothing about the outcome.
+    """
+    boxes = StageInput(rollout_id=rollout_id, attempt=attempt, ended_by_host=by_host)
+    what = f"boxes of attempt {attempt}"
+    try:
+        await run_activity_even_if_cancelled(BootActivities.release, boxes, stages["release"], what)
+    except ActivityError as error:
+        if failure_cause(error).is_cancellation:
+            raise
+        workflow.logger.warning("boxes not released: %s", failure_cause(error).message)

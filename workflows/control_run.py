@@ -1,7 +1,8 @@
 """Have a solved grade confirmed by a control run, for the workflows that grade."""
 
+from functools import partial
+
 from temporalio import workflow
-from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from collections.abc import Mapping
@@ -9,17 +10,8 @@ with workflow.unsafe.imports_passed_through():
     from activities.boot import BootActivities
     from activities.grade import GradeActivities
     from ratchet.payloads import GradeResult, StageInput, StageOptions
-    from workflows.activity_options import (
-        failure_cause,
-        grading_boot,
-        run_activity,
-        run_activity_even_if_cancelled,
-    )
-    from workflows.box_tries import BoxTries
-
-
-class NoControlError(Exception):
-    """No control run gave evidence; the message is the last reason."""
+    from workflows.activity_options import grading_boot, run_activity, run_activity_even_if_cancelled
+    from workflows.box_tries import BoxTries, release_boxes
 
 
 async def confirm_grade(
@@ -29,7 +21,7 @@ async def confirm_grade(
 
     `graded`: the argument of its grade stage.
 
-    An unconfirmed grade is no verdict: after `tries` boxes without evidence this raises NoControlError.
+    An unconfirmed grade is no verdict: after `tries` boxes without evidence this raises NoBoxLeftError.
     """
     confirmed = grade
     used_seconds = 0.0
@@ -43,20 +35,12 @@ async def confirm_grade(
 
 
 async def _control_run(wanted: StageInput, stages: Mapping[str, StageOptions], most_tries: int) -> GradeResult:
-    reason = ""
-    tries = BoxTries(most_tries, stages["grade"].retry_max_seconds)
-    while tries.left:
-        try:
-            box = await run_activity(BootActivities.boot, wanted, grading_boot(stages), summary="control box")
-            work = wanted.model_copy(update={"sandbox_id": box.sandbox_id, "suspected": tries.suspected})
-            return await run_activity_even_if_cancelled(GradeActivities.control_run, work, stages["grade"])
-        except ActivityError as error:
-            cause = failure_cause(error)
-            if cause.is_cancellation:
-                raise
-            tries.count(error)
-            reason = cause.message
-            boxes = StageInput(rollout_id=wanted.rollout_id, attempt=wanted.attempt, ended_by_host=tries.waits_for_host)
-            await run_activity_even_if_cancelled(BootActivities.release, boxes, stages["release"])
-            await tries.wait_for_host()
-    raise NoControlError(reason)
+    failure = f"no control run of {most_tries} gave evidence"
+    tries = BoxTries(most_tries, stages["grade"].retry_max_seconds, failure)
+
+    async def run_tests() -> GradeResult:
+        box = await run_activity(BootActivities.boot, wanted, grading_boot(stages), summary="control box")
+        work = wanted.model_copy(update={"sandbox_id": box.sandbox_id, "suspected": tries.suspected})
+        return await run_activity_even_if_cancelled(GradeActivities.control_run, work, stages["grade"])
+
+    return await tries.run(run_tests, partial(release_boxes, wanted.rollout_id, wanted.attempt, stages))

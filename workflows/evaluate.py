@@ -32,8 +32,7 @@ class Evaluate:
 
     @workflow.run
     async def run(self, input: EvaluateInput) -> EvaluateResult:
-        self.after = input.after or 0
-        input = input.model_copy(update={"after": self.after})
+        self.after = input.after
         plan = await run_activity(EvaluationActivities.begin_evaluation, input, FIRST_STAGE)
         window = asyncio.Semaphore(plan.window)
         await asyncio.gather(*(self._run_member(input, plan, member, window) for member in plan.members))
@@ -45,7 +44,7 @@ class Evaluate:
         self, input: EvaluateInput, plan: EvaluateMembers, member: StartedMember, window: asyncio.Semaphore
     ) -> None:
         async with window:
-            if workflow.info().is_continue_as_new_suggested() and workflow.patched("evaluate-in-parts"):
+            if workflow.info().is_continue_as_new_suggested():
                 self.num_left += 1
                 return
             self.after = member.rollout_id  # members begin in order, because the semaphore is fair

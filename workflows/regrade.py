@@ -7,7 +7,6 @@ import asyncio
 
 from pydantic import ValidationError
 from temporalio import workflow
-from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from activities.boot import BootActivities
@@ -23,15 +22,9 @@ with workflow.unsafe.imports_passed_through():
     )
     from ratchet.payloads import StageInput
     from ratchet.types import SandboxRole
-    from workflows.activity_options import (
-        FIRST_STAGE,
-        failure_cause,
-        grading_boot,
-        run_activity,
-        run_activity_even_if_cancelled,
-    )
-    from workflows.box_tries import BoxTries
-    from workflows.control_run import NoControlError, confirm_grade
+    from workflows.activity_options import FIRST_STAGE, grading_boot, run_activity, run_activity_even_if_cancelled
+    from workflows.box_tries import BoxTries, NoBoxLeftError, release_boxes
+    from workflows.control_run import confirm_grade
 
 _NO_COUNTS = {"rollouts": 0, "changed": 0, "flaky": 0, "adopted": 0, "without_verdict": 0}
 
@@ -64,8 +57,7 @@ class Regrade:
         """Grade one patch `repeats` times, kill its boxes and settle the verdicts."""
         async with window:
             given = [await self._grade(input, page, patch, repeat) for repeat in range(input.repeats)]
-            work = StageInput(rollout_id=patch.rollout_id, attempt=patch.attempt)
-            await run_activity_even_if_cancelled(BootActivities.release, work, page.stages["release"])
+            await release_boxes(patch.rollout_id, patch.attempt, page.stages)
         settled = RegradedInput(
             rollout_id=patch.rollout_id,
             patch_id=patch.patch_id,
@@ -84,25 +76,23 @@ class Regrade:
             grader=input.grader,
             repeat=repeat,
         )
-        tries = BoxTries(page.grade_tries, page.stages["grade"].retry_max_seconds)
-        while tries.left:
-            try:
-                box = await run_activity(BootActivities.boot, wanted, grading_boot(page.stages))
-                work = wanted.model_copy(update={"sandbox_id": box.sandbox_id, "suspected": tries.suspected})
-                grade = await run_activity_even_if_cancelled(GradeActivities.grade, work, page.stages["grade"])
-                if grade.num_control_runs:
-                    grade = await confirm_grade(grade, work, page.stages, page.grade_tries)
-                return grade.grade_id
-            except ActivityError as error:
-                if failure_cause(error).is_cancellation:
-                    raise
-                tries.count(error)
-                if tries.waits_for_host:
-                    if workflow.info().is_continue_as_new_suggested():
-                        return None  # the page's other patches wait, too: its history would become too long
-                    boxes = StageInput(rollout_id=patch.rollout_id, attempt=patch.attempt)
-                    await run_activity_even_if_cancelled(BootActivities.release, boxes, page.stages["release"])
-                    await tries.wait_for_host()
-            except NoControlError:
-                return None
-        return None
+        tries = BoxTries(page.grade_tries, page.stages["grade"].retry_max_seconds, "no grading box gave a verdict")
+
+        async def grade() -> int:
+            box = await run_activity(BootActivities.boot, wanted, grading_boot(page.stages))
+            work = wanted.model_copy(update={"sandbox_id": box.sandbox_id, "suspected": tries.suspected})
+            given = await run_activity_even_if_cancelled(GradeActivities.grade, work, page.stages["grade"])
+            if given.num_control_runs:
+                given = await confirm_grade(given, work, page.stages, page.grade_tries)
+            return given.grade_id
+
+        async def release(by_host: bool) -> None:
+            if by_host and workflow.info().is_continue_as_new_suggested():
+                # The page's other patches wait, too: its history would become too long.
+                raise NoBoxLeftError("the worker's machine fails")
+            await release_boxes(patch.rollout_id, patch.attempt, page.stages, by_host)
+
+        try:
+            return await tries.run(grade, release)
+        except NoBoxLeftError:
+            return None

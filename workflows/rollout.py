@@ -8,10 +8,11 @@ graded at least once, and a patch that is suspected gets its second box in any c
 """
 
 import asyncio
+from functools import partial
 
 from pydantic import ValidationError
 from temporalio import workflow
-from temporalio.exceptions import ActivityError, is_cancelled_exception
+from temporalio.exceptions import is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
     from activities.adhoc_rollouts import AdhocRolloutActivities
@@ -36,21 +37,19 @@ with workflow.unsafe.imports_passed_through():
     from ratchet.types import AgentExit, SandboxRole
     from workflows.activity_options import (
         FIRST_STAGE,
-        GUARD_SPENT,
         HARNESS,
         OUTCOME,
         REWARD,
         RUN,
         TASK,
-        failure_cause,
         grading_boot,
         run_activity,
         run_activity_even_if_cancelled,
         shielded,
         stop_if_cancelled,
     )
-    from workflows.box_tries import BoxTries
-    from workflows.control_run import NoControlError, confirm_grade
+    from workflows.box_tries import BoxTries, NoBoxLeftError, StarvedAgentError, release_boxes
+    from workflows.control_run import confirm_grade
 
 
 class NoVerdictError(Exception):
@@ -61,17 +60,13 @@ class NoVerdictError(Exception):
         self.failure = failure
 
 
-class StarvedAgentError(Exception):
-    """The agent gave no evidence about the policy, which is not its fault; the message is the reason."""
-
-
 _WORKS_ON = {
     "workspace": "the task's pre_commands run in the agent's box; the heartbeat of the pending activity names the one",
     "agent": "the agent works on the task; the heartbeat of the pending activity has its model calls and its budget",
     "diff": "the agent's changes are read",
     "wait_for_worker": "the worker's machine refused a file or had no network; the stage is tried again in a new box",
     "grade": "the tests run on the patch, in a box of their own; the heartbeat of the pending activity names them",
-    "control_run": "the tests run again, also such as a right patch must fail",
+    "control_run": "the tests run again, including variants that a correct patch must fail",
 }
 """Stage → what is done in it, for people who look at the workflow."""
 
@@ -151,35 +146,25 @@ class Rollout:
     async def _claim(self, input: RolloutInput) -> Claim:
         if input.rollout_id is None:
             row = await run_activity_even_if_cancelled(AdhocRolloutActivities.prepare_rollout, input, FIRST_STAGE)
-            if row.run_id and workflow.patched("adhoc-search-attributes"):  # a member of a group gets them at its start
-                workflow.upsert_search_attributes(
-                    [RUN.value_set(row.run_id), TASK.value_set(row.task), HARNESS.value_set(row.harness)]
-                )
+            workflow.upsert_search_attributes(  # a member of a group gets them at its start
+                [RUN.value_set(row.run_id), TASK.value_set(row.task), HARNESS.value_set(row.harness)]
+            )
             input = RolloutInput(rollout_id=row.rollout_id)
         return await run_activity_even_if_cancelled(RolloutRecordActivities.claim, input, FIRST_STAGE)
 
     async def _make_patch(self, claim: Claim) -> int:
         """Make attempts, each in a new box, until one has a patch; return the patch's id."""
-        reason = ""
-        tries = BoxTries(claim.box_tries, claim.stages["workspace"].retry_max_seconds)
-        while tries.left:
-            self.attempt += tries.used > 0  # so that it counts attempts that were begun
-            try:
-                return await self._run_attempt(claim)
-            except StarvedAgentError as error:
-                tries.count(error)
-                reason = str(error)
-            except ActivityError as error:
-                cause = failure_cause(error)
-                if cause.is_cancellation:
-                    raise
-                tries.count(error)
-                if cause.kind == GUARD_SPENT and workflow.patched("guard-spent"):
-                    raise NoVerdictError("infra_failed", _after(reason, cause.message)) from None
-                reason = cause.message
-            await self._release(claim, tries)
-            await self._wait_for_host(tries)
-        raise NoVerdictError("infra_failed", f"{reason} (no attempt of {claim.box_tries} gave a patch)")
+        failure = f"no attempt of {claim.box_tries} gave a patch"
+        tries = BoxTries(claim.box_tries, claim.stages["workspace"].retry_max_seconds, failure)
+
+        async def attempt() -> int:
+            self.attempt += tries.num_failed > 0  # so that it counts attempts that were begun
+            return await self._run_attempt(claim)
+
+        try:
+            return await tries.run(attempt, partial(self._release, claim))
+        except NoBoxLeftError as error:
+            raise NoVerdictError("infra_failed", str(error)) from None
 
     async def _run_attempt(self, claim: Claim) -> int:
         """Run one agent box from boot to patch and return the patch's id. Raises StarvedAgentError."""
@@ -207,50 +192,38 @@ class Rollout:
         return taken.patch_id
 
     async def _grade_patch(self, claim: Claim, patch_id: int) -> None:
-        """Grade in new boxes until one gives a verdict; a grader's fault never repeats the agent's work.
+        """Grade in new boxes until one gives a verdict; a grader's fault never repeats the agent's work."""
+        failure = f"no grading box of {claim.grade_tries} gave a verdict"
+        tries = BoxTries(claim.grade_tries, claim.stages["grade"].retry_max_seconds, failure)
 
-        A solved verdict that needs control runs counts only after them.
-        """
-        reason = ""
-        tries = BoxTries(claim.grade_tries, claim.stages["grade"].retry_max_seconds)
-        while tries.left:
-            try:
-                box = await self._boot(claim, SandboxRole.GRADE, tries.suspected)
-                work = StageInput(
-                    rollout_id=claim.rollout_id,
-                    attempt=self.attempt,
-                    sandbox_id=box.sandbox_id,
-                    patch_id=patch_id,
-                    role=SandboxRole.GRADE,
-                    suspected=tries.suspected,
-                )
-                self._show("grade")
-                where = f"patch of {self.status.patch or 'an earlier attempt'}, box {box.provider_id}"
-                grade = await run_activity_even_if_cancelled(GradeActivities.grade, work, claim.stages["grade"], where)
-                self._count_seconds("grade", grade)
-                self._show("control_run" if grade.num_control_runs else "", verdict=_verdict(grade))
-                self.grade = await self._confirm(claim, grade, work) if grade.num_control_runs else grade
-                self._show(verdict=_verdict(self.grade))
-                return
-            except ActivityError as error:
-                cause = failure_cause(error)
-                if cause.is_cancellation:
-                    raise
-                tries.count(error)
-                if cause.kind == GUARD_SPENT and workflow.patched("guard-spent"):
-                    raise NoVerdictError("grader_failed", _after(reason, cause.message)) from None
-                reason = cause.message
-                await self._release(claim, tries)
-                await self._wait_for_host(tries)
-        raise NoVerdictError("grader_failed", f"{reason} (no grading box of {claim.grade_tries} gave a verdict)")
+        async def grade() -> GradeResult:
+            return await self._grade_in_new_box(claim, patch_id, tries.suspected)
 
-    async def _confirm(self, claim: Claim, grade: GradeResult, graded: StageInput) -> GradeResult:
         try:
-            confirmed = await confirm_grade(grade, graded, claim.stages, claim.grade_tries)
-        except NoControlError as error:
-            raise NoVerdictError(
-                "grader_failed", f"{error} (no control run of {claim.grade_tries} gave evidence)"
-            ) from None
+            self.grade = await tries.run(grade, partial(self._release, claim))
+        except NoBoxLeftError as error:
+            raise NoVerdictError("grader_failed", str(error)) from None
+        self._show(verdict=_verdict(self.grade))
+
+    async def _grade_in_new_box(self, claim: Claim, patch_id: int, suspected: bool) -> GradeResult:
+        """Return the verdict, which counts only after its control runs if it needs them. Raises NoBoxLeftError."""
+        box = await self._boot(claim, SandboxRole.GRADE, suspected)
+        work = StageInput(
+            rollout_id=claim.rollout_id,
+            attempt=self.attempt,
+            sandbox_id=box.sandbox_id,
+            patch_id=patch_id,
+            role=SandboxRole.GRADE,
+            suspected=suspected,
+        )
+        self._show("grade")
+        where = f"patch of {self.status.patch or 'an earlier attempt'}, box {box.provider_id}"
+        grade = await run_activity_even_if_cancelled(GradeActivities.grade, work, claim.stages["grade"], where)
+        self._count_seconds("grade", grade)
+        if not grade.num_control_runs:
+            return grade
+        self._show("control_run", verdict=_verdict(grade))
+        confirmed = await confirm_grade(grade, work, claim.stages, claim.grade_tries)
         self._count_seconds("control_run", confirmed)
         return confirmed
 
@@ -259,7 +232,6 @@ class Rollout:
         wanted = StageInput(rollout_id=claim.rollout_id, attempt=self.attempt, role=role, suspected=suspected)
         options = claim.stages["boot"] if role is SandboxRole.AGENT else grading_boot(claim.stages)
         box = await run_activity(BootActivities.boot, wanted, options, summary=f"{role} box")
-        workflow.deprecate_patch("guard-counts-failed-tries")
         self._count_seconds("boot", box)
         self._show(box=box.provider_id)
         return box
@@ -290,33 +262,10 @@ class Rollout:
             await self._release(claim)
         return result
 
-    async def _release(self, claim: Claim, tries: BoxTries | None = None) -> None:
-        """Kill the boxes that a failed try has left; `diff` and `grade` kill their own if they succeed.
-
-        If the worker's machine ended the try, the time with its boxes does not count against the guard.
-
-        If this fails, the sweep kills them: boxes that are not needed any more decide nothing about the outcome.
-        """
-        by_host = tries is not None and tries.waits_for_host
-        boxes = StageInput(rollout_id=claim.rollout_id, attempt=self.attempt, ended_by_host=by_host)
-        what = f"boxes of attempt {self.attempt}"
-        try:
-            await run_activity_even_if_cancelled(BootActivities.release, boxes, claim.stages["release"], what)
-        except ActivityError as error:
-            if failure_cause(error).is_cancellation:
-                raise
-            workflow.logger.warning("boxes not released: %s", failure_cause(error).message)
-
-    async def _wait_for_host(self, tries: BoxTries) -> None:
-        """Wait, if the last try was ended by its worker's machine, until another try may go better."""
-        if tries.waits_for_host:
+    async def _release(self, claim: Claim, by_host: bool = False) -> None:
+        await release_boxes(claim.rollout_id, self.attempt, claim.stages, by_host)
+        if by_host:
             self._show("wait_for_worker")
-            await tries.wait_for_host()
-
-
-def _after(reason: str, spent: str) -> str:
-    """Return why a rollout gets no further box: what ended its newest box, and that its guard is spent."""
-    return f"{reason} (no further box: {spent})" if reason else spent
 
 
 def _summary(text: str) -> str:

@@ -99,7 +99,7 @@ class RolloutGroup:
                 if result.state is not GroupState.OPEN:
                     break
                 rounds += 1
-                if rounds >= MAX_ROUNDS and workflow.patched("group-rounds"):
+                if rounds >= MAX_ROUNDS:
                     raise ApplicationError(
                         f"members of the group have ended {rounds} times without an outcome", type="GroupStuck"
                     )

@@ -85,7 +85,7 @@ class SteeredRun:
         self.view = view
         self._show_details(plan)
         told = (view.state, view.wish, view.step)
-        if self.told != told and workflow.patched("run-attributes"):
+        if self.told != told:
             self.told = told
             workflow.upsert_search_attributes([RUN.value_set(plan.run_id), STEP.value_set(view.step)])
             memo = {"state": view.state, "reason": view.reason, "wish": view.wish, "step": view.step}
@@ -106,8 +106,7 @@ class SteeredRun:
                 await run_activity(RunActivities.pause_run, paused, plan.stages["record"], summary=text[:100])
                 return
             except ActivityError as error:
-                # Executions in which a pause failed before this version fail, so that their histories replay.
-                if is_cancelled_exception(error) or not workflow.patched("pause-again"):
+                if is_cancelled_exception(error):
                     raise
                 workflow.logger.error(f"run not paused: {failure_cause(error).message}")
 
@@ -150,7 +149,7 @@ class SteeredRun:
         lines = [
             f"{paused}{view.reason}" if view.reason else "",
             wish,
-            f"step {view.step} of {view.num_steps or plan.num_steps}{reward}: {plan.summary}",
+            f"step {view.step} of {view.num_steps}{reward}: {plan.summary}",
             f"{len(view.open_groups)} groups in flight",
             view.situation,
             f"waits for {self.waits_for} since {self.waits_since}" if self.waits_for else "",
@@ -161,32 +160,23 @@ class SteeredRun:
     async def pause(self, input: SteerInput | None = None) -> str:
         return await self._steer(SteeringAction.PAUSE, input or SteerInput())
 
-    @pause.validator
-    def _check_pause(self, input: SteerInput | None = None) -> None:
-        """Without a validator, arguments that do not fit fail the workflow's task again and again."""
-
     @workflow.update(description="Let a paused run go on, or take back the wish to drain or stop it.")
     async def resume(self, input: SteerInput | None = None) -> str:
         return await self._steer(SteeringAction.RESUME, input or SteerInput())
-
-    @resume.validator
-    def _check_resume(self, input: SteerInput | None = None) -> None:
-        """Without a validator, arguments that do not fit fail the workflow's task again and again."""
 
     @workflow.update(description="Start no new groups; end when those in flight are trained, or will never be.")
     async def drain(self, input: SteerInput | None = None) -> str:
         return await self._steer(SteeringAction.DRAIN, input or SteerInput())
 
-    @drain.validator
-    def _check_drain(self, input: SteerInput | None = None) -> None:
-        """Without a validator, arguments that do not fit fail the workflow's task again and again."""
-
     @workflow.update(description="End after the step that is planned, with a checkpoint.")
     async def stop(self, input: SteerInput | None = None) -> str:
         return await self._steer(SteeringAction.STOP, input or SteerInput())
 
+    @pause.validator
+    @resume.validator
+    @drain.validator
     @stop.validator
-    def _check_stop(self, input: SteerInput | None = None) -> None:
+    def _accept(self, input: SteerInput | None = None) -> None:
         """Without a validator, arguments that do not fit fail the workflow's task again and again."""
 
     @workflow.update(description='Add steps: {"steps": 50}.')
@@ -212,17 +202,16 @@ class SteeredRun:
     async def cancel(self, input: TargetInput | None = None) -> str:
         return await self._steer_target(SteeringAction.CANCEL, _given(input))
 
-    @cancel.validator
-    def _check_cancel(self, input: TargetInput | None = None) -> None:
-        _require_target(input)
-
     @workflow.update(description='Run what ended without a verdict again: {"what": "group/RUN/3"}.')
     async def retry(self, input: TargetInput | None = None) -> str:
         return await self._steer_target(SteeringAction.RETRY, _given(input))
 
+    @cancel.validator
     @retry.validator
-    def _check_retry(self, input: TargetInput | None = None) -> None:
-        _require_target(input)
+    def _require_target(self, input: TargetInput | None = None) -> None:
+        given = _given(input)
+        with _refusals():
+            require_target_name(given.what)
 
     async def _steer(self, action: SteeringAction, input: SteerInput) -> str:
         """Record the request and return what it has changed. Raises ApplicationError with the reason of a refusal."""
@@ -269,12 +258,6 @@ def _given(input: _Input | None) -> _Input:
     return input
 
 
-def _require_target(input: TargetInput | None) -> None:
-    given = _given(input)
-    with _refusals():
-        require_target_name(given.what)
-
-
 @contextlib.contextmanager
 def _refusals() -> Iterator[None]:
     """Raise a ConfigError as the ApplicationError that refuses an update."""
@@ -290,19 +273,8 @@ def _update_id() -> str:
     return update.id
 
 
-def is_stopped(view: RunView) -> bool:
-    """Return whether a person has stopped the run at a step.
-
-    A view of a version without `last_step` has none: TrainRun then went on to update the engines and to start groups
-    before it obeyed, and its histories replay so.
-    """
-    return view.wish is Wish.STOP and view.last_step is not None
-
-
 def final_state(view: RunView) -> RunState:
     """Return how a run ends that has trained its last step."""
-    if view.wish is Wish.STOP and view.last_step is None:  # a worker of a version that ends such a run as cancelled
-        return RunState.CANCELLED
     return RunState.DONE if view.last_step == view.num_steps else RunState.STOPPED
 
 

@@ -61,7 +61,7 @@ with workflow.unsafe.imports_passed_through():
     )
     from workflows.evaluate import Evaluate
     from workflows.rollout_group import RolloutGroup
-    from workflows.steered_run import SteeredRun, final_state, is_stopped, reason_of_end
+    from workflows.steered_run import SteeredRun, final_state, reason_of_end
 
 
 MAX_CHILD_FAILURES = 5
@@ -121,8 +121,7 @@ class TrainRun(SteeredRun):
                 if await self._end(plan, final_state(view), reason_of_end(view), view.last_step):
                     return  # else it has been extended meanwhile
             except (ActivityError, ChildWorkflowError, ValidationError, ChildFailedError) as error:
-                # Executions that began before this version fail instead, so that their histories replay.
-                if is_cancelled_exception(error) or not workflow.patched("errors-pause"):
+                if is_cancelled_exception(error):
                     raise
                 await self._pause(plan, pause_reason(error))
 
@@ -143,36 +142,32 @@ class TrainRun(SteeredRun):
         """
         steps_here = 0
         view = await self._advance(plan)
-        if not is_stopped(view):
+        if view.wish is not Wish.STOP:
             await self._sync(plan, view.step)
         while True:
-            last_step = plan.num_steps if view.last_step is None else view.last_step
             if view.wish is Wish.STOP:
                 await self._cancel_groups(group.workflow_id for group in view.open_groups)
-                if view.step >= last_step or view.last_step is None:
+                if view.step >= view.last_step:
                     return view
             if view.state is RunState.PAUSED:
                 view = await self._wait_until_resumed(plan)
                 continue
-            due = self._due_evaluations(plan, view)
+            due = _due_evaluations(view)
             if due:
-                ended = await self._evaluate(plan, due)
-                if not ended:
+                if not await self._evaluate(plan, due):
                     await self._sleep(plan)
                 # An evaluation takes long: the run may have been paused, stopped, extended or asked for another one.
-                if not ended or workflow.patched("look-after-evaluation"):
-                    view = await self._advance(plan)
-                    continue
-            if view.step >= last_step:
+                view = await self._advance(plan)
+                continue
+            if view.step >= view.last_step:
                 return view
-            is_held = view.wish is Wish.PAUSE
-            if view.wish is not Wish.STOP and not is_held:
+            if view.wish is not Wish.STOP:
                 await self._start_groups(plan, view)
-            if view.plannable and not is_held and await self._train_step(plan):
+            if view.plannable and await self._train_step(plan):
                 steps_here += 1
             if steps_here >= plan.steps_per_execution or workflow.info().is_continue_as_new_suggested():
                 await self._continue_as_new(plan)
-            if not view.plannable or is_held:
+            if not view.plannable:
                 await self._sleep(plan)
             view = await self._advance(plan)
 
@@ -190,9 +185,9 @@ class TrainRun(SteeredRun):
                 await self._continue_as_new(plan)
             await self._sleep(plan)
             view = await self._advance(plan)
-            if is_stopped(view):
+            if view.wish is Wish.STOP:
                 return view
-            if view.state is not RunState.PAUSED or view.wish is Wish.STOP:
+            if view.state is not RunState.PAUSED:
                 await self._sync(plan, view.step)
                 return view
 
@@ -213,11 +208,8 @@ class TrainRun(SteeredRun):
     async def _sleep(self, plan: RunPlan) -> None:
         """Wait for a signal, at most `poll_seconds`, after which a lost signal does not matter."""
         self.wait_for(plan, "a person" if self.is_paused() else "groups, boxes or verdicts")
-        try:
+        with contextlib.suppress(TimeoutError):
             await workflow.wait_condition(lambda: self.woken, timeout=timedelta(seconds=plan.poll_seconds))
-        except TimeoutError:
-            if not workflow.patched("look-before-start"):
-                self.started.clear()  # executions that began before start all groups again, which adopts running ones
 
     async def _start_groups(self, plan: RunPlan, view: RunView) -> None:
         """Start the workflow of every open group that has none, also of one that closed although its group is open."""
@@ -225,14 +217,9 @@ class TrainRun(SteeredRun):
         self.started = {key: handle for key, handle in self.started.items() if key in open_groups}
         for key in open_groups:
             handle = self.started.get(key)
-            if handle is not None and handle.done() and workflow.patched("errors-pause"):
+            if handle is not None and handle.done():
                 self._count_failure(key, handle)
                 del self.started[key]
-        if not workflow.patched("look-before-start"):
-            for key, group in open_groups.items():
-                if key not in self.started:
-                    self.started[key] = await self._start_group(plan, group)
-            return
         await self._adopt_groups(plan, open_groups)
         missing = [group for key, group in open_groups.items() if key not in self.started]
         handles = await asyncio.gather(*(self._start_group(plan, group) for group in missing))
@@ -272,7 +259,7 @@ class TrainRun(SteeredRun):
     async def _start_group(self, plan: RunPlan, group: StartedGroup) -> _GroupHandle | None:
         searchable = search_attributes(plan.run_id, group.task, group.harness, group.step)
         options = child_options(group.workflow_id, searchable, f"group on {group.task}", abandon=True)
-        # A workflow that runs already, from before a continue-as-new or a restart, is adopted.
+        # A workflow that an earlier execution of this run has started is adopted.
         with contextlib.suppress(WorkflowAlreadyStartedError):
             handle = await workflow.start_child_workflow(
                 RolloutGroup.run, GroupInput(group_id=group.group_id), **options
@@ -288,15 +275,12 @@ class TrainRun(SteeredRun):
         if planned.step is None:
             return False
         view = await self._advance(plan)
-        if not is_stopped(view):
+        if view.wish is not Wish.STOP:
             await self._start_groups(plan, view)
         step = StepInput(run_id=plan.run_id, step=planned.step)
         self.wait_for(plan, f"the learner's step {planned.step}")
         training = run_activity(LearnActivities.step, step, plan.stages["learn"], summary=f"step {planned.step}")
-        if workflow.patched("groups-during-step"):
-            done = await self.look_until(training, plan.poll_seconds, lambda: self._make_groups(plan))
-        else:
-            done = await training
+        done = await self.look_until(training, plan.poll_seconds, lambda: self._make_groups(plan))
         if not done.trained:
             return False
         await self._sync(plan, planned.step)
@@ -305,7 +289,7 @@ class TrainRun(SteeredRun):
     async def _make_groups(self, plan: RunPlan) -> None:
         """Make and start groups while the learner works: those that end without signal make room for others."""
         view = await self._advance(plan)
-        if view.state is RunState.RUNNING and not is_stopped(view):
+        if view.state is RunState.RUNNING and view.wish is not Wish.STOP:
             await self._start_groups(plan, view)
 
     async def _sync(self, plan: RunPlan, step: int) -> None:
@@ -319,11 +303,6 @@ class TrainRun(SteeredRun):
                 for sync in syncs
             )
         )
-
-    def _due_evaluations(self, plan: RunPlan, view: RunView) -> list[EvaluationPlan]:
-        """Return the evaluations of this step that have not ended."""
-        planned = plan.evaluations if view.evaluations is None else view.evaluations
-        return [one for one in planned if one.step == view.step and one.label not in view.evaluations_ended]
 
     async def _evaluate(self, plan: RunPlan, due: Sequence[EvaluationPlan]) -> bool:
         """Run these evaluations to their end; return False if one has to be started again."""
@@ -345,8 +324,6 @@ class TrainRun(SteeredRun):
                 raise asyncio.CancelledError from error
             if not isinstance(error.cause, CancelledError | TerminatedError):
                 raise
-            if not workflow.patched("ended-evaluations"):
-                return False
             if isinstance(error.cause, TerminatedError):
                 self._count(workflow_id, "been terminated", "by hand")
                 return False
@@ -391,6 +368,11 @@ class TrainRun(SteeredRun):
             RunActivities.end_run, ending, plan.stages["record"], summary=f"{state}: {reason}" if reason else state
         )
         return result.ended
+
+
+def _due_evaluations(view: RunView) -> list[EvaluationPlan]:
+    """Return the evaluations of this step that have not ended."""
+    return [one for one in view.evaluations if one.step == view.step and one.label not in view.evaluations_ended]
 
 
 def _retrieve_exception(handle: Any) -> None:

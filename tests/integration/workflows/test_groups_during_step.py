@@ -50,10 +50,7 @@ class Learner:
 
     @activity.defn(name="prepare_run")
     async def prepare(self, input: PrepareRunInput) -> RunPlan:
-        return RunPlan(
-            run_id="r", num_steps=1, evaluations=[], stages=self.stages, poll_seconds=1.0, steps_per_execution=20,
-            summary="",
-        )  # fmt: skip
+        return RunPlan(run_id="r", stages=self.stages, poll_seconds=1.0, steps_per_execution=20, summary="")
 
     @activity.defn(name="view_run")
     async def advance(self, input: ViewRunInput) -> RunView:

@@ -50,16 +50,10 @@ class Rollouts:
             self.graded.add(input.rollout_id)
         return Claim(
             rollout_id=input.rollout_id,
-            run_id="r",
-            group_id=1,
-            task_id=1,
             outcome=Outcome.GRADED if is_graded else Outcome.INFRA_FAILED,
             reward=1.0 if is_graded else None,
             attempt=1,
             patch_id=1,
-            agent_budget_seconds=1,
-            eval_budget_seconds=1,
-            guard_seconds=1,
             box_tries=1,
             grade_tries=1,
             stages=self.stages,

@@ -123,12 +123,7 @@ class Stages:
     async def claim(self, input: RolloutInput) -> Claim:
         return Claim(
             rollout_id=1,
-            run_id="r",
-            group_id=1,
-            task_id=1,
             attempt=1,
-            agent_budget_seconds=100,
-            eval_budget_seconds=100,
             box_tries=self.box_tries,
             grade_tries=self.grade_tries,
             stages=self._stages(),

@@ -153,7 +153,7 @@ async def test_a_run_that_is_cancelled_before_its_workflow_can_begin_is_cancelle
 async def test_the_sweep_cancels_a_run_whose_workflow_was_cancelled_and_did_not_say_so(
     operator: Operator, loop: Loop
 ) -> None:
-    """Executions that began under an earlier version end so if they are cancelled before their first activity."""
+    """A store that was restored does not say so, for example."""
     await operator.handle.cancel()
     with pytest.raises(WorkflowFailureError):
         await loop.result(operator.handle, 240)

@@ -46,10 +46,7 @@ class Store:
 
     @activity.defn(name="prepare_run")
     async def prepare(self, input: PrepareRunInput) -> RunPlan:
-        return RunPlan(
-            run_id="r", num_steps=1, evaluations=[], stages=self.stages, poll_seconds=0.1, steps_per_execution=20,
-            summary="",
-        )  # fmt: skip
+        return RunPlan(run_id="r", stages=self.stages, poll_seconds=0.1, steps_per_execution=20, summary="")
 
     @activity.defn(name="view_run")
     async def advance(self, input: ViewRunInput) -> RunView:

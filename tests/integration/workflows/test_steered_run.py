@@ -34,7 +34,8 @@ class Waits(SteeredRun):
     async def run(self, state: RunState) -> int:
         self.num_looks = 0
         self.view = RunView(
-            step=0, open_groups=[], plannable=False, wish=Wish.NONE, evaluations_ended=[], state=state
+            step=0, open_groups=[], plannable=False, wish=Wish.NONE, evaluations_ended=[], state=state,
+            last_step=1, num_steps=1, evaluations=[],
         )  # fmt: skip
         await self.look_until(workflow.sleep(WAIT_SECONDS), POLL_SECONDS, self._look)
         return self.num_looks

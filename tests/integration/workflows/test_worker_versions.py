@@ -52,8 +52,6 @@ class Version:
         stages = load_temporal_settings().all_stages(60, 60)
         return RunPlan(
             run_id=input.run_id,
-            num_steps=1,
-            evaluations=[],
             stages={name: stage.model_copy(update={"queue": ""}) for name, stage in stages.items()},
             poll_seconds=0.2,
             steps_per_execution=20,
@@ -64,8 +62,9 @@ class Version:
     async def advance_run(self, input: ViewRunInput) -> RunView:
         self.looks += 1
         return RunView(
-            step=0, open_groups=[], plannable=False, wish=Wish.NONE, evaluations_ended=[], state=RunState.PAUSED
-        )
+            step=0, open_groups=[], plannable=False, wish=Wish.NONE, evaluations_ended=[], state=RunState.PAUSED,
+            last_step=1, num_steps=1, evaluations=[],
+        )  # fmt: skip
 
     @activity_stage("learn.engines")
     async def find_engines(self, input: RunInput) -> EngineList:

@@ -172,7 +172,6 @@ async def test_an_evaluation_that_has_not_ended_is_not_compared(evaluated: Evalu
 async def test_the_members_without_a_reward_come_in_pages(
     evaluated: Evaluations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A workflow of a version that does not ask for pages gets all members: it ends the evaluation after them."""
     monkeypatch.setattr("activities.evaluations.MEMBERS_PER_EXECUTION", 2)
     await evaluated.evaluate(0, solved=0, verdicts=1, ended=False)
     async with evaluated.database.begin() as connection:
@@ -181,16 +180,16 @@ async def test_the_members_without_a_reward_come_in_pages(
     activities = EvaluationActivities(evaluated.database, settings, RunConfigs(evaluated.database, settings))
     plan = EvaluationPlan(label="step0-t1", step=0, temperature=1.0, num_samples=1)
 
-    async def begin(after: int | None) -> tuple[list[int], bool]:
+    async def begin(after: int) -> tuple[list[int], bool]:
         asked = EvaluateInput(run_id=evaluated.run_id, evaluation=plan, after=after)
         found = await activities.begin_evaluation(asked)
         return [member.rollout_id for member in found.members], found.more
 
-    members, more = await begin(None)
-    assert len(members) == NUM_TASKS - 1 and not more
-    assert await begin(0) == (members[:2], True)
-    assert await begin(members[1]) == (members[2:], False)
-    assert await begin(members[2]) == ([], False)
+    members, more = await begin(0)
+    assert len(members) == 2 and more
+    (last,), more = await begin(members[1])
+    assert last not in members and not more
+    assert await begin(last) == ([], False)
 
 
 async def test_what_is_asked_already_is_evaluated_once(evaluated: Evaluations) -> None:
