@@ -41,7 +41,6 @@ from ratchet.types import MODEL_NAME, AgentExit
 _LOG = structlog.get_logger()
 
 _WATCH_SECONDS = 10.0
-_TOLERATED_DEBT_SECONDS = 30.0
 _LEAST_RESUMED_SECONDS = 1.0
 _GRACE_SECONDS = 60.0
 """Time beyond the guard in which an agent that was ended has to be gone."""
@@ -105,7 +104,6 @@ class AgentActivities:
                 # work gets no verdict.
                 await require_wall_time(self.database, self.configs, input)
         progress = await self._session_progress(input)
-        starved = cut_short(ended, config.limits.agent_seconds, progress.waited_seconds)
         reason = "" if progress.has_called else uncalled(ended, progress.refusal)
         is_final = not progress.has_called and is_too_long(ended, progress.refusal)
         if is_final:
@@ -114,7 +112,7 @@ class AgentActivities:
                 f"; what the agent says by itself does not fit (sampling.max_context_tokens is {limit}): give it more "
                 "room, or choose an agent that says less"
             )
-        exit = AgentExit.STARVED if starved or reason else ended.kind
+        exit = AgentExit.STARVED if reason else ended.kind
         async with self.database.begin() as connection:
             await context.write_attempt(
                 connection,
@@ -274,16 +272,6 @@ def agent_progress(progress: sessions.SessionProgress, budget_seconds: float) ->
         else ""
     )
     return f"{made}, {now}; its budget is {budget_seconds:.0f} s{owed}"
-
-
-def cut_short(ended: ExitReport, budget_seconds: float, waited_seconds: float) -> bool:
-    """Return whether the deadline ended the agent although it had waiting time left to be credited.
-
-    Only a launcher of an earlier version does that, if no worker ran to extend the deadline; a worker of that version
-    put it into the box. A debt of up to 30 s is ignored, because the watcher extends the deadline a few seconds late.
-    """
-    by_deadline = ended.kind is AgentExit.TIME_BUDGET and ended.used_seconds >= budget_seconds
-    return by_deadline and owed_seconds(ended, budget_seconds, waited_seconds) > _TOLERATED_DEBT_SECONDS
 
 
 def owed_seconds(ended: ExitReport, budget_seconds: float, waited_seconds: float) -> float:

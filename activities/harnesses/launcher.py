@@ -135,11 +135,8 @@ async def read_output(box: Sandbox, attempt: int, max_bytes: int) -> bytes:
 
 
 async def wait_for_exit(box: Sandbox, attempt: int) -> AgentEnd:
-    """Wait for the end of the agent, or until it is suspended at its deadline.
-
-    A launcher that a worker of an earlier version put into the box suspends nothing; its deadline ends the agent.
-    """
-    command = launcher_command(attempt, "wait", "decide")
+    """Wait for the end of the agent, or until it is suspended at its deadline."""
+    command = launcher_command(attempt, "wait")
     result = await box.exec(command, user="root", check=False, timeout=None)
     if result.exit_code != 0:
         raise CommandFailedError(command, result.exit_code, result.stdout, result.stderr)

@@ -5,8 +5,8 @@
 # lack Python. Runs as root, out of the reach of the agent's user; `launcher.py` runs the subcommands.
 #
 #   launcher.sh start ATTEMPT USER BUDGET_SECONDS INCOMING   exit 17: started already
-#   launcher.sh wait ATTEMPT [decide]                        prints exit.json, then the tail of the agent's stderr;
-#                                                            with `decide` also returns if the tree is suspended
+#   launcher.sh wait ATTEMPT                                 prints exit.json, then the tail of the agent's stderr; for
+#                                                            a suspended tree, only a record that says so
 #   launcher.sh deadline ATTEMPT WAITED_SECONDS              deadline = started + budget + WAITED_SECONDS
 #   launcher.sh resume ATTEMPT SECONDS                       a suspended tree goes on; deadline = now + SECONDS
 #   launcher.sh stop ATTEMPT REASON                          ends the tree now, recorded as REASON; the reason
@@ -14,8 +14,7 @@
 #   launcher.sh end ATTEMPT                                  ends the tree; exit 1: something is left
 #
 # Only a worker knows for how long the agent has waited for an engine or an adapter. So the deadline suspends the tree
-# until a worker says `resume` or `stop`. A worker of an earlier version runs `wait` without `decide` and expects the
-# deadline to end the tree, so `wait` does it then.
+# until a worker says `resume` or `stop`.
 #
 # | state of the tree | file that says so | made by         | next                                               |
 # |-------------------|-------------------|-----------------|----------------------------------------------------|
@@ -226,7 +225,7 @@ record_exit() { # EXIT_CODE REASON
 }
 
 # A launcher that writes nothing within some seconds died between `mkdir` and its first line.
-await() { # ATTEMPT [decide]
+await() {
   [ -d "$dir" ] || fail 3 "attempt was never started in this box"
   looks=0 unseen=0
   while [ ! -f "$dir/exit.json" ]; do
@@ -234,8 +233,8 @@ await() { # ATTEMPT [decide]
     if [ -f "$dir/launcher" ]; then launcher_alive || break; else unseen=$((unseen + 1)); [ $unseen -lt 25 ] || break; fi
     # What was decided is not asked again while the tree is being ended.
     if [ -f "$dir/reached" ] && [ ! -s "$dir/deadline_hit" ] && [ ! -f "$dir/end_wanted" ]; then
-      [ "${2-}" != decide ] || { record_exit null reached; return; }
-      (stop "$1" deadline)
+      record_exit null reached
+      return
     fi
     if [ $looks -lt 10 ]; then sleep 0.2; else sleep 0.5; fi
   done
@@ -265,7 +264,7 @@ dir=$RUN/$1
 case $command in
   start) start "$@" ;;
   supervise) supervise "$@" ;;
-  wait) await "$@" ;;
+  wait) await ;;
   deadline) set_deadline "$2" ;;
   resume) resume "$@" ;;
   stop) stop "$@" ;;

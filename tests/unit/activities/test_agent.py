@@ -1,4 +1,4 @@
-"""A deadline counts as the agent's own only if no waiting time was left to be credited."""
+"""An agent gets back the time for which it waited for an engine or the adapter."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from activities import agent
-from activities.agent import AgentActivities, cut_short, is_too_long, owed_seconds, uncalled
+from activities.agent import AgentActivities, is_too_long, owed_seconds, uncalled
 from activities.harnesses.base import ExitReport
 from activities.harnesses.registry import Harnesses
 from activities.run_configs import RunConfigs
@@ -23,22 +23,6 @@ INPUT = StageInput(rollout_id=1, attempt=1)
 
 
 @pytest.mark.parametrize(
-    ("kind", "used", "waited", "expected"),
-    [
-        (AgentExit.TIME_BUDGET, 100.2, 0.0, False),
-        (AgentExit.TIME_BUDGET, 100.2, 12.0, False),  # the watcher is some seconds late
-        (AgentExit.TIME_BUDGET, 100.2, 3600.0, True),
-        (AgentExit.TIME_BUDGET, 3700.1, 3600.0, False),  # all waiting time was credited
-        (AgentExit.TIME_BUDGET, 40.0, 3600.0, False),  # ended as stalled, before its deadline
-        (AgentExit.DONE, 100.2, 3600.0, False),
-        (AgentExit.CRASHED, 100.2, 3600.0, False),
-    ],
-)
-def test_owed_time(kind: AgentExit, used: float, waited: float, expected: bool) -> None:
-    assert cut_short(ExitReport(kind, 137, used, ""), budget_seconds=100.0, waited_seconds=waited) is expected
-
-
-@pytest.mark.parametrize(
     ("used", "suspended", "waited", "owed"),
     [
         (100.0, 3.0, 3.0, 0.0),  # it waited for nothing but the worker
@@ -50,10 +34,8 @@ def test_owed_time(kind: AgentExit, used: float, waited: float, expected: bool) 
 def test_an_agent_is_owed_what_it_waited_before_its_deadline(
     used: float, suspended: float, waited: float, owed: float
 ) -> None:
-    """An agent that is stopped then is not cut short, however long it was suspended."""
     report = ExitReport(AgentExit.TIME_BUDGET, None, used, "", suspended)
     assert owed_seconds(report, budget_seconds=100.0, waited_seconds=waited) == owed
-    assert not cut_short(report, budget_seconds=100.0, waited_seconds=waited)
 
 
 def test_the_reason_of_an_agent_without_a_call_names_its_end_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +57,7 @@ def test_the_reason_of_an_agent_without_a_call_names_its_end_and_no_secret(monke
         (AgentExit.CRASHED, "request too large: the request is larger than 100 bytes", True),
         (AgentExit.CONTEXT_FULL, None, True),  # the program has measured its prompt by itself
         (AgentExit.CRASHED, "unknown model: 'gpt'", False),
-        (AgentExit.CONTEXT_FULL, "for what it contained", False),  # by an adapter of an earlier version
+        (AgentExit.CONTEXT_FULL, "for what it contained", False),
         (AgentExit.CRASHED, None, False),
     ],
 )

@@ -152,18 +152,6 @@ async def test_a_suspended_agent_can_be_ended_or_stopped(ending_box: HostBox, ag
     assert (await launcher.wait_for_exit(ending_box, 2))[0].reason == "ended"
 
 
-async def test_a_worker_of_an_earlier_version_finds_the_agent_ended_at_its_deadline(
-    ending_box: HostBox, agent_user: str
-) -> None:
-    """It runs `wait` alone and knows no record of a suspension."""
-    await start(ending_box, agent_user, STUBBORN, budget_seconds=1)
-    printed = await ending_box.exec(launcher.launcher_command(1, "wait"))
-    record, _ = launcher.parse_exit(printed.stdout)
-    assert record.reason == "deadline"
-    assert 1 <= record.used_seconds < 100
-    assert processes_of(agent_user) == []
-
-
 async def test_extending_moves_the_deadline_from_the_start_not_from_now(ending_box: HostBox, agent_user: str) -> None:
     await start(ending_box, agent_user, "sleep 300", budget_seconds=1000.5)
     began = float(await ending_box.read_file("/run/ratchet/1/started"))
