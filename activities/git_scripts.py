@@ -160,10 +160,9 @@ def diff_script(workdir: str, max_bytes: int) -> str:
             "set -e",
             _ENVIRONMENT,
             # If the agent removed the working tree or replaced it by a link, the diff deletes every file.
-            # Not by `realpath`, which images may lack. A box that an earlier version has prepared has no such file.
-            f"if [ -f {REAL_WORKDIR} ]; then real=$(cat {REAL_WORKDIR}); elif [ -L {directory} ]; then real=;"
-            f" else real=$(cd {directory} 2>/dev/null && pwd -P) || real=; fi",
-            f'if [ -z "$real" ] || [ "$(cd {directory} 2>/dev/null && pwd -P)" != "$real" ]; then'
+            # Not by `realpath`, which images may lack.
+            f"real=$(cat {REAL_WORKDIR})",
+            f'if [ "$(cd {directory} 2>/dev/null && pwd -P)" != "$real" ]; then'
             f" rm -rf {directory}; mkdir -p {directory}; fi",
             f"cd {directory}",
             "find . -mindepth 1 -name .git -prune -exec rm -rf {} +",

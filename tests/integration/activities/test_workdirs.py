@@ -51,14 +51,3 @@ async def test_a_workdir_behind_a_link_has_a_diff(box: Sandbox, replaced: bool) 
     diff = base64.b64decode(printed[1]).decode()
     assert ("+mended" in diff) == (not replaced) and ("deleted file" in diff) == replaced
     assert int(printed[0].split()[0]) == (4 if replaced else 1), diff
-
-
-@pytest.mark.parametrize("replaced", [False, True])
-async def test_a_box_that_an_earlier_version_has_prepared_keeps_its_diff(box: Sandbox, replaced: bool) -> None:
-    """It lacks the file with the real path."""
-    await prepared(box, "make /workspace/r", "/workspace/r", grading=False)
-    await box.exec(f"rm {git_scripts.REAL_WORKDIR}; cd /workspace/r && echo mended > a.txt", user="root")
-    if replaced:
-        await box.exec("mkdir /srv/other; rm -rf /workspace/r; ln -s /srv/other /workspace/r", user="root")
-    printed = (await box.exec(git_scripts.diff_script("/workspace/r", 100_000), user="root")).stdout.splitlines()
-    assert ("+mended" in base64.b64decode(printed[1]).decode()) == (not replaced)
