@@ -1,7 +1,6 @@
 """An answer as OpenAI's response object, and as the events of a stream that build it up."""
 
 import base64
-import re
 from collections.abc import Mapping
 from typing import Any
 from uuid import uuid4
@@ -12,8 +11,7 @@ from adapter.conversation import Answer, RequestOptions, ShownText, ToolCall
 from adapter.dialects.base import Failure, event
 
 _SEAL = "ratchet:"
-"""Of later versions. The colon is in no base64, so no seal of another service begins with it."""
-_OWN_ID = re.compile(r"rs_\d+")
+"""The colon is in no base64, so no seal of another service begins with it."""
 _ERROR_CODE = {Failure.PROMPT_TOO_LONG: "context_length_exceeded", Failure.INVALID: "invalid_prompt"}
 
 
@@ -49,31 +47,18 @@ def response_of(
 
 
 def sealed_thinking(thinking: str) -> str:
-    """A seal without the prefix, which a process of the version before, behind the same address, could not read."""
-    return base64.b64encode(thinking.encode()).decode()
+    return _SEAL + base64.b64encode(thinking.encode()).decode()
 
 
 def unsealed_thinking(item: Mapping[str, Any]) -> str | None:
-    """The thinking in a reasoning item's `encrypted_content`; None if this service did not make it.
-
-    A seal without the prefix is read if nothing else in the item says that it is of another
-    service: the item's text is the same, and its id has this service's form, if it has them.
-    """
+    """The thinking in a reasoning item's `encrypted_content`; None if this service did not make it."""
     sealed = item.get("encrypted_content")
-    if not isinstance(sealed, str) or not sealed:
+    if not isinstance(sealed, str) or not sealed.startswith(_SEAL):
         return None
     try:
-        thinking = base64.b64decode(sealed.removeprefix(_SEAL), validate=True).decode()
+        return base64.b64decode(sealed.removeprefix(_SEAL), validate=True).decode()
     except ValueError:  # no base64, no ASCII, or no text
         return None
-    if sealed.startswith(_SEAL):
-        return thinking
-    item_id, content = item.get("id"), item.get("content")
-    if item_id and not (isinstance(item_id, str) and _OWN_ID.fullmatch(item_id)):
-        return None
-    if content and content != [{"type": "reasoning_text", "text": thinking}]:
-        return None
-    return thinking
 
 
 def reasoning_item(turn_id: int, thinking: str) -> dict[str, Any]:

@@ -24,27 +24,19 @@ def read(**fields: Any) -> str:
 @pytest.mark.parametrize("thinking", ["", "first look", "é 日本 \U0001f600", "abcd"])
 def test_an_own_seal_is_read_with_and_without_the_fields_that_clients_omit(thinking: str) -> None:
     item = reasoning_item(7, thinking)
-    assert item["encrypted_content"] == encoded(thinking), "a process of the version before has to read it"
+    assert item["encrypted_content"] == "ratchet:" + encoded(thinking)
     assert read(**item) == read(encrypted_content=item["encrypted_content"]) == thinking
 
 
-def test_a_seal_of_another_version_is_read() -> None:
-    assert read(encrypted_content="ratchet:" + encoded("first look")) == "first look"
-    sealed = encoded("first look")
-    content = [{"type": "reasoning_text", "text": "first look"}]
-    for fields in ({}, {"id": "rs_7"}, {"id": "rs_7", "content": content}):
-        assert read(encrypted_content=sealed, **fields) == "first look"
-
-
 @pytest.mark.parametrize(
-    "sealed", ["", "é", "ééé", "?", "a", "====", "ratchet:é", "ratchet:?", encoded(b"\x80abc"), 5, {}]
+    "sealed", ["", "é", "ééé", "?", "a", "====", "ratchet:é", "ratchet:?", "ratchet:" + encoded(b"\x80abc"), 5, {}]
 )
 def test_what_another_service_has_sealed_is_no_thinking(sealed: Any) -> None:
     assert read(encrypted_content=sealed) == ""
     assert read(encrypted_content=sealed, summary=[{"type": "summary_text", "text": "in short"}]) == "in short"
 
 
-def test_text_in_base64_is_no_seal_if_the_item_is_of_another_service() -> None:
+def test_text_in_base64_without_the_prefix_is_no_seal() -> None:
     sealed = encoded("not ours")
-    assert read(encrypted_content=sealed, id="rs_68af4030baa48193b0b43b4c2a176a1a") == ""
+    assert read(encrypted_content=sealed) == read(encrypted_content=sealed, id="rs_7") == ""
     assert read(encrypted_content=sealed, content=[{"type": "reasoning_text", "text": "theirs"}]) == "theirs"
