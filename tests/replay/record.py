@@ -17,6 +17,7 @@ from typing import Any
 
 from temporalio.client import Client, WorkflowExecution
 
+from ratchet import paths
 from ratchet.temporal_settings import load_temporal_settings
 from stack.parts import Stack
 from stack.startup import connect_stack
@@ -29,11 +30,13 @@ def _without_machine(text: str, stack: Stack) -> str:
     names = {
         str(stack.home): "/state",
         str(Path.cwd()): "/checkout",
+        str(paths.cache()): "/cache",
         sys.base_prefix: "/python",
         socket.gethostname(): "host",
     }
     for here, there in names.items():
         text = text.replace(here, there)
+    text = re.sub(r"/tmp/ratchet-upgrade-\w+", "/upgrade", text)
     text = re.sub(r"/tmp/pytest-of-\w+/pytest-\d+", "/pytest", text)
     return re.sub(r"\d+@host", "1@host", text)
 
@@ -75,8 +78,8 @@ async def _write(client: Client, stack: Stack, found: WorkflowExecution, path: P
 async def record_all(client: Client, stack: Stack, folder: Path) -> None:
     """Write the history of every workflow of the namespace to `folder`, for choosing ones with rare branches.
 
-    The tests of the workflows call it if RATCHET_RECORD_HISTORIES names a folder. What is kept gets the name
-    `<workflow>.<branch>.json.gz` in `histories/`.
+    The tests of workflows and of upgrades call it if RATCHET_RECORD_HISTORIES names a folder. What is kept gets the
+    name `<workflow>.<branch>.json.gz` in `histories/`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     async for found in client.list_workflows(""):

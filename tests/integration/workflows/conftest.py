@@ -237,10 +237,10 @@ def collector() -> Iterator[Collector]:
 
 def _serving_plan(home: Path, model: Path) -> None:
     from ratchet.config import RunConfig
-    from stack.serving_plan import ServingPlan
+    from stack.serving_plan import ServingPlan, write_plan
 
     config = RunConfig.model_validate({"model": str(model), "datasets": [{"path": "unused"}]})
-    (home / "stack.json").write_text(ServingPlan(config=config, model_path=model).model_dump_json())
+    write_plan(Stack(home), ServingPlan(config=config, model_path=model))
 
 
 async def _engine_row(database: Database, address: str, model: Path) -> None:
