@@ -209,9 +209,7 @@ class EngineClient:
         its ranks have joined.
         """
         group = None if nccl is None else dict(nccl)
-        info: dict[str, Any] = {"root": root, "nccl": group}
-        if adapter is not None:  # an engine that an earlier version started refuses a field that it does not know
-            info["adapter"] = str(adapter)
+        info = {"root": root, "nccl": group, "adapter": None if adapter is None else str(adapter)}
         await self._call("POST", "/init_weight_transfer_engine", body={"init_info": info}, timeout_seconds=300)
 
     async def num_workers(self) -> int:
@@ -251,9 +249,7 @@ class EngineClient:
 
         On a mismatch the weights stay as they are, the update is closed, and EngineUnavailableError has vLLM's reason.
         """
-        info: dict[str, Any] = {"files": list(files), "sha256": list(sha256)}
-        if slot != FIRST_SLOT:  # an engine that an earlier version started refuses a field that it does not know
-            info["slot"] = slot
+        info = {"files": list(files), "sha256": list(sha256), "slot": slot}
         await self._call("POST", "/update_weights", body={"update_info": info}, timeout_seconds=1800)
 
     async def receive(self, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]) -> None:

@@ -192,8 +192,7 @@ class Engine:
     async def init_weight_transfer(self, request: Request) -> Response:
         """Answer when all ranks of the group are there, as vLLM does; rank 0 listens."""
         info = orjson.loads(await request.body())["init_info"]
-        known = {"root", "nccl"} | ({"adapter"} if self.num_slots else set())
-        if unknown := set(info) - known:  # as vLLM does for fields that the back end does not have
+        if unknown := set(info) - {"root", "nccl", "adapter"}:  # as vLLM does for fields that a back end does not have
             return JSONResponse({"error": {"message": f"unexpected {sorted(unknown)}", "code": 400}}, 400)
         self.group = info.get("nccl")
         while self.group is not None:

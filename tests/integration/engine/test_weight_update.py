@@ -194,7 +194,7 @@ async def test_an_update_that_would_be_refused_pauses_no_engine(stage: Stage) ->
 
 
 async def test_an_engine_without_the_worker_extension_is_not_asked(stage: Stage) -> None:
-    """One of an earlier version, or of the user. A method that its workers do not have would put them out of step."""
+    """One that the user has started. A method that its workers do not have would put them out of step."""
     async with stage.database.begin() as connection:
         await engines.set_engine_details(connection, stage.engine_id, {engines.CHECKS_FILES: False})
     await stage.script(scores=NEW)

@@ -191,7 +191,7 @@ async def test_if_one_engine_fails_nothing_is_sent_and_the_others_read_the_files
     assert (await two.rows())[0][0] is EngineState.SYNCING, "its pause lapses, or its wrapper marks it as gone"
     assert (await two.rows())[1] == (EngineState.READY, version.version)
     (file,) = version.files
-    read = {"files": [f"{two.run_id}/2.e1/model.safetensors"], "sha256": [file["sha256"]]}
+    read = {"files": [f"{two.run_id}/2.e1/model.safetensors"], "sha256": [file["sha256"]], "slot": 1}
     assert (await two.seen(1, "updates"))[-1] == read
 
 
