@@ -249,8 +249,8 @@ async def _schedule_sweep(client: Client, settings: TemporalSettings, installati
 
 
 async def _schedule_owner(client: Client, name: str) -> str | None:
-    """Return the id of the installation that made the sweep's schedule; None if there is none, or if an earlier version
-    made it. Raises PayloadKeyError."""
+    """Return the id of the installation that made the sweep's schedule; None if there is none, or if it names none.
+    Raises PayloadKeyError."""
     try:
         described = await client.get_schedule_handle(name).describe()
     except RPCError as error:

@@ -172,7 +172,7 @@ class TemporalSettings(_Section):
     retention_days: int
     """Days for which Temporal keeps the histories of closed workflows."""
     queues: dict[str, Queue]
-    """Task queues by name: exactly control, boot, agent, grade, learn and image, of which image may be left out (2)."""
+    """Task queues by name: exactly control, boot, agent, grade, learn and image."""
     boot_workers: int
     """Number of worker processes of the boot queue, by which its slots are divided."""
     agent_workers: int
@@ -181,7 +181,7 @@ class TemporalSettings(_Section):
     """Number of workflows that a worker keeps in memory; others are replayed from their history when they wake."""
     stages: Stages
     """Timeouts and retries by stage."""
-    image_build: Stage = Stage(queue="image", start_to_close=7200, heartbeat=60, retry_initial=5, retry_max=60, tries=0)
+    image_build: Stage
     """Builds the image of a task that comes with a Dockerfile."""
     rollout: RolloutNumbers
     """Limits of one rollout."""
@@ -247,8 +247,6 @@ def load_temporal_settings(path: Path | None = None) -> TemporalSettings:
         settings = TemporalSettings.model_validate(read_yaml(path))
     except ValidationError as error:
         raise explain_validation(error, str(path), TemporalSettings) from None
-    # Files of earlier versions do not have this queue.
-    settings = settings.model_copy(update={"queues": {"image": Queue(slots=2), **settings.queues}})
     boots = positive_number("SWE_BOOT_CONCURRENCY", 0)
     if boots and "boot" in settings.queues:
         settings = settings.model_copy(update={"queues": {**settings.queues, "boot": Queue(slots=boots)}})

@@ -55,15 +55,6 @@ def with_gpus(plan: StackPlan) -> StackPlan:
     return plan.model_copy(update={"sets": kept})
 
 
-def served_plan(stack: Stack) -> StackPlan:
-    """Return the plan that is served, with the GPUs that its parts have, which earlier versions have not recorded."""
-    plan = read_plan(stack)
-    try:
-        return with_gpus(plan)
-    except ConfigError:  # the machine has other GPUs than those that were planned
-        return plan
-
-
 def choose_ports(stack: Stack, plan: StackPlan, running: Collection[str]) -> None:
     """Choose the ports of the engines of a plan before it is written. `running`: engines that listen already.
 
@@ -142,7 +133,7 @@ def replaced_parts(before: StackPlan, after: StackPlan) -> list[str]:
     new = place_plan(after)
     try:
         old = place_plan(before)
-    except ConfigError:  # of a version that placed nothing, or of a machine with other GPUs
+    except ConfigError:  # the machine has other GPUs than those that were planned
         of_set = {name: sum(entry.count for entry in one.config.engines) for name, one in before.sets.items()}
         return [engine_name(at + 1, name) for name, count in of_set.items() for at in range(count)] + ["ray"]
     found = []

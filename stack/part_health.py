@@ -99,7 +99,7 @@ class PartHealth:
     restarts: int = 0
     last_error: str = ""
     pid: int | None = None
-    started_at: float | None = None
+    started_at: float = 0.0
     first_answer_at: float | None = None
     last_answer_at: float = 0.0
     short_lives: list[float] = field(default_factory=list)
@@ -115,15 +115,15 @@ class PartHealth:
 
     # ------------------------------------------------------------ what supervisord says
 
-    def num_ended(self, pid: int | None, started_at: float | None) -> int:
+    def num_ended(self, pid: int | None, started_at: float) -> int:
         """Return how many ends of processes are seen that were not seen at the last look: that of the one that lived
         then, and that of the newest if it was never seen alive. More may have come and gone between the two.
         """
-        never_seen = pid is None and self.started_at not in (None, started_at)  # None: a watcher of an earlier version
+        never_seen = pid is None and self.started_at != started_at
         return (self.pid is not None and pid != self.pid) + never_seen
 
     def see_process(
-        self, pid: int | None, started_at: float | None, wanted: bool, now: float, last_error: str
+        self, pid: int | None, started_at: float, wanted: bool, now: float, last_error: str
     ) -> HealthAction:
         """Take in supervisord's view of the newest process, `pid` while it lives. `wanted`: supervisord runs the part
         or starts it again.

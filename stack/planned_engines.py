@@ -25,8 +25,7 @@ def planned_engines(path: Path, plan: JsonObject | None = None) -> dict[str, lis
     """
     try:
         plan = json.loads(path.read_text()) if plan is None else plan
-        sets = {DEFAULT_SET: plan} if "config" in plan else plan["sets"]  # of an earlier version, or of this one
-        found = {name: [dict(entry) for entry in served["config"]["engines"]] for name, served in sets.items()}
+        found = {name: [dict(entry) for entry in served["config"]["engines"]] for name, served in plan["sets"].items()}
         engine_parts(found)  # the file may be damaged
         return found
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

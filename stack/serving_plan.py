@@ -7,12 +7,11 @@ import fcntl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ratchet.config import TINY_POLICIES, RunConfig
-from ratchet.config_engines import DEFAULT_SET
 from ratchet.errors import ConfigError, MachineError
 from ratchet.lora_slots import served_rank
 from ratchet.model_directory import frozen_models, model_of, require_config, require_model
@@ -46,23 +45,13 @@ class StackPlan(BaseModel):
     """The engine sets of a stack, by name; the one that was added first is placed first.
 
     The engines of `sets` run. `waiting`: sets that were served before the stack was stopped, and of which it is not
-    known yet whether a run is open. `predates_sets`: whether parts may run that were started by a version which knows
-    no sets.
+    known yet whether a run is open.
     """
 
     model_config = ConfigDict(frozen=True)
 
     sets: dict[str, ServingPlan] = {}
     waiting: dict[str, ServingPlan] = {}
-    predates_sets: bool = False
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_config(cls, values: Any) -> Any:
-        """Read the file of a version that served one config, which becomes that of the default set."""
-        if isinstance(values, dict) and "config" in values:
-            return {"sets": {DEFAULT_SET: values}, "predates_sets": True}
-        return values
 
     @property
     def known(self) -> dict[str, ServingPlan]:

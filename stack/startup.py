@@ -18,7 +18,6 @@ from activities.run_checks import check_run
 from activities.sandboxes import docker_settings
 from ratchet import temporal_client, temporal_namespace, worker_versions
 from ratchet.config import RunConfig
-from ratchet.config_engines import DEFAULT_SET
 from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
 from ratchet.model_directory import model_of
 from ratchet.store import open_runs
@@ -32,7 +31,7 @@ from stack import docker_egress, postgres
 from stack.build_id import build_id
 from stack.connections import too_many_connections
 from stack.disk_space import require_space
-from stack.engine_parts import choose_ports, learner_devices, place_parts, replaced_parts, served_plan, with_gpus
+from stack.engine_parts import choose_ports, learner_devices, place_parts, replaced_parts, with_gpus
 from stack.parts import WATCHER, Stack
 from stack.placement import ENGINE, part_kind
 from stack.readiness import LogSizes, log_sizes, wait_until_answering
@@ -58,9 +57,6 @@ _HUNG_SECONDS = 15.0
 
 _POSTGRES_SECONDS = 300.0
 
-_READERS_OF_SETS = ("adapter", "worker", "learner")
-"""The parts beside engines and watcher that give calls, weights and slots to the engines of a run's set."""
-
 
 def bring_up(
     stack: Stack, config: RunConfig, say: Callable[[str], None], for_run: bool = False, moved: bool | None = None
@@ -85,7 +81,7 @@ def bring_up(
     supervisor = Supervisor(stack)
     with changing_plan(stack, say):
         fresh, opened = not supervisor.is_up(), asyncio.run(_open_sets(stack))
-        before = served_plan(stack)
+        before = read_plan(stack)
         _require_idle(before, config, opened)
         plan = _next(before, config, opened, for_run)
         if fresh and opened is None and len(plan.known) > 1:  # Postgres will say which of them have an open run
@@ -148,8 +144,6 @@ def _serve(
     If this is interrupted before the plan is written, the next `up` does it again. Engines that serve the same at the
     same place run on, while sets are added or dropped beside them or a placement changes.
     """
-    if not supervisor.is_up() or plan.sets.keys() - {DEFAULT_SET}:  # all parts are, or will be, of this version
-        plan = plan.model_copy(update={"predates_sets": False})
     if plan.without_times() == before.without_times() and stack.plan_path.is_file():
         if plan != before:
             write_plan(stack, plan)
@@ -179,10 +173,6 @@ def _to_stop(
         say(f"engine sets or their placement have changed: ending {', '.join(stopped)}")
     for name in plan.sets.keys() - before.sets.keys():
         say(f"engine set {name} is added")
-    if before.predates_sets and not plan.predates_sets:
-        earlier = [*stack.engine_names(), *_READERS_OF_SETS]
-        say(f"parts of an earlier version know no engine sets: restarting {', '.join(earlier)}")
-        stopped = list(dict.fromkeys([*stopped, *earlier]))
     return stopped
 
 
@@ -227,7 +217,7 @@ def _settle_sets(stack: Stack, config: RunConfig, say: Callable[[str], None], fo
     """
     supervisor, refusal = Supervisor(stack), None
     with changing_plan(stack, say):
-        before, opened = served_plan(stack), asyncio.run(_open_sets(stack))
+        before, opened = read_plan(stack), asyncio.run(_open_sets(stack))
         try:
             _require_idle(before, config, opened)
             plan = _placed(stack, _next(before, config, opened, for_run), supervisor)

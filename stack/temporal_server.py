@@ -6,9 +6,8 @@
 | `dev` | the dev server of Temporal's CLI, with its UI | the file `temporal.db` in the state directory |
 
 The kind is RATCHET_TEMPORAL if that is set, else the one that the last `ratchet up` recorded in the state directory,
-else `dev` if there is a `temporal.db` of an earlier version, else `server`. `ratchet up` records what it starts, so a
-stack keeps its histories until a user sets RATCHET_TEMPORAL to the other kind. None of it runs if TEMPORAL_ADDRESS
-names another server.
+else `server`. `ratchet up` records what it starts, so a stack keeps its histories until a user sets RATCHET_TEMPORAL to
+the other kind. None of it runs if TEMPORAL_ADDRESS names another server.
 """
 
 import asyncio
@@ -46,7 +45,7 @@ def temporal_kind(home: Path) -> TemporalKind:
     record = _record(home)
     if record.is_file():
         return TemporalKind(record.read_text().strip())
-    return TemporalKind.DEV if (home / "temporal.db").exists() else TemporalKind.SERVER
+    return TemporalKind.SERVER
 
 
 def _record(home: Path) -> Path:

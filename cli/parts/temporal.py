@@ -15,8 +15,7 @@ def temporal(
 
     stack = Stack()
     environment = stack.environment()
-    # A supervisor of an earlier version has no `--dev` in its command.
-    if dev or temporal_server.temporal_kind(stack.home) is temporal_server.TemporalKind.DEV:
+    if dev:
         ports = (stack.ports["temporal"], stack.ports["temporal_ui"])
         temporal_server.run_dev_server(stack.home, *ports, environment["TEMPORAL_NAMESPACE"])
     temporal_server.run_temporal_server(

@@ -104,20 +104,6 @@ def test_one_command_at_a_time_changes_the_plan(stack: Sleepers) -> None:
     assert read_plan(stack).sets["b"] == plan_of("b")
 
 
-def test_parts_of_a_version_without_sets_are_restarted_before_a_set_is_added(stack: Sleepers) -> None:
-    """An old engine would load the versions of any run, and an old adapter would send calls of any run to it."""
-    default, other = plan_of("default"), plan_of("b")
-    serve(stack, StackPlan(sets={"default": default}))
-    stack.plan_path.write_text(default.model_dump_json(exclude={"config": {"engine_set"}}))
-    before = serve(stack, next_plan(read_plan(stack), default, {}))
-    grown = serve(stack, next_plan(read_plan(stack), plan_of("default", engines=2), {}))
-    assert grown["engine"] == before["engine"] and read_plan(stack).predates_sets
-    after = serve(stack, next_plan(read_plan(stack), other, {"default": default}))
-    assert all(after[name] != pid for name, pid in grown.items()) and not read_plan(stack).predates_sets
-    again = serve(stack, next_plan(read_plan(stack), plan_of("c"), {"default": default, "b": other}))
-    assert again["engine"] == after["engine"]
-
-
 def test_a_command_keeps_the_ports_that_another_one_has_recorded(stack: Sleepers) -> None:
     sets = {name: plan_of(name) for name in ("default", "b", "c")}
     serve(stack, StackPlan(sets={"default": sets["default"]}))

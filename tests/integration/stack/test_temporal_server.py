@@ -1,4 +1,4 @@
-"""Temporal's own server on the embedded Postgres: lists, kill -9, schema, UI; the dev server of an earlier version."""
+"""Temporal's own server on the embedded Postgres: lists, kill -9, schema, UI; the dev server."""
 
 import asyncio
 import os
@@ -35,7 +35,7 @@ from stack import temporal_build
 from stack.parts import Stack, free_ports
 from stack.postgres import ensure_database
 from stack.temporal_build import find_go, server_program
-from stack.temporal_server import TemporalKind, installed_temporal_cli, settle_temporal_kind, temporal_kind
+from stack.temporal_server import TemporalKind, installed_temporal_cli, settle_temporal_kind
 
 ROOT = Path(__file__).parents[3]
 QUEUE = "test"
@@ -76,8 +76,8 @@ class Services:
         self.settings: TemporalSettings = load_temporal_settings().model_copy(update={"address": address})
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(self, part: str, command: list[str] | None = None) -> None:
-        command = command or next(one.command for one in self.stack.parts() if one.name == part)
+    def start(self, part: str) -> None:
+        command = next(one.command for one in self.stack.parts() if one.name == part)
         environment = {**os.environ, **self.stack.environment(), "NO_PROXY": "127.0.0.1"}
         with (self.stack.home / f"{part}.log").open("ab") as log:
             self.processes[part] = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
@@ -273,36 +273,17 @@ async def test_two_stacks_on_one_postgres_do_not_meet(own_server: Services, monk
             other.end("temporal")
 
 
-async def test_a_stack_of_an_earlier_version_goes_on_with_its_workflows(services: Services) -> None:
-    """Its dev server wrote `temporal.db` and recorded no kind. The next `up` finds the open workflow, and ends it."""
+async def test_a_dev_server_goes_on_with_its_workflows(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kind is recorded, so a later start needs no setting."""
     if installed_temporal_cli() is None:
         pytest.skip("Temporal's CLI is not installed")
-    home, ports = services.stack.home, services.stack.ports
-    command = [
-        str(installed_temporal_cli()),
-        "server",
-        "start-dev",
-        "--ip",
-        "127.0.0.1",
-        "--port",
-        str(ports["temporal"]),
-    ]
-    command += ["--headless", "--db-filename", str(home / "temporal.db"), "--log-level", "error"]
-    old = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        client = await services.client()
-        await client.start_workflow(Waits.run, id="open", task_queue=QUEUE, task_timeout=timedelta(seconds=5))
-    finally:
-        old.kill()
-        old.wait()
-    assert not (home / "temporal.kind").exists()
-    command = next(part.command for part in services.stack.parts() if part.name == "temporal")
-    assert command[-2:] == ["temporal", "--dev"]
-    services.start("temporal", command[:-1])  # as the earlier version's supervisor does after the update
-    await services.client()
+    monkeypatch.setenv("RATCHET_TEMPORAL", "dev")
+    assert settle_temporal_kind(services.stack.home, print) is TemporalKind.DEV
+    monkeypatch.delenv("RATCHET_TEMPORAL")
+    services.start("temporal")
+    client = await services.client()
+    await client.start_workflow(Waits.run, id="open", task_queue=QUEUE, task_timeout=timedelta(seconds=5))
     services.end("temporal", kill=True)
-    assert settle_temporal_kind(home, print) is TemporalKind.DEV
-    assert temporal_kind(home) is TemporalKind.DEV
     services.start("temporal")
     client = await services.client()
     async with _worker(client):

@@ -23,6 +23,6 @@ def test_the_adapter_keeps_as_many_sessions_as_temporal_yaml_says(
     monkeypatch.setenv("RATCHET_TEMPORAL_CONFIG", str(changed))
     changed.write_text(yaml.safe_dump({**settings, "adapter": {"max_sessions": 7}}))
     assert SettingsOfSets(stack).read()["default"].max_sessions == 7
-    del settings["adapter"]  # a file of an earlier version
+    del settings["adapter"]
     changed.write_text(yaml.safe_dump(settings))
     assert SettingsOfSets(stack).read()["default"].max_sessions == 2000

@@ -19,14 +19,13 @@ from stack.engine_parts import (
     place_parts,
     place_plan,
     replaced_parts,
-    served_plan,
     with_gpus,
 )
 from stack.part_health import HealthState, PartHealth
 from stack.parts import Stack
 from stack.placement import set_of_part
 from stack.probes import LIMITS, is_missed, limits_of
-from stack.serving_plan import ServingPlan, StackPlan, next_plan, read_plan, require_trainable, wants_other, write_plan
+from stack.serving_plan import ServingPlan, StackPlan, next_plan, require_trainable, wants_other, write_plan
 from tests.unit.training.test_gradients import MOE, make_architecture
 
 
@@ -166,14 +165,6 @@ def test_a_set_that_grows_moves_no_part_of_another(stack: Stack, monkeypatch: py
         assert replaced_parts(both, after) == [] and with_gpus(after) == after
         with pytest.raises(ConfigError, match=r"GPU 1 of local is given to engine .* and to engine-b \(engine set b\)"):
             with_gpus(next_plan(both, naming, {"default": first, "b": second}))
-
-
-def test_engines_that_run_without_recorded_gpus_keep_theirs(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
-    write_plan(stack, plan_of(stack, training={"workers": 1, "gpus": {"local": [1]}}))
-    assert served_plan(stack).sets["default"].gpus == {"engine": (0,)}
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert served_plan(stack) == read_plan(stack), "the machine has other GPUs now"
 
 
 def test_a_learner_gives_gpus_that_no_config_names_to_new_engines_of_its_set(

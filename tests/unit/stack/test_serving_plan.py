@@ -98,11 +98,8 @@ def test_a_run_that_shares_the_engines_starts_none_of_them_anew() -> None:
         assert wants_other(before, other.config)
 
 
-def test_the_file_of_a_version_with_one_config_is_read(tmp_path: Path) -> None:
+def test_a_stack_has_the_engines_of_its_file(tmp_path: Path) -> None:
     stack = Stack(tmp_path)
-    stack.plan_path.write_text(A.model_dump_json(exclude={"gpus": True, "config": {"engine_set"}}))
-    found = read_plan(stack)
-    assert found == StackPlan(sets={"default": A}, predates_sets=True) == next_plan(found, A, None)
     assert stack.engine_names() == ["engine"]
     write_plan(stack, StackPlan(sets={"default": A, "b": B}))
     assert list(read_plan(stack).sets) == ["default", "b"] and stack.engine_names() == ["engine", "engine-b"]

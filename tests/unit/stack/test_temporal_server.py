@@ -1,4 +1,4 @@
-"""Which Temporal a stack runs: the setting, the record of the last `up`, a file of an earlier version, the default."""
+"""Which Temporal a stack runs: the setting, the record of the last `up`, the default."""
 
 import shutil
 import subprocess
@@ -50,15 +50,6 @@ def test_a_new_stack_runs_the_server_with_its_ui(tmp_path: Path, server_there: P
     home = tmp_path / "home"
     assert settle_temporal_kind(home, print) is TemporalKind.SERVER
     assert commands(home)["temporal"] == ["temporal"] and commands(home)["temporal-ui"] == ["temporal-ui"]
-
-
-def test_a_stack_of_an_earlier_version_keeps_its_dev_server(tmp_path: Path, cli_only: Path, server_there: Path) -> None:
-    home = tmp_path / "home"
-    home.mkdir()
-    (home / "temporal.db").write_text("histories")
-    assert settle_temporal_kind(home, print) is TemporalKind.DEV
-    assert commands(home)["temporal"] == ["temporal", "--dev"] and "temporal-ui" not in commands(home)
-    assert (home / "temporal.db").read_text() == "histories"
 
 
 def test_the_setting_decides_and_is_remembered(
