@@ -21,11 +21,9 @@ from tests.integration.adapter.conftest import (
 from tests.integration.adapter.test_durability import ask, let_adapters_run
 
 
-async def set_revision(database: Database, revision: str) -> str:
+async def execute(database: Database, statement: str) -> None:
     async with database.begin() as conn:
-        before: str = (await conn.execute(text("SELECT version_num FROM alembic_version"))).scalar_one()
-        await conn.execute(text("UPDATE alembic_version SET version_num = :one"), {"one": revision})
-    return before
+        await conn.execute(text(statement))
 
 
 async def status(address: str) -> str:
@@ -50,13 +48,13 @@ async def test_calls_are_held_until_the_store_comes_and_has_the_schema(
             asking = [asyncio.create_task(ask(address, one.token)) for one in (first, second)]
             await let_adapters_run(address)
             assert (await ask(address, first.token)).status_code == 503, "the limit is one call"
-            head = await set_revision(database, "0001")
+            await execute(database, "ALTER TABLE alembic_version RENAME TO migrating")
             try:
                 line.mend()
                 await asyncio.wait(asking, timeout=1)
-                assert await status(address) == "calls wait for the store", "the schema is an older one"
+                assert await status(address) == "calls wait for the store", "the schema has no revision yet"
             finally:
-                await set_revision(database, head)
+                await execute(database, "ALTER TABLE migrating RENAME TO alembic_version")
             assert [(await one).status_code for one in asking] == [200, 200]
             while await status(address) != "ok":
                 await asyncio.sleep(0.05)
@@ -68,9 +66,9 @@ async def test_calls_are_held_until_the_store_comes_and_has_the_schema(
 async def test_a_schema_of_a_later_version_ends_the_process(
     postgres_url: str, model_dir: Path, database: Database
 ) -> None:
-    head = await set_revision(database, "9999")
+    await execute(database, "UPDATE alembic_version SET version_num = '9' || version_num")
     try:
-        with pytest.raises(MachineError, match="9999, which is later"):
+        with pytest.raises(MachineError, match=r"9\d{4}, which is later"):
             await asyncio.wait_for(serve_adapter(adapter_settings(postgres_url, model_dir)), 60)
     finally:
-        await set_revision(database, head)
+        await execute(database, "UPDATE alembic_version SET version_num = substr(version_num, 2)")
