@@ -1,7 +1,8 @@
-"""A run that the code of an earlier commit started goes on while every part of its stack is upgraded, one by one.
+"""A run that the last release started goes on while every part of its stack is upgraded to this code, one by one.
 
-The stack is real, with the tiny policy. Its parts find the code through a link on `PYTHONPATH`, which is what an
-update of a checkout in place does to them: the parts that run keep the old code until they are started again.
+A release adds itself as the last entry of `releases.toml`, and the test then starts from its commit. The stack is real,
+with the tiny policy. Its parts find the code through a link on `PYTHONPATH`, which is what an update of a checkout in
+place does to them: the parts that run keep the old code until they are started again.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,19 +27,25 @@ import yaml
 from cli.console import say
 from cli.down import kill_stack_boxes
 from ratchet import paths
+from ratchet.temporal_settings import load_temporal_settings
 from stack.part_health import HealthState, read_health
 from stack.parts import Stack, free_ports
+from stack.startup import connect_stack
 from stack.supervisor import Supervisor
 from stack.tiny_policy.build import make_tiny_policy
 from tests.chaos.faults import wait_until
+from tests.replay.record import record_all
 from tests.replay.stored_run import replay_run
 
 ROOT = Path(__file__).parents[2]
-EARLIER = "b95da40bea8bd45a87272e64c07710a037ae70e9"
-"""The commit whose code starts the run: one that was on the main branch, with an earlier schema."""
 PARTS = ("worker", "adapter", "gateway", "learner", "engine", "temporal", "postgres", "watcher")
 STEPS = 1000
 """More than there is time for: the run is drained when every part is upgraded."""
+
+
+def _last_release() -> str:
+    """Return the commit of the last release."""
+    return str(tomllib.loads((ROOT / "releases.toml").read_text())["release"][-1]["commit"])
 
 
 def _checkout(commit: str, out: Path) -> None:
@@ -63,18 +71,15 @@ class Upgrade:
         new.rename(self.code)
 
     def ratchet(self, *arguments: str) -> None:
-        """Run a command with the code that the link names. Repeat it if it fails, as a person does: on a busy machine
-        the earlier code waits too short a time for Postgres."""
+        """Run a command with the code that the link names."""
         environment = os.environ | {"PYTHONPATH": str(self.code)}
         command = [sys.executable, "-P", "-m", "cli.main", *arguments]
-        for _ in range(3):
-            done = subprocess.run(
-                command, env=environment, cwd=self.stack.home, text=True, capture_output=True, check=False
-            )
-            if done.returncode == 0:
-                return
-        known = self.rows("SELECT state, state_reason FROM run") if self.run_id else []
-        raise AssertionError(done.stdout + done.stderr + str(known))
+        done = subprocess.run(
+            command, env=environment, cwd=self.stack.home, text=True, capture_output=True, check=False
+        )
+        if done.returncode != 0:
+            known = self.rows("SELECT state, state_reason FROM run") if self.run_id else []
+            raise AssertionError(done.stdout + done.stderr + str(known))
 
     def rows(self, query: str, *values: Any) -> list[Any]:
         async def read() -> list[Any]:
@@ -129,7 +134,7 @@ class Upgrade:
 
 
 def _config(earlier: Path) -> dict[str, Any]:
-    """Return the earlier commit's quickstart, smaller: steps of three groups, no evaluation."""
+    """Return the release's quickstart, smaller: steps of three groups, no evaluation."""
     policy = paths.cache() / "tests" / "tiny-0"
     make_tiny_policy(policy, 0, say)
     config: dict[str, Any] = yaml.safe_load((earlier / "configs" / "quickstart.yaml").read_text())
@@ -145,14 +150,14 @@ def _config(earlier: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def upgraded() -> Iterator[Upgrade]:
-    """A run that was started by the earlier code and has ended after all parts were started again by this one."""
+    """A run that was started by the last release and has ended after all parts were started again by this code."""
     base = Path(tempfile.mkdtemp(prefix="ratchet-upgrade-"))
     base.chmod(0o755)  # the embedded Postgres runs as another user
     home, earlier = base / "home", base / "earlier"
     home.mkdir()
     before = os.environ.get("RATCHET_HOME")
     try:
-        _checkout(EARLIER, earlier)
+        _checkout(_last_release(), earlier)
         os.environ["RATCHET_HOME"] = str(home)
         config = base / "upgrade.yaml"
         config.write_text(yaml.safe_dump(_config(earlier)))
@@ -162,12 +167,14 @@ def upgraded() -> Iterator[Upgrade]:
         found.ratchet("train", str(config), "--detach")
         wait_until(lambda: bool(found.rows("SELECT run_id FROM run")), "the run's workflow has made its row")
         found.run_id = found.value("SELECT run_id FROM run")
-        wait_until(lambda: found.step() >= 1, "the earlier code has trained a step", 900)
+        wait_until(lambda: found.step() >= 1, "the release has trained a step", 900)
         _upgrade(found, config)
         step = found.step()
         wait_until(lambda: found.step() > step, "this code has trained a step", 900)
         found.ratchet("drain", found.run_id)
         wait_until(found.is_over, "the run is over", 900)
+        if folder := os.environ.get("RATCHET_RECORD_HISTORIES"):
+            asyncio.run(_record(found.stack, Path(folder)))
         yield found
         asyncio.run(kill_stack_boxes(found.stack.environment()))
     finally:
@@ -176,6 +183,10 @@ def upgraded() -> Iterator[Upgrade]:
         os.environ.pop("RATCHET_HOME", None)
         os.environ |= {"RATCHET_HOME": before} if before is not None else {}
         shutil.rmtree(base, ignore_errors=True)
+
+
+async def _record(stack: Stack, folder: Path) -> None:
+    await record_all(await connect_stack(stack, load_temporal_settings()), stack, folder)
 
 
 def _upgrade(found: Upgrade, config: Path) -> None:
