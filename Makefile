@@ -31,7 +31,7 @@ environment: $(UV)
 ENVIRONMENT = $(MAKE) --no-print-directory environment
 setup:
 	@($(PYTHON) -c "from enum import StrEnum" 2>/dev/null && exec $(PYTHON) -m stack.temporal_server) & build=$$!; trap "kill $$build 2>/dev/null; wait" EXIT; \
-		$(ENVIRONMENT) && $(RUN)/ratchet setup
+		$(ENVIRONMENT) && $(RUN)/ratchet admin setup
 
 # One clock for the progress of all commands below, so that the last line shows the total.
 train: export RATCHET_STARTED := $(shell date +%s)
@@ -73,7 +73,7 @@ slow: setup
 
 # Without those that need a GPU: `python -m tests.benchmarks.gpu` and `gpu_loop`.
 bench: setup
-	@$(RUN)/ratchet bench --all
+	@$(RUN)/ratchet admin bench --all
 
 # Every fault of the recovery table, in the order that SEED draws; exit code 1 if one of them lost or doubled something.
 SEED ?= 0

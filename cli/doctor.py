@@ -105,7 +105,7 @@ def _temporal_check(stack: "Stack") -> dict[str, Any]:
     kind = temporal_kind(stack.home)
     program = server_program() if kind is TemporalKind.SERVER else installed_temporal_cli()
     there = program is not None and program.is_file()
-    detail = f"{kind}: {program}" if there else f"{kind}: run `ratchet setup`"
+    detail = f"{kind}: {program}" if there else f"{kind}: run `ratchet admin setup`"
     return {"what": "temporal program", "ok": there, "needed": True, "detail": detail}
 
 

@@ -4,22 +4,48 @@ from typing import Annotated
 
 import typer
 
+from ratchet.bounded_numbers import MAX_ROWS
+
 
 def explain(
-    what: Annotated[str, typer.Argument(help="A rollout's id or workflow id, RUN@STEP, or RUN.", metavar="WHAT")],
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            help="A rollout's id or workflow id, RUN@STEP, or RUN; by default the newest run.", metavar="[WHAT]"
+        ),
+    ] = None,
+    advice: Annotated[
+        bool, typer.Option("--advice", help="Of a run: where its hours went, and which setting would change it most.")
+    ] = False,
+    steps: Annotated[
+        int, typer.Option(min=1, max=MAX_ROWS, help="--advice looks at so many of the newest trained steps.")
+    ] = 20,
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
-    """Say why a rollout has its reward, what a step trained, or how a run is doing."""
+    """Say why a rollout has its reward, what a step trained, or how a run is doing.
+
+    Everything is computed from what the store has. --advice also says what a trained token costs.
+    """
     import textwrap
 
+    from cli.advice import print_advice
     from cli.console import print_json
     from cli.store_access import query
+    from client import Client
     from client.explanations import explain_thing
     from ratchet.errors import ConfigError
 
-    sentences = query(lambda connection: explain_thing(connection, what))
+    client = Client()
+    if advice:
+        found = client.run(what).advise(steps).as_json()
+        print_json(found) if json else print_advice(found)
+        return
+    thing = what or client.run().run_id
+    sentences = query(lambda connection: explain_thing(connection, thing))
     if sentences is None:
-        raise ConfigError(f"there is no rollout, step or run {what!r}; `ratchet runs` and `ratchet rollouts` list them")
+        raise ConfigError(
+            f"there is no rollout, step or run {thing!r}; `ratchet show runs` and `ratchet show rollouts` list them"
+        )
     if json:
         print_json(sentences)
         return

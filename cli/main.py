@@ -1,7 +1,7 @@
-"""The command `ratchet`: registers one file per command and turns errors into one sentence and an exit code.
+"""The command `ratchet`: registers the commands and turns errors into one sentence and an exit code.
 
-The supervisor starts the parts of the stack with `python -P -m cli.main PART`. Commands import heavy packages inside
-their functions, so that `--help` stays fast.
+The supervisor starts the parts of the stack with `python -P -m cli.main part NAME`. Commands import heavy packages
+inside their functions, so that `--help` stays fast.
 """
 
 import atexit
@@ -13,60 +13,24 @@ from typing import Annotated, NoReturn
 import typer
 
 from cli import (
-    advise,
-    agents,
-    backup,
-    bench,
-    cancel,
-    checkpoints,
-    codec_server,
-    config,
+    admin,
     doctor,
     down,
-    drain,
-    env,
     evaluate,
     explain,
-    export,
-    extend,
-    forks,
-    groups,
-    images,
     launch,
-    logs,
-    mcp,
-    mix,
     models,
-    pause,
-    prune,
-    regrade,
-    restore,
-    resume,
-    retry,
-    rollout,
-    rollouts,
-    runs,
-    sandboxes,
-    set,
-    setup,
     show,
-    skip_step,
     sql,
     status,
-    steering,
-    stop,
-    sweep,
-    tail,
+    steer,
     tasks,
-    tiny_policy,
-    top,
     train,
     up,
     view,
     watch,
-    why,
 )
-from cli.help_text import unwrap_help
+from cli.help_text import InPanels, unwrap_help
 from cli.part_process import logging_part
 from cli.parts import adapter, egress, engine, gateway, learner, postgres, ray, temporal, viewer, watcher, worker
 from ratchet.errors import RatchetError
@@ -83,6 +47,7 @@ def _print_version(wanted: bool) -> None:
 
 
 app = typer.Typer(
+    cls=InPanels,
     help="Durable reinforcement learning for coding agents.",
     epilog="Exit codes: 0 done; 1 something failed that may work later; 2 a mistake in what was asked, a refusal, or "
     "something that this machine lacks, such as a running stack.",
@@ -100,62 +65,13 @@ def options(
     """Durable reinforcement learning for coding agents."""
 
 
-COMMANDS = (
-    train.train,
-    launch.launch_command,
-    pause.pause,
-    resume.resume,
-    drain.drain_command,
-    stop.stop,
-    skip_step.skip_step,
-    extend.extend,
-    set.set,
-    steering.steering,
-    cancel.cancel,
-    retry.retry,
-    evaluate.evaluate,
-    advise.advise,
-    rollout.rollout,
-    up.up,
-    down.down,
-    status.status,
-    doctor.doctor,
-    logs.logs,
-    env.env,
-    runs.runs,
-    watch.watch,
-    mix.mix,
-    view.view,
-    why.why,
-    top.top,
-    groups.groups,
-    rollouts.rollouts,
-    tail.tail,
-    show.show,
-    explain.explain,
-    sql.sql,
-    mcp.mcp,
-    tiny_policy.make_tiny_policy_command,
-    sweep.sweep,
-    bench.bench,
-    setup.setup,
-    config.config,
-    codec_server.codec_server,
-    regrade.regrade,
-    export.export,
-    forks.forks,
-    backup.backup,
-    restore.restore,
-    prune.prune,
-)
-GROUPS = (
-    tasks.tasks_app,
-    agents.agents_app,
-    images.images_app,
-    sandboxes.sandboxes_app,
-    checkpoints.checkpoints_app,
-    models.models_app,
-)
+COMMANDS = {
+    "Run": (train.train, launch.launch_command, evaluate.evaluate),
+    "Look": (status.status, watch.watch, show.show_app, explain.explain, sql.sql, view.view),
+    "Steer": (steer.pause, steer.resume, steer.stop, steer.set, steer.retry),
+    "Tasks and models": (tasks.tasks_app, models.models_app),
+    "Machine": (up.up, down.down, doctor.doctor, admin.admin_app),
+}
 PARTS = (
     postgres.postgres,
     temporal.temporal,
@@ -174,18 +90,22 @@ PARTS = (
 VIME = (train.train, launch.launch_command)
 """Commands that take arguments of vime's training command, too."""
 
-COMPUTING = (["train"], ["up"], ["launch"], ["rollout"], ["tiny-policy"], ["bench"])
+COMPUTING = (("train",), ("up",), ("launch",), ("tasks", "run"), ("models", "tiny-policy"), ("admin", "bench"))
 """Beginnings of the arguments of commands that compute with large tensors in their own process."""
 
-for function in COMMANDS:
-    name = function.__module__.rsplit(".", 1)[-1].replace("_", "-")
-    # What an argument of vime means, the command itself finds out (`ratchet/vime_names.py`).
-    context = {"allow_extra_args": True, "ignore_unknown_options": True} if function in VIME else None
-    app.command(name=name, rich_help_panel="Commands", context_settings=context)(function)
-for group in GROUPS:
-    app.add_typer(group, rich_help_panel="Commands")
-for function in PARTS:
-    app.command(rich_help_panel="Parts of the stack (the supervisor runs them)")(logging_part(function))
+for panel, commands in COMMANDS.items():
+    for command in commands:
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, rich_help_panel=panel)
+            continue
+        name = command.__name__.removesuffix("_command")
+        # What an argument of vime means, the command itself finds out (`ratchet/vime_names.py`).
+        context = {"allow_extra_args": True, "ignore_unknown_options": True} if command in VIME else None
+        app.command(name=name, rich_help_panel=panel, context_settings=context)(command)
+part_app = typer.Typer(name="part", help="Run one part of the stack in this process.", no_args_is_help=True)
+for part in PARTS:
+    part_app.command()(logging_part(part))
+app.add_typer(part_app, hidden=True)
 unwrap_help(app)
 
 
@@ -214,7 +134,10 @@ def _set_start_variables() -> None:
     """
     before = uses_huge_pages(os.environ)
     os.environ |= start_variables(os.environ)
-    if sys.argv[1:2] in COMPUTING and uses_huge_pages(os.environ) != before:
+    if (
+        any(tuple(sys.argv[1 : 1 + len(words)]) == words for words in COMPUTING)
+        and uses_huge_pages(os.environ) != before
+    ):
         os.execv(sys.executable, sys.orig_argv)
 
 
@@ -249,8 +172,7 @@ def run_app() -> int:
         print(f"ratchet: {error}", file=sys.stderr)
         return error.cli_exit_code
     except OSError as error:
-        is_part = sys.argv[1:2] in [[part.__name__.replace("_", "-")] for part in PARTS]
-        if is_part or _is_bug(error):  # the log of a part has the traceback
+        if sys.argv[1:2] == ["part"] or _is_bug(error):  # the log of a part has the traceback
             raise
         return _report(error)
     except ValueError as error:

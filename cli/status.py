@@ -1,4 +1,4 @@
-"""`ratchet status`: print every part's state, address and, if it does not answer, why."""
+"""`ratchet status`: the state of the stack's parts, or what a run waits for."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,15 +12,26 @@ _ROW = "{:<{width}} {:<11} {:>11} {:>8}  {}"
 _WIDTH = 12
 
 
-def status(json: Annotated[bool, typer.Option("--json")] = False) -> None:
-    """Print the state of the local stack. A part is `answering` if its newest probe succeeded.
+def status(
+    run_id: Annotated[str | None, typer.Argument(help="A run of `ratchet show runs`.", metavar="[RUN]")] = None,
+    json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """Print the state of the local stack; or of a run, what it waits for, and since when.
 
-    Also the open runs, and of one with `sandbox.adaptive` how many boxes it may use now, and why.
+    A part is `answering` if its newest probe succeeded. Open runs are listed, too, and of one with `sandbox.adaptive`
+    how many boxes it may use now, and why.
+
+    A run may wait for a part, a box, a grader, the learner or a person. This also works while parts of the stack are
+    away. Without the store nothing is known of the run: the exit code is then 2.
     """
     from cli.console import print_json
+    from cli.run_screen import print_run
     from ratchet.durations import duration_in_words
     from stack.placement import part_kind
 
+    if run_id is not None:
+        print_run(run_id, json)
+        return
     found = _collect()
     if json:
         print_json(found)
@@ -40,7 +51,7 @@ def status(json: Annotated[bool, typer.Option("--json")] = False) -> None:
         elif part["pid"] and part_kind(part["name"]) in ("engine", "learner") and part["detail"]:
             print(f"{part['name']}: {part['detail']}")
     for run in found["runs"]:
-        print(f"run {run['run_id']} is {run['state']}; its engines are set {run['engine_set']}")
+        print(f"run {run['run_id']} is {run['state']}, engines {run['engine_set']}: `ratchet status {run['run_id']}`")
     for line in found["boxes"]:
         print(line)
     if found["note"]:

@@ -68,7 +68,7 @@ def train(
     try:
         run_id = asyncio.run(start_run(stack, resolved, name, new, say))
     except KeyboardInterrupt:
-        say("interrupted; a run that was named above goes on, and `ratchet runs` lists it once it is accepted")
+        say("interrupted; a run that was named above goes on, and `ratchet show runs` lists it once it is accepted")
         raise typer.Exit(130) from None
     say(f"run {run_id}: {stack.workflow_page(f'run/{run_id}')}")
     if not detach:
@@ -239,7 +239,7 @@ def _say_what_next(run_id: str, stack: Any) -> None:
 
     if shutil.which("ratchet") is None:
         say("`source .venv/bin/activate` puts `ratchet` on PATH")
-    say(f"rollouts: `ratchet rollouts {run_id}`; one of them: `ratchet show ID`")
+    say(f"rollouts: `ratchet show rollouts {run_id}`; one of them: `ratchet show rollout ID`")
     say(f"workflow: {stack.workflow_page(f'run/{run_id}')}")
     say("the stack keeps running: `ratchet down` stops it")
 

@@ -50,7 +50,7 @@ def view(
         serve_viewer(settings)
         return
     if not answer.is_success:
-        raise MachineError(f"{settings.address} answers with {answer.status_code}; see `ratchet logs viewer`")
+        raise MachineError(f"{settings.address} answers with {answer.status_code}; see `ratchet admin logs viewer`")
 
 
 def viewer_settings(stack: "Stack", host: str) -> "ViewerSettings":
@@ -83,7 +83,7 @@ def _path_of(target: str) -> str:
     if (found := _rollout_id(target)) is not None:
         return f"/rollouts/{found}"
     if query(lambda connection: runs.get_run(connection, target)) is None:
-        raise ConfigError(f"there is no run or rollout {target!r}; see `ratchet runs` and `ratchet rollouts`")
+        raise ConfigError(f"there is no run or rollout {target!r}; see `ratchet show runs` and `ratchet show rollouts`")
     return f"/runs/{quote(target)}"
 
 

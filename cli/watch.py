@@ -1,4 +1,4 @@
-"""`ratchet watch`: one screen about a run, renewed while it runs."""
+"""`ratchet watch`: one screen about a run, or the turns of a rollout, renewed while it runs."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -16,21 +16,40 @@ _STEPS_FOR_ESTIMATE = 5
 
 
 def watch(
-    run_id: Annotated[
-        str | None, typer.Argument(help="A run of `ratchet runs`; by default the newest open one.", metavar="RUN")
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            help="A run, or a rollout's id or workflow id; by default the newest open run.", metavar="[RUN|ROLLOUT]"
+        ),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Print the screen once and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print what there is now and end.")] = False,
+    whole: Annotated[bool, typer.Option("--whole", help="Of a rollout: print long messages whole.")] = False,
 ) -> None:
-    """Show a run live: progress, the newest steps, open rollouts by stage, and what it waits for. Ctrl-C ends it."""
+    """Show a run live: progress, the newest steps, open rollouts by stage, and what it waits for. Ctrl-C ends it.
+
+    Of a rollout its turns are printed as they end: what the agent sent, and what the policy answered.
+    """
     import time
 
     from rich.console import Console
     from rich.live import Live
 
+    from cli.store_access import query
+    from cli.turn_printer import follow_rollout
     from client import Client
+    from ratchet.errors import ConfigError
+    from ratchet.run_names import is_part_of_run
+    from ratchet.store import reports
     from ratchet.types import RunState
 
-    run, console = Client().run(run_id), Console()
+    if what is not None:
+        rollout_id = query(lambda connection: reports.find_rollout(connection, what))
+        if rollout_id is not None:
+            follow_rollout(rollout_id, once, whole)
+            return
+        if is_part_of_run(what):
+            raise ConfigError(f"rollout {what} does not exist; `ratchet show rollouts RUN` lists a run's rollouts")
+    run, console = Client().run(what), Console()
     if once or not console.is_terminal:
         console.print(_screen(run))
         return
@@ -72,7 +91,7 @@ def _screen(run: "Run") -> "RenderableType":
     from rich.text import Text
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from cli.why import lines_of
+    from cli.run_screen import lines_of
     from ratchet.store.views.curve_views import metrics_by_step, newest_metric_step, times_by_step
 
     async def read(connection: AsyncConnection) -> tuple[dict[int, dict[str, float]], list[float]]:

@@ -31,6 +31,11 @@ def rollout_number(name: str) -> int | None:
     return int(name) if _ROLLOUT_NUMBER.fullmatch(name) else None
 
 
+def is_part_of_run(name: str) -> bool:
+    """Return whether a name is that of a rollout, a group or an evaluation, and no run's."""
+    return "/" in name or rollout_number(name) is not None
+
+
 def step_number(text: str) -> int | None:
     """Return the step that a text gives, None if it is no number or one that no step can have."""
     number = rollout_number(text)

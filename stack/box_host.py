@@ -50,7 +50,8 @@ def box_host(cluster: Cluster, stack: Stack, logs: Path, say: Say) -> Iterator[N
 
     def start(part: str, forwards: list[str], *arguments: str) -> HostProcess:
         program = str(cluster.directory / ".venv/bin/ratchet")
-        ssh = over_ssh(cluster, host, [program, part, *arguments], {"PYTHONUNBUFFERED": "1"}, [*_OPTIONS, *forwards])
+        command = [program, "part", part, *arguments]
+        ssh = over_ssh(cluster, host, command, {"PYTHONUNBUFFERED": "1"}, [*_OPTIONS, *forwards])
         processes.append(
             HostProcess(f"the {part} of {host}", ssh, say, environment=environment, log=logs / f"{part}.log")
         )

@@ -261,7 +261,7 @@ class Stack:
 
     def parts(self) -> list[Part]:
         """Return the parts in start order, without those whose service the environment names elsewhere."""
-        ratchet = [sys.executable, "-P", "-m", "cli.main"]  # -P: see ratchet/import_path.py
+        ratchet = [sys.executable, "-P", "-m", "cli.main", "part"]  # -P: see ratchet/import_path.py
         parts = [Part(WATCHER, [*ratchet, WATCHER], 5)]
         if not self.is_external("RATCHET_DATABASE_URL"):
             parts.append(Part("postgres", [*ratchet, "postgres"], 10, stop_signal="INT", stop_wait_seconds=30))

@@ -1,4 +1,4 @@
-"""`ratchet adapter`: run the adapter."""
+"""`ratchet part adapter`: run the adapter."""
 
 from typing import TYPE_CHECKING
 

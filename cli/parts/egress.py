@@ -1,4 +1,4 @@
-"""`ratchet egress`: connect Docker boxes to the adapter."""
+"""`ratchet part egress`: connect Docker boxes to the adapter."""
 
 import asyncio
 

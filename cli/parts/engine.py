@@ -1,4 +1,4 @@
-"""`ratchet engine`: run one vLLM server and supervise it."""
+"""`ratchet part engine`: run one vLLM server and supervise it."""
 
 import asyncio
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""`ratchet gateway`: run the local E2B-compatible sandbox service."""
+"""`ratchet part gateway`: run the local E2B-compatible sandbox service."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`ratchet learner`: run the learner service, which starts one driver process per running run."""
+"""`ratchet part learner`: run the learner service, which starts one driver process per running run."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""`ratchet postgres`: run the embedded Postgres server in this process."""
+"""`ratchet part postgres`: run the embedded Postgres server in this process."""
 
 from stack.parts import Stack
 

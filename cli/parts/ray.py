@@ -1,4 +1,4 @@
-"""`ratchet ray`: run the head of a local Ray cluster in this process."""
+"""`ratchet part ray`: run the head of a local Ray cluster in this process."""
 
 import contextlib
 import os

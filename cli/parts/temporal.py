@@ -1,4 +1,4 @@
-"""`ratchet temporal` and `ratchet temporal-ui`: run the local Temporal server and its UI in this process."""
+"""`ratchet part temporal` and `ratchet part temporal-ui`: run the local Temporal server and its UI in this process."""
 
 from typing import Annotated
 

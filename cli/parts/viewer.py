@@ -1,4 +1,4 @@
-"""`ratchet viewer`: serve the viewer."""
+"""`ratchet part viewer`: serve the viewer."""
 
 from typing import Annotated
 

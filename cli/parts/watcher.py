@@ -1,4 +1,4 @@
-"""`ratchet watcher`: probe the parts of the stack and restart those that do not answer."""
+"""`ratchet part watcher`: probe the parts of the stack and restart those that do not answer."""
 
 import asyncio
 

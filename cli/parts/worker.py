@@ -1,4 +1,4 @@
-"""`ratchet worker`: run a Temporal worker for some or all task queues."""
+"""`ratchet part worker`: run a Temporal worker for some or all task queues."""
 
 import asyncio
 import os

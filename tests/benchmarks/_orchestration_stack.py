@@ -84,7 +84,7 @@ class OrchestrationStack:
     # ------------------------------------------------------------ processes
 
     def spawn(self, name: str, *arguments: str) -> None:
-        command = [sys.executable, "-m", *(arguments or ("cli.main", name))]
+        command = [sys.executable, "-m", *(arguments or ("cli.main", "part", name))]
         with (self.home / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log, cwd=ROOT)
 

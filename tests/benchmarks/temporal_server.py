@@ -80,7 +80,7 @@ class Server:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def spawn(self, part: str, *arguments: str) -> None:
-        command = [sys.executable, "-P", "-m", "cli.main", part, *arguments]
+        command = [sys.executable, "-P", "-m", "cli.main", "part", part, *arguments]
         with (self.stack.home / f"{part}.log").open("ab") as log:
             self.processes[part] = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
 

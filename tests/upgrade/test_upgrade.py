@@ -171,7 +171,7 @@ def upgraded() -> Iterator[Upgrade]:
         _upgrade(found, config)
         step = found.step()
         wait_until(lambda: found.step() > step, "this code has trained a step", 900)
-        found.ratchet("drain", found.run_id)
+        found.ratchet("stop", found.run_id, "--drain")
         wait_until(found.is_over, "the run is over", 900)
         if folder := os.environ.get("RATCHET_RECORD_HISTORIES"):
             asyncio.run(_record(found.stack, Path(folder)))

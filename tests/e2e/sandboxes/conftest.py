@@ -161,7 +161,7 @@ def egress(directory: Path, environment: dict[str, str]) -> Iterator[subprocess.
     """`ratchet egress` beside the daemon, for boxes of the adapter that the environment names."""
     own = {"DOCKER_HOST": f"unix://{directory}/docker.sock", "RATCHET_HOME": f"{directory}/home"}
     values = {**os.environ, **own, **environment}
-    with subprocess.Popen([sys.executable, "-m", "cli.main", "egress"], cwd=CHECKOUT, env=values) as process:
+    with subprocess.Popen([sys.executable, "-m", "cli.main", "part", "egress"], cwd=CHECKOUT, env=values) as process:
         try:
             yield process
         finally:

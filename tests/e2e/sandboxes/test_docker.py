@@ -52,7 +52,8 @@ async def test_limits_that_a_run_asks_for(docker_directory: Path, provider: Dock
 
 async def test_a_terminal_in_a_container(docker_directory: Path, box: Sandbox) -> None:
     script = (
-        "import sys; from cli.box_terminal import run_docker_terminal; sys.exit(run_docker_terminal(*sys.argv[1:]))"
+        "import sys; from cli.admin.box_terminal import run_docker_terminal; "
+        "sys.exit(run_docker_terminal(*sys.argv[1:]))"
     )
     done = await asyncio.to_thread(
         subprocess.run,

@@ -49,7 +49,7 @@ async def num_builds(loop: Loop, image: str) -> int:
 
 
 def build_images(loop: Loop, dataset: Path) -> tuple[int, list[dict[str, Any]]]:
-    command = [sys.executable, "-m", "cli.main", "images", "build", str(dataset), "--json"]
+    command = [sys.executable, "-m", "cli.main", "tasks", "images", "build", str(dataset), "--json"]
     done = subprocess.run(command, env=loop.environment, capture_output=True, text=True, check=False)
     return done.returncode, json.loads(done.stdout) if done.stdout else [{"failure": done.stderr}]
 

@@ -192,9 +192,9 @@ async def test_the_commands_give_the_same_results(finished: list[Any], postgres_
         assert done.returncode == 0, done.stderr.decode()
         return orjson.loads(done.stdout)
 
-    assert (await ratchet("forks", "run-1"))["causes"] == {"root": 2, "sub_agent": 1, "none": 1}
+    assert (await ratchet("show", "forks", "run-1"))["causes"] == {"root": 2, "sub_agent": 1, "none": 1}
     out = tmp_path / "samples"
-    found = await ratchet("export", "run-1", "--format", "jsonl", "--format", "pt", "--out", str(out))
+    found = await ratchet("admin", "export", "run-1", "--format", "jsonl", "--format", "pt", "--out", str(out))
     assert found == {str(out / "samples.jsonl"): 3, str(out / "rollout_dumps" / "rollout_3.pt"): 3}
     check([orjson.loads(line) for line in (out / "samples.jsonl").read_bytes().splitlines()], finished)
 

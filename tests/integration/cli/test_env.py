@@ -20,7 +20,12 @@ def answer_of_temporal(tmp_path: Path, path: str) -> str:
     """What `temporal` prints in a shell that has evaluated the exports."""
     variables = {**os.environ, "RATCHET_HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": str(tmp_path), "PATH": path}
     exports = subprocess.run(
-        [sys.executable, "-m", "cli.main", "env"], cwd=ROOT, env=variables, capture_output=True, text=True, check=True
+        [sys.executable, "-m", "cli.main", "admin", "env"],
+        cwd=ROOT,
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     return subprocess.run(
         ["/bin/sh", "-c", f"{exports}\ntemporal"], env=variables, capture_output=True, text=True, check=True

@@ -19,7 +19,7 @@ def test_a_head_whose_raylet_gave_up_ends_and_leaves_nothing(tmp_path: Path) -> 
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {
         "RATCHET_HOME": str(tmp_path)
     }
-    arguments = [sys.executable, "-m", "cli.main", "ray"]
+    arguments = [sys.executable, "-m", "cli.main", "part", "ray"]
     with (tmp_path / "ray.log").open("w") as log:
         head = subprocess.Popen(arguments, env=environment, stdout=log, stderr=log, start_new_session=True)
     own = psutil.Process(head.pid)

@@ -100,5 +100,5 @@ def test_doctor_checks_the_living_parts(stack: Stack) -> None:
 
 
 def test_logs_without_a_part_lists_them(stack: Stack) -> None:
-    shown = ratchet(stack.home, "logs")
+    shown = ratchet(stack.home, "admin", "logs")
     assert shown.returncode == 0 and {"engine", "adapter", "supervisord"} <= set(shown.stdout.split())

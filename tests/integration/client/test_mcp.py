@@ -39,7 +39,7 @@ def reads(postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def server(postgres_url: str, home: Path) -> StdioServerParameters:
     environment = {**os.environ, "RATCHET_DATABASE_URL": postgres_url, "RATCHET_HOME": str(home)}
-    return StdioServerParameters(command=sys.executable, args=["-P", "-m", "cli.main", "mcp"], env=environment)
+    return StdioServerParameters(command=sys.executable, args=["-P", "-m", "cli.main", "admin", "mcp"], env=environment)
 
 
 async def ask(client: Client, tool: str, **arguments: Any) -> Any:

@@ -76,7 +76,7 @@ def gateway(
 
 
 def ratchet_images(cache: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "cli.main", "images", *map(str, arguments)]
+    command = [sys.executable, "-m", "cli.main", "tasks", "images", *map(str, arguments)]
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=CHECKOUT, env=environment)
 

@@ -168,11 +168,11 @@ def test_the_commands_on_an_embedded_server(place: Path, monkeypatch: pytest.Mon
     stack = use(place / "old")
     with embedded_server(stack.home / "postgres", stack.ports["postgres"]):
         migrate(stack.environment()["RATCHET_DATABASE_URL"])
-        saved = CliRunner().invoke(app, ["backup", str(place / "saved")])
+        saved = CliRunner().invoke(app, ["admin", "backup", str(place / "saved")])
         assert saved.exit_code == 0, saved.output
     stack = use(place / "new")
-    restored = CliRunner().invoke(app, ["restore", str(place / "saved")], catch_exceptions=False)
+    restored = CliRunner().invoke(app, ["admin", "restore", str(place / "saved")], catch_exceptions=False)
     assert restored.exit_code == 0, restored.output
     assert "0 runs restored" in restored.output and "a new installation" in restored.output
     with pytest.raises(ConfigError, match="is not empty"):
-        CliRunner().invoke(app, ["restore", str(place / "saved")], catch_exceptions=False)
+        CliRunner().invoke(app, ["admin", "restore", str(place / "saved")], catch_exceptions=False)

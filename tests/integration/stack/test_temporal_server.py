@@ -295,4 +295,4 @@ async def test_a_dev_server_goes_on_with_its_workflows(services: Services, monke
 def test_the_dev_server_is_one_setting_away(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RATCHET_TEMPORAL", "dev")
     (command,) = [part.command for part in services.stack.parts() if part.name.startswith("temporal")]
-    assert command == [sys.executable, "-P", "-m", "cli.main", "temporal", "--dev"]
+    assert command == [sys.executable, "-P", "-m", "cli.main", "part", "temporal", "--dev"]

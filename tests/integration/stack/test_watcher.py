@@ -113,7 +113,7 @@ def answers(part: PartHealth) -> bool:
 
 
 def postgres_part() -> Part:
-    command = [sys.executable, "-P", "-m", "cli.main", "postgres"]
+    command = [sys.executable, "-P", "-m", "cli.main", "part", "postgres"]
     return Part("postgres", command, 10, stop_signal="INT", stop_wait_seconds=30)
 
 

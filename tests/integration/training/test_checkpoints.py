@@ -18,7 +18,7 @@ from training.rank_runtime import RankSettings
 
 async def ratchet(database: Database, home: Path, *arguments: str) -> tuple[int, str, str]:
     environment = {**os.environ, "RATCHET_HOME": str(home), "RATCHET_DATABASE_URL": database.url, "COLUMNS": "400"}
-    command = (sys.executable, "-m", "cli.main", "checkpoints", *arguments)
+    command = (sys.executable, "-m", "cli.main", "models", "checkpoints", *arguments)
     pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
     process = await asyncio.create_subprocess_exec(*command, env=environment, **pipes)
     out, error = await process.communicate()

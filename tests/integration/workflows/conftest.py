@@ -86,7 +86,7 @@ class Loop:
 
     def spawn(self, part: str, *arguments: str) -> None:
         """Start `ratchet PART`, or the module that `arguments` name."""
-        command = [sys.executable, "-m", *(arguments or ("cli.main", part))]
+        command = [sys.executable, "-m", *(arguments or ("cli.main", "part", part))]
         with self.log(part).open("ab") as log:
             self.processes[part] = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log, cwd=ROOT)
 

@@ -144,7 +144,7 @@ async def test_two_installations_with_names_of_their_own_do_not_meet(
         processes={},
     )
     part = f"worker-{name}"
-    second.spawn(part, "cli.main", "worker")
+    second.spawn(part, "cli.main", "part", "worker")
     try:
         for _ in range(4):  # a worker that polled the other's queue would take half of them
             run_id = f"{name}-{uuid4().hex[:8]}"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.why import lines_of
+from cli.run_screen import lines_of
 from ratchet.errors import ConfigError
 from ratchet.store import open_rollouts, run_pause
 from ratchet.store.open_rollouts import StageCount

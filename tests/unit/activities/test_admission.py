@@ -16,7 +16,7 @@ from activities.graders.rewards import REWARD_FUNCTIONS, RewardFacts, compute_re
 from activities.graders.run_hidden_tests import _parse_report
 from activities.judge_patch import BrokenTests
 from activities.regrade import reward_spread
-from cli.tasks import _pool_in_words
+from cli.tasks.datasets import _pool_in_words
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError, GraderFailedError
 from ratchet.grading_payloads import TrialResult

@@ -29,7 +29,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def bench(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr("sys.argv", ["ratchet", "bench", *arguments])
+    monkeypatch.setattr("sys.argv", ["ratchet", "admin", "bench", *arguments])
     return run_app()
 
 

@@ -10,7 +10,7 @@ JSON = '{"event":"engine lost","level":"info","timestamp":"2026-11-25T22:11:00Z"
 
 
 def logs(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", "cli.main", "logs", *arguments]
+    command = [sys.executable, "-P", "-m", "cli.main", "admin", "logs", *arguments]
     environment = {**os.environ, "RATCHET_HOME": str(home)}
     return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120)
 

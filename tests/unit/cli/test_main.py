@@ -34,15 +34,15 @@ def test_every_number_of_every_command_has_bounds() -> None:
 @pytest.mark.parametrize(
     ("arguments", "bound"),
     [
-        (["top", "--limit", "-1"], "greater than or equal to 1"),
-        (["rollouts", "--limit", str(10**30)], "less than or equal to 1000000"),
-        (["tiny-policy", "--seed", str(2**70)], "less than or equal to 9223372036854775807"),
+        (["show", "waiting", "--limit", "-1"], "greater than or equal to 1"),
+        (["show", "rollouts", "--limit", str(10**30)], "less than or equal to 1000000"),
+        (["models", "tiny-policy", "--seed", str(2**70)], "less than or equal to 9223372036854775807"),
         (["tasks", "admit", "x.jsonl", "--limit", "0"], "greater than or equal to 1"),
         (["evaluate", "x", "--temperature", "-3"], "greater than or equal to 0"),
         (["evaluate", "x", "--temperature", "nan"], "less than or equal to 100"),
-        (["logs", "worker", "--lines", "-5"], "greater than or equal to 0"),
-        (["checkpoints", "export", "r", "d", "--step", str(2**31)], "less than or equal to 2147483647"),
-        (["top", "--limit", "9" * 5000], "Unable to parse input string as an integer"),
+        (["admin", "logs", "worker", "--lines", "-5"], "greater than or equal to 0"),
+        (["models", "checkpoints", "export", "r", "d", "--step", str(2**31)], "less than or equal to 2147483647"),
+        (["show", "waiting", "--limit", "9" * 5000], "Unable to parse input string as an integer"),
     ],
 )
 def test_a_number_beyond_its_bounds_is_a_sentence(arguments: list[str], bound: str) -> None:
@@ -155,10 +155,10 @@ def test_a_key_without_a_certificate_does_not_blame_the_address(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("command", "tunables", "expected"),
     [
-        ("bench", None, "glibc.malloc.hugetlb=1"),
-        ("bench", "glibc.malloc.arena_max=2", "glibc.malloc.arena_max=2:glibc.malloc.hugetlb=1"),
-        ("bench", "glibc.malloc.hugetlb=0", "glibc.malloc.hugetlb=0"),
-        ("tiny-policy", None, "glibc.malloc.hugetlb=1"),
+        ("admin bench", None, "glibc.malloc.hugetlb=1"),
+        ("admin bench", "glibc.malloc.arena_max=2", "glibc.malloc.arena_max=2:glibc.malloc.hugetlb=1"),
+        ("admin bench", "glibc.malloc.hugetlb=0", "glibc.malloc.hugetlb=0"),
+        ("models tiny-policy", None, "glibc.malloc.hugetlb=1"),
         ("status", None, ""),
     ],
 )
@@ -183,7 +183,7 @@ def test_a_command_that_computes_starts_with_huge_pages(
     if "GLIBC_TUNABLES" not in start_variables({}):
         pytest.skip("this machine's C library has no such tunable")
     with subprocess.Popen(
-        [sys.executable, "-P", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{program}", command],
+        [sys.executable, "-P", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{program}", *command.split()],
         env=environment,
         stdout=subprocess.PIPE,
         text=True,

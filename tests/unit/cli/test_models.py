@@ -8,7 +8,7 @@ import pytest
 
 from adapter.prompt.parser_choice import FittingParser, fitting_parsers
 from adapter.prompt.renderer import Renderer
-from cli.models import _training
+from cli.models.check import _training
 from ratchet.config import LoraConfig, RunConfig
 from ratchet.config_engines import LOCAL
 from stack.placement import place

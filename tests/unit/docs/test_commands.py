@@ -70,7 +70,7 @@ def test_commands_in_the_notebook_exist() -> None:
     ("call", "why"),
     [
         ("staus", "no command staus"),
-        ("runs --colour", "runs has no option --colour"),
+        ("show runs --colour", "runs has no option --colour"),
         ("models chek DIR", "no command chek"),
         ("train configs/quickstart.yaml --set training.steps=3", None),
     ],

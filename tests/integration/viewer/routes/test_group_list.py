@@ -132,7 +132,7 @@ async def test_the_command_prints_the_same(
     filled: FilledRun, postgres_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def printed(*arguments: str) -> tuple[int, str]:
-        monkeypatch.setattr("sys.argv", ["ratchet", "groups", filled.run_id, *arguments])
+        monkeypatch.setattr("sys.argv", ["ratchet", "show", "groups", filled.run_id, *arguments])
         code = run_app()
         found = capsys.readouterr()
         return code, found.out + found.err

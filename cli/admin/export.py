@@ -1,0 +1,37 @@
+"""`ratchet admin export`: write a run's samples to files."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Format(StrEnum):
+    JSONL = "jsonl"
+    PT = "pt"
+    PARQUET = "parquet"
+
+
+def export(
+    run: Annotated[str, typer.Argument(help="The run's id; see `ratchet show runs`.")],
+    format: Annotated[
+        list[Format] | None,
+        typer.Option("--format", help="Output format. Repeat the option for several; default: all."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Output directory. Default: runs/<config>_<time of start>.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """Write every chain of a run with its tokens, masks, logprobs and rewards."""
+    from cli.console import print_json, say
+    from cli.store_access import query
+    from training.sample_export import export_run
+
+    written = query(lambda connection: export_run(connection, run, [one.value for one in format or Format], out))
+    if json:
+        print_json({str(path): number for path, number in written.items()})
+        return
+    for path, number in written.items():
+        say(f"{path}: {number} samples")

@@ -1,0 +1,149 @@
+"""`ratchet admin sandboxes`: compare the ledger of boxes with the provider, end boxes, open a terminal in one."""
+
+from typing import Annotated, Any
+
+import typer
+
+sandboxes_app = typer.Typer(
+    name="sandboxes", help="List boxes, end them, open a terminal in one.", invoke_without_command=True
+)
+
+
+@sandboxes_app.callback()
+def list_command(
+    context: typer.Context,
+    every: Annotated[bool, typer.Option("--all", help="Include released boxes.")] = False,
+    json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """List the boxes of the ledger and whether their provider still runs them."""
+    if context.invoked_subcommand is not None:
+        return
+    from cli.console import print_json, print_table
+
+    rows = _with_provider(_ledger(every))
+    if json:
+        print_json(rows)
+        return
+    columns = [
+        "id",
+        "provider_id",
+        "role",
+        "state",
+        "rollout_id",
+        "attempt",
+        "age_seconds",
+        "at_provider",
+        "release_reason",
+    ]
+    print_table("boxes", columns, [[str(row[column]) for column in columns] for row in rows])
+
+
+@sandboxes_app.command()
+def kill(
+    names: Annotated[list[str] | None, typer.Argument(help="Ids, from the ledger or from the provider.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="End every box of the ledger.")] = False,
+) -> None:
+    """End boxes. Rollouts that use them boot new ones."""
+    from cli.console import say
+    from client.session import run_blocking
+    from ratchet.errors import ConfigError
+
+    if bool(names) == every:
+        raise ConfigError("give the ids of boxes (`ratchet admin sandboxes` shows them), or --all")
+    rows = _ledger(every=False) if every else [_find(name) for name in names or []]
+    num_released = run_blocking(_kill(rows))
+    say(f"{num_released} boxes ended")
+    if num_released < len(rows):
+        say(f"{len(rows) - num_released} could not be ended yet, as logged above; the sweep tries again")
+
+
+@sandboxes_app.command()
+def shell(
+    name: Annotated[str, typer.Argument(help="Id, from the ledger or from the provider.")],
+    user: Annotated[str, typer.Option(help="User in the box.")] = "root",
+) -> None:
+    """Open a terminal in a live box. Closing the shell leaves the box and its agent running."""
+    import asyncio
+
+    from cli.box_terminal import run_docker_terminal, run_terminal
+    from stack.parts import Stack
+
+    row = _find(name)
+    if row["provider"] == "docker":
+        raise typer.Exit(run_docker_terminal(row["provider_id"], user))
+    raise typer.Exit(asyncio.run(run_terminal(Stack().environment(), row["provider_id"], user)))
+
+
+def _ledger(every: bool) -> list[dict[str, Any]]:
+    from cli.store_access import query
+    from ratchet.store import sandboxes
+
+    return query(lambda connection: sandboxes.list_sandboxes(connection, every))
+
+
+def _find(name: str) -> dict[str, Any]:
+    from ratchet.errors import ConfigError
+
+    for row in _ledger(every=False):
+        if name in (str(row["id"]), row["provider_id"]):
+            return row
+    raise ConfigError(f"no live box {name!r}; `ratchet admin sandboxes` lists the live ones")
+
+
+def _with_provider(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Add `at_provider` to each row: running, paused or gone; `?` if the provider cannot be reached."""
+    import asyncio
+
+    from activities.box_lifecycle import INSTALLATION_KEY
+    from ratchet.errors import RatchetError
+
+    installation = _installation()
+
+    async def listed() -> dict[str, str]:
+        provider, ids = _provider(), (*installation.own_ids, *installation.copied_from)
+        try:
+            return {info.id: info.state for one in ids for info in await provider.list({INSTALLATION_KEY: one})}
+        finally:
+            await provider.close()
+
+    try:
+        states = asyncio.run(listed())
+    except RatchetError:
+        return [{**row, "at_provider": "?"} for row in rows]
+    return [{**row, "at_provider": states.get(row["provider_id"], "gone")} for row in rows]
+
+
+def _installation() -> Any:
+    from cli.store_access import query
+    from ratchet.store import installations
+
+    return query(installations.installation)
+
+
+def _provider() -> Any:
+    import os
+
+    from stack.parts import Stack
+    from stack.worker import sandbox_provider
+
+    os.environ.update(Stack().environment())
+    return sandbox_provider()
+
+
+async def _kill(rows: list[dict[str, Any]]) -> int:
+    """End the boxes of these rows and return how many rows are released."""
+    from activities.box_lifecycle import release_box
+    from ratchet.store import sandboxes
+    from stack.parts import Stack
+
+    provider = _provider()
+    try:
+        async with Stack().database() as database:
+            num_released = 0
+            for row in rows:
+                async with database.begin() as connection:
+                    await sandboxes.want_sandbox_release(connection, row["id"], "by hand")
+                num_released += await release_box(database, provider, row["id"], row["provider_id"], waits=True)
+            return num_released
+    finally:
+        await provider.close()

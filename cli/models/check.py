@@ -1,0 +1,237 @@
+"""`ratchet models check`: whether a model directory can be served, captured exactly and trained here."""
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ratchet.bounded_numbers import LARGEST_INTEGER
+
+if TYPE_CHECKING:
+    from adapter.prompt.parser_choice import FittingParser
+    from adapter.prompt.renderer import Renderer
+    from training.memory_estimate import ModelSizes
+
+_GPUS = (1, 8, 64)
+_CACHED_TOKENS = 1_000_000
+_NAME_WIDTH = 12
+
+
+@dataclass(frozen=True, slots=True)
+class _Finding:
+    """One line of the report. `is_problem`: the model cannot be used as it is."""
+
+    name: str
+    text: str
+    is_problem: bool = False
+
+
+def check(
+    directory: Annotated[Path, typer.Argument(help="A Hugging Face model directory.")],
+    bin_tokens: Annotated[
+        int, typer.Option(min=1, max=LARGEST_INTEGER, help="Tokens of one forward pass, for the memory.")
+    ] = 32_768,
+    json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """Say whether a model can be served, captured exactly and trained, and which settings fit it.
+
+    Takes up to a minute, most of it for vLLM's import. Reads no weights. Exit code 1 if the model cannot be used.
+    """
+    from cli.console import print_json
+    from ratchet.model_directory import require_model
+
+    require_model(directory)
+    _silence()
+    findings = [*_serving(directory), *_training(directory, bin_tokens)]
+    if json:
+        print_json({one.name: {"text": one.text, "problem": one.is_problem} for one in findings})
+    else:
+        print("\n".join(_paragraph(one) for one in findings))
+    if any(one.is_problem for one in findings):
+        raise typer.Exit(1)
+
+
+def _silence() -> None:
+    """Keep warnings of libraries, which are about serving and not about the model, out of the report."""
+    import logging
+    import warnings
+
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+
+
+def _paragraph(finding: _Finding) -> str:
+    from shutil import get_terminal_size
+    from textwrap import fill
+
+    text = f"NO: {finding.text}" if finding.is_problem else finding.text
+    indent = " " * _NAME_WIDTH
+    width = max(60, get_terminal_size().columns)
+    return fill(text, width, initial_indent=finding.name.ljust(_NAME_WIDTH), subsequent_indent=indent)
+
+
+# ---------------------------------------------------------------- serving and capture
+
+
+def _serving(directory: Path) -> list[_Finding]:
+    from adapter.prompt.renderer import Renderer
+    from ratchet.errors import ConfigError
+
+    try:
+        renderer = Renderer(directory)
+    except ConfigError as error:
+        return [_Finding("capture", str(error), is_problem=True)]
+    reason = renderer.full_render_reason
+    cost = (
+        "a turn costs its new text"
+        if reason is None
+        else f"every prompt is rendered and tokenised in full, because {reason}"
+    )
+    shows = renderer.template.shows_reasoning
+    drops = renderer.segments is not None and renderer.segments.drops_thinking
+    thinking = (
+        "the template shows no thinking"
+        if not shows
+        else "the template leaves earlier thinking out after a new question, which starts a new chain"
+        if drops
+        else "the template keeps thinking"
+    )
+    return [
+        _Finding("capture", f"exact; {cost}"),
+        _Finding("history", thinking),
+        *_parsers(renderer),
+    ]
+
+
+def _parsers(renderer: "Renderer") -> list[_Finding]:
+    from adapter.prompt.parser_choice import fitting_parsers
+    from ratchet.errors import ConfigError
+
+    try:
+        found = fitting_parsers(renderer)
+    except ConfigError as error:
+        return [_Finding("parsers", f"not tried: {error}")]
+    if found.tools is None:
+        tools = _Finding("tool calls", "the template shows no tool calls, so agents cannot use tools", is_problem=True)
+    elif not found.tools:
+        tools = _Finding(
+            "tool calls", "no parser of vLLM reads the calls that the template writes; see docs/models.md", True
+        )
+    else:
+        tools = _Finding("tool calls", f"engine.tool_parser: {_names(found.tools, 'for one call of an answer')}")
+    if found.thinking is None:
+        thinking = _Finding("thinking", "engine.reasoning_parser: null")
+    elif not found.thinking:
+        thinking = _Finding("thinking", "no parser of vLLM separates thinking; agents see it as text")
+    else:
+        thinking = _Finding("thinking", f"engine.reasoning_parser: {_names(found.thinking, 'if every answer thinks')}")
+    return [tools, thinking]
+
+
+def _names(parsers: "Sequence[FittingParser]", condition: str) -> str:
+    complete = " or ".join(parser.name for parser in parsers if parser.complete)
+    others = " or ".join(parser.name for parser in parsers if not parser.complete)
+    return "; ".join(part for part in (complete, others and f"{condition} {others}") if part)
+
+
+# ---------------------------------------------------------------- training and memory
+
+
+def _training(directory: Path, bin_tokens: int) -> list[_Finding]:
+    from training.memory_estimate import read_sizes
+
+    try:
+        sizes = read_sizes(directory)
+    except (OSError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        return [_Finding("training", f"transformers makes no causal language model of this config: {reason}", True)]
+    packing = (
+        "training.packing: tree; equal prefixes are computed once"
+        if sizes.no_segments is None
+        else f"training.packing: padded; {sizes.no_segments}"
+    )
+    return [
+        _Finding("model", _description(sizes)),
+        _serves(sizes),
+        _Finding("training", packing + _trained(sizes))
+        if sizes.quantised is None
+        else _Finding("training", sizes.quantised, is_problem=True),
+        *_weights(directory),
+        *_positions(sizes),
+        *_replay(sizes),
+        *_memory(directory, sizes, bin_tokens),
+    ]
+
+
+def _weights(directory: Path) -> list[_Finding]:
+    if any(directory.glob("*.safetensors")) or any(directory.glob("*.bin")):
+        return []
+    return [_Finding("weights", "none in this directory; download them before a run")]
+
+
+def _description(sizes: "ModelSizes") -> str:
+    active = "" if sizes.active == sizes.weights else f", of which a token passes {_count(sizes.active)}"
+    images = "; text only: images are named in the prompt, not shown" if sizes.has_vision else ""
+    return f"{sizes.architecture}, {_count(sizes.weights)} weights{active}, {sizes.layers} layers{images}"
+
+
+def _trained(sizes: "ModelSizes") -> str:
+    if sizes.served == sizes.weights:
+        return ""
+    others = _count(sizes.served - sizes.weights)
+    return f"; trained: the text layers; the vision tower, {others} weights, is published as it is"
+
+
+def _positions(sizes: "ModelSizes") -> list[_Finding]:
+    if sizes.positions is None:
+        return []
+    kind, limit = sizes.positions
+    text = f"sampling.max_context_tokens: at most {limit} in training, since rotary positions ({kind}) of longer chains"
+    return [_Finding("positions", f"{text} depend on the other chains of a pass")]
+
+
+def _replay(sizes: "ModelSizes") -> list[_Finding]:
+    if not sizes.expert_bytes:
+        return []
+    if sizes.no_replay is not None:
+        return [_Finding("routing", f"training.router_replay: false; {sizes.no_replay}")]
+    text = f"training.router_replay: true can be used; {sizes.expert_bytes} bytes per token until a turn is trained"
+    return [_Finding("routing", text)]
+
+
+def _count(weights: int) -> str:
+    return f"{weights / 1e9:.1f} billion" if weights >= 1e8 else f"{weights / 1e6:.1f} million"
+
+
+def _serves(sizes: "ModelSizes") -> _Finding:
+    from importlib.util import find_spec
+
+    try:
+        from vllm import ModelRegistry, __version__
+    except ImportError as error:
+        return _Finding("serving", f"not tried: vLLM is not installed here ({error})")
+    if sizes.has_vision and find_spec("torchvision") is None:
+        text = f"vLLM {__version__} needs torchvision to serve {sizes.architecture}; install the release for this torch"
+        return _Finding("serving", text, is_problem=True)
+    known = sizes.architecture in ModelRegistry.get_supported_archs()
+    return _Finding(
+        "serving", f"vLLM {__version__} {'serves' if known else 'does not serve'} {sizes.architecture}", not known
+    )
+
+
+def _memory(directory: Path, sizes: "ModelSizes", bin_tokens: int) -> list[_Finding]:
+    from ratchet.config import LoraConfig
+    from training.memory_estimate import engine_gib, learner_gib, read_sizes
+
+    learner = ", ".join(f"{learner_gib(sizes, ranks, bin_tokens):.1f} on {ranks}" for ranks in _GPUS)
+    with contextlib.suppress(ValueError):  # its layers have other names than those that adapters have by default
+        adapted = read_sizes(directory, LoraConfig())
+        learner += f"; with training.lora: {learner_gib(adapted, 1, bin_tokens):.1f} on 1"
+    engine = ", ".join(f"{engine_gib(sizes, gpus, _CACHED_TOKENS):.1f} on {gpus}" for gpus in (1, 8))
+    return [
+        _Finding("learner", f"estimated GiB per GPU with bins of {bin_tokens:,} tokens: {learner}"),
+        _Finding("engine", f"estimated GiB per GPU with {_CACHED_TOKENS:,} cached tokens: {engine}"),
+    ]

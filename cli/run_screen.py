@@ -1,0 +1,74 @@
+"""What a run waits for, on one screen: `ratchet status RUN` and `ratchet watch`."""
+
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from stack.diagnosis import Diagnosis
+
+_WIDTH = 79
+_HEIGHT = 24
+_MAX_LINES = 3
+_ANSWER_LINES = 8
+
+
+def print_run(run_id: str, as_json: bool) -> None:
+    """Print what a run waits for. Exits with 2 if nothing is known of it, because the store does not answer."""
+    import asyncio
+
+    from cli.console import print_json
+    from ratchet.errors import MachineError
+    from stack.diagnosis import UNKNOWN, diagnose
+    from stack.parts import Stack
+
+    found = asyncio.run(diagnose(Stack(), run_id))
+    if as_json:
+        print_json(found.as_json())
+    else:
+        for line in lines_of(found):
+            print(line)
+    if found.state == UNKNOWN:
+        raise typer.Exit(MachineError.cli_exit_code)
+
+
+def lines_of(found: "Diagnosis") -> list[str]:
+    """Return the screen of a diagnosis: at most 24 lines of 79 columns, and few lines of each kind."""
+    from ratchet.durations import duration_in_words
+    from stack.diagnosis import UNKNOWN
+
+    if found.state == UNKNOWN:
+        lines = [f"nothing is known of run {found.run_id}", *_wrap("", found.answer, _ANSWER_LINES)]
+    else:
+        progress = "started by hand" if found.is_by_hand else f"step {found.step} of {found.num_steps}"
+        lines = [f"run {found.run_id} is {found.state}, {progress}", *_wrap("waits for: ", found.answer, _ANSWER_LINES)]
+    if found.stages:
+        lines.append(f"{'open rollouts':<24} {'count':>6} {'longest':>12}")
+        lines += [
+            f"  {one.stage:<22} {one.count:>6} {duration_in_words(one.longest_seconds):>12}" for one in found.stages
+        ]
+    if found.groups:
+        counts = ", ".join(f"{count} {state}" for state, count in sorted(found.groups.items()))
+        lines += _wrap("groups: ", f"{counts}; a step takes {found.groups_per_step}")
+    lines += _wrap("boxes: ", found.boxes) if found.boxes else []
+    lines += _wrap("learner: ", found.learner) if found.learner else []
+    lines += [line for words in found.engines[:_MAX_LINES] for line in _wrap("", words)]
+    for name, words in list(found.parts.items())[:_MAX_LINES]:
+        lines += _wrap(f"{name} does not answer: ", words)
+    for one in found.retried[:_MAX_LINES]:
+        lines += _wrap(f"{one.activity} is retried in {one.count} workflows: ", f"try {one.tries}: {one.error}")
+    lines += [line for words in found.working[:_MAX_LINES] for line in _wrap("", words)]
+    for task in found.quarantined[:_MAX_LINES]:
+        lines += _wrap(f"{task.label} is in quarantine: ", f"{task.num_failures} groups failed: {task.reason}")
+    if len(found.quarantined) > _MAX_LINES:
+        lines.append(f"{len(found.quarantined) - _MAX_LINES} more tasks are in quarantine (--json lists them)")
+    lines += [line for words in found.notes for line in _wrap("not looked at: ", words)]
+    return lines if len(lines) <= _HEIGHT else [*lines[: _HEIGHT - 1], "… `ratchet status RUN --json` shows everything"]
+
+
+def _wrap(title: str, text: str, max_lines: int = _MAX_LINES) -> list[str]:
+    """Return at most so many lines, the later ones indented."""
+    import textwrap
+
+    words = title + " ".join(text.split())
+    return textwrap.wrap(words, _WIDTH, subsequent_indent="  ", max_lines=max_lines, placeholder=" …")

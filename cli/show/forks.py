@@ -1,0 +1,41 @@
+"""`ratchet show forks`: report why a run's conversations split into several chains."""
+
+from typing import Annotated
+
+import typer
+
+
+def forks(
+    run: Annotated[str, typer.Argument(help="The run's id; see `ratchet show runs`.")],
+    json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """Report forks by cause, chains per rollout, context tokens per trained token, and alarms."""
+    from dataclasses import asdict
+
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from cli.console import print_json, print_table, say
+    from cli.store_access import query
+    from ratchet.store import fork_report, retention
+
+    async def read(connection: AsyncConnection) -> fork_report.ForkReport:
+        await retention.require_turns(connection, run)
+        return await fork_report.fork_report(connection, run)
+
+    found = query(read)
+    if json:
+        print_json(asdict(found))
+        return
+    share = max(found.num_turns, 1)
+    rows = [[cause, str(number), f"{100 * number / share:.1f}%"] for cause, number in found.causes.items()]
+    print_table(f"{found.num_turns} turns of {run}", ["fork cause", "turns", "share"], rows)
+    facts = [
+        ["rollouts ended", str(found.num_rollouts)],
+        ["chains per rollout", f"{found.mean_chains:.2f}, at most {found.most_chains}"],
+        ["trained tokens", str(found.num_trained_tokens)],
+        ["context tokens per trained token", f"{found.context_per_trained_token:.1f}"],
+        *([kind, str(number)] for kind, number in found.kinds.items()),
+    ]
+    print_table("chains", ["what", "number"], facts)
+    for alarm in found.alarms:
+        say(f"ALARM: {alarm}")

@@ -1,0 +1,71 @@
+"""`ratchet show rollouts`: list the rollouts of a run."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ratchet.bounded_numbers import MAX_ROWS
+
+if TYPE_CHECKING:
+    from ratchet.store.views.rollout_list import RolloutLine
+
+
+def rollouts(
+    run_id: Annotated[
+        str | None, typer.Argument(help="A run of `ratchet show runs`; by default the newest open one.", metavar="RUN")
+    ] = None,
+    run_option: Annotated[str | None, typer.Option("--run", help="The same.", hidden=True)] = None,
+    outcome: Annotated[str | None, typer.Option(help="graded, rejected, infra_failed, …, or open.")] = None,
+    agent_exit: Annotated[str | None, typer.Option(help="How the agent ended, for example time_budget.")] = None,
+    purpose: Annotated[str | None, typer.Option(help="train or eval.")] = None,
+    task: Annotated[str | None, typer.Option(help="A part of the task's label.")] = None,
+    reason: Annotated[str | None, typer.Option(help="A part of the outcome's reason.")] = None,
+    reward: Annotated[float | None, typer.Option(min=-1e9, max=1e9, help="Exactly this reward.")] = None,
+    flagged: Annotated[
+        bool, typer.Option("--flagged", help="Only rollouts whose grade has flags, or was rejected.")
+    ] = False,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_ROWS, help="Maximum number of rollouts, newest first.")] = 50,
+    json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """List a run's rollouts with outcome and reward."""
+    from dataclasses import asdict
+
+    from cli.console import print_json, print_table
+    from cli.store_access import query
+    from client import Client
+    from ratchet.store.views.rollout_list import RolloutFilter, list_rollout_lines
+
+    run = Client().run(run_id or run_option).run_id
+    wanted = RolloutFilter(
+        run_id=run,
+        purpose=purpose,
+        outcome=outcome,
+        agent_exit=agent_exit,
+        reward_from=reward,
+        reward_to=reward,
+        task=task,
+        reason=reason,
+        flagged=flagged,
+    )
+    found = query(lambda connection: list_rollout_lines(connection, wanted, limit))
+    if json:
+        print_json([asdict(line) for line in found])
+        return
+    columns = ["id", "task", "outcome", "reward", "agent_exit", "turns", "reason"]
+    rows = [
+        [
+            str(line.id),
+            line.task,
+            line.outcome or "open",
+            "" if line.reward is None else f"{line.reward:g}",
+            line.agent_exit or "",
+            "" if line.outcome is None else str(line.num_turns),  # counted when a rollout ends
+            _flags_of(line) or line.reason,
+        ]
+        for line in found
+    ]
+    print_table(f"rollouts of {run}", columns, rows)
+
+
+def _flags_of(line: "RolloutLine") -> str:
+    return "; ".join(f"{flag['what']} ({flag['place']})" for flag in line.flags or [])

@@ -1,0 +1,55 @@
+"""`ratchet show runs`: list the runs of this installation."""
+
+from typing import Annotated, Any
+
+import typer
+
+
+def runs(
+    run_id: Annotated[str | None, typer.Argument(help="Only this run.", metavar="[RUN]")] = None,
+    json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """List runs, newest first."""
+    from cli.console import answered_by, print_json, print_table
+    from client import Client
+    from ratchet.config_engines import DEFAULT_SET
+    from ratchet.errors import ConfigError
+    from ratchet.store.runs import ADHOC
+
+    found = [run for run in Client().runs() if run_id is None or run["run_id"] == run_id]
+    if run_id is not None and not found:
+        raise ConfigError(f"there is no run {run_id!r}; `ratchet show runs` lists those that there are")
+    if json:
+        print_json(found)
+        return
+    has_sets = any(run["engine_set"] != DEFAULT_SET for run in found)
+    rows = [
+        [
+            run["run_id"],
+            _state(run),
+            "by hand" if run["config_name"] == ADHOC else f"{run['step']}/{run['steps']}",
+            "" if run["config_name"] == ADHOC else str(run["checkpoint_step"]),
+            "" if run["best_step"] is None else f"{run['best_step']} ({run['best_rate']:.3f})",
+            f"{run['graded']}/{run['rollouts']}",
+            *([run["engine_set"]] if has_sets else []),
+        ]
+        for run in found
+    ]
+    columns = ["run", "state", "step", "saved", "best step", "graded rollouts"]
+    print_table("runs", [*columns, *(["engine set"] if has_sets else [])], rows)
+    for run in found:
+        if run["state_reason"]:
+            print(f"{run['run_id']} is {run['state']}: {run['state_reason']}")
+        if run["endpoint"] is not None:
+            print(f"{run['run_id']} is {answered_by(run['endpoint'])}")
+        if run["wish"] != "none":
+            end = "when what is in flight is settled" if run["stop_at"] is None else f"after step {run['stop_at']}"
+            print(f"{run['run_id']} is asked to {run['wish']}: it ends {end}; `ratchet show requests {run['run_id']}`")
+
+
+def _state(run: dict[str, Any]) -> str:
+    from ratchet.store.runs import ADHOC
+
+    if run["config_name"] == ADHOC and run["state"] == "running":
+        return "open"  # it takes rollouts for ever, and runs none by itself
+    return run["state"] if run["wish"] == "none" else f"{run['state']}, {run['wish']}"

@@ -1,0 +1,39 @@
+"""`ratchet tasks run`: run one rollout of one task."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.up import DEFAULT_CONFIG
+
+
+def run(
+    task: Annotated[str, typer.Argument(help="The row's label, or its number counted from 0.")],
+    dataset: Annotated[Path | None, typer.Option(help="JSONL file; default: the config's first dataset.")] = None,
+    config: Annotated[Path, typer.Option(help="Run config that gives model, harness and limits.")] = DEFAULT_CONFIG,
+    json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """Run one rollout and print its outcome; `ratchet show rollout` then prints its details."""
+    import asyncio
+    from uuid import uuid4
+
+    from cli.console import print_json, say
+    from client.workflows import run_workflow
+    from ratchet.config_sources import load_config
+    from ratchet.payloads import RolloutInput, RolloutResult
+    from stack.parts import Stack
+    from stack.startup import bring_up
+
+    stack = Stack()
+    resolved = load_config(config)
+    bring_up(stack, resolved, say)
+    path = str(dataset.resolve()) if dataset else resolved.datasets[0].path
+    wanted = RolloutInput(dataset=path, task=task, config=resolved.model_dump(mode="json"))
+    workflow_id = f"rollout/adhoc/{uuid4().hex[:12]}"
+    result = asyncio.run(run_workflow(stack, "Rollout", wanted, workflow_id, RolloutResult, say))
+    if json:
+        print_json(result.model_dump())
+    else:
+        number = result.rollout_id
+        say(f"rollout {number}: {result.outcome}, reward {result.reward}; `ratchet show rollout {number}`")
