@@ -6,8 +6,8 @@ Typer keeps them from the second paragraph on, and then breaks each of these lin
 import inspect
 import re
 from collections.abc import Sequence
+from typing import Any
 
-import click
 import typer
 from typer.core import TyperGroup
 
@@ -20,7 +20,7 @@ class InPanels(TyperGroup):
 
     panels: Sequence[str] = ("Run", "Look", "Steer", "Tasks and models", "Machine")
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         """Return the names in the order of the panels."""
         order = {panel: number for number, panel in enumerate(self.panels)}
         panel_of = {name: getattr(one, "rich_help_panel", None) for name, one in self.commands.items()}

@@ -65,7 +65,7 @@ def shell(
     """Open a terminal in a live box. Closing the shell leaves the box and its agent running."""
     import asyncio
 
-    from cli.box_terminal import run_docker_terminal, run_terminal
+    from cli.admin.box_terminal import run_docker_terminal, run_terminal
     from stack.parts import Stack
 
     row = _find(name)
