@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,14 +19,11 @@ from pathlib import Path
 MAX_PACKAGE_SHARE = 0.30
 MAX_FUNCTION_LINES = 60
 MAX_LINE_LENGTH = 120
-MAX_FILE_LINES = 400
 SHORT_FUNCTION_LINES = 35
 MIN_SHORT_FUNCTIONS = 0.9
 MAX_LOOSE_WORDS = 5
 PROSE_FOLDERS = ["tests", "scripts", "datasets"]
 """Folders beside the packages whose prose is measured."""
-FRAMEWORK_NAMES = {"upgrade", "downgrade", "revision", "down_revision", "branch_labels", "depends_on"}
-"""Names that a framework looks up in every module of a folder: alembic's migrations."""
 
 LOOSE_WORDS = re.compile(r"\b(whoever|whatever|whichever|nobody)\b", re.IGNORECASE)
 WHERE_FOR_IF = re.compile(
@@ -113,30 +110,6 @@ def _imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, alias.name) for alias in node.names)
 
 
-def names_defined_twice(modules: list[Module]) -> Finding:
-    places: defaultdict[str, list[str]] = defaultdict(list)
-    for module in modules:
-        for name, line in _public_names(module.tree):
-            if name not in FRAMEWORK_NAMES:
-                places[name].append(module.at(line))
-    finding = Finding("public names defined in two modules (0)")
-    finding.places = [f"{name}: {', '.join(found)}" for name, found in sorted(places.items()) if len(found) > 1]
-    return finding
-
-
-def _public_names(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """Top-level names, each once: a name may be bound in both branches of a condition."""
-    found: dict[str, int] = {}
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            found.setdefault(node.name, node.lineno)
-        elif isinstance(node, ast.Assign):
-            found |= {target.id: node.lineno for target in node.targets if isinstance(target, ast.Name)}
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            found.setdefault(node.target.id, node.lineno)
-    return ((name, line) for name, line in found.items() if not name.startswith("_"))
-
-
 def long_lines(modules: list[Module]) -> Finding:
     finding = Finding(f"lines over {MAX_LINE_LENGTH} characters (0)")
     for module in modules:
@@ -156,14 +129,6 @@ def long_functions(modules: list[Module]) -> Finding:
                 lines = node.end_lineno - node.lineno + 1
                 if lines > MAX_FUNCTION_LINES:
                     finding.places.append(f"{module.at(node.lineno)} {node.name} {lines}")
-    return finding
-
-
-def long_files(modules: list[Module]) -> Finding:
-    finding = Finding(f"files over {MAX_FILE_LINES} lines, migrations aside (0)")
-    for module in modules:
-        if "migrations" not in module.path.parts and module.text.count("\n") > MAX_FILE_LINES:
-            finding.places.append(str(module.path))
     return finding
 
 
@@ -279,11 +244,9 @@ def main() -> int:
     findings = [
         package_shares(modules),
         upward_imports(modules, layers),
-        names_defined_twice(modules),
         long_lines(everything),
         long_functions(modules),
         share_of_short_functions(modules),
-        long_files(modules),
         config_fields_without_sentence(modules),
         enum_values_without_sentence(modules),
         loose_words(everything),
