@@ -14,6 +14,13 @@ from stack.ports import free_port
 from stack.postgres import database_url, embedded_server
 from tests.s3_storage import S3Storage, s3_storage
 
+# TRUNCATE makes new files for every table and index, and takes over ten times as long. Ids begin at 1 again.
+EMPTY = f"""DO $$ BEGIN
+SET LOCAL session_replication_role = replica;
+{"".join(f'DELETE FROM "{table.name}";' for table in Base.metadata.sorted_tables)}
+PERFORM setval(oid::regclass, 1, false) FROM pg_class WHERE relkind = 'S';
+END $$"""
+
 
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
@@ -35,8 +42,7 @@ async def database(postgres_url: str) -> AsyncIterator[Database]:
     """A connection pool on the shared server, with every table empty."""
     database = Database(postgres_url)
     async with database.begin() as connection:
-        names = ", ".join(f'"{table.name}"' for table in Base.metadata.sorted_tables)
-        await connection.exec_driver_sql(f"TRUNCATE {names} RESTART IDENTITY CASCADE")
+        await connection.exec_driver_sql(EMPTY)
     yield database
     await database.close()
 
