@@ -38,13 +38,25 @@ WRONG: dict[str, shop.Edits] = {
     "breaks the project's settings": {"pyproject.toml": "[tool.pytest.ini_options\naddopts = 3\n"},
 }
 
+WITHOUT_NAMED_TESTS = (
+    "does not parse",
+    "ends the process at import",
+    "is killed",
+    "loops for ever",
+    "returns nothing",
+    "closes the standard streams",
+    "breaks the project's settings",
+)
+"""One for each way to fail that `eval_cmd` sees: it reads an exit code, and `swe_bench` the results of named tests."""
+CASES = [*((name, "swe_bench") for name in WRONG), *((name, "eval_cmd") for name in WITHOUT_NAMED_TESTS)]
 
-@pytest.mark.parametrize("grader", ("eval_cmd", "swe_bench"))
-@pytest.mark.parametrize("name", WRONG)
+
+@pytest.mark.parametrize(("name", "grader"), CASES)
 async def test_it_is_not_solved_and_not_rejected(
     fresh_box: FreshBox, tree: Path, test_patch: str, name: str, grader: str
 ) -> None:
-    judge = PatchJudge(GRADERS[grader], shop.task(grader, test_patch), GradingLimits(15, 60))
+    seconds = 4 if name == "loops for ever" else 15
+    judge = PatchJudge(GRADERS[grader], shop.task(grader, test_patch), GradingLimits(seconds, 60))
     found = await judge_in_boxes(judge, fresh_box, shop.diff(tree, WRONG[name], (), {}))
     verdict = found.verdict
     assert not verdict.solved and not verdict.rejected, (verdict.rule, verdict.reason, verdict.log)
