@@ -55,11 +55,23 @@ def _left(number: int, is_asked: bool) -> str:
 
 
 async def kill_stack_boxes(environment: dict[str, str]) -> int:
+    """Kill the boxes that carry this installation's id, and return their number. Others may use the same gateway."""
+    from activities.box_lifecycle import INSTALLATION_KEY, kill_own_box
     from activities.sandboxes.e2b import E2BProvider
+    from ratchet.store import installations
+    from ratchet.store.database import Database
 
     provider = E2BProvider(environment["E2B_API_KEY"], environment["E2B_API_URL"], environment["E2B_SANDBOX_URL"])
-    listed = await provider.list({})
-    for info in listed:
-        await provider.kill(info.id)
-    await provider.close()
-    return len(listed)
+    database = Database(environment["RATCHET_DATABASE_URL"], pool_size=1)
+    num_killed = 0
+    try:
+        async with database.begin() as connection:
+            own_ids = (await installations.installation(connection)).own_ids
+        for own_id in own_ids:
+            for info in await provider.list({INSTALLATION_KEY: own_id}):
+                end = await kill_own_box(database, provider, info.id)
+                num_killed += end.is_over and not end.left_to
+    finally:
+        await database.close()
+        await provider.close()
+    return num_killed

@@ -6,15 +6,20 @@ import signal
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from activities.box_lifecycle import INSTALLATION_KEY
 from activities.sandboxes.e2b import E2BProvider
+from cli.down import kill_stack_boxes
+from ratchet.store import installations
+from ratchet.store.database import Database
 from sandbox_gateway.box_end import living_boxes
 from stack.parts import free_ports
-from tests.integration.sandbox_gateway.conftest import CHECKOUT, GatewayProcess, make_box
+from tests.integration.sandbox_gateway.conftest import API_KEY, CHECKOUT, GatewayProcess, make_box
 
 
 @pytest.fixture
@@ -46,3 +51,22 @@ async def test_boxes_outlive_the_stack_and_end_on_request(
     assert "sandboxes" not in down(home, "--boxes")
     assert living_boxes(own_gateway.settings.root_directory) == []
     assert "sandboxes" not in down(home)
+
+
+async def test_boxes_of_others_live_on(
+    own_gateway: GatewayProcess, own_provider: E2BProvider, database: Database, postgres_url: str
+) -> None:
+    """Another installation, and a program without any, may use the same gateway."""
+    async with database.begin() as connection:
+        own = str(await installations.installation_id(connection))
+    for metadata in ({INSTALLATION_KEY: own}, {INSTALLATION_KEY: str(uuid.uuid4())}, {"owner": own}):
+        await own_provider.create("host", ttl_seconds=900, metadata=metadata, idempotency_key=uuid.uuid4().hex)
+    environment = {
+        "E2B_API_KEY": API_KEY,
+        "E2B_API_URL": own_gateway.url + "/",
+        "E2B_SANDBOX_URL": own_gateway.url,
+        "RATCHET_DATABASE_URL": postgres_url,
+    }
+    assert await kill_stack_boxes(environment) == 1
+    left = [info.metadata for info in await own_provider.list({})]
+    assert len(left) == 2 and all(one.get(INSTALLATION_KEY) != own for one in left)
