@@ -21,7 +21,7 @@ from activities.graders.broken_oracles import (
     spec_sources,
     validated,
 )
-from activities.graders.evidence import names_change
+from activities.graders.evidence import has_failed_test, names_change
 from activities.graders.flags import Flag, static_flags
 from activities.graders.integrity_rules import RULES
 from activities.graders.oracle import Oracle
@@ -38,8 +38,6 @@ from ratchet.types import JsonObject
 _LISTED_TEST = RULES[0].name
 """The rule whose files are left out under either policy, because honest patches edit tests, too."""
 _MAX_TEST_FILES = 20
-_PYTEST_FAILED = {1, 2}
-"""Exit codes of a pytest that ran to its end: failures, and tests that cannot be imported."""
 _NEXT_BOX = "a second box shows whose fault it is"
 
 
@@ -236,7 +234,7 @@ class PatchJudge:
         except GraderFailedError as error:
             return self._blamed(done.prepared, error)
         if not verdict.solved and not verdict.rejected:
-            self._suspect(_why_no_test_failed(done.run))
+            self._suspect(_why_no_test_failed(done.run, verdict, oracle))
         return verdict
 
     def _suspect(self, deed: str) -> None:
@@ -282,16 +280,15 @@ class PatchJudge:
                 await box.write_file(path, apply_edits(broken, target, source), user="root")
 
 
-def _why_no_test_failed(run: TestRun) -> str:
-    """Return what a run that is not solved shows instead of a failed test; empty if a test ran and failed.
+def _why_no_test_failed(run: TestRun, verdict: Verdict, oracle: Oracle | None) -> str:
+    """Return what a run that is not solved shows instead of a failed test; empty if a test that counts ran and failed.
 
-    A patch can do each of it, and so can a machine that ends processes, fills its disk or loses files. So only a test
-    that failed by name, or a session of pytest that ended by itself with failures, is a failed test.
+    A patch can do each of it, and so can a machine that ends processes, fills its disk or loses files.
     """
     observed = run.observed
     if run.gap:
         return run.gap
-    if "failed" in run.outcomes.values():
+    if has_failed_test(run.outcomes, verdict.tests if verdict.fail_to_pass is not None else None, oracle):
         return ""
     if observed.lost:
         return "the test process died before it reported"
@@ -300,7 +297,6 @@ def _why_no_test_failed(run: TestRun) -> str:
     sessions = observed.top_sessions
     if any(session.exit is None for session in sessions):
         return "pytest began and never ended"
-    exits = {session.exit for session in sessions}
-    if exits & _PYTEST_FAILED or (exits == {0} and observed.exit_code == 0):
-        return "" if not any(session.num_missed for session in sessions) else "collected tests never ran"
-    return f"no test is named that failed (exit code {observed.exit_code})"
+    if any(session.num_missed for session in sessions):
+        return "collected tests never ran"
+    return f"no test that counts is named as failed (exit code {observed.exit_code})"

@@ -192,6 +192,17 @@ def _judge_success(session: RunnerSession, oracle: Oracle | None) -> Judgement:
     return Judgement(session.exit == 0, "" if session.exit == 0 else f"pytest ended with {session.exit}")
 
 
+def has_failed_test(outcomes: Mapping[str, str], listed: Mapping[str, str] | None, oracle: Oracle | None) -> bool:
+    """Return whether a test that counts ran and failed, or a file of such tests could not be imported.
+
+    `listed`: outcomes of the tests that the row lists; None: all tests count that the gold runs passed.
+    """
+    failed = {name for name, outcome in outcomes.items() if outcome == "failed"}
+    if listed is None:
+        return any(oracle is None or oracle.outcomes.get(name, "passed") == "passed" for name in failed)
+    return "failed" in listed.values() or any(name.partition("::")[0] in failed for name in listed)
+
+
 def has_passed(name: str, outcome: str, oracle: Oracle | None, may_xfail: bool = False) -> bool:
     """Return whether an expected test counts as passed.
 

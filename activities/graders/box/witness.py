@@ -279,6 +279,8 @@ class Witness:
     def pytest_runtest_logreport(self, report):
         if self.worker or (self.canary and self.canary in report.nodeid):
             return
+        if report.outcome == "rerun" or report.when not in ("setup", "call", "teardown"):
+            return  # a try of pytest-rerunfailures, which runs again, or a worker of xdist that died: no test's result
         self.ran.add(report.nodeid)
         if report.when != "call" and report.outcome == "passed":
             return

@@ -41,12 +41,15 @@ SHOWS_NO_FAILED_TEST = {
     "a tool that hides the signal": _run(2),
     "the runner broke": _run(3, [_session(3)]),
     "the runner was killed and the script went on": _run(1, [_session(None, a="passed")]),
+    "the runner was interrupted": _run(2, [_session(2)]),
+    "a worker of xdist died": _run(1, [replace(_session(1, a="passed"), num_missed=1)]),
+    "a test was skipped": _run(1, [_session(0, a="skipped")]),
 }
 SHOWS_ONE = {
     "a test failed": _run(1, [_session(1, a="failed")]),
     "a test failed before the time was over": _run(None, [_session(None, a="failed")]),
     "a test failed before the runner was killed": _run(137, [_session(None, a="failed")]),
-    "the runner said so": _run(2, [_session(2)]),
+    "a file of tests cannot be imported": _run(2, [_session(2, **{"tests/test_a.py": "failed"})]),
 }
 
 
@@ -69,6 +72,37 @@ def test_without_a_failed_test_a_second_box_decides(run: PatchRun, oracle: Oracl
 def test_a_failed_test_needs_no_second_box(run: PatchRun) -> None:
     verdict = _judge("eval_cmd", None, is_final=False).verdict(run, None)
     assert not verdict.solved
+
+
+LISTED = dict.fromkeys((*shop.F2P, *shop.P2P), "passed")
+NO_LISTED_TEST_FAILED = {
+    "only a test that is not listed failed before the time was over": _run(None, [_session(None, other="failed")]),
+    "only a test that is not listed failed before the report was lost": _run(
+        1, [_session(1, other="failed")], lost=True
+    ),
+    "a listed test was skipped": _run(0, [_session(0, **LISTED | {shop.F2P[0]: "skipped"})]),
+    "a listed test is missing": _run(0, [_session(0, **{shop.P2P[0]: "passed"})]),
+    "a file of other tests cannot be imported": _run(2, [_session(2, **{"other.py": "failed"})]),
+}
+
+
+@pytest.mark.parametrize("run", NO_LISTED_TEST_FAILED.values(), ids=NO_LISTED_TEST_FAILED)
+def test_only_a_listed_test_that_failed_needs_no_second_box(run: PatchRun) -> None:
+    with pytest.raises(SuspectPatchError, match="a second box"):
+        _judge("swe_bench", None, is_final=False).verdict(run, None)
+
+
+@pytest.mark.parametrize("failed", (shop.F2P[0], shop.P2P[0], shop.TESTS))
+def test_a_listed_test_or_its_file_fails(failed: str) -> None:
+    run = _run(None, [_session(None, **{failed: "failed"})])
+    assert not _judge("swe_bench", None, is_final=False).verdict(run, None).solved
+
+
+def test_a_test_that_the_gold_runs_failed_does_not_count() -> None:
+    oracle = Oracle(outcomes={"a": "failed", "b": "passed"})
+    run = _run(None, [_session(None, a="failed")])
+    with pytest.raises(SuspectPatchError, match="no test had failed"):
+        _judge("eval_cmd", oracle, is_final=False).verdict(run, oracle)
 
 
 @pytest.mark.parametrize("grader", ("eval_cmd", "swe_bench"))
