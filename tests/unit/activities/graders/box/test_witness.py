@@ -230,3 +230,20 @@ def test_the_environment_does_not_tell_parameters(tmp_path: Path) -> None:
     assert not told.changed and len(told.names) == 2
     numbered = [f"test_it.py::test_it[{number}] ({when})" for number in (0, 1) for when in ("setup", "call")]
     assert (tmp_path / "names").read_text().splitlines() == [*numbered, "test_it.py::test_other (call)"]
+
+
+_PLUGINS_REPORTS = """
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def told(request):
+    for when, outcome in (("call", "rerun"), ("???", "failed")):
+        report = pytest.TestReport(f"test_it.py::{outcome}", ("test_it.py", 1, ""), {}, outcome, "", when)
+        request.config.hook.pytest_runtest_logreport(report=report)
+"""
+
+
+def test_a_try_that_runs_again_and_a_dead_worker_are_no_tests_result(gold: _Run, tmp_path: Path) -> None:
+    """pytest-rerunfailures reports the one, pytest-xdist the other."""
+    assert _play(tmp_path / "found", takeover=_PLUGINS_REPORTS).names == gold.names
