@@ -7,6 +7,7 @@ its pool of broken oracles.
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -239,6 +240,8 @@ def broken_trial(made: BrokenTests, pool: dict[int, BrokenOracle], number: int) 
 
 
 def _judge_of(task: TaskRow, input: TrialInput) -> PatchJudge:
+    # The trials find that out; a command that prints nothing of tests can be judged for it.
+    task = replace(task, spec={**task.spec, "empty_patch_fails": True})
     limits = GradingLimits(eval_seconds=input.eval_seconds, workspace_seconds=input.workspace_seconds)
     return PatchJudge(find_grader(GRADERS, task.grader), task, limits, controlled=input.patch != "empty")
 

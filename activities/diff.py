@@ -28,7 +28,7 @@ from activities.stage import activity_stage, heartbeating
 from activities.stage_context import StageContext
 from activities.wall_time import require_wall_time
 from engine.client import EngineClient
-from ratchet.errors import EngineRejectedError, EngineUnavailableError, SandboxBusyError
+from ratchet.errors import EngineRejectedError, EngineUnavailableError, FencedError, SandboxBusyError
 from ratchet.payloads import DiffResult, StageInput
 from ratchet.store import admissions, grades, rollouts, sandboxes, sessions
 from ratchet.store.arrays import pack_text
@@ -115,7 +115,8 @@ class DiffActivities:
 
     async def _store_patch(self, connection: AsyncConnection, input: StageInput, captured: CapturedDiff) -> int:
         attempt = await rollouts.get_attempt(connection, input.rollout_id, input.attempt)
-        assert attempt.base_commit is not None, "workspace records the base commit before the agent starts"
+        if attempt.base_commit is None:  # `workspace` has recorded it before the agent started
+            raise FencedError(f"attempt {input.attempt} of rollout {input.rollout_id} has lost its base commit")
         patch = NewPatch(
             rollout_id=input.rollout_id,
             attempt=input.attempt,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ratchet import secrets
 from ratchet.config import RunConfig
-from ratchet.errors import BugError
+from ratchet.errors import FencedError
 from ratchet.store import rollouts, runs
 from ratchet.store.database import Database
 from ratchet.stored_config import read_stored_config
@@ -36,7 +36,7 @@ class RunConfigs:
         self._run_of_rollout: dict[int, str] = {}
 
     async def of_run(self, run_id: str) -> RunConfig:
-        """Return the run's config. Raises BugError if the run has no row."""
+        """Return the run's config. Raises FencedError if the run has no row: the store was restored."""
         known = self._configs.get(run_id)
         if known is not None and time.monotonic() - known.read_at < _MAX_AGE_SECONDS:
             return known.config
@@ -44,7 +44,7 @@ class RunConfigs:
         async with self.database.begin() as connection:
             row = await runs.get_run(connection, run_id)
         if row is None:
-            raise BugError(f"run {run_id} has no row")
+            raise FencedError(f"run {run_id} has no row")
         config = read_stored_config(row.config)
         secrets.note_values(config.harness.extra_env)
         self._configs[run_id] = _ReadConfig(config, started)

@@ -13,7 +13,8 @@ from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar
 
 import structlog
-from sqlalchemy.exc import NoResultFound
+from asyncpg import ForeignKeyViolationError
+from sqlalchemy.exc import IntegrityError, NoResultFound
 from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError, RPCStatusCode
@@ -72,6 +73,17 @@ def _logged_bug(name: str, error: Exception) -> BugError:
     return BugError(f"{name}: {type(error).__name__}: {error}")
 
 
+def _lacks_a_row(error: Exception) -> bool:
+    """Return whether a row that the workflow names is not in the store, to be read or to be referred to."""
+    cause = error.orig.__cause__ if isinstance(error, IntegrityError) and error.orig else None
+    return isinstance(error, NoResultFound) or isinstance(cause, ForeignKeyViolationError)
+
+
+def _fenced(name: str) -> FencedError:
+    _LOG.warning("row missing", stage=name, traceback=traceback.format_exc())
+    return FencedError(f"{name}: the store lacks a row that the workflow names; its state may be an older one")
+
+
 def _outage(name: str, error: OSError | RPCError) -> RatchetError | None:
     """Return the error of a machine or a server that may work again later; None for a mistake of this program."""
     if isinstance(error, RPCError):
@@ -98,19 +110,14 @@ def activity_stage(name: str) -> Callable[[Callable[P, Awaitable[R]]], Callable[
             # From None: Temporal stores the causes of an error, too, and their stack traces.
             except RatchetError as error:
                 raise _as_application_error(error) from None
-            except NoResultFound:
-                missing = FencedError(
-                    f"{name}: the store lacks a row that the workflow names; its state may be an older one"
-                )
-                _LOG.warning("row missing", stage=name, traceback=traceback.format_exc())
-                raise _as_application_error(missing) from None
             except (OSError, RPCError) as error:
                 if (outage := _outage(name, error)) is None:
                     raise _as_application_error(_logged_bug(name, error)) from None
                 _LOG.warning("stage cannot go on now", stage=name, reason=without_secrets(str(outage)))
                 raise _as_application_error(outage) from None
             except Exception as error:
-                raise _as_application_error(_logged_bug(name, error)) from None
+                found = _fenced(name) if _lacks_a_row(error) else _logged_bug(name, error)
+                raise _as_application_error(found) from None
 
         return activity.defn(name=name)(run)
 

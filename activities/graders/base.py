@@ -43,6 +43,7 @@ class TestRun:
     """One run of a task's test command. `outcomes`: test → passed, failed, skipped, xfailed or xpassed, from the
     witness or from the printed log; empty if neither names tests. `gap`: why the run shows nothing of the patch, empty
     if it has the evidence of its grader (`evidence.py`). `claim`: what the verdict rests on instead of the exit code.
+    `is_silent`: neither pytest nor a printed line of a runner tells of a test that ran.
     """
 
     __test__ = False
@@ -53,6 +54,7 @@ class TestRun:
     limit_seconds: float
     gap: str = ""
     claim: str = ""
+    is_silent: bool = False
 
 
 class NoEvidenceError(GraderFailedError):

@@ -20,6 +20,10 @@ from activities.sandboxes.base import Sandbox
 from ratchet.errors import GraderFailedError
 from ratchet.types import JsonObject
 
+_UNCHECKED = (
+    "the test command ended with {} and printed no line of a test runner that is known here: admit the task (`ratchet "
+    "tasks admit`), or set `empty_patch_fails: true` in its row if the command has been seen to fail without a solution"
+)
 _NAMES_PYTEST = re.compile(r"\b(?:pytest|py\.test)\b")
 
 
@@ -69,9 +73,10 @@ async def run_test_command(
     observed = await run_tests(box, command, workdir, limit_seconds, witness)
     outcomes = all_tests(observed)
     gap = find_gap(observed, outcomes.values(), by_witness=needs_pytest and witness)
-    if not gap and needs_pytest and not witness and not outcomes and not count_printed_tests(observed.log):
+    is_silent = not outcomes and not count_printed_tests(observed.log)
+    if not gap and is_silent and needs_pytest and not witness:
         gap = "pytest printed no test that ran"
-    return TestRun(observed, outcomes, time.monotonic() - started, limit_seconds, gap)
+    return TestRun(observed, outcomes, time.monotonic() - started, limit_seconds, gap, is_silent=is_silent)
 
 
 async def _with_reward(box: Sandbox, run: TestRun) -> TestRun:
@@ -100,6 +105,8 @@ def judge_command(run: TestRun, command: str, spec: JsonObject, oracle: Oracle |
         return Verdict(False, unfinished, log, run.seconds, tests=run.outcomes, has_oracle=oracle is not None)
     required = _uses_witness(spec) and names_pytest(command)
     judged = judge_sessions(observed, required, spec.get("expected_tests") or (), oracle)
+    if not (run.gap or run.claim) and run.is_silent and oracle is None and not spec.get("empty_patch_fails"):
+        raise NoEvidenceError(_UNCHECKED.format(observed.exit_code), observed.log)
     if run.gap and not judged.rule:
         judged = Judgement(False, require_evidence(run, oracle))
     return _verdict(run, judged, log, oracle is not None)

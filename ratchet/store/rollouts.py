@@ -11,7 +11,7 @@ from sqlalchemy import and_, func, select, update
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.errors import FencedError
+from ratchet.errors import ConfigError, FencedError
 from ratchet.store import groups, sandboxes
 from ratchet.store.schema import (
     AttemptTable,
@@ -93,16 +93,21 @@ class OutcomeValues(TypedDict, total=False):
 
 
 async def create_adhoc_rollout(connection: AsyncConnection, new: AdhocRollout) -> int:
-    """Insert a rollout without a group and return its id; safe to repeat with the same workflow id."""
+    """Insert a rollout without a group and return its id; safe to repeat with the same workflow id.
+
+    Raises ConfigError if the workflow id is that of a rollout of another task or config.
+    """
     statement = pg_insert(RolloutTable).values(**asdict(new)).on_conflict_do_nothing().returning(RolloutTable.id)
     created = (await connection.execute(statement)).scalar_one_or_none()
     if created is not None:
         return int(created)
-    return int(
-        (
-            await connection.execute(select(RolloutTable.id).where(RolloutTable.workflow_id == new.workflow_id))
-        ).scalar_one()
-    )
+    known = (await connection.execute(select(RolloutTable).where(RolloutTable.workflow_id == new.workflow_id))).one()
+    if (known.run_id, known.task_id) != (new.run_id, new.task_id):
+        raise ConfigError(
+            f"{new.workflow_id} is the workflow id of rollout {known.id}, which is of another task or config; start "
+            "this one under another id"
+        )
+    return int(known.id)
 
 
 async def claim_rollout(connection: AsyncConnection, rollout_id: int, workflow_id: str, owner: str) -> ClaimedAttempt:

@@ -166,7 +166,7 @@ class OrchestrationStack:
         num_tasks = max(1, num_rollouts // samples)
         row = {
             "prompt": "make it right",
-            "metadata": {"image": "host", "workdir": "/workspace/repo", "eval_cmd": "true"},
+            "metadata": {"image": "host", "workdir": "/workspace/repo", "eval_cmd": "echo ok 1"},
         }
         path = self.home / "tasks.jsonl"
         path.write_text("".join(json.dumps({**row, "label": f"task {n}"}) + "\n" for n in range(num_tasks)))

@@ -48,6 +48,7 @@ _TASK = {
     "workdir": "/workspace/repo",
     "pre_commands": [f"git init -q . && echo one > {SOLVED_FILE} && git add -A && {_COMMIT}"],
     "eval_cmd": f'{AFTER_APPLY}; {IN_MID_TEST}; test "$(cat {SOLVED_FILE})" = {SOLVED_TEXT}',
+    "empty_patch_fails": True,
 }
 
 

@@ -28,6 +28,7 @@ TASK = {
     "problem_statement": "add() subtracts.",
     "pre_commands": [PRE],
     "eval_cmd": "/opt/ratchet/bin/python3 -c 'from calc import add; assert add(2, 3) == 5'",
+    "empty_patch_fails": True,
 }
 FIX = "sed 's/a - b/a + b/' calc.py >fixed && mv fixed calc.py"
 """Not `sed -i`, which Qwen Code refuses for a file that it has not read."""

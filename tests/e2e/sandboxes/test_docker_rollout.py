@@ -15,7 +15,11 @@ from tests.integration.workflows.test_rollout import PRE, call, finish
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 MEMORY = "$(cat /sys/fs/cgroup/memory.max 2>/dev/null || cat /sys/fs/cgroup/memory/memory.limit_in_bytes)"
-TASK = {"pre_commands": [PRE], "eval_cmd": f'test "$(cat a.txt) {MEMORY}" = "two {512 << 20}"'}
+TASK = {
+    "pre_commands": [PRE],
+    "eval_cmd": f'test "$(cat a.txt) {MEMORY}" = "two {512 << 20}"',
+    "empty_patch_fails": True,
+}
 
 
 @pytest.mark.parametrize(("work", "reward"), [("echo two > a.txt", 1.0), ("echo three > a.txt", 0.0)])

@@ -39,6 +39,7 @@ class Ecosystem:
             "pre_commands": [self._pre_command()],
             "problem_statement": "discount must round",
             "eval_cmd": self.command,
+            "empty_patch_fails": True,
             "test_files": sorted(self.tests),
             "tests_archive": shop.archive(self.tests),
         }

@@ -47,6 +47,7 @@ _COMMIT = "git -c user.name=x -c user.email=x@x commit -qm first"
 TASK = {
     "pre_commands": [f"git init -q . && echo one > {SOLVED_FILE} && git add -A && {_COMMIT}"],
     "eval_cmd": f'test "$(cat {SOLVED_FILE})" = {SOLVED_TEXT}',
+    "empty_patch_fails": True,
 }
 WRAPPER = """
 import asyncio, sys

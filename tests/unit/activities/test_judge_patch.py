@@ -163,3 +163,19 @@ def test_the_true_tests_are_repeated_at_a_random_place_among_the_control_runs() 
         assert len(runs) == 3 and [pool[number].up for number in broken] == [True, False]
     assert known.control_runs(7) == known.control_runs(7), "a retry makes the same runs"
     assert KnownRuns().control_runs(7) == [], "without a pool a verdict needs no control run"
+
+
+@pytest.mark.parametrize("exit_code", (0, 1, 5, 137))
+def test_a_command_that_tells_of_no_test_decides_nothing_by_itself(exit_code: int) -> None:
+    """`jest -t` whose filter matches nothing ends like a program that checks silently."""
+    silent = _run(exit_code)
+    silent = silent._replace(run=replace(cast(TestRun, silent.run), is_silent=True))
+    task = shop.task("eval_cmd", "", eval_cmd="./check")
+    with pytest.raises(GraderFailedError, match="empty_patch_fails"):
+        PatchJudge(GRADERS["eval_cmd"], task, GradingLimits(60, 60)).verdict(silent, None)
+    known = replace(task, spec={**task.spec, "empty_patch_fails": True})
+    for judge, oracle in (
+        (PatchJudge(GRADERS["eval_cmd"], task, GradingLimits(60, 60)), Oracle()),
+        (PatchJudge(GRADERS["eval_cmd"], known, GradingLimits(60, 60)), None),
+    ):
+        assert judge.verdict(silent, oracle).solved == (exit_code == 0)

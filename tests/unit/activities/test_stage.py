@@ -8,8 +8,10 @@ import socket
 from datetime import timedelta
 from typing import Any
 
+import asyncpg
 import pytest
 import structlog
+from sqlalchemy.exc import IntegrityError, NoResultFound
 from temporalio.api.failure.v1 import Failure
 from temporalio.converter import default
 from temporalio.exceptions import ApplicationError
@@ -104,6 +106,30 @@ async def test_what_a_machine_or_temporal_refuses_now_is_tried_again(error: Exce
         await ActivityEnvironment().run(write)
     assert raised.value.type == kind
     assert raised.value.non_retryable is (kind == "BugError")
+
+
+def broken_reference(kind: type[asyncpg.PostgresError]) -> IntegrityError:
+    wrapped = Exception("wrapped by SQLAlchemy's dialect")
+    wrapped.__cause__ = kind("violates")
+    return IntegrityError("INSERT", {}, wrapped)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (NoResultFound(), "FencedError"),
+        (broken_reference(asyncpg.ForeignKeyViolationError), "FencedError"),
+        (broken_reference(asyncpg.UniqueViolationError), "BugError"),
+    ],
+)
+async def test_a_row_that_a_restored_store_lacks_fences_the_stage(error: Exception, kind: str) -> None:
+    @activity_stage("test")
+    async def write() -> None:
+        raise error
+
+    with pytest.raises(ApplicationError) as raised:
+        await ActivityEnvironment().run(write)
+    assert raised.value.type == kind
 
 
 async def test_the_warning_about_an_outage_has_no_secrets() -> None:
