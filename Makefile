@@ -27,7 +27,7 @@ environment: $(UV)
 		clock=$$!; trap "kill $$clock 2>/dev/null" EXIT; \
 		UV_LINK_MODE=$${UV_LINK_MODE:-hardlink} $(UV) sync --locked --quiet --extra $(EXTRA) --group dev $(COMPILE)
 
-# Temporal's server is compiled while the Python environment is downloaded, if there is a Python 3.11. `ratchet setup` waits for it.
+# Temporal's server is compiled while the Python environment is downloaded, if there is a Python 3.11. `ratchet admin setup` waits for it.
 ENVIRONMENT = $(MAKE) --no-print-directory environment
 setup:
 	@($(PYTHON) -c "from enum import StrEnum" 2>/dev/null && exec $(PYTHON) -m stack.temporal_server) & build=$$!; trap "kill $$build 2>/dev/null; wait" EXIT; \

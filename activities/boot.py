@@ -136,10 +136,12 @@ class BootActivities:
                         return row
                     await asyncio.sleep(random.uniform(0.2, 0.5))
         except TimeoutError:
-            limit = "sandbox.max_boxes" if max_boxes == config.sandbox.max_boxes else "sandbox.adaptive; `ratchet why`"
+            limit = (
+                "sandbox.max_boxes" if max_boxes == config.sandbox.max_boxes else "sandbox.adaptive; `ratchet status`"
+            )
             raise SandboxBusyError(
                 f"all {max_boxes} boxes ({limit}) are taken ({await self._holders(new.provider)}), or {max_boots} "
-                "(queues.boot.slots) are booting; `ratchet sandboxes` lists them",
+                "(queues.boot.slots) are booting; `ratchet admin sandboxes` lists them",
                 retry_after_seconds=5,
             ) from None
 

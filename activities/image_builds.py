@@ -5,7 +5,7 @@
 | missing  | the service does not know the image (`create`) | the boot that finds it so starts workflow `image/DIGEST` |
 | building | that workflow is open                          | it ends: present, or failed                              |
 | present  | the service makes boxes of it                  | somebody removes the image: missing                      |
-| failed   | that workflow has failed                       | a boot 15 minutes later, or `ratchet images build`       |
+| failed   | that workflow has failed                       | a boot 15 minutes later; `ratchet tasks images build`    |
 
 Nothing else records the state, so nothing can contradict the service. A boot that waits gives its box's place and its
 slot back, and asks again every few seconds. A failed build is tried again later, because a mirror or a registry that is
@@ -94,7 +94,7 @@ class ImageBuilds:
         if has_failed and age < _FAILED_SECONDS:
             raise ConfigError(
                 f"image {image} cannot be built: {await self._failure(workflow_id, info.execution.run_id)}; mend its "
-                "Dockerfile and import the tasks again, or try again with `ratchet images build`"
+                "Dockerfile and import the tasks again, or try again with `ratchet tasks images build`"
             )
         if not has_failed and age < _JUST_BUILT_SECONDS:
             raise SandboxBusyError(

@@ -106,7 +106,7 @@ class LearnActivities:
             if silent > _LEARNER_LEASE_SECONDS:
                 raise LearnerLostError(
                     f"the learner of {input.run_id} has been silent for {duration_in_words(silent)}; "
-                    "see `ratchet logs learner`"
+                    "see `ratchet admin logs learner`"
                 )
             activity.heartbeat(
                 f"{learner.phase}, silent for {duration_in_words(learner.silent_seconds)}"

@@ -1,7 +1,7 @@
 """Prune ended runs: move their turns and logs to Parquet files, delete weights that nothing needs any more.
 
-The sweep prunes runs that are done for long enough (`retention` in temporal.yaml), `ratchet prune` the runs that it is
-given. Rows are moved in parts of about 64 MiB. A part is one transaction, which locks the run's row and reads one
+The sweep prunes runs that are done for long enough (`retention` in temporal.yaml), `ratchet admin prune` the runs that
+it is given. Rows are moved in parts of about 64 MiB. A part is one transaction, which locks the run's row and reads one
 snapshot: its files and its deletion cover the same rows.
 
 | the process dies                                   | what exists                 | what the next prune does      |

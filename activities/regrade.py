@@ -64,7 +64,7 @@ class RegradeActivities:
         if not remaining and input.after == 0:
             raise ConfigError(
                 f"{input.run_id or input.group or input.rollout_id}: no ended rollout with a stored patch; "
-                "`ratchet rollouts` lists them"
+                "`ratchet show rollouts` lists them"
             )
         if not remaining:
             return RegradePage(patches=[], stages={}, grade_tries=self.settings.rollout.grade_tries)

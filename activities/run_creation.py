@@ -125,7 +125,9 @@ async def model_directory(database: Database, config: RunConfig) -> Path:
             return await asyncio.to_thread(cache.fetch, version.uri, version.files)
     model = Path(config.init_from) if config.init_from else model_of(config)
     if config.model in TINY_POLICIES and config.init_from is None and not model.exists():
-        raise ConfigError(f"model: {model} does not exist; make it with `ratchet tiny-policy --name {config.model}`")
+        raise ConfigError(
+            f"model: {model} does not exist; make it with `ratchet models tiny-policy --name {config.model}`"
+        )
     await asyncio.to_thread(require_model, model)
     return model
 

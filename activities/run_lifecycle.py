@@ -96,7 +96,7 @@ class RunActivities:
             if row is not None:
                 config = read_stored_config(row.config)
             elif input.input.run_id is not None:
-                raise ConfigError(f"run {run_id} does not exist; `ratchet runs` lists those that do")
+                raise ConfigError(f"run {run_id} does not exist; `ratchet show runs` lists those that do")
             else:
                 config = _config_of(input)
                 await create_run_from_config(self.database, self.settings, run_id, config, _name_of(input))
@@ -279,7 +279,8 @@ class RunActivities:
                 if row.state == RunState.PAUSED and row.wish == Wish.STOP:
                     return
                 raise LearnerLostError(
-                    f"the checkpoint of step {last_step} of {run_id} is not complete yet; see `ratchet logs learner`"
+                    f"the checkpoint of step {last_step} of {run_id} is not complete yet; see "
+                    "`ratchet admin logs learner`"
                 )
             await asyncio.sleep(_POLL_SECONDS)
 
@@ -328,7 +329,9 @@ async def _create_groups(
     chosen = await next_tasks(connection, run_id, config, published, first, count)
     if not chosen:
         which = " of the datasets with a weight above 0" if _is_mixed(config) else ""
-        await run_pause.pause_run(connection, run_id, f"every task{which} is in quarantine; see `ratchet why {run_id}`")
+        await run_pause.pause_run(
+            connection, run_id, f"every task{which} is in quarantine; see `ratchet status {run_id}`"
+        )
     new = [
         NewGroup(
             run_id=run_id,

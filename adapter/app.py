@@ -1,6 +1,6 @@
 """The adapter's HTTP app: the vendors' routes, authentication, body limits.
 
-`serve_adapter` runs it for `ratchet adapter`.
+`serve_adapter` runs it for `ratchet part adapter`.
 """
 
 import asyncio

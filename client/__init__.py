@@ -7,7 +7,8 @@
     run.set({"training.max_staleness": 2})
     run.wait()
 
-`ReadOnlyClient` answers in pages of bounded size for programs, and cannot write; `ratchet mcp` offers it as tools.
+`ReadOnlyClient` answers in pages of bounded size for programs, and cannot write; `ratchet admin mcp` offers it as
+tools.
 
 It is a layer of its own, above `stack` and below `cli`, because it starts workflows and reads the stack's addresses;
 `ratchet.client` is the name under which it is imported.

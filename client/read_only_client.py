@@ -1,6 +1,6 @@
 """What the store knows of runs, for programs: each answer is JSON of bounded size, read without being able to write.
 
-`ratchet mcp` offers each public method of `ReadOnlyClient` as a tool; the docstrings are what its users read.
+`ratchet admin mcp` offers each public method of `ReadOnlyClient` as a tool; the docstrings are what its users read.
 """
 
 from collections.abc import Awaitable, Callable

@@ -156,7 +156,7 @@ class Client:
         """Return everything about one rollout except its token arrays. `name`: its number or workflow id."""
         rollout_id = self.read(lambda connection: reports.find_rollout(connection, str(name)))
         if rollout_id is None:
-            raise ConfigError(f"there is no rollout {name!r}; `ratchet rollouts` lists them")
+            raise ConfigError(f"there is no rollout {name!r}; `ratchet show rollouts` lists them")
         return self.read(lambda connection: reports.read_rollout(connection, rollout_id))
 
     def cancel(self, what: str | int, reason: str = "") -> SteeringAnswer:
@@ -264,7 +264,7 @@ class Run:
         """Return the run's row: state, wish, config, step. Raises ConfigError if the run does not exist."""
         row = self.client.read(lambda connection: runs.get_run(connection, self.run_id))
         if row is None:
-            raise ConfigError(f"there is no run {self.run_id!r}; `ratchet runs` lists those that there are")
+            raise ConfigError(f"there is no run {self.run_id!r}; `ratchet show runs` lists those that there are")
         return row
 
     def why(self) -> Diagnosis:

@@ -28,7 +28,7 @@ _R = TypeVar("_R")
 _LOOK_SECONDS = 3.0
 _SAY_AGAIN_SECONDS = 600.0
 _MAX_KINDS = 20
-"""Kinds of failures that are said of one workflow; `ratchet why` and Temporal's UI show more."""
+"""Kinds of failures that are said of one workflow; `ratchet status` and Temporal's UI show more."""
 _ID = re.compile(r"\b(?=\w*\d)[\w-]+")
 """A word with a digit: a count, a duration, a box's or rollout's id."""
 _METADATA_QUERY = "__temporal_workflow_metadata"

@@ -289,7 +289,7 @@ class EngineClient:
         for route in ROUTES:
             if route not in paths:
                 raise MachineError(
-                    f"the engine at {self.address} has no route {route}; start it with `ratchet engine` "
+                    f"the engine at {self.address} has no route {route}; start it with `ratchet part engine` "
                     "(vLLM 0.32 with --enable-scale-out and VLLM_SERVER_DEV_MODE=1)"
                 )
         served = [one["id"] for one in (await self._call("GET", "/v1/models"))["data"]]

@@ -34,7 +34,7 @@ _MARKER = "RATCHET_ENGINE_PIDFILE"
 
 
 class EngineSettings(BaseModel):
-    """Settings of one engine, from the options of `ratchet engine`."""
+    """Settings of one engine, from the options of `ratchet part engine`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

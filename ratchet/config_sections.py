@@ -153,7 +153,7 @@ class SandboxConfig(Section):
     below the agent slots of temporal.yaml."""
     adaptive: bool = False
     """Whether fewer agents run at once while engines, sandbox service or memory are full. True begins with a quarter of
-    max_boxes and grows while nothing is full (`ratchet why` shows the present number and its cause). False, the
+    max_boxes and grows while nothing is full (`ratchet status` shows the present number and its cause). False, the
     default, always allows max_boxes, which is best if it is known to fit."""
     memory_mib: Annotated[int, Field(ge=64, le=LARGEST_INTEGER)] | None = None
     """Memory limit of one box, in MiB. None, the default, leaves it to the service (docker: 2048). Only docker accepts

@@ -45,7 +45,7 @@ def _put(tree: dict[str, Any], dotted: str, value: Any) -> None:
     for key in parents:
         tree = tree.setdefault(key, {})
         if not isinstance(tree, dict):
-            raise ConfigError(f"{dotted}: {key} is not a section; `ratchet config FILE` prints the keys")
+            raise ConfigError(f"{dotted}: {key} is not a section; `ratchet admin config FILE` prints the keys")
     tree[leaf] = value
 
 

@@ -15,7 +15,7 @@ def cache() -> Path:
 
 
 def images() -> Path:
-    """Return the directory of images for local sandboxes, as `ratchet images import` writes them."""
+    """Return the directory of images for local sandboxes, as `ratchet tasks images import` writes them."""
     return cache() / "images"
 
 

@@ -53,9 +53,9 @@ class RolloutInput(StartInput):
     """Argument of the Rollout workflow.
 
     Either `rollout_id` of an existing row, as groups start it, or a dataset and a task, as `temporal workflow start`
-    and `ratchet rollout` do; the rollout then belongs to a run `adhoc-…`. `task` is the row's label or its number (from
-    0) in the dataset. `config`: a whole run config, whose values `dataset`, `model` and `harness` override. `model` and
-    `policy_version`: the rollout is refused if the engines serve another one."""
+    and `ratchet tasks run` do; the rollout then belongs to a run `adhoc-…`. `task` is the row's label or its number
+    (from 0) in the dataset. `config`: a whole run config, whose values `dataset`, `model` and `harness` override.
+    `model` and `policy_version`: the rollout is refused if the engines serve another one."""
 
     rollout_id: RowId | None = None
     dataset: str | None = None

@@ -22,7 +22,7 @@ _TARGET = re.compile(
 def require_run_id(name: str) -> str:
     """Return the name. Raises ConfigError if no run can have it."""
     if not RUN_ID.fullmatch(name):
-        raise ConfigError(f"{name!r} cannot be the id of a run; `ratchet runs` lists those that there are")
+        raise ConfigError(f"{name!r} cannot be the id of a run; `ratchet show runs` lists those that there are")
     return name
 
 
@@ -48,8 +48,8 @@ def require_target_name(name: str) -> str:
     """
     if not _TARGET.fullmatch(name):
         raise ConfigError(
-            f"{name!r} names no group, rollout or evaluation: name a rollout by its number in `ratchet rollouts`, or a "
-            "workflow, such as group/RUN/3, rollout/RUN/3/0 or evaluate/RUN/start-t1"
+            f"{name!r} names no group, rollout or evaluation: name a rollout by its number in `ratchet show rollouts`, "
+            "or a workflow, such as group/RUN/3, rollout/RUN/3/0 or evaluate/RUN/start-t1"
         )
     return name
 

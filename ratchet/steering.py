@@ -68,9 +68,9 @@ _FIXED = {
     "loss": "curves before and after the change would not be comparable; start another run, with init_from",
     "evaluation": "the evaluation at the start has used it",
     "metrics": "the learner reads it when it starts; a restart of the learner would mix both",
-    "grading": "one step would have rewards by different rules; `ratchet regrade` judges stored patches again",
+    "grading": "one step would have rewards by different rules; `ratchet tasks regrade` judges stored patches again",
     "limits": "rollouts of one group would have different limits; start another run, with init_from",
-    "training.steps": "`ratchet extend` adds steps, and `ratchet stop` ends a run early",
+    "training.steps": "`ratchet set --add-steps` adds steps, and `ratchet stop` ends a run early",
     "training": "the learner reads it when it starts, and a replay must train the same",
 }
 """Key or section → why it cannot change while a run goes on. The longest match counts."""

@@ -139,8 +139,9 @@ class AdapterNumbers(_Section):
 
 
 class Retention(_Section):
-    """How long what a run leaves behind is kept; by default until `ratchet prune RUN`. Nothing of a run that is open or
-    can be resumed is deleted, unless `ratchet prune RUN --force` names it. `activities/pruning.py` lists what stays.
+    """How long what a run leaves behind is kept; by default until `ratchet admin prune RUN`. Nothing of a run that is
+    open or can be resumed is deleted, unless `ratchet admin prune RUN --force` names it. `activities/pruning.py` lists
+    what stays.
     """
 
     turns_days: float | None = None

@@ -66,10 +66,10 @@ class RunState(StrEnum):
     """State of a run.
 
     running → paused (`ratchet pause`, TrainRun, planner, learner or sweep), running or paused → done | stopped |
-    cancelled (TrainRun), paused, stopped, failed or cancelled → running (`ratchet resume` and `ratchet extend`, and
-    `ratchet train` for a paused one), done → running (`ratchet extend`), any ended one → running (`ratchet retry
-    evaluate/RUN/LABEL`, which drains it: it ends after that evaluation), running → failed (the learner of a run that
-    trains on stored rollouts).
+    cancelled (TrainRun), paused, stopped, failed or cancelled → running (`ratchet resume` and `ratchet set
+    --add-steps`, and `ratchet train` for a paused one), done → running (`ratchet set --add-steps`), any ended one →
+    running (`ratchet retry evaluate/RUN/LABEL`, which drains it: it ends after that evaluation), running → failed (the
+    learner of a run that trains on stored rollouts).
     """
 
     RUNNING = "running"
@@ -128,7 +128,7 @@ class GroupProgress(StrEnum):
     FAILED = "failed"
     """All members have ended and fewer than `min_graded` have a reward."""
     DISCARDED = "discarded"
-    """`ratchet skip-step` discarded the plan row that had it."""
+    """`ratchet resume --skip-step` discarded the plan row that had it."""
     CANCELLED = "cancelled"
     """A person cancelled it, or its run ended."""
 
@@ -333,7 +333,8 @@ class SteeringAction(StrEnum):
 class Wish(StrEnum):
     """How a person wants an open run to end, stored in the run's row and read by TrainRun between steps.
 
-    none → drain | stop, drain → stop (`ratchet drain` and `ratchet stop`), drain or stop → none (`ratchet resume`).
+    none → drain | stop, drain → stop (`ratchet stop --drain` and `ratchet stop`), drain or stop → none (`ratchet
+    resume`).
     """
 
     NONE = "none"

@@ -65,7 +65,7 @@ VIME_VARIABLES = (
     Variable(
         "VIME_AGENT_CC_TARBALL",
         None,
-        "Workers: tarball of Claude Code, unpacked when a run starts; without it `ratchet agents fetch` gets npm's.",
+        "Workers: tarball of Claude Code, unpacked when a run starts; `ratchet admin agents fetch` gets one.",
     ),
     Variable("SWE_BOOT_CONCURRENCY", None, "Workers: number of parallel boots, of agents and grades together."),
     Variable("HOSTFILE", None, "`ratchet launch`: file with one host per line."),

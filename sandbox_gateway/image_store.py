@@ -74,7 +74,7 @@ class ImageStore:
         """
         if os.geteuid() != 0:
             raise MachineError(
-                "images keep their files' owners, which only root may set; run `ratchet images import` as root"
+                "images keep their files' owners, which only root may set; run `ratchet tasks images import` as root"
             )
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._under_way() as fresh, open_image(path, name, fresh) as source:
@@ -101,7 +101,7 @@ class ImageStore:
         with self._locked() as catalogue:
             name = catalogue.pop(familiar(reference), None)
             if name is None:
-                raise ConfigError(f"no image {reference!r}; `ratchet images list` shows what there is")
+                raise ConfigError(f"no image {reference!r}; `ratchet tasks images list` shows what there is")
             still_named = name in catalogue.values()
         self._remove_unnamed()
         return still_named or not (self.directory / name).exists()

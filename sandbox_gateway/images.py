@@ -113,7 +113,8 @@ class Catalogue:
         more = f" and {len(images) - _NUM_NAMED_MAX} more" if len(images) > _NUM_NAMED_MAX else ""
         return (
             f"template '{reference[:200]}' not found; this gateway has {', '.join(known)}{more}. "
-            "`ratchet images import` adds a directory, a tar, an OCI archive or a docker-archive; nothing is pulled"
+            "`ratchet tasks images import` adds a directory, a tar, an OCI archive or a docker-archive; nothing "
+            "is pulled"
         )
 
 

@@ -39,7 +39,7 @@ class GatewaySettings(BaseModel):
     image_metadata_key: str = "image"
     """Metadata key that names the image; without it the template id does."""
     images_directory: Path | None = None
-    """Directory of `ratchet images import`; None: only the built-in `host` and `base` exist."""
+    """Directory of `ratchet tasks images import`; None: only the built-in `host` and `base` exist."""
     layers: dict[str, Path] = Field(default_factory=dict)
     """Box path to host directory, mounted read-only in every box; a `bin` below it is appended to PATH."""
     hidden_directories: tuple[Path, ...] = ()

@@ -149,11 +149,11 @@ def config_page() -> str:
         "For the author of a run's config. Generated from `ratchet/config.py` and its sections by `make docs`.",
         "",
         "A key is set in the YAML file, by `--set training.steps=20`, or by `RATCHET_TRAINING__STEPS=20`;",
-        "`ratchet config FILE` prints the result with every default. Settings of workflows and queues are in",
+        "`ratchet admin config FILE` prints the result with every default. Settings of workflows and queues are in",
         "`temporal.yaml`.",
         "",
         "The column *while running* says what `ratchet set RUN KEY=VALUE` acts on. `ratchet set` refuses keys without",
-        "an entry and says why; `training.steps` is changed by `ratchet extend`. None in a text is `null` in YAML;",
+        "an entry and says why; `ratchet set --add-steps` changes `training.steps`. None in a text is `null` in YAML;",
         "N of `datasets.N` is the dataset's number, from 0. A name in parentheses is another name that is accepted.",
     ]
     sections = {"": RunConfig} | {

@@ -91,7 +91,7 @@ def missing_program(harness: str) -> str:
     variable = _TARBALLS.get(harness)
     return (
         f"{harness} is not on this machine, and boxes have it only if their image contains {program.box_path}: run "
-        f"`ratchet agents fetch {harness.replace('_', '-')}`"
+        f"`ratchet admin agents fetch {harness.replace('_', '-')}`"
         + (f", or name a tarball in {variable}" if variable else "")
     )
 

@@ -170,7 +170,7 @@ def _look_at_parts(found: Diagnosis, stack: Stack) -> None:
 async def _look_at_store(connection: AsyncConnection, found: Diagnosis) -> None:
     row = await runs.get_run(connection, found.run_id)
     if row is None:
-        raise ConfigError(f"there is no run {found.run_id!r}; `ratchet runs` lists those that there are")
+        raise ConfigError(f"there is no run {found.run_id!r}; `ratchet show runs` lists those that there are")
     config = read_stored_config(row.config)
     training = config.training
     found.state = row.state
@@ -199,7 +199,9 @@ async def _look_at_store(connection: AsyncConnection, found: Diagnosis) -> None:
         loads = f"the model and the checkpoint of step {row.checkpoint_step}" if row.checkpoint_step else "the model"
         failures = learner.failures_since(row.checkpoint_step) if learner is not None else 0
         begins = f"has failed {failures} times and starts anew" if failures else "starts" + (" anew" if learner else "")
-        found.learner = f"it {begins} and loads {loads}, a minute or more; `ratchet logs learner` says more; {work}"
+        found.learner = (
+            f"it {begins} and loads {loads}, a minute or more; `ratchet admin logs learner` says more; {work}"
+        )
         found.is_learner_starting = True
     elif learner is not None and learner.phase == learners.TRAINED_ALL:
         found.learner = f"it has ended after step {learner.step}; {work}"
@@ -298,8 +300,8 @@ def _same_batch(found: Diagnosis) -> str:
     if not found.can_skip_step:
         return ""
     return (
-        f"; if each new learner stops at this batch, `ratchet pause {found.run_id}`, `ratchet skip-step {found.run_id} "
-        f"-m REASON` and `ratchet resume {found.run_id}` discard it"
+        f"; if each new learner stops at this batch, `ratchet pause {found.run_id}` and `ratchet resume {found.run_id} "
+        "--skip-step -m REASON` discard it"
     )
 
 
@@ -317,7 +319,7 @@ def _answer(found: Diagnosis) -> str:
         name, words = next(iter(found.parts.items()))
         return f"{name}: {words}" + (_same_batch(found) if name == "learner" else "")
     if found.wish != Wish.NONE:
-        return f"a person has asked it to {found.wish}; `ratchet steering {found.run_id}` says who"
+        return f"a person has asked it to {found.wish}; `ratchet show requests {found.run_id}` says who"
     if found.reason:  # a running run: why it starts no new groups
         return found.reason
     if found.endpoint:

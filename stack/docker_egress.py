@@ -132,7 +132,7 @@ def _listen_inside(pid: int, box_id: str, port: int) -> socket.socket:
         if box_id not in Path(f"/proc/{pid}/cgroup").read_text():
             raise OSError(
                 f"process {pid} of the box is not on this machine; "
-                "run `ratchet egress` on the machine of the Docker daemon"
+                "run `ratchet part egress` on the machine of the Docker daemon"
             )
         linux_calls.setns(theirs, linux_calls.CLONE_NEWNET)
         try:

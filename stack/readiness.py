@@ -60,7 +60,7 @@ def _open_parts(stack: Stack, began: float) -> list[PartHealth]:
     """Return the parts that do not answer yet, or whose state in the file is that of an earlier process."""
     supervisor = Supervisor(stack)
     if not supervisor.is_up():
-        raise MachineError("the stack was stopped meanwhile; `ratchet logs supervisord` shows by what")
+        raise MachineError("the stack was stopped meanwhile; `ratchet admin logs supervisord` shows by what")
     health = read_fresh_health(stack.home) or {}
     found = []
     for process in supervisor.states():
@@ -88,5 +88,5 @@ def _require_hope(stack: Stack, part: PartHealth, start: int, began: float) -> N
     raise MachineError(
         f"{part.name} does not come up: {problem}"
         + (f"; its last error: {reason}" if reason and reason not in problem else "")
-        + f"; see `ratchet logs {part.name}`"
+        + f"; see `ratchet admin logs {part.name}`"
     )

@@ -34,7 +34,9 @@ async def create_stored_run(database: Database, run_id: str, source_run_id: str,
         source = await runs.get_run(connection, source_run_id)
     model = await model_directory(database, config)
     if source is None:
-        raise ConfigError(f"--from-store: run {source_run_id!r} does not exist; `ratchet runs` lists those that do")
+        raise ConfigError(
+            f"--from-store: run {source_run_id!r} does not exist; `ratchet show runs` lists those that do"
+        )
     if source.resolved_config.endpoint is not None:
         raise ConfigError(
             f"--from-store: run {source_run_id} was answered by an endpoint, whose tokens are not captured"

@@ -110,7 +110,7 @@ async def _pause_without_signal(connection: AsyncConnection, run_id: str, step: 
         return
     reason = (
         f"{count} groups in a row gave no step {step}: the rewards within each were equal, or its tokens too old. "
-        "Look at `ratchet rollouts`; other tasks, another temperature or a start from an earlier step (init_from) "
+        "Look at `ratchet show rollouts`; other tasks, another temperature or a start from an earlier step (init_from) "
         "may help"
     )
     await pause_run(connection, run_id, reason)

@@ -290,7 +290,7 @@ ALARMS: dict[str, tuple[Callable[[Mapping[str, float]], bool], str]] = {
     ),
     "metric_sink": (
         lambda m: any(name.startswith("sink_lost_") for name in m),
-        "a metric sink has lost points; `ratchet logs learner` has its error. The store has all of them",
+        "a metric sink has lost points; `ratchet admin logs learner` has its error. The store has all of them",
     ),
     "skipped_updates": (
         lambda m: m.get("skipped_updates", 0.0) > 0,

@@ -180,7 +180,7 @@ async def export_run(
     """
     run = (await connection.execute(select(RunTable).where(RunTable.run_id == run_id))).one_or_none()
     if run is None:
-        raise ConfigError(f"there is no run {run_id!r}; see `ratchet runs`")
+        raise ConfigError(f"there is no run {run_id!r}; see `ratchet show runs`")
     if run.config.get("endpoint"):
         raise ConfigError(f"run {run_id} was answered by an endpoint, whose tokens are not captured")
     await retention.require_turns(connection, run_id)

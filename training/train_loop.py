@@ -324,7 +324,7 @@ class TrainLoop:
             return
         reason = (
             f"step {step}: the gradient is not finite, as in the {bound} steps before it (training.max_skipped_steps); "
-            "its batch is kept and no weights were published; `ratchet skip-step RUN -m REASON` discards it"
+            "its batch is kept and no weights were published; `ratchet resume RUN --skip-step -m REASON` discards it"
         )
         lease = self.lease
         self.context.ranks.transaction(

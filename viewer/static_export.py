@@ -62,7 +62,7 @@ class PageExporter:
         async with self._client() as client:
             page = await client.get(f"/runs/{quote(run_id)}.json")
             if page.status_code == 404:
-                raise ConfigError(f"run {run_id} does not exist; `ratchet runs` lists those that do")
+                raise ConfigError(f"run {run_id} does not exist; `ratchet show runs` lists those that do")
             return [int(one["step"]) for one in page.json()["steps"]]
 
     async def _plan_rollout(self, rollout_id: int) -> None:

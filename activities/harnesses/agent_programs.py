@@ -123,7 +123,8 @@ async def ensure_program(box: Sandbox, program: AgentProgram) -> None:
     if not (program.host_directory / RECORD).is_file():
         fetch = program.name.replace("_", "-")
         raise ConfigError(
-            f"{program.name} is neither in the box nor on this worker's machine; run `ratchet agents fetch {fetch}`"
+            f"{program.name} is neither in the box nor on this worker's machine; run "
+            f"`ratchet admin agents fetch {fetch}`"
         )
     archive = await asyncio.to_thread(pack_program, program)
     # A name of its own, because the try before may still be uploading.

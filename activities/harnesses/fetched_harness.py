@@ -1,4 +1,4 @@
-"""Base of the harnesses whose program is fetched first (`ratchet agents fetch`)."""
+"""Base of the harnesses whose program is fetched first (`ratchet admin agents fetch`)."""
 
 import shlex
 from abc import abstractmethod

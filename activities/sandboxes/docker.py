@@ -1,8 +1,8 @@
 """The Docker back end: boxes as containers of a Docker daemon, over its API.
 
 The container's name is the idempotency key, and its first process ends it at its time to live. An agent's box has no
-network but its loopback, on which `ratchet egress` listens at the adapter's port from outside, so there is no bridge or
-packet filter to configure. A network of the user's own may be used instead.
+network but its loopback, on which `ratchet part egress` listens at the adapter's port from outside, so there is no
+bridge or packet filter to configure. A network of the user's own may be used instead.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ _LIVE_STATES = ("created", "running", "paused", "restarting")
 class DockerProvider:
     """Creates containers. `url` None: DOCKER_HOST, else the local socket. Images are not pulled.
 
-    `adapter`: host:port of the adapter, which a box finds at 127.0.0.1 and the same port if `ratchet egress` runs
+    `adapter`: host:port of the adapter, which a box finds at 127.0.0.1 and the same port if `ratchet part egress` runs
     beside the daemon. `network`: a network of the user's own, used instead. `way_seconds`: time limit for the egress to
     appear.
     """
@@ -124,7 +124,7 @@ class DockerProvider:
         if found.exit_code != 0:
             raise SandboxBusyError(
                 f"box {box.id[:12]} has no way to the adapter at {self._adapter}:"
-                " `ratchet egress` has to run beside the Docker daemon, as root"
+                " `ratchet part egress` has to run beside the Docker daemon, as root"
                 " and with the same ADAPTER_PUBLIC_HOST and ADAPTER_PORT (`ratchet up` starts one)"
             )
 

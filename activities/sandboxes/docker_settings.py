@@ -1,13 +1,13 @@
 """Settings of the Docker back end from the environment, and the label that marks boxes with egress.
 
-Workers, `ratchet egress` and `ratchet up` read the same values here. This module imports no Docker client.
+Workers, `ratchet part egress` and `ratchet up` read the same values here. This module imports no Docker client.
 """
 
 import os
 from collections.abc import Mapping
 
 EGRESS_LABEL = "ratchet_egress"
-"""Label of a box that can reach the adapter; its value is the adapter's address, as `ratchet egress` reaches it."""
+"""Label of a box that can reach the adapter; its value is the adapter's address as `ratchet part egress` reaches it."""
 
 
 def is_chosen() -> bool:
@@ -16,13 +16,13 @@ def is_chosen() -> bool:
 
 
 def own_network() -> str | None:
-    """Return the name of the user's own network; None: `ratchet egress` gives boxes without network the adapter's
+    """Return the name of the user's own network; None: `ratchet part egress` gives boxes without network the adapter's
     port."""
     return os.environ.get("RATCHET_DOCKER_NETWORK") or None
 
 
 def needs_egress() -> bool:
-    """Return whether boxes need `ratchet egress` to reach the adapter."""
+    """Return whether boxes need `ratchet part egress` to reach the adapter."""
     return is_chosen() and own_network() is None
 
 

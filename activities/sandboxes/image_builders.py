@@ -1,7 +1,7 @@
 """Build an image from a Dockerfile for the boxes of a service: in a Docker daemon, or for the local gateway.
 
 The gateway has no builder of its own. A program that builds images on this machine does it, and the result is imported
-as `ratchet images import` does.
+as `ratchet tasks images import` does.
 """
 
 import asyncio

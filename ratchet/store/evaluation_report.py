@@ -40,7 +40,7 @@ async def find_evaluation(connection: AsyncConnection, run_id: str, label: str |
     wanted = label or (ended or [found[-1].label])[-1]
     if wanted not in ended:
         raise ConfigError(
-            f"evaluation {wanted} of run {run_id} has not ended; `ratchet why {run_id}` says how far it is"
+            f"evaluation {wanted} of run {run_id} has not ended; `ratchet status {run_id}` says how far it is"
         )
     return wanted
 

@@ -1,7 +1,7 @@
 """Report on a run's token streams: forks by cause, chains per rollout, context per trained token, and alarms.
 
-Drift multiplies the chains of a rollout, and with them the cost of a step, without any error. `ratchet forks` shows the
-report; it is also computed for every planned step, for the metrics and the worker's log.
+Drift multiplies the chains of a rollout, and with them the cost of a step, without any error. `ratchet show forks`
+shows the report; it is also computed for every planned step, for the metrics and the worker's log.
 """
 
 from dataclasses import dataclass, field

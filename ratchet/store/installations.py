@@ -8,7 +8,7 @@ another place is a copy until a person says otherwise; it takes a new id, so tha
 |---|---|---|---|
 | none | stays | stay | the first process that asks |
 | this one | stays | stay | |
-| another | a new one | all become `copied_from` | the first process that asks; `ratchet restore` |
+| another | a new one | all become `copied_from` | the first process that asks; `ratchet admin restore` |
 | any | that of the original again | all become `moved_from` | `ratchet up --moved` |
 | any | a new one, unless it is one already | `copied_from` is forgotten | `ratchet up --copied` |
 """

@@ -106,7 +106,8 @@ def _wants_learner() -> ColumnElement[bool]:
 async def is_starting(connection: AsyncConnection, run_id: str) -> bool:
     """Return whether a run wants a learner, and its learner has not begun to wait for a plan.
 
-    It starts when a run begins, is resumed or extended, and anew after `ratchet skip-step`, which fences the other one.
+    It starts when a run begins, is resumed or extended, and anew after `ratchet resume --skip-step`, which fences the
+    other one.
     """
     silent = func.extract("epoch", func.now() - LearnerTable.heartbeat_at).label("silent")
     row = (

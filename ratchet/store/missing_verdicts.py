@@ -76,7 +76,7 @@ async def _too_many(connection: AsyncConnection, run_id: str) -> str:
         return ""
     return (
         f"{num_failed} of the newest {num_ended} rollouts got no verdict (grader_failed), over {NO_VERDICT_SHARE:.0%}: "
-        "their failures would be missing from their groups; `ratchet rollouts` shows the reasons"
+        "their failures would be missing from their groups; `ratchet show rollouts` shows the reasons"
     )
 
 
@@ -104,7 +104,7 @@ async def _depends_on_rewards(connection: AsyncConnection, run_id: str) -> str:
     return (
         f"verdicts are missing in groups of {len(with_missing)} tasks, whose other members have a mean reward of "
         f"{_mean(with_missing):.2f}, and of {_mean(complete):.2f} in the {len(complete)} groups compared with them, "
-        "more than chance gives: a rollout may get no verdict because of what the policy did; `ratchet rollouts` "
+        "more than chance gives: a rollout may get no verdict because of what the policy did; `ratchet show rollouts` "
         "shows the reasons"
     )
 

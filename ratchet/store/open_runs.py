@@ -183,11 +183,11 @@ async def resume_run(connection: AsyncConnection, run_id: str, allow_done: bool 
     statement = select(*columns).where(RunTable.run_id == run_id).with_for_update()
     row = (await connection.execute(statement)).one_or_none()
     if row is None or row.config_name == ADHOC:
-        raise ConfigError(f"there is no training run {run_id!r}; `ratchet runs` lists those that there are")
+        raise ConfigError(f"there is no training run {run_id!r}; `ratchet show runs` lists those that there are")
     if row.state == RunState.DONE and not allow_done:
         raise ConfigError(
-            f"run {run_id} is done; `ratchet extend {run_id} STEPS` adds steps, or start another run from its last "
-            f"weights with `--set init_from={run_id}@STEP`"
+            f"run {run_id} is done; `ratchet set {run_id} --add-steps STEPS` adds steps, or start another run from its "
+            f"last weights with `--set init_from={run_id}@STEP`"
         )
     if row.state == RunState.RUNNING:
         return None

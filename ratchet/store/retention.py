@@ -114,7 +114,7 @@ async def may_prune(connection: AsyncConnection, run_id: str, force: bool, lock:
     statement = select(RunTable.state, RunTable.pruned_at, RunTable.config_name).where(RunTable.run_id == run_id)
     row = (await connection.execute(statement.with_for_update() if lock else statement)).one_or_none()
     if row is None:
-        raise ConfigError(f"there is no run {run_id!r}; `ratchet runs` lists those that there are")
+        raise ConfigError(f"there is no run {run_id!r}; `ratchet show runs` lists those that there are")
     if row.pruned_at is not None:
         return False
     if row.state in _OPEN:

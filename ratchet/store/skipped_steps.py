@@ -25,12 +25,12 @@ async def record_skipped_step(connection: AsyncConnection, request: Request) -> 
     """Discard the batch of a paused run's next step with an audit row. Raises ConfigError with the reason of a
     refusal."""
     if not request.reason:
-        raise ConfigError("a discarded step needs a reason, which is kept: `ratchet skip-step RUN --reason …`")
+        raise ConfigError("a discarded step needs a reason, which is kept: `ratchet resume RUN --skip-step -m …`")
     run_id = request.run_id
     columns = select(RunTable.state, RunTable.config_name, RunTable.source_run_id)
     run = (await connection.execute(columns.where(RunTable.run_id == run_id).with_for_update())).one_or_none()
     if run is None or run.config_name == ADHOC:
-        raise ConfigError(f"there is no training run {run_id!r}; `ratchet runs` lists those that there are")
+        raise ConfigError(f"there is no training run {run_id!r}; `ratchet show runs` lists those that there are")
     if await steering.is_known(connection, request):
         return SteeringAnswer("this request has discarded its step already", changed=False)
     if run.source_run_id is not None:

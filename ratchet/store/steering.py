@@ -80,7 +80,7 @@ async def _lock(connection: AsyncConnection, run_id: str, with_rollouts: bool = 
         await connection.execute(select(*columns).where(RunTable.run_id == run_id).with_for_update(key_share=True))
     ).one_or_none()
     if row is None or row.config_name == ADHOC:
-        raise ConfigError(f"there is no training run {run_id!r}; `ratchet runs` lists those that there are")
+        raise ConfigError(f"there is no training run {run_id!r}; `ratchet show runs` lists those that there are")
     if with_rollouts and row.source_run_id is not None:
         raise ConfigError(
             f"run {run_id} trains on stored rollouts: its plan rows are written, so it can only be paused"
@@ -268,7 +268,7 @@ async def changed_by(connection: AsyncConnection, run_id: str, changes: Mapping[
     """Return the config that the run would have after the changes, for checks beyond the config. Raises ConfigError."""
     row = await runs.get_run(connection, run_id)
     if row is None:
-        raise ConfigError(f"there is no training run {run_id!r}; `ratchet runs` lists those that there are")
+        raise ConfigError(f"there is no training run {run_id!r}; `ratchet show runs` lists those that there are")
     return changed_config(row.config, changes)
 
 
@@ -280,8 +280,8 @@ async def first_unplanned_step(connection: AsyncConnection, run_id: str) -> int:
 def first_step_after() -> ColumnElement[int]:
     """Return the first step that was planned after a request.
 
-    A row's `from_step` is the first step that had no plan row at that time. If `ratchet skip-step` later discards the
-    plan of an earlier step, that step is planned anew, and so after the request, too.
+    A row's `from_step` is the first step that had no plan row at that time. If `ratchet resume --skip-step` later
+    discards the plan of an earlier step, that step is planned anew, and so after the request, too.
     """
     later = aliased(SteeringTable)
     discarded = (

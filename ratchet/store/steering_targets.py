@@ -79,8 +79,8 @@ async def find_target(connection: AsyncConnection, name: str) -> Target:
         if row is not None:
             return Target(TargetKind.ROLLOUT, *row)
     raise ConfigError(
-        f"there is no group or rollout {name!r}; name a rollout by its number in `ratchet rollouts`, or a workflow, "
-        "such as evaluate/RUN/start-t1, group/RUN/3 or rollout/RUN/3/0"
+        f"there is no group or rollout {name!r}; name a rollout by its number in `ratchet show rollouts`, or a "
+        "workflow, such as evaluate/RUN/start-t1, group/RUN/3 or rollout/RUN/3/0"
     )
 
 
@@ -115,7 +115,7 @@ async def record_retry(connection: AsyncConnection, request: Request, target: Ta
     if target.kind is TargetKind.EVALUATION:
         return await _retry_evaluation(connection, request, target, next_step)
     if target.group_id is None:
-        raise ConfigError(f"{target.workflow_id} was made by hand; `ratchet rollout` makes another one of its task")
+        raise ConfigError(f"{target.workflow_id} was made by hand; `ratchet tasks run` makes another one of its task")
     if target.purpose != Purpose.TRAIN:
         label = (await groups.get_group(connection, target.group_id)).evaluation_label
         raise ConfigError(
@@ -123,9 +123,11 @@ async def record_retry(connection: AsyncConnection, request: Request, target: Ta
             f"`ratchet retry evaluate/{target.run_id}/{label}`"
         )
     if target.kind is TargetKind.ROLLOUT and target.state is None:
-        raise ConfigError(f"{target.workflow_id} is in flight; `ratchet cancel {target.id}` makes its group replace it")
+        raise ConfigError(f"{target.workflow_id} is in flight; `ratchet stop {target.id}` makes its group replace it")
     if target.state in REWARDED_OUTCOMES:
-        raise ConfigError(f"{target.workflow_id} has a verdict; `ratchet regrade {target.id}` judges its patch again")
+        raise ConfigError(
+            f"{target.workflow_id} has a verdict; `ratchet tasks regrade {target.id}` judges its patch again"
+        )
     run = await runs.get_run(connection, target.run_id)
     if run is None or run.state not in (RunState.RUNNING, RunState.PAUSED):
         raise ConfigError(f"run {target.run_id} has ended; `ratchet resume {target.run_id}` lets it go on")
@@ -150,7 +152,7 @@ async def _why_nothing_to_retry(connection: AsyncConnection, target: Target) -> 
         case GroupState.OPEN | GroupState.FAILED:
             reason = "another rollout has replaced it already"
         case _:
-            reason = f"{what} has enough verdicts ({group.state}); `ratchet regrade` judges its patches again"
+            reason = f"{what} has enough verdicts ({group.state}); `ratchet tasks regrade` judges its patches again"
     return f"{target.workflow_id} cannot be retried: {reason}"
 
 
@@ -175,8 +177,8 @@ async def _retry_evaluation(
     waiting = await evaluations.reopen_evaluation(connection, target.run_id, target.label)
     if not waiting:
         raise ConfigError(
-            f"{target.workflow_id} cannot be retried: every rollout has a verdict; `ratchet regrade {run.run_id}` "
-            "judges the run's patches again"
+            f"{target.workflow_id} cannot be retried: every rollout has a verdict; `ratchet tasks regrade "
+            f"{run.run_id}` judges the run's patches again"
         )
     text = f"{target.workflow_id}: {len(waiting)} rollouts without a verdict run again"
     if run.state not in (RunState.RUNNING, RunState.PAUSED):

@@ -44,7 +44,7 @@ class VerdictReport:
             return []
         return [
             f"{self.num_flagged} of {self.num_solved} solved rollouts are flagged; "
-            "`ratchet rollouts --flagged` lists them"
+            "`ratchet show rollouts --flagged` lists them"
         ]
 
 

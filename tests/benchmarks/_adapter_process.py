@@ -1,4 +1,4 @@
-"""The adapter as `ratchet adapter` runs it, with clocks on its event loop and its transactions.
+"""The adapter as `ratchet part adapter` runs it, with clocks on its event loop and its transactions.
 
 What blocks the loop can only be measured inside the process, and the product has no clocks for it. Run as `python -m
 tests.benchmarks._adapter_process SETTINGS_AS_JSON [--clocked]`. With `--clocked` it runs on asyncio's own event loop,
@@ -129,7 +129,7 @@ class TimedDatabase(Database):
 
 async def main(settings: AdapterSettings) -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))  # as `serve_adapter` does
-    start_exporting("adapter")  # as `ratchet adapter` does, if the environment names a collector
+    start_exporting("adapter")  # as `ratchet part adapter` does, if the environment names a collector
     clock = LoopClock()
     collector = CollectorClock()
     database = TimedDatabase(settings.database_url, settings.pool_size, check_connections=False)  # as it does

@@ -1,7 +1,7 @@
 """Benchmark: what a turn costs in the adapter: prompts by three methods, a thousand sessions at once, what the store
 takes.
 
-`ratchet bench adapter --json`; without --full with one repeat of the prompt methods and 30 s of random arrivals.
+`ratchet admin bench adapter --json`; without --full with one repeat of the prompt methods and 30 s of random arrivals.
 """
 
 import os

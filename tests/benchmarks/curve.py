@@ -1,6 +1,6 @@
 """A laptop run's curve: three warm-start seeds, and a control whose advantages are permuted within their groups.
 
-`ratchet bench curve` makes one run after the other and reuses finished ones with the same config. One control can
+`ratchet admin bench curve` makes one run after the other and reuses finished ones with the same config. One control can
 drift by chance as far as one run can, so --full makes a control for each seed. Both kinds are also pooled by task;
 runs that were evaluated on different rows are not pooled.
 

@@ -1,7 +1,7 @@
 """Bytes and seconds of a weight update of the real vLLM on a CPU: an adapter against whole weights.
 
-`ratchet bench lora_sync`. A Qwen3 of 115 million float32 weights, rank 16 on all linear layers, no calls in flight.
-Whole weights and adapters take turns on one engine, so that both have the same neighbours. Seconds are those of
+`ratchet admin bench lora_sync`. A Qwen3 of 115 million float32 weights, rank 16 on all linear layers, no calls in
+flight. Whole weights and adapters take turns on one engine, so that both have the same neighbours. Seconds are those of
 `engine/weight_update.py`: paused, digests checked, loaded, labelled, resumed (`pause`), and with the canary's text
 scored, which includes the first token (`with_canary`). Writing the files is measured, too. Prints JSON.
 """

@@ -1,7 +1,7 @@
 """What the control plane costs per rollout: worker, Temporal, Postgres and adapter are real, boxes and engine scripted.
 
-`ratchet bench orchestration` evaluates 300 rollouts, `--full` 10,000; `-- --rollouts N --at-once N --turns N` choose
-other sizes. Figures are per part of the evaluation, so that a cost that grows with the number of rollouts shows.
+`ratchet admin bench orchestration` evaluates 300 rollouts, `--full` 10,000; `-- --rollouts N --at-once N --turns N`
+choose other sizes. Figures are per part of the evaluation, so that a cost that grows with the number of rollouts shows.
 
 `-- --cuts 3` kills worker, Temporal and Postgres with SIGKILL while it runs, at equal distances, starts them again, and
 counts afterwards whether every rollout has one verdict; the exit code is 1 if one has none or several.

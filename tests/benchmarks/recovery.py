@@ -6,7 +6,7 @@ the other hits it. After each, the rollouts that were live are compared with wha
 verdicts and with the provider's boxes
 (`_recovery_evidence.py`). Exit code 1 if something was lost, doubled, invented or left behind.
 
-    ratchet bench recovery
+    ratchet admin bench recovery
     python -m tests.benchmarks.recovery --faults "kill adapter,kill engine" --seed 7 --rollouts 16
     python -m tests.benchmarks.recovery --faults "sandbox service away for 75 minutes" --rollouts 60 --in-flight 200 \
         --slowness 10

@@ -1,9 +1,9 @@
 """The quickstart without sandboxes and engine: simulated shell, sampling in this process, the real planner and learner.
 
 Settings must be chosen on tasks that no evaluation uses, with many warm starts and controls, and one run of the real
-pipeline takes twenty minutes. `ratchet bench simulation` runs one warm start, a run and a control; `--full` three warm
-starts, with two of both. `python -m tests.benchmarks.simulation --set training.learning_rate=2e-4` tries other values
-than the config's, and `--config configs/curriculum.yaml` another run.
+pipeline takes twenty minutes. `ratchet admin bench simulation` runs one warm start, a run and a control; `--full` three
+warm starts, with two of both. `python -m tests.benchmarks.simulation --set training.learning_rate=2e-4` tries other
+values than the config's, and `--config configs/curriculum.yaml` another run.
 
 The result is an estimate, for comparing settings: a task counts as solved if the files equal those of its fix. The
 tasks and warm-start seeds are used here only.

@@ -1,7 +1,7 @@
 """Benchmark: what traces cost a turn in the adapter: the same turns with and without a collector, in turn.
 
-`ratchet bench tracing --json`; without --full with two pairs of blocks. The CPU time is that of the adapter's process,
-the thread that exports included. The collector is a stand-in that answers at once.
+`ratchet admin bench tracing --json`; without --full with two pairs of blocks. The CPU time is that of the adapter's
+process, the thread that exports included. The collector is a stand-in that answers at once.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """One training step on one batch: prefix trees against packed, separate and padded chains, and TRL's GRPO step.
 
-The gain of shared prefixes depends on the shape of the batch, so every figure names it. `ratchet bench training
+The gain of shared prefixes depends on the shape of the batch, so every figure names it. `ratchet admin bench training
 --json`, or `python -m tests.benchmarks.training [--full] [--device cuda]`.
 
 Every way of computing runs in a new process for every case (memory that an earlier case left made the next up to 12%

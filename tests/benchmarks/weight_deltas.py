@@ -1,9 +1,9 @@
 """Bytes and seconds of versions at an address that are stored as deltas, against whole ones.
 
-`ratchet bench weight_deltas`. Random Qwen3 models: the tiny policy's shape in float32 with the quickstart's optimiser,
-and Qwen3-0.6B's shape in bfloat16 with float32 master weights and the default betas, at two learning rates. Each
-version follows a real AdamW step on random tokens, and is written as the learner does it. AdamW's first steps are its
-largest. Whole: uploaded, then fetched and digested by a node that has nothing. Delta: encoded and uploaded by the
+`ratchet admin bench weight_deltas`. Random Qwen3 models: the tiny policy's shape in float32 with the quickstart's
+optimiser, and Qwen3-0.6B's shape in bfloat16 with float32 master weights and the default betas, at two learning rates.
+Each version follows a real AdamW step on random tokens, and is written as the learner does it. AdamW's first steps are
+its largest. Whole: uploaded, then fetched and digested by a node that has nothing. Delta: encoded and uploaded by the
 learner's code, then fetched, applied and digested by a node that has the version before. The address is a directory
 (`file://`), so the seconds are the cost without a network. The 0.6B takes 9 GiB of memory; `-- tiny` runs the cases
 with that name only. Prints JSON.

@@ -1,7 +1,7 @@
 """Bytes and seconds of a version's way to another node: by a path that both share, and by an S3 server.
 
-`ratchet bench weight_storage`. The server is moto, in memory and on the same machine, so the figures are the cost of
-the way itself, without a network. Both ways take turns. Shared path: the files are written and fsynced, then read
+`ratchet admin bench weight_storage`. The server is moto, in memory and on the same machine, so the figures are the cost
+of the way itself, without a network. Both ways take turns. Shared path: the files are written and fsynced, then read
 once for their digests. S3: the same files are uploaded after that, fetched to another directory and digested there.
 None of this is part of an engine's pause, except that vLLM digests the files once more before it loads them. Prints
 JSON.

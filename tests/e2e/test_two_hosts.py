@@ -123,7 +123,7 @@ def test_boxes_and_a_worker_on_the_other_host(
         with launching(home / "boxes", head, cluster, config_of(config_path), {}) as launch:
             launch.until(lambda: "step 1:" in launch.said())
             there = worker.commands()
-            for part in ("ratchet gateway", "ratchet worker --queue=boot --queue=agent --queue=grade"):
+            for part in ("ratchet part gateway", "ratchet part worker --queue=boot --queue=agent --queue=grade"):
                 assert any(line.endswith(part) for line in there), there
             assert not any(line.endswith(" gateway") for line in head.commands())
             worker.cut()

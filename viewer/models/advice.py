@@ -50,7 +50,7 @@ SETTINGS: Mapping[str, str] = {
     Phase.EVALUATION: "evaluation.every and evaluation.samples: training waits for evaluations",
     Phase.TRAINING: "training.workers: groups wait until the learner has trained",
     Phase.SYNC: "training.weight_transport: groups wait until the engines have the new weights",
-    Phase.OTHER: "none: the time is spent between the stages; `ratchet why` and the Temporal UI show what is retried",
+    Phase.OTHER: "none: the time is spent between the stages; `ratchet status RUN` and the Temporal UI show retries",
     NO_USE: "training.solve_rates or sampling.temperature: many groups are sampled that no step trains",
 }
 """What would change each cause."""

@@ -36,7 +36,7 @@ class PhaseLine:
 
 @dataclass(slots=True, frozen=True)
 class CostPage:
-    """The same figures as `ratchet advise`. The costs are per million trained tokens; None without any."""
+    """The same figures as `ratchet explain --advice`. The costs are per million trained tokens; None without any."""
 
     run_id: str
     steps_wanted: int

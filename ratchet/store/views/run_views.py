@@ -135,7 +135,8 @@ class FlaggedRollout:
 class FlaggedCount:
     """How many rollouts of a run have a flagged verdict. `num_flagged`: the verdict that decided the reward has flags;
     `num_rejected`: a rule rejected the patch in it. `num_others`: ended rollouts with flags only in verdicts that
-    decided no reward: those of `ratchet regrade` without `--adopt`, and earlier ones; `newest_others`: at most 20."""
+    decided no reward: those of `ratchet tasks regrade` without `--adopt`, and earlier ones; `newest_others`: at most
+    20 of them."""
 
     num_flagged: int
     num_rejected: int

@@ -36,7 +36,7 @@ async def read_step_head(connection: AsyncConnection, run_id: str, step: int) ->
 
 @dataclass(slots=True, frozen=True)
 class DiscardedPlan:
-    """A plan row of `step` that a person has discarded (`ratchet skip-step`), with the workflows of its groups."""
+    """A plan row of `step` that a person has discarded (`ratchet resume --skip-step`), with its groups' workflows."""
 
     step: int
     asked_by: str

@@ -158,7 +158,7 @@ def docker_pid(docker_directory: Path) -> int:
 
 @contextlib.contextmanager
 def egress(directory: Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """`ratchet egress` beside the daemon, for boxes of the adapter that the environment names."""
+    """`ratchet part egress` beside the daemon, for boxes of the adapter that the environment names."""
     own = {"DOCKER_HOST": f"unix://{directory}/docker.sock", "RATCHET_HOME": f"{directory}/home"}
     values = {**os.environ, **own, **environment}
     with subprocess.Popen([sys.executable, "-m", "cli.main", "part", "egress"], cwd=CHECKOUT, env=values) as process:

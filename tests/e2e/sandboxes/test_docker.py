@@ -182,7 +182,7 @@ async def test_an_egress_that_is_killed_finds_its_boxes_again(docker_directory: 
 async def test_a_box_without_an_egress_is_busy(docker_directory: Path) -> None:
     """The stage tries again and finds the same box."""
     own = DockerProvider(f"unix://{docker_directory}/docker.sock", adapter="127.0.0.1:9", way_seconds=1)
-    with pytest.raises(SandboxBusyError, match="ratchet egress"):
+    with pytest.raises(SandboxBusyError, match="ratchet part egress"):
         await make_box(own, key="lonely")
     (info,) = await own.list({"owner": "test"})
     assert info.metadata == {"owner": "test"}

@@ -32,7 +32,7 @@ from tests.unit.adapter.prompt.test_prompt_builder import KEEPING
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, Callable[[], Any]]:
-    """The tests of this folder run on the event loop that `ratchet adapter` runs on."""
+    """The tests of this folder run on the event loop that `ratchet part adapter` runs on."""
     return {"uvloop": uvloop.new_event_loop}
 
 

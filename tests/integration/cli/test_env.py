@@ -1,4 +1,4 @@
-"""After `eval "$(ratchet env)"` a shell finds the Temporal CLI that `ratchet setup` has installed."""
+"""After `eval "$(ratchet admin env)"` a shell finds the Temporal CLI that `ratchet admin setup` has installed."""
 
 import os
 import subprocess

@@ -1,5 +1,5 @@
-"""A coding agent's way through a run: the real MCP client over stdio, `ratchet mcp` as its own process, a store with
-rows of everything.
+"""A coding agent's way through a run: the real MCP client over stdio, `ratchet admin mcp` as its own process, a store
+with rows of everything.
 """
 
 import json

@@ -18,7 +18,7 @@ async def test_a_tarball_is_uploaded_when_a_box_needs_it(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("VIME_AGENT_CC_TARBALL", str(npm_tarball(tmp_path / "cc.tgz", {"claude": SAYS})))
     program = claude_code_program()
-    with pytest.raises(ConfigError, match="run `ratchet agents fetch claude-code`"):
+    with pytest.raises(ConfigError, match="run `ratchet admin agents fetch claude-code`"):
         await ensure_program(box, program)
     lay_out_tarballs(print)  # as a worker does at its start
     await asyncio.gather(*(ensure_program(box, program) for _ in range(3)))

@@ -203,7 +203,7 @@ async def test_the_agent_gets_a_user_of_its_own_in_an_image_that_has_none(
 async def test_an_unknown_reference_is_refused_with_its_name(gateway: GatewayProcess) -> None:
     answer = gateway.call("POST", "/sandboxes", json={"templateID": "base", "metadata": {"image": "nobody/has-this:7"}})
     assert answer.status_code == 404
-    assert "nobody/has-this:7" in answer.json()["message"] and "ratchet images import" in answer.json()["message"]
+    assert "nobody/has-this:7" in answer.json()["message"] and "ratchet tasks images import" in answer.json()["message"]
     with pytest.raises(ConfigError, match="nobody/has-this:7"):
         await boot(provider_of(gateway), "nobody/has-this:7")
 

@@ -87,11 +87,11 @@ def test_boxes_on_another_host_reach_the_adapter_of_the_head(tmp_path: Path) -> 
             for part in ("gateway", "worker --queue=boot --queue=agent --queue=grade"):
                 assert any(f"ratchet {part}" in line for line in there), there
             assert not any(key in " ".join(one.info["cmdline"] or []) for one in psutil.process_iter(["cmdline"]))
-            gateway = next(line for line in there if line.endswith("ratchet gateway"))
+            gateway = next(line for line in there if line.endswith("ratchet part gateway"))
             victim = next(one for one in psutil.process_iter(["cmdline"]) if " ".join(one.info["cmdline"]) == gateway)
             victim.send_signal(signal.SIGKILL)
             eventually(lambda: f"the gateway of {other.address} has ended" in log.read_text(), log.read_text)
-            eventually(lambda: any(line.endswith("ratchet gateway") for line in other.commands()), log.read_text)
+            eventually(lambda: any(line.endswith("ratchet part gateway") for line in other.commands()), log.read_text)
         finally:
             user.communicate(b"\n", timeout=60)
             adapter.kill()

@@ -1,4 +1,4 @@
-"""`ratchet checkpoints` lists and exports checkpoints without a running learner."""
+"""`ratchet models checkpoints` lists and exports checkpoints without a running learner."""
 
 import asyncio
 import json

@@ -160,7 +160,7 @@ async def test_a_run_whose_every_task_is_in_quarantine_is_paused(view: View, mon
     monkeypatch.setattr(run_lifecycle, "quarantined_tasks", all_of_them)
     paused = await view.look()
     assert (paused.open_groups, paused.state) == ([], "paused")
-    assert paused.reason == f"every task is in quarantine; see `ratchet why {view.run_id}`"
+    assert paused.reason == f"every task is in quarantine; see `ratchet status {view.run_id}`"
 
 
 async def test_a_run_whose_datasets_with_weight_are_in_quarantine_is_paused_with_that_reason(
@@ -178,7 +178,7 @@ async def test_a_run_whose_datasets_with_weight_are_in_quarantine_is_paused_with
     paused = await view.look()
     assert (paused.open_groups, paused.state) == ([], "paused")
     assert paused.reason == (
-        f"every task of the datasets with a weight above 0 is in quarantine; see `ratchet why {run_id}`"
+        f"every task of the datasets with a weight above 0 is in quarantine; see `ratchet status {run_id}`"
     )
 
 

@@ -186,7 +186,7 @@ async def test_our_own_boxes_end_as_ever(loop: Loop, database: Database, service
 # ---------------------------------------------------------------- copies of the store
 
 
-@pytest.mark.parametrize("made_by", ["a dump", "`ratchet restore`"])
+@pytest.mark.parametrize("made_by", ["a dump", "`ratchet admin restore`"])
 async def test_a_copy_of_the_store_ends_no_box_of_the_original(
     loop: Loop, database: Database, service: ForeignBoxes, made_by: str, tmp_path: Path
 ) -> None:

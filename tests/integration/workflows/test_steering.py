@@ -188,7 +188,7 @@ async def test_one_rollout_is_cancelled_and_retried(operator: Steerer, loop: Loo
         return await training.group_state() == "failed"
 
     await loop.until(failed, "the group has too few verdicts")
-    with pytest.raises(ConfigError, match="has a verdict; `ratchet regrade"):
+    with pytest.raises(ConfigError, match="has a verdict; `ratchet tasks regrade"):
         await steering.steer_target(loop.stack, SteeringAction.RETRY, str(second.id), "anna")
     await loop.script("I give up.")
     answer = await steering.steer_target(loop.stack, SteeringAction.RETRY, str(first.id), "anna")

@@ -1,4 +1,4 @@
-"""`ratchet bench --all` runs every benchmark of the checkout, and keeps the file of one that fails."""
+"""`ratchet admin bench --all` runs every benchmark of the checkout, and keeps the file of one that fails."""
 
 from pathlib import Path
 

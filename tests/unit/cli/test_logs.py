@@ -1,4 +1,4 @@
-"""`ratchet logs` prints lines of both formats as text."""
+"""`ratchet admin logs` prints lines of both formats as text."""
 
 import os
 import subprocess

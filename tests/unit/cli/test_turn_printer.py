@@ -1,4 +1,4 @@
-"""The lines of `ratchet tail`: each turn once, in any order of their ends."""
+"""The lines of `ratchet watch`: each turn once, in any order of their ends."""
 
 from datetime import UTC, datetime, timedelta
 

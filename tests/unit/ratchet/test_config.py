@@ -170,7 +170,7 @@ def test_an_endpoint_only_evaluates(path: Path) -> None:
     config = load_config(path, [*endpoint, "training.steps=0", "endpoint.key='${SOME_KEY}'"], {})
     assert config.endpoint is not None and config.endpoint.key == "${SOME_KEY}"
     with pytest.raises(ConfigError, match="nothing can be trained"):
-        with_values(config.model_dump(mode="json"), {"training.steps": 1})  # as `ratchet extend` does
+        with_values(config.model_dump(mode="json"), {"training.steps": 1})  # as `ratchet set --add-steps` does
     with pytest.raises(ConfigError, match=r"endpoint\.key: configs are stored") as refused:
         load_config(path, [*endpoint, "training.steps=0", "endpoint.key=sk-literal"], {})
     assert "sk-literal" not in str(refused.value)

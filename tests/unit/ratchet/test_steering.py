@@ -54,7 +54,7 @@ def test_a_mistyped_key_is_recognised(key: str, meant: str) -> None:
         ({"sandbox.max_boxes": 1}, r"sandbox\.max_boxes: .*greater than or equal to 2"),
         ({"training.min_graded": 9}, r"min_graded is above training\.group_size"),
         ({"training.group_size": 3, "training.min_graded": 4}, r"min_graded is above"),
-        ({"training.steps": 9}, "ratchet extend"),
+        ({"training.steps": 9}, "ratchet set --add-steps"),
         ({"seed": 9}, "plan rows follow from it"),
         ({"datasets.weight": 2}, r"name one of the 1 by its number, such as datasets\.0\.weight"),
         ({"datasets.3.weight": 2}, "expected a number from 0 to 0 instead of '3'"),

@@ -139,7 +139,7 @@ def test_the_standard_library_is_enough_to_build(early: dict[str, str]) -> None:
 
 @pytest.mark.parametrize(("variable", "value"), [("TEMPORAL_ADDRESS", "temporal.example:7233"), (SETTING, "dev")])
 def test_a_stack_that_will_not_run_the_server_builds_nothing(early: dict[str, str], variable: str, value: str) -> None:
-    """Not a word, because `ratchet setup` says what it does."""
+    """Not a word, because `ratchet admin setup` says what it does."""
     stand_in_for_go(early, "exit 1")
     done = build_early(early | {variable: value})
     assert (done.returncode, done.stdout + done.stderr) == (0, "")

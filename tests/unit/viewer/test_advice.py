@@ -1,4 +1,4 @@
-"""The advice of `ratchet advise` against simulated runs: it names what would in fact shorten the run most."""
+"""The advice of `ratchet explain --advice` against simulated runs: it names what would in fact shorten the run most."""
 
 from dataclasses import replace
 from itertools import pairwise

@@ -119,4 +119,4 @@ async def test_why_names_what_discards_a_batch_that_makes_learners_hang(
         await plans.insert_plan(connection, learner.run_id, PlanRow(1, [], {}, [], 0))
     found = await diagnose(Stack(tmp_path), learner.run_id)
     assert found.answer.startswith("learner: silent for")
-    assert f"`ratchet skip-step {learner.run_id} -m REASON`" in found.answer
+    assert f"`ratchet resume {learner.run_id} --skip-step -m REASON`" in found.answer

@@ -353,12 +353,12 @@ async def test_a_run_beside_an_open_one_is_not_extended(steered: Steered) -> Non
     ("state", "action", "arguments", "expected"),
     [
         (RunState.DONE, SteeringAction.PAUSE, (), r"has ended \(done\)"),
-        (RunState.DONE, SteeringAction.RESUME, (), "ratchet extend"),
+        (RunState.DONE, SteeringAction.RESUME, (), "ratchet set --add-steps"),
         (RunState.CANCELLED, SteeringAction.DRAIN, (), r"has ended \(cancelled\)"),
         (RunState.STOPPED, SteeringAction.STOP, (), r"has ended \(stopped\)"),
         (RunState.PAUSED, SteeringAction.DRAIN, (), "paused, so nothing in flight would be trained"),
         (RunState.RUNNING, SteeringAction.EXTEND, (0,), "expected a number of steps above 0"),
-        (RunState.RUNNING, SteeringAction.SET, ({"training.steps": 9},), "ratchet extend"),
+        (RunState.RUNNING, SteeringAction.SET, ({"training.steps": 9},), "ratchet set --add-steps"),
     ],
 )
 async def test_a_refusal_changes_nothing(

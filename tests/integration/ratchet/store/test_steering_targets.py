@@ -226,7 +226,7 @@ async def test_a_repeated_retry_changes_nothing(targets: Targets) -> None:
     ("state", "expected"),
     [
         (GroupState.CANCELLED, "it is cancelled, and no step would train it; the run makes other groups by itself"),
-        (GroupState.READY, r"it has enough verdicts \(ready\); `ratchet regrade`"),
+        (GroupState.READY, r"it has enough verdicts \(ready\); `ratchet tasks regrade`"),
         (GroupState.CONSUMED, r"it has enough verdicts \(consumed\)"),
         (GroupState.OPEN, "each member has a verdict, is in flight or is replaced"),
     ],
@@ -273,7 +273,7 @@ async def test_a_rollout_outside_of_training_groups_is_not_retried_alone(targets
         ids = list((await connection.execute(select(RolloutTable.id))).scalars())
         by_hand = update(RolloutTable).where(RolloutTable.id == ids[0])
         await connection.execute(by_hand.values(group_id=None, outcome=Outcome.INFRA_FAILED))
-    with pytest.raises(ConfigError, match="was made by hand; `ratchet rollout` makes another one of its task"):
+    with pytest.raises(ConfigError, match="was made by hand; `ratchet tasks run` makes another one of its task"):
         await targets.ask(SteeringAction.RETRY, str(ids[0]))
     with pytest.raises(ConfigError, match=f"is retried as a whole: `ratchet retry {name}`"):
         await targets.ask(SteeringAction.RETRY, str(ids[1]))

@@ -134,9 +134,9 @@ def test_a_worker_says_which_tarball_it_cannot_use(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("harness", "remedy"),
     [
-        ("claude_code", "`ratchet agents fetch claude-code`, or name a tarball in VIME_AGENT_CC_TARBALL"),
-        ("codex", "`ratchet agents fetch codex`, or name a tarball in RATCHET_CODEX_TARBALL"),
-        ("qwen_code", "`ratchet agents fetch qwen-code`"),
+        ("claude_code", "`ratchet admin agents fetch claude-code`, or name a tarball in VIME_AGENT_CC_TARBALL"),
+        ("codex", "`ratchet admin agents fetch codex`, or name a tarball in RATCHET_CODEX_TARBALL"),
+        ("qwen_code", "`ratchet admin agents fetch qwen-code`"),
     ],
 )
 def test_a_program_that_is_not_here_is_named_when_a_run_starts(
