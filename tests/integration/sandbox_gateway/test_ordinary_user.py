@@ -58,6 +58,6 @@ def test_an_import_says_that_it_needs_root(tmp_path: Path) -> None:
     said = as_nobody(f"image_store.ImageStore(Path('{tmp_path}')).add(Path('/etc'), 'x', print)")
     assert (
         said
-        == "MachineError: images keep their files' owners, which only root may set; run `ratchet tasks images import` as "
-        "root"
+        == "MachineError: images keep their files' owners, which only root may set; run `ratchet tasks images import` "
+        "as root"
     )
