@@ -11,8 +11,8 @@ import uuid
 
 import structlog
 
-from activities.sandboxes.base import Sandbox, SandboxProvider
 from ratchet.errors import CommandFailedError, ConfigError, SandboxBusyError, SandboxGoneError
+from sandboxes.base import Sandbox, SandboxProvider
 
 _LOG = structlog.get_logger()
 PATIENCE_SECONDS = 60.0

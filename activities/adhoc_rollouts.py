@@ -16,14 +16,14 @@ from ratchet.errors import ConfigError, DatasetError
 from ratchet.lora_slots import FIRST_SLOT, version_in_label
 from ratchet.model_directory import model_of
 from ratchet.payloads import RolloutInput, RolloutRow
-from ratchet.store import engines, rollouts, runs, tasks
-from ratchet.store.database import Database
-from ratchet.store.engines import EngineRow
-from ratchet.store.rollouts import AdhocRollout
-from ratchet.store.tasks import NumberedTask
 from ratchet.stored_config import config_digest
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import JsonObject, Purpose
+from store import engines, rollouts, runs, tasks
+from store.database import Database
+from store.engines import EngineRow
+from store.rollouts import AdhocRollout
+from store.tasks import NumberedTask
 
 
 class AdhocRolloutActivities:

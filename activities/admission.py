@@ -17,15 +17,14 @@ from temporalio import activity
 from activities.box_lifecycle import BoxCreator, connected_box, kill_and_record, try_kill_box
 from activities.dataset_import import dataset_of, grader_versions, import_dataset
 from activities.datasets.formats import dataset_digest
-from activities.graders.base import Grader
-from activities.graders.broken_oracles import BrokenOracle, confirmed_pool
-from activities.graders.evidence import has_passed
-from activities.graders.oracle import Oracle, merge_oracles
-from activities.graders.registry import GRADERS
 from activities.image_builds import ImageBuilds
-from activities.judge_patch import BrokenTests, GradingLimits, PatchJudge, find_grader
-from activities.sandboxes.base import Sandbox, SandboxProvider
 from activities.stage import activity_stage, heartbeating
+from grading.base import Grader
+from grading.broken_oracles import BrokenOracle, confirmed_pool
+from grading.evidence import has_passed
+from grading.judge_patch import BrokenTests, GradingLimits, PatchJudge, find_grader
+from grading.oracle import Oracle, merge_oracles
+from grading.registry import GRADERS
 from ratchet.config import SandboxConfig
 from ratchet.errors import ConfigError, GraderFailedError, SandboxBusyError, SandboxGoneError
 from ratchet.grading_payloads import (
@@ -37,13 +36,14 @@ from ratchet.grading_payloads import (
     TrialInput,
     TrialResult,
 )
-from ratchet.store import admissions, sandboxes, tasks
-from ratchet.store.admissions import GraderVersion, NewAdmission
-from ratchet.store.database import Database
-from ratchet.store.sandboxes import LedgerRow, NewSandbox
-from ratchet.store.tasks import TaskRow
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import SandboxRole
+from sandboxes.base import Sandbox, SandboxProvider
+from store import admissions, sandboxes, tasks
+from store.admissions import GraderVersion, NewAdmission
+from store.database import Database
+from store.sandboxes import LedgerRow, NewSandbox
+from store.tasks import TaskRow
 
 _PAGE = 100
 _MAX_FAILED = 50

@@ -18,7 +18,6 @@ from activities.harnesses.cli_exits import exit_of_error
 from activities.harnesses.registry import Harnesses
 from activities.progress_reader import ProgressReader
 from activities.run_configs import RunConfigs
-from activities.sandboxes.base import Sandbox, SandboxProvider
 from activities.stage import activity_stage, heartbeating
 from activities.stage_context import StageContext
 from activities.wall_time import require_wall_time
@@ -33,10 +32,11 @@ from ratchet.errors import (
     StoreUnavailableError,
 )
 from ratchet.payloads import AgentResult, StageInput
-from ratchet.store import outages, sessions
-from ratchet.store.database import Database
-from ratchet.store.tasks import TaskRow
 from ratchet.types import MODEL_NAME, AgentExit
+from sandboxes.base import Sandbox, SandboxProvider
+from store import outages, sessions
+from store.database import Database
+from store.tasks import TaskRow
 
 _LOG = structlog.get_logger()
 

@@ -11,17 +11,17 @@ from temporalio import activity
 from activities.box_lifecycle import BoxCreator, box_ttl_seconds, kill_and_record
 from activities.image_builds import ImageBuilds
 from activities.run_configs import RunConfigs
-from activities.sandboxes.base import BoxLimits, SandboxProvider
 from activities.stage import activity_stage, heartbeating
 from activities.wall_time import require_wall_time
 from ratchet.config import RunConfig, SandboxConfig
 from ratchet.errors import SandboxBusyError
 from ratchet.payloads import LiveSandbox, StageInput, StageResult
-from ratchet.store import box_cap, rollouts, sandboxes, sessions, tasks
-from ratchet.store.box_failures import ENDED_BY_HOST
-from ratchet.store.database import Database
-from ratchet.store.sandboxes import LedgerRow, NewSandbox
 from ratchet.types import MODEL_NAME, SandboxRole, SandboxState
+from sandboxes.base import BoxLimits, SandboxProvider
+from store import box_cap, rollouts, sandboxes, sessions, tasks
+from store.box_failures import ENDED_BY_HOST
+from store.database import Database
+from store.sandboxes import LedgerRow, NewSandbox
 
 _WAIT_FOR_ROOM_SECONDS = 60.0
 _KEPT_SECONDS = 5.0

@@ -12,7 +12,6 @@ from uuid import UUID, uuid5
 import structlog
 
 from activities.image_builds import ImageBuilds
-from activities.sandboxes.base import BoxLimits, Sandbox, SandboxInfo, SandboxProvider
 from ratchet.built_images import is_built
 from ratchet.config import RunConfig
 from ratchet.errors import (
@@ -23,11 +22,12 @@ from ratchet.errors import (
     StoreUnavailableError,
     UnknownImageError,
 )
-from ratchet.store import installations, sandboxes
-from ratchet.store.database import Database
-from ratchet.store.installations import Installation
-from ratchet.store.sandboxes import LedgerRow
 from ratchet.temporal_settings import TemporalSettings
+from sandboxes.base import BoxLimits, Sandbox, SandboxInfo, SandboxProvider
+from store import installations, sandboxes
+from store.database import Database
+from store.installations import Installation
+from store.sandboxes import LedgerRow
 
 _LOG = structlog.get_logger()
 

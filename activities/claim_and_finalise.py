@@ -16,14 +16,14 @@ from ratchet import tracing
 from ratchet.config import RunConfig
 from ratchet.errors import BugError, ConfigError, FencedError
 from ratchet.payloads import Claim, FinaliseInput, RolloutInput, RolloutResult
-from ratchet.store import chains, grades, rollouts, tasks
-from ratchet.store.database import Database
-from ratchet.store.rollout_times import EndedRollout, read_ended_rollout
-from ratchet.store.rollouts import OutcomeValues, RolloutFacts
-from ratchet.store.schema import GradeTable, PatchTable
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.tracing import Fact, RolloutTrace
 from ratchet.types import AgentExit, Outcome
+from store import chains, grades, rollouts, tasks
+from store.database import Database
+from store.rollout_times import EndedRollout, read_ended_rollout
+from store.rollouts import OutcomeValues, RolloutFacts
+from store.schema import GradeTable, PatchTable
 
 _LOG = structlog.get_logger()
 

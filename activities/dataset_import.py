@@ -6,14 +6,14 @@ from typing import Protocol
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from activities.datasets.build_context import BUILD_CONTEXT, check_build_context
 from activities.datasets.formats import dataset_digest, read_rows
-from activities.graders.registry import GRADERS
+from grading.registry import GRADERS
 from ratchet.config import DatasetConfig, RunConfig
 from ratchet.errors import DatasetError
-from ratchet.store import admissions, build_contexts, tasks
-from ratchet.store.admissions import GraderVersion
-from ratchet.store.tasks import NewTask
+from sandboxes.build_context import BUILD_CONTEXT, check_build_context
+from store import admissions, build_contexts, tasks
+from store.admissions import GraderVersion
+from store.tasks import NewTask
 
 _CHUNK = 200
 

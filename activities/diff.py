@@ -17,24 +17,24 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio import activity
 
 from activities.box_lifecycle import connected_box, try_kill_box
-from activities.git_scripts import diff_script
 from activities.grade import grade_row
-from activities.graders.base import Grader, Verdict
 from activities.harnesses.registry import Harnesses
-from activities.judge_patch import JudgedPatch, find_grader
 from activities.run_configs import RunConfigs
-from activities.sandboxes.base import Sandbox, SandboxProvider
 from activities.stage import activity_stage, heartbeating
 from activities.stage_context import StageContext
 from activities.wall_time import require_wall_time
 from engine.client import EngineClient
+from grading.base import Grader, Verdict
+from grading.git_scripts import diff_script
+from grading.judge_patch import JudgedPatch, find_grader
 from ratchet.errors import EngineRejectedError, EngineUnavailableError, FencedError, SandboxBusyError
 from ratchet.payloads import DiffResult, StageInput
-from ratchet.store import admissions, grades, rollouts, sandboxes, sessions
-from ratchet.store.arrays import pack_text
-from ratchet.store.database import Database
-from ratchet.store.rollouts import NewPatch
-from ratchet.store.tasks import TaskRow
+from sandboxes.base import Sandbox, SandboxProvider
+from store import admissions, grades, rollouts, sandboxes, sessions
+from store.arrays import pack_text
+from store.database import Database
+from store.rollouts import NewPatch
+from store.tasks import TaskRow
 
 _MARGIN_SECONDS = 30.0
 """The part of the stage's time limit that is left for what follows the diff."""

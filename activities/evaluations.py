@@ -9,12 +9,12 @@ from activities.stage import activity_stage
 from ratchet.config import RunConfig
 from ratchet.evaluation_payloads import EvaluateInput, EvaluateMembers, EvaluateResult
 from ratchet.payloads import EvaluationPlan
-from ratchet.store import evaluations, groups, runs
-from ratchet.store.database import Database
-from ratchet.store.evaluations import AskedEvaluation, BegunEvaluation, NewEvaluation, temperature_label
-from ratchet.store.groups import NewGroup
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import Purpose
+from store import evaluations, groups, runs
+from store.database import Database
+from store.evaluations import AskedEvaluation, BegunEvaluation, NewEvaluation, temperature_label
+from store.groups import NewGroup
 
 MEMBERS_PER_EXECUTION = 1000
 """So many rollouts of an evaluation are returned at once: 50,000 in one result exceed the 2 MB of a payload."""

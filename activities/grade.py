@@ -14,26 +14,26 @@ from dataclasses import asdict, replace
 from temporalio import activity
 
 from activities.box_lifecycle import connected_box, try_kill_box
-from activities.graders.base import Grader, Verdict
-from activities.graders.broken_oracles import judge_control
-from activities.graders.integrity_rules import CONTROL_RUN
-from activities.judge_patch import GradingLimits, JudgedPatch, KnownRuns, PatchJudge, find_grader
 from activities.run_configs import RunConfigs
 from activities.running_commands import shortened, try_ends
-from activities.sandboxes.base import SandboxProvider
 from activities.stage import activity_stage, heartbeating
 from activities.stage_context import StageContext
+from grading.base import Grader, Verdict
+from grading.broken_oracles import judge_control
+from grading.integrity_rules import CONTROL_RUN
+from grading.judge_patch import GradingLimits, JudgedPatch, KnownRuns, PatchJudge, find_grader
 from ratchet.errors import GraderFailedError, RatchetError, SuspectPatchError
 from ratchet.payloads import GradeResult, StageInput
 from ratchet.secrets import without_secrets
-from ratchet.store import admissions, grades, rollouts, sandboxes
-from ratchet.store.admissions import GraderVersion
-from ratchet.store.arrays import pack_text, unpack_bytes, unpack_text
-from ratchet.store.box_failures import NO_VERDICT, SUSPECT_PATCH, VERDICT_STORED
-from ratchet.store.database import Database
-from ratchet.store.grades import ControlVerdict, NewGrade
-from ratchet.store.schema import GradeTable, PatchTable
 from ratchet.types import JsonObject
+from sandboxes.base import SandboxProvider
+from store import admissions, grades, rollouts, sandboxes
+from store.admissions import GraderVersion
+from store.arrays import pack_text, unpack_bytes, unpack_text
+from store.box_failures import NO_VERDICT, SUSPECT_PATCH, VERDICT_STORED
+from store.database import Database
+from store.grades import ControlVerdict, NewGrade
+from store.schema import GradeTable, PatchTable
 
 _MAX_REASON_CHARACTERS = 300
 _ONLY_A_CODE = re.compile(r"exit code \d+")

@@ -3,9 +3,9 @@
 from activities.run_configs import RunConfigs
 from activities.stage import activity_stage
 from ratchet.payloads import GroupInput, GroupPlan, GroupResult, MemberInput, Replacement
-from ratchet.store import groups, rollouts, runs
-from ratchet.store.database import Database
 from ratchet.temporal_settings import TemporalSettings
+from store import groups, rollouts, runs
+from store.database import Database
 
 
 class GroupRecordActivities:

@@ -23,17 +23,17 @@ from temporalio.client import Client, WorkflowFailureError
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.service import RPCError
 
-from activities.sandboxes.base import ImageBuilder
 from activities.stage import activity_stage, heartbeating
 from ratchet.built_images import build_workflow_id
 from ratchet.errors import BuildFailedError, ConfigError, SandboxBusyError, TemporalUnavailableError
 from ratchet.image_payloads import BuildImageInput, BuildImageResult
 from ratchet.payload_codec import PayloadKeyError
 from ratchet.secrets import without_secrets
-from ratchet.store import build_contexts
-from ratchet.store.database import Database
 from ratchet.temporal_client import WorkflowState, describe_workflow, root_cause
 from ratchet.temporal_settings import TemporalSettings
+from sandboxes.base import ImageBuilder
+from store import build_contexts
+from store.database import Database
 
 _ASK_AGAIN_SECONDS = 5.0
 _JUST_BUILT_SECONDS, _FAILED_SECONDS = 60.0, 900.0

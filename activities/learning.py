@@ -18,7 +18,9 @@ from ratchet.durations import duration_in_words
 from ratchet.errors import BugError, LearnerLostError, StoreUnavailableError
 from ratchet.lora_slots import version_in_label
 from ratchet.payloads import EngineList, LearnedStep, Planned, RunInput, StageResult, StepInput, SyncInput
-from ratchet.store import (
+from ratchet.types import BatchState, EngineState, RunState
+from scheduling import group_selection
+from store import (
     engines,
     fork_report,
     learners,
@@ -30,9 +32,8 @@ from ratchet.store import (
     step_mix,
     verdict_report,
 )
-from ratchet.store.database import Database
-from ratchet.types import BatchState, EngineState, RunState
-from training import group_selection, planner
+from store.database import Database
+from training import planner
 
 _LOG = structlog.get_logger()
 

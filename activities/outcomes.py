@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from activities.graders.base import Verdict
-from activities.graders.rewards import RewardFacts, compute_reward
 from adapter.turns.loss_mask import TokenChain, build_chains
+from grading.base import Verdict
+from grading.rewards import RewardFacts, compute_reward
 from ratchet.config import RunConfig
-from ratchet.store import turns
-from ratchet.store.rollouts import OutcomeValues
-from ratchet.store.schema import GradeTable, PatchTable
 from ratchet.types import Outcome
+from store import turns
+from store.rollouts import OutcomeValues
+from store.schema import GradeTable, PatchTable
 
 
 class RolloutChains(NamedTuple):

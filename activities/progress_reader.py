@@ -6,9 +6,9 @@ what waits behind them looks dead.
 
 import asyncio
 
-from ratchet.store import sessions
-from ratchet.store.database import Database
-from ratchet.store.sessions import AttemptKey, SessionProgress
+from store import sessions
+from store.database import Database
+from store.sessions import AttemptKey, SessionProgress
 
 _GATHER_SECONDS = 0.1
 """How long a query waits for further agents to ask about."""

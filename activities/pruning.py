@@ -33,10 +33,10 @@ import structlog
 from engine import weight_storage
 from ratchet import paths
 from ratchet.errors import WeightStorageError
-from ratchet.store import retention, runs
-from ratchet.store.database import Database
 from ratchet.stored_config import read_stored_config
 from ratchet.temporal_settings import Retention
+from store import retention, runs
+from store.database import Database
 
 _LOG = structlog.get_logger()
 _PAGE_ROLLOUTS = 8

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from activities.graders.registry import GRADERS
 from activities.outcomes import build_rollout_chains, compute_outcome
 from activities.run_configs import RunConfigs
 from activities.stage import activity_stage
+from grading.registry import GRADERS
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError
 from ratchet.grading_payloads import RegradedInput, RegradedResult, RegradeInput, RegradePage
-from ratchet.store import chains, grades, groups, retention, rollouts
-from ratchet.store.database import Database
-from ratchet.store.rollouts import OutcomeValues
-from ratchet.store.schema import GradeTable
 from ratchet.temporal_settings import TemporalSettings
+from store import chains, grades, groups, retention, rollouts
+from store.database import Database
+from store.rollouts import OutcomeValues
+from store.schema import GradeTable
 
 _PAGE = 200
 

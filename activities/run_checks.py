@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from activities.graders.rewards import find_reward
 from activities.harnesses.registry import Harnesses
 from engine.weight_storage import check_address
+from grading.rewards import find_reward
 from ratchet import secrets
 from ratchet.config import TINY_POLICIES, RunConfig
 from ratchet.errors import ConfigError

@@ -9,10 +9,10 @@ from typing import NamedTuple
 from ratchet import secrets
 from ratchet.config import RunConfig
 from ratchet.errors import FencedError
-from ratchet.store import rollouts, runs
-from ratchet.store.database import Database
 from ratchet.stored_config import read_stored_config
 from ratchet.temporal_settings import TemporalSettings
+from store import rollouts, runs
+from store.database import Database
 
 _MAX_ROLLOUTS = 10_000
 _MAX_AGE_SECONDS = 2.0

@@ -24,11 +24,11 @@ from ratchet.errors import ConfigError, StoreUnavailableError
 from ratchet.lora_slots import FIRST_SLOT
 from ratchet.model_directory import model_of, require_model
 from ratchet.run_names import newest_steps, step_number
-from ratchet.store import open_runs, runs
-from ratchet.store.database import Database
-from ratchet.store.runs import NewRun, OrderedTask
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import JsonObject, Purpose, policy_version
+from store import open_runs, runs
+from store.database import Database
+from store.runs import NewRun, OrderedTask
 
 
 class InitialVersion(NamedTuple):

@@ -34,7 +34,13 @@ from ratchet.payloads import (
     ViewRunInput,
 )
 from ratchet.steering_payloads import SteerRunInput, SteerRunResult, SteerTargetInput
-from ratchet.store import (
+from ratchet.stored_config import read_stored_config
+from ratchet.temporal_settings import TemporalSettings
+from ratchet.types import Purpose, RunState, Wish
+from scheduling import circuit_breaker, group_selection
+from scheduling.quarantine import quarantined_tasks
+from scheduling.task_selection import TaskRate, choose_tasks, mix_datasets
+from store import (
     box_failures,
     evaluations,
     groups,
@@ -46,14 +52,8 @@ from ratchet.store import (
     tasks,
     training_groups,
 )
-from ratchet.store.database import Database
-from ratchet.store.groups import NewGroup
-from ratchet.stored_config import read_stored_config
-from ratchet.temporal_settings import TemporalSettings
-from ratchet.types import Purpose, RunState, Wish
-from training import circuit_breaker, group_selection
-from training.quarantine import quarantined_tasks
-from training.task_selection import TaskRate, choose_tasks, mix_datasets
+from store.database import Database
+from store.groups import NewGroup
 
 _LOG = structlog.get_logger()
 

@@ -3,9 +3,9 @@
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.durations import duration_in_words
-from ratchet.store import groups, learners, open_rollouts, plans
-from ratchet.store.runs import RunRow
 from ratchet.types import GroupState
+from store import groups, learners, open_rollouts, plans
+from store.runs import RunRow
 
 
 async def describe_situation(connection: AsyncConnection, run: RunRow) -> str:

@@ -5,7 +5,7 @@ from datetime import UTC
 
 from temporalio import activity
 
-from activities.git_scripts import PRE_COMMAND_BEGINS
+from grading.git_scripts import PRE_COMMAND_BEGINS
 from ratchet.durations import duration_in_words
 from ratchet.secrets import without_secrets
 

@@ -9,11 +9,11 @@ from temporalio import activity
 from activities.run_configs import RunConfigs
 from ratchet.config import RunConfig
 from ratchet.payloads import StageInput
-from ratchet.store import rollouts, sandboxes, tasks
-from ratchet.store.database import Database
-from ratchet.store.rollouts import AttemptValues
-from ratchet.store.sandboxes import BoxOwner
-from ratchet.store.tasks import TaskRow
+from store import rollouts, sandboxes, tasks
+from store.database import Database
+from store.rollouts import AttemptValues
+from store.sandboxes import BoxOwner
+from store.tasks import TaskRow
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,13 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities.run_checks import check_boxes
 from ratchet.errors import ConfigError, TemporalUnavailableError
 from ratchet.steering_payloads import SteerRunInput
-from ratchet.store import skipped_steps, steering, steering_targets
-from ratchet.store.database import Database
-from ratchet.store.steering import Request, SteeringAnswer
-from ratchet.store.steering_targets import Target
 from ratchet.temporal_client import describe_workflow
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import SteeringAction
+from store import skipped_steps, steering, steering_targets
+from store.database import Database
+from store.steering import Request, SteeringAnswer
+from store.steering_targets import Target
 
 
 async def apply_to_run(database: Database, settings: TemporalSettings, input: SteerRunInput) -> SteeringAnswer:

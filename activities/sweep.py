@@ -19,18 +19,18 @@ from temporalio.service import RPCError
 
 from activities.box_lifecycle import INSTALLATION_KEY, UUID_KEY, kill_own_box, release_box
 from activities.pruning import Pruned, due_tasks, prune_run
-from activities.sandboxes.base import SandboxInfo, SandboxProvider
 from activities.stage import activity_stage, heartbeating
 from ratchet import temporal_client
 from ratchet.errors import ConfigError, RatchetError
-from ratchet.store import groups, installations, open_runs, rollout_words, rollouts, run_pause, runs, sandboxes
-from ratchet.store.database import Database
-from ratchet.store.rollouts import OutcomeValues
-from ratchet.store.sandboxes import LedgerRow
 from ratchet.sweep_payloads import SweepInput, SweepResult
 from ratchet.temporal_client import WorkflowState
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import Outcome, RunState, SandboxState
+from sandboxes.base import SandboxInfo, SandboxProvider
+from store import groups, installations, open_runs, rollout_words, rollouts, run_pause, runs, sandboxes
+from store.database import Database
+from store.rollouts import OutcomeValues
+from store.sandboxes import LedgerRow
 
 _LOG = structlog.get_logger()
 

@@ -1,7 +1,7 @@
 """Write rows of ended rollouts to Parquet files, one directory per run and table.
 
 `archive/<run_id>/<table>/<after>.parquet` has the rows of the rollouts that follow the id `after`. A file appears by a
-rename, after its contents are on disk. Token ids and logprobs are bytes as in the store (`ratchet.store.arrays`), JSON
+rename, after its contents are on disk. Token ids and logprobs are bytes as in the store (`store.arrays`), JSON
 is text.
 """
 
@@ -19,7 +19,7 @@ from sqlalchemy import BigInteger, Boolean, DateTime, Float, Integer, LargeBinar
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase
 
-from ratchet.store.retention import ARCHIVED_TABLES
+from store.retention import ARCHIVED_TABLES
 
 _ARROW: dict[type[Any], Any] = {
     BigInteger: pa.int64(),

@@ -12,8 +12,8 @@ from activities.box_lifecycle import guard_seconds
 from activities.run_configs import RunConfigs
 from ratchet.errors import GuardSpentError
 from ratchet.payloads import StageInput
-from ratchet.store import outages
-from ratchet.store.database import Database
+from store import outages
+from store.database import Database
 
 
 async def require_wall_time(

@@ -6,17 +6,17 @@ The base commit is recorded, because the agent's diff is taken against it.
 import time
 
 from activities.box_lifecycle import connected_box
-from activities.git_scripts import FAILED_PRE_COMMAND, PRE_COMMAND_BEGINS, prepare_script
-from activities.grading_box import has_archive, upload_archive
 from activities.run_configs import RunConfigs
 from activities.running_commands import RunningPreCommand
-from activities.sandboxes.base import SandboxProvider
 from activities.stage import activity_stage, heartbeating
 from activities.stage_context import StageContext
+from grading.git_scripts import FAILED_PRE_COMMAND, PRE_COMMAND_BEGINS, prepare_script
+from grading.grading_box import has_archive, upload_archive
 from ratchet.errors import CommandFailedError
 from ratchet.payloads import StageInput, StageResult
-from ratchet.store.arrays import pack_text
-from ratchet.store.database import Database
+from sandboxes.base import SandboxProvider
+from store.arrays import pack_text
+from store.database import Database
 
 _MAX_LOG_CHARACTERS = 200_000
 

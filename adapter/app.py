@@ -55,9 +55,9 @@ from adapter.turns.routing import EngineRouter
 from adapter.turns.telemetry import bind_session
 from adapter.vllm_parsers import VllmParsers
 from ratchet.errors import StoreUnavailableError
-from ratchet.store.database import Database
-from ratchet.store.migration import wait_for_schema
-from ratchet.store.sessions import SessionRow
+from store.database import Database
+from store.migration import wait_for_schema
+from store.sessions import SessionRow
 
 _LOG = structlog.get_logger("ratchet.adapter")
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ratchet.errors import StoreUnavailableError
-from ratchet.store.database import Database
-from ratchet.store.sessions import SessionRow, find_session, token_hash
 from ratchet.types import SessionState
+from store.database import Database
+from store.sessions import SessionRow, find_session, token_hash
 
 _CACHE_SECONDS = 60.0  # longer than most agents take between two calls
 _CACHE_SIZE = 10_000

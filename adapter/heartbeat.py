@@ -9,8 +9,8 @@ from collections.abc import Callable
 import structlog
 
 from adapter.store_outage import StoreOutage
-from ratchet.store import adapters
-from ratchet.store.database import Database
+from store import adapters
+from store.database import Database
 
 _LOG = structlog.get_logger("ratchet.adapter")
 

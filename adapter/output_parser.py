@@ -26,7 +26,7 @@ from adapter.prompt.renderer import Renderer
 from adapter.prompt.request_parser import ParsedRequest
 from adapter.structured_output import matches_schema, violation_of
 from adapter.vllm_parsers import ParsedCall, ParsedText, VllmParsers
-from ratchet.store.arrays import Ids
+from store.arrays import Ids
 
 _LOG = structlog.get_logger("ratchet.adapter")
 _THREAD_FROM_TOKENS = 500  # decoding fewer a dozen times takes a few milliseconds

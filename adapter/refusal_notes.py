@@ -5,8 +5,8 @@ An agent whose first call is refused ends without an answer; the agent stage say
 
 from collections import OrderedDict
 
-from ratchet.store import session_notes
-from ratchet.store.database import Database
+from store import session_notes
+from store.database import Database
 
 _MOST_NOTED = 10_000
 

@@ -21,8 +21,8 @@ from adapter.turns.capture import Capture
 from adapter.turns.routing import EngineRouter
 from adapter.vllm_parsers import VllmParsers
 from ratchet.errors import ConfigError
-from ratchet.store.database import Database
-from ratchet.store.sessions import SessionRow
+from store.database import Database
+from store.sessions import SessionRow
 
 _LOG = structlog.get_logger("ratchet.adapter")
 _LOOK_SECONDS = 1.0

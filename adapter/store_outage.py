@@ -15,7 +15,7 @@ import structlog
 
 from ratchet.background_task import start_process_task
 from ratchet.errors import StoreUnavailableError
-from ratchet.store.database import Database
+from store.database import Database
 
 _LOG = structlog.get_logger("ratchet.adapter")
 _PROBE_SECONDS = 0.3

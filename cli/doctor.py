@@ -59,9 +59,9 @@ def _sandbox_checks(stack: "Stack") -> list[dict[str, Any]]:
     import asyncio
     import os
 
-    from activities.sandboxes import docker_settings
     from ratchet.errors import MachineError
     from sandbox_gateway import machine_probe
+    from sandboxes import docker_settings
     from stack.docker_egress import require_docker_egress
 
     if stack.has_gateway:

@@ -57,9 +57,9 @@ def _left(number: int, is_asked: bool) -> str:
 async def kill_stack_boxes(environment: dict[str, str]) -> int:
     """Kill the boxes that carry this installation's id, and return their number. Others may use the same gateway."""
     from activities.box_lifecycle import INSTALLATION_KEY, kill_own_box
-    from activities.sandboxes.e2b import E2BProvider
-    from ratchet.store import installations
-    from ratchet.store.database import Database
+    from sandboxes.e2b import E2BProvider
+    from store import installations
+    from store.database import Database
 
     provider = E2BProvider(environment["E2B_API_KEY"], environment["E2B_API_URL"], environment["E2B_SANDBOX_URL"])
     database = Database(environment["RATCHET_DATABASE_URL"], pool_size=1)

@@ -110,7 +110,7 @@ async def _open_runs(stack: "Stack") -> dict[str, list[Any]]:
     import asyncio
 
     from ratchet.errors import StoreUnavailableError
-    from ratchet.store import box_cap, open_runs
+    from store import box_cap, open_runs
 
     try:
         async with asyncio.timeout(_STORE_SECONDS), stack.database() as database, database.begin() as connection:

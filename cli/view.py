@@ -78,7 +78,7 @@ def _path_of(target: str) -> str:
 
     from cli.store_access import query
     from ratchet.errors import ConfigError
-    from ratchet.store import runs
+    from store import runs
 
     if (found := _rollout_id(target)) is not None:
         return f"/rollouts/{found}"
@@ -89,7 +89,7 @@ def _path_of(target: str) -> str:
 
 def _rollout_id(target: str) -> int | None:
     from cli.store_access import query
-    from ratchet.store import reports
+    from store import reports
 
     return query(lambda connection: reports.find_rollout(connection, target))
 

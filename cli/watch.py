@@ -39,8 +39,8 @@ def watch(
     from client import Client
     from ratchet.errors import ConfigError
     from ratchet.run_names import is_part_of_run
-    from ratchet.store import reports
     from ratchet.types import RunState
+    from store import reports
 
     if what is not None:
         rollout_id = query(lambda connection: reports.find_rollout(connection, what))
@@ -92,7 +92,7 @@ def _screen(run: "Run") -> "RenderableType":
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from cli.run_screen import lines_of
-    from ratchet.store.views.curve_views import metrics_by_step, newest_metric_step, times_by_step
+    from store.views.curve_views import metrics_by_step, newest_metric_step, times_by_step
 
     async def read(connection: AsyncConnection) -> tuple[dict[int, dict[str, float]], list[float]]:
         last = await newest_metric_step(connection, run.run_id)

@@ -1,6 +1,6 @@
 """Ratchet in Python and notebooks: start, watch, steer and read runs. `ratchet`, the command, is built on it.
 
-    from ratchet.client import Client
+    from client import Client
 
     run = Client().run()                       # the newest one
     run.steps().frame()                        # a pandas data frame
@@ -11,7 +11,7 @@
 tools.
 
 It is a layer of its own, above `stack` and below `cli`, because it starts workflows and reads the stack's addresses;
-`ratchet.client` is the name under which it is imported.
+`client` is the name under which it is imported.
 """
 
 from client.read_only_client import ReadOnlyClient

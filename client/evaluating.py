@@ -17,15 +17,15 @@ from ratchet.config_sources import load_config, resolve_config
 from ratchet.errors import ConfigError, StoreUnavailableError
 from ratchet.run_names import newest_steps, step_number
 from ratchet.solve_rates import compare
-from ratchet.store import evaluation_report, evaluations, runs
-from ratchet.store.runs import RunRow
-from ratchet.store.steering import Request
 from ratchet.stored_config import read_stored_config
 from ratchet.types import JsonObject, RunState
 from stack.follow_run import start_run, watch_run
 from stack.parts import Stack
 from stack.progress import ReportProgress
 from stack.startup import bring_up, require_up
+from store import evaluation_report, evaluations, runs
+from store.runs import RunRow
+from store.steering import Request
 
 _POLL_SECONDS = 1.0
 

@@ -3,10 +3,10 @@
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.run_names import step_number
-from ratchet.store import reports
-from ratchet.store.views import curve_views, evaluation_views, run_views, step_views, turn_views
-from ratchet.store.views.rollout_views import read_rollout_head
 from ratchet.stored_config import read_stored_config
+from store import reports
+from store.views import curve_views, evaluation_views, run_views, step_views, turn_views
+from store.views.rollout_views import read_rollout_head
 from viewer.models.conversation import main_command
 from viewer.models.explanation import explain_reward
 from viewer.models.run_story import RunFacts, StepFacts, explain_run, explain_step

@@ -17,12 +17,12 @@ from client.explanations import explain_thing
 from client.read_only_sql import NoReaderError, SqlResult, describe_tables, read_sql, read_sql_as_reader
 from client.session import Client, run_blocking
 from ratchet.errors import ConfigError
-from ratchet.store import run_times
-from ratchet.store.views import curve_views, group_list, rollout_list, run_views, text_search, turn_views
-from ratchet.store.views.read_only import ReadOnlyStore, has_refused_value
-from ratchet.store.views.rollout_list import RolloutFilter
 from ratchet.types import JsonObject
 from stack.diagnosis import diagnose
+from store import run_times
+from store.views import curve_views, group_list, rollout_list, run_views, text_search, turn_views
+from store.views.read_only import ReadOnlyStore, has_refused_value
+from store.views.rollout_list import RolloutFilter
 from viewer.models.conversation import read_conversation
 
 _T = TypeVar("_T")

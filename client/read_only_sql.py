@@ -14,8 +14,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import ConfigError, StoreUnavailableError
-from ratchet.store.schema import Base
-from ratchet.store.views.read_only import (
+from store.schema import Base
+from store.views.read_only import (
     HIDDEN_TABLES,
     READER_ROLE,
     READER_URL_VARIABLE,

@@ -9,11 +9,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from client.answers import without
 from client.explanations import explain_thing
 from ratchet.errors import ConfigError
-from ratchet.store import open_runs, reports
-from ratchet.store.engines import list_engines
-from ratchet.store.open_rollouts import count_open_rollouts, list_slowest
-from ratchet.store.steering import list_steering
-from ratchet.store.views import (
+from ratchet.types import JsonObject
+from store import open_runs, reports
+from store.engines import list_engines
+from store.open_rollouts import count_open_rollouts, list_slowest
+from store.steering import list_steering
+from store.views import (
     curve_views,
     evaluation_views,
     group_list,
@@ -23,7 +24,6 @@ from ratchet.store.views import (
     step_views,
     turn_views,
 )
-from ratchet.types import JsonObject
 from viewer.models.conversation import MessageView, TurnView, read_conversation
 from viewer.models.loss_shares import loss_shares
 from viewer.models.step_tokens import TokenContext, view_ratio_tokens

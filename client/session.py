@@ -22,13 +22,6 @@ from ratchet.config_sources import load_config, resolve_config
 from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
 from ratchet.grading_payloads import RegradeInput, RegradeResult
 from ratchet.run_names import require_run_id, require_target_name
-from ratchet.store import evaluations, metrics, open_runs, reports, run_times, runs, step_mix
-from ratchet.store import steering as stored_steering
-from ratchet.store.runs import RunRow
-from ratchet.store.steering import SteeringAnswer
-from ratchet.store.steering_targets import TargetKind, find_target
-from ratchet.store.views.group_list import list_groups, read_group_filter
-from ratchet.store.views.rollout_list import RolloutFilter, list_rollout_lines
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import JsonObject, SteeringAction
 from stack.diagnosis import Diagnosis, diagnose
@@ -36,6 +29,13 @@ from stack.follow_run import collect_result, start_run, watch_run
 from stack.parts import Stack
 from stack.progress import ReportProgress
 from stack.startup import connect_running
+from store import evaluations, metrics, open_runs, reports, run_times, runs, step_mix
+from store import steering as stored_steering
+from store.runs import RunRow
+from store.steering import SteeringAnswer
+from store.steering_targets import TargetKind, find_target
+from store.views.group_list import list_groups, read_group_filter
+from store.views.rollout_list import RolloutFilter, list_rollout_lines
 from viewer.models.advice import Advice, advise_run
 
 _T = TypeVar("_T")
@@ -69,7 +69,7 @@ class Client:
         self.by = by or steering.who_asks()
 
     def read(self, query: Callable[[AsyncConnection], Awaitable[_T]]) -> _T:
-        """Run a query of `ratchet.store` in a transaction. Raises MachineError if the store does not answer."""
+        """Run a query of `store` in a transaction. Raises MachineError if the store does not answer."""
 
         async def run() -> _T:
             async with self.stack.database() as database, database.begin() as connection:

@@ -19,8 +19,6 @@ from activities import steering
 from ratchet.errors import ConfigError, MachineError
 from ratchet.run_names import require_target_name
 from ratchet.steering_payloads import SteerRunInput
-from ratchet.store import evaluations, runs
-from ratchet.store.steering import SteeringAnswer
 from ratchet.temporal_client import one_line, start_train_run
 from ratchet.temporal_settings import TemporalSettings, load_temporal_settings
 from ratchet.types import SteeringAction
@@ -28,6 +26,8 @@ from stack.part_health import HealthState, read_fresh_health
 from stack.parts import Stack
 from stack.probes import is_missed
 from stack.startup import connect_running, connect_stack
+from store import evaluations, runs
+from store.steering import SteeringAnswer
 
 _STARTING = (SteeringAction.RESUME, SteeringAction.EXTEND)
 _WAKE_SECONDS = 2.0

@@ -20,10 +20,10 @@ from ratchet.background_task import errors_logged, in_abandonable_thread
 from ratchet.config_engines import DEFAULT_SET
 from ratchet.errors import StoreUnavailableError, WeightStorageError
 from ratchet.lora_slots import FIRST_SLOT
-from ratchet.store import engines
-from ratchet.store.database import Database
-from ratchet.store.engines import PublishedPolicy
 from ratchet.types import JsonObject
+from store import engines
+from store.database import Database
+from store.engines import PublishedPolicy
 
 _LOG = structlog.get_logger("ratchet.engine")
 _LOOK_SECONDS = 1.0

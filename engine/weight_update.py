@@ -7,7 +7,7 @@
 - the broadcast (`training/weight_broadcast.py`), which sends the tensors to all engines at once.
 
 States of an engine (column `engine.state`) and the only transitions between them. Each is one statement in
-`ratchet/store/engines.py`; all but those to `starting` and `gone` name the state that they expect. A pause is a lease:
+`store/engines.py`; all but those to `starting` and `gone` name the state that they expect. A pause is a lease:
 its holder writes `paused_until` first.
 
 | from            | to          | by                | when                                                           |
@@ -47,11 +47,11 @@ from engine.policy_files import policy_directory, weight_files
 from ratchet.background_task import errors_logged, running_beside
 from ratchet.errors import EngineRejectedError, EngineUnavailableError, MachineError
 from ratchet.lora_slots import FIRST_SLOT, label_of_versions, label_with, version_in_label, versions_of_label
-from ratchet.store import engines, metrics, open_runs
-from ratchet.store.database import Database
-from ratchet.store.engines import EngineRow, PublishedPolicy
-from ratchet.store.schema import PolicyVersionTable
 from ratchet.types import EngineState, JsonObject
+from store import engines, metrics, open_runs
+from store.database import Database
+from store.engines import EngineRow, PublishedPolicy
+from store.schema import PolicyVersionTable
 
 _LOG = structlog.get_logger()
 

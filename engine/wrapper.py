@@ -28,11 +28,11 @@ from engine.weight_update import load_from_files, replace_weights, score_canary
 from ratchet.background_task import errors_logged, running_beside
 from ratchet.errors import EngineUnavailableError, MachineError, StoreUnavailableError
 from ratchet.lora_slots import FIRST_SLOT, label_of_versions, label_with, versions_of_label
-from ratchet.store import engines
-from ratchet.store.database import Database
-from ratchet.store.engines import EngineRow, PublishedPolicy
-from ratchet.store.migration import wait_for_schema
 from ratchet.types import EngineState, JsonObject
+from store import engines
+from store.database import Database
+from store.engines import EngineRow, PublishedPolicy
+from store.migration import wait_for_schema
 
 _LOG = structlog.get_logger("ratchet.engine")
 HEARTBEAT_SECONDS = 2.0

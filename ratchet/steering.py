@@ -10,7 +10,7 @@
     drain             run.wish             advance_run               no group is made from now on
     stop              run.wish, .stop_at   TrainRun, plan, learner   after the step that is planned
 
-All of it is in the run's row, in the transaction that also writes the audit row (`ratchet/store/steering.py`), under
+All of it is in the run's row, in the transaction that also writes the audit row (`store/steering.py`), under
 the lock that planning takes. So a change acts from a known step on, and a lost signal, a reset of the workflow or a
 crash of any process loses nothing: each decision reads the row.
 """

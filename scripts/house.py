@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-MAX_PACKAGE_SHARE = 0.30
+MAX_PACKAGE_SHARE = 0.15
 MAX_FUNCTION_LINES = 60
 MAX_LINE_LENGTH = 120
 SHORT_FUNCTION_LINES = 35

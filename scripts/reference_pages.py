@@ -25,9 +25,9 @@ def commands_page() -> str:
 
 def tables_page() -> str:
     """Return every table of the store with its columns, types and keys."""
-    from ratchet.store.schema.base import Base
+    from store.schema.base import Base
 
-    lines = ["# Tables", "", _GENERATED.format(source="ratchet/store/schema/"), ""]
+    lines = ["# Tables", "", _GENERATED.format(source="store/schema/"), ""]
     lines += ["`ratchet sql` reads them in a transaction that cannot write. Times are in UTC, durations in seconds."]
     for mapper in sorted(Base.registry.mappers, key=lambda one: str(one.local_table)):
         table = mapper.local_table

@@ -14,7 +14,7 @@ The dump is taken before the files are copied. A file that a learner deletes mea
 is done once more. Temporal's histories, logs and secrets.env are not part of a backup: after a restore, runs are
 started again from the store, and rollouts that were in flight end without a reward and are replaced. A restored
 store is another installation than the original, unless a person says that the original is gone
-(`ratchet.store.installations`).
+(`store.installations`).
 """
 
 import json
@@ -34,10 +34,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from ratchet.errors import ConfigError, MachineError
-from ratchet.store import installations
-from ratchet.store.database import Database, async_url, libpq_url
-from ratchet.store.schema import CheckpointTable, PolicyVersionTable, RunTable
 from ratchet.types import PolicyVersionState
+from store import installations
+from store.database import Database, async_url, libpq_url
+from store.schema import CheckpointTable, PolicyVersionTable, RunTable
 
 _LOG = structlog.get_logger()
 _TRIES = 3

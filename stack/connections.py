@@ -10,11 +10,11 @@ from sqlalchemy import text
 
 from ratchet.config import RunConfig
 from ratchet.errors import StoreUnavailableError
-from ratchet.store.database import Database
 from ratchet.temporal_settings import TemporalSettings
 from stack.parts import Stack
 from stack.serving_plan import read_plan
 from stack.temporal_server import TemporalKind, temporal_kind
+from store.database import Database
 from training.service import default_workers
 
 _RESERVED = 3

@@ -18,7 +18,17 @@ from ratchet.durations import duration_in_words
 from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
 from ratchet.run_names import require_run_id
 from ratchet.secrets import without_secrets
-from ratchet.store import (
+from ratchet.stored_config import read_stored_config
+from ratchet.temporal_client import PendingActivity, pending_activities
+from ratchet.temporal_settings import load_temporal_settings
+from ratchet.types import EngineState, JsonObject, RunState, Wish
+from scheduling.quarantine import QuarantinedTask, quarantined_tasks
+from stack.part_health import read_fresh_health
+from stack.parts import Stack
+from stack.placement import set_of_part
+from stack.serving_plan import read_plan
+from stack.startup import connect_stack
+from store import (
     box_cap,
     engines,
     evaluations,
@@ -30,19 +40,9 @@ from ratchet.store import (
     runs,
     session_notes,
 )
-from ratchet.store.database import Database
-from ratchet.store.engines import EngineRow
-from ratchet.store.open_rollouts import StageCount
-from ratchet.stored_config import read_stored_config
-from ratchet.temporal_client import PendingActivity, pending_activities
-from ratchet.temporal_settings import load_temporal_settings
-from ratchet.types import EngineState, JsonObject, RunState, Wish
-from stack.part_health import read_fresh_health
-from stack.parts import Stack
-from stack.placement import set_of_part
-from stack.serving_plan import read_plan
-from stack.startup import connect_stack
-from training.quarantine import QuarantinedTask, quarantined_tasks
+from store.database import Database
+from store.engines import EngineRow
+from store.open_rollouts import StageCount
 
 UNKNOWN = "unknown"
 """State of a run in a diagnosis for which the store could not be reached."""

@@ -19,9 +19,9 @@ import structlog
 from aiodocker.containers import DockerContainer
 from aiodocker.exceptions import DockerError
 
-from activities.sandboxes.docker_settings import EGRESS_LABEL
 from ratchet.errors import MachineError
 from sandbox_gateway.boxd import linux_calls
+from sandboxes.docker_settings import EGRESS_LABEL
 
 _LOOK_SECONDS, _AGAIN_SECONDS = 2.0, 1.0
 _ANSWER_SECONDS = 30.0

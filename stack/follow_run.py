@@ -20,7 +20,6 @@ from ratchet.config import RunConfig
 from ratchet.errors import ConfigError, StoreUnavailableError
 from ratchet.payloads import TrainRunInput
 from ratchet.run_names import RUN_ID
-from ratchet.store import open_runs, reports, runs
 from ratchet.temporal_client import pending_activities, root_cause, start_train_run, starting
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import RunState
@@ -31,6 +30,7 @@ from stack.part_health import HealthState, read_health
 from stack.parts import Stack
 from stack.progress import CountedLine, ReportProgress
 from stack.startup import connect_stack, keep_served, require_up
+from store import open_runs, reports, runs
 
 _ACCEPT_SECONDS = 60.0
 _ACCEPT_LOOK_SECONDS = 0.3

@@ -13,10 +13,10 @@ import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from ratchet.store import outages
-from ratchet.store.outages import Outage
 from stack.part_health import HealthState, PartHealth
 from stack.parts import WATCHER, Stack
+from store import outages
+from store.outages import Outage
 
 NEEDED_BY_ROLLOUTS = ("postgres", "temporal", "gateway", "adapter", "egress", "worker")
 

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 from temporalio.service import RPCError
 
-from ratchet import temporal_namespace
 from ratchet.errors import MachineError, StoreUnavailableError
 from ratchet.secrets import without_secrets
-from ratchet.store.migration import schema_problem
 from ratchet.temporal_settings import load_temporal_settings
+from stack import temporal_namespace
 from stack.parts import Stack
 from stack.startup import connect_stack
+from store.migration import schema_problem
 
 _CONNECT_SECONDS = 5.0
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from activities.sandboxes import docker_settings
 from ratchet import paths
 from ratchet.config_engines import DEFAULT_SET
 from ratchet.errors import MachineError
 from ratchet.types import JsonObject
+from sandboxes import docker_settings
 from stack.listen_addresses import named_ports
 from stack.planned_engines import EnginePart, engine_parts, planned_engines
 from stack.port_owners import free_own_port
@@ -28,7 +28,7 @@ from stack.postgres import database_url
 from stack.temporal_server import TemporalKind, temporal_kind
 
 if TYPE_CHECKING:
-    from ratchet.store.database import Database
+    from store.database import Database
 
 # All are below 32768, the start of the kernel's source-port range, so that a restarted part finds its port free.
 PREFERRED_PORTS = {
@@ -255,7 +255,7 @@ class Stack:
 
     def database(self) -> "Database":
         """Open a connection pool of size one. The import is local because most commands do not use the store."""
-        from ratchet.store.database import Database
+        from store.database import Database
 
         return Database(self.environment()["RATCHET_DATABASE_URL"], pool_size=1)
 

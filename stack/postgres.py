@@ -69,9 +69,7 @@ def run_postgres(data: Path, port: int, max_connections: int = 200) -> NoReturn:
     arguments = [str(programs / "postgres"), "-D", str(data), "-h", "127.0.0.1", "-p", str(port), "-k", ""]
     # A laptop's load is many short transactions in little shared memory. fsync stays on, because commits must be
     # durable.
-    place = (
-        f"ratchet.place={data.resolve()}"  # by which a copy of the directory finds out (ratchet.store.installations)
-    )
+    place = f"ratchet.place={data.resolve()}"  # by which a copy of the directory finds out (store.installations)
     for setting in (f"max_connections={max_connections}", "shared_buffers=64MB", "jit=off", place):
         arguments += ["-c", setting]
     os.execv(arguments[0], arguments)
@@ -81,7 +79,7 @@ async def ensure_database(port: int, timeout_seconds: float = 60) -> None:
     """Wait for the server and create the database if it is missing."""
     import asyncpg
 
-    from ratchet.store.database import Database
+    from store.database import Database
 
     async with Database(f"postgresql://postgres@127.0.0.1:{port}/postgres", pool_size=1) as admin:
         await admin.wait(timeout_seconds)

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import httpx
 
-from activities.sandboxes.e2b import E2BProvider
 from ratchet import paths
 from ratchet.errors import MachineError
 from sandbox_gateway import machine_probe
 from sandbox_gateway.python_layer import PYTHON_LAYER_PATH, ensure_python_layer
 from sandbox_gateway.settings import GatewaySettings
+from sandboxes.e2b import E2BProvider
 from stack.ports import free_port
 
 _SERVE = (

@@ -40,21 +40,22 @@ from temporalio.api.workflowservice.v1 import (
 )
 from temporalio.client import Client
 
-from activities.sandboxes.e2b import E2BProvider
 from engine.client import EngineClient
 from engine.generate_request import Sampling
-from ratchet import temporal_client, temporal_namespace
+from ratchet import temporal_client
 from ratchet.errors import RatchetError, SandboxBusyError, SandboxRefusesError
 from ratchet.payload_codec import PayloadKeyError
-from ratchet.store import engines, learners, lock_waits
-from ratchet.store.database import Database, libpq_url
-from ratchet.store.schema import InstallationTable
 from ratchet.temporal_settings import QUEUES, TemporalSettings
 from ratchet.types import EngineState
+from sandboxes.e2b import E2BProvider
+from stack import temporal_namespace
 from stack.engine_parts import engine_addresses
 from stack.part_health import HealthLimits, HealthState, PartHealth
 from stack.parts import VIEWER, Stack
 from stack.placement import part_kind, set_of_part
+from store import engines, learners, lock_waits
+from store.database import Database, libpq_url
+from store.schema import InstallationTable
 
 LIMITS = {
     "temporal": HealthLimits(probe_seconds=15, start_seconds=600),  # its program may have to be built

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 
 from ratchet.background_task import running_beside
-from ratchet.store.database import Database
 from stack.parts import Stack
 from stack.progress import ReportProgress
+from store.database import Database
 from training.sample_export import dump_graded
 
 _LOOK_SECONDS = 5.0

@@ -20,7 +20,7 @@ from stack.parts import Stack
 from stack.placement import LEARNER, engine_name
 
 if TYPE_CHECKING:
-    from ratchet.store.open_runs import OpenSet
+    from store.open_runs import OpenSet
     from training.memory_estimate import ModelSizes
 
 _ROW_SECONDS = 600.0

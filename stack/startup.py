@@ -15,19 +15,14 @@ from temporalio.client import Client
 
 from activities.datasets.formats import read_rows
 from activities.run_checks import check_run
-from activities.sandboxes import docker_settings
-from ratchet import temporal_client, temporal_namespace, worker_versions
+from ratchet import temporal_client, worker_versions
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
 from ratchet.model_directory import model_of
-from ratchet.store import open_runs
-from ratchet.store.database import Database
-from ratchet.store.migration import migrate
-from ratchet.store.open_runs import OpenSet
-from ratchet.store.views.read_only import grant_reader_role
 from ratchet.temporal_settings import TemporalSettings, load_temporal_settings
 from sandbox_gateway import machine_probe
-from stack import docker_egress, postgres
+from sandboxes import docker_settings
+from stack import docker_egress, postgres, temporal_namespace
 from stack.build_id import build_id
 from stack.connections import too_many_connections
 from stack.disk_space import require_space
@@ -50,6 +45,11 @@ from stack.serving_plan import (
 )
 from stack.supervisor import Supervisor
 from stack.temporal_server import settle_temporal_kind
+from store import open_runs
+from store.database import Database
+from store.migration import migrate
+from store.open_runs import OpenSet
+from store.views.read_only import grant_reader_role
 
 _ANSWER_SECONDS = 10.0
 _RUNNING_SECONDS = 2.0

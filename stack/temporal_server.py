@@ -93,8 +93,8 @@ def build_early() -> None:
 
 def run_temporal_server(ports: dict[str, int], database_url: str, namespace: str) -> NoReturn:
     """Replace this process with the server, which waits for Postgres and creates its databases and the namespace."""
-    from ratchet.store.database import libpq_url
     from ratchet.temporal_settings import load_temporal_settings
+    from store.database import libpq_url
 
     program = ensure_server_program(print)
     arguments = [str(program), "serve", "-namespace", namespace]

@@ -17,7 +17,6 @@ from sqlalchemy.exc import DBAPIError
 
 from ratchet.errors import MachineError, RatchetError
 from ratchet.secrets import without_secrets
-from ratchet.store import run_pause
 from ratchet.temporal_settings import load_temporal_settings
 from stack.outage_log import OutageLog
 from stack.part_health import (
@@ -35,6 +34,7 @@ from stack.placement import part_kind, set_of_part
 from stack.probes import NEEDS, ProbeFailedError, Probes, is_missed, limits_of
 from stack.readiness import log_sizes, part_log
 from stack.supervisor import PartState, Supervisor
+from store import run_pause
 
 _LOG = structlog.get_logger("ratchet.watcher")
 _LOOK_SECONDS = 1.0

@@ -35,7 +35,6 @@ from activities.claim_and_finalise import RolloutRecordActivities
 from activities.diff import DiffActivities
 from activities.evaluations import EvaluationActivities
 from activities.grade import GradeActivities
-from activities.graders.registry import GRADERS
 from activities.group_members import GroupRecordActivities
 from activities.harnesses.registry import Harnesses
 from activities.image_builds import ImageBuildActivities, ImageBuilds
@@ -43,24 +42,26 @@ from activities.learning import LearnActivities
 from activities.regrade import RegradeActivities
 from activities.run_configs import RunConfigs
 from activities.run_lifecycle import RunActivities
-from activities.sandboxes import docker_settings
-from activities.sandboxes.base import ImageBuilder, SandboxProvider
-from activities.sandboxes.e2b import E2BProvider, image_metadata_key
-from activities.sandboxes.e2b_network import LOOPBACK
 from activities.stage_telemetry import StageTelemetry
 from activities.sweep import SweepActivities
 from activities.workspace import WorkspaceActivities
-from ratchet import paths, temporal_client, temporal_namespace
+from grading.registry import GRADERS
+from ratchet import paths, temporal_client
 from ratchet.errors import ConfigError
 from ratchet.import_path import import_object
 from ratchet.payload_codec import codec_of
-from ratchet.store import installations
-from ratchet.store.database import Database
-from ratchet.store.migration import wait_for_schema
 from ratchet.temporal_settings import TemporalSettings, positive_number
 from ratchet.worker_versions import worker_deployment
+from sandboxes import docker_settings
+from sandboxes.base import ImageBuilder, SandboxProvider
+from sandboxes.e2b import E2BProvider, image_metadata_key
+from sandboxes.e2b_network import LOOPBACK
+from stack import temporal_namespace
 from stack.agent_programs import lay_out_tarballs
 from stack.build_id import build_id
+from store import installations
+from store.database import Database
+from store.migration import wait_for_schema
 from workflows.admit_tasks import AdmitTasks
 from workflows.build_image import BuildImage
 from workflows.evaluate import Evaluate
@@ -90,7 +91,7 @@ def sandbox_provider() -> SandboxProvider:
     """
     kind = os.environ.get("RATCHET_SANDBOX_PROVIDER") or "e2b"
     if docker_settings.is_chosen():
-        from activities.sandboxes.docker import DockerProvider
+        from sandboxes.docker import DockerProvider
 
         max_ttl_seconds = positive_number("RATCHET_SANDBOX_MAX_TTL_SECONDS", 86_400)
         return DockerProvider(
@@ -113,8 +114,8 @@ def sandbox_provider() -> SandboxProvider:
 
 def image_builder() -> ImageBuilder | None:
     """Return what builds images for the boxes of `sandbox_provider`; None for a provider of the user's own."""
-    from activities.sandboxes.e2b_image_builder import E2BImageBuilder
-    from activities.sandboxes.image_builders import DockerImageBuilder, LocalImageBuilder
+    from sandboxes.e2b_image_builder import E2BImageBuilder
+    from sandboxes.image_builders import DockerImageBuilder, LocalImageBuilder
 
     if docker_settings.is_chosen():
         return DockerImageBuilder()

@@ -20,11 +20,6 @@ from ratchet.import_path import import_object
 _EPSILON = 1e-6
 
 
-def has_signal(rewards: Sequence[float]) -> bool:
-    """Return whether the rewards differ; with equal rewards every advantage is 0."""
-    return len(rewards) > 1 and max(rewards) > min(rewards)
-
-
 def advantages(rewards: Sequence[float], baseline: str, seed: str) -> list[float]:
     """Return one advantage per reward, in order.
 

@@ -2,7 +2,7 @@
 
 With LoRA it holds the adapters and their optimiser state alone, and a line that says which adapters, on which base.
 A checkpoint is either complete or no checkpoint at all. Which one counts is recorded in the store
-(`ratchet/store/learner_commits.py`), in the same transaction as the consumption of its batches.
+(`store/learner_commits.py`), in the same transaction as the consumption of its batches.
 """
 
 import contextlib

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.errors import FencedError
-from ratchet.store import learner_commits
+from store import learner_commits
 from training import checkpoint
 from training.learner import RankLearner
 from training.rank_runtime import RankContext

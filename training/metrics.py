@@ -21,7 +21,7 @@ from training.plan_types import Member, TrainingSequence
 
 if TYPE_CHECKING:  # a step needs neither pydantic nor the store
     from ratchet.config import LossConfig
-    from ratchet.store.training_groups import ConsumedGroup
+    from store.training_groups import ConsumedGroup
 
 
 @dataclass(slots=True)

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 import structlog
 
 from ratchet.types import TRUNCATED_EXITS
-from training.advantage import advantages, has_signal, over_batch, weigh_negative
+from training.advantage import advantages, over_batch, weigh_negative
 from training.loss_reducers import reducer_weights
 from training.plan_types import Member
 
 if TYPE_CHECKING:
     from ratchet.config import RunConfig
-    from ratchet.store.training_groups import ReadyGroup, ReadyMember
+    from store.training_groups import ReadyGroup, ReadyMember
 
 _LOG = structlog.get_logger()
 
@@ -37,12 +37,6 @@ class ChainLengths:
 
     longest: dict[int, int]
     trained: dict[int, int]
-
-
-def gives_gradient(rewards: Sequence[float], config: RunConfig) -> bool:
-    """Return whether a group with these rewards can be trained: the rewards differ, or there is a teacher, who says
-    something of every token."""
-    return has_signal(rewards) or config.loss.distillation > 0
 
 
 def draft_members(group: ReadyGroup, lengths: ChainLengths, step: int, config: RunConfig) -> list[Member]:

@@ -5,8 +5,8 @@ from collections.abc import Collection
 import numpy as np
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.store import chains, plans
-from ratchet.store.chains import ChainArrays
+from store import chains, plans
+from store.chains import ChainArrays
 from training.plan_types import Member, Plan, TrainingSequence
 
 

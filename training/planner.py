@@ -13,12 +13,13 @@ from dataclasses import asdict
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.config import RunConfig
-from ratchet.store import chains, plans, training_groups
-from ratchet.store.plans import PlanRow
-from ratchet.store.training_groups import GroupUse, ReadyGroup
 from ratchet.types import GroupState
-from training.group_selection import has_enough_groups
-from training.plan_builder import ChainLengths, denominators, draft_members, gives_gradient, plan_members
+from scheduling.group_selection import has_enough_groups
+from scheduling.signal import gives_gradient
+from store import chains, plans, training_groups
+from store.plans import PlanRow
+from store.training_groups import GroupUse, ReadyGroup
+from training.plan_builder import ChainLengths, denominators, draft_members, plan_members
 from training.plan_types import Member
 
 _GROUPS_PER_QUERY = 256

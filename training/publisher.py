@@ -17,9 +17,9 @@ from engine.policy_files import policy_directory
 from engine.weight_deltas import LocalVersion
 from ratchet.config import RunConfig
 from ratchet.errors import FencedError, StoreUnavailableError, WeightStorageError
-from ratchet.store import engines, learner_commits, learners, runs
 from ratchet.trained_turns import TrainedTurn
 from ratchet.types import JsonObject, policy_version
+from store import engines, learner_commits, learners, runs
 from training import checkpoint
 from training.learner import RankLearner
 from training.metrics import alarms

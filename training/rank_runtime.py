@@ -21,9 +21,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.background_task import errors_logged
 from ratchet.errors import FencedError, StoreUnavailableError, WeightStorageError
-from ratchet.store import learner_commits, learners
-from ratchet.store.database import Database
-from ratchet.store.learner_commits import RunLease
+from store import learner_commits, learners
+from store.database import Database
+from store.learner_commits import RunLease
 from training.metric_sinks.fan_out import MetricSinks
 
 _LOG = structlog.get_logger()

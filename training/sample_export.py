@@ -16,10 +16,10 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import ConfigError
-from ratchet.store import retention, samples
-from ratchet.store.samples import Sample
-from ratchet.store.schema import RunTable
 from ratchet.types import AgentExit, JsonObject
+from store import retention, samples
+from store.samples import Sample
+from store.schema import RunTable
 
 _STATUS = {
     AgentExit.DONE: "completed",

@@ -20,10 +20,10 @@ from ratchet.background_task import errors_logged
 from ratchet.config import RunConfig
 from ratchet.errors import BugError
 from ratchet.logs import is_json
-from ratchet.store import learners, runs
-from ratchet.store.database import Database
-from ratchet.store.migration import wait_for_schema
 from ratchet.stored_config import read_stored_config
+from store import learners, runs
+from store.database import Database
+from store.migration import wait_for_schema
 from training.driver_lines import MAX_LINE_BYTES, relay_lines
 
 _LOG = structlog.get_logger()

@@ -38,14 +38,14 @@ from engine.policy_cache import PolicyCache
 from ratchet import secrets
 from ratchet.config import RunConfig
 from ratchet.errors import FencedError, StoreUnavailableError
-from ratchet.store import learner_commits, learners, runs, training_groups
-from ratchet.store.checkpoints import CheckpointRow, list_checkpoints
-from ratchet.store.learner_commits import RunLease
-from ratchet.store.learners import NextStep
-from ratchet.store.metrics import read_metric, read_metric_values, record_metrics
-from ratchet.store.run_pause import pause_run
 from ratchet.stored_config import read_stored_config
 from ratchet.types import JsonObject
+from store import learner_commits, learners, runs, training_groups
+from store.checkpoints import CheckpointRow, list_checkpoints
+from store.learner_commits import RunLease
+from store.learners import NextStep
+from store.metrics import read_metric, read_metric_values, record_metrics
+from store.run_pause import pause_run
 from training import plan_loader
 from training.checkpoint import DamagedCheckpointError
 from training.checkpoint_writer import CheckpointWriter

@@ -27,11 +27,11 @@ from engine.weight_update import load_from_files, update_engine
 from ratchet.background_task import in_abandonable_thread
 from ratchet.config_engines import DEFAULT_SET
 from ratchet.errors import RatchetError
-from ratchet.store import engines
-from ratchet.store.database import Database
-from ratchet.store.engines import EngineRow
-from ratchet.store.schema import PolicyVersionTable
 from ratchet.types import JsonObject
+from store import engines
+from store.database import Database
+from store.engines import EngineRow
+from store.schema import PolicyVersionTable
 
 _LOG = structlog.get_logger()
 

@@ -16,8 +16,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from ratchet.errors import StoreUnavailableError
-from ratchet.store.views import changes
-from ratchet.store.views.read_only import ReadOnlyStore, has_refused_value
+from store.views import changes
+from store.views.read_only import ReadOnlyStore, has_refused_value
 
 Fingerprint = Callable[[AsyncConnection], Awaitable[str]]
 live_router = APIRouter(prefix="/live")

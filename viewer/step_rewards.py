@@ -1,12 +1,12 @@
 """Rewards of steps, kept in memory: they are read from all rollouts of a step, and never change.
 
 The planner fixes a step's groups with their rewards; a later verdict changes no reward of a rollout whose group
-a step has used (`ratchet.store.rollouts.update_reward`).
+a step has used (`store.rollouts.update_reward`).
 """
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.store.views.curve_views import StepReward, rewards_by_step
+from store.views.curve_views import StepReward, rewards_by_step
 
 _MAX_KEPT = 50_000
 

@@ -14,12 +14,12 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from activities.datasets.build_context import BUILD_CONTEXT
-from activities.graders.broken_oracles import BrokenOracle, spec_sources
+from grading.broken_oracles import BrokenOracle, spec_sources
 from ratchet.config import DatasetConfig
 from ratchet.errors import DatasetError
 from ratchet.storable_values import find_unstorable
-from ratchet.store.tasks import NewTask, TaskFields
+from sandboxes.build_context import BUILD_CONTEXT
+from store.tasks import NewTask, TaskFields
 
 GRADER_KEYS = ("swepro", "swe_bench", "eval_cmd", "f2p_script")
 

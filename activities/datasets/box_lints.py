@@ -9,10 +9,10 @@ import shlex
 import uuid
 from collections.abc import AsyncIterator, Iterable
 
-from activities import git_scripts
-from activities.sandboxes.base import Sandbox, SandboxProvider
+from grading import git_scripts
 from ratchet.errors import CommandFailedError, ConfigError
-from ratchet.store.tasks import TaskFields
+from sandboxes.base import Sandbox, SandboxProvider
+from store.tasks import TaskFields
 
 _TTL_SECONDS = 3600
 _NUM_NAMED = 5

@@ -8,7 +8,7 @@ from activities.datasets import harbor, jsonl, parquet
 from activities.datasets.base import Problem, RawRow, checked_rows, rows_of
 from ratchet.config import DatasetConfig
 from ratchet.errors import DatasetError
-from ratchet.store.tasks import NewTask
+from store.tasks import NewTask
 
 _CHUNK_BYTES = 1 << 20
 

@@ -2,7 +2,7 @@
 
 The tests travel in the row and are put into the grading box only. The image is `environment.docker_image` or
 `environment.image` of task.toml; without one it is built from the folder `environment` with its Dockerfile.
-`test.sh` runs unprivileged, from `/tests`; solved means a reward file with 1 (`activities/graders/reward_file.py`).
+`test.sh` runs unprivileged, from `/tests`; solved means a reward file with 1 (`grading/reward_file.py`).
 """
 
 import tomllib
@@ -12,9 +12,9 @@ from typing import Any
 
 from activities.datasets.archives import File, pack_archive
 from activities.datasets.base import Problem, RawRow
-from activities.datasets.build_context import BUILD_CONTEXT, DOCKERFILE, BuildContext, pack_build_context
-from activities.graders.reward_file import HARBOR
+from grading.reward_file import HARBOR
 from ratchet.config import DatasetConfig
+from sandboxes.build_context import BUILD_CONTEXT, DOCKERFILE, BuildContext, pack_build_context
 
 
 def is_harbor_task(path: Path) -> bool:

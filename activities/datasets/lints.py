@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterable, Iterator
 
 from activities.datasets.archives import read_packed
-from activities.graders.eval_cmd import names_pytest
-from activities.graders.reward_file import HARBOR
+from grading.eval_cmd import names_pytest
+from grading.reward_file import HARBOR
 from ratchet.config import RunConfig
-from ratchet.store.tasks import TaskFields
 from ratchet.types import JsonObject
+from store.tasks import TaskFields
 
 _CHARACTERS_PER_TOKEN = 4.0
 _PROMPT_SHARE = 0.5

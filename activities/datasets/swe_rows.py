@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from activities.datasets.base import Problem, RawRow
-from activities.graders.diff_sections import split_diff
+from grading.diff_sections import split_diff
 from ratchet.types import JsonObject
 
 _PYTEST = "pytest -rA --tb=short -p no:cacheprovider {files}"

@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from activities.sandboxes.base import Sandbox
 from ratchet import paths
 from ratchet.errors import ConfigError
 from ratchet.vime_names import value_of
+from sandboxes.base import Sandbox
 
 BOX_AGENTS = "/opt/agents"
 RECORD = "agent.json"

@@ -17,9 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from activities.harnesses import launcher
 from activities.harnesses.launcher import StartResult
-from activities.sandboxes.base import Sandbox
 from ratchet.errors import ConfigError
 from ratchet.types import AgentExit
+from sandboxes.base import Sandbox
 
 WireProtocol = Literal["messages", "chat", "responses"]
 

@@ -25,8 +25,8 @@ later exit matches a row.
 import re
 
 from activities.harnesses import launcher
-from activities.sandboxes.base import Sandbox
 from ratchet.types import AgentExit
+from sandboxes.base import Sandbox
 
 _TAIL_BYTES = 65_536
 # The first words of the adapter's messages (adapter/replies.py, adapter/prompt/prompt_builder.py). The one that stands

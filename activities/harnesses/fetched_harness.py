@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from activities.harnesses import agent_programs
 from activities.harnesses.base import BaseHarness, HarnessSpec, exports
-from activities.sandboxes.base import Sandbox
+from sandboxes.base import Sandbox
 
 
 class FetchedHarness(BaseHarness):

@@ -12,8 +12,8 @@ from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from activities.sandboxes.base import Sandbox
 from ratchet.errors import CommandFailedError
+from sandboxes.base import Sandbox
 
 RUN_DIR = "/run/ratchet"
 STARTED_ALREADY = 17

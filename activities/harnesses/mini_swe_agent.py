@@ -11,8 +11,8 @@ from activities.harnesses import agent_programs
 from activities.harnesses.base import HarnessSpec, Transcript
 from activities.harnesses.cli_exits import exit_of_error
 from activities.harnesses.fetched_harness import FetchedHarness
-from activities.sandboxes.base import Sandbox
 from ratchet.types import AgentExit
+from sandboxes.base import Sandbox
 
 # Its output is for people; the transcript is the trajectory, which it saves after every step.
 _COMMAND = """\

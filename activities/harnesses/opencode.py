@@ -7,8 +7,8 @@ from activities.harnesses import agent_programs
 from activities.harnesses.base import HarnessSpec, Transcript, json_lines, object_of
 from activities.harnesses.cli_exits import exit_of_error, last_output
 from activities.harnesses.fetched_harness import FetchedHarness
-from activities.sandboxes.base import Sandbox
 from ratchet.types import AgentExit
+from sandboxes.base import Sandbox
 
 # The prompt comes by standard input, because the program puts quotes around an argument of several words.
 _COMMAND = """\

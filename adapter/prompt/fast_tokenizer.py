@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ratchet.store.arrays import Ids
+from store.arrays import Ids
 
 _GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _QWEN2 = (

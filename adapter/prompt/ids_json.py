@@ -13,7 +13,7 @@ import orjson
 
 from adapter.prompt.token_buffer import TokenBuffer, TokenStream
 from engine.generate_request import IdsText
-from ratchet.store.arrays import Ids
+from store.arrays import Ids
 
 _MAX_LANES = 2  # per session: an agent and one sub-agent, about six bytes a token each
 

@@ -32,8 +32,8 @@ from adapter.prompt.token_buffer import TokenStream
 from adapter.turns.forks import cause_of, kind_of
 from adapter.turns.routing import EngineRouter
 from adapter.turns.tree import AttachPoint
-from ratchet.store.arrays import Ids
 from ratchet.types import ForkCause, TurnKind
+from store.arrays import Ids
 
 _LOG = structlog.get_logger("ratchet.adapter")
 _NO_IDS = np.empty(0, np.int32)

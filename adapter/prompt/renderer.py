@@ -24,7 +24,7 @@ from adapter.prompt.stream_tail import StreamTails
 from adapter.prompt.template_segments import NotSegmentableError, TemplateSegments
 from adapter.prompt.tokenizer import PolicyTokenizer
 from ratchet.errors import ConfigError
-from ratchet.store.arrays import Ids
+from store.arrays import Ids
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,12 @@ from adapter.prompt.renderer import Renderer
 from adapter.prompt.request_parser import HistoryRepairs
 from adapter.turns.stored_views import views_of
 from adapter.turns.tree import AttachPoint, TurnGrowth, TurnTree
-from ratchet.store import session_notes
-from ratchet.store.arrays import ids_from_bytes, unpack_json
-from ratchet.store.database import Database
-from ratchet.store.sessions import SessionRow
-from ratchet.store.turn_trees import TreeTurn, load_tree
 from ratchet.types import TurnKind
+from store import session_notes
+from store.arrays import ids_from_bytes, unpack_json
+from store.database import Database
+from store.sessions import SessionRow
+from store.turn_trees import TreeTurn, load_tree
 
 _LOADED_AT_ONCE = 20  # turns between two chances for other calls to run
 

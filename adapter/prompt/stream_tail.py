@@ -23,7 +23,7 @@ import numpy as np
 from adapter.conversation import Message, MessageRun, Preamble
 from adapter.prompt.chat_template import ChatTemplate, TemplateRefusedError
 from adapter.prompt.tokenizer import PolicyTokenizer
-from ratchet.store.arrays import Ids
+from store.arrays import Ids
 
 _USER = Message("user", "zqxu")
 _ANSWER = Message("assistant", "zqxa")

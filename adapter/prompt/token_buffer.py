@@ -7,7 +7,7 @@ event loop only; threads read them.
 import msgspec
 import numpy as np
 
-from ratchet.store.arrays import Ids
+from store.arrays import Ids
 
 _GROWTH = 1.5  # a buffer that is too small gets half as much again; pages that were never written take no memory
 

@@ -21,7 +21,7 @@ import numpy as np
 from adapter.prompt.fast_tokenizer import FastTokenizer
 from ratchet.errors import ConfigError
 from ratchet.model_directory import read_model_json
-from ratchet.store.arrays import Ids
+from store.arrays import Ids
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

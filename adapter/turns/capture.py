@@ -77,8 +77,8 @@ from adapter.turns.registry import ConnectedClient, RunningTurn, TurnRegistry
 from adapter.turns.retry_actions import RetryResolver, run_shielded
 from adapter.turns.routing import EngineRouter
 from adapter.turns.writer import TurnWriter
-from ratchet.store.database import Database
-from ratchet.store.sessions import SessionRow
+from store.database import Database
+from store.sessions import SessionRow
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,7 +3,7 @@
 It is not counted in the agent's time budget. Waiting for an engine is time without one or with a paused one. A call
 waits for the store if an access takes longer than `_LONG_SECONDS`: another transaction has locked its session or turn,
 or this process alone has lost the store. If no adapter reaches the store, none sends a heartbeat either, which is not
-counted in the budget (`ratchet.store.adapters`); what overlaps counts once. A session waits while any of its calls
+counted in the budget (`store.adapters`); what overlaps counts once. A session waits while any of its calls
 does, so that concurrent sub-agents do not count the same second twice.
 """
 
@@ -18,9 +18,9 @@ import structlog
 from adapter.store_outage import StoreOutage
 from adapter.turns.routing import EngineRouter
 from ratchet.background_task import start_process_task
-from ratchet.store import sessions
-from ratchet.store.database import Database
-from ratchet.store.sessions import EngineWait
+from store import sessions
+from store.database import Database
+from store.sessions import EngineWait
 
 _LOG = structlog.get_logger("ratchet.adapter")
 _COUNT_SECONDS = sessions.WAITS_RECORDED_SECONDS

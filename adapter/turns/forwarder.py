@@ -34,10 +34,10 @@ from adapter.turns.telemetry import endpoint_span
 from engine.generation import Generation
 from ratchet.config_sections import EndpointConfig
 from ratchet.errors import ConfigError
-from ratchet.store import session_notes, turns
-from ratchet.store.database import Database
-from ratchet.store.turns import KnownCall
 from ratchet.types import JsonObject, TurnState
+from store import session_notes, turns
+from store.database import Database
+from store.turns import KnownCall
 
 _LOG = structlog.get_logger("ratchet.adapter")
 _FIRST_DELAY_SECONDS = 1.0

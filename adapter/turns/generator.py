@@ -39,12 +39,12 @@ from engine.generate_request import IdsText, Sampling
 from engine.generation import Generation, SampledTokens
 from ratchet.errors import EngineUnavailableError
 from ratchet.lora_slots import version_in_label
-from ratchet.store import turns
-from ratchet.store.database import Database
-from ratchet.store.engines import EngineRow
-from ratchet.store.sessions import SessionRow, request_id
-from ratchet.store.turns import KnownCall
 from ratchet.types import TurnState
+from store import turns
+from store.database import Database
+from store.engines import EngineRow
+from store.sessions import SessionRow, request_id
+from store.turns import KnownCall
 
 _LOG = structlog.get_logger("ratchet.adapter")
 

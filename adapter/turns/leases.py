@@ -12,8 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.background_task import errors_logged, start_process_task
 from ratchet.errors import StoreUnavailableError
-from ratchet.store import adapters
-from ratchet.store.database import Database
+from store import adapters
+from store.database import Database
 
 _LOG = structlog.get_logger("ratchet.adapter")
 

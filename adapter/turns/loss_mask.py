@@ -11,8 +11,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ratchet.store.turns import TurnMeta
 from ratchet.types import ForkCause, TurnKind
+from store.turns import TurnMeta
 
 Drift = Literal["branch", "drop"]
 _DRIFTS = frozenset({ForkCause.DRIFT, ForkCause.THINKING})

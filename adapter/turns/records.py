@@ -6,9 +6,9 @@ from adapter.conversation import Answer, answer_from_json, answer_to_json, messa
 from adapter.dialects.base import InvalidRequestError
 from adapter.prompt.prompt_builder import PreparedCall
 from engine.generation import Generation
-from ratchet.store.arrays import experts_to_bytes, ids_to_bytes, logprobs_to_bytes, pack_json, unpack_json
-from ratchet.store.sessions import SessionRow
-from ratchet.store.turns import CompletedTurn, KnownCall, NewTurn
+from store.arrays import experts_to_bytes, ids_to_bytes, logprobs_to_bytes, pack_json, unpack_json
+from store.sessions import SessionRow
+from store.turns import CompletedTurn, KnownCall, NewTurn
 
 
 def new_turn(row: SessionRow, prepared: PreparedCall, ordinal: int, process_id: str) -> NewTurn:

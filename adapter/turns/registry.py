@@ -21,9 +21,9 @@ from adapter.turns.leases import ProcessLease
 from adapter.turns.records import new_turn
 from adapter.turns.writer import TurnWriter
 from ratchet.errors import StoreUnavailableError
-from ratchet.store import turns
-from ratchet.store.database import Database
-from ratchet.store.turns import KnownCall
+from store import turns
+from store.database import Database
+from store.turns import KnownCall
 
 
 @dataclass(slots=True, eq=False)

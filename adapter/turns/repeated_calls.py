@@ -7,10 +7,10 @@ from adapter.prompt.prompt_builder import PreparedCall
 from adapter.turns.call_options import CallOptions
 from adapter.turns.records import stored_answer
 from adapter.turns.registry import RunningTurn, TurnRegistry
-from ratchet.store import turns
-from ratchet.store.database import Database
-from ratchet.store.turns import KnownCall
 from ratchet.types import TurnState
+from store import turns
+from store.database import Database
+from store.turns import KnownCall
 
 _MOST = 64
 """Calls before so many equal ones are not looked at."""

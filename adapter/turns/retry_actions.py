@@ -22,11 +22,11 @@ from adapter.turns.retry_or_sample import RetryDecision, decide_retry
 from adapter.turns.stored_views import store_view
 from adapter.turns.tree import AttachPoint
 from ratchet.background_task import wait_for_end
-from ratchet.store import turns
-from ratchet.store.arrays import ids_from_bytes
-from ratchet.store.database import Database
-from ratchet.store.turns import KnownCall
 from ratchet.types import TurnState
+from store import turns
+from store.arrays import ids_from_bytes
+from store.database import Database
+from store.turns import KnownCall
 
 _POLL_SECONDS = 0.2
 

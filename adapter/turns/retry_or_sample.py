@@ -13,8 +13,8 @@ connected, a request without the header waits for up to one lease.
 
 from enum import StrEnum
 
-from ratchet.store.turns import KnownCall
 from ratchet.types import TurnState
+from store.turns import KnownCall
 
 
 class RetryDecision(StrEnum):

@@ -12,10 +12,10 @@ from hashlib import blake2b
 
 from engine.client import EngineClient
 from ratchet.errors import StoreUnavailableError
-from ratchet.store.database import Database
-from ratchet.store.engines import SILENT_SECONDS, EngineRow, list_all_engines
-from ratchet.store.sessions import SessionRow
 from ratchet.types import EngineState
+from store.database import Database
+from store.engines import SILENT_SECONDS, EngineRow, list_all_engines
+from store.sessions import SessionRow
 
 _REFRESH_SECONDS = 1.0
 _POLL_SECONDS = 0.2

@@ -10,8 +10,8 @@ from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from adapter.conversation import Message, message_from_json, message_to_json
-from ratchet.store.arrays import pack_json, unpack_json
-from ratchet.store.schema import TurnTable
+from store.arrays import pack_json, unpack_json
+from store.schema import TurnTable
 
 _MOST = 16
 """Views of one turn. A client that asks for more finds the oldest ones unknown after a restart."""

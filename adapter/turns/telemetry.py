@@ -13,9 +13,9 @@ from adapter.conversation import Answer
 from adapter.prompt.prompt_builder import PreparedCall
 from ratchet import tracing
 from ratchet.secrets import without_secrets
-from ratchet.store.engines import EngineRow
-from ratchet.store.sessions import SessionRow
 from ratchet.tracing import Fact, RolloutTrace
+from store.engines import EngineRow
+from store.sessions import SessionRow
 
 
 def bind_session(row: SessionRow) -> None:

@@ -15,8 +15,8 @@ import numpy as np
 from adapter.conversation import Message, MessageRun, extend_key
 from adapter.prompt.token_buffer import TokenBuffer, TokenStream
 from adapter.turns.reasoning_index import ReasoningIndex
-from ratchet.store.arrays import Ids
 from ratchet.types import TurnKind
+from store.arrays import Ids
 
 
 class TreeNode(msgspec.Struct, gc=False):

@@ -14,9 +14,9 @@ from typing import Any
 
 from ratchet.background_task import start_process_task
 from ratchet.errors import StoreUnavailableError
-from ratchet.store import turns
-from ratchet.store.database import Database
-from ratchet.store.turns import CompletedTurn, NewTurn
+from store import turns
+from store.database import Database
+from store.turns import CompletedTurn, NewTurn
 
 _MAX_BATCH = 64
 _BUSY = object()

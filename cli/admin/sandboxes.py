@@ -76,7 +76,7 @@ def shell(
 
 def _ledger(every: bool) -> list[dict[str, Any]]:
     from cli.store_access import query
-    from ratchet.store import sandboxes
+    from store import sandboxes
 
     return query(lambda connection: sandboxes.list_sandboxes(connection, every))
 
@@ -115,7 +115,7 @@ def _with_provider(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _installation() -> Any:
     from cli.store_access import query
-    from ratchet.store import installations
+    from store import installations
 
     return query(installations.installation)
 
@@ -133,8 +133,8 @@ def _provider() -> Any:
 async def _kill(rows: list[dict[str, Any]]) -> int:
     """End the boxes of these rows and return how many rows are released."""
     from activities.box_lifecycle import release_box
-    from ratchet.store import sandboxes
     from stack.parts import Stack
+    from store import sandboxes
 
     provider = _provider()
     try:

@@ -10,7 +10,7 @@ from ratchet.bounded_numbers import LARGEST_INTEGER
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from ratchet.store.checkpoints import CheckpointRow
+    from store.checkpoints import CheckpointRow
 
 checkpoints_app = typer.Typer(name="checkpoints", help="List and export a run's checkpoints.", no_args_is_help=True)
 
@@ -83,7 +83,7 @@ def export_checkpoint_command(
 
 def _rows(run: str) -> "list[CheckpointRow]":
     from cli.store_access import query
-    from ratchet.store import checkpoints
+    from store import checkpoints
 
     async def read(connection: "AsyncConnection") -> "list[CheckpointRow]":
         return await checkpoints.list_checkpoints(connection, run)

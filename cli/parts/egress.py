@@ -7,7 +7,7 @@ from stack.parts import Stack
 
 def egress() -> None:
     """Open the adapter's port, and no other, in boxes that are containers. Runs beside the Docker daemon, as root."""
-    from activities.sandboxes.docker_settings import adapter_address
+    from sandboxes.docker_settings import adapter_address
     from stack.docker_egress import DockerEgress
 
     # Also on a machine whose own boxes are not Docker's: a daemon's host need not be the adapter's.

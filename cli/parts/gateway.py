@@ -9,11 +9,11 @@ from stack.parts import Stack
 def gateway() -> None:
     """Run the local sandbox gateway."""
     from activities.harnesses.agent_programs import BOX_AGENTS, agents_directory
-    from activities.sandboxes.e2b import image_metadata_key
     from sandbox_gateway import machine_probe
     from sandbox_gateway.python_layer import ensure_python_layer
     from sandbox_gateway.serve import serve_gateway
     from sandbox_gateway.settings import GatewaySettings
+    from sandboxes.e2b import image_metadata_key
 
     stack = Stack()
     machine_probe.require_sandbox_support()

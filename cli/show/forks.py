@@ -16,7 +16,7 @@ def forks(
 
     from cli.console import print_json, print_table, say
     from cli.store_access import query
-    from ratchet.store import fork_report, retention
+    from store import fork_report, retention
 
     async def read(connection: AsyncConnection) -> fork_report.ForkReport:
         await retention.require_turns(connection, run)

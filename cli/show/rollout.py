@@ -14,9 +14,9 @@ def rollout(
     from cli.store_access import query
     from client.session import run_blocking
     from ratchet.errors import ConfigError
-    from ratchet.store import reports
     from stack.diagnosis import describe_work
     from stack.parts import Stack
+    from store import reports
 
     rollout_id = query(lambda connection: reports.find_rollout(connection, name))
     if rollout_id is None:

@@ -14,7 +14,7 @@ def runs(
     from client import Client
     from ratchet.config_engines import DEFAULT_SET
     from ratchet.errors import ConfigError
-    from ratchet.store.runs import ADHOC
+    from store.runs import ADHOC
 
     found = [run for run in Client().runs() if run_id is None or run["run_id"] == run_id]
     if run_id is not None and not found:
@@ -48,7 +48,7 @@ def runs(
 
 
 def _state(run: dict[str, Any]) -> str:
-    from ratchet.store.runs import ADHOC
+    from store.runs import ADHOC
 
     if run["config_name"] == ADHOC and run["state"] == "running":
         return "open"  # it takes rollouts for ever, and runs none by itself

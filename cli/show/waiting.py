@@ -24,7 +24,7 @@ def waiting(
     from cli.store_access import query
     from client import Client
     from ratchet.durations import duration_in_words
-    from ratchet.store import open_rollouts
+    from store import open_rollouts
 
     run = Client().run(run_id)
     found = query(lambda connection: open_rollouts.list_slowest(connection, run.run_id, limit))

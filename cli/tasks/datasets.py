@@ -10,8 +10,8 @@ from ratchet.bounded_numbers import LARGEST_INTEGER, MAX_ROWS
 if TYPE_CHECKING:
     from ratchet.config import DatasetConfig
     from ratchet.grading_payloads import AdmitInput, AdmitResult
-    from ratchet.store.tasks import TaskFields
     from ratchet.types import JsonObject
+    from store.tasks import TaskFields
 
 tasks_app = typer.Typer(
     name="tasks",
@@ -145,7 +145,7 @@ def list_(
     """List datasets, or the tasks of one with the results of admission."""
     from cli.console import print_json, print_table
     from cli.store_access import query
-    from ratchet.store import tasks
+    from store import tasks
 
     if dataset is None:
         found = query(tasks.list_datasets)
@@ -176,7 +176,7 @@ def show_task_command(task: Annotated[str, typer.Argument(help="The task's id or
     from cli.console import print_json, print_table
     from cli.store_access import query
     from ratchet.errors import ConfigError
-    from ratchet.store import tasks
+    from store import tasks
 
     found = query(lambda connection: tasks.show_task(connection, task))
     if found is None:
@@ -297,7 +297,7 @@ def report(dataset: Annotated[Path, typer.Argument(help="Path of an imported dat
     """
     from cli.store_access import query
     from ratchet.errors import ConfigError
-    from ratchet.store import tasks
+    from store import tasks
 
     path = str(dataset.resolve())
     found = query(lambda connection: tasks.admissions_by_task(connection, path))
@@ -335,8 +335,8 @@ def _pool_in_words(trials: "list[JsonObject]") -> str:
 @tasks_app.command()
 def rules(json: Json = False) -> None:
     """Print the integrity rules."""
-    from activities.graders.integrity_rules import rules_table
     from cli.console import print_json, print_table
+    from grading.integrity_rules import rules_table
 
     found = rules_table()
     if json:

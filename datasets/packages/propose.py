@@ -25,11 +25,11 @@ from typing import Any
 from activities.datasets.archives import File, pack_archive
 from activities.datasets.bug_planting import Site, find_sites
 from activities.datasets.package_recipes import PYTHON, PackageBug, PackageRecipe, recipe_sources
-from activities.graders.base import PASSED
-from activities.graders.evidence import all_tests, judge_runner, look_up
-from activities.graders.run_hidden_tests import RunnerReport, run_tests
-from activities.sandboxes.base import Sandbox
+from grading.base import PASSED
+from grading.evidence import all_tests, judge_runner, look_up
+from grading.run_hidden_tests import RunnerReport, run_tests
 from ratchet import paths
+from sandboxes.base import Sandbox
 from stack.private_gateway import private_gateway
 
 _MAX_SHARE = 0.2

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from activities.graders.broken_oracles import BrokenOracle, broken_spec, propose, spec_sources
+from grading.broken_oracles import BrokenOracle, broken_spec, propose, spec_sources
 from stack.tiny_policy.bug_tasks import Arguments
 from stack.tiny_policy.expected_results import assertions, call_results
 

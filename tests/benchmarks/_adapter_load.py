@@ -25,13 +25,13 @@ from sqlalchemy import insert, select, text
 
 from adapter.prompt.renderer import Renderer
 from adapter.settings import AdapterSettings
-from ratchet.store import sessions
-from ratchet.store.arrays import ids_from_bytes
-from ratchet.store.database import Database
-from ratchet.store.migration import migrate
-from ratchet.store.schema import EngineTable, RolloutTable, RunTable, TaskTable, TurnTable
 from stack.ports import free_port
 from stack.postgres import database_url, ensure_database
+from store import sessions
+from store.arrays import ids_from_bytes
+from store.database import Database
+from store.migration import migrate
+from store.schema import EngineTable, RolloutTable, RunTable, TaskTable, TurnTable
 from tests.benchmarks._adapter_streams import first_texts
 from tests.benchmarks._workload import Conversation, model_directory
 from tests.standins.bulk_engine import digest_of

@@ -28,8 +28,8 @@ from starlette.responses import JSONResponse
 from adapter.app import create_adapter_app, server_config
 from adapter.gc_tuning import freeze_startup_objects
 from adapter.settings import AdapterSettings
-from ratchet.store.database import Database
 from ratchet.trace_export import start_exporting
+from store.database import Database
 
 BLOCKING_SECONDS = 0.010
 

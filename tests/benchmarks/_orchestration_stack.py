@@ -25,18 +25,19 @@ from sqlalchemy.dialects.postgresql import insert
 from temporalio.client import Client
 from tokenizers import Tokenizer
 
-from ratchet import temporal_client, temporal_namespace
+from ratchet import temporal_client
 from ratchet.config import RunConfig
 from ratchet.errors import StoreUnavailableError
-from ratchet.store.database import Database
-from ratchet.store.migration import migrate
-from ratchet.store.schema import EngineTable, EvaluationTable, RolloutTable
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import EngineState, policy_version
+from stack import temporal_namespace
 from stack.parts import Stack, free_ports
 from stack.ports import free_port
 from stack.postgres import ensure_database
 from stack.serving_plan import ServingPlan, write_plan
+from store.database import Database
+from store.migration import migrate
+from store.schema import EngineTable, EvaluationTable, RolloutTable
 from tests.standins.scripted_boxes import URL_VARIABLE
 from tests.standins.tiny_model import make_tokenizer
 

@@ -29,10 +29,10 @@ from adapter.prompt.session_cache import LiveSession, SessionCache
 from adapter.turns.routing import EngineRouter
 from adapter.turns.tree import TurnGrowth
 from engine.generate_request import IdsText, Sampling, generate_body
-from ratchet.store.arrays import Ids
-from ratchet.store.database import Database
-from ratchet.store.sessions import SessionRow
 from ratchet.types import SessionState
+from store.arrays import Ids
+from store.database import Database
+from store.sessions import SessionRow
 from tests.benchmarks._workload import Answer, model_directory, trajectory
 
 DIALECT = MessagesDialect()

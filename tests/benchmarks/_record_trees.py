@@ -20,10 +20,10 @@ from sqlalchemy import insert, select
 from adapter.prompt.renderer import Renderer
 from adapter.settings import AdapterSettings
 from adapter.turns.loss_mask import build_chains
-from ratchet.store import chains, sessions, turns
-from ratchet.store.database import Database
-from ratchet.store.schema import EngineTable, RolloutTable, RunTable, TaskTable
 from stack.ports import free_port
+from store import chains, sessions, turns
+from store.database import Database
+from store.schema import EngineTable, RolloutTable, RunTable, TaskTable
 from tests.benchmarks._adapter_load import bench_postgres, bench_process
 from tests.benchmarks._workload import Conversation, corpus
 from tests.benchmarks.training import RECORDED

@@ -22,11 +22,11 @@ from cli.console import say
 from cli.store_access import query
 from ratchet.config_sources import load_config
 from ratchet.errors import ConfigError
-from ratchet.store import reports, runs
 from stack.curve import draw, summary
 from stack.follow_run import collect_result, start_run, watch_run
 from stack.parts import Stack
 from stack.startup import bring_up
+from store import reports, runs
 from tests.benchmarks._commit import commit
 
 QUICKSTART = Path("configs/quickstart.yaml")

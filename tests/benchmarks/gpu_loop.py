@@ -39,9 +39,9 @@ from engine.generation import Generation, SampledTokens
 from engine.process import EngineSettings, vllm_process
 from engine.weight_update import load_from_files, replace_weights, score_canary
 from ratchet.config import RunConfig
-from ratchet.store.engines import PublishedPolicy
 from ratchet.types import JsonObject
 from stack.ports import free_port
+from store.engines import PublishedPolicy
 from tests.benchmarks import _sizes
 from tests.benchmarks._commit import commit
 from tests.cpu_vllm import wait_until_healthy

@@ -32,17 +32,17 @@ import orjson
 
 from activities.datasets.formats import read_rows
 from activities.datasets.package_recipes import PYTHON, read_recipes, write_rows
-from activities.graders.broken_oracles import BrokenOracle, judge_control
-from activities.graders.oracle import Oracle
-from activities.graders.registry import GRADERS
-from activities.judge_patch import GradingLimits, PatchJudge
-from activities.sandboxes.base import Sandbox, SandboxProvider
 from cli.console import say
+from grading.broken_oracles import BrokenOracle, judge_control
+from grading.judge_patch import GradingLimits, PatchJudge
+from grading.oracle import Oracle
+from grading.registry import GRADERS
 from ratchet import paths
 from ratchet.config import DatasetConfig, RunConfig
-from ratchet.store.tasks import TaskRow
 from sandbox_gateway.python_layer import ensure_python_layer
+from sandboxes.base import Sandbox, SandboxProvider
 from stack.private_gateway import private_gateway
+from store.tasks import TaskRow
 from tests.benchmarks._commit import commit
 from tests.benchmarks._options import asks_for_all_repetitions
 

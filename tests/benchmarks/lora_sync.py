@@ -20,7 +20,7 @@ from engine.client import EngineClient
 from engine.process import vllm_process
 from engine.weight_update import load_from_files, replace_weights
 from ratchet.config import LoraConfig
-from ratchet.store.engines import PublishedPolicy
+from store.engines import PublishedPolicy
 from tests.benchmarks._commit import commit
 from tests.cpu_vllm import cpu_settings, wait_until_healthy
 

@@ -25,9 +25,9 @@ from typing import Any
 
 import orjson
 
-from activities.sandboxes import docker_settings
-from activities.sandboxes.base import Sandbox, SandboxProvider
 from cli.console import say
+from sandboxes import docker_settings
+from sandboxes.base import Sandbox, SandboxProvider
 from stack.private_gateway import private_gateway
 from stack.worker import sandbox_provider
 from tests.benchmarks._commit import commit

@@ -30,14 +30,14 @@ from cli.console import say
 from ratchet import paths
 from ratchet.config import RunConfig
 from ratchet.config_sources import load_config
-from ratchet.store.training_groups import ReadyGroup, ReadyMember
+from scheduling.signal import has_signal
 from stack.tiny_policy.build import make_tiny_policy
 from stack.tiny_policy.conversation import Task
 from stack.tiny_policy.recipes import RECIPES
 from stack.tiny_policy.settings import Recipe
 from stack.tiny_policy.solve_tasks import Play, measure_solve_rate, play_tasks
+from store.training_groups import ReadyGroup, ReadyMember
 from tests.benchmarks._commit import commit
-from training.advantage import has_signal
 from training.learner import RankLearner
 from training.plan_builder import ChainLengths, draft_members, plan_members
 from training.plan_types import Plan, TrainingSequence

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import psutil
 
-from activities.sandboxes.e2b import E2BProvider
 from sandbox_gateway.box_client import RECORD_FILE, BoxClient, BoxRecord
 from sandbox_gateway.box_fleet import cgroup_parent
 from sandbox_gateway.boxd.protocol import BoxFaultError
 from sandbox_gateway.wire_errors import BoxNotFoundError
+from sandboxes.e2b import E2BProvider
 from stack.parts import Stack
 from stack.port_owners import has_mark
 from tests.chaos.faults import wait_until

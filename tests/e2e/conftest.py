@@ -16,10 +16,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from cli.console import say
 from ratchet import paths
-from ratchet.store.database import Database
 from stack.parts import Stack, free_ports
 from stack.supervisor import Supervisor
 from stack.tiny_policy.build import make_tiny_policy
+from store.database import Database
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]

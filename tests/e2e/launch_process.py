@@ -15,9 +15,9 @@ import psutil
 import yaml
 from sqlalchemy import select
 
-from ratchet.store.database import Database
-from ratchet.store.schema import BatchItemTable, BatchTable, RolloutTable, RunTable
 from stack.parts import free_ports
+from store.database import Database
+from store.schema import BatchItemTable, BatchTable, RolloutTable, RunTable
 from tests.e2e.conftest import ROOT
 from tests.network_hosts import NetworkHost
 

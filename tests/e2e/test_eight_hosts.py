@@ -21,9 +21,9 @@ import yaml
 from sqlalchemy import select
 from tokenizers import Tokenizer
 
-from ratchet.store.database import Database
-from ratchet.store.schema import EngineTable, RolloutTable, RunTable
 from stack.ports import free_port
+from store.database import Database
+from store.schema import EngineTable, RolloutTable, RunTable
 from tests.e2e.conftest import ROOT
 from tests.e2e.launch_process import Launch, launching, processes_with
 from tests.e2e.test_two_hosts import database_url

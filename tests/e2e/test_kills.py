@@ -9,15 +9,15 @@ from sqlalchemy import func, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from activities.box_lifecycle import INSTALLATION_KEY
-from activities.sandboxes.e2b import E2BProvider
 from cli.console import say
 from ratchet.config_sources import load_config
 from ratchet.errors import ConfigError
-from ratchet.store import installations, learners, reports
-from ratchet.store.schema import BatchItemTable, BatchTable, RolloutGroupTable, RolloutTable, RunTable, SandboxTable
+from sandboxes.e2b import E2BProvider
 from stack.follow_run import start_run
 from stack.parts import Stack
 from stack.startup import bring_up
+from store import installations, learners, reports
+from store.schema import BatchItemTable, BatchTable, RolloutGroupTable, RolloutTable, RunTable, SandboxTable
 from tests.chaos.faults import PARTS, Faults, wait_until
 from tests.replay.stored_run import replay_run
 

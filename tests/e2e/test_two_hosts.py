@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 import yaml
 
-from ratchet.store.database import Database
 from stack.parts import Stack
 from stack.ports import free_port
 from stack.postgres import database_url as own_database_url
 from stack.postgres import embedded_server
+from store.database import Database
 from tests.e2e.launch_process import launching, processes_with, require_nothing_lost
 from tests.network_hosts import NetworkHost, network_hosts, ssh_server
 

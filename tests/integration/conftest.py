@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.store.database import Database
-from ratchet.store.migration import migrate
-from ratchet.store.schema import Base
 from stack.ports import free_port
 from stack.postgres import database_url, embedded_server
+from store.database import Database
+from store.migration import migrate
+from store.schema import Base
 from tests.s3_storage import S3Storage, s3_storage
 
 # TRUNCATE makes new files for every table and index, and takes over ten times as long. Ids begin at 1 again.

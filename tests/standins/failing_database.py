@@ -1,11 +1,11 @@
-"""A connection to Postgres that fails in a way that `ratchet.store.database` does not know, and works again."""
+"""A connection to Postgres that fails in a way that `store.database` does not know, and works again."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.store.database import Database
+from store.database import Database
 
 
 class FailingDatabase(Database):

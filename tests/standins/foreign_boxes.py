@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import parse_qs, parse_qsl, unquote, urlsplit
 from uuid import uuid4
 
-from activities.sandboxes.e2b import E2BProvider
+from sandboxes.e2b import E2BProvider
 from tests.standins.http_server import LoopbackServer, QuietHandler
 
 IGNORES_FILTER = "the filter of `list` is ignored"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 
-from ratchet.store.run_times import BoxTimes, GroupTimes, Interval, RolloutTimes, RunTimes, TrainedStepTimes
+from store.run_times import BoxTimes, GroupTimes, Interval, RolloutTimes, RunTimes, TrainedStepTimes
 
 MADE = 1_000_000.0
 """When the run begins, in seconds since the epoch."""

@@ -1,7 +1,7 @@
 """A reward function of a user, named in a config by its import path."""
 
-from activities.graders.base import Verdict
-from activities.graders.rewards import Components, RewardFacts
+from grading.base import Verdict
+from grading.rewards import Components, RewardFacts
 
 
 def breaks(verdict: Verdict, facts: RewardFacts) -> tuple[float, Components]:

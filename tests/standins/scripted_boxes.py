@@ -30,8 +30,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from activities.sandboxes.base import BoxLimits, Capabilities, CommandResult, SandboxInfo, SandboxProvider
 from ratchet.errors import SandboxBusyError, SandboxGoneError
+from sandboxes.base import BoxLimits, Capabilities, CommandResult, SandboxInfo, SandboxProvider
 
 URL_VARIABLE = "SCRIPTED_BOXES"
 BASE_COMMIT = "0" * 40

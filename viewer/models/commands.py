@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from ratchet.store.arrays import unpack_json
-from ratchet.store.views.command_views import JudgedRollout, PackedAnswer
 from ratchet.types import JsonObject
+from store.arrays import unpack_json
+from store.views.command_views import JudgedRollout, PackedAnswer
 from viewer.models.tools import read_tool_use
 
 _MAX_COMMANDS = 50

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ratchet.store.views.turn_views import TurnContent
 from ratchet.types import ForkCause
+from store.views.turn_views import TurnContent
 from viewer.models.tools import ToolUse, read_tool_use
 
 _FIRST_CALLS = (ForkCause.ROOT, ForkCause.SUB_AGENT)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from ratchet.durations import duration_in_words
-from ratchet.store.views.rollout_views import (
+from ratchet.types import TRUNCATED_EXITS, AgentExit, GroupState, JsonObject, Outcome
+from store.views.rollout_views import (
     AttemptView,
     GradeView,
     GroupRewards,
@@ -17,7 +18,6 @@ from ratchet.store.views.rollout_views import (
     RolloutHead,
     TrainingRules,
 )
-from ratchet.types import TRUNCATED_EXITS, AgentExit, GroupState, JsonObject, Outcome
 
 _MAX_NAMES = 3
 _ENDED: dict[str, str] = {GroupState.CANCELLED: "been cancelled", GroupState.FAILED: "failed for want of verdicts"}

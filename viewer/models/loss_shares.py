@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ratchet.store.views.rollout_views import PlannedUse
+from store.views.rollout_views import PlannedUse
 
 
 def loss_shares(uses: Mapping[int, PlannedUse], loss: Mapping[str, Any]) -> dict[int, float | None]:

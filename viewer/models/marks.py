@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from urllib.parse import quote
 
-from ratchet.store.views.steering_views import SteeringLine
-from ratchet.store.views.version_views import LearnerRestart
 from ratchet.types import SteeringAction
+from store.views.steering_views import SteeringLine
+from store.views.version_views import LearnerRestart
 from viewer.models.charts import RunCurves, step_positions
 
 _OF_PARTS = (SteeringAction.CANCEL, SteeringAction.RETRY, SteeringAction.EVALUATE)

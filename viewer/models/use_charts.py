@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from ratchet.store.run_times import Interval, RunTimes
-from ratchet.store.views.use_views import CallUse
+from store.run_times import Interval, RunTimes
+from store.views.use_views import CallUse
 from viewer.models.charts import Chart, ChartSeries
 
 NUM_PARTS = 60

@@ -7,9 +7,9 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from ratchet.store.run_times import read_run_times
-from ratchet.store.views import run_views
-from ratchet.store.views.use_views import CallUse, read_call_use
+from store.run_times import read_run_times
+from store.views import run_views
+from store.views.use_views import CallUse, read_call_use
 from viewer.models.advice import SETTINGS, Advice, advise_run
 from viewer.models.charts import Chart
 from viewer.models.use_charts import NUM_PARTS, use_charts, use_window

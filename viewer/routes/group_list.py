@@ -7,8 +7,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from ratchet.errors import ConfigError
-from ratchet.store.views import group_list, run_views
-from ratchet.store.views.group_list import GroupCount, GroupFilter, ListedGroup, read_group_filter
+from store.views import group_list, run_views
+from store.views.group_list import GroupCount, GroupFilter, ListedGroup, read_group_filter
 from viewer.rendering import respond
 from viewer.routes.registration import found, next_link, page_route
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ratchet.store.open_rollouts import stages_of
-from ratchet.store.views import rollout_list, rollout_views, run_views, steering_views, turn_views
-from ratchet.store.views.rollout_list import RolloutLine
-from ratchet.store.views.rollout_views import PlannedUse
-from ratchet.store.views.run_views import GroupLine
-from ratchet.store.views.steering_views import SteeringLine
 from ratchet.types import GroupState, Purpose
+from store.open_rollouts import stages_of
+from store.views import rollout_list, rollout_views, run_views, steering_views, turn_views
+from store.views.rollout_list import RolloutLine
+from store.views.rollout_views import PlannedUse
+from store.views.run_views import GroupLine
+from store.views.steering_views import SteeringLine
 from viewer.models.conversation import TurnView, read_conversation
 from viewer.models.differences import FirstDifference, first_difference
 from viewer.rendering import respond

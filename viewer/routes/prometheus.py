@@ -20,8 +20,8 @@ from starlette.responses import Response
 from ratchet.config_engines import DEFAULT_SET
 from ratchet.disk_space import free_space
 from ratchet.errors import StoreUnavailableError
-from ratchet.store.views.monitoring import STEP_METRICS, Monitored, read_monitored
 from ratchet.types import EngineState, SandboxState
+from store.views.monitoring import STEP_METRICS, Monitored, read_monitored
 
 prometheus_route = APIRouter()
 _STORE_SECONDS = 5.0

@@ -10,11 +10,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
-from ratchet.store.trained_turns import read_trained_turns
-from ratchet.store.views import rollout_views, step_views, turn_views
-from ratchet.store.views.rollout_views import ChainView, PlannedUse, RolloutHead
-from ratchet.store.views.step_views import GroupTraining
-from ratchet.store.views.turn_views import ChainToken
+from store.trained_turns import read_trained_turns
+from store.views import rollout_views, step_views, turn_views
+from store.views.rollout_views import ChainView, PlannedUse, RolloutHead
+from store.views.step_views import GroupTraining
+from store.views.turn_views import ChainToken
 from viewer.models.tokens import LEGENDS, Legend, StepTraining, TokenView, load_tokenizer, view_tokens
 from viewer.rendering import respond
 from viewer.routes.registration import found, next_link, page_route

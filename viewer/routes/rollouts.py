@@ -9,10 +9,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
-from ratchet.store import open_rollouts
-from ratchet.store.views import rollout_list, rollout_views, turn_views
-from ratchet.store.views.rollout_list import RolloutFilter, RolloutLine
-from ratchet.store.views.rollout_views import (
+from store import open_rollouts
+from store.views import rollout_list, rollout_views, turn_views
+from store.views.rollout_list import RolloutFilter, RolloutLine
+from store.views.rollout_views import (
     AttemptView,
     BoxView,
     ChainView,

@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from ratchet.store.views import command_views, run_views, steering_views, version_views
-from ratchet.store.views.steering_views import SteeringLine
-from ratchet.store.views.version_views import VersionLine
 from ratchet.types import Purpose
+from store.views import command_views, run_views, steering_views, version_views
+from store.views.steering_views import SteeringLine
+from store.views.version_views import VersionLine
 from viewer.models.commands import CommandCount, count_commands
 from viewer.rendering import respond
 from viewer.routes.registration import found, next_link, page_route, read_number

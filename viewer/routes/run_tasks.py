@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ratchet.store.views import run_views
-from ratchet.store.views.run_tasks import RunTask, list_run_tasks
+from store.views import run_views
+from store.views.run_tasks import RunTask, list_run_tasks
 from viewer.rendering import respond
 from viewer.routes.registration import found, page_route
 

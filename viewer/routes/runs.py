@@ -9,13 +9,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
-from ratchet.store.engines import list_engines
-from ratchet.store.open_rollouts import OpenRollout, StageCount, count_open_rollouts, list_open_rollouts
-from ratchet.store.runs import ADHOC
-from ratchet.store.views import curve_views, evaluation_views, group_list, run_views, steering_views, version_views
-from ratchet.store.views.curve_views import Metrics
-from ratchet.store.views.group_list import GroupCount
-from ratchet.store.views.run_views import (
+from store.engines import list_engines
+from store.open_rollouts import OpenRollout, StageCount, count_open_rollouts, list_open_rollouts
+from store.runs import ADHOC
+from store.views import curve_views, evaluation_views, group_list, run_views, steering_views, version_views
+from store.views.curve_views import Metrics
+from store.views.group_list import GroupCount
+from store.views.run_views import (
     FailureCount,
     FlaggedCount,
     FlaggedRollout,

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from fastapi import APIRouter, Request
 from starlette.responses import RedirectResponse, Response
 
-from ratchet.store.reports import find_rollout
-from ratchet.store.views import run_views, task_views, text_search
-from ratchet.store.views.task_views import FoundTask
-from ratchet.store.views.text_search import TextHit
+from store.reports import find_rollout
+from store.views import run_views, task_views, text_search
+from store.views.task_views import FoundTask
+from store.views.text_search import TextHit
 from viewer.rendering import respond, wants_json
 from viewer.routes.registration import found, next_link, page_route
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ratchet.store.views import curve_views, rollout_list, rollout_views, run_views, step_views, turn_views
-from ratchet.store.views.curve_views import Metrics
-from ratchet.store.views.rollout_list import RolloutLine
-from ratchet.store.views.rollout_views import PlannedUse
-from ratchet.store.views.run_views import GroupLine, RunHead
-from ratchet.store.views.step_views import DiscardedPlan, StepHead
+from store.views import curve_views, rollout_list, rollout_views, run_views, step_views, turn_views
+from store.views.curve_views import Metrics
+from store.views.rollout_list import RolloutLine
+from store.views.rollout_views import PlannedUse
+from store.views.run_views import GroupLine, RunHead
+from store.views.step_views import DiscardedPlan, StepHead
 from viewer.models.loss_shares import loss_shares, why_no_shares
 from viewer.models.step_tokens import (
     RatioTokenGroup,

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ratchet.store.views import rollout_list, task_views
-from ratchet.store.views.rollout_list import RolloutFilter, RolloutLine
-from ratchet.store.views.task_views import AdmissionView, ContradictingPatch, TaskHead, TaskPolicyRate
+from store.views import rollout_list, task_views
+from store.views.rollout_list import RolloutFilter, RolloutLine
+from store.views.task_views import AdmissionView, ContradictingPatch, TaskHead, TaskPolicyRate
 from viewer.rendering import respond
 from viewer.routes.registration import found, page_route
 

@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from activities.harnesses.base import BaseHarness, HarnessSpec, Transcript, exports, json_lines
 from activities.harnesses.bash_agent import agent
-from activities.sandboxes.base import Sandbox
 from ratchet.types import AgentExit
+from sandboxes.base import Sandbox
 
 # Short, because the context of a small policy is small.
 DEFAULT_SYSTEM_PROMPT = (

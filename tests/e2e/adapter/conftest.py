@@ -23,7 +23,7 @@ from activities.harnesses.opencode import OpenCode
 from activities.harnesses.qwen_code import QwenCode
 from adapter.prompt.renderer import Renderer
 from adapter.settings import AdapterSettings
-from ratchet.store.database import Database
+from store.database import Database
 from tests.e2e.harnesses.conftest import require_program
 from tests.integration.adapter.conftest import (  # noqa: F401  # fixtures
     Opened,

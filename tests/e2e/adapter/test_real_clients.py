@@ -14,8 +14,8 @@ import pytest
 
 from activities.harnesses import claude_code, codex, opencode, qwen_code
 from adapter.turns.loss_mask import build_chains
-from ratchet.store import turns
 from ratchet.types import AgentExit
+from store import turns
 from tests.e2e.adapter.conftest import (
     CLAUDE_CODE,
     CLIS,

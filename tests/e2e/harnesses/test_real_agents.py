@@ -11,9 +11,9 @@ import httpx
 import pytest
 from sqlalchemy import func, select
 
-from activities.sandboxes import base
-from activities.sandboxes.e2b import E2BProvider
-from ratchet.store.schema import AttemptTable, SandboxTable, TurnTable
+from sandboxes import base
+from sandboxes.e2b import E2BProvider
+from store.schema import AttemptTable, SandboxTable, TurnTable
 from tests.e2e.harnesses.conftest import require_program
 from tests.integration.workflows.conftest import Loop
 from tests.integration.workflows.test_time import USE_BUDGET
@@ -81,7 +81,7 @@ async def begin(loop: Loop, agent: Agent, **config: Any) -> Any:
 
 
 async def transcript(loop: Loop, rollout_id: int) -> str:
-    from ratchet.store.arrays import unpack_text
+    from store.arrays import unpack_text
 
     async with loop.database.begin() as connection:
         data = (

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from activities.sandboxes.base import BoxLimits, Sandbox
-from activities.sandboxes.docker import DockerProvider
 from sandbox_gateway.python_layer import PYTHON_LAYER_PATH, default_cache_directory, ensure_python_layer
+from sandboxes.base import BoxLimits, Sandbox
+from sandboxes.docker import DockerProvider
 from stack.parts import Stack
 from tests.integration.sandbox_gateway import image_files
 from tests.integration.sandbox_gateway.conftest import (  # noqa: F401  # fixtures

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from activities.sandboxes.base import BoxLimits, Sandbox
-from activities.sandboxes.docker import DockerProvider
 from ratchet.errors import SandboxBusyError
+from sandboxes.base import BoxLimits, Sandbox
+from sandboxes.docker import DockerProvider
 from tests.e2e.sandboxes.conftest import docker, egress
 from tests.integration.sandbox_gateway.conftest import ADAPTER_ANSWER, NUM_REPEATS_BIG, eventually, make_box
 from tests.integration.sandbox_gateway.contract import *  # noqa: F403

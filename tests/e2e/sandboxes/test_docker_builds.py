@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from activities.datasets.build_context import pack_build_context
-from activities.sandboxes.image_builders import LocalImageBuilder
 from ratchet.built_images import build_workflow_id
 from ratchet.errors import BuildFailedError
 from ratchet.temporal_client import WorkflowState, workflow_states
 from sandbox_gateway.image_store import ROOTFS, ImageStore, read_facts
+from sandboxes.build_context import pack_build_context
+from sandboxes.image_builders import LocalImageBuilder
 from tests.integration.workflows.conftest import Loop
 from tests.integration.workflows.test_rollout import call, finish
 

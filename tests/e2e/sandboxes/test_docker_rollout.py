@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from ratchet.store.schema import AttemptTable, SandboxTable, TurnTable
+from store.schema import AttemptTable, SandboxTable, TurnTable
 from tests.e2e.sandboxes.conftest import docker
 from tests.integration.workflows.conftest import Loop
 from tests.integration.workflows.test_rollout import PRE, call, finish

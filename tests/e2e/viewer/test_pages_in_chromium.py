@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Page, expect
 
-from ratchet.store import steering
-from ratchet.store.database import Database
-from ratchet.store.schema import RolloutTable
-from ratchet.store.steering import Request
 from ratchet.types import SteeringAction
 from stack.ports import free_port
+from store import steering
+from store.database import Database
+from store.schema import RolloutTable
+from store.steering import Request
 from tests.integration.viewer.filled_store import FilledRun, fill_run
 from tests.integration.viewer.test_pages import pages_of
 from viewer.app import ViewerServer

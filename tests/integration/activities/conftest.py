@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from activities.graders.registry import GRADERS
-from activities.graders.run_hidden_tests import UnusableBoxError
-from activities.judge_patch import GradingLimits, JudgedPatch, PatchJudge
-from activities.sandboxes.base import Sandbox, SandboxProvider
+from grading.judge_patch import GradingLimits, JudgedPatch, PatchJudge
+from grading.registry import GRADERS
+from grading.run_hidden_tests import UnusableBoxError
 from ratchet.config import RunConfig
 from ratchet.errors import MachineError
-from ratchet.store.tasks import TaskRow
 from sandbox_gateway import machine_probe
 from sandbox_gateway.python_layer import PYTHON_LAYER_PATH, default_cache_directory, ensure_python_layer
 from sandbox_gateway.settings import GatewaySettings
+from sandboxes.base import Sandbox, SandboxProvider
 from stack.ports import free_port
+from store.tasks import TaskRow
 from tests.integration.activities import shop
 from tests.integration.sandbox_gateway.conftest import API_KEY, GatewayProcess, provider_of
 

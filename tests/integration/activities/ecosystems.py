@@ -8,14 +8,14 @@ import base64
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from activities.graders.base import Verdict
-from activities.graders.broken_oracles import BrokenOracle, confirmed_pool, judge_control
-from activities.graders.flags import Flag
-from activities.graders.oracle import Oracle
-from activities.graders.registry import GRADERS
-from activities.judge_patch import GradingLimits, KnownRuns, PatchJudge
+from grading.base import Verdict
+from grading.broken_oracles import BrokenOracle, confirmed_pool, judge_control
+from grading.flags import Flag
+from grading.judge_patch import GradingLimits, KnownRuns, PatchJudge
+from grading.oracle import Oracle
+from grading.registry import GRADERS
 from ratchet.errors import GraderFailedError
-from ratchet.store.tasks import TaskRow
+from store.tasks import TaskRow
 from tests.integration.activities import shop
 from tests.integration.activities.conftest import FreshBox, judge_in_boxes
 from tests.integration.activities.shop import Edits

@@ -11,7 +11,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from activities.judge_patch import GradingLimits
+from grading.judge_patch import GradingLimits
 from stack.private_gateway import private_gateway
 from tests.integration.activities.conftest import boxes_of
 from tests.integration.activities.ecosystems import ECOSYSTEMS, Referee, make_referee, patch_of

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from ratchet.store.tasks import TaskRow
+from store.tasks import TaskRow
 
 PYTHON = "/opt/ratchet/bin/python3"
 TESTS = "tests/test_price.py"

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from activities.graders.integrity_rules import TAMPERED, rules_table
+from grading.integrity_rules import TAMPERED, rules_table
 from tests.integration.activities.attacks import ATTACKS, Attack
 
 

@@ -7,12 +7,12 @@ from uuid import uuid4
 import pytest
 
 from activities.box_lifecycle import INSTALLATION_KEY, UUID_KEY, kill_and_record, try_kill_box
-from activities.sandboxes.base import SandboxInfo, SandboxProvider
 from ratchet.errors import ConfigError, SandboxBusyError, SandboxGoneError, SandboxRefusesError
-from ratchet.store import installations, sandboxes
-from ratchet.store.database import Database
-from ratchet.store.sandboxes import LedgerRow, NewSandbox
 from ratchet.types import SandboxRole
+from sandboxes.base import SandboxInfo, SandboxProvider
+from store import installations, sandboxes
+from store.database import Database
+from store.sandboxes import LedgerRow, NewSandbox
 from tests.standins.scripted_boxes import ScriptedProvider
 
 _ERRORS = [

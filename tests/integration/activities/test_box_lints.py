@@ -1,7 +1,7 @@
 """What `ratchet tasks check --boxes` names."""
 
 from activities.datasets.box_lints import lint_boxes
-from ratchet.store.tasks import TaskFields
+from store.tasks import TaskFields
 from tests.integration.sandbox_gateway.conftest import GatewayProcess, provider_of
 
 _REPOSITORY = "git init -q . && echo 'built/' > .gitignore && echo one > a.txt && git add -A"

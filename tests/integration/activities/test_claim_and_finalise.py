@@ -16,13 +16,13 @@ from activities.run_configs import RunConfigs
 from ratchet.errors import FencedError
 from ratchet.payloads import FinaliseInput, GroupInput, MemberInput, RolloutInput, RolloutResult
 from ratchet.storable_text import storable_text
-from ratchet.store import grades, rollouts
-from ratchet.store.arrays import pack_text
-from ratchet.store.database import Database
-from ratchet.store.grades import NewGrade
-from ratchet.store.rollouts import NewPatch
-from ratchet.store.schema import AttemptTable, RolloutTable
 from ratchet.temporal_settings import load_temporal_settings
+from store import grades, rollouts
+from store.arrays import pack_text
+from store.database import Database
+from store.grades import NewGrade
+from store.rollouts import NewPatch
+from store.schema import AttemptTable, RolloutTable
 from tests.integration.training.records import make_config, make_group, make_run
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from activities.graders.broken_oracles import BrokenOracle, judge_control
-from activities.graders.oracle import Oracle
-from activities.graders.registry import GRADERS
-from activities.judge_patch import GradingLimits, KnownRuns, PatchJudge
+from grading.broken_oracles import BrokenOracle, judge_control
+from grading.judge_patch import GradingLimits, KnownRuns, PatchJudge
+from grading.oracle import Oracle
+from grading.registry import GRADERS
 from tests.integration.activities import shop
 from tests.integration.activities.conftest import FreshBox, config
 

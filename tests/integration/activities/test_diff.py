@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from activities import git_scripts
 from activities.diff import parse_diff
-from activities.graders.diff_sections import join_diff, split_diff
-from activities.sandboxes.base import Sandbox
+from grading import git_scripts
+from grading.diff_sections import join_diff, split_diff
+from sandboxes.base import Sandbox
 from tests.integration.sandbox_gateway.conftest import GatewayProcess, provider_of
 
 pytestmark = pytest.mark.timeout(1800)

@@ -4,8 +4,8 @@ import shlex
 
 import pytest
 
-from activities.sandboxes.base import Sandbox
-from activities.sandboxes.docker_output import MARK_VARIABLE, MarkedStream, framed, new_mark
+from sandboxes.base import Sandbox
+from sandboxes.docker_output import MARK_VARIABLE, MarkedStream, framed, new_mark
 
 pytestmark = pytest.mark.timeout(300)
 SHELLS = ["dash", "bash", "bash --posix", "busybox sh", "ksh", "zsh"]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from activities.datasets.build_context import pack_build_context
-from activities.sandboxes.e2b_image_builder import E2BImageBuilder
 from ratchet.errors import BuildFailedError, SandboxBusyError
+from sandboxes.build_context import pack_build_context
+from sandboxes.e2b_image_builder import E2BImageBuilder
 from tests.standins.e2b_builds import Builds, serving_builds
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from activities.datasets.formats import read_rows
-from activities.graders.broken_oracles import judge_control
-from activities.graders.registry import GRADERS
-from activities.judge_patch import GradingLimits, KnownRuns, PatchJudge
+from grading.broken_oracles import judge_control
+from grading.judge_patch import GradingLimits, KnownRuns, PatchJudge
+from grading.registry import GRADERS
 from ratchet.config import DatasetConfig
 from ratchet.errors import GraderFailedError
-from ratchet.store.admissions import TaskOracle
-from ratchet.store.tasks import TaskRow
 from stack.tiny_policy.bug_tasks import FAMILIES
+from store.admissions import TaskOracle
+from store.tasks import TaskRow
 from tests.integration.activities import shop
 from tests.integration.activities.conftest import FreshBox, Judge, config
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from activities import git_scripts
-from activities.graders.base import TestFiles
-from activities.grading_box import BoxPreparation
-from activities.sandboxes.base import Sandbox
+from grading import git_scripts
+from grading.base import TestFiles
+from grading.grading_box import BoxPreparation
 from ratchet.errors import GraderFailedError
+from sandboxes.base import Sandbox
 from tests.integration.activities import shop
 from tests.integration.activities.conftest import Judge
 

@@ -4,8 +4,8 @@ import shlex
 
 import pytest
 
-from activities import git_scripts
-from activities.sandboxes.base import Sandbox
+from grading import git_scripts
+from sandboxes.base import Sandbox
 
 pytestmark = pytest.mark.timeout(600)
 GOLD = "the gold fix"

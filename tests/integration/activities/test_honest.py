@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from activities.graders.registry import GRADERS
-from activities.judge_patch import GradingLimits, PatchJudge
-from activities.sandboxes.base import Sandbox
-from ratchet.store.tasks import TaskRow
+from grading.judge_patch import GradingLimits, PatchJudge
+from grading.registry import GRADERS
+from sandboxes.base import Sandbox
+from store.tasks import TaskRow
 from tests.integration.activities import shop
 from tests.integration.activities.attacks import ATTACKS
 from tests.integration.activities.conftest import config

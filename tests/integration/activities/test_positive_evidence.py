@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from activities.datasets.formats import read_rows
-from activities.graders.broken_oracles import BrokenOracle, judge_control
-from activities.graders.oracle import Oracle
-from activities.graders.registry import GRADERS
-from activities.judge_patch import GradingLimits, KnownRuns, PatchJudge
+from grading.broken_oracles import BrokenOracle, judge_control
+from grading.judge_patch import GradingLimits, KnownRuns, PatchJudge
+from grading.oracle import Oracle
+from grading.registry import GRADERS
 from ratchet.config import DatasetConfig
 from ratchet.errors import GraderFailedError
-from ratchet.store.tasks import TaskRow
+from store.tasks import TaskRow
 from tests.integration.activities import shop
 from tests.integration.activities.conftest import FreshBox, Judge, config
 from tests.integration.activities.test_graders import pro_task

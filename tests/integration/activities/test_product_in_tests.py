@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from activities.judge_patch import GradingLimits
+from grading.judge_patch import GradingLimits
 from tests.integration.activities.conftest import FreshBox, config
 from tests.integration.activities.ecosystems import Ecosystem, make_referee, patch_of
 from tests.integration.activities.shop import PYTHON, Edits

@@ -10,9 +10,9 @@ from sqlalchemy import event
 
 from activities.progress_reader import ProgressReader
 from ratchet.errors import StoreUnavailableError
-from ratchet.store import sessions
-from ratchet.store.database import Database
-from ratchet.store.sessions import EngineWait
+from store import sessions
+from store.database import Database
+from store.sessions import EngineWait
 from tests.integration.training.records import make_config, make_group, make_run
 from tests.integration.training.test_regrade import members_of
 

@@ -18,10 +18,13 @@ from sqlalchemy import func, insert, select, text, update
 from activities import pruning
 from activities.pruning import PruneTask
 from ratchet.errors import ConfigError, RatchetError
-from ratchet.store import open_runs, retention, runs
-from ratchet.store.arrays import ids_from_bytes, pack_text
-from ratchet.store.database import Database
-from ratchet.store.schema import (
+from ratchet.temporal_settings import Retention
+from ratchet.trained_turns import TrainedTurn
+from stack.train_from_store import create_stored_run
+from store import open_runs, retention, runs
+from store.arrays import ids_from_bytes, pack_text
+from store.database import Database
+from store.schema import (
     AttemptTable,
     CheckpointTable,
     GradeTable,
@@ -31,10 +34,7 @@ from ratchet.store.schema import (
     RunTable,
     TurnTable,
 )
-from ratchet.store.trained_turns import record_trained_turns
-from ratchet.temporal_settings import Retention
-from ratchet.trained_turns import TrainedTurn
-from stack.train_from_store import create_stored_run
+from store.trained_turns import record_trained_turns
 from tests.integration.training.records import make_config, make_group, make_planned_run, make_run
 from training.sample_export import export_run
 
@@ -43,7 +43,7 @@ CONFIG = make_config(training={"steps": 2})
 PRUNE = """
 import asyncio, sys
 from activities import pruning
-from ratchet.store.database import Database
+from store.database import Database
 async def run():
     async with Database(sys.argv[1]) as database:
         await pruning.prune_run(database, pruning.PruneTask(sys.argv[2]))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from activities.judge_patch import GradingLimits, KnownRuns
+from grading.judge_patch import GradingLimits, KnownRuns
 from tests.integration.activities.conftest import FreshBox, config
 from tests.integration.activities.ecosystems import Ecosystem, Referee, patch_of
 from tests.integration.activities.shop import PYTHON, Edits

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from activities.graders.rewards import RewardFacts, compute_reward
+from grading.rewards import RewardFacts, compute_reward
 from tests.integration.activities import shop
 from tests.integration.activities.attacks import ATTACKS, Attack
 from tests.integration.activities.conftest import Judge

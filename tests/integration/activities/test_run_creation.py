@@ -12,11 +12,11 @@ from activities.run_creation import InitialVersion
 from ratchet import paths
 from ratchet.config import RunConfig
 from ratchet.errors import StoreUnavailableError
-from ratchet.store import runs
-from ratchet.store.database import Database
-from ratchet.store.runs import NewRun
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import policy_version
+from store import runs
+from store.database import Database
+from store.runs import NewRun
 from tests.integration.training.records import make_config
 
 

@@ -7,11 +7,11 @@ from activities.run_configs import RunConfigs
 from activities.run_lifecycle import RunActivities
 from ratchet.payloads import EndRunInput, PauseRunInput
 from ratchet.storable_text import storable_text
-from ratchet.store import runs, steering
-from ratchet.store.database import Database
-from ratchet.store.steering import Request
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import RunState
+from store import runs, steering
+from store.database import Database
+from store.steering import Request
 from tests.integration.training.records import make_config, make_run
 
 REASONS = ["learn.sync failed: no JSON: \0\0", "no UTF-8: \udcff"]

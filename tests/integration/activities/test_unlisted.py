@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from activities.judge_patch import GradingLimits
+from grading.judge_patch import GradingLimits
 from ratchet.temporal_settings import load_temporal_settings
 from tests.integration.activities.conftest import FreshBox, config
 from tests.integration.activities.ecosystems import ECOSYSTEMS, Referee, make_referee, patch_of

@@ -4,14 +4,14 @@ import dataclasses
 
 import pytest
 from temporalio.testing import ActivityEnvironment
+from tests.integration.store.test_outages import HOUR, away, box, rollout
 
 from activities import wall_time
 from activities.run_configs import RunConfigs
 from ratchet.errors import GuardSpentError
 from ratchet.payloads import StageInput
-from ratchet.store.database import Database
 from ratchet.temporal_settings import load_temporal_settings
-from tests.integration.ratchet.store.test_outages import HOUR, away, box, rollout
+from store.database import Database
 
 __all__ = ["rollout"]
 

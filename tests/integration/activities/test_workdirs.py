@@ -4,8 +4,8 @@ import base64
 
 import pytest
 
-from activities import git_scripts
-from activities.sandboxes.base import Sandbox
+from grading import git_scripts
+from sandboxes.base import Sandbox
 from tests.integration.activities.test_history import GIT, MAKE
 
 pytestmark = pytest.mark.timeout(300)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from activities.graders.registry import GRADERS
-from activities.judge_patch import GradingLimits, PatchJudge
+from grading.judge_patch import GradingLimits, PatchJudge
+from grading.registry import GRADERS
 from tests.integration.activities import shop
 from tests.integration.activities.conftest import FreshBox, judge_in_boxes
 

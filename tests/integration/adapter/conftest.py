@@ -23,10 +23,10 @@ from adapter.prompt.renderer import Renderer
 from adapter.served_sets import ReadSets
 from adapter.settings import AdapterSettings
 from ratchet.config_engines import DEFAULT_SET
-from ratchet.store import sessions
-from ratchet.store.database import Database
-from ratchet.store.schema import EngineTable, RolloutTable, RunTable, TaskTable, TurnTable
 from stack.ports import free_port
+from store import sessions
+from store.database import Database
+from store.schema import EngineTable, RolloutTable, RunTable, TaskTable, TurnTable
 from tests.standins.tiny_model import make_tokenizer
 from tests.unit.adapter.prompt.test_prompt_builder import KEEPING
 

@@ -25,9 +25,9 @@ from adapter.store_outage import StoreOutage
 from adapter.turns.capture import Capture, PendingCall
 from adapter.turns.routing import EngineRouter
 from adapter.vllm_parsers import VllmParsers
-from ratchet.store import sessions
-from ratchet.store.database import Database
-from ratchet.store.schema import AdapterProcessTable
+from store import sessions
+from store.database import Database
+from store.schema import AdapterProcessTable
 from tests.integration.adapter.conftest import Opened, ScriptedEngine, adapter_settings, open_rollout
 from tests.integration.adapter.test_durability import ASK
 

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ratchet.store.database import Database
+from store.database import Database
 from tests.integration.adapter.conftest import Opened, ScriptedEngine, adapter_here, adapter_settings, open_rollout
 from tests.integration.adapter.test_dialects import CALL, CHAT_TOOLS, THOUGHT
 

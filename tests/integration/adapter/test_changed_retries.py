@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from ratchet.store.arrays import unpack_json
-from ratchet.store.database import Database
+from store.arrays import unpack_json
+from store.database import Database
 from tests.integration.adapter.conftest import Opened, ScriptedEngine, adapter_here, adapter_settings
 from tests.integration.adapter.test_dialects import CALL, CHAT_TOOLS, THOUGHT
 

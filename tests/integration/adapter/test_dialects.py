@@ -14,8 +14,8 @@ import openai
 import pytest
 
 from adapter.prompt.renderer import Renderer
-from ratchet.store.arrays import ids_from_bytes, logprobs_from_bytes
-from ratchet.store.database import Database
+from store.arrays import ids_from_bytes, logprobs_from_bytes
+from store.database import Database
 from tests.integration.adapter.conftest import Opened, ScriptedEngine, adapter_here, adapter_settings, open_rollout
 
 # vLLM's imports (once, in a thread of the adapter) use deprecated parts of torch.

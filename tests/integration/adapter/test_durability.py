@@ -18,8 +18,8 @@ from sqlalchemy import text
 from adapter.prompt.renderer import Renderer
 from adapter.turns.loss_mask import build_chains
 from engine.client import EngineClient
-from ratchet.store import engines, sessions, turns
-from ratchet.store.database import Database
+from store import engines, sessions, turns
+from store.database import Database
 from tests.integration.adapter.conftest import (
     Opened,
     ScriptedEngine,

@@ -15,11 +15,11 @@ from sqlalchemy import select, update
 
 from adapter.turns.loss_mask import build_chains
 from ratchet.config_sections import EndpointConfig
-from ratchet.store import session_notes, sessions, turns
-from ratchet.store.arrays import unpack_json
-from ratchet.store.database import Database
-from ratchet.store.schema import SessionTable
 from stack.ports import free_port
+from store import session_notes, sessions, turns
+from store.arrays import unpack_json
+from store.database import Database
+from store.schema import SessionTable
 from tests.integration.adapter.conftest import Opened, ScriptedEngine, adapter_here, adapter_settings, open_rollout
 from tests.integration.adapter.test_dialects import (
     ANTHROPIC_TOOLS,

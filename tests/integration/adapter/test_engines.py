@@ -13,11 +13,11 @@ from engine.client import EngineClient
 from engine.policy_files import file_sha256
 from engine.process import EngineSettings
 from engine.wrapper import EngineWrapper
-from ratchet.store import engines
-from ratchet.store.database import Database
-from ratchet.store.schema import EngineTable, PolicyVersionTable, RunTable
-from ratchet.store.sessions import SessionRow
 from ratchet.types import EngineState, SessionState
+from store import engines
+from store.database import Database
+from store.schema import EngineTable, PolicyVersionTable, RunTable
+from store.sessions import SessionRow
 from tests.integration.adapter.conftest import LIMITS, ScriptedEngine, cut_off
 
 SESSION = SessionRow(1, 1, 1, SessionState.OPEN, 1.0, "policy", LIMITS)

@@ -19,10 +19,10 @@ from sqlalchemy import func, insert, select, update
 from adapter.prompt.renderer import Renderer
 from adapter.turns.loss_mask import build_chains
 from ratchet.errors import ConfigError
-from ratchet.store import chains, fork_report, metrics, turns
-from ratchet.store.arrays import ids_from_bytes, logprobs_from_bytes
-from ratchet.store.database import Database
-from ratchet.store.schema import BatchTable, MetricTable, RolloutTable, TurnTable
+from store import chains, fork_report, metrics, turns
+from store.arrays import ids_from_bytes, logprobs_from_bytes
+from store.database import Database
+from store.schema import BatchTable, MetricTable, RolloutTable, TurnTable
 from tests.integration.adapter.conftest import Opened, ScriptedEngine, open_rollout
 from tests.integration.adapter.test_durability import ask
 from training.sample_export import dump_graded, export_run

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from adapter.store_outage import HeldCalls, HeldLimits, TooManyHeldError
-from ratchet.store import sessions
-from ratchet.store.database import Database
+from store import sessions
+from store.database import Database
 from tests.integration.adapter.conftest import (
     Opened,
     ScriptedEngine,

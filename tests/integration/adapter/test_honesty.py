@@ -10,7 +10,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from ratchet.store.arrays import ids_from_bytes, unpack_json
+from store.arrays import ids_from_bytes, unpack_json
 from tests.integration.adapter.conftest import Opened, ScriptedEngine
 from tests.integration.adapter.test_dialects import CALL, SCHEMA, anthropic_client, chat_client
 

@@ -21,8 +21,8 @@ from structlog.testing import capture_logs
 
 from adapter import http_limits
 from adapter.http_limits import LimitedHttpProtocol
-from ratchet.store.database import Database
 from stack.ports import free_port
+from store.database import Database
 from tests.integration.adapter.conftest import Opened, ScriptedEngine, adapter_here, adapter_settings, open_rollout
 
 BODY = json.dumps({"model": "policy", "messages": [{"role": "user", "content": "go"}], "max_tokens": 9}).encode()

@@ -5,8 +5,8 @@ import asyncio
 from sqlalchemy import literal, select
 
 from adapter.turns.leases import ProcessLease
-from ratchet.store.adapters import process_lives
-from ratchet.store.database import Database
+from store.adapters import process_lives
+from store.database import Database
 from tests.integration.adapter.conftest import cut_off
 from tests.standins.failing_database import FailingDatabase
 

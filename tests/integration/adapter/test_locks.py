@@ -17,9 +17,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from adapter.store_outage import StoreOutage
 from adapter.turns.engine_waits import EngineWaits
 from adapter.turns.routing import EngineRouter
-from ratchet.store import rollouts, turns
-from ratchet.store.database import Database
 from ratchet.types import TurnKind
+from store import rollouts, turns
+from store.database import Database
 from tests.integration.adapter.conftest import Opened, ScriptedEngine, adapter_here, adapter_settings, open_rollout
 from tests.integration.adapter.test_durability import ASK, ask
 

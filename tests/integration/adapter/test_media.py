@@ -10,9 +10,9 @@ import openai
 import pytest
 
 from activities.harnesses.cli_exits import exit_of_error
-from ratchet.store.arrays import unpack_json
-from ratchet.store.database import Database
 from ratchet.types import AgentExit
+from store.arrays import unpack_json
+from store.database import Database
 from tests.integration.adapter.conftest import Opened, ScriptedEngine, adapter_here, adapter_settings
 from tests.integration.adapter.test_dialects import (
     ANTHROPIC_TOOLS,

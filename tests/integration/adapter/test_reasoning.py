@@ -15,12 +15,12 @@ from sqlalchemy import update
 from adapter.turns.loss_mask import TokenChain, build_chains
 from cli.parts.adapter import SettingsOfSets
 from ratchet.config_sources import load_config
-from ratchet.store import turns
-from ratchet.store.database import Database
-from ratchet.store.schema import TurnTable
 from stack.parts import Stack
 from stack.ports import free_port
 from stack.serving_plan import ServingPlan, write_plan
+from store import turns
+from store.database import Database
+from store.schema import TurnTable
 from tests.integration.adapter.conftest import Opened, ScriptedEngine, adapter_here, adapter_settings, open_rollout
 from tests.integration.adapter.test_dialects import CALL, CHAT_TOOLS, THOUGHT, chat_client
 

@@ -7,9 +7,9 @@ import httpx
 import pytest
 
 from activities.harnesses.cli_exits import exit_of_error
-from ratchet.store import sessions
-from ratchet.store.sessions import SessionProgress
 from ratchet.types import AgentExit
+from store import sessions
+from store.sessions import SessionProgress
 from tests.integration.adapter.conftest import Opened, ScriptedEngine, adapter_here, adapter_settings
 
 HELLO = [{"role": "user", "content": "hello"}]

@@ -11,7 +11,7 @@ import httpx
 import pytest
 import zstandard
 
-from ratchet.store.database import Database
+from store.database import Database
 from tests.integration.adapter.conftest import Opened, ScriptedEngine, adapter_here, adapter_settings
 
 QUESTION: Any = [{"role": "user", "content": "go"}]

@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from ratchet.store.database import Database
+from store.database import Database
 from tests.integration.adapter.conftest import Opened, ScriptedEngine, open_rollout
 from tests.integration.adapter.test_dialects import CALL, SCHEMA, THOUGHT, chat_client, stream_of
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from adapter.turns.loss_mask import build_chains
-from ratchet.store import chains, turns
-from ratchet.store.arrays import experts_from_bytes
-from ratchet.store.database import Database
+from store import chains, turns
+from store.arrays import experts_from_bytes
+from store.database import Database
 from tests.integration.adapter.conftest import Opened, ScriptedEngine
 from tests.integration.adapter.test_durability import ask
 from tests.standins.engine import experts_of

@@ -13,8 +13,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from adapter.turns.loss_mask import build_chains
-from ratchet.store import turns
-from ratchet.store.arrays import ids_from_bytes, logprobs_from_bytes
+from store import turns
+from store.arrays import ids_from_bytes, logprobs_from_bytes
 from tests.integration.adapter.conftest import Opened, ScriptedEngine, adapter_here, adapter_settings
 from tests.integration.adapter.test_dialects import CALL, CHAT_TOOLS, SCHEMA
 

@@ -14,8 +14,8 @@ from adapter.settings import AdapterSettings
 from adapter.store_outage import StoreOutage
 from adapter.turns.routing import EngineRouter
 from ratchet.background_task import running_beside
-from ratchet.store import sessions
-from ratchet.store.database import Database
+from store import sessions
+from store.database import Database
 from tests.integration.adapter.conftest import (
     ScriptedEngine,
     adapter_here,

@@ -10,7 +10,7 @@ from sqlalchemy import text
 
 from adapter.app import serve_adapter
 from ratchet.errors import MachineError
-from ratchet.store.database import Database
+from store.database import Database
 from tests.integration.adapter.conftest import (
     ScriptedEngine,
     adapter_process,

@@ -19,9 +19,9 @@ import pytest
 
 from adapter.prompt.renderer import Renderer
 from adapter.turns.loss_mask import build_chains
-from ratchet.store import engines, turns
-from ratchet.store.arrays import ids_from_bytes
-from ratchet.store.database import Database
+from store import engines, turns
+from store.arrays import ids_from_bytes
+from store.database import Database
 from tests.integration.adapter.conftest import (
     Opened,
     ScriptedEngine,

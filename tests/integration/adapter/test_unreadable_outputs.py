@@ -13,7 +13,7 @@ import pytest
 
 from adapter.dialects.base import InvalidRequestError
 from adapter.vllm_parsers import VllmParsers
-from ratchet.store.database import Database
+from store.database import Database
 from tests.integration.adapter.conftest import ScriptedEngine, open_rollout
 from tests.integration.adapter.test_dialects import THOUGHT
 

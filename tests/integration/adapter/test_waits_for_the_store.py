@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import insert, text, update
 
-from ratchet.store import adapters, sessions
-from ratchet.store.database import Database
-from ratchet.store.schema import AdapterProcessTable, SessionTable, TurnTable
-from ratchet.store.sessions import SessionProgress
+from store import adapters, sessions
+from store.database import Database
+from store.schema import AdapterProcessTable, SessionTable, TurnTable
+from store.sessions import SessionProgress
 from tests.integration.adapter.conftest import (
     Opened,
     ScriptedEngine,

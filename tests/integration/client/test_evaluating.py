@@ -17,14 +17,14 @@ from client.evaluating import EvaluationSettings, read_reports, run_evaluation
 from ratchet.config import DatasetConfig
 from ratchet.config_engines import DEFAULT_SET
 from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
-from ratchet.store import engines, evaluations, reports, runs, steering
-from ratchet.store.database import Database
-from ratchet.store.runs import OrderedTask
-from ratchet.store.schema import RunTable, TaskTable
 from ratchet.types import Purpose, RunState
 from stack.parts import Stack
 from stack.supervisor import Supervisor
 from stack.train_from_store import create_stored_run
+from store import engines, evaluations, reports, runs, steering
+from store.database import Database
+from store.runs import OrderedTask
+from store.schema import RunTable, TaskTable
 from tests.integration.training.records import make_config, make_run
 from training.sample_export import export_run
 

@@ -6,7 +6,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from ratchet.store.database import Database
+from store.database import Database
 from tests.integration.viewer.filled_store import fill_run
 
 ROOT = Path(__file__).resolve().parents[3]

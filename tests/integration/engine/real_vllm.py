@@ -20,11 +20,11 @@ from engine.policy_files import file_sha256
 from engine.process import EngineSettings
 from ratchet.config_engines import DEFAULT_SET
 from ratchet.lora_slots import FIRST_SLOT
-from ratchet.store import engines
-from ratchet.store.database import Database
-from ratchet.store.engines import PublishedPolicy
-from ratchet.store.schema import PolicyVersionTable, RunTable
 from ratchet.types import EngineState, JsonObject, policy_version
+from store import engines
+from store.database import Database
+from store.engines import PublishedPolicy
+from store.schema import PolicyVersionTable, RunTable
 from tests.cpu_vllm import cpu_settings
 from tests.standins.tiny_model import make_tokenizer, make_weights
 from tests.unit.training.cuts import make_plan, make_rollouts

@@ -17,9 +17,9 @@ from engine.client import EngineClient
 from engine.weight_update import load_from_files
 from engine.wrapper import EngineWrapper
 from ratchet.errors import EngineUnavailableError
-from ratchet.store import engines, runs
-from ratchet.store.schema import EngineTable
 from ratchet.types import EngineState
+from store import engines, runs
+from store.schema import EngineTable
 from tests.integration.adapter.conftest import adapter_here, adapter_settings, engine_process
 from tests.integration.engine.test_engine_sets import RUNS, open_runs_of_both, ready_of
 from tests.integration.engine.test_several_engines import Fleet, ask, fleet, model_dir, seen

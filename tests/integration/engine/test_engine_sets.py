@@ -13,12 +13,12 @@ from sqlalchemy import func, select, text, update
 from engine.client import EngineClient
 from engine.wrapper import EngineWrapper
 from ratchet.errors import EngineUnavailableError
-from ratchet.store import engines
-from ratchet.store.database import Database
-from ratchet.store.engines import EngineRow
-from ratchet.store.schema import EngineLoadTable, EngineTable
 from ratchet.types import EngineState
 from stack.ports import free_port
+from store import engines
+from store.database import Database
+from store.engines import EngineRow
+from store.schema import EngineLoadTable, EngineTable
 from tests.integration.adapter.conftest import adapter_here, adapter_settings, engine_process, open_rollout
 from tests.integration.engine.test_several_engines import Fleet, ask, fleet, model_dir, seen
 

@@ -14,13 +14,13 @@ from engine import adapter_files, policy_fetcher, weight_storage
 from engine.policy_fetcher import PolicyFetcher
 from engine.policy_files import describe_files, weight_files
 from ratchet.background_task import running_beside
-from ratchet.store import engines
-from ratchet.store.database import Database
-from ratchet.store.engines import EngineRow
-from ratchet.store.schema import PolicyVersionTable
 from ratchet.types import JsonObject, policy_version
 from stack.diagnosis import diagnose
 from stack.parts import Stack
+from store import engines
+from store.database import Database
+from store.engines import EngineRow
+from store.schema import PolicyVersionTable
 from tests.integration.training.records import make_config, make_run
 from tests.s3_storage import S3Storage
 from tests.standins.failing_database import FailingDatabase

@@ -14,9 +14,9 @@ import pytest
 from engine.process import EngineSettings
 from ratchet.config_engines import DEFAULT_SET
 from ratchet.errors import MachineError
-from ratchet.store import engines
-from ratchet.store.database import Database
 from ratchet.types import EngineState
+from store import engines
+from store.database import Database
 from tests.integration.adapter.conftest import engine_process
 from tests.integration.training.test_ray_driver import ON_LOOPBACK, Head, eventually, two_nodes
 

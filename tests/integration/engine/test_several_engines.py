@@ -21,11 +21,11 @@ from engine import weight_storage
 from engine.client import EngineClient
 from engine.policy_files import describe_files, file_sha256
 from engine.process import EngineSettings
-from ratchet.store import engines
-from ratchet.store.database import Database
-from ratchet.store.schema import PolicyVersionTable
 from ratchet.types import EngineState
 from stack.ports import free_port
+from store import engines
+from store.database import Database
+from store.schema import PolicyVersionTable
 from tests.integration.adapter.conftest import (
     adapter_here,
     adapter_settings,

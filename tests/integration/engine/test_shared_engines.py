@@ -20,12 +20,12 @@ from engine.client import EngineClient
 from engine.weight_update import load_from_files, update_engine
 from engine.wrapper import EngineWrapper
 from ratchet.errors import EngineUnavailableError
-from ratchet.store import engines, runs
-from ratchet.store.arrays import ids_from_bytes
-from ratchet.store.engines import EngineRow
-from ratchet.store.schema import EngineLoadTable, EngineTable, RunTable, TurnTable
 from ratchet.types import EngineState, RunState, TurnState, policy_step
 from stack.ports import free_port
+from store import engines, runs
+from store.arrays import ids_from_bytes
+from store.engines import EngineRow
+from store.schema import EngineLoadTable, EngineTable, RunTable, TurnTable
 from tests.integration.adapter.conftest import adapter_here, adapter_settings, engine_process, open_rollout
 from tests.integration.engine.test_several_engines import Fleet, ask, fleet, model_dir, seen
 

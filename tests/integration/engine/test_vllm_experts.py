@@ -17,7 +17,7 @@ from engine.generation import Generation, SampledTokens
 from engine.process import vllm_process
 from engine.weight_update import load_from_files, replace_weights, score_canary
 from ratchet.routed_experts import RoutedExperts
-from ratchet.store.engines import PublishedPolicy
+from store.engines import PublishedPolicy
 from tests.cpu_vllm import cpu_settings, wait_until_healthy
 from tests.integration.engine.real_vllm import never_stop, train
 from tests.integration.engine.test_vllm_vision_class import SIZES as WRAPPED_SIZES

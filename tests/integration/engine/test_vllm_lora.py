@@ -20,11 +20,11 @@ from engine.generate_request import Sampling
 from engine.policy_files import weight_files
 from engine.weight_update import load_from_files, replace_weights, score_canary
 from ratchet.errors import EngineUnavailableError
-from ratchet.store import engines
-from ratchet.store.database import Database
-from ratchet.store.engines import PublishedPolicy
-from ratchet.store.schema import EngineTable
 from ratchet.types import EngineState, JsonObject
+from store import engines
+from store.database import Database
+from store.engines import PublishedPolicy
+from store.schema import EngineTable
 from tests.integration.engine.real_vllm import (
     IDS,
     PATIENCE_SECONDS,

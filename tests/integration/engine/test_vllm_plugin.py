@@ -24,11 +24,11 @@ from engine.process import EngineSettings, session_members
 from ratchet.config_engines import DEFAULT_SET
 from ratchet.errors import EngineUnavailableError
 from ratchet.payloads import SyncInput
-from ratchet.store import engines
-from ratchet.store.database import Database
-from ratchet.store.schema import EngineTable, MetricTable
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import EngineState
+from store import engines
+from store.database import Database
+from store.schema import EngineTable, MetricTable
 from tests.integration.engine.real_vllm import (
     IDS,
     PATIENCE_SECONDS,

@@ -18,11 +18,11 @@ from engine.generate_request import Sampling
 from engine.generation import Generation, SampledTokens
 from engine.weight_update import load_from_files, score_canary, update_engine
 from ratchet.lora_slots import version_in_label
-from ratchet.store import engines, runs
-from ratchet.store.database import Database
-from ratchet.store.engines import PublishedPolicy
-from ratchet.store.schema import EngineTable
 from ratchet.types import EngineState
+from store import engines, runs
+from store.database import Database
+from store.engines import PublishedPolicy
+from store.schema import EngineTable
 from tests.integration.engine.real_vllm import (
     IDS,
     add_run,

@@ -18,10 +18,10 @@ from engine import weight_storage
 from engine.client import EngineClient
 from engine.policy_files import describe_files
 from ratchet.payloads import SyncInput
-from ratchet.store.database import Database
-from ratchet.store.schema import MetricTable, PolicyVersionTable
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import EngineState
+from store.database import Database
+from store.schema import MetricTable, PolicyVersionTable
 from tests.integration.engine.real_vllm import (
     IDS,
     add_run,

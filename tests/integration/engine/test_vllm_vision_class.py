@@ -11,9 +11,9 @@ import pytest
 
 from engine.client import EngineClient
 from engine.weight_update import load_from_files, replace_weights, score_canary
-from ratchet.store.database import Database
-from ratchet.store.engines import PublishedPolicy
 from ratchet.types import EngineState
+from store.database import Database
+from store.engines import PublishedPolicy
 from tests.integration.engine.real_vllm import add_run, record, train, wait_for_engine, wrapper, wrapper_settings
 from tests.standins.tiny_model import make_tokenizer
 from tests.standins.wrapped_model import make_wrapped_model

@@ -25,12 +25,12 @@ from engine.client import EngineClient
 from engine.generate_request import Sampling
 from ratchet.config_engines import DEFAULT_SET
 from ratchet.payloads import SyncInput
-from ratchet.store import engines
-from ratchet.store.database import Database
-from ratchet.store.schema import EngineTable, MetricTable, PolicyVersionTable, RunTable
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import EngineState, policy_version
 from stack.ports import free_port
+from store import engines
+from store.database import Database
+from store.schema import EngineTable, MetricTable, PolicyVersionTable, RunTable
 from tests.integration.training.records import make_config, make_run
 
 OLD, NEW = [-1.0, -2.0, -3.0, -4.0], [-1.2, -2.1, -2.7, -4.1]

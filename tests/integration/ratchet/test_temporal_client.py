@@ -15,9 +15,10 @@ from typing import Any
 import grpc
 import pytest
 
-from ratchet import temporal_client, temporal_namespace
+from ratchet import temporal_client
 from ratchet.errors import MachineError
 from ratchet.types import SEARCH_ATTRIBUTES
+from stack import temporal_namespace
 from tests.integration.stack.test_temporal_server import Services, own_server, services
 
 __all__ = ["own_server", "services"]

@@ -25,12 +25,12 @@ import httpx
 import psutil
 import pytest
 
-from activities.sandboxes.base import Sandbox, SandboxProvider
-from activities.sandboxes.e2b import E2BProvider
 from ratchet.errors import MachineError
 from sandbox_gateway import machine_probe
 from sandbox_gateway.python_layer import PYTHON_LAYER_PATH, default_cache_directory, ensure_python_layer
 from sandbox_gateway.settings import GatewaySettings
+from sandboxes.base import Sandbox, SandboxProvider
+from sandboxes.e2b import E2BProvider
 from stack.ports import free_port
 
 pytest.register_assert_rewrite("tests.integration.sandbox_gateway.contract")

@@ -18,8 +18,8 @@ from typing import Any
 import httpx
 import pytest
 
-from activities.sandboxes.base import BoxLimits, Sandbox, SandboxProvider
 from ratchet.errors import CommandFailedError, ConfigError, SandboxGoneError
+from sandboxes.base import BoxLimits, Sandbox, SandboxProvider
 from tests.integration.sandbox_gateway.conftest import ADAPTER_ANSWER, eventually, make_box
 
 

@@ -10,12 +10,12 @@ from activities import run_lifecycle
 from activities.adapter_reachability import AdapterReachability
 from activities.run_configs import RunConfigs
 from activities.run_lifecycle import RunActivities
-from activities.sandboxes.e2b import E2BProvider
 from ratchet.payloads import PrepareRunInput, TrainRunInput
-from ratchet.store import open_runs
-from ratchet.store.database import Database
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import RunState
+from sandboxes.e2b import E2BProvider
+from store import open_runs
+from store.database import Database
 from tests.integration.sandbox_gateway.conftest import API_KEY, GatewayProcess
 from tests.integration.training.test_holding_back import View
 

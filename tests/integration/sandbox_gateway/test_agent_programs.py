@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from activities.harnesses.agent_programs import claude_code_program, ensure_program
-from activities.sandboxes.base import Sandbox
 from ratchet.errors import ConfigError
+from sandboxes.base import Sandbox
 from stack.agent_programs import lay_out_tarballs
 from tests.unit.activities.harnesses.test_agent_programs import SAYS, npm_tarball
 

@@ -7,10 +7,10 @@ import pytest
 from connectrpc.code import Code
 from connectrpc.errors import ConnectError
 
-from activities.sandboxes.base import Sandbox
-from activities.sandboxes.e2b import E2BProvider
-from activities.sandboxes.e2b_errors import cancellable
 from ratchet.errors import CommandFailedError, ConfigError, SandboxBusyError, SandboxGoneError, SandboxRefusesError
+from sandboxes.base import Sandbox
+from sandboxes.e2b import E2BProvider
+from sandboxes.e2b_errors import cancellable
 from stack.ports import free_port
 from stack.worker import sandbox_provider
 from tests.integration.sandbox_gateway.conftest import API_KEY, GatewayProcess, make_box, provider_of

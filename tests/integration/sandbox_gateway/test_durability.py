@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from activities.sandboxes.base import Sandbox
-from activities.sandboxes.e2b import E2BProvider
 from ratchet.errors import SandboxBusyError, SandboxGoneError
 from sandbox_gateway.box_end import kill_processes
+from sandboxes.base import Sandbox
+from sandboxes.e2b import E2BProvider
 from tests.integration.sandbox_gateway.conftest import (
     API_KEY,
     CHECKOUT,

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from activities.sandboxes.base import Sandbox
-from activities.sandboxes.e2b import E2BProvider
 from ratchet.errors import CommandFailedError, SandboxGoneError
 from sandbox_gateway import disk_template
 from sandbox_gateway.boxd import cgroups, seccomp
+from sandboxes.base import Sandbox
+from sandboxes.e2b import E2BProvider
 from tests.integration.sandbox_gateway.conftest import CHECKOUT, PLANTED, GatewayProcess, host_address, make_box
 
 needs_limits = pytest.mark.skipif(cgroups.usable_version() == 0, reason="this machine has no writable control groups")

@@ -13,9 +13,7 @@ from typing import Any
 
 import pytest
 
-from activities.git_scripts import ENSURE_AGENT_USER
-from activities.sandboxes.base import Sandbox
-from activities.sandboxes.e2b import E2BProvider
+from grading.git_scripts import ENSURE_AGENT_USER
 from ratchet.errors import ConfigError
 from sandbox_gateway import images
 from sandbox_gateway.boxd import cgroups
@@ -23,6 +21,8 @@ from sandbox_gateway.image_store import ImageStore
 from sandbox_gateway.images import Catalogue
 from sandbox_gateway.machine_probe import probe_machine
 from sandbox_gateway.settings import GatewaySettings
+from sandboxes.base import Sandbox
+from sandboxes.e2b import E2BProvider
 from tests.integration.sandbox_gateway import image_files
 from tests.integration.sandbox_gateway.conftest import CHECKOUT, GatewayProcess, eventually, provider_of
 

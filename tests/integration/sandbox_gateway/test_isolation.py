@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from activities.sandboxes.base import Sandbox
-from activities.sandboxes.e2b import E2BProvider
 from sandbox_gateway.boxd import cgroups
+from sandboxes.base import Sandbox
+from sandboxes.e2b import E2BProvider
 from tests.integration.sandbox_gateway.conftest import (
     ADAPTER_ANSWER,
     CHECKOUT,

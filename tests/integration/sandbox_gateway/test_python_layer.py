@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from activities.sandboxes.base import Sandbox
 from sandbox_gateway.python_layer import default_cache_directory, ensure_python_layer
+from sandboxes.base import Sandbox
 
 
 async def test_pytest_runs_in_a_box(box: Sandbox) -> None:

@@ -9,8 +9,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from activities.sandboxes.base import Sandbox
-from activities.sandboxes.e2b import E2BProvider
 from ratchet.errors import (
     CommandFailedError,
     ConfigError,
@@ -18,6 +16,8 @@ from ratchet.errors import (
     SandboxRefusesError,
     UnknownImageError,
 )
+from sandboxes.base import Sandbox
+from sandboxes.e2b import E2BProvider
 from tests.integration.sandbox_gateway.conftest import API_KEY, GatewayProcess, make_box
 
 _HTML = b"<html>the ingress says no</html>"

@@ -10,7 +10,7 @@ import httpx
 from e2b import AsyncSandbox, CommandExitException
 from e2b.sandbox.commands.command_handle import PtySize
 
-from activities.sandboxes.base import Sandbox
+from sandboxes.base import Sandbox
 from tests.integration.sandbox_gateway.conftest import API_KEY, GatewayProcess, eventually
 
 PAGE = b"from inside"

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from activities.box_lifecycle import INSTALLATION_KEY
-from activities.sandboxes.e2b import E2BProvider
 from cli.down import kill_stack_boxes
-from ratchet.store import installations
-from ratchet.store.database import Database
 from sandbox_gateway.box_end import living_boxes
+from sandboxes.e2b import E2BProvider
 from stack.parts import free_ports
+from store import installations
+from store.database import Database
 from tests.integration.sandbox_gateway.conftest import API_KEY, CHECKOUT, GatewayProcess, make_box
 
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 USE = """
 import asyncio, os, sys
 from pathlib import Path
-from activities.sandboxes.e2b import E2BProvider
+from sandboxes.e2b import E2BProvider
 from stack.box_host import box_host
 from stack.cluster import read_cluster
 from stack.parts import Stack

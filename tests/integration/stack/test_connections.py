@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from ratchet.errors import StoreUnavailableError
-from ratchet.store.database import Database
 from ratchet.temporal_settings import PostgresNumbers, TemporalSettings, load_temporal_settings
 from stack.connections import allowed_connections, connection_demands, too_many_connections
 from stack.parts import Stack
+from store.database import Database
 from tests.integration.training.records import make_config
 
 CONFIG = make_config(training={"workers": 1})

@@ -8,12 +8,12 @@ import pytest
 from sqlalchemy import select
 
 from ratchet.errors import StoreUnavailableError
-from ratchet.store.database import Database
-from ratchet.store.schema import OutageTable
 from stack.outage_log import OutageLog
 from stack.part_health import HealthState, PartHealth, health_written_at, write_health
 from stack.parts import Stack
 from stack.watcher import Watcher
+from store.database import Database
+from store.schema import OutageTable
 
 Recorded = list[tuple[str, float, float]]
 

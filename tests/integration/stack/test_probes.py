@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.store.database import Database
 from ratchet.temporal_settings import load_temporal_settings
 from stack.parts import Stack, free_ports
 from stack.probes import Probes
+from store.database import Database
 
 
 @pytest.mark.parametrize("name", ["ssl", "sslmode"])

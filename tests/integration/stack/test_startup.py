@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.store.test_migration import url
 
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError
-from ratchet.store.database import Database
-from ratchet.store.migration import migrate
-from ratchet.store.runs import NewRun, create_run
 from stack.engine_parts import choose_ports
 from stack.parts import WATCHER, Part, Stack, free_ports
 from stack.serving_plan import ServingPlan, StackPlan, changing_plan, next_plan, read_plan
 from stack.startup import _open_sets, _serve, _settle_sets, keep_served
 from stack.supervisor import Supervisor
-from tests.integration.ratchet.store.test_migration import url
+from store.database import Database
+from store.migration import migrate
+from store.runs import NewRun, create_run
 
 __all__ = ["url"]
 ENGINES_AND_READERS = ("engine", "adapter", WATCHER)

@@ -29,9 +29,9 @@ from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSear
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
-from ratchet import temporal_client, temporal_namespace
+from ratchet import temporal_client
 from ratchet.temporal_settings import TemporalSettings, load_temporal_settings
-from stack import temporal_build
+from stack import temporal_build, temporal_namespace
 from stack.parts import Stack, free_ports
 from stack.postgres import ensure_database
 from stack.temporal_build import find_go, server_program

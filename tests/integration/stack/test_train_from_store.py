@@ -12,12 +12,12 @@ from sqlalchemy import func, select
 from ratchet.config import RunConfig
 from ratchet.config_engines import DEFAULT_SET
 from ratchet.errors import ConfigError
-from ratchet.store import engines, learners, open_runs, runs
-from ratchet.store.database import Database
-from ratchet.store.schema import BatchItemTable, BatchTable, MetricTable, RolloutGroupTable, RolloutTable, RunTable
 from ratchet.stored_config import config_digest
 from stack import train_from_store
 from stack.parts import Stack
+from store import engines, learners, open_runs, runs
+from store.database import Database
+from store.schema import BatchItemTable, BatchTable, MetricTable, RolloutGroupTable, RolloutTable, RunTable
 from tests.integration.training.ranks import supervise
 from tests.integration.training.records import make_config, make_group, make_planned_run, make_run
 from tests.standins.tiny_model import make_tokenizer, make_weights

@@ -18,8 +18,6 @@ import yaml
 
 from client.steering import steer_run
 from ratchet.errors import MachineError
-from ratchet.store import open_runs, runs
-from ratchet.store.database import Database
 from ratchet.types import SteeringAction
 from stack import probes
 from stack.part_health import HealthLimits, HealthState, PartHealth, read_health
@@ -28,6 +26,8 @@ from stack.ports import is_free
 from stack.readiness import log_sizes, wait_until_answering
 from stack.supervisor import Supervisor
 from stack.watcher import Watcher
+from store import open_runs, runs
+from store.database import Database
 from tests.integration.training.records import make_config, make_run
 
 ROOT = Path(__file__).parents[3]

@@ -14,11 +14,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from adapter.turns.loss_mask import TokenChain, TrainSpan
 from engine.policy_files import link_version
 from ratchet.config import RunConfig
-from ratchet.store import chains, runs
-from ratchet.store.arrays import ids_to_bytes, logprobs_to_bytes
-from ratchet.store.database import Database
-from ratchet.store.runs import NewRun
-from ratchet.store.schema import (
+from ratchet.stored_config import config_digest
+from ratchet.types import BatchState, GroupState, Purpose, policy_version
+from store import chains, runs
+from store.arrays import ids_to_bytes, logprobs_to_bytes
+from store.database import Database
+from store.runs import NewRun
+from store.schema import (
     GROUP_READY_SEQ,
     BatchTable,
     RolloutGroupTable,
@@ -27,8 +29,6 @@ from ratchet.store.schema import (
     TaskTable,
     TurnTable,
 )
-from ratchet.stored_config import config_digest
-from ratchet.types import BatchState, GroupState, Purpose, policy_version
 from training import planner
 
 NUM_IDS = 300

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from ratchet.store import runs
-from ratchet.store.database import Database
+from store import runs
+from store.database import Database
 from tests.integration.training.ranks import supervise
 from tests.integration.training.records import make_config, make_planned_run
 from training.rank_runtime import RankSettings

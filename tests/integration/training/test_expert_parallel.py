@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.store.database import Database
+from store.database import Database
 from tests.integration.training.records import make_config
 from tests.integration.training.test_faults import Runs
 from tests.unit.training.test_gradients import arguments_of, make_architecture

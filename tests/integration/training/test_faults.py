@@ -17,10 +17,10 @@ from sqlalchemy.dialects.postgresql import JSONB
 from client.explanations import explain_thing
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError
-from ratchet.store import learner_commits, learners, metrics, runs, skipped_steps
-from ratchet.store.arrays import halves_from_bytes, logprobs_to_bytes
-from ratchet.store.database import Database
-from ratchet.store.schema import (
+from store import learner_commits, learners, metrics, runs, skipped_steps
+from store.arrays import halves_from_bytes, logprobs_to_bytes
+from store.database import Database
+from store.schema import (
     BatchItemTable,
     BatchTable,
     CheckpointTable,
@@ -34,7 +34,7 @@ from ratchet.store.schema import (
     TrainedTurnTable,
     TurnTable,
 )
-from ratchet.store.steering import Request, SteeringAnswer
+from store.steering import Request, SteeringAnswer
 from tests.integration.training.ranks import Group, Kill, supervise
 from tests.integration.training.records import make_config, make_planned_run, states
 from training import planner

@@ -13,15 +13,15 @@ from activities import run_lifecycle
 from activities.run_configs import RunConfigs
 from activities.run_lifecycle import RunActivities
 from ratchet.payloads import RunView, ViewRunInput
-from ratchet.store import box_failures, open_runs, sandboxes
-from ratchet.store.box_failures import BoxCounts
-from ratchet.store.database import Database
-from ratchet.store.sandboxes import NewSandbox
-from ratchet.store.schema import RolloutGroupTable, RolloutTable, RunTable, RunTaskTable, SandboxTable, TaskTable
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import Purpose, SandboxRole, SandboxState
+from scheduling.quarantine import QuarantinedTask
+from store import box_failures, open_runs, sandboxes
+from store.box_failures import BoxCounts
+from store.database import Database
+from store.sandboxes import NewSandbox
+from store.schema import RolloutGroupTable, RolloutTable, RunTable, RunTaskTable, SandboxTable, TaskTable
 from tests.integration.training.records import make_config, make_run
-from training.quarantine import QuarantinedTask
 
 _TRAINING = {"group_size": 2, "min_graded": 2, "max_groups_seen": 1000, "max_staleness": 0}
 

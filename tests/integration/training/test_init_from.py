@@ -14,11 +14,11 @@ from activities.run_configs import RunConfigs
 from activities.run_lifecycle import RunActivities
 from ratchet import paths
 from ratchet.payloads import PrepareRunInput, TrainRunInput
-from ratchet.store import open_runs, runs
-from ratchet.store.database import Database
-from ratchet.store.schema import RunTable
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import RunState
+from store import open_runs, runs
+from store.database import Database
+from store.schema import RunTable
 from tests.integration.training.records import make_config, make_run
 
 TASK = {"prompt": "fix it", "label": "a", "metadata": {"image": "host", "workdir": "/w", "eval_cmd": "true"}}

@@ -6,9 +6,9 @@ import pytest
 
 from engine import adapter_files
 from engine.policy_files import is_intact, policy_directory
-from ratchet.store import runs
-from ratchet.store.database import Database
-from ratchet.store.schema import PolicyVersionTable
+from store import runs
+from store.database import Database
+from store.schema import PolicyVersionTable
 from tests.integration.training.records import make_config
 from tests.integration.training.test_faults import Runs
 from training import checkpoint

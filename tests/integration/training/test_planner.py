@@ -13,15 +13,15 @@ from activities.run_configs import RunConfigs
 from activities.run_lifecycle import RunActivities, next_tasks
 from ratchet.config import RunConfig
 from ratchet.payloads import EndRunInput, ViewRunInput
-from ratchet.store import chains, groups, open_runs, runs
-from ratchet.store.database import Database
-from ratchet.store.runs import OrderedTask
-from ratchet.store.schema import BatchItemTable, BatchTable, RolloutGroupTable, RolloutTable, RunTable
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import BatchState, GroupState, Purpose, RunState
+from scheduling import group_selection
+from scheduling.group_selection import plannable
+from store import chains, groups, open_runs, runs
+from store.database import Database
+from store.runs import OrderedTask
+from store.schema import BatchItemTable, BatchTable, RolloutGroupTable, RolloutTable, RunTable
 from tests.integration.training.records import make_config, make_group, make_run
-from training import group_selection
-from training.group_selection import plannable
 from training.plan_loader import load_sequences, load_step_plan
 from training.plan_types import Plan
 from training.planner import plan_step

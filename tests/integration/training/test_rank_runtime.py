@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.store import learners
-from ratchet.store.database import Database
-from ratchet.store.learner_commits import RunLease
+from store import learners
+from store.database import Database
+from store.learner_commits import RunLease
 from tests.integration.training.records import make_config, make_run
 from tests.standins.failing_database import FailingDatabase
 from training import rank_runtime

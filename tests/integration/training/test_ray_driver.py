@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from ratchet.store import learners
-from ratchet.store.database import Database
-from ratchet.store.learners import LearnerRow
-from ratchet.store.schema import BatchItemTable
 from stack.ports import free_port
+from store import learners
+from store.database import Database
+from store.learners import LearnerRow
+from store.schema import BatchItemTable
 from tests.integration.training.records import make_config, make_group, make_run, plan_ahead, states
 
 DEADLINE_SECONDS = 900.0

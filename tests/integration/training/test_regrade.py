@@ -3,18 +3,18 @@
 from sqlalchemy import delete, func, select, update
 
 from activities.grade import grade_row
-from activities.graders.base import Verdict
-from activities.graders.registry import GRADERS
-from activities.judge_patch import JudgedPatch
 from activities.regrade import RegradeActivities
 from activities.run_configs import RunConfigs
+from grading.base import Verdict
+from grading.judge_patch import JudgedPatch
+from grading.registry import GRADERS
 from ratchet.config import RunConfig
 from ratchet.grading_payloads import RegradedInput, RegradedResult
-from ratchet.store import grades, rollouts
-from ratchet.store.database import Database
-from ratchet.store.schema import BatchTable, ChainTable, RolloutGroupTable, RolloutTable, RunTable
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import BatchState, GroupState
+from store import grades, rollouts
+from store.database import Database
+from store.schema import BatchTable, ChainTable, RolloutGroupTable, RolloutTable, RunTable
 from tests.integration.training.records import make_config, make_group, make_run
 from training.plan_loader import load_sequences, load_step_plan
 from training.planner import plan_step

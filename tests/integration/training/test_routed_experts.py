@@ -2,10 +2,10 @@
 
 from sqlalchemy import func, select, update
 
-from ratchet.store import learner_commits
-from ratchet.store.database import Database
-from ratchet.store.schema import BatchItemTable, RolloutTable, TurnTable
 from ratchet.types import Purpose
+from store import learner_commits
+from store.database import Database
+from store.schema import BatchItemTable, RolloutTable, TurnTable
 from tests.integration.training.records import make_config
 from tests.integration.training.test_planner import make, plan
 

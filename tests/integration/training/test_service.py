@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.store.database import Database
+from store.database import Database
 from tests.integration.training.records import make_config, make_run
 from tests.standins.failing_database import FailingDatabase
 from training import service

@@ -3,17 +3,17 @@
 from sqlalchemy import select, update
 
 from activities.grade import grade_row
-from activities.graders.base import Verdict
-from activities.graders.flags import Flag
-from activities.graders.registry import GRADERS
-from activities.judge_patch import JudgedPatch
-from ratchet.store import admissions, grades, rollouts
-from ratchet.store.admissions import GraderVersion, NewAdmission
-from ratchet.store.database import Database
-from ratchet.store.grades import ControlVerdict
-from ratchet.store.schema import RolloutTable
-from ratchet.store.verdict_report import VerdictReport, verdict_report
-from ratchet.store.views.rollout_list import RolloutFilter, list_rollout_lines
+from grading.base import Verdict
+from grading.flags import Flag
+from grading.judge_patch import JudgedPatch
+from grading.registry import GRADERS
+from store import admissions, grades, rollouts
+from store.admissions import GraderVersion, NewAdmission
+from store.database import Database
+from store.grades import ControlVerdict
+from store.schema import RolloutTable
+from store.verdict_report import VerdictReport, verdict_report
+from store.views.rollout_list import RolloutFilter, list_rollout_lines
 from tests.integration.training.records import make_config, make_group, make_run
 from tests.integration.training.test_regrade import members_of
 from training.planner import plan_step

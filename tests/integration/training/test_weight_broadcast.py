@@ -25,12 +25,12 @@ from activities.learning import LearnActivities
 from activities.run_configs import RunConfigs
 from engine.policy_files import file_sha256
 from ratchet.payloads import SyncInput
-from ratchet.store import engines, learners, runs
-from ratchet.store.database import Database
-from ratchet.store.schema import EngineTable, PolicyVersionTable, RunTable
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import EngineState, policy_version
 from stack.ports import free_port
+from store import engines, learners, runs
+from store.database import Database
+from store.schema import EngineTable, PolicyVersionTable, RunTable
 from tests.integration.training.records import make_config, make_run
 from training.weight_broadcast import WeightBroadcast, describe_tensors
 

@@ -21,11 +21,11 @@ from engine.policy_files import describe_files, is_intact, policy_directory, who
 from ratchet.background_task import running_beside
 from ratchet.config_engines import DEFAULT_SET
 from ratchet.payloads import PrepareRunInput, TrainRunInput
-from ratchet.store import engines, learner_commits, learners, runs
-from ratchet.store.database import Database
-from ratchet.store.schema import BatchTable, PolicyVersionTable
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import JsonObject, RunState
+from store import engines, learner_commits, learners, runs
+from store.database import Database
+from store.schema import BatchTable, PolicyVersionTable
 from tests.integration.training.ranks import Group
 from tests.integration.training.records import make_config
 from tests.integration.training.test_faults import Runs

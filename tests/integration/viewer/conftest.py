@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ratchet.store.database import Database
+from store.database import Database
 from tests.integration.viewer.filled_store import FilledRun, fill_run
 from viewer.app import create_viewer_app
 from viewer.routes import search

@@ -13,11 +13,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from tokenizers import Tokenizer
 
 from adapter.turns.loss_mask import TokenChain, TrainSpan
-from ratchet.store import chains
-from ratchet.store.arrays import ids_to_bytes, logprobs_to_bytes, pack_json, pack_text
-from ratchet.store.database import Database
-from ratchet.store.metrics import record_metrics
-from ratchet.store.schema import (
+from ratchet.trained_turns import TrainedTurn
+from ratchet.types import policy_version
+from store import chains
+from store.arrays import ids_to_bytes, logprobs_to_bytes, pack_json, pack_text
+from store.database import Database
+from store.metrics import record_metrics
+from store.schema import (
     AdmissionTable,
     AttemptTable,
     BatchItemTable,
@@ -33,9 +35,7 @@ from ratchet.store.schema import (
     TaskTable,
     TurnTable,
 )
-from ratchet.store.trained_turns import record_trained_turns
-from ratchet.trained_turns import TrainedTurn
-from ratchet.types import policy_version
+from store.trained_turns import record_trained_turns
 from tests.integration.training.records import make_config, make_run
 
 DIFF = """diff --git a/calc.py b/calc.py

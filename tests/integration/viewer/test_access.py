@@ -4,7 +4,7 @@ from base64 import b64encode
 
 import httpx
 
-from ratchet.store.database import Database
+from store.database import Database
 from tests.integration.viewer.filled_store import FilledRun
 from viewer.app import create_viewer_app
 from viewer.settings import ViewerSettings

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from ratchet.store.database import Database
-from ratchet.store.schema import RolloutTable
 from stack.ports import free_port
+from store.database import Database
+from store.schema import RolloutTable
 from tests.integration.viewer.filled_store import FilledRun
 from viewer import live
 from viewer.app import ViewerServer

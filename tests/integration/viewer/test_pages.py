@@ -8,11 +8,11 @@ from urllib.parse import parse_qsl, quote, urlsplit
 import httpx
 import pytest
 
-from ratchet.store.database import Database
-from ratchet.store.run_times import read_run_times
-from ratchet.store.schema import Base
-from ratchet.store.step_tokens import record_step_tokens
-from ratchet.store.views.read_only import grant_reader_role
+from store.database import Database
+from store.run_times import read_run_times
+from store.schema import Base
+from store.step_tokens import record_step_tokens
+from store.views.read_only import grant_reader_role
 from tests.integration.viewer.filled_store import SECRET_MARKUP, FilledRun, fill_run
 from viewer.models.advice import advise_run
 from viewer.step_rewards import StepRewards

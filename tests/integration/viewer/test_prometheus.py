@@ -16,9 +16,9 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import func, insert, update
 
-from ratchet.store.database import Database
-from ratchet.store.schema import EngineTable, LearnerTable, RolloutTable, RunTable, SandboxTable
 from stack.part_health import PartHealth, write_health
+from store.database import Database
+from store.schema import EngineTable, LearnerTable, RolloutTable, RunTable, SandboxTable
 from tests.integration.viewer.filled_store import FilledRun
 from viewer.app import create_viewer_app
 from viewer.settings import ViewerSettings

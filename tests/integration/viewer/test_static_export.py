@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ratchet.errors import ConfigError
-from ratchet.store.database import Database
+from store.database import Database
 from tests.integration.viewer.filled_store import FilledRun
 from viewer.settings import ViewerSettings
 from viewer.static_export import PageExporter

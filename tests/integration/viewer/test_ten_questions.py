@@ -7,9 +7,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ratchet.store.database import Database
-from ratchet.store.rollout_words import index_rollouts
-from ratchet.store.step_tokens import record_step_tokens
+from store.database import Database
+from store.rollout_words import index_rollouts
+from store.step_tokens import record_step_tokens
 from tests.integration.viewer.filled_store import FilledRun, RunFiller, fill_run
 
 RUN = "asked"

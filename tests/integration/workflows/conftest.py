@@ -27,17 +27,18 @@ from sqlalchemy.dialects.postgresql import insert
 from temporalio.client import Client, WorkflowHandle
 from tokenizers import Tokenizer
 
-from activities.sandboxes.e2b import E2BProvider
-from ratchet import temporal_client, temporal_namespace
+from ratchet import temporal_client
 from ratchet.errors import StoreUnavailableError
-from ratchet.store.database import Database
-from ratchet.store.migration import migrate
-from ratchet.store.schema import EngineTable, RolloutTable, TurnTable
 from ratchet.temporal_settings import TemporalSettings, load_temporal_settings
 from ratchet.types import EngineState
+from sandboxes.e2b import E2BProvider
+from stack import temporal_namespace
 from stack.parts import Stack, free_ports
 from stack.postgres import ensure_database
 from stack.temporal_server import ensure_temporal_cli
+from store.database import Database
+from store.migration import migrate
+from store.schema import EngineTable, RolloutTable, TurnTable
 from tests.replay.record import record_all
 from tests.standins.collector import Collector
 from tests.standins.tiny_model import make_tokenizer

@@ -16,9 +16,9 @@ from client.workflows import follow_workflow
 from ratchet import paths
 from ratchet.config import DatasetConfig, RunConfig
 from ratchet.errors import DatasetError
-from ratchet.store import tasks
-from ratchet.store.schema import AdmissionTable, GradeTable, RolloutTable, SandboxTable, TaskTable, TurnTable
 from stack.progress import ReportProgress
+from store import tasks
+from store.schema import AdmissionTable, GradeTable, RolloutTable, SandboxTable, TaskTable, TurnTable
 from tests.integration.workflows.conftest import ROOT, Loop
 from tests.integration.workflows.test_rollout import PRE, TASK, call, finish
 

@@ -9,7 +9,7 @@ from sqlalchemy import delete, select, update
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle
 from temporalio.service import RPCError
 
-from ratchet.store.schema import BatchItemTable, EvaluationTable, RolloutGroupTable, RolloutTable, RunTable
+from store.schema import BatchItemTable, EvaluationTable, RolloutGroupTable, RolloutTable, RunTable
 from tests.integration.workflows.conftest import Loop
 from tests.integration.workflows.test_groups import TASK, Training, training
 

@@ -5,7 +5,7 @@ import base64
 import pytest
 from sqlalchemy import select
 
-from ratchet.store.schema import GradeTable, SandboxTable
+from store.schema import GradeTable, SandboxTable
 from tests.integration.activities import shop
 from tests.integration.workflows.conftest import Loop
 from tests.integration.workflows.test_admission import run

@@ -13,9 +13,9 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 from client import evaluating, steering
 from client.evaluating import EvaluationSettings
 from ratchet.errors import ConfigError
-from ratchet.store import runs
-from ratchet.store.schema import RolloutTable
 from ratchet.types import Purpose, SteeringAction
+from store import runs
+from store.schema import RolloutTable
 from tests.integration.workflows.conftest import Loop
 from tests.integration.workflows.test_groups import TASK
 from tests.standins.chat_engine import ChatEngine, refuses, says

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from temporalio.client import WorkflowHandle
 
-from ratchet.store.schema import AttemptTable
+from store.schema import AttemptTable
 from tests.integration.workflows.conftest import Loop
 from tests.integration.workflows.test_rollout import TASK, finish, of_attempts
 

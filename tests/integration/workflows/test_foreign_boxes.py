@@ -16,14 +16,14 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.box_lifecycle import INSTALLATION_KEY, UUID_KEY, BoxCreator, kill_and_record, try_kill_box
 from activities.sweep import SweepActivities
-from ratchet.store import installations, sandboxes
-from ratchet.store.database import Database
-from ratchet.store.sandboxes import LedgerRow, NewSandbox
-from ratchet.store.schema import InstallationTable, SandboxTable
 from ratchet.sweep_payloads import SweepInput, SweepResult
-from ratchet.temporal_namespace import prepare_namespace
 from ratchet.types import SandboxRole
 from stack import backup
+from stack.temporal_namespace import prepare_namespace
+from store import installations, sandboxes
+from store.database import Database
+from store.sandboxes import LedgerRow, NewSandbox
+from store.schema import InstallationTable, SandboxTable
 from tests.integration.workflows.conftest import Loop
 from tests.standins.foreign_boxes import (
     DEVIATIONS,

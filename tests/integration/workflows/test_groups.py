@@ -9,8 +9,8 @@ from sqlalchemy import select
 from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import CancelledError
 
-from ratchet.store.schema import RolloutGroupTable, RolloutTable, RunTable
 from ratchet.temporal_client import root_cause
+from store.schema import RolloutGroupTable, RolloutTable, RunTable
 from tests.integration.workflows.conftest import Loop
 
 pytestmark = pytest.mark.timeout(600)

@@ -21,9 +21,9 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.box_lifecycle import INSTALLATION_KEY
 from activities.sweep import SweepActivities
-from ratchet.store import installations, rollouts, runs
-from ratchet.store.schema import RolloutTable, SandboxTable, TurnTable
 from ratchet.sweep_payloads import SweepInput
+from store import installations, rollouts, runs
+from store.schema import RolloutTable, SandboxTable, TurnTable
 from tests.integration.training.records import make_group
 from tests.integration.workflows.conftest import Loop
 from tests.integration.workflows.test_rollout import TASK, call, finish

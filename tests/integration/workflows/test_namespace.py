@@ -12,11 +12,11 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle
 
 from ratchet.errors import MachineError
-from ratchet.store import installations, runs
-from ratchet.store.database import Database, async_url
-from ratchet.store.migration import migrate
-from ratchet.temporal_namespace import prepare_namespace, require_own_namespace
 from ratchet.temporal_settings import load_temporal_settings
+from stack.temporal_namespace import prepare_namespace, require_own_namespace
+from store import installations, runs
+from store.database import Database, async_url
+from store.migration import migrate
 from tests.integration.workflows.conftest import Loop
 
 pytestmark = pytest.mark.timeout(600)

@@ -6,10 +6,10 @@ import pytest
 from sqlalchemy import select, update
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 
-from ratchet.store import open_runs, run_pause
-from ratchet.store.schema import RolloutGroupTable, RunTable
 from ratchet.sweep_payloads import SweepInput, SweepResult
 from ratchet.temporal_client import start_train_run
+from store import open_runs, run_pause
+from store.schema import RolloutGroupTable, RunTable
 from tests.integration.workflows.conftest import Loop
 from tests.integration.workflows.test_groups import Training, training
 

@@ -9,8 +9,9 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 from temporalio.client import WorkflowHandle
 
-from ratchet import temporal_client, temporal_namespace
+from ratchet import temporal_client
 from ratchet.payload_codec import KEY_FILE_SETTING, PayloadKeyError
+from stack import temporal_namespace
 from tests.integration.workflows.conftest import Loop
 from tests.integration.workflows.test_rollout import TASK, call
 

@@ -13,8 +13,8 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 
 from client.session import Client
 from ratchet.errors import ConfigError
-from ratchet.store import learner_commits, open_rollouts, plans
-from ratchet.store.schema import BatchItemTable
+from store import learner_commits, open_rollouts, plans
+from store.schema import BatchItemTable
 from tests.integration.workflows.conftest import Loop
 from tests.integration.workflows.test_groups import Training
 from tests.integration.workflows.test_pauses import Operator

@@ -15,12 +15,14 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.box_lifecycle import BoxCreator
 from activities.grade import GradeActivities
-from activities.graders.registry import GRADERS
 from activities.run_configs import RunConfigs
+from grading.registry import GRADERS
 from ratchet.payloads import StageInput
-from ratchet.store import open_runs, rollouts, sandboxes
-from ratchet.store.sandboxes import NewSandbox
-from ratchet.store.schema import (
+from ratchet.temporal_client import root_cause
+from ratchet.types import SandboxRole
+from store import open_runs, rollouts, sandboxes
+from store.sandboxes import NewSandbox
+from store.schema import (
     AttemptTable,
     ChainSpanTable,
     GradeTable,
@@ -30,8 +32,6 @@ from ratchet.store.schema import (
     SessionTable,
     TurnTable,
 )
-from ratchet.temporal_client import root_cause
-from ratchet.types import SandboxRole
 from tests.integration.workflows.conftest import Loop
 
 pytestmark = pytest.mark.timeout(600)
@@ -129,7 +129,7 @@ async def test_the_agents_box_has_no_history_and_no_grader(loop: Loop) -> None:
     dataset = loop.dataset(pre_commands=[PRE], eval_cmd="cat a.txt; echo; echo SECRET")
     _, row = await finish(loop, await loop.start(dataset))
     async with loop.database.begin() as connection:
-        from ratchet.store.arrays import unpack_text
+        from store.arrays import unpack_text
 
         log = unpack_text(
             (await connection.execute(select(GradeTable.log).where(GradeTable.rollout_id == row.id))).scalar_one()

@@ -5,9 +5,9 @@ from uuid import uuid4
 
 from sqlalchemy import insert, select, update
 
-from ratchet.store import sandboxes
-from ratchet.store.schema import PatchTable, RolloutTable, RunTable, SandboxTable
 from ratchet.types import SandboxRole
+from store import sandboxes
+from store.schema import PatchTable, RolloutTable, RunTable, SandboxTable
 from tests.integration.training.records import make_config, make_group, make_run
 from tests.integration.workflows.conftest import Loop
 

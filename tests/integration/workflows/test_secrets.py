@@ -13,7 +13,7 @@ import zstandard
 from google.protobuf.json_format import MessageToJson
 from sqlalchemy import select
 
-from ratchet.store.schema import Base
+from store.schema import Base
 from tests.integration.workflows.conftest import ROOT, Loop
 from tests.integration.workflows.test_rollout import PRE, call, finish
 

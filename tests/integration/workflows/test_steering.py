@@ -14,10 +14,10 @@ from temporalio.service import RPCError, RPCStatusCode
 from client import steering
 from client.session import Client
 from ratchet.errors import ConfigError, MachineError
-from ratchet.store import steering as stored_steering
 from ratchet.temporal_client import root_cause
 from ratchet.types import SteeringAction
 from stack.ports import free_port
+from store import steering as stored_steering
 from tests.integration.workflows.conftest import Loop
 from tests.integration.workflows.test_evaluations import Evaluated, evaluated
 from tests.integration.workflows.test_groups import Training

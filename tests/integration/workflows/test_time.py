@@ -9,10 +9,10 @@ import pytest
 from sqlalchemy import func, select, update
 from temporalio.client import WorkflowHandle
 
-from activities.sandboxes.base import Sandbox
-from ratchet import temporal_namespace
-from ratchet.store import schema
 from ratchet.types import EngineState
+from sandboxes.base import Sandbox
+from stack import temporal_namespace
+from store import schema
 from tests.integration.workflows.conftest import Loop
 from tests.integration.workflows.test_ledger import boxes_of
 from tests.integration.workflows.test_rollout import TASK, call, finish

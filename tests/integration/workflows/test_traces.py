@@ -10,8 +10,8 @@ import httpx
 import pytest
 from sqlalchemy import select
 
-from ratchet.store.schema import InstallationTable, TurnTable
 from ratchet.tracing import RolloutTrace
+from store.schema import InstallationTable, TurnTable
 from tests.integration.workflows.conftest import Loop
 from tests.integration.workflows.test_rollout import TASK, call, finish
 from tests.standins.collector import CollectedSpan

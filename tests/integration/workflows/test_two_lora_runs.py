@@ -13,8 +13,8 @@ from sqlalchemy import select
 
 from ratchet.config import RunConfig
 from ratchet.lora_slots import versions_of_label
-from ratchet.store.schema import EngineTable, RunTable, TurnTable
 from stack.serving_plan import ServingPlan
+from store.schema import EngineTable, RunTable, TurnTable
 from tests.integration.workflows.conftest import Loop
 from tests.integration.workflows.test_two_runs import Side, require_own_rollouts, run_values, serving
 from tests.standins.tiny_model import make_tokenizer, make_weights

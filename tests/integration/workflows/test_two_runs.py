@@ -23,7 +23,10 @@ from temporalio.client import WorkflowHandle
 
 from engine.process import EngineSettings
 from ratchet.config import RunConfig
-from ratchet.store.schema import (
+from ratchet.types import EngineState
+from stack.ports import free_port
+from stack.serving_plan import ServingPlan, StackPlan, read_plan, write_plan
+from store.schema import (
     BatchTable,
     EngineLoadTable,
     EngineTable,
@@ -32,9 +35,6 @@ from ratchet.store.schema import (
     RunTable,
     TurnTable,
 )
-from ratchet.types import EngineState
-from stack.ports import free_port
-from stack.serving_plan import ServingPlan, StackPlan, read_plan, write_plan
 from tests.chaos.seeded_engine import HOLD_FACTOR_VARIABLE, SOLVED_FILE, SOLVED_TEXT
 from tests.integration.training.ranks import Group
 from tests.integration.workflows.conftest import ROOT, Loop

@@ -6,13 +6,13 @@ import pytest
 
 from cli.run_screen import lines_of
 from ratchet.errors import ConfigError
-from ratchet.store import open_rollouts, run_pause
-from ratchet.store.open_rollouts import StageCount
+from scheduling.quarantine import QuarantinedTask
 from stack.diagnosis import UNKNOWN, Diagnosis, RetriedActivity, diagnose
 from stack.parts import Stack
+from store import open_rollouts, run_pause
+from store.open_rollouts import StageCount
 from tests.integration.workflows.conftest import Loop
 from tests.integration.workflows.test_groups import Training, training
-from training.quarantine import QuarantinedTask
 
 pytestmark = pytest.mark.timeout(600)
 __all__ = ["training"]

@@ -8,19 +8,19 @@ from hypothesis import strategies as st
 
 from activities.admission import broken_trial
 from activities.datasets.lints import lint_config, lint_rows
-from activities.graders.assertions.site import Kind
-from activities.graders.base import Verdict
-from activities.graders.broken_oracles import BrokenOracle, EditedTest
-from activities.graders.log_parsers import find_log_parser
-from activities.graders.rewards import REWARD_FUNCTIONS, RewardFacts, compute_reward
-from activities.graders.run_hidden_tests import _parse_report
-from activities.judge_patch import BrokenTests
 from activities.regrade import reward_spread
 from cli.tasks.datasets import _pool_in_words
+from grading.assertions.site import Kind
+from grading.base import Verdict
+from grading.broken_oracles import BrokenOracle, EditedTest
+from grading.judge_patch import BrokenTests
+from grading.log_parsers import find_log_parser
+from grading.rewards import REWARD_FUNCTIONS, RewardFacts, compute_reward
+from grading.run_hidden_tests import _parse_report
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError, GraderFailedError
 from ratchet.grading_payloads import TrialResult
-from ratchet.store.schema import GradeTable
+from store.schema import GradeTable
 from training.advantage import advantages
 
 FACTS = RewardFacts("done", 3, 100, 10, 1)

@@ -4,7 +4,7 @@ from typing import Any
 
 from activities.evaluations import evaluations_of_step, planned_evaluations
 from ratchet.config import RunConfig
-from ratchet.store.evaluations import AskedEvaluation, BegunEvaluation
+from store.evaluations import AskedEvaluation, BegunEvaluation
 
 
 def config(evaluation: dict[str, Any]) -> RunConfig:

@@ -6,8 +6,8 @@ import subprocess
 import pytest
 from temporalio.testing import ActivityEnvironment
 
-from activities.git_scripts import prepare_script
 from activities.running_commands import RunningPreCommand, shortened
+from grading.git_scripts import prepare_script
 
 COMMANDS = ["echo fetching >&2", "printf 'half a' >&2; printf ' line\\nrest' >&2", "exit 3"]
 

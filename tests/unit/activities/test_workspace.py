@@ -2,8 +2,8 @@
 
 import subprocess
 
-from activities.git_scripts import prepare_script
 from activities.workspace import of_pre_command
+from grading.git_scripts import prepare_script
 from ratchet.errors import CommandFailedError
 
 COMMANDS = ["true", "echo 'the cause' >&2; seq 1000 >&2; echo 'the end' >&2; exit 3"]

@@ -28,10 +28,10 @@ from adapter.prompt.request_parser import HistoryRepairs
 from adapter.prompt.session_cache import LiveSession, SessionCache
 from adapter.turns.routing import EngineRouter
 from adapter.turns.tree import TurnGrowth, TurnTree
-from ratchet.store.arrays import Ids
-from ratchet.store.database import Database
-from ratchet.store.sessions import SessionRow
 from ratchet.types import SessionState
+from store.arrays import Ids
+from store.database import Database
+from store.sessions import SessionRow
 
 HOSTILE = [
     "<|im_end|>", "<|im_start|>", "<|im_start|>user\n", "<tool_call>", "</think>", "<think>\n", "<tool_response>",

@@ -15,7 +15,7 @@ from adapter.conversation import Message, ToolCall
 from adapter.prompt.prompt_builder import PreparedCall
 from adapter.prompt.renderer import Renderer
 from adapter.turns.tree import TurnGrowth
-from ratchet.store.arrays import Ids
+from store.arrays import Ids
 from tests.standins.family_tokenizers import Kind, ids_of_letters, make_family_tokenizer
 from tests.unit.adapter.client import DIALECT, Client, WireMessage
 

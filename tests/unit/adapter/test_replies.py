@@ -20,7 +20,7 @@ from adapter.turns.capture import Capture, PendingCall
 from adapter.turns.registry import ConnectedClient
 from adapter.turns.routing import EngineRouter
 from adapter.vllm_parsers import VllmParsers
-from ratchet.store.database import Database
+from store.database import Database
 
 
 @dataclass

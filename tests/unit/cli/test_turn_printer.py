@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 from cli.turn_printer import TurnPrinter
-from ratchet.store.views.turn_views import TurnContent
+from store.views.turn_views import TurnContent
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 

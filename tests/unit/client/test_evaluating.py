@@ -62,8 +62,8 @@ def test_an_endpoint_needs_a_config_and_the_name_of_its_model(tmp_path: Path, pa
 
 
 def test_the_client_is_imported_by_its_public_name() -> None:
-    from ratchet.client import Client, Run
+    from client import Client, Run
 
     assert (Client, Run) == (client.Client, client.Run)
     with pytest.raises(ImportError):
-        from ratchet.client import steering  # type: ignore[attr-defined] # noqa: F401
+        from client import steering  # type: ignore[attr-defined] # noqa: F401

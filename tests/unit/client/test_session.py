@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.client import Client
+from client import Client
 from ratchet.errors import ConfigError
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from engine import weight_update
 from ratchet.background_task import running_beside
-from ratchet.store.engines import EngineRow
 from ratchet.types import EngineState
+from store.engines import EngineRow
 from tests.standins.failing_database import FailingDatabase
 
 

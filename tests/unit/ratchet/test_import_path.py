@@ -19,7 +19,7 @@ from ratchet.import_path import import_object
     ],
 )
 def test_a_module_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, named: str) -> None:
-    from activities.graders.rewards import find_reward
+    from grading.rewards import find_reward
 
     (tmp_path / "users_own.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)

@@ -2,11 +2,11 @@ from pathlib import Path
 
 from structlog.testing import capture_logs
 
-from activities.sandboxes.docker_errors import service_errors
-from activities.sandboxes.e2b_errors import translate
 from ratchet import unexplained_errors
 from ratchet.errors import SandboxBusyError
 from ratchet.unexplained_errors import log_unexplained
+from sandboxes.docker_errors import service_errors
+from sandboxes.e2b_errors import translate
 
 
 def test_a_kind_is_logged_once_with_its_traceback() -> None:

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from activities.harnesses.agent_programs import claude_code_program
-from activities.sandboxes.e2b import image_metadata_key
 from ratchet.config import RunConfig
 from ratchet.config_sources import load_config
 from ratchet.errors import ConfigError
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.vime_names import REFUSED, VIME_ARGUMENTS, VIME_VARIABLES, dump_pattern, value_of
+from sandboxes.e2b import image_metadata_key
 from stack.engine_parts import place_parts
 from stack.follow_run import new_run_id, run_name
 from stack.parts import Stack

@@ -7,7 +7,6 @@ import pytest
 
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError
-from ratchet.store.open_runs import OpenSet
 from stack.parts import Stack
 from stack.serving_plan import (
     ServingPlan,
@@ -19,6 +18,7 @@ from stack.serving_plan import (
     wants_other,
     write_plan,
 )
+from store.open_runs import OpenSet
 
 
 def plan_of(name: str, **values: Any) -> ServingPlan:

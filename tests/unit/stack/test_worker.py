@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from activities.box_lifecycle import box_ttl_seconds
-from activities.sandboxes.base import BoxLimits
-from activities.sandboxes.docker import DockerProvider
-from activities.sandboxes.e2b import E2BProvider
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError
 from ratchet.temporal_settings import load_temporal_settings
+from sandboxes.base import BoxLimits
+from sandboxes.docker import DockerProvider
+from sandboxes.e2b import E2BProvider
 from stack.parts import Stack
 from stack.worker import adapter_url, sandbox_provider, slots
 

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.advantage import advantages, has_signal, over_batch, weigh_negative
+from scheduling.signal import has_signal
+from training.advantage import advantages, over_batch, weigh_negative
 
 REWARDS = st.lists(st.floats(-10, 10), min_size=2, max_size=16)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ratchet.store.training_groups import ConsumedGroup
+from store.training_groups import ConsumedGroup
 from tests.unit.training.test_loss import knobs, tokens
 from training.metrics import (
     NUM_SUMS,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ratchet.config import RunConfig
-from ratchet.store.training_groups import ReadyGroup, ReadyMember
+from store.training_groups import ReadyGroup, ReadyMember
 from training.plan_builder import ChainLengths, draft_members, plan_members
 from training.plan_types import Member
 

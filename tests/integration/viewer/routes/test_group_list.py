@@ -7,13 +7,13 @@ import pytest
 from sqlalchemy import insert, update
 
 from cli.main import run_app
-from ratchet.store import steering
-from ratchet.store.database import Database
-from ratchet.store.groups import GROUP_CANCELLED
-from ratchet.store.schema import BatchItemTable, BatchTable, RunTable
-from ratchet.store.steering import Request
-from ratchet.store.views import group_list as group_list_views
 from ratchet.types import GroupProgress, SteeringAction
+from store import steering
+from store.database import Database
+from store.groups import GROUP_CANCELLED
+from store.schema import BatchItemTable, BatchTable, RunTable
+from store.steering import Request
+from store.views import group_list as group_list_views
 from tests.integration.training.records import make_config, make_run
 from tests.integration.viewer.filled_store import FilledRun, RunFiller
 from viewer.routes import group_list

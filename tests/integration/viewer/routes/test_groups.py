@@ -6,8 +6,8 @@ import httpx
 import pytest
 from sqlalchemy import update
 
-from ratchet.store.database import Database
-from ratchet.store.schema import RolloutTable
+from store.database import Database
+from store.schema import RolloutTable
 from tests.integration.viewer.filled_store import FilledRun, RunFiller
 
 SOLVED = {"outcome": "graded", "reward": 1.0}

@@ -7,11 +7,11 @@ import httpx
 import pytest
 from sqlalchemy import select, update
 
-from ratchet.store.database import Database
-from ratchet.store.installations import installation_id
-from ratchet.store.schema import BatchTable, RolloutTable, RunTable, TurnTable
 from ratchet.tracing import RolloutTrace
 from ratchet.types import policy_version
+from store.database import Database
+from store.installations import installation_id
+from store.schema import BatchTable, RolloutTable, RunTable, TurnTable
 from tests.integration.viewer.filled_store import FilledRun, RunFiller, said
 from viewer.app import create_viewer_app
 from viewer.settings import ViewerSettings

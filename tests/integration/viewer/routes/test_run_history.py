@@ -7,13 +7,13 @@ from typing import Any
 import httpx
 from sqlalchemy import insert, select
 
-from ratchet.store import engines, steering
-from ratchet.store.database import Database
-from ratchet.store.metrics import record_metrics
-from ratchet.store.schema import PolicyVersionTable, RolloutGroupTable
-from ratchet.store.steering import Request
-from ratchet.store.views import command_views
 from ratchet.types import EngineState, SteeringAction, policy_version
+from store import engines, steering
+from store.database import Database
+from store.metrics import record_metrics
+from store.schema import PolicyVersionTable, RolloutGroupTable
+from store.steering import Request
+from store.views import command_views
 from tests.integration.viewer.filled_store import FilledRun, RunFiller
 from viewer.rendering import clock_time
 

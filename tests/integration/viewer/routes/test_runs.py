@@ -5,10 +5,10 @@ from pathlib import Path
 import httpx
 from sqlalchemy import insert, text, update
 
-from ratchet.store.database import Database
-from ratchet.store.metrics import record_metrics
-from ratchet.store.schema import RolloutTable, RunTable, RunTaskTable
-from ratchet.store.views import curve_views
+from store.database import Database
+from store.metrics import record_metrics
+from store.schema import RolloutTable, RunTable, RunTaskTable
+from store.views import curve_views
 from tests.integration.training.records import make_config, make_run
 from tests.integration.viewer.filled_store import FilledRun, RunFiller
 

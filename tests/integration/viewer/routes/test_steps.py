@@ -4,8 +4,8 @@ import httpx
 import pytest
 from sqlalchemy import update
 
-from ratchet.store.database import Database
-from ratchet.store.schema import BatchTable
+from store.database import Database
+from store.schema import BatchTable
 from tests.integration.viewer.filled_store import FilledRun
 
 

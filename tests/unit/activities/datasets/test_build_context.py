@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from activities.datasets import build_context
-from activities.datasets.build_context import check_build_context, pack_build_context, unpack_build_context
 from ratchet.built_images import build_workflow_id, built_image, is_built
+from sandboxes.build_context import check_build_context, pack_build_context, unpack_build_context
 
 
 def write(directory: Path, dockerfile: str = "FROM x\nWORKDIR /srv/app\n") -> Path:

@@ -18,8 +18,8 @@ from activities.datasets.bug_planting import plant_bug
 from activities.datasets.formats import check_rows
 from activities.datasets.package_recipes import read_recipes, write_rows
 from activities.datasets.package_sources import source_archive
-from activities.graders.evidence import look_up
-from activities.graders.registry import GRADERS
+from grading.evidence import look_up
+from grading.registry import GRADERS
 from ratchet.config import DatasetConfig
 from ratchet.errors import DatasetError, MachineError
 

@@ -17,8 +17,8 @@ from typing import Self
 import pytest
 
 from activities.harnesses.launcher import RUN_DIR
-from activities.sandboxes.base import CommandResult
 from ratchet.errors import CommandFailedError
+from sandboxes.base import CommandResult
 
 
 @dataclass

@@ -10,8 +10,8 @@ import pytest
 
 from adapter.conversation import Message, ToolCall
 from adapter.turns.loss_mask import Drift, build_chains
-from ratchet.store.turns import TurnMeta
 from ratchet.types import ForkCause, TurnKind
+from store.turns import TurnMeta
 from tests.standins.family_tokenizers import KINDS, Kind, ids_of_letters
 from tests.unit.adapter.client import WireMessage
 from tests.unit.adapter.families import FAMILIES, OWN_TEMPLATES, Agent, Family, Models, make_renderer

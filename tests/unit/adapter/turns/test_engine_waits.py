@@ -5,7 +5,7 @@ import asyncio
 from adapter.store_outage import StoreOutage
 from adapter.turns.engine_waits import EngineWaits
 from adapter.turns.routing import EngineRouter
-from ratchet.store.database import Database
+from store.database import Database
 from tests.standins.failing_database import FailingDatabase
 
 

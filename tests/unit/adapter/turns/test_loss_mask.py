@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapter.turns.loss_mask import TokenChain, build_chains, is_trainable
-from ratchet.store.turns import TurnMeta
 from ratchet.types import ForkCause, TurnKind
+from store.turns import TurnMeta
 
 
 def turn(

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from adapter.turns.retry_or_sample import RetryDecision, decide_retry
-from ratchet.store.turns import KnownCall
 from ratchet.types import TurnState
+from store.turns import KnownCall
 
 IN_FLIGHT, COMPLETED, ABORTED = TurnState.IN_FLIGHT, TurnState.COMPLETED, TurnState.ABORTED
 

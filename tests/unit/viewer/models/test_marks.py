@@ -5,9 +5,9 @@ from datetime import timedelta
 
 import pytest
 
-from ratchet.store.views.steering_views import SteeringLine
-from ratchet.store.views.version_views import LearnerRestart
 from ratchet.types import SteeringAction
+from store.views.steering_views import SteeringLine
+from store.views.version_views import LearnerRestart
 from tests.unit.viewer.models.test_charts import START, curves, evaluation
 from viewer.models.marks import chart_marks
 

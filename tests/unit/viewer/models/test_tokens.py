@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from ratchet.store.views.turn_views import ChainToken
 from ratchet.trained_turns import TrainedTurn
+from store.views.turn_views import ChainToken
 from viewer.models.tokens import LEGENDS, StepTraining, entropy_class, logprob_class, signed_class, view_tokens
 
 

@@ -1,0 +1,115 @@
+"""The contract of a grader: run the hidden tests in a prepared box, and judge that run.
+
+Each file of this folder that is named in `registry.py` implements it. Graders use boxes and a task's metadata, but
+neither Temporal nor the store. Running and judging are apart, because a control run runs the tests and judges otherwise
+(`broken_oracles.py`).
+"""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from grading.oracle import Oracle
+from grading.run_hidden_tests import RunnerReport
+from ratchet.errors import GraderFailedError
+from ratchet.types import JsonObject
+from sandboxes.base import Sandbox
+
+MAX_LOG_CHARACTERS = 200_000
+
+
+@dataclass(slots=True, frozen=True)
+class Verdict:
+    """A judgement of one patch. `rejected`: an integrity rule, named in `rule`, rejected it.
+
+    `tests`: name → passed, failed, skipped, xfailed, xpassed or missing; empty if the grader cannot tell.
+    `fail_to_pass` and `pass_to_pass`: (passed, expected) of the task's lists, None without such a list. `has_oracle`:
+    the run was compared with the task's gold runs.
+    """
+
+    solved: bool
+    reason: str
+    log: str
+    duration_seconds: float
+    rejected: bool = False
+    rule: str = ""
+    tests: dict[str, str] = field(default_factory=dict)
+    fail_to_pass: tuple[int, int] | None = None
+    pass_to_pass: tuple[int, int] | None = None
+    has_oracle: bool = False
+
+
+@dataclass(slots=True, frozen=True)
+class TestRun:
+    """One run of a task's test command. `outcomes`: test → passed, failed, skipped, xfailed or xpassed, from the
+    witness or from the printed log; empty if neither names tests. `gap`: why the run shows nothing of the patch, empty
+    if it has the evidence of its grader (`evidence.py`). `claim`: what the verdict rests on instead of the exit code.
+    `is_silent`: neither pytest nor a printed line of a runner tells of a test that ran.
+    """
+
+    __test__ = False
+
+    observed: RunnerReport
+    outcomes: dict[str, str]
+    seconds: float
+    limit_seconds: float
+    gap: str = ""
+    claim: str = ""
+    is_silent: bool = False
+
+
+class NoEvidenceError(GraderFailedError):
+    """A run shows nothing of the patch, and no gold run shows that it can. `log`: what it printed."""
+
+    def __init__(self, gap: str, log: str) -> None:
+        super().__init__(f"{gap}; no test shows anything of the patch: {log.strip()[-400:] or 'nothing was printed'}")
+        self.log = log_tail(log)
+
+
+@dataclass(slots=True, frozen=True)
+class TestFiles:
+    """The task's test files, which are put into the box after the patch.
+
+    `paths`: every file that belongs to the tests, None if the row does not list them. `archive`: a tar.gz that is
+    unpacked at the repository's root. `patch`: a diff against the base. `commands`: run as root afterwards.
+    """
+
+    __test__ = False
+
+    paths: frozenset[str] | None = None
+    archive: bytes = b""
+    patch: bytes = b""
+    commands: tuple[str, ...] = ()
+
+
+class Grader(Protocol):
+    """Judges patches. `version` must change whenever the same patch could be judged differently."""
+
+    name: str
+    version: str
+
+    def test_files(self, spec: JsonObject) -> TestFiles:
+        """Return the files to put into the box after the patch. Raises GraderFailedError if the row cannot be read."""
+        ...
+
+    async def run(self, box: Sandbox, workdir: str, spec: JsonObject, limit_seconds: float) -> TestRun:
+        """Run the hidden tests in a prepared box.
+
+        Raises GraderFailedError if the box cannot run tests, and the box's own errors.
+        """
+        ...
+
+    def judge(self, run: TestRun, spec: JsonObject, oracle: Oracle | None) -> Verdict:
+        """Judge a run. `oracle` None: the task was not admitted.
+
+        Raises GraderFailedError if the run shows a fault that is not the patch's.
+        """
+        ...
+
+
+def log_tail(log: str) -> str:
+    """Return the log, of a longer one its last MAX_LOG_CHARACTERS characters."""
+    return (
+        log
+        if len(log) <= MAX_LOG_CHARACTERS
+        else f"… ({len(log) - MAX_LOG_CHARACTERS} characters left out)\n{log[-MAX_LOG_CHARACTERS:]}"
+    )

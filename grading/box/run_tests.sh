@@ -1,0 +1,89 @@
+# Run one test command as the user `agent` and report over stdout, framed by a nonce that only root of this box can read.
+#
+# `grading/run_hidden_tests.py` puts assignments of NONCE, TOKENS, SECONDS_ALLOWED, COMMAND_FILE, WORKDIR, HEAD_BYTES,
+# TAIL_BYTES, FRAME_BYTES and WITNESS in front of this file. All processes of the tests are dead before the report is written.
+set -u
+state=/run/ratchet witness=/run/ratchet-witness
+rm -rf "$witness" "$state/log" "$state/frames" "$state/out" "$state/never" "$state/timed_out"
+mkdir -p "$witness" && chmod 755 "$witness"
+mkfifo -m 622 "$witness/frames" && mkfifo -m 644 "$witness/nonce" && mkfifo -m 600 "$state/out" "$state/never" || exit 70
+chmod 622 "$witness/frames" || exit 70
+for file in ratchet_witness.py sitecustomize.py; do cp "$state/$file" "$witness/" && chmod 644 "$witness/$file" || exit 70; done
+# Files of the base that the patch changes, for flags; a repository that was not prepared for grading has no such list.
+git --git-dir="$state/base.git" diff --cached --name-only -z --no-renames --diff-filter=MTD HEAD >"$witness/changed" 2>/dev/null
+chmod 644 "$witness/changed" || exit 70
+uid=$(id -u agent) || exit 70
+if command -v setpriv >/dev/null; then become=(setpriv --reuid=agent --regid=agent --init-groups --no-new-privs)
+elif command -v runuser >/dev/null; then become=(runuser -u agent --)
+else echo "neither setpriv nor runuser is in this image" >&2; exit 70; fi
+command=$(cat "$COMMAND_FILE")
+home=/home/agent; while IFS=: read -r name _ _ _ _ directory _; do [ "$name" = agent ] && home=$directory; done </etc/passwd
+
+owned_by_agent() {  # argument: a process directory; only builtins, because no further process may be possible
+    local key value
+    { while read -r key value _; do [ "$key" = Uid: ] && { [ "$value" = "$uid" ]; return; }; done <"$1/status"; } 2>/dev/null
+    return 1
+}
+end_tests() {  # stop all processes first, so that a fork bomb cannot outrun the kills
+    local signal process
+    for signal in STOP STOP KILL KILL; do
+        for process in /proc/[0-9]*; do
+            owned_by_agent "$process" && kill -"$signal" "${process#/proc/}" 2>/dev/null
+        done
+    done
+}
+ticks_of() {  # argument: a process directory; set `ticks` to its CPU time with that of its ended children
+    local fields
+    ticks=0
+    { read -r fields <"$1/stat"; } 2>/dev/null || return
+    set -- ${fields##*) }
+    ticks=$((${12} + ${13} + ${14} + ${15}))
+}
+time_out() {  # record the CPU time that the tests got, and the longest time that one of them waited for a core, in ns
+    local process task run wait ran waited=0
+    ticks_of /proc/1; ran=$((ticks - init_ticks))
+    for process in /proc/[0-9]*; do
+        owned_by_agent "$process" || continue
+        ticks_of "$process"; ran=$((ran + ticks))
+        { read -r run wait _ <"$process/schedstat"; } 2>/dev/null && [ "$wait" -gt "$waited" ] && waited=$wait
+    done
+    echo "1 $((ran * 10000000)) $waited" >"$state/timed_out"
+    end_tests
+}
+ticks_of /proc/1; init_ticks=$ticks
+
+# Every reader of the pipe gets a token of its own; the pipe stays open here, so that a reader never blocks.
+exec 8<>"$witness/nonce"
+printf '%s\n' $TOKENS >&8
+{ head -c "$FRAME_BYTES"; cat >/dev/null; } <"$witness/frames" >"$state/frames" 8>&- &
+reader=$!
+exec 9>"$witness/frames"
+{ head -c "$HEAD_BYTES"; tail -c "$TAIL_BYTES"; } <"$state/out" >"$state/log" 8>&- 9>&- &
+logger=$!
+(
+    exec 8>&- 9>&-
+    cd "$WORKDIR" || exit 126
+    export HOME="$home" USER=agent LOGNAME=agent
+    if [ -n "$WITNESS" ]; then
+        export RATCHET_WITNESS="$witness" RATCHET_WORKDIR="$WORKDIR"
+        export PYTEST_PLUGINS="ratchet_witness${PYTEST_PLUGINS:+,$PYTEST_PLUGINS}"
+        export PYTHONPATH="$witness${PYTHONPATH:+:$PYTHONPATH}"
+    fi
+    exec "${become[@]}" bash -l -c "$command"
+) </dev/null >"$state/out" 2>&1 &
+child=$!
+( exec 8>&- 9>&- 0<>"$state/never" >/dev/null; read -r -t "$SECONDS_ALLOWED" _; time_out ) &
+timer=$!
+
+wait "$child"; code=$?
+end_tests
+kill -KILL "$timer" 2>/dev/null
+wait "$timer" 2>/dev/null
+exec 9>&-
+wait "$reader" "$logger" 2>/dev/null
+how="0 0 0"; [ -e "$state/timed_out" ] && how=$(cat "$state/timed_out")
+
+printf '%s log\n' "$NONCE"; cat "$state/log"
+printf '\n%s frames\n' "$NONCE"; cat "$state/frames"
+printf '\n%s end %s %s\n' "$NONCE" "$code" "$how"
+exit 0

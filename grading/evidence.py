@@ -1,0 +1,255 @@
+"""Judge what was observed of a test run: did it run tests, was the runner unchanged, did every expected test pass?
+
+Pure functions on the host, shared by all graders. A patch's code runs in the runner's process and can change what the
+witness sees, so each of these checks can be deceived by itself; the oracle and the control run do not depend on them.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from grading.diff_sections import FileChange
+from grading.integrity_rules import TAMPERED
+from grading.oracle import Oracle, is_code_missing, module_codes, name_digest, session_canary
+from grading.printed_results import count_printed_tests, find_missing_program
+from grading.run_hidden_tests import RunnerReport, RunnerSession
+
+COULD_NOT_RUN = (126, 127)
+"""A shell's exit codes for "not executable" and "not found"."""
+SIGNALLED = 128
+"""A shell adds the number of the signal that ended a command."""
+_MAX_NAMED = 300
+"""Changed files that are looked for in a log."""
+_RAN = ("passed", "failed", "xfailed", "xpassed")
+_INSTALLED = ("/site-packages/", "/dist-packages/", "/lib/python")
+
+
+@dataclass(slots=True, frozen=True)
+class Judgement:
+    """`ok`: the evidence supports success. `rule`: the integrity rule that the run broke, empty if none."""
+
+    ok: bool
+    reason: str
+    rule: str = ""
+
+
+_OK = Judgement(True, "")
+
+
+def find_gap(observed: RunnerReport, outcomes: Collection[str], by_witness: bool = False, by_name: bool = False) -> str:
+    """Return why a run shows nothing of the patch, empty if it shows something.
+
+    The evidence is a test that ran: reported by pytest's witness (`by_witness`), or by name in the log (`by_name`). A
+    command without names is judged by its exit code, unless it says that it ran no test or did not find what it runs.
+    `outcomes`: those of the tests that count. A run that did not end by itself has no gap: its end decides.
+    """
+    sessions = observed.top_sessions
+    if observed.lost or observed.exit_code is None or any(map(_was_ended_from_inside, sessions)):
+        return ""
+    if by_witness and not sessions:
+        gap = "pytest never started, or not as itself"
+    elif any(outcome in _RAN for outcome in outcomes) or observed.exit_code > SIGNALLED:
+        return ""
+    elif sessions:
+        gap = "pytest ran no test" if not outcomes else "pytest ran none of the tests that count"
+    elif by_name:
+        gap = "the log names none of the tests that count as run"
+    else:
+        gap = _gap_of_command(observed)
+    missing = find_missing_program(observed.log) if gap else ""
+    return f"{gap}: {missing}" if missing else gap
+
+
+def _was_ended_from_inside(session: RunnerSession) -> bool:
+    """Return whether a session did not end, or not as pytest does: it ends with 0 only if tests ran."""
+    return session.exit is None or (session.exit == 0 and not session.tests)
+
+
+def _gap_of_command(observed: RunnerReport) -> str:
+    num_printed = count_printed_tests(observed.log)
+    if num_printed:
+        return ""
+    if observed.exit_code in COULD_NOT_RUN:
+        return f"the test command could not run (exit code {observed.exit_code})"
+    if find_missing_program(observed.log):
+        return "the test command did not find what it needs"
+    return "the test command ran no test" if num_printed == 0 else ""
+
+
+def names_change(log: str, changes: Iterable[FileChange]) -> bool:
+    """Return whether a log names a line of a file that the patch changed, or a file that it removed or replaced.
+
+    Compilers and tracebacks do; so a run without a test is shown to be the patch's deed. Warnings are none, and if a
+    program is missing, only a file that is gone explains it.
+    """
+    is_missing = bool(find_missing_program(log))
+    lines = [line for line in log.splitlines() if "warning" not in line.lower()]
+    for change in islice(changes, _MAX_NAMED):
+        name = change.path.rpartition("/")[2]
+        if (_is_gone(change) or not is_missing) and any(
+            name in line and re.search(_mention_of(change), line) for line in lines
+        ):
+            return True
+    return False
+
+
+def _is_gone(change: FileChange) -> bool:
+    return change.deleted or len(change.modes) > 1 or change.is_symlink
+
+
+def _mention_of(change: FileChange) -> str:
+    parts = change.path.split("/")
+    last_two, name = re.escape("/".join(parts[-2:])), re.escape(parts[-1])
+    place = r"(?![\w.-])" if _is_gone(change) else r"""(?:["']?,? (?:on )?line |[:(])\d"""
+    return rf"""(?:(?<![\w.-]){last_two}|(?:^|[\s"'(]|\./){name}){place}"""
+
+
+def judge_runner(observed: RunnerReport, oracle: Oracle | None = None, required: bool = False) -> Judgement:
+    """Judge only whether the runner and its tests were unchanged, not whether tests failed.
+
+    `required`: pytest must have run, because the command names it.
+    """
+    sessions = observed.top_sessions
+    if not sessions and required:
+        return Judgement(False, "pytest never started, or not as itself")
+    for session in [*sessions, *observed.workers]:
+        judged = _judge_session(session, observed, oracle)
+        if not judged.ok:
+            return judged
+    return _OK if oracle is None else _compare(observed, oracle)
+
+
+def _judge_session(session: RunnerSession, observed: RunnerReport, oracle: Oracle | None) -> Judgement:
+    if session.exit is None:
+        return Judgement(False, "pytest began and never ended: it was stopped from inside")
+    canary = session_canary(session, observed)
+    if canary == "passed":
+        return Judgement(False, "a test that must fail was reported as passed: the runner was changed", TAMPERED)
+    # Without a canary no success counts. If every report is a failure, the tests could not even be imported.
+    claims_success = any(outcome != "failed" for outcome in session.tests.values())
+    if canary == "none" and claims_success and (oracle is None or "none" not in oracle.canaries):
+        return Judgement(False, "the canary test could not be run: the runner was changed", TAMPERED)
+    if session.num_missed:
+        return Judgement(False, f"{session.num_missed} collected tests never ran")
+    for path, module in session.modules.items():
+        if path and module.file and module.file.removesuffix("c") != path:
+            return Judgement(False, f"the tests of {path} were loaded from {module.file}", TAMPERED)
+        if module.changed:
+            return Judgement(False, f"the code of the tests in {path} was changed while they ran", TAMPERED)
+    return _OK
+
+
+def _compare(observed: RunnerReport, oracle: Oracle) -> Judgement:
+    """Compare sessions and code of the tests with the gold runs.
+
+    Only code of test files is compared, since each patch writes the product's in its own way.
+    """
+    num_sessions = len(observed.top_sessions)
+    if oracle.num_sessions is not None and num_sessions != oracle.num_sessions:
+        return Judgement(False, f"pytest ran {num_sessions} times, and {oracle.num_sessions} times with the gold patch")
+    names = {name_digest(name) for session in observed.top_sessions for name in session.tests}
+    modules = module_codes(observed)
+    for path, codes in oracle.modules.items():
+        if is_code_missing(codes, modules.get(path, ()), names):
+            return Judgement(False, f"the tests of {path} are not those that ran with the gold patch")
+    return _OK
+
+
+def judge_sessions(
+    observed: RunnerReport, required: bool, expected: Sequence[str] = (), oracle: Oracle | None = None
+) -> Judgement:
+    """Judge every session of pytest that the command started: each must have ended, unchanged and with success.
+
+    `expected`: node ids that must have passed; the tests that passed with the gold patch must have passed, too.
+    """
+    judged = judge_runner(observed, oracle, required)
+    if not judged.ok or not observed.top_sessions:
+        return judged
+    for session in observed.top_sessions:
+        judged = _judge_success(session, oracle)
+        if not judged.ok:
+            return judged
+    tests = all_tests(observed)
+    if not any(outcome == "passed" for outcome in tests.values()):
+        return Judgement(False, "no test passed")
+    expected = [*expected, *(oracle.passed if oracle else ())]
+    missing = [name for name in expected if not has_passed(name, tests.get(name, "missing"), oracle)]
+    if missing:
+        return Judgement(False, f"{len(missing)} of {len(expected)} expected tests did not pass, first {missing[0]}")
+    return _OK
+
+
+def _judge_success(session: RunnerSession, oracle: Oracle | None) -> Judgement:
+    failed = [name for name, outcome in session.tests.items() if outcome == "failed"]
+    if failed and (oracle is None or any(oracle.outcomes.get(name, "passed") == "passed" for name in failed)):
+        return Judgement(False, f"{len(failed)} tests failed, first {failed[0]}")
+    foreign = [name for name in session.tests if skipped_by_product(session, name)]
+    if foreign and oracle is None:
+        return Judgement(
+            False, f"{len(foreign)} tests were skipped from inside the code under test, first {foreign[0]}"
+        )
+    return Judgement(session.exit == 0, "" if session.exit == 0 else f"pytest ended with {session.exit}")
+
+
+def has_failed_test(outcomes: Mapping[str, str], listed: Mapping[str, str] | None, oracle: Oracle | None) -> bool:
+    """Return whether a test that counts ran and failed, or a file of such tests could not be imported.
+
+    `listed`: outcomes of the tests that the row lists; None: all tests count that the gold runs passed.
+    """
+    failed = {name for name, outcome in outcomes.items() if outcome == "failed"}
+    if listed is None:
+        return any(oracle is None or oracle.outcomes.get(name, "passed") == "passed" for name in failed)
+    return "failed" in listed.values() or any(name.partition("::")[0] in failed for name in listed)
+
+
+def has_passed(name: str, outcome: str, oracle: Oracle | None, may_xfail: bool = False) -> bool:
+    """Return whether an expected test counts as passed.
+
+    Only `passed` counts, and `xfailed` if the gold runs gave just that. Without an oracle `may_xfail` decides.
+    """
+    if outcome == "xfailed":
+        return may_xfail if oracle is None else oracle.outcomes.get(name) == "xfailed"
+    return outcome == "passed"
+
+
+def skipped_by_product(session: RunnerSession, name: str) -> bool:
+    """Return whether a skip or expected failure was raised by the code under test.
+
+    That is: neither in the test's own file, nor in a conftest.py of the repository, nor in an installed package. The
+    place is the reporting code's own file name, so this holds only for code that does not hide; if there is an oracle,
+    it decides.
+    """
+    if session.tests[name] not in ("skipped", "xfailed") or not session.places.get(name):
+        return False
+    place = session.places[name]
+    own = f"{session.root}/{name.partition('::')[0]}"
+    if place in (own, name.partition("::")[0]):
+        return False
+    in_repository = place.startswith(session.root + "/") or not place.startswith("/")
+    if in_repository:
+        return place.rpartition("/")[2] != "conftest.py"
+    return not any(part in place for part in _INSTALLED)
+
+
+def all_tests(observed: RunnerReport) -> dict[str, str]:
+    """Return node id → outcome of all top sessions; a later session overrides, a skip by the product is a failure."""
+    found: dict[str, str] = {}
+    for session in observed.top_sessions:
+        for name, outcome in session.tests.items():
+            found[name] = "failed" if skipped_by_product(session, name) else outcome
+    return found
+
+
+def look_up(tests: Mapping[str, str], name: str) -> str:
+    """Return the outcome of a test that a dataset names, `missing` if it did not run.
+
+    Lists made from printed summaries cut a name at its first space, and a name without parameters stands for all its
+    parameters; the worst outcome of the tests that match counts.
+    """
+    if name in tests:
+        return tests[name]
+    cut = [outcome for test, outcome in tests.items() if name in (test.split(" ", 1)[0], test.split("[", 1)[0])]
+    if not cut:
+        return "missing"
+    return next((outcome for outcome in cut if outcome not in ("passed", "xfailed")), cut[0])

@@ -1,0 +1,104 @@
+"""The integrity rules: which files of a patch could change the test runner, by ecosystem.
+
+The rules are data, one table per ecosystem in `rules/`. `patch_screening.py` applies them, `ratchet tasks rules` prints
+them, and a verdict names the rule. A task may add patterns of its own (`metadata.integrity`).
+"""
+
+import sys
+import tomllib
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Literal
+
+Applies = Literal[
+    "any", "added", "binary", "library", "program", "content", "shadow", "test", "stand_in", "support", "called"
+]
+Controlled = Literal["never", "edits", "always"]
+
+_ECOSYSTEMS = (
+    "tests", "git", "shell", "python", "javascript", "make", "c", "go", "rust", "java", "php", "ruby", "helpers",
+    "compiled",
+)  # fmt: skip
+"""In the order in which rules are tried; the first that matches decides."""
+
+
+@dataclass(slots=True, frozen=True)
+class Rule:
+    """One rule. `files`: patterns as in .gitignore, matched against the path from the repository's root.
+
+    `applies` narrows the match: `added` only new files, `binary` only new files that are no text, and new links,
+    `library` only new files in packages that the base's own sources do not define, `program` only new executables and
+    links, `content` only files whose added text matches `content`; `task_tests.py` decides the others. `scope` "tests":
+    only files that the runner of a test could read. `sections`: kind of settings file of which only the runner's part
+    is restored (`runner_settings.py`). `controlled`: which changes are kept if a control run checks the verdict;
+    without one they are left out.
+    `source`: documentation of the runner.
+    """
+
+    name: str
+    ecosystem: str
+    why: str
+    source: str
+    files: tuple[str, ...] = ()
+    applies: Applies = "any"
+    scope: Literal["anywhere", "tests"] = "anywhere"
+    sections: str = ""
+    controlled: Controlled = "never"
+    content: str = ""
+
+    @property
+    def action(self) -> str:
+        """What happens to a file that matches, for a report."""
+        action = "the runner's part is put back" if self.sections else "left out"
+        kept = {
+            "never": "",
+            "edits": "; an edit is kept if a control run decides",
+            "always": " unless a control run decides",
+        }
+        return action + kept[self.controlled]
+
+
+def _load(ecosystem: str) -> list[Rule]:
+    table = tomllib.loads((files("grading") / "rules" / f"{ecosystem}.toml").read_text())
+    return [Rule(ecosystem=ecosystem, **{**row, "files": tuple(row.get("files", ()))}) for row in table["rule"]]
+
+
+def _load_ordinary() -> tuple[str, ...]:
+    table = tomllib.loads((files("grading") / "rules" / "tests.toml").read_text())
+    return tuple(table["ordinary"])
+
+
+RULES: tuple[Rule, ...] = tuple(rule for ecosystem in _ECOSYSTEMS for rule in _load(ecosystem))
+
+OUTPUT_NAMES = tuple(name.removeprefix("**/") for rule in RULES if rule.name == "compiled" for name in rule.files)
+"""Names that compilers and linkers give to what they make."""
+
+ORDINARY_TESTS = _load_ordinary()
+"""Patterns of files that hold tests and nothing that other tests use."""
+
+TAMPERED = "runner_tampered"
+"""The rule of a changed runner: a test that must fail was reported as passed. It concerns no file."""
+
+CONTROL_RUN = "control_run"
+"""The rule of a control run: tests passed against a broken oracle that they must fail. It concerns no file."""
+
+SHADOWED_MODULES = frozenset(sys.stdlib_module_names) | {
+    "pytest", "_pytest", "py", "pluggy", "iniconfig", "xdist", "execnet", "pytest_cov", "pytest_asyncio", "pytest_mock",
+    "pytest_timeout", "pytest_django", "anyio", "coverage", "nose", "nose2", "testtools", "hypothesis",
+    "_hypothesis_pytestplugin", "_hypothesis_ftz_detector", "pygments", "tomli", "exceptiongroup", "ratchet_witness",
+}  # fmt: skip
+
+
+def rules_table() -> list[dict[str, str]]:
+    """Return the rules as rows of a report."""
+    return [
+        {
+            "rule": rule.name,
+            "ecosystem": rule.ecosystem,
+            "files": ", ".join(rule.files) or "by what they can reach",
+            "what happens": rule.action,
+            "why": rule.why,
+            "source": rule.source,
+        }
+        for rule in RULES
+    ]

@@ -1,0 +1,302 @@
+"""Judge a patch in a fresh box: apply what of it the integrity rules let through, run the hidden tests, give a verdict.
+
+The stage `grade`, control runs and admission use the same code.
+"""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Self
+
+from grading import git_scripts
+from grading.base import Grader, NoEvidenceError, TestRun, Verdict
+from grading.broken_oracles import (
+    SPEC,
+    BrokenOracle,
+    apply_edits,
+    broken_spec,
+    propose,
+    spec_sources,
+    validated,
+)
+from grading.evidence import has_failed_test, names_change
+from grading.flags import Flag, static_flags
+from grading.grading_box import BoxPreparation, PreparedBox
+from grading.integrity_rules import RULES
+from grading.oracle import Oracle
+from grading.patch_screening import Finding
+from grading.run_hidden_tests import UnusableBoxError
+from ratchet.config import RunConfig
+from ratchet.errors import BugError, CommandFailedError, GraderFailedError, SuspectPatchError
+from ratchet.types import JsonObject
+from sandboxes.base import Sandbox
+from store.admissions import TaskOracle
+from store.tasks import TaskRow
+
+_LISTED_TEST = RULES[0].name
+"""The rule whose files are left out under either policy, because honest patches edit tests, too."""
+_MAX_TEST_FILES = 20
+_NEXT_BOX = "a second box shows whose fault it is"
+
+
+@dataclass(frozen=True, slots=True)
+class GradingLimits:
+    """Time limits of one grade in seconds, and what happens to a patch with files that could change the runner."""
+
+    eval_seconds: float
+    workspace_seconds: float
+    integrity: Literal["drop", "reject"] = "drop"
+
+    @classmethod
+    def of_run(cls, config: RunConfig) -> Self:
+        """Take the limits from a run's config."""
+        return cls(config.limits.eval_seconds, config.limits.workspace_seconds, config.grading.integrity)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownRuns:
+    """What is known of a task's true runs. `oracle` None: the task was not admitted. `broken`: its pool of broken
+    oracles, by number.
+    """
+
+    oracle: Oracle | None = None
+    broken: dict[int, BrokenOracle] = field(default_factory=dict)
+
+    def control_choices(self) -> list[list[int]]:
+        """Return for each control run the numbers of the broken oracles from which one is chosen.
+
+        One run with larger expected numbers and one with smaller ones. If tests have no names, each broken oracle
+        changes one assertion only, so each gets a run of its own.
+        """
+        if not any(broken.must_fail for broken in self.broken.values()):
+            return [[number] for number in sorted(self.broken)]
+        both = ([number for number, broken in sorted(self.broken.items()) if broken.up == up] for up in (True, False))
+        return [numbers for numbers in both if numbers]
+
+    def control_runs(self, seed: int) -> list[int | None]:
+        """Return what a solved patch is run against: numbers of broken oracles, and None once for the true tests.
+
+        The order is random. A patch that only knows by some trace that it has run before fails the repetition of the
+        true tests or passes a broken oracle.
+        """
+        rng = random.Random(f"control {seed}")
+        runs: list[int | None] = [rng.choice(numbers) for numbers in self.control_choices()]
+        if runs:
+            runs.insert(rng.randrange(len(runs) + 1), None)
+        return runs
+
+    @classmethod
+    def of_task(cls, stored: TaskOracle, spec: JsonObject) -> Self:
+        """Read what admission has stored. A pool of the row itself counts if admission has made none."""
+        oracle = None if stored.oracle is None else Oracle.of_json(stored.oracle)
+        pool = stored.broken or dict(enumerate(spec.get("broken_oracles", ())))
+        return cls(oracle, {number: BrokenOracle.of_json(content) for number, content in pool.items()})
+
+
+class JudgedPatch(NamedTuple):
+    """A verdict, the files of the patch that integrity rules named, and flags of suspicious code."""
+
+    verdict: Verdict
+    findings: list[Finding]
+    flags: list[Flag]
+
+
+class PatchRun(NamedTuple):
+    """A patch's run in a box. `run` None: the tests did not run, and `not_run` is the verdict."""
+
+    prepared: PreparedBox
+    run: TestRun | None
+    not_run: Verdict | None = None
+
+
+class BrokenTests(NamedTuple):
+    """A broken oracle, which may be invalid, or the reason why there is none."""
+
+    broken: BrokenOracle | None
+    seconds: float
+    reason: str
+
+
+def find_grader(graders: Mapping[str, Grader], name: str) -> Grader:
+    """Return the grader of this name. Raises BugError if there is none."""
+    if name not in graders:
+        raise BugError(f"no grader {name!r}; there are {', '.join(sorted(graders))}")
+    return graders[name]
+
+
+@dataclass(frozen=True, slots=True)
+class PatchJudge:
+    """Judges patches of one task. `base_commit` None: any base commit is accepted. `controlled`: a solved verdict gets
+    a control run, or the patch is the task's own, so edits of test support that honest work needs are kept.
+    `is_final`: the word of this box counts alone. If not, a box in which no test failed makes the patch suspect
+    (SuspectPatchError), and a second box decides.
+    """
+
+    grader: Grader
+    task: TaskRow
+    limits: GradingLimits
+    known: KnownRuns = KnownRuns()
+    base_commit: str | None = None
+    controlled: bool = False
+    is_final: bool = True
+
+    async def judge(self, box: Sandbox, diff: bytes) -> JudgedPatch:
+        """Run the hidden tests on the patch in a fresh box and judge the run.
+
+        Raises GraderFailedError if there is no verdict for a reason that is not the patch's, and the box's own errors.
+        """
+        done = await self.run(box, diff)
+        findings = done.prepared.findings
+        left_out = {finding.path for finding in findings if finding.is_dropped}
+        flags = await asyncio.to_thread(lambda: static_flags(done.prepared.changes, left_out))
+        dynamic = done.run.observed.flags if done.run is not None else ()
+        kept = [Flag("changes what the tests use", finding.path) for finding in findings if not finding.is_dropped]
+        return JudgedPatch(self.verdict(done, self.known.oracle), findings, [*kept, *flags, *dynamic])
+
+    async def run(self, box: Sandbox, diff: bytes, broken: BrokenOracle | None = None) -> PatchRun:
+        """Run the hidden tests on the patch in a fresh box, with the edits of `broken` if it is given."""
+        return await self.run_tests(box, await self.prepare(box, diff), broken)
+
+    async def prepare(self, box: Sandbox, diff: bytes) -> PreparedBox:
+        """Put the patch and the task's tests into a fresh box."""
+        preparation = BoxPreparation(box, self.task, self.limits.workspace_seconds)
+        tests = self.grader.test_files(self.task.spec)
+        return await preparation.run(tests, self.base_commit, diff, controlled=self.controlled)
+
+    async def test_sources(self, box: Sandbox, names: Sequence[str]) -> dict[str, bytes]:
+        """Return the sources of the hidden tests in a prepared box, by target of an edit.
+
+        `names`: tests that fail without a solution. Only their files are read, or all test files if no name begins with
+        one.
+        """
+        paths = sorted(self.grader.test_files(self.task.spec).paths or ())
+        own = [path for path in paths if any(name.startswith(path + "::") for name in names)]
+        sources = spec_sources(self.task.spec)
+        for path in (own or paths)[:_MAX_TEST_FILES]:
+            with contextlib.suppress(FileNotFoundError, CommandFailedError):
+                sources[path] = await box.read_file(f"{self.task.workdir}/{path}", user="root")
+        return sources
+
+    async def _known_sources(self, box: Sandbox, targets: Iterable[str]) -> dict[str, bytes]:
+        """Return those test files that the base commit has, as the agent's repository shows them."""
+        known: dict[str, bytes] = {}
+        for path in targets:
+            if not path.startswith(SPEC):
+                script = git_scripts.base_file_script(self.task.workdir, path)
+                known[path] = (await box.exec(script, user="root", check=False)).stdout.encode()
+        return known
+
+    async def break_tests(
+        self, box: Sandbox, gold: bytes, oracle: Oracle, failing: Sequence[str], number: int
+    ) -> BrokenTests:
+        """Break the tests at random places and find out, in a fresh box, which of them the gold patch fails.
+
+        `failing`: tests that fail without a solution. `number` of the try: even ones make expected numbers larger, odd
+        ones smaller.
+        """
+        prepared = await self.prepare(box, gold)
+        sources = await self.test_sources(box, failing)
+        known = await self._known_sources(box, sources)
+        candidate = propose(sources, failing, number, single=not oracle.outcomes, known=known)
+        if candidate is None:
+            return BrokenTests(None, 0.0, "no assertion was found in the task's tests")
+        done = await self.run_tests(box, prepared, candidate)
+        if done.run is None:
+            return BrokenTests(None, 0.0, "the broken tests did not run")
+        broken = validated(candidate, oracle, done.run)
+        reason = f"{len(broken.edits)} edits; the gold patch fails {len(broken.must_fail)} tests"
+        return BrokenTests(broken, done.run.seconds, reason)
+
+    async def run_tests(self, box: Sandbox, prepared: PreparedBox, broken: BrokenOracle | None = None) -> PatchRun:
+        """Run the hidden tests in a prepared box, with the edits of `broken` if it is given."""
+        not_run = self._not_run(prepared)
+        if not_run is not None:
+            return PatchRun(prepared, None, not_run)
+        spec = self.task.spec
+        if broken is not None:
+            await self._break_files(box, broken)
+            spec = broken_spec(broken, spec)
+        try:
+            run = await self.grader.run(box, self.task.workdir, spec, self.limits.eval_seconds)
+        except GraderFailedError as error:
+            return PatchRun(prepared, None, self._blamed(prepared, error))
+        return PatchRun(prepared, run)
+
+    def verdict(self, done: PatchRun, oracle: Oracle | None) -> Verdict:
+        """Judge a run. Raises GraderFailedError if it shows a fault that is not the patch's."""
+        if done.run is None:
+            assert done.not_run is not None, "a run without tests has a verdict"
+            return done.not_run
+        try:
+            verdict = self.grader.judge(done.run, self.task.spec, oracle)
+        except GraderFailedError as error:
+            return self._blamed(done.prepared, error)
+        if not verdict.solved and not verdict.rejected:
+            self._suspect(_why_no_test_failed(done.run, verdict, oracle))
+        return verdict
+
+    def _suspect(self, deed: str) -> None:
+        """Raise SuspectPatchError if the box's word is not final and `deed`, which it saw instead of a failed test, is
+        not empty."""
+        if deed and not self.is_final:
+            raise SuspectPatchError(f"{deed}; {_NEXT_BOX}")
+
+    def _not_run(self, prepared: PreparedBox) -> Verdict | None:
+        """Return the verdict of a patch whose tests need not run, None if they have to."""
+        runner_findings = [
+            finding for finding in prepared.findings if finding.rule != _LISTED_TEST and finding.is_dropped
+        ]
+        if self.limits.integrity == "reject" and runner_findings:
+            names = ", ".join(sorted({f"{finding.rule} ({finding.path})" for finding in runner_findings}))
+            reason = f"the patch brings files that could change the runner: {names}"
+            return Verdict(False, reason, "", 0.0, rejected=True, rule=runner_findings[0].rule)
+        deed = prepared.blame if prepared.applies else "the patch does not apply to its own base commit"
+        self._suspect(deed)
+        return Verdict(False, deed, prepared.log, 0.0) if deed else None
+
+    def _blamed(self, prepared: PreparedBox, error: GraderFailedError) -> Verdict:
+        """Return `not solved` if the patch is to blame for an error of the grader, else raise the error.
+
+        The unpatched task is known to be healthy if it was admitted. One box's error says nothing yet: it may be the
+        infrastructure's.
+        """
+        is_healthy = self.known.oracle is not None or prepared.may_have_broken_the_command
+        if isinstance(error, NoEvidenceError):
+            dropped = {finding.path for finding in prepared.findings if finding.is_dropped}
+            is_healthy = names_change(error.log, [one for one in prepared.changes if one.path not in dropped])
+        if isinstance(error, UnusableBoxError) or not is_healthy:
+            raise error
+        self._suspect(str(error))
+        log = error.log if isinstance(error, NoEvidenceError) else ""
+        return Verdict(False, f"the patch took away what the tests need: {error}", log, 0.0)
+
+    async def _break_files(self, box: Sandbox, broken: BrokenOracle) -> None:
+        for target in broken.digests:
+            if not target.startswith(SPEC):
+                path = f"{self.task.workdir}/{target}"
+                source = await box.read_file(path, user="root")
+                await box.write_file(path, apply_edits(broken, target, source), user="root")
+
+
+def _why_no_test_failed(run: TestRun, verdict: Verdict, oracle: Oracle | None) -> str:
+    """Return what a run that is not solved shows instead of a failed test; empty if a test that counts ran and failed.
+
+    A patch can do each of it, and so can a machine that ends processes, fills its disk or loses files.
+    """
+    observed = run.observed
+    if run.gap:
+        return run.gap
+    if has_failed_test(run.outcomes, verdict.tests if verdict.fail_to_pass is not None else None, oracle):
+        return ""
+    if observed.lost:
+        return "the test process died before it reported"
+    if observed.exit_code is None:
+        return f"no test had failed when the tests' {run.limit_seconds:.0f} s were over"
+    sessions = observed.top_sessions
+    if any(session.exit is None for session in sessions):
+        return "pytest began and never ended"
+    if any(session.num_missed for session in sessions):
+        return "collected tests never ran"
+    return f"no test that counts is named as failed (exit code {observed.exit_code})"

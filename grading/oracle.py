@@ -1,0 +1,115 @@
+"""The oracle of a task: what a true run of its tests looks like, recorded from runs with the gold patch.
+
+A verdict does not rest on what a run says of itself alone: a run that differs from the oracle is not solved. Tasks that
+were not admitted have no oracle, and their verdicts say so.
+"""
+
+import hashlib
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Self
+
+from grading.run_hidden_tests import RunnerReport, RunnerSession
+from ratchet.types import JsonObject
+
+_NAME_DIGITS = 8
+
+
+@dataclass(slots=True, frozen=True)
+class Oracle:
+    """One or several gold runs. `outcomes`: test → the outcome that all of them had; a test whose outcome varied is
+    left out. `num_sessions` and `exit_code`: None if they varied. `canaries`: results of the sessions' canaries.
+    `modules`: test file → digests of the code that its tests run, as the witness reports them; each begins with the
+    digest of the test's name.
+    """
+
+    outcomes: dict[str, str] = field(default_factory=dict)
+    num_sessions: int | None = None
+    exit_code: int | None = None
+    canaries: tuple[str, ...] = ()
+    modules: dict[str, list[str]] = field(default_factory=dict)
+
+    @classmethod
+    def of_run(cls, observed: RunnerReport, outcomes: dict[str, str]) -> Self:
+        """Return the oracle of a single run."""
+        top = observed.top_sessions
+        return cls(
+            outcomes=dict(outcomes),
+            num_sessions=len(top),
+            exit_code=observed.exit_code,
+            canaries=tuple(sorted({session_canary(session, observed) for session in top})),
+            modules={path: sorted(codes) for path, codes in module_codes(observed).items()},
+        )
+
+    @classmethod
+    def of_json(cls, values: JsonObject) -> Self:
+        """Return the oracle that `as_json` stored.
+
+        Earlier versions stored one digest for each file, a string, which also changed with the product's code and with
+        the number of parameters. It is left out, so that the code of the tests is compared after the next admission.
+        """
+        modules = {path: codes for path, codes in values["modules"].items() if isinstance(codes, list)}
+        return cls(**{**values, "canaries": tuple(values["canaries"]), "modules": modules})
+
+    def as_json(self) -> JsonObject:
+        """Return the oracle as a JSON column."""
+        return asdict(self)
+
+    @property
+    def passed(self) -> list[str]:
+        """The tests that passed in every gold run."""
+        return [name for name, outcome in self.outcomes.items() if outcome == "passed"]
+
+
+def merge_oracles(oracles: Sequence[Oracle]) -> Oracle:
+    """Return what several gold runs have in common."""
+    first, *others = oracles
+
+    def same(name: str) -> bool:
+        return all(getattr(other, name) == getattr(first, name) for other in others)
+
+    return Oracle(
+        outcomes={
+            name: outcome
+            for name, outcome in first.outcomes.items()
+            if all(other.outcomes.get(name) == outcome for other in others)
+        },
+        num_sessions=first.num_sessions if same("num_sessions") else None,
+        exit_code=first.exit_code if same("exit_code") else None,
+        canaries=tuple(sorted({canary for oracle in oracles for canary in oracle.canaries})),
+        modules={
+            path: [code for code in codes if all(code in other.modules.get(path, ()) for other in others)]
+            for path, codes in first.modules.items()
+        },
+    )
+
+
+def module_codes(observed: RunnerReport) -> dict[str, frozenset[str]]:
+    """Return test file → digests of the code that its tests run, of all sessions that were not started by tests."""
+    sessions = [*observed.top_sessions, *observed.workers]
+    return {path: module.codes for session in sessions for path, module in session.modules.items()}
+
+
+def name_digest(node_id: str) -> str:
+    """Return the digest of a test's name without parameters, with which the witness begins digests of its code."""
+    path, colons, name = node_id.partition("::")
+    name = path + colons + name.partition("[")[0]
+    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:_NAME_DIGITS]
+
+
+def is_code_missing(codes: Sequence[str], found: Collection[str], names: Collection[str]) -> bool:
+    """Return whether a test that ran did not run code that it ran with the gold patch.
+
+    `codes`, `found`: digests of a test file's code with the gold patch and now. `names`: digests of the names of tests
+    that ran. More code, of tests that the gold patch's run did not have, is no difference; which tests have to pass is
+    decided by their outcomes.
+    """
+    return any(code not in found for code in codes if code[:_NAME_DIGITS] in names)
+
+
+def session_canary(session: RunnerSession, observed: RunnerReport) -> str:
+    """Return the result of a session's canary: `failed` is correct. Under xdist it is the worst of the workers'."""
+    if session.canary != "none" or not observed.workers:
+        return session.canary
+    results = {worker.canary for worker in observed.workers if worker.exit is not None}
+    return next((result for result in ("passed", "failed") if result in results), "none")

@@ -1,0 +1,151 @@
+"""Find the programs of a repository that a test command runs: by the row's commands, package.json, Makefiles, tox.
+
+A patch that edits such a program decides what the tests are.
+"""
+
+import json
+import posixpath
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from grading.makefiles import test_recipes
+from grading.package_scripts import RUNNER_KEYS, runner_scripts
+
+MAX_PROGRAM_TEXT = 200_000
+_SETTINGS = frozenset(
+    {
+        "package.json",
+        "composer.json",
+        "Makefile",
+        "makefile",
+        "GNUmakefile",
+        "justfile",
+        "Justfile",
+        "Taskfile.yml",
+        "tox.ini",
+    }
+)
+_INTERPRETERS = frozenset(
+    ("bash", "sh", "zsh", "dash", "python", "python2", "python3", "node", "nodejs", "deno", "bun", "tsx", "ts-node",
+     "ruby", "php", "perl", "lua", "Rscript", "source", ".", "exec", "xvfb-run", "babel-node", "electron", "run",
+     "command", "env")
+)  # fmt: skip
+_LOADING_OPTIONS = frozenset(
+    ("-r", "--require", "--import", "--loader", "--config", "-c", "--setup", "--bootstrap", "--init-file")
+)
+_CONFIGS = re.compile(
+    r"(?:jest|vitest|ava|tap|playwright|cypress|nyc|web-test-runner).*\.config\.(?:[cm]?[jt]s|json)|\.mocharc.*"
+    r"|\.nycrc.*|karma\.conf\..*|mocha\.opts|jasmine\.json|\.taprc|bunfig\.toml|package\.json|\.rspec|phpunit.*"
+    r"|pytest\.ini|pyproject\.toml|setup\.cfg|tox\.ini"
+)
+_LOADED = re.compile(
+    r"(?:setupFiles\w*|globalSetup|globalTeardown|testEnvironment|testRunner|runner|reporters?|transform|preset|require"
+    r"|import|resolver|testSequencer|snapshotSerializers|helpers|preload|bootstrap)\b[\"']?\s{0,20}[:=]([^\]}]{0,400})"
+)
+_QUOTED_PATH = re.compile(r"""["'](?:<rootDir>/)?(\.{0,2}/?[\w@./-]+)["']""")
+_PLUGIN = re.compile(r"(?:-p[ =]?|pytest_plugins\s{0,9}=\s{0,9}[\[(]?\s{0,9}[\"']?|--require[ =])([A-Za-z_][\w./-]*)")
+_INCLUDED = re.compile(r"^[ ]{0,8}[-s]?include[ \t]+([^\n#]+)", re.MULTILINE)
+_SEPARATORS = re.compile(r"\|\||&&|[;&|()\n`]|\$\(")
+_WORD = re.compile(r"[^\s\"']+")
+_TEST_NAME = re.compile(r"test|spec|check|(?:^|/)ci\b|runner|verify", re.IGNORECASE)
+
+
+@dataclass(slots=True, frozen=True)
+class RunnerPrograms:
+    """Paths of programs, from the repository's root; a suffix may be left out, and a directory stands for its files."""
+
+    paths: frozenset[str]
+
+    def starts(self, path: str) -> bool:
+        """Return whether a test run starts this file."""
+        directory, _, name = path.rpartition("/")
+        stem = f"{directory}/{name.rpartition('.')[0]}".lstrip("/") if "." in name else path
+        is_main = name.partition(".")[0] in ("index", "__main__")
+        return path in self.paths or stem in self.paths or (is_main and directory in self.paths)
+
+
+def has_test_commands(path: str) -> bool:
+    """Return whether the file's name is that of a file with commands or settings of test runs."""
+    name = path.rpartition("/")[2]
+    return name in _SETTINGS or _CONFIGS.fullmatch(name) is not None
+
+
+def find_programs(settings: Mapping[str, str], commands: Iterable[str]) -> RunnerPrograms:
+    """Return the programs that the row's commands and the runner's part of settings files start."""
+    found: set[str] = set()
+    for path, text in settings.items():
+        directory = path.rpartition("/")[0]
+        found |= {_resolved(directory, name) for name in [*_started(_runner_text(path, text)), *_loaded(path, text)]}
+    for command in commands:
+        # A row's command may start the product itself, which a patch has to edit.
+        found |= {_resolved("", name) for name in _started(command) if name.endswith(".sh") or _TEST_NAME.search(name)}
+    return RunnerPrograms(frozenset(found - {""}))
+
+
+def _runner_text(path: str, text: str) -> str:
+    name = path.rpartition("/")[2]
+    if name.endswith("akefile"):
+        return test_recipes(text)
+    if name not in _SETTINGS:
+        return ""
+    if not name.endswith(".json"):
+        return text
+    try:
+        found = runner_scripts(json.loads(text).get("scripts"))
+    except (ValueError, AttributeError, RecursionError, MemoryError):
+        return ""
+    return "\n".join(found.values())
+
+
+def _loaded(path: str, text: str) -> Iterable[str]:
+    """Yield the files and modules that a runner's configuration loads from the repository."""
+    if path.endswith("akefile"):
+        for names in _INCLUDED.findall(text[:MAX_PROGRAM_TEXT]):
+            yield from names.split()
+    if not _CONFIGS.fullmatch(path.rpartition("/")[2]):
+        return
+    if path.rpartition("/")[2] == "package.json":
+        text = _runner_keys(text)
+    text = text[:MAX_PROGRAM_TEXT]
+    for values in _LOADED.findall(text):
+        yield from (name for name in _QUOTED_PATH.findall(values) if "/" in name)
+    for name in _PLUGIN.findall(text):
+        yield name if "/" in name else name.replace(".", "/")
+
+
+def _runner_keys(text: str) -> str:
+    try:
+        return json.dumps({key: value for key, value in json.loads(text).items() if key in RUNNER_KEYS})
+    except (ValueError, AttributeError, RecursionError, MemoryError):
+        return ""
+
+
+def _resolved(directory: str, name: str) -> str:
+    path = re.sub(r"^(?:\$\{?PWD\}?/|\$\(CURDIR\)/)", "", name)
+    return posixpath.normpath(posixpath.join(directory, path)).removeprefix("./") if path else ""
+
+
+def _started(text: str) -> Iterable[str]:
+    """Yield the words of a shell text that name a program or a file that it loads: the first word of a command, the
+    first argument of an interpreter, and the value of an option that loads a file.
+    """
+    for command in _SEPARATORS.split(text[:MAX_PROGRAM_TEXT]):
+        words = _WORD.findall(command.strip().lstrip("@-"))
+        while words and re.fullmatch(r"\w+=.*", words[0]):
+            del words[0]
+        expected = True
+        for at, word in enumerate(words):
+            option, _, value = word.partition("=")
+            if option in _LOADING_OPTIONS:
+                yield value or (words[at + 1] if at + 1 < len(words) else "")
+            elif word == "-m" and at + 1 < len(words):
+                yield words[at + 1].replace(".", "/")
+                expected = False
+            elif expected and not word.startswith("-"):
+                is_interpreter = word in _INTERPRETERS or (word[0] == "/" and word.rpartition("/")[2] in _INTERPRETERS)
+                expected = is_interpreter
+                if not is_interpreter and "/" not in word and "." not in word:
+                    continue
+                if not is_interpreter:
+                    yield word

@@ -1,0 +1,289 @@
+"""One container as a box: commands are execs in it, and files are transferred through execs.
+
+This module adds what the Docker API lacks for an exec: ending it, closing its input, and telling a failing command from
+a dying box.
+"""
+
+import asyncio
+import contextlib
+import re
+import shlex
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, NamedTuple, Self
+
+from aiodocker.containers import DockerContainer
+from aiodocker.execs import Exec
+from aiodocker.stream import Stream
+
+from ratchet.errors import CommandFailedError, ConfigError, SandboxBusyError, SandboxGoneError
+from sandboxes.base import CommandResult
+from sandboxes.docker_errors import remove_container, require_running, service_errors
+from sandboxes.docker_output import MARK_VARIABLE, MarkedStream, framed, new_mark
+
+# Exit codes: of a shell (126, 137), and of the scripts below.
+_CANNOT_START = 126
+_KILLED = 137
+_MISSING = 144
+_NO_FILE = 145
+_CUT = 146
+_POLL_SECONDS = 0.01
+_POLL_MAX_SECONDS = 0.5
+_CHUNK_BYTES = 1 << 18
+_TRANSFER_SECONDS = 600.0
+_REMOVAL_SECONDS = 3.0
+_ENDING_SECONDS = 300.0
+"""How much longer than its time limit a command may take, for its output to arrive."""
+DEADLINE_FILE = "/run/ratchet-deadline"
+_SET_LIFE = (
+    "read -r up _ </proc/uptime; umask 077;"
+    f" echo $((${{up%%.*}} + $1)) >{DEADLINE_FILE}.new && mv {DEADLINE_FILE}.new {DEADLINE_FILE}"
+)
+_READ = f'[ -e "$1" ] || [ -L "$1" ] || exit {_MISSING}; [ -f "$1" ] || exit {_NO_FILE}; exec {{read}} -- "$1"'
+
+
+class _ExecOutput(NamedTuple):
+    exit_code: int
+    stdout: bytes
+    stderr: bytes
+
+
+class DockerSandbox:
+    """One container as a Sandbox."""
+
+    def __init__(self, container: DockerContainer) -> None:
+        self._container = container
+
+    @property
+    def id(self) -> str:
+        return self._container.id
+
+    async def exec(
+        self,
+        cmd: str,
+        *,
+        user: str = "root",
+        check: bool = True,
+        timeout: float | None = 60,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        on_stderr: Callable[[str], None] | None = None,
+    ) -> CommandResult:
+        arguments = _login(cmd, cwd)
+        if timeout is not None:
+            # In the box, because the API cannot end an exec. KILL reaches the whole process group.
+            arguments = ["timeout", "-s", "KILL", f"{timeout:.3f}", *arguments]
+        started = time.monotonic()
+        try:
+            async with _time_limit(f"a command in box {self.id}", timeout and timeout + _ENDING_SECONDS):
+                code, stdout, stderr = await self._run(arguments, user, env or {}, cwd, on_stderr=on_stderr)
+        except CommandFailedError as unable:
+            code, stdout, stderr = _CANNOT_START, b"", unable.stderr.encode()
+        result = CommandResult(code, stdout.decode(errors="replace"), stderr.decode(errors="replace"))
+        if code == _CANNOT_START:  # the daemon also answers so for a box that is ending
+            await require_running(self._container)
+        if code == _KILLED:
+            if timeout is not None and time.monotonic() - started >= timeout:
+                await require_running(self._container)
+                raise CommandFailedError(cmd, None, result.stdout, result.stderr, timed_out=True)
+            await self._require_staying()
+        if check and code != 0:
+            raise CommandFailedError(cmd, code, result.stdout, result.stderr)
+        return result
+
+    async def start_detached(
+        self, cmd: str, *, user: str = "root", env: Mapping[str, str] | None = None, cwd: str | None = None
+    ) -> None:
+        try:
+            with service_errors(self.id):
+                process = await self._container.exec(
+                    _login(cmd, cwd), stdout=False, stderr=False, user=user, environment=dict(env or {}), workdir=cwd
+                )
+                await process.start(detach=True)
+        except ConfigError as error:
+            raise CommandFailedError(cmd, _CANNOT_START, "", str(error)) from error
+
+    async def write_file(self, path: str, content: bytes | str | Path, *, user: str = "root") -> None:
+        if isinstance(content, Path):
+            size = (await asyncio.to_thread(content.stat)).st_size
+        else:
+            content = content.encode() if isinstance(content, str) else content
+            size = len(content)
+        # Reads exactly `size` bytes, because the API cannot close one direction of a stream.
+        script = f'mkdir -p -- "$(dirname -- "$1")" && head -c {size} > "$1" || exit'
+        script += f'; [ ! -f "$1" ] || [ "$(stat -L -c %s -- "$1")" = {size} ] || exit {_CUT}'
+        await self._file_command(f"write {path}", script, path, user, content)
+
+    async def read_file(self, path: str, *, user: str = "root", max_bytes: int | None = None) -> bytes:
+        read = "cat" if max_bytes is None else f"head -c {max_bytes}"
+        return await self._file_command(f"read {path}", _READ.format(read=read), path, user, None)
+
+    async def fetch_file(self, path: str, target: Path, *, user: str = "root") -> None:
+        with target.open("wb") as file:
+            await self._file_command(f"read {path}", _READ.format(read="cat"), path, user, None, into=file)
+
+    async def _file_command(
+        self, action: str, script: str, path: str, user: str, content: bytes | Path | None, into: BinaryIO | None = None
+    ) -> bytes:
+        # `~` and relative paths start at the user's home.
+        home_of = shlex.quote(user) if re.fullmatch("[a-z_][a-z0-9_-]*", user) else ""
+        place = f'cd -- "$(eval echo ~{home_of})" 2>/dev/null || cd /; '
+        home_path = path.removeprefix("~/") if path.startswith("~/") else path
+        if "\0" in path:
+            raise CommandFailedError(action, 1, "", "the path contains a NUL byte")
+        async with _time_limit(action, _TRANSFER_SECONDS):
+            code, data, errors = await self._run(
+                ["/bin/bash", "-c", place + script, "file", home_path], user, {}, None, content, into
+            )
+        if code == _MISSING:
+            raise FileNotFoundError(f"{path} is not in box {self.id}")
+        if code == _CUT:
+            raise SandboxBusyError(f"{action}: the connection to the Docker daemon ended too early")
+        if code != 0:
+            if code == _KILLED:
+                await self._require_staying()
+            words = "it is not a regular file" if code == _NO_FILE else errors.decode(errors="replace").strip()
+            raise CommandFailedError(action, 1, "", words)
+        return data
+
+    async def _run(
+        self,
+        arguments: list[str],
+        user: str,
+        env: Mapping[str, str],
+        cwd: str | None,
+        content: bytes | Path | None = None,
+        into: BinaryIO | None = None,
+        on_stderr: Callable[[str], None] | None = None,
+    ) -> _ExecOutput:
+        """Run a command, with its output in `into` if given.
+
+        Raises CommandFailedError if it cannot start, SandboxBusyError if its output did not arrive whole.
+        """
+        mark = new_mark()
+        streams = {1: MarkedStream(mark), 2: MarkedStream(mark)}
+        printed = {1: bytearray(), 2: bytearray()}
+        try:
+            with service_errors(self.id):
+                process = await self._container.exec(
+                    framed(arguments),
+                    stdin=content is not None,
+                    user=user,
+                    environment={**env, MARK_VARIABLE: mark},
+                    workdir=cwd,
+                )
+                async with process.start() as stream, _sending(stream, content):
+                    while any(one.exit_code is None for one in streams.values()):
+                        if (message := await stream.read_out()) is None:
+                            break
+                        number = 1 if message.stream == 1 else 2  # the daemon's own words have another number
+                        data = streams[number].feed(message.data)
+                        if number == 1 and into is not None:
+                            await asyncio.to_thread(into.write, data)
+                        else:
+                            printed[number].extend(data)
+                        if number == 2 and data and on_stderr is not None:
+                            on_stderr(data.decode(errors="replace"))
+                code = streams[1].exit_code
+                if code is None or streams[2].exit_code is None:
+                    code = await _code_without_mark(process)
+        except ConfigError as error:
+            raise CommandFailedError(shlex.join(arguments), _CANNOT_START, "", str(error)) from error
+        except SandboxBusyError:
+            await self._require_staying()  # the daemon ends the streams of a box that it removes
+            raise
+        return _ExecOutput(code, bytes(printed[1]), bytes(printed[2]))
+
+    async def _require_staying(self) -> None:
+        """Raise SandboxGoneError if the box is being removed.
+
+        After a command was killed: the daemon kills the processes of a box some time before it reports its removal.
+        """
+        until = time.monotonic() + _REMOVAL_SECONDS
+        while time.monotonic() < until:
+            await require_running(self._container)
+            await asyncio.sleep(_POLL_MAX_SECONDS / 5)
+
+    async def set_ttl(self, seconds: int) -> None:
+        async with _time_limit(f"the time to live of box {self.id}", _ENDING_SECONDS):
+            code, _, errors = await self._run(["/bin/sh", "-c", _SET_LIFE, "life", str(seconds)], "root", {}, None)
+        if code != 0:
+            raise SandboxBusyError(
+                f"the time to live of box {self.id} cannot be set: {errors.decode(errors='replace')}"
+            )
+
+    async def kill(self) -> None:
+        with contextlib.suppress(SandboxGoneError), service_errors(self.id):
+            await remove_container(self._container)
+
+    async def close(self) -> None:
+        """Do nothing: the provider holds the connections."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.kill()
+
+
+def _login(cmd: str, cwd: str | None) -> list[str]:
+    """Return a login shell with the command. It starts at home, unless the image or `cwd` names a directory."""
+    return ["/bin/bash", "-l", "-c", cmd if cwd is not None else f'[ "$PWD" != / ] || cd ~ 2>/dev/null\n{cmd}']
+
+
+async def _code_without_mark(process: Exec) -> int:
+    """Return the exit code of a shell that could not start, or died before it wrote the end mark.
+
+    Raises SandboxBusyError if it runs or has ended well: then the daemon has lost the rest of the output.
+    """
+    pause = _POLL_SECONDS
+    until = time.monotonic() + _REMOVAL_SECONDS  # the daemon reports the end a little later than that of the output
+    while (facts := await process.inspect())["Running"] and time.monotonic() < until:
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, _POLL_MAX_SECONDS)
+    if facts["Running"] or facts["ExitCode"] == 0:
+        raise SandboxBusyError("the output of a command ended without its end mark: the connection was cut")
+    return int(facts["ExitCode"])
+
+
+@contextlib.asynccontextmanager
+async def _time_limit(action: str, seconds: float | None) -> AsyncIterator[None]:
+    """Raise SandboxBusyError if the block takes longer: a connection may hang without ending."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as error:
+        raise SandboxBusyError(f"{action}: not done after {seconds:.0f} s") from error
+
+
+@contextlib.asynccontextmanager
+async def _sending(stream: Stream, content: bytes | Path | None) -> AsyncIterator[None]:
+    """Send the content, if any, while the block runs. The command itself tells if it got too little."""
+    if content is None:
+        yield
+        return
+    sending = asyncio.create_task(_send(stream, content))
+    try:
+        yield
+    finally:
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+
+
+async def _send(stream: Stream, content: bytes | Path) -> None:
+    async for chunk in _chunks(content):
+        await stream.write_in(chunk)
+
+
+async def _chunks(content: bytes | Path) -> AsyncIterator[bytes]:
+    if isinstance(content, bytes):
+        for start in range(0, len(content), _CHUNK_BYTES):
+            yield content[start : start + _CHUNK_BYTES]
+        return
+    with content.open("rb") as file:
+        while chunk := await asyncio.to_thread(file.read, _CHUNK_BYTES):
+            yield chunk

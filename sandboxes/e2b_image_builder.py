@@ -1,0 +1,53 @@
+"""Build templates of E2B's cloud, or of a service with its API for builds, from Dockerfiles.
+
+An image `ratchet-build:DIGEST` is the build with the tag DIGEST of the template `ratchet-build`.
+"""
+
+import asyncio
+import re
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ratchet.errors import BuildFailedError, SandboxBusyError
+from sandboxes.build_context import DOCKERFILE, unpack_build_context
+from sandboxes.e2b_errors import CONTENT_REFUSED, translated_errors
+
+_SERVICE_FAULT = re.compile(r"5\d\d: ")
+"""How the SDK's message begins if the service, and not a step of the build, has failed."""
+
+
+class E2BImageBuilder:
+    """Builds by the SDK. `api_url` None: E2B's cloud."""
+
+    def __init__(self, api_key: str, api_url: str | None = None) -> None:
+        self._options: dict[str, Any] = {"api_key": api_key}
+        if api_url is not None:
+            self._options["api_url"] = api_url.rstrip("/")
+
+    async def build(self, image: str, context: bytes, on_lines: Callable[[str], None]) -> None:
+        from e2b import AsyncTemplate
+        from e2b.exceptions import BuildException, FileUploadException, TemplateException
+
+        with (
+            tempfile.TemporaryDirectory(prefix="ratchet-build-") as name,
+            translated_errors(f"the build of {image}", CONTENT_REFUSED),
+        ):
+            directory = Path(name) / "context"
+            await asyncio.to_thread(unpack_build_context, image, context, directory)
+            try:
+                template = AsyncTemplate(file_context_path=directory).from_dockerfile(str(directory / DOCKERFILE))
+                await AsyncTemplate.build(
+                    template, image, on_build_logs=lambda entry: on_lines(entry.message), **self._options
+                )
+            except FileUploadException as error:
+                raise SandboxBusyError(f"the files of {image} cannot be uploaded: {error}") from error
+            except BuildException as error:
+                if _SERVICE_FAULT.match(str(error)):
+                    raise SandboxBusyError(f"the sandbox service cannot build {image} now: {error}") from error
+                on_lines(str(error))
+                raise BuildFailedError(f"the sandbox service cannot build {image}") from error
+            except (TemplateException, ValueError) as error:  # the SDK reads most, not all, of what Docker reads
+                on_lines(str(error))
+                raise BuildFailedError(f"the SDK cannot read the Dockerfile of {image}") from error

@@ -1,0 +1,1 @@
+"""Which groups and tasks a run takes next, and when it holds back: no torch, no Temporal."""

@@ -1,0 +1,47 @@
+"""Reports on the checkpoints of a run; the learner writes them when it commits steps."""
+
+from dataclasses import asdict, dataclass
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from ratchet.types import JsonObject
+from store import runs
+from store.schema import CheckpointTable
+
+
+@dataclass(slots=True, frozen=True)
+class CheckpointRow:
+    """One checkpoint. `initial_uri`: the run's version 0, which holds the model config and tokenizer of the weights,
+    and its `initial_files`.
+    """
+
+    step: int
+    epoch: int
+    uri: str
+    world_size: int
+    num_threads: int
+    initial_uri: str
+    initial_files: list[JsonObject]
+
+    def as_dict(self) -> JsonObject:
+        values = asdict(self)
+        del values["initial_files"]
+        return values
+
+
+async def list_checkpoints(connection: AsyncConnection, run_id: str) -> list[CheckpointRow]:
+    """Return the run's checkpoints, newest first."""
+    first = await runs.newest_version(connection, run_id, 0)
+    columns = (
+        CheckpointTable.step,
+        CheckpointTable.epoch,
+        CheckpointTable.uri,
+        CheckpointTable.world_size,
+        CheckpointTable.num_threads,
+    )
+    rows = await connection.execute(
+        select(*columns).where(CheckpointTable.run_id == run_id).order_by(CheckpointTable.step.desc())
+    )
+    initial = (first.uri, first.files) if first else ("", [])
+    return [CheckpointRow(*row, *initial) for row in rows]

@@ -1,0 +1,251 @@
+"""When everything of a run's newest steps happened, read from the ledger: boxes, calls, rollouts, groups, plan rows.
+
+Times are seconds since the epoch, by the clock of Postgres.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import ARRAY, BigInteger, ColumnElement, any_, cast, func, select, text, union_all
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from ratchet.types import GroupState, Purpose, SandboxRole
+from store import plans
+from store.schema import (
+    BatchItemTable,
+    BatchTable,
+    EvaluationTable,
+    MetricTable,
+    RolloutGroupTable,
+    RolloutTable,
+    SandboxTable,
+    SessionTable,
+    TurnTable,
+)
+
+TRAINED = "trained"
+_TRAINED_TOKENS = text(
+    """
+    SELECT CAST(member->>'rollout_id' AS bigint) AS rollout_id, CAST(member->>'num_tokens' AS bigint) AS num_tokens
+    FROM batch, jsonb_array_elements(batch.members) AS member
+    WHERE run_id = :run AND step = ANY(CAST(:steps AS int[]))
+    """
+)
+
+
+@dataclass(slots=True, frozen=True)
+class BoxTimes:
+    """A box: when it was granted, when it was there, when it was released; None if that has not happened."""
+
+    is_grading: bool
+    granted: float
+    live: float | None
+    released: float | None
+
+
+@dataclass(slots=True)
+class RolloutTimes:
+    """A rollout that has ended. `call_seconds`: of its model calls, in which `wait_seconds` no engine worked on them.
+
+    `agent_seconds`: of the agent's program, None if it is not known. `num_trained`: its tokens that a step has trained,
+    by the plan row.
+    """
+
+    rollout_id: int
+    group_id: int
+    created: float
+    ended: float
+    agent_seconds: float | None
+    boxes: list[BoxTimes] = field(default_factory=list)
+    call_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    num_sampled: int = 0
+    num_trained: int = 0
+
+
+@dataclass(slots=True, frozen=True)
+class GroupTimes:
+    """A group that a step has consumed, or that failed meanwhile, which has no step. `ready`: when its last member had
+    ended. `use`: `trained`, or why not.
+    """
+
+    group_id: int
+    step: int | None
+    use: str
+    created: float
+    ready: float
+
+
+@dataclass(slots=True, frozen=True)
+class TrainedStepTimes:
+    """A step: when its plan row was written, when it was trained, and how long the engines' update took.
+
+    A learner that starts anew trains the steps since its checkpoint once more; `stepped` is of the first time.
+    """
+
+    step: int
+    planned: float
+    stepped: float
+    sync_seconds: float
+
+
+@dataclass(slots=True, frozen=True)
+class Interval:
+    start: float
+    end: float
+
+
+@dataclass(slots=True)
+class RunTimes:
+    """What is known of the newest steps of a run. `began`: when the step before them was trained, None without one."""
+
+    run_id: str
+    steps: list[TrainedStepTimes]
+    groups: list[GroupTimes]
+    rollouts: list[RolloutTimes]
+    evaluations: list[Interval]
+    began: float | None = None
+
+
+def _epoch(column: Any) -> ColumnElement[Any]:
+    return func.extract("epoch", column)
+
+
+def _seconds(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+async def read_run_times(connection: AsyncConnection, run_id: str, num_steps: int) -> RunTimes:
+    """Read the newest `num_steps` trained steps, with the groups that they consumed."""
+    read = await _steps(connection, run_id, num_steps + 1)
+    before, steps = (read[0], read[1:]) if len(read) > num_steps else (None, read)
+    numbers = [one.step for one in steps]
+    groups = await _groups(connection, run_id, numbers)
+    begun, ended = _epoch(EvaluationTable.created_at), _epoch(EvaluationTable.ended_at)
+    evaluated = await connection.execute(
+        select(begun, ended).where(EvaluationTable.run_id == run_id, EvaluationTable.ended_at.is_not(None))
+    )
+    return RunTimes(
+        run_id=run_id,
+        steps=steps,
+        groups=groups,
+        rollouts=await _rollouts(
+            connection, [one.group_id for one in groups], await _trained_tokens(connection, run_id, numbers)
+        ),
+        evaluations=[Interval(float(row[0]), float(row[1])) for row in evaluated],
+        began=None if before is None else before.stepped + before.sync_seconds,
+    )
+
+
+async def _steps(connection: AsyncConnection, run_id: str, num_steps: int) -> list[TrainedStepTimes]:
+    statement = (
+        select(
+            BatchTable.step,
+            _epoch(BatchTable.planned_at),
+            _epoch(plans.first_trained_at()),
+            func.max(MetricTable.value),
+        )
+        .outerjoin(
+            MetricTable,
+            (MetricTable.run_id == BatchTable.run_id)
+            & (MetricTable.step == BatchTable.step)
+            & (MetricTable.name == "sync_seconds"),
+        )
+        .where(BatchTable.run_id == run_id, BatchTable.stepped_at.is_not(None))
+        .group_by(BatchTable.run_id, BatchTable.step)
+        .order_by(BatchTable.step.desc())
+        .limit(num_steps)
+    )
+    rows = (await connection.execute(statement)).all()
+    return [TrainedStepTimes(row[0], float(row[1]), float(row[2]), float(row[3] or 0.0)) for row in reversed(rows)]
+
+
+async def _trained_tokens(connection: AsyncConnection, run_id: str, steps: Sequence[int]) -> dict[int, int]:
+    """Return how many tokens of each rollout these steps have trained."""
+    rows = await connection.execute(_TRAINED_TOKENS, {"run": run_id, "steps": list(steps)})
+    return {row.rollout_id: row.num_tokens for row in rows}
+
+
+async def _groups(connection: AsyncConnection, run_id: str, steps: Sequence[int]) -> list[GroupTimes]:
+    """Return the groups that these steps have consumed, and those that failed since the first of them was made."""
+    columns = (
+        RolloutGroupTable.id,
+        BatchItemTable.step,
+        func.coalesce(BatchItemTable.use, RolloutGroupTable.state),
+        _epoch(RolloutGroupTable.created_at),
+        _epoch(func.coalesce(RolloutGroupTable.ready_at, RolloutGroupTable.created_at)),
+    )
+    of_run = (BatchItemTable.group_id == RolloutGroupTable.id) & (BatchItemTable.run_id == run_id)
+    joined = select(*columns).outerjoin(BatchItemTable, of_run)  # other runs may train on the same groups
+    of_steps = (BatchItemTable.run_id == run_id) & BatchItemTable.step.in_(steps)
+    first = (
+        select(func.min(RolloutGroupTable.created_at))
+        .join(BatchItemTable, BatchItemTable.group_id == RolloutGroupTable.id)
+        .where(of_steps)
+        .scalar_subquery()
+    )
+    failed = (
+        (RolloutGroupTable.run_id == run_id)
+        & (RolloutGroupTable.purpose == Purpose.TRAIN)
+        & (RolloutGroupTable.state == GroupState.FAILED)
+        & (RolloutGroupTable.created_at >= first)
+    )
+    # The ids first, each part by its index: one condition over both tables would read all groups of all runs.
+    ids = union_all(select(BatchItemTable.group_id).where(of_steps), select(RolloutGroupTable.id).where(failed))
+    rows = await connection.execute(joined.where(RolloutGroupTable.id.in_(ids)).order_by(RolloutGroupTable.id))
+    return [GroupTimes(row[0], row[1], row[2], float(row[3]), float(row[4])) for row in rows]
+
+
+async def _rollouts(
+    connection: AsyncConnection, group_ids: Sequence[int], trained: Mapping[int, int]
+) -> list[RolloutTimes]:
+    """Return the ended rollouts of these groups, replaced ones included. `trained`: tokens per rollout."""
+    wanted = RolloutTable.group_id == any_(cast(list(group_ids), ARRAY(BigInteger)))
+    rows = await connection.execute(
+        select(
+            RolloutTable.id,
+            RolloutTable.group_id,
+            _epoch(RolloutTable.created_at),
+            _epoch(RolloutTable.ended_at),
+            RolloutTable.timings["agent"].as_float(),
+        )
+        .where(wanted, RolloutTable.ended_at.is_not(None))
+        .order_by(RolloutTable.id)
+    )
+    found = {
+        row[0]: RolloutTimes(row[0], row[1], float(row[2]), float(row[3]), row[4], num_trained=trained.get(row[0], 0))
+        for row in rows
+    }
+    ids = select(RolloutTable.id).where(wanted)
+    boxes = await connection.execute(
+        select(
+            SandboxTable.rollout_id,
+            SandboxTable.role == SandboxRole.GRADE,
+            _epoch(SandboxTable.created_at),
+            _epoch(SandboxTable.live_at),
+            _epoch(SandboxTable.released_at),
+        )
+        .where(SandboxTable.rollout_id.in_(ids))
+        .order_by(SandboxTable.id)
+    )
+    for rollout_id, is_grading, granted, live, released in boxes:
+        if rollout_id in found:
+            found[rollout_id].boxes.append(BoxTimes(is_grading, float(granted), _seconds(live), _seconds(released)))
+    calls = await connection.execute(
+        select(
+            SessionTable.rollout_id,
+            func.sum(_epoch(TurnTable.completed_at - TurnTable.created_at)),
+            func.sum(TurnTable.engine_wait_seconds),
+            func.sum(TurnTable.num_sampled),
+        )
+        .join(SessionTable, SessionTable.id == TurnTable.session_id)
+        .where(SessionTable.rollout_id.in_(ids), TurnTable.completed_at.is_not(None))
+        .group_by(SessionTable.rollout_id)
+    )
+    for rollout_id, call_seconds, wait_seconds, num_sampled in calls:
+        if rollout_id in found:
+            found[rollout_id].call_seconds = float(call_seconds)
+            found[rollout_id].wait_seconds = float(wait_seconds)
+            found[rollout_id].num_sampled = int(num_sampled)
+    return list(found.values())

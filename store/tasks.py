@@ -1,0 +1,275 @@
+"""Tasks: rows of datasets, imported once by digest, and reports on them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypedDict
+
+from sqlalchemy import ScalarSelect, Select, distinct, func, select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from ratchet.run_names import rollout_number
+from ratchet.types import JsonObject, Purpose
+from store.schema import AdmissionTable, RolloutGroupTable, RolloutTable, RunTaskTable, TaskTable
+
+
+@dataclass(slots=True, frozen=True)
+class TaskRow:
+    """A task as stages need it. `spec`: the row's metadata, with problem_statement and pre_commands filled in."""
+
+    id: int
+    label: str
+    image: str
+    workdir: str
+    grader: str
+    spec: JsonObject
+
+
+class TaskFields(TypedDict):
+    """The part of a task that its row digest covers."""
+
+    label: str
+    image: str
+    workdir: str
+    grader: str
+    spec: JsonObject
+
+
+class NewTask(TaskFields):
+    """A row of the `task` table. `row_no`: position in the file, from 0."""
+
+    dataset: str
+    dataset_digest: str
+    row_digest: str
+    row_no: int
+
+
+class NumberedTask(NamedTuple):
+    """A task's id, label and position in its file, from 0."""
+
+    task_id: int
+    label: str
+    row_no: int
+
+
+_COLUMNS = (TaskTable.id, TaskTable.label, TaskTable.image, TaskTable.workdir, TaskTable.grader, TaskTable.spec)
+
+
+async def import_tasks(connection: AsyncConnection, rows: Sequence[NewTask]) -> int:
+    """Insert rows that are not there yet, by (dataset digest, row digest); return how many were new."""
+    if not rows:
+        return 0
+    statement = insert(TaskTable).on_conflict_do_nothing().returning(TaskTable.id)
+    return len((await connection.execute(statement, list(rows))).all())
+
+
+async def tasks_of_dataset(connection: AsyncConnection, dataset_digest: str) -> list[NumberedTask]:
+    """Return the tasks of a dataset in file order."""
+    statement = (
+        select(TaskTable.id, TaskTable.label, TaskTable.row_no)
+        .where(TaskTable.dataset_digest == dataset_digest)
+        .order_by(TaskTable.row_no)
+    )
+    return [NumberedTask(*row) for row in await connection.execute(statement)]
+
+
+async def task_of_rollout(connection: AsyncConnection, rollout_id: int) -> TaskRow:
+    statement = (
+        select(*_COLUMNS).join(RolloutTable, RolloutTable.task_id == TaskTable.id).where(RolloutTable.id == rollout_id)
+    )
+    return TaskRow(*(await connection.execute(statement)).one())
+
+
+async def image_of_rollout(connection: AsyncConnection, rollout_id: int) -> str:
+    """Return the image of the rollout's task, without its spec, which may be large."""
+    return str((await connection.execute(_of_rollout(TaskTable.image, rollout_id))).scalar_one())
+
+
+async def first_image(connection: AsyncConnection, run_id: str) -> str | None:
+    """Return the image of a task of the run; None if it has no task."""
+    statement = (
+        select(TaskTable.image)
+        .join(RunTaskTable, RunTaskTable.task_id == TaskTable.id)
+        .where(RunTaskTable.run_id == run_id)
+        .order_by(RunTaskTable.purpose.desc(), RunTaskTable.position)
+        .limit(1)
+    )
+    return (await connection.execute(statement)).scalar_one_or_none()
+
+
+async def task_label_of_rollout(connection: AsyncConnection, rollout_id: int) -> str:
+    """Return the label of the rollout's task, without its spec, which may be large."""
+    return str((await connection.execute(_of_rollout(TaskTable.label, rollout_id))).scalar_one())
+
+
+def _of_rollout(column: Any, rollout_id: int) -> Select[Any]:
+    return select(column).join(RolloutTable, RolloutTable.task_id == TaskTable.id).where(RolloutTable.id == rollout_id)
+
+
+async def get_task(connection: AsyncConnection, task_id: int) -> TaskRow:
+    return TaskRow(*(await connection.execute(select(*_COLUMNS).where(TaskTable.id == task_id))).one())
+
+
+async def page_of_tasks(
+    connection: AsyncConnection, dataset_digest: str, after: int, size: int, labels: Sequence[str], limit: int | None
+) -> list[NumberedTask]:
+    """Return the next `size` tasks after row number `after`. `labels` empty: all. `limit`: first rows of the file
+    only."""
+    statement = select(TaskTable.id, TaskTable.label, TaskTable.row_no).where(
+        TaskTable.dataset_digest == dataset_digest, TaskTable.row_no > after
+    )
+    if labels:
+        statement = statement.where(TaskTable.label.in_(list(labels)))
+    if limit is not None:
+        statement = statement.where(TaskTable.row_no < limit)
+    rows = await connection.execute(statement.order_by(TaskTable.row_no).limit(size))
+    return [NumberedTask(*row) for row in rows]
+
+
+async def list_datasets(connection: AsyncConnection) -> list[JsonObject]:
+    """Return every imported dataset: path, digest, rows, and how many any grader version admitted or quarantined."""
+    statement = (
+        select(
+            TaskTable.dataset,
+            TaskTable.dataset_digest,
+            func.count(distinct(TaskTable.id)).label("rows"),
+            func.count(distinct(TaskTable.id)).filter(AdmissionTable.admitted).label("admitted"),
+            func.count(distinct(TaskTable.id)).filter(AdmissionTable.admitted.is_(False)).label("quarantined"),
+        )
+        .outerjoin(AdmissionTable, AdmissionTable.task_id == TaskTable.id)
+        .group_by(TaskTable.dataset, TaskTable.dataset_digest)
+        .order_by(func.max(TaskTable.id).desc())
+    )
+    return [dict(row._mapping) for row in await connection.execute(statement)]
+
+
+async def list_tasks(connection: AsyncConnection, dataset: str | None, limit: int) -> list[JsonObject]:
+    """Return tasks with their newest admission, newest dataset first."""
+    newest = (
+        select(AdmissionTable)
+        .distinct(AdmissionTable.task_id)
+        .order_by(AdmissionTable.task_id, AdmissionTable.id.desc())
+        .subquery()
+    )
+    statement = (
+        select(
+            TaskTable.id,
+            TaskTable.label,
+            TaskTable.grader,
+            TaskTable.image,
+            TaskTable.dataset,
+            newest.c.admitted,
+            newest.c.reason,
+            newest.c.gold_seconds,
+        )
+        .outerjoin(newest, newest.c.task_id == TaskTable.id)
+        .order_by(TaskTable.id.desc() if dataset is None else TaskTable.row_no)
+        .limit(limit)
+    )
+    if dataset is not None:
+        statement = statement.where(TaskTable.dataset_digest == _newest_digest(dataset))
+    return [dict(row._mapping) for row in await connection.execute(statement)]
+
+
+def _newest_digest(dataset: str) -> ScalarSelect[str]:
+    """Return the digest of a dataset's newest import, as a subquery."""
+    digests = select(TaskTable.dataset_digest).where(TaskTable.dataset == dataset)
+    return digests.order_by(TaskTable.id.desc()).limit(1).scalar_subquery()
+
+
+async def admissions_by_task(connection: AsyncConnection, dataset: str) -> list[JsonObject]:
+    """Return the newest admission of each task of a dataset's newest import, in file order."""
+    columns = (
+        AdmissionTable.grader,
+        AdmissionTable.grader_version,
+        AdmissionTable.admitted,
+        AdmissionTable.reason,
+        AdmissionTable.evidence,
+        AdmissionTable.gold_seconds,
+    )
+    statement = (
+        select(TaskTable.row_no, TaskTable.label, *columns)
+        .join(AdmissionTable, AdmissionTable.task_id == TaskTable.id)
+        .where(TaskTable.dataset_digest == _newest_digest(dataset))
+        .distinct(TaskTable.row_no)
+        .order_by(TaskTable.row_no, AdmissionTable.id.desc())
+    )
+    return [dict(row._mapping) for row in await connection.execute(statement)]
+
+
+async def show_task(connection: AsyncConnection, task: str) -> JsonObject | None:
+    """Return one task by id or label (the newest with that label), with all its admissions; None without one."""
+    number = rollout_number(task)
+    statement = (
+        select(TaskTable)
+        .where(TaskTable.label == task if number is None else TaskTable.id == number)
+        .order_by(TaskTable.id.desc())
+        .limit(1)
+    )
+    row = (await connection.execute(statement)).one_or_none()
+    if row is None:
+        return None
+    evidence = select(AdmissionTable).where(AdmissionTable.task_id == row.id).order_by(AdmissionTable.id)
+    return {**row._mapping, "admissions": [dict(one._mapping) for one in await connection.execute(evidence)]}
+
+
+class RecentSolveRate(NamedTuple):
+    """A training task of a run. `last_group_no` is None without a group, `mean_reward` without a recent reward."""
+
+    task_id: int
+    label: str
+    position: int
+    last_group_no: int | None
+    mean_reward: float | None
+    dataset_no: int
+
+
+async def recent_solve_rates(connection: AsyncConnection, run_id: str, since_step: int) -> list[RecentSolveRate]:
+    """Return every training task of the run, in its order, with its mean reward since `since_step`."""
+    recent = RolloutGroupTable.started_step >= since_step
+    counted = recent & RolloutTable.late.is_(False) & RolloutTable.replaced_by.is_(None)
+    mine = (
+        (RolloutGroupTable.run_id == RunTaskTable.run_id)
+        & (RolloutGroupTable.task_id == RunTaskTable.task_id)
+        & (RolloutGroupTable.purpose == Purpose.TRAIN)
+    )
+    statement = (
+        select(
+            TaskTable.id,
+            TaskTable.label,
+            RunTaskTable.position,
+            func.max(RolloutGroupTable.group_no),
+            func.avg(RolloutTable.reward),
+            RunTaskTable.dataset_no,
+        )
+        .select_from(RunTaskTable)
+        .join(TaskTable, TaskTable.id == RunTaskTable.task_id)
+        .outerjoin(RolloutGroupTable, mine)
+        .outerjoin(RolloutTable, (RolloutTable.group_id == RolloutGroupTable.id) & counted)
+        .where(RunTaskTable.run_id == run_id, RunTaskTable.purpose == Purpose.TRAIN)
+        .group_by(TaskTable.id, TaskTable.label, RunTaskTable.position, RunTaskTable.dataset_no)
+        .order_by(RunTaskTable.position)
+    )
+    rows = await connection.execute(statement)
+    return [
+        RecentSolveRate(row[0], row[1], row[2], row[3], None if row[4] is None else float(row[4]), row[5])
+        for row in rows
+    ]
+
+
+async def datasets_of_newest_groups(connection: AsyncConnection, run_id: str, count: int) -> dict[int, int]:
+    """Return dataset number → how many of the run's newest `count` training groups are made from it."""
+    newest = (
+        select(RolloutGroupTable.task_id)
+        .where(RolloutGroupTable.run_id == run_id, RolloutGroupTable.purpose == Purpose.TRAIN)
+        .order_by(RolloutGroupTable.group_no.desc())
+        .limit(count)
+        .subquery()
+    )
+    statement = (
+        select(RunTaskTable.dataset_no, func.count())
+        .join(newest, newest.c.task_id == RunTaskTable.task_id)
+        .where(RunTaskTable.run_id == run_id, RunTaskTable.purpose == Purpose.TRAIN)
+        .group_by(RunTaskTable.dataset_no)
+    )
+    return {number: found for number, found in await connection.execute(statement)}

@@ -1,0 +1,281 @@
+"""Groups on their way into a training step: which are ready, what consumed them, and how many failed in a row.
+
+    ready -> consumed, as trained | no_signal | expired, in the transaction that decides it
+
+The primary key of `batch_item` (run, group) ensures that a group enters at most one step of a run. The decisions are
+made in `scheduling/group_selection.py` and `training/planner.py`; this file only reads and writes rows.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sqlalchemy import exists, func, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.orm import aliased
+
+from ratchet.types import REWARDED_OUTCOMES, TRUNCATED_EXITS, GroupState, Outcome, Purpose
+from store.schema import BatchItemTable, RolloutGroupTable, RolloutTable, RunTable, TaskTable
+
+
+@dataclass(slots=True, frozen=True)
+class ReadyMember:
+    """One rollout that enters the reward statistics of its group. `num_chains`: its chains with trained tokens."""
+
+    rollout_id: int
+    grade_id: int | None
+    reward: float
+    agent_exit: str | None
+    num_chains: int
+
+
+@dataclass(slots=True, frozen=True)
+class ReadyGroup:
+    """A group that is ready to be trained on, with the members that enter its statistics."""
+
+    group_id: int
+    group_no: int
+    members: list[ReadyMember]
+
+    @property
+    def rewards(self) -> list[float]:
+        """The reward of every member, in order."""
+        return [member.reward for member in self.members]
+
+
+class GroupUse(NamedTuple):
+    """Which step consumed a group, and as what: `use` is trained, no_signal or expired."""
+
+    group_id: int
+    step: int
+    use: str
+
+
+@dataclass(slots=True, frozen=True)
+class ConsumedGroup:
+    """A group that a step consumed. `use`: trained, no_signal or expired.
+
+    `lowest` and `highest` rewards and both counts are over the rollouts that enter the group's statistics.
+    """
+
+    use: str
+    lowest: float
+    highest: float
+    num_rollouts: int
+    num_truncated: int
+
+
+@dataclass(slots=True, frozen=True)
+class FailedGroups:
+    """Groups that failed in a row: how many, and their most frequent reason (None if every rollout was cancelled)."""
+
+    count: int
+    commonest_reason: str | None
+
+
+async def ready_groups(
+    connection: AsyncConnection,
+    run_id: str,
+    truncated: str,
+    lock: bool = False,
+    states: Sequence[GroupState] = (GroupState.READY,),
+) -> list[ReadyGroup]:
+    """Return the run's training groups in these states, oldest first.
+
+    Late and replaced rollouts are left out, and so are truncated ones if `truncated` is "exclude". `lock` locks the
+    group rows until the transaction ends, so that a cancellation cannot change them meanwhile.
+    """
+    statement = (
+        select(RolloutGroupTable.id, RolloutGroupTable.group_no)
+        .where(
+            RolloutGroupTable.run_id == run_id,
+            RolloutGroupTable.purpose == Purpose.TRAIN,
+            RolloutGroupTable.state.in_(states),
+        )
+        .order_by(RolloutGroupTable.ready_seq)
+    )
+    groups = (await connection.execute(statement.with_for_update(key_share=True) if lock else statement)).all()
+    rows = await connection.execute(
+        select(
+            RolloutTable.id,
+            RolloutTable.group_id,
+            RolloutTable.grade_id,
+            RolloutTable.reward,
+            RolloutTable.agent_exit,
+            RolloutTable.num_chains,
+        )
+        .where(RolloutTable.group_id.in_([group.id for group in groups]), RolloutTable.outcome.in_(REWARDED_OUTCOMES))
+        .where(RolloutTable.late.is_(False), RolloutTable.replaced_by.is_(None))
+        .order_by(RolloutTable.member)
+    )
+    members: dict[int, list[ReadyMember]] = {group.id: [] for group in groups}
+    for row in rows:
+        if truncated != "exclude" or row.agent_exit not in TRUNCATED_EXITS:
+            members[row.group_id].append(ReadyMember(row.id, row.grade_id, row.reward, row.agent_exit, row.num_chains))
+    return [ReadyGroup(group.id, group.group_no, members[group.id]) for group in groups]
+
+
+async def consume_ready_groups(
+    connection: AsyncConnection, run_id: str, group_ids: Sequence[int], step: int, use: str
+) -> None:
+    """Move groups of this run from `ready` to `consumed` and record their use. The caller holds the groups' row
+    locks."""
+    statement = update(RolloutGroupTable).where(
+        RolloutGroupTable.id.in_(group_ids), RolloutGroupTable.state == GroupState.READY
+    )
+    result = await connection.execute(statement.values(state=GroupState.CONSUMED))
+    assert result.rowcount == len(group_ids), "a group left `ready` while its row was locked"
+    await record_group_uses(connection, run_id, (GroupUse(group_id, step, use) for group_id in group_ids))
+
+
+async def record_group_uses(connection: AsyncConnection, run_id: str, uses: Iterable[GroupUse]) -> None:
+    """Record which steps of the run consumed these groups. Raises IntegrityError if one was consumed before."""
+    rows = [{"run_id": run_id, **one._asdict()} for one in uses]
+    if rows:
+        await connection.execute(insert(BatchItemTable), rows)
+
+
+async def count_consumed_groups(connection: AsyncConnection, run_id: str, step: int) -> int:
+    """Count the groups consumed for `step`. Before the step is planned, these are the groups that are not trained
+    on."""
+    statement = (
+        select(func.count())
+        .select_from(BatchItemTable)
+        .where(BatchItemTable.run_id == run_id, BatchItemTable.step == step)
+    )
+    return int((await connection.execute(statement)).scalar_one())
+
+
+async def count_consumed_since_resume(connection: AsyncConnection, run_id: str, step: int) -> int:
+    """Count the groups consumed for `step` that were started after the run began or was last resumed."""
+    since = select(RunTable.patient_from).where(RunTable.run_id == run_id).scalar_subquery()
+    counting = select(func.count()).join(RolloutGroupTable, RolloutGroupTable.id == BatchItemTable.group_id)
+    counting = counting.where(
+        BatchItemTable.run_id == run_id, BatchItemTable.step == step, RolloutGroupTable.group_no >= since
+    )
+    return int((await connection.execute(counting.select_from(BatchItemTable))).scalar_one())
+
+
+async def failed_groups_in_a_row(connection: AsyncConnection, run_id: str, min_count: int) -> FailedGroups | None:
+    """Return the failed training groups since the last success, or since the run was last resumed if that is later.
+
+    Returns None if there are fewer than `min_count`.
+    """
+    of_run = (RolloutGroupTable.run_id == run_id, RolloutGroupTable.purpose == Purpose.TRAIN)
+    since = select(RunTable.patient_from).where(RunTable.run_id == run_id).scalar_subquery()
+    succeeded = RolloutGroupTable.state.in_([GroupState.READY, GroupState.CONSUMED])
+    newest = select(func.coalesce(func.max(RolloutGroupTable.group_no), -1)).where(*of_run, succeeded).scalar_subquery()
+    failed = (
+        *of_run,
+        RolloutGroupTable.state == GroupState.FAILED,
+        RolloutGroupTable.group_no >= since,
+        RolloutGroupTable.group_no > newest,
+    )
+    count = int((await connection.execute(select(func.count()).where(*failed))).scalar_one())
+    if count < min_count:
+        return None
+    reasons = (
+        select(RolloutTable.outcome, RolloutTable.outcome_reason)
+        .join(RolloutGroupTable, RolloutGroupTable.id == RolloutTable.group_id)
+        .where(*failed, RolloutTable.outcome.in_([Outcome.INFRA_FAILED, Outcome.GRADER_FAILED]))
+        .group_by(RolloutTable.outcome, RolloutTable.outcome_reason)
+        .order_by(func.count().desc())
+        .limit(1)
+    )
+    commonest = (await connection.execute(reasons)).one_or_none()
+    return FailedGroups(count, f"{commonest.outcome}: {commonest.outcome_reason}" if commonest else None)
+
+
+@dataclass(slots=True, frozen=True)
+class FailedGroup:
+    """A training group that failed. `others_succeeded`: of the groups of other tasks that were made at about the same
+    time more got their verdicts than failed, so the failure is the task's own and no outage's.
+    """
+
+    task_id: int
+    task_label: str
+    group_no: int
+    others_succeeded: bool
+    reason: str
+
+
+async def failed_groups_since_resume(connection: AsyncConnection, run_id: str, nearby: int) -> list[FailedGroup]:
+    """Return the failed groups of each task after its last success, since the run began or was last resumed.
+
+    `nearby`: how far away in group numbers a group of another task counts as made at about the same time.
+    """
+    succeeded = (GroupState.READY, GroupState.CONSUMED)
+    since = select(RunTable.patient_from).where(RunTable.run_id == run_id).scalar_subquery()
+    other = aliased(RolloutGroupTable)
+    of_run = (other.run_id == run_id, other.purpose == Purpose.TRAIN)
+    around = (
+        select(func.count().filter(other.state.in_(succeeded)) > func.count().filter(other.state == GroupState.FAILED))
+        .where(
+            *of_run,
+            other.task_id != RolloutGroupTable.task_id,
+            other.group_no.between(RolloutGroupTable.group_no - nearby, RolloutGroupTable.group_no + nearby),
+        )
+        .scalar_subquery()
+    )
+    later_success = exists().where(
+        *of_run,
+        other.state.in_(succeeded),
+        other.task_id == RolloutGroupTable.task_id,
+        other.group_no > RolloutGroupTable.group_no,
+    )
+    reason = (
+        select(RolloutTable.outcome_reason)
+        .where(RolloutTable.group_id == RolloutGroupTable.id, RolloutTable.outcome.not_in(REWARDED_OUTCOMES))
+        .order_by(RolloutTable.id.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
+    statement = (
+        select(
+            RolloutGroupTable.task_id,
+            TaskTable.label,
+            RolloutGroupTable.group_no,
+            around,
+            func.coalesce(reason, ""),
+        )
+        .join(TaskTable, TaskTable.id == RolloutGroupTable.task_id)
+        .where(
+            RolloutGroupTable.run_id == run_id,
+            RolloutGroupTable.purpose == Purpose.TRAIN,
+            RolloutGroupTable.state == GroupState.FAILED,
+            RolloutGroupTable.group_no >= since,
+            ~later_success,
+        )
+        .order_by(RolloutGroupTable.group_no)
+    )
+    return [FailedGroup(*row) for row in await connection.execute(statement)]
+
+
+async def seconds_since_newest_group(connection: AsyncConnection, run_id: str) -> float | None:
+    """Return the age of the run's newest group; None if it has none."""
+    age = func.extract("epoch", func.now() - RolloutGroupTable.created_at)
+    statement = select(age).where(RolloutGroupTable.run_id == run_id).order_by(RolloutGroupTable.group_no.desc())
+    found = (await connection.execute(statement.limit(1))).scalar_one_or_none()
+    return None if found is None else float(found)
+
+
+async def consumed_groups(connection: AsyncConnection, run_id: str, step: int) -> list[ConsumedGroup]:
+    """Return every group that the step consumed, with the range of its rewards."""
+    truncated = func.count().filter(RolloutTable.agent_exit.in_(TRUNCATED_EXITS))
+    statement = (
+        select(
+            BatchItemTable.use, func.min(RolloutTable.reward), func.max(RolloutTable.reward), func.count(), truncated
+        )
+        .join(RolloutTable, RolloutTable.group_id == BatchItemTable.group_id)
+        .where(BatchItemTable.run_id == run_id, BatchItemTable.step == step)
+        .where(
+            RolloutTable.outcome.in_(REWARDED_OUTCOMES),
+            RolloutTable.late.is_(False),
+            RolloutTable.replaced_by.is_(None),
+        )
+        .group_by(BatchItemTable.group_id, BatchItemTable.use)
+    )
+    return [
+        ConsumedGroup(use, float(low or 0), float(high or 0), *counts)
+        for use, low, high, *counts in await connection.execute(statement)
+    ]

@@ -1,0 +1,108 @@
+"""The metrics of a run by step, and the rewards of each step with their spread."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from store import plans
+from store.schema import BatchItemTable, BatchTable, MetricTable, RolloutTable
+
+Metrics = dict[str, float]
+
+
+@dataclass(slots=True, frozen=True)
+class StepTimes:
+    """When a step was planned and first trained, and the state of its plan row."""
+
+    step: int
+    state: str
+    planned_at: datetime
+    stepped_at: datetime | None
+
+
+@dataclass(slots=True, frozen=True)
+class StepReward:
+    """Rewards of the groups that a step consumed. `mean` and `deviation`: of the groups' mean rewards."""
+
+    step: int
+    num_rollouts: int
+    num_groups: int
+    mean: float
+    deviation: float | None
+
+
+async def newest_metric_step(connection: AsyncConnection, run_id: str) -> int:
+    """Return the newest step with metrics; 0 without one."""
+    statement = select(MetricTable.step).where(MetricTable.run_id == run_id).order_by(MetricTable.step.desc()).limit(1)
+    return (await connection.execute(statement)).scalar_one_or_none() or 0
+
+
+async def steps_with_metrics(connection: AsyncConnection, run_id: str, after: int, limit: int) -> list[int]:
+    """Return the first steps behind `after` that have metrics; a run may lack those of some steps."""
+    statement = select(MetricTable.step).distinct().where(MetricTable.run_id == run_id, MetricTable.step > after)
+    return list((await connection.execute(statement.order_by(MetricTable.step).limit(limit))).scalars())
+
+
+async def metrics_by_step(connection: AsyncConnection, run_id: str, first: int, last: int) -> dict[int, Metrics]:
+    """Return the metrics of the steps first to last, inclusive.
+
+    One row per name with arrays, because a run of 400 steps has thousands of values.
+    """
+    statement = select(MetricTable.name, func.array_agg(MetricTable.step), func.array_agg(MetricTable.value)).where(
+        MetricTable.run_id == run_id, MetricTable.step.between(first, last)
+    )
+    found: dict[int, Metrics] = {}
+    for name, steps, values in await connection.execute(statement.group_by(MetricTable.name)):
+        for step, value in zip(steps, values, strict=True):
+            found.setdefault(step, {})[name] = value
+    return {step: found[step] for step in sorted(found)}
+
+
+async def trained_tokens_before(connection: AsyncConnection, run_id: str, step: int) -> float:
+    """Return the number of tokens that the steps before this one trained."""
+    statement = select(func.coalesce(func.sum(MetricTable.value), 0.0)).where(
+        MetricTable.run_id == run_id, MetricTable.name == "trained_tokens", MetricTable.step < step
+    )
+    return float((await connection.execute(statement)).scalar_one())
+
+
+async def times_by_step(connection: AsyncConnection, run_id: str, first: int, last: int) -> dict[int, StepTimes]:
+    columns = (BatchTable.step, BatchTable.state, BatchTable.planned_at, plans.first_trained_at())
+    statement = select(*columns).where(BatchTable.run_id == run_id, BatchTable.step.between(first, last))
+    return {row.step: StepTimes(*row) for row in await connection.execute(statement.order_by(BatchTable.step))}
+
+
+async def rewards_by_step(connection: AsyncConnection, run_id: str, first: int, last: int) -> list[StepReward]:
+    """Return the rewards of all groups that each step consumed, also of those without signal."""
+    group = (
+        select(
+            BatchItemTable.step,
+            BatchItemTable.group_id,
+            func.count(RolloutTable.reward).label("number"),
+            func.avg(RolloutTable.reward).label("mean"),
+        )
+        .join(RolloutTable, RolloutTable.group_id == BatchItemTable.group_id)
+        .where(
+            BatchItemTable.run_id == run_id,
+            BatchItemTable.step.between(first, last),
+            BatchItemTable.use != "expired",
+            RolloutTable.reward.is_not(None),
+            RolloutTable.late.is_(False),
+            RolloutTable.replaced_by.is_(None),
+        )
+        .group_by(BatchItemTable.step, BatchItemTable.group_id)
+        .subquery()
+    )
+    statement = select(
+        group.c.step,
+        func.sum(group.c.number),
+        func.count(),
+        func.avg(group.c.mean),
+        func.stddev_samp(group.c.mean),
+    ).group_by(group.c.step)
+    return [
+        StepReward(row[0], int(row[1]), int(row[2]), float(row[3]), None if row[4] is None else float(row[4]))
+        for row in await connection.execute(statement.order_by(group.c.step))
+    ]

@@ -1,0 +1,200 @@
+"""Lists of rollouts with filters, newest or longest first, paged by the id of the last one."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Label, Select, false, func, literal, select, tuple_
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from ratchet.types import JsonObject
+from store.open_rollouts import ids_in_stage
+from store.schema import GradeTable, RolloutGroupTable, RolloutTable, TaskTable
+from store.views.run_views import is_flagged
+
+OPEN = "open"
+"""The value of the outcome filter for rollouts without an outcome."""
+NO_EXIT = "none"
+"""The value of the filter of agents' exits for rollouts without one."""
+LONGEST_OF = 1000
+"""The rollouts that are sorted by their duration: the newest that match. No index has durations."""
+
+
+@dataclass(slots=True, frozen=True)
+class RolloutFilter:
+    """What a list shows; None stands for no condition.
+
+    `task`: a part of the task's label. `reason`: a part of the outcome's reason, such as an error's class.
+    `policy_step`: newest published step when the rollout's group was made. `evaluation`: an evaluation's label.
+    `flagged`: only grades with flags or a rejection. `stage`: one of `store.open_rollouts.STAGES`; it needs
+    `run_id`.
+    """
+
+    run_id: str | None = None
+    purpose: str | None = None
+    outcome: str | None = None
+    agent_exit: str | None = None
+    reward_from: float | None = None
+    reward_to: float | None = None
+    task_id: int | None = None
+    group_id: int | None = None
+    task: str | None = None
+    reason: str | None = None
+    policy_step: int | None = None
+    evaluation: str | None = None
+    flagged: bool = False
+    stage: str | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class RolloutLine:
+    """A rollout in a list. `group_no`: the group's number in its run, by which people and commands name it.
+
+    `timings`: seconds of its stages, once it has ended."""
+
+    id: int
+    run_id: str
+    group_id: int | None
+    group_no: int | None
+    member: int
+    purpose: str
+    task_id: int
+    task: str
+    harness: str
+    outcome: str | None
+    reason: str
+    reward: float | None
+    agent_exit: str | None
+    num_turns: int
+    num_trained_tokens: int
+    late: bool
+    replaced_by: int | None
+    policy_step: int | None
+    solved: bool | None
+    rule: str | None
+    flags: list[JsonObject] | None
+    created_at: datetime
+    claimed_at: datetime | None
+    ended_at: datetime | None
+    timings: dict[str, float]
+    workflow_id: str
+
+
+def _lines() -> Select[*tuple[Any, ...]]:
+    return (
+        select(
+            RolloutTable.id,
+            RolloutTable.run_id,
+            RolloutTable.group_id,
+            RolloutGroupTable.group_no,
+            RolloutTable.member,
+            RolloutTable.purpose,
+            RolloutTable.task_id,
+            TaskTable.label,
+            RolloutTable.harness,
+            RolloutTable.outcome,
+            RolloutTable.outcome_reason,
+            RolloutTable.reward,
+            RolloutTable.agent_exit,
+            RolloutTable.num_turns,
+            RolloutTable.num_trained_tokens,
+            RolloutTable.late,
+            RolloutTable.replaced_by,
+            RolloutGroupTable.started_step,
+            GradeTable.solved,
+            GradeTable.rule,
+            GradeTable.flags,
+            RolloutTable.created_at,
+            RolloutTable.claimed_at,
+            RolloutTable.ended_at,
+            RolloutTable.timings,
+            RolloutTable.workflow_id,
+        )
+        .join(TaskTable, TaskTable.id == RolloutTable.task_id)
+        .outerjoin(RolloutGroupTable, RolloutGroupTable.id == RolloutTable.group_id)
+        .outerjoin(GradeTable, GradeTable.id == RolloutTable.grade_id)
+    )
+
+
+def _filtered(statement: Select[*tuple[Any, ...]], wanted: RolloutFilter) -> Select[*tuple[Any, ...]]:
+    equal = {
+        RolloutTable.run_id: wanted.run_id,
+        RolloutTable.purpose: wanted.purpose,
+        RolloutTable.task_id: wanted.task_id,
+        RolloutTable.group_id: wanted.group_id,
+        RolloutGroupTable.started_step: wanted.policy_step,
+        RolloutGroupTable.label: wanted.evaluation,
+    }
+    for column, value in equal.items():
+        if value is not None:
+            statement = statement.where(column == value)
+    if wanted.outcome == OPEN:
+        statement = statement.where(RolloutTable.outcome.is_(None))
+    elif wanted.outcome is not None:
+        statement = statement.where(RolloutTable.outcome == wanted.outcome)
+    if wanted.agent_exit == NO_EXIT:
+        statement = statement.where(RolloutTable.agent_exit.is_(None))
+    elif wanted.agent_exit is not None:
+        statement = statement.where(RolloutTable.agent_exit == wanted.agent_exit)
+    if wanted.reward_from is not None:
+        statement = statement.where(RolloutTable.reward >= wanted.reward_from)
+    if wanted.reward_to is not None:
+        statement = statement.where(RolloutTable.reward <= wanted.reward_to)
+    if wanted.task:
+        statement = statement.where(TaskTable.label.icontains(wanted.task, autoescape=True))
+    if wanted.reason:
+        statement = statement.where(RolloutTable.outcome_reason.icontains(wanted.reason, autoescape=True))
+    if wanted.flagged:
+        statement = statement.where(is_flagged())
+    if wanted.stage and wanted.run_id:
+        statement = statement.where(RolloutTable.id.in_(ids_in_stage(wanted.run_id, wanted.stage)))
+    return statement
+
+
+async def list_rollout_lines(
+    connection: AsyncConnection, wanted: RolloutFilter, limit: int, before: int | None = None
+) -> list[RolloutLine]:
+    """Return rollouts, newest first; `before`: the id of the last rollout of the page before."""
+    statement = _filtered(_lines(), wanted).order_by(RolloutTable.id.desc()).limit(limit)
+    if before is not None:
+        statement = statement.where(RolloutTable.id < before)
+    return [RolloutLine(*row) for row in await connection.execute(statement)]
+
+
+async def list_longest_rollouts(
+    connection: AsyncConnection, wanted: RolloutFilter, limit: int, before: int | None = None
+) -> list[RolloutLine]:
+    """Return rollouts, the longest first, among the `LONGEST_OF` newest that match; open ones count until now.
+
+    `before`: the id of the last rollout of the page before.
+    """
+    seconds = _duration()
+    joined = select(RolloutTable.id, seconds).join(TaskTable, TaskTable.id == RolloutTable.task_id)
+    joined = joined.outerjoin(RolloutGroupTable, RolloutGroupTable.id == RolloutTable.group_id)
+    joined = joined.outerjoin(GradeTable, GradeTable.id == RolloutTable.grade_id)
+    window = _filtered(joined, wanted).order_by(RolloutTable.id.desc()).limit(LONGEST_OF).subquery()
+    order = tuple_(window.c.duration, window.c.id)
+    page = select(window.c.id).order_by(window.c.duration.desc(), window.c.id.desc()).limit(limit)
+    if before is not None:
+        last = select(_duration()).where(RolloutTable.id == before).scalar_subquery()
+        page = page.where(order < tuple_(last, literal(before)))
+    ids = list((await connection.execute(page)).scalars())
+    lines = await lines_of_ids(connection, ids)
+    return [lines[one] for one in ids]
+
+
+def _duration() -> Label[Any]:
+    return func.coalesce(RolloutTable.ended_at - RolloutTable.created_at, func.now() - RolloutTable.created_at).label(
+        "duration"
+    )
+
+
+async def list_members(connection: AsyncConnection, group_id: int) -> list[RolloutLine]:
+    """Return every rollout of a group in the order of its members, replaced ones included."""
+    statement = _lines().where(RolloutTable.group_id == group_id).order_by(RolloutTable.member)
+    return [RolloutLine(*row) for row in await connection.execute(statement)]
+
+
+async def lines_of_ids(connection: AsyncConnection, rollout_ids: list[int]) -> dict[int, RolloutLine]:
+    statement = _lines().where(RolloutTable.id.in_(rollout_ids) if rollout_ids else false())
+    return {line.id: line for line in (RolloutLine(*row) for row in await connection.execute(statement))}

@@ -1,0 +1,380 @@
+"""One rollout for people: its row, attempts, boxes, patches, grades, chains, and the times of its turns.
+
+Token arrays and messages are read by `turn_views.py`, page by page.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from ratchet.tracing import RolloutTrace
+from ratchet.types import REWARDED_OUTCOMES, GroupState, JsonObject
+from store.arrays import unpack_text
+from store.schema import (
+    AttemptTable,
+    BatchItemTable,
+    BatchTable,
+    ChainTable,
+    GradeTable,
+    InstallationTable,
+    PatchTable,
+    RolloutGroupTable,
+    RolloutTable,
+    RunTable,
+    SandboxTable,
+    SessionTable,
+    TaskTable,
+    TurnTable,
+)
+from store.views.step_views import discarded_plans
+
+
+@dataclass(slots=True, frozen=True)
+class RolloutHead:
+    """A rollout's row with its task and run; `RolloutTable` describes the columns."""
+
+    id: int
+    run_id: str
+    group_id: int | None
+    group_no: int | None
+    task_id: int
+    task: str
+    member: int
+    purpose: str
+    workflow_id: str
+    attempt: int
+    harness: str
+    temperature: float
+    policy_version: str | None
+    outcome: str | None
+    outcome_reason: str
+    reward: float | None
+    reward_components: JsonObject | None
+    agent_exit: str | None
+    grade_id: int | None
+    num_turns: int
+    num_chains: int
+    num_trained_tokens: int
+    late: bool
+    replaced_by: int | None
+    provenance: JsonObject
+    timings: JsonObject
+    created_at: datetime
+    claimed_at: datetime | None
+    ended_at: datetime | None
+    model_path: str
+    problem: str
+    archived_at: datetime | None
+
+
+@dataclass(slots=True, frozen=True)
+class AttemptView:
+    n: int
+    state: str
+    agent_exit: str | None
+    used_seconds: float
+    harness_version: str | None
+    base_commit: str | None
+    engine_wait_seconds: float | None
+    created_at: datetime
+
+
+@dataclass(slots=True, frozen=True)
+class BoxView:
+    """A box of the ledger; `SandboxTable` describes the columns."""
+
+    id: int
+    role: str
+    attempt: int
+    state: str
+    provider: str
+    provider_id: str | None
+    image: str
+    release_reason: str
+    boot_error: str | None
+    created_at: datetime
+    live_at: datetime | None
+    released_at: datetime | None
+
+
+@dataclass(slots=True, frozen=True)
+class PatchView:
+    id: int
+    attempt: int
+    num_bytes: int
+    num_files: int
+    reason: str
+    created_at: datetime
+
+
+@dataclass(slots=True, frozen=True)
+class GradeView:
+    """A verdict; `GradeTable` describes the columns."""
+
+    id: int
+    patch_id: int
+    grader: str
+    grader_version: str
+    solved: bool
+    rejected: bool
+    rule: str
+    reason: str
+    tests: JsonObject
+    fail_to_pass: list[int] | None
+    pass_to_pass: list[int] | None
+    findings: list[JsonObject]
+    repeat: int
+    has_oracle: bool
+    control: list[JsonObject] | None
+    flags: list[JsonObject]
+    duration_seconds: float
+    created_at: datetime
+
+
+@dataclass(slots=True, frozen=True)
+class ChainView:
+    id: int
+    no: int
+    num_tokens: int
+    num_trained: int
+
+
+@dataclass(slots=True, frozen=True)
+class TurnLine:
+    """A turn without its contents. `gap_seconds` is not stored; it follows from the times of two turns."""
+
+    id: int
+    attempt: int
+    lane: str
+    state: str
+    kind: str
+    parent_turn_id: int | None
+    fork_cause: str | None
+    dialect: str
+    prompt_tokens: int
+    kept_tokens: int
+    num_sampled: int
+    logprobs_valid: bool
+    version_spans: list[JsonObject] | None
+    finish_reason: str | None
+    delivered: bool
+    engine_wait_seconds: float
+    engine_id: int | None
+    created_at: datetime
+    completed_at: datetime | None
+
+
+@dataclass(slots=True, frozen=True)
+class PlannedUse:
+    """How a step uses a rollout; the fields of `training.plan_types.Member` that people read."""
+
+    step: int
+    advantage: float
+    reward: float
+    num_tokens: int
+    weight: float
+
+
+@dataclass(slots=True, frozen=True)
+class GroupRewards:
+    """The rewards of a rollout's group, and what became of the group. `use` is None before a step consumed it.
+    `discarded`: how a person has discarded the plan with the group, else empty. `state`: the group's."""
+
+    rewards: list[float]
+    num_open: int
+    step: int | None
+    use: str | None
+    discarded: str = ""
+    state: str = GroupState.OPEN
+
+
+async def read_rollout_head(connection: AsyncConnection, rollout_id: int) -> RolloutHead | None:
+    other: dict[str, Any] = {
+        "group_no": RolloutGroupTable.group_no,
+        "task": TaskTable.label,
+        "model_path": RunTable.model_path,
+        "problem": func.coalesce(TaskTable.spec["problem_statement"].astext, TaskTable.spec["prompt"].astext, ""),
+        "archived_at": RunTable.archived_at,
+    }
+    columns = [other[name] if name in other else getattr(RolloutTable, name) for name in RolloutHead.__slots__]
+    statement = (
+        select(*columns)
+        .join(TaskTable, TaskTable.id == RolloutTable.task_id)
+        .join(RunTable, RunTable.run_id == RolloutTable.run_id)
+        .outerjoin(RolloutGroupTable, RolloutGroupTable.id == RolloutTable.group_id)
+        .where(RolloutTable.id == rollout_id)
+    )
+    row = (await connection.execute(statement)).one_or_none()
+    return None if row is None else RolloutHead(*row)
+
+
+async def read_trace_id(connection: AsyncConnection, rollout_id: int) -> str:
+    """Return the id of the rollout's trace, empty before any worker or adapter has run."""
+    installation = (await connection.execute(select(InstallationTable.uuid))).scalar_one_or_none()
+    return "" if installation is None else RolloutTrace.of(installation, rollout_id).hex
+
+
+async def list_attempts(connection: AsyncConnection, rollout_id: int) -> list[AttemptView]:
+    statement = (
+        select(
+            AttemptTable.n,
+            AttemptTable.state,
+            AttemptTable.agent_exit,
+            AttemptTable.used_seconds,
+            AttemptTable.harness_version,
+            AttemptTable.base_commit,
+            SessionTable.engine_wait_seconds,
+            AttemptTable.created_at,
+        )
+        .outerjoin(
+            SessionTable,
+            (SessionTable.rollout_id == AttemptTable.rollout_id) & (SessionTable.attempt == AttemptTable.n),
+        )
+        .where(AttemptTable.rollout_id == rollout_id)
+        .order_by(AttemptTable.n)
+    )
+    return [AttemptView(*row) for row in await connection.execute(statement)]
+
+
+async def list_boxes(connection: AsyncConnection, rollout_id: int) -> list[BoxView]:
+    columns = [getattr(SandboxTable, name) for name in BoxView.__slots__]
+    statement = select(*columns).where(SandboxTable.rollout_id == rollout_id).order_by(SandboxTable.id)
+    return [BoxView(*row) for row in await connection.execute(statement)]
+
+
+async def list_patches(connection: AsyncConnection, rollout_id: int) -> list[PatchView]:
+    columns = [getattr(PatchTable, name) for name in PatchView.__slots__]
+    statement = select(*columns).where(PatchTable.rollout_id == rollout_id).order_by(PatchTable.id)
+    return [PatchView(*row) for row in await connection.execute(statement)]
+
+
+async def list_grades(connection: AsyncConnection, rollout_id: int) -> list[GradeView]:
+    columns = [getattr(GradeTable, name) for name in GradeView.__slots__]
+    statement = select(*columns).where(GradeTable.rollout_id == rollout_id).order_by(GradeTable.id)
+    return [GradeView(*row) for row in await connection.execute(statement)]
+
+
+async def list_chains(connection: AsyncConnection, rollout_id: int) -> list[ChainView]:
+    columns = (ChainTable.id, ChainTable.no, ChainTable.num_tokens, ChainTable.num_trained)
+    statement = select(*columns).where(ChainTable.rollout_id == rollout_id).order_by(ChainTable.no)
+    return [ChainView(*row) for row in await connection.execute(statement)]
+
+
+async def list_turn_lines(connection: AsyncConnection, rollout_id: int, limit: int) -> list[TurnLine]:
+    """Return the first `limit` turns of all attempts in the order in which they were opened."""
+    columns = [getattr(TurnTable, name) for name in TurnLine.__slots__]
+    statement = select(*columns).where(TurnTable.rollout_id == rollout_id).order_by(TurnTable.id).limit(limit)
+    return [TurnLine(*row) for row in await connection.execute(statement)]
+
+
+@dataclass(slots=True, frozen=True)
+class TurnCounts:
+    """How many turns a rollout has, and how many of them up to some turn. `newest`: an id, 0 without a turn."""
+
+    num_turns: int
+    num_before: int
+    newest: int
+
+
+async def count_turns(connection: AsyncConnection, rollout_id: int, after: int) -> TurnCounts:
+    """Count the turns of the rollout, and those up to the turn `after`, inclusive."""
+    statement = select(
+        func.count(), func.count().filter(TurnTable.id <= after), func.coalesce(func.max(TurnTable.id), 0)
+    ).where(TurnTable.rollout_id == rollout_id)
+    return TurnCounts(*(await connection.execute(statement)).one())
+
+
+async def list_turn_ids_through(connection: AsyncConnection, rollout_id: int, turn_id: int, limit: int) -> list[int]:
+    """Return the ids of the newest `limit` turns of the rollout up to `turn_id`, inclusive, newest first."""
+    statement = select(TurnTable.id).where(TurnTable.rollout_id == rollout_id, TurnTable.id <= turn_id)
+    return list((await connection.execute(statement.order_by(TurnTable.id.desc()).limit(limit))).scalars())
+
+
+async def read_patch_text(connection: AsyncConnection, patch_id: int) -> str:
+    return unpack_text(
+        (await connection.execute(select(PatchTable.diff).where(PatchTable.id == patch_id))).scalar_one()
+    )
+
+
+async def read_grade_log(connection: AsyncConnection, grade_id: int) -> str:
+    """Return the grader's log; empty if it is archived."""
+    data = (await connection.execute(select(GradeTable.log).where(GradeTable.id == grade_id))).scalar_one()
+    return unpack_text(data) if data else ""
+
+
+async def read_attempt_logs(connection: AsyncConnection, rollout_id: int, n: int) -> tuple[str, str]:
+    """Return the workspace's log and the agent's transcript of an attempt; each is empty if there is none."""
+    statement = select(AttemptTable.workspace_log, AttemptTable.transcript).where(
+        AttemptTable.rollout_id == rollout_id, AttemptTable.n == n
+    )
+    row = (await connection.execute(statement)).one_or_none()
+    workspace, transcript = row or (None, None)
+    return (unpack_text(workspace) if workspace else "", unpack_text(transcript) if transcript else "")
+
+
+async def read_group_rewards(connection: AsyncConnection, run_id: str, group_id: int) -> GroupRewards:
+    statement = select(RolloutTable.outcome, RolloutTable.reward).where(
+        RolloutTable.group_id == group_id, RolloutTable.replaced_by.is_(None), RolloutTable.late.is_(False)
+    )
+    rows = (await connection.execute(statement.order_by(RolloutTable.member))).all()
+    item = select(BatchItemTable.step, BatchItemTable.use).where(
+        BatchItemTable.run_id == run_id, BatchItemTable.group_id == group_id
+    )
+    consumed = (await connection.execute(item)).one_or_none()
+    about = select(RolloutGroupTable.workflow_id, RolloutGroupTable.state).where(RolloutGroupTable.id == group_id)
+    group = (await connection.execute(about)).one()
+    discarded = await discarded_plans(connection, run_id, group=group.workflow_id) if consumed is None else []
+    return GroupRewards(
+        [row.reward for row in rows if row.outcome in REWARDED_OUTCOMES],
+        sum(row.outcome is None for row in rows),
+        consumed.step if consumed else None,
+        consumed.use if consumed else None,
+        discarded[-1].sentence() if discarded else "",
+        group.state,
+    )
+
+
+async def planned_uses(connection: AsyncConnection, run_id: str, step: int) -> dict[int, PlannedUse]:
+    """Return how the step's plan row uses each of its rollouts, by rollout."""
+    statement = select(BatchTable.members).where(BatchTable.run_id == run_id, BatchTable.step == step)
+    members = (await connection.execute(statement)).scalar_one_or_none() or []
+    return {
+        one["rollout_id"]: PlannedUse(step, one["advantage"], one["reward"], one["num_tokens"], float(one["weight"]))
+        for one in members
+    }
+
+
+@dataclass(slots=True, frozen=True)
+class TrainingRules:
+    """The config keys by which a rollout of a trained group is not trained; None if the config lacks the key."""
+
+    negative_weight: float | None
+    truncated: str | None
+    loss_preset: str | None
+
+
+async def read_training_rules(connection: AsyncConnection, run_id: str) -> TrainingRules:
+    training, loss = RunTable.config["training"], RunTable.config["loss"]
+    columns = (training["negative_weight"].astext, training["truncated"].astext, loss["preset"].astext)
+    row = (await connection.execute(select(*columns).where(RunTable.run_id == run_id))).one()
+    return TrainingRules(None if row[0] is None else float(row[0]), row[1], row[2])
+
+
+@dataclass(slots=True, frozen=True)
+class RolloutNeighbours:
+    """The rollouts of the same run before and after one, by id; None at the ends."""
+
+    previous: int | None
+    next: int | None
+
+
+async def neighbours_of(connection: AsyncConnection, run_id: str, rollout_id: int) -> RolloutNeighbours:
+    same = RolloutTable.run_id == run_id
+    before = select(RolloutTable.id).where(same, RolloutTable.id < rollout_id).order_by(RolloutTable.id.desc()).limit(1)
+    after = select(RolloutTable.id).where(same, RolloutTable.id > rollout_id).order_by(RolloutTable.id).limit(1)
+    return RolloutNeighbours(
+        (await connection.execute(before)).scalar_one_or_none(), (await connection.execute(after)).scalar_one_or_none()
+    )

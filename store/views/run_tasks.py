@@ -1,0 +1,85 @@
+"""The tasks of a run: how often each gave a step something to train, and what its rewards were."""
+
+from dataclasses import dataclass
+
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from ratchet.types import GroupState, Outcome, Purpose
+from store.schema import BatchItemTable, RolloutGroupTable, RolloutTable, TaskTable
+
+
+@dataclass(slots=True, frozen=True)
+class RunTask:
+    """A task that training groups of the run were made of. `num_trained` and `num_untrained`: of its groups that a step
+    consumed; `num_cancelled`: of its groups that were cancelled. `lowest`, `mean`, `highest`: of the rewards, None
+    without a verdict. `num_ended`: of its rollouts."""
+
+    task_id: int
+    label: str
+    num_groups: int
+    num_trained: int
+    num_untrained: int
+    num_cancelled: int
+    num_ended: int
+    num_graded: int
+    num_rejected: int
+    lowest: float | None
+    mean: float | None
+    highest: float | None
+
+
+async def list_run_tasks(connection: AsyncConnection, run_id: str, limit: int) -> list[RunTask]:
+    """Return the tasks of the run's training groups, those that gave least to train first."""
+    trained = func.count().filter(BatchItemTable.use == "trained")
+    groups = (
+        select(
+            RolloutGroupTable.task_id,
+            func.count().label("groups"),
+            trained.label("trained"),
+            (func.count(BatchItemTable.use) - trained).label("untrained"),
+            func.count().filter(RolloutGroupTable.state == GroupState.CANCELLED).label("cancelled"),
+        )
+        .outerjoin(
+            BatchItemTable,
+            (BatchItemTable.run_id == RolloutGroupTable.run_id) & (BatchItemTable.group_id == RolloutGroupTable.id),
+        )
+        .where(RolloutGroupTable.run_id == run_id, RolloutGroupTable.purpose == Purpose.TRAIN)
+        .group_by(RolloutGroupTable.task_id)
+        .subquery()
+    )
+    rewards = (
+        select(
+            RolloutTable.task_id,
+            func.count(RolloutTable.outcome).label("ended"),
+            func.count(RolloutTable.reward).label("graded"),
+            func.count().filter(RolloutTable.outcome == Outcome.REJECTED).label("rejected"),
+            func.min(RolloutTable.reward).label("lowest"),
+            func.avg(RolloutTable.reward).label("mean"),
+            func.max(RolloutTable.reward).label("highest"),
+        )
+        .where(RolloutTable.run_id == run_id, RolloutTable.purpose == Purpose.TRAIN)
+        .group_by(RolloutTable.task_id)
+        .subquery()
+    )
+    statement = (
+        select(
+            TaskTable.id,
+            TaskTable.label,
+            groups.c.groups,
+            groups.c.trained,
+            groups.c.untrained,
+            groups.c.cancelled,
+            func.coalesce(rewards.c.ended, 0),
+            func.coalesce(rewards.c.graded, 0),
+            func.coalesce(rewards.c.rejected, 0),
+            rewards.c.lowest,
+            rewards.c.mean,
+            rewards.c.highest,
+        )
+        .join(groups, groups.c.task_id == TaskTable.id)
+        .outerjoin(rewards, rewards.c.task_id == TaskTable.id)
+        .order_by(groups.c.trained, groups.c.untrained.desc(), TaskTable.id)
+        .limit(limit)
+    )
+    return [RunTask(*row) for row in await connection.execute(statement)]

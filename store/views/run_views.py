@@ -1,0 +1,392 @@
+"""Runs for people: the list, one run's head, its counts by outcome, its rewards and its groups."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Row,
+    Select,
+    any_,
+    func,
+    literal,
+    literal_column,
+    select,
+    true,
+    tuple_,
+)
+from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.orm import aliased
+
+from ratchet import secrets
+from ratchet.types import GroupState, JsonObject, Outcome, Purpose
+from store.runs import ADHOC
+from store.schema import (
+    BatchItemTable,
+    GradeTable,
+    MetricTable,
+    RolloutGroupTable,
+    RolloutTable,
+    RunTable,
+    TaskTable,
+)
+
+
+@dataclass(slots=True, frozen=True)
+class RunSummary:
+    """One line of the list of runs. `is_by_hand`: it holds rollouts that people start; it trains nothing and never
+    ends. `mean_reward`: of the groups that the newest step trained, so of those
+    with signal; None before the first step. `num_groups`: groups that were started. `num_open`: rollouts that have not
+    ended."""
+
+    run_id: str
+    config_name: str
+    state: str
+    reason: str
+    step: int
+    num_steps: int
+    num_groups: int
+    num_open: int
+    mean_reward: float | None
+    created_at: datetime
+    ended_at: datetime | None
+    is_by_hand: bool
+
+
+@dataclass(slots=True, frozen=True)
+class RunHead:
+    """One run; `RunTable` describes the columns. `config`: with `***` for values of `harness.extra_env` that are
+    written out."""
+
+    run_id: str
+    config_name: str
+    state: str
+    state_reason: str
+    wish: str
+    config: JsonObject
+    seed: int
+    model_path: str
+    init_from: str | None
+    source_run_id: str | None
+    engine_set: str
+    epoch: int
+    step: int
+    checkpoint_step: int
+    restarts: int
+    archived_at: datetime | None
+    created_at: datetime
+    ended_at: datetime | None
+
+
+@dataclass(slots=True, frozen=True)
+class VerdictCount:
+    """How many rollouts are alike in these columns."""
+
+    purpose: str
+    outcome: str | None
+    agent_exit: str | None
+    reward: float | None
+    number: int
+
+
+@dataclass(slots=True, frozen=True)
+class OutcomeCount:
+    """How many rollouts of a purpose ended in one way. `outcome` and `agent_exit` are None while they are open."""
+
+    purpose: str
+    outcome: str | None
+    agent_exit: str | None
+    number: int
+
+
+@dataclass(slots=True, frozen=True)
+class FailureCount:
+    """One reason for which rollouts got no reward; `newest` is the id of one of them."""
+
+    outcome: str
+    reason: str
+    number: int
+    newest: int
+
+
+@dataclass(slots=True, frozen=True)
+class RewardCount:
+    """How many rollouts have exactly this reward."""
+
+    reward: float
+    number: int
+
+
+@dataclass(slots=True, frozen=True)
+class FlaggedRollout:
+    """A rollout whose grade has flags of suspicious code or was rejected by a rule."""
+
+    rollout_id: int
+    task: str
+    reward: float | None
+    rule: str
+    flags: list[JsonObject]
+
+
+@dataclass(slots=True, frozen=True)
+class FlaggedCount:
+    """How many rollouts of a run have a flagged verdict. `num_flagged`: the verdict that decided the reward has flags;
+    `num_rejected`: a rule rejected the patch in it. `num_others`: ended rollouts with flags only in verdicts that
+    decided no reward: those of `ratchet tasks regrade` without `--adopt`, and earlier ones; `newest_others`: at most
+    20 of them."""
+
+    num_flagged: int
+    num_rejected: int
+    num_others: int
+    newest_others: list[int]
+
+
+async def list_run_summaries(
+    connection: AsyncConnection,
+    limit: int,
+    before: tuple[datetime, str] | None = None,
+    by_hand: bool | None = None,
+) -> list[RunSummary]:
+    """Return runs, newest first; `before`: the (created_at, run_id) of the last run of the page before.
+
+    `by_hand`: only those of rollouts by hand, or only the others; None: both."""
+    page = select(RunTable).order_by(RunTable.created_at.desc(), RunTable.run_id.desc()).limit(limit)
+    if before is not None:
+        page = page.where(tuple_(RunTable.created_at, RunTable.run_id) < tuple_(*map(literal, before)))
+    if by_hand is not None:
+        page = page.where((RunTable.config_name == ADHOC) == by_hand)
+    run = page.subquery()
+    counts = (
+        select(func.count().label("open"))
+        .where(RolloutTable.run_id == run.c.run_id, RolloutTable.outcome.is_(None))
+        .lateral()
+    )
+    reward = (
+        select(MetricTable.value)
+        .where(MetricTable.run_id == run.c.run_id, MetricTable.name == "reward_mean", MetricTable.step == run.c.step)
+        .scalar_subquery()
+    )
+    num_steps: ColumnElement[int] = func.coalesce(run.c.config["training"]["steps"].as_integer(), 0)
+    statement = select(
+        run.c.run_id,
+        run.c.config_name,
+        run.c.state,
+        run.c.state_reason,
+        run.c.step,
+        num_steps,
+        run.c.next_group_no,
+        counts.c.open,
+        reward,
+        run.c.created_at,
+        run.c.ended_at,
+        run.c.config_name == ADHOC,
+    ).join(counts, true())
+    rows = await connection.execute(statement.order_by(run.c.created_at.desc(), run.c.run_id.desc()))
+    return [RunSummary(*row) for row in rows]
+
+
+async def read_run_head(connection: AsyncConnection, run_id: str) -> RunHead | None:
+    columns = [getattr(RunTable, name) for name in RunHead.__slots__]
+    row = (await connection.execute(select(*columns).where(RunTable.run_id == run_id))).one_or_none()
+    if row is None:
+        return None
+    head = RunHead(*row)
+    return replace(head, config=secrets.redact_config(head.config))
+
+
+async def count_verdicts(connection: AsyncConnection, run_id: str) -> list[VerdictCount]:
+    """Return the number of rollouts by purpose, outcome, agent's exit and reward: one pass over the run's index.
+
+    Rewards of verdicts are few different numbers.
+    """
+    keys = (RolloutTable.purpose, RolloutTable.outcome, RolloutTable.agent_exit, RolloutTable.reward)
+    statement = select(*keys, func.count()).where(RolloutTable.run_id == run_id).group_by(*keys)
+    return [VerdictCount(*row) for row in await connection.execute(statement)]
+
+
+def outcome_counts(counts: Sequence[VerdictCount]) -> list[OutcomeCount]:
+    """Add the counts up by purpose, outcome and agent's exit, the commonest first."""
+    numbers: Counter[tuple[str, str | None, str | None]] = Counter()
+    for one in counts:
+        numbers[one.purpose, one.outcome, one.agent_exit] += one.number
+    return [OutcomeCount(*key, number) for key, number in numbers.most_common()]
+
+
+def reward_counts(counts: Sequence[VerdictCount], purpose: str) -> list[RewardCount]:
+    """Add the counts of a purpose up by reward, the lowest first."""
+    numbers: Counter[float] = Counter()
+    for one in counts:
+        if one.purpose == purpose and one.reward is not None:
+            numbers[one.reward] += one.number
+    return [RewardCount(reward, numbers[reward]) for reward in sorted(numbers)]
+
+
+async def count_outcomes(connection: AsyncConnection, run_id: str) -> list[OutcomeCount]:
+    return outcome_counts(await count_verdicts(connection, run_id))
+
+
+async def count_failures(connection: AsyncConnection, run_id: str, limit: int) -> list[FailureCount]:
+    """Return the commonest reasons of outcomes without a reward."""
+    keys = (RolloutTable.outcome, func.left(RolloutTable.outcome_reason, 200))
+    statement = (
+        select(*keys, func.count(), func.max(RolloutTable.id))
+        .where(
+            RolloutTable.run_id == run_id,
+            RolloutTable.purpose.in_(list(Purpose)),  # so that the index by purpose and outcome is used
+            RolloutTable.outcome.in_([Outcome.INFRA_FAILED, Outcome.GRADER_FAILED, Outcome.CANCELLED]),
+        )
+        .group_by(*keys)
+        .order_by(func.count().desc())
+        .limit(limit)
+    )
+    return [FailureCount(*row) for row in await connection.execute(statement)]
+
+
+async def list_flagged(connection: AsyncConnection, run_id: str, limit: int) -> list[FlaggedRollout]:
+    """Return the newest rollouts of the run whose deciding grade has flags or a rule's rejection."""
+    statement = (
+        select(RolloutTable.id, TaskTable.label, RolloutTable.reward, GradeTable.rule, GradeTable.flags)
+        .join(GradeTable, GradeTable.id == RolloutTable.grade_id)
+        .join(TaskTable, TaskTable.id == RolloutTable.task_id)
+        .where(RolloutTable.run_id == run_id, is_flagged())
+        .order_by(RolloutTable.id.desc())
+        .limit(limit)
+    )
+    return [FlaggedRollout(*row) for row in await connection.execute(statement)]
+
+
+async def count_flagged(connection: AsyncConnection, run_id: str) -> FlaggedCount:
+    decides = func.coalesce(GradeTable.id == RolloutTable.grade_id, False)
+    one = (
+        select(
+            RolloutTable.id,
+            func.bool_or(decides & ~GradeTable.rejected).label("flagged"),
+            func.bool_or(decides & GradeTable.rejected).label("rejected"),
+            # A verdict of an open rollout may still decide its reward.
+            (~func.bool_or(decides) & RolloutTable.outcome.is_not(None)).label("other"),
+        )
+        .join(GradeTable, GradeTable.rollout_id == RolloutTable.id)
+        .where(RolloutTable.run_id == run_id, _has_any_flagged_grade(), _has_flags(GradeTable))
+        .group_by(RolloutTable.id)
+        .cte()
+    )
+    newest = select(one.c.id).where(one.c.other).order_by(one.c.id.desc()).limit(20).scalar_subquery()
+    flagged, rejected, other = (func.count().filter(column) for column in (one.c.flagged, one.c.rejected, one.c.other))
+    counted = select(flagged, rejected, other, func.array(newest)).select_from(one)
+    row = (await connection.execute(counted)).one()
+    return FlaggedCount(row[0], row[1], row[2], row[3])
+
+
+def is_flagged() -> ColumnElement[bool]:
+    """The condition that a rollout's deciding grade, which is joined, has flags or a rejection."""
+    return _has_any_flagged_grade() & _has_flags(GradeTable)
+
+
+def _has_any_flagged_grade() -> ColumnElement[bool]:
+    """The condition that one of a rollout's grades has flags or a rejection.
+
+    The rollouts with such a grade are few. The partial index `ix_grade_flagged` finds them first, as an array, because
+    Postgres has no statistics of the condition and would otherwise read all rollouts. The zero is no parameter, because
+    a plan for any value of it could not use the index.
+    """
+    grade = aliased(GradeTable)
+    found = select(grade.rollout_id).where(_has_flags(grade)).scalar_subquery()
+    return RolloutTable.id == any_(func.array(found))
+
+
+def _has_flags(grade: type[GradeTable]) -> ColumnElement[bool]:
+    return (func.jsonb_array_length(grade.flags) > literal_column("0")) | grade.rejected
+
+
+@dataclass(slots=True, frozen=True)
+class GroupLine:
+    """A group in a list. `group_no`: its number in its run, by which people and commands name it.
+
+    `use`: what the step that consumed it did with it; None without one."""
+
+    group_id: int
+    group_no: int
+    task_id: int
+    task: str
+    purpose: str
+    label: str
+    state: str
+    size: int
+    num_ended: int
+    lowest: float | None
+    highest: float | None
+    started_step: int
+    step: int | None
+    use: str | None
+    created_at: datetime
+
+
+def group_lines() -> Select[*tuple[Any, ...]]:
+    members = (
+        select(
+            func.count(RolloutTable.outcome).label("ended"),
+            func.min(RolloutTable.reward).label("lowest"),
+            func.max(RolloutTable.reward).label("highest"),
+        )
+        .where(RolloutTable.group_id == RolloutGroupTable.id, RolloutTable.replaced_by.is_(None))
+        .lateral()
+    )
+    use = (
+        select(BatchItemTable.step, BatchItemTable.use)
+        .where(BatchItemTable.run_id == RolloutGroupTable.run_id, BatchItemTable.group_id == RolloutGroupTable.id)
+        .limit(1)
+        .lateral()
+    )
+    return (
+        select(
+            RolloutGroupTable.id,
+            RolloutGroupTable.group_no,
+            RolloutGroupTable.task_id,
+            TaskTable.label,
+            RolloutGroupTable.purpose,
+            RolloutGroupTable.label.label("evaluation"),
+            RolloutGroupTable.state,
+            RolloutGroupTable.size,
+            members.c.ended,
+            members.c.lowest,
+            members.c.highest,
+            RolloutGroupTable.started_step,
+            use.c.step,
+            use.c.use,
+            RolloutGroupTable.created_at,
+        )
+        .join(TaskTable, TaskTable.id == RolloutGroupTable.task_id)
+        .join(members, true())
+        .outerjoin(use, true())
+    )
+
+
+async def list_open_groups(connection: AsyncConnection, run_id: str, limit: int) -> list[GroupLine]:
+    """Return the groups of the run in which rollouts still run, oldest first."""
+    is_open = RolloutGroupTable.purpose.in_(list(Purpose)) & (RolloutGroupTable.state == GroupState.OPEN)
+    statement = group_lines().where(RolloutGroupTable.run_id == run_id, is_open)
+    return _lines(list(await connection.execute(statement.order_by(RolloutGroupTable.group_no).limit(limit))))
+
+
+async def list_groups_of_step(connection: AsyncConnection, run_id: str, step: int) -> list[GroupLine]:
+    """Return every group that the step consumed, trained or not."""
+    consumed = select(BatchItemTable.group_id).where(BatchItemTable.run_id == run_id, BatchItemTable.step == step)
+    statement = group_lines().where(RolloutGroupTable.id.in_(consumed))
+    return _lines(list(await connection.execute(statement.order_by(RolloutGroupTable.group_no))))
+
+
+async def read_group_line(connection: AsyncConnection, group_id: int) -> GroupLine | None:
+    rows = list(await connection.execute(group_lines().where(RolloutGroupTable.id == group_id)))
+    return _lines(rows)[0] if rows else None
+
+
+async def run_of_group(connection: AsyncConnection, group_id: int) -> str | None:
+    statement = select(RolloutGroupTable.run_id).where(RolloutGroupTable.id == group_id)
+    return (await connection.execute(statement)).scalar_one_or_none()
+
+
+def _lines(rows: Sequence[Row[*tuple[Any, ...]]]) -> list[GroupLine]:
+    return [GroupLine(*row) for row in rows]

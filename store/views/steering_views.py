@@ -1,0 +1,70 @@
+"""What people asked of a run, for people: each request as one sentence."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from urllib.parse import quote
+
+from sqlalchemy import func, or_, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from ratchet.steering import STEP_TARGET, describe_request
+from store.schema import RolloutGroupTable, RolloutTable, SteeringTable
+from store.steering import first_step_after
+
+_MAX_REQUESTS = 1000
+
+
+@dataclass(slots=True, frozen=True)
+class SteeringLine:
+    """One request. `what`: the command, what it was about, and what it changed. `link`: the page of the group, rollout
+    or step that it was about, empty for the run. `from_step`: the first step that was planned after it."""
+
+    id: int
+    action: str
+    asked_at: datetime
+    asked_by: str
+    what: str
+    link: str
+    reason: str
+    from_step: int
+
+
+async def list_requests(
+    connection: AsyncConnection, run_id: str, group_id: int | None = None, limit: int = _MAX_REQUESTS
+) -> list[SteeringLine]:
+    """Return the requests to a run, newest first; `group_id`: only those about this group."""
+    table = SteeringTable
+    wanted = table.run_id == run_id
+    if group_id is not None:
+        named = select(RolloutGroupTable.workflow_id).where(RolloutGroupTable.id == group_id).scalar_subquery()
+        wanted &= or_(table.target == named, table.before.op("@>")(func.jsonb_build_array(named)))
+    group = select(RolloutGroupTable.id).where(RolloutGroupTable.workflow_id == table.target).limit(1)
+    rollout = select(RolloutTable.id).where(RolloutTable.workflow_id == table.target).limit(1)
+    statement = select(
+        *(table.id, table.asked_at, table.asked_by, table.action, table.target, table.before, table.after),
+        *(table.reason, first_step_after().label("from_step")),
+        group.scalar_subquery().label("group_id"),
+        rollout.scalar_subquery().label("rollout_id"),
+    )
+    rows = await connection.execute(statement.where(wanted).order_by(table.id.desc()).limit(limit))
+    return [
+        SteeringLine(
+            row.id,
+            row.action,
+            row.asked_at,
+            row.asked_by,
+            describe_request(row.action, row.target, row.before, row.after),
+            _link(run_id, row.target, row.group_id, row.rollout_id),
+            row.reason,
+            row.from_step,
+        )
+        for row in rows
+    ]
+
+
+def _link(run_id: str, target: str, group_id: int | None, rollout_id: int | None) -> str:
+    if target.startswith(STEP_TARGET):
+        return f"/runs/{quote(run_id)}/steps/{target.removeprefix(STEP_TARGET)}"
+    if group_id is not None:
+        return f"/groups/{group_id}"
+    return "" if rollout_id is None else f"/rollouts/{rollout_id}"

@@ -1,0 +1,181 @@
+"""Whose fault it is that a grading box gave no report, and what a solved patch is run against."""
+
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from grading.base import TestRun
+from grading.broken_oracles import BrokenOracle
+from grading.grading_box import PreparedBox
+from grading.judge_patch import GradingLimits, KnownRuns, PatchJudge, PatchRun
+from grading.oracle import Oracle
+from grading.registry import GRADERS
+from grading.run_hidden_tests import RunnerReport, RunnerSession
+from ratchet.errors import GraderFailedError, SuspectPatchError
+from sandboxes.base import Sandbox
+from tests.integration.activities import shop
+
+
+def _run(exit_code: int | None, sessions: list[RunnerSession] | None = None, **more: Any) -> PatchRun:
+    """Return what a box saw that was prepared: the command's exit code and the sessions of pytest."""
+    report = RunnerReport(exit_code, "", sessions or [], **more)
+    outcomes = {name: outcome for session in sessions or [] for name, outcome in session.tests.items()}
+    return PatchRun(PreparedBox(), TestRun(report, outcomes, 1.0, 60.0))
+
+
+def _session(exit: int | None, **tests: str) -> RunnerSession:
+    return RunnerSession("token", 1, exit=exit, canary="failed", tests=tests)
+
+
+SHOWS_NO_FAILED_TEST = {
+    "the root shell of the tests was killed": _run(1, lost=True),
+    "time is over": _run(None),
+    "time is over after tests that passed": _run(None, [_session(None, a="passed")]),
+    "the kernel killed the command": _run(137),
+    "the kernel killed the runner": _run(137, [_session(None, a="passed")]),
+    "a crash": _run(139),
+    "the shell did not find the command": _run(127, [_session(0, a="passed")]),
+    "the command is not executable": _run(126, [_session(0, a="passed")]),
+    "a command that names no test": _run(1),
+    "a tool that hides the signal": _run(2),
+    "the runner broke": _run(3, [_session(3)]),
+    "the runner was killed and the script went on": _run(1, [_session(None, a="passed")]),
+    "the runner was interrupted": _run(2, [_session(2)]),
+    "a worker of xdist died": _run(1, [replace(_session(1, a="passed"), num_missed=1)]),
+    "a test was skipped": _run(1, [_session(0, a="skipped")]),
+}
+SHOWS_ONE = {
+    "a test failed": _run(1, [_session(1, a="failed")]),
+    "a test failed before the time was over": _run(None, [_session(None, a="failed")]),
+    "a test failed before the runner was killed": _run(137, [_session(None, a="failed")]),
+    "a file of tests cannot be imported": _run(2, [_session(2, **{"tests/test_a.py": "failed"})]),
+}
+
+
+def _judge(grader: str, oracle: Oracle | None, is_final: bool) -> PatchJudge:
+    return PatchJudge(
+        GRADERS[grader], shop.task(grader, ""), GradingLimits(60, 60), KnownRuns(oracle), is_final=is_final
+    )
+
+
+@pytest.mark.parametrize("oracle", (None, Oracle()))
+@pytest.mark.parametrize("run", SHOWS_NO_FAILED_TEST.values(), ids=SHOWS_NO_FAILED_TEST)
+def test_without_a_failed_test_a_second_box_decides(run: PatchRun, oracle: Oracle | None) -> None:
+    with pytest.raises(SuspectPatchError, match="a second box"):
+        _judge("eval_cmd", oracle, is_final=False).verdict(run, oracle)
+    verdict = _judge("eval_cmd", oracle, is_final=True).verdict(run, oracle)
+    assert not verdict.solved and not verdict.rejected and "every" not in verdict.reason
+
+
+@pytest.mark.parametrize("run", SHOWS_ONE.values(), ids=SHOWS_ONE)
+def test_a_failed_test_needs_no_second_box(run: PatchRun) -> None:
+    verdict = _judge("eval_cmd", None, is_final=False).verdict(run, None)
+    assert not verdict.solved
+
+
+LISTED = dict.fromkeys((*shop.F2P, *shop.P2P), "passed")
+NO_LISTED_TEST_FAILED = {
+    "only a test that is not listed failed before the time was over": _run(None, [_session(None, other="failed")]),
+    "only a test that is not listed failed before the report was lost": _run(
+        1, [_session(1, other="failed")], lost=True
+    ),
+    "a listed test was skipped": _run(0, [_session(0, **LISTED | {shop.F2P[0]: "skipped"})]),
+    "a listed test is missing": _run(0, [_session(0, **{shop.P2P[0]: "passed"})]),
+    "a file of other tests cannot be imported": _run(2, [_session(2, **{"other.py": "failed"})]),
+}
+
+
+@pytest.mark.parametrize("run", NO_LISTED_TEST_FAILED.values(), ids=NO_LISTED_TEST_FAILED)
+def test_only_a_listed_test_that_failed_needs_no_second_box(run: PatchRun) -> None:
+    with pytest.raises(SuspectPatchError, match="a second box"):
+        _judge("swe_bench", None, is_final=False).verdict(run, None)
+
+
+@pytest.mark.parametrize("failed", (shop.F2P[0], shop.P2P[0], shop.TESTS))
+def test_a_listed_test_or_its_file_fails(failed: str) -> None:
+    run = _run(None, [_session(None, **{failed: "failed"})])
+    assert not _judge("swe_bench", None, is_final=False).verdict(run, None).solved
+
+
+def test_a_test_that_the_gold_runs_failed_does_not_count() -> None:
+    oracle = Oracle(outcomes={"a": "failed", "b": "passed"})
+    run = _run(None, [_session(None, a="failed")])
+    with pytest.raises(SuspectPatchError, match="no test had failed"):
+        _judge("eval_cmd", oracle, is_final=False).verdict(run, oracle)
+
+
+@pytest.mark.parametrize("grader", ("eval_cmd", "swe_bench"))
+def test_every_grader_asks_a_second_box_about_a_lost_report(grader: str) -> None:
+    lost = SHOWS_NO_FAILED_TEST["the root shell of the tests was killed"]
+    with pytest.raises(SuspectPatchError, match="a second box"):
+        _judge(grader, None, is_final=False).verdict(lost, None)
+    assert not _judge(grader, None, is_final=True).verdict(lost, None).solved
+
+
+async def test_a_patch_that_git_refuses_once_is_suspect_only() -> None:
+    refused = PreparedBox(applies=False, log="error: corrupt patch")
+    with pytest.raises(SuspectPatchError, match="does not apply"):
+        await _judge("eval_cmd", None, is_final=False).run_tests(cast(Sandbox, None), refused)
+    again = await _judge("eval_cmd", None, is_final=True).run_tests(cast(Sandbox, None), refused)
+    assert again.not_run is not None and not again.not_run.solved
+
+
+class _HelperFails:
+    """A grader whose own helper gives no result, as a service that refuses one call makes it."""
+
+    def __init__(self, grader: str) -> None:
+        self._grader = GRADERS[grader]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._grader, name)
+
+    async def run(self, *_: Any) -> TestRun:
+        raise GraderFailedError("the parser gave no result")
+
+
+@pytest.mark.parametrize("blame", ("", "the tests can be put in without the patch, but not with it"))
+async def test_one_boxs_failure_makes_a_patch_suspect_and_that_of_two_not_solved(blame: str) -> None:
+    prepared = PreparedBox(blame=blame)
+    first, second = (
+        replace(_judge("eval_cmd", Oracle(), is_final), grader=_HelperFails("eval_cmd")) for is_final in (False, True)
+    )
+    box = cast(Sandbox, None)
+    with pytest.raises(SuspectPatchError, match="a second box"):
+        await first.run_tests(box, prepared)
+    verdict = (await second.run_tests(box, prepared)).not_run
+    assert verdict is not None and not verdict.solved and (blame or "took away") in verdict.reason
+
+
+async def test_a_failure_of_a_task_that_is_not_known_to_work_is_not_the_patchs() -> None:
+    judge = replace(_judge("eval_cmd", None, is_final=False), grader=_HelperFails("eval_cmd"))
+    with pytest.raises(GraderFailedError, match="no result"):
+        await judge.run_tests(cast(Sandbox, None), PreparedBox())
+
+
+def test_the_true_tests_are_repeated_at_a_random_place_among_the_control_runs() -> None:
+    pool = {number: BrokenOracle((), {}, up=number % 2 == 0, must_fail=("a",)) for number in range(4)}
+    known = KnownRuns(Oracle(), pool)
+    found = [known.control_runs(grade_id) for grade_id in range(200)]
+    assert {runs.index(None) for runs in found} == {0, 1, 2}
+    for runs in found:
+        broken = [number for number in runs if number is not None]
+        assert len(runs) == 3 and [pool[number].up for number in broken] == [True, False]
+    assert known.control_runs(7) == known.control_runs(7), "a retry makes the same runs"
+    assert KnownRuns().control_runs(7) == [], "without a pool a verdict needs no control run"
+
+
+@pytest.mark.parametrize("exit_code", (0, 1, 5, 137))
+def test_a_command_that_tells_of_no_test_decides_nothing_by_itself(exit_code: int) -> None:
+    """`jest -t` whose filter matches nothing ends like a program that checks silently."""
+    silent = _run(exit_code)
+    silent = silent._replace(run=replace(cast(TestRun, silent.run), is_silent=True))
+    task = shop.task("eval_cmd", "", eval_cmd="./check")
+    with pytest.raises(GraderFailedError, match="empty_patch_fails"):
+        PatchJudge(GRADERS["eval_cmd"], task, GradingLimits(60, 60)).verdict(silent, None)
+    known = replace(task, spec={**task.spec, "empty_patch_fails": True})
+    for judge, oracle in (
+        (PatchJudge(GRADERS["eval_cmd"], task, GradingLimits(60, 60)), Oracle()),
+        (PatchJudge(GRADERS["eval_cmd"], known, GradingLimits(60, 60)), None),
+    ):
+        assert judge.verdict(silent, oracle).solved == (exit_code == 0)

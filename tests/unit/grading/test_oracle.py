@@ -1,0 +1,98 @@
+"""The oracle: what gold runs have in common, and what differs from it."""
+
+import json
+
+from grading.evidence import judge_runner, judge_sessions
+from grading.oracle import Oracle, merge_oracles, name_digest
+from grading.run_hidden_tests import LoadedModule, RunnerReport, RunnerSession
+
+
+def session(
+    tests: dict[str, str], canary: str = "failed", code: str = "code", num_missed: int = 0, changed: bool = False
+) -> RunnerSession:
+    found = RunnerSession("token", 1, exit=0, canary=canary, tests=tests)
+    found.modules = {"t.py": LoadedModule("t.py", frozenset(name_digest(name) + code for name in tests), changed)}
+    found.num_missed = num_missed
+    return found
+
+
+def report(*sessions: RunnerSession) -> RunnerReport:
+    return RunnerReport(0, "", list(sessions))
+
+
+GOLD = report(session({"t.py::a": "passed", "t.py::b": "xfailed", "t.py::c": "passed"}))
+ORACLE = Oracle.of_run(GOLD, GOLD.sessions[0].tests)
+
+
+def test_a_run_like_the_gold_runs() -> None:
+    assert judge_sessions(GOLD, True, (), ORACLE).ok
+    assert Oracle.of_json(json.loads(json.dumps(ORACLE.as_json()))) == ORACLE
+
+
+def test_what_differs_is_not_solved() -> None:
+    tests = GOLD.sessions[0].tests
+    for different in (
+        report(),
+        report(session({**tests, "t.py::a": "xfailed"})),
+        report(session({**tests, "t.py::a": "skipped"})),
+        report(session({"t.py::c": "passed"})),
+        report(session(tests, canary="none")),
+        report(session(tests, canary="passed")),
+        report(session(tests, code="other")),
+        report(session(tests, changed=True)),
+        report(session(tests, num_missed=1)),
+        report(session(tests), session(tests)),
+        report(session(tests), RunnerSession("token", 2, worker=True, exit=0, canary="passed")),
+    ):
+        assert not judge_sessions(different, True, (), ORACLE).ok, different
+    elsewhere = session(tests)
+    elsewhere.modules["t.py"] = LoadedModule("t/__init__.py", frozenset())
+    assert not judge_runner(report(elsewhere)).ok
+
+
+def test_more_tests_and_more_parameters_are_no_difference() -> None:
+    tests = {"t.py::a[1]": "passed", "t.py::a[2]": "passed"}
+    oracle = Oracle.of_run(report(session(tests)), tests)
+    for more in ("t.py::a[3]", "t.py::b"):
+        assert judge_sessions(report(session({**tests, more: "passed"})), True, (), oracle).ok, more
+
+
+def test_a_test_that_only_the_gold_run_has_is_judged_by_its_outcome() -> None:
+    tests = {"t.py::a": "passed", "t.py::b": "skipped"}
+    oracle = Oracle.of_run(report(session(tests)), tests)
+    assert judge_sessions(report(session({"t.py::a": "passed"})), True, (), oracle).ok
+    without_report = session({"t.py::a": "passed"})
+    without_report.modules = {}
+    assert not judge_sessions(report(without_report), True, (), oracle).ok
+
+
+def test_digests_of_earlier_versions_are_left_out() -> None:
+    """They changed with the number of parameters, so an honest patch would fail by them after an upgrade."""
+    stored = {**ORACLE.as_json(), "modules": {"t.py": "5d41402abc4b2a76b9719d911017c592"}}
+    oracle = Oracle.of_json(json.loads(json.dumps(stored)))
+    assert oracle.modules == {} and oracle.outcomes == ORACLE.outcomes
+    assert judge_sessions(GOLD, True, (), oracle).ok
+    assert not any(merge_oracles([ORACLE, oracle]).modules.values())
+
+
+def test_without_an_oracle_the_canary_must_have_run() -> None:
+    assert judge_runner(report(session({"t.py::a": "passed"}))).ok
+    assert not judge_runner(report(session({"t.py::a": "passed"}, canary="none"))).ok
+    workers = [RunnerSession("token", number, worker=True, exit=0, canary="failed") for number in (2, 3)]
+    assert judge_runner(report(session({"t.py::a": "passed"}, canary="none"), *workers)).ok
+
+
+def test_a_session_whose_tests_cannot_be_imported_needs_no_canary() -> None:
+    for oracle in (None, ORACLE):
+        judged = judge_sessions(report(session({"t.py": "failed"}, canary="none")), True, (), oracle)
+        assert not judged.ok and not judged.rule, judged
+        assert judge_sessions(
+            report(session({"t.py": "failed", "t.py::a": "passed"}, canary="none")), True, (), oracle
+        ).rule
+
+
+def test_what_varies_between_gold_runs_is_left_out() -> None:
+    other = report(session({"t.py::a": "passed", "t.py::b": "failed"}), session({"t.py::d": "passed"}))
+    merged = merge_oracles([ORACLE, Oracle.of_run(other, other.sessions[0].tests)])
+    assert merged.modules == {"t.py": []}
+    assert merged.outcomes == {"t.py::a": "passed"} and merged.num_sessions is None and merged.exit_code == 0
