@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 _STORE_SECONDS = 2.0
 _ROW = "{:<{width}} {:<11} {:>11} {:>8}  {}"
 _WIDTH = 12
+_LINE_WIDTH = 79
+_RUNS_EXPLAINED = 3
 
 
 def status(
@@ -18,12 +20,14 @@ def status(
 ) -> None:
     """Print the state of the local stack; or of a run, what it waits for, and since when.
 
-    A part is `answering` if its newest probe succeeded. Open runs are listed, too, and of one with `sandbox.adaptive`
-    how many boxes it may use now, and why.
+    A part is `answering` if its newest probe succeeded. Open runs are listed with what they wait for, and of one with
+    `sandbox.adaptive` how many boxes it may use now, and why.
 
     A run may wait for a part, a box, a grader, the learner or a person. This also works while parts of the stack are
     away. Without the store nothing is known of the run: the exit code is then 2.
     """
+    import textwrap
+
     from cli.console import print_json
     from cli.run_screen import print_run
     from ratchet.durations import duration_in_words
@@ -51,7 +55,10 @@ def status(
         elif part["pid"] and part_kind(part["name"]) in ("engine", "learner") and part["detail"]:
             print(f"{part['name']}: {part['detail']}")
     for run in found["runs"]:
-        print(f"run {run['run_id']} is {run['state']}, engines {run['engine_set']}: `ratchet status {run['run_id']}`")
+        print(f"run {run['run_id']} is {run['state']}, its engines are set {run['engine_set']}")
+        if waits_for := run.get("waits_for"):
+            waits = f"  waits for: {waits_for}; `ratchet status {run['run_id']}` says more"
+            print(textwrap.fill(waits, _LINE_WIDTH, subsequent_indent="  "))
     for line in found["boxes"]:
         print(line)
     if found["note"]:
@@ -60,10 +67,13 @@ def status(
 
 
 def _collect() -> dict[str, Any]:
-    """Collect what is known without asking any part; only Postgres is asked, if it answers, and given two seconds."""
+    """Collect what is known without asking any part; only Postgres is asked, if it answers, and given two seconds. If
+    runs are open, Temporal is asked what the first of them wait for.
+    """
     import asyncio
     import time
 
+    from stack.diagnosis import diagnose
     from stack.engine_parts import engine_addresses
     from stack.part_health import PartHealth, read_fresh_health
     from stack.parts import WATCHER, Stack
@@ -101,6 +111,8 @@ def _collect() -> dict[str, Any]:
         note = f"the parts are not probed: {why}"
     answers = health.get("postgres", PartHealth("postgres")).state == "answering"
     of_store = asyncio.run(_open_runs(stack)) if answers else {"runs": [], "boxes": []}
+    for run in of_store["runs"][:_RUNS_EXPLAINED]:
+        run["waits_for"] = asyncio.run(diagnose(stack, run["run_id"])).answer
     return {"home": str(stack.home), "temporal_ui": stack.shown_ui, "note": note, "parts": parts, **of_store}
 
 
