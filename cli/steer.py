@@ -115,9 +115,10 @@ def set(
 
     if not changes and add_steps is None:
         raise ConfigError(f"name what to change of {run}: KEY=VALUE, or --add-steps")
+    values = dotted_values(changes or [])
     found = Client().run(run)
-    if changes:
-        say(found.set(dotted_values(changes), reason).text)
+    if values:
+        say(found.set(values, reason).text)
     if add_steps is not None:
         say(found.extend(add_steps, reason).text)
 
