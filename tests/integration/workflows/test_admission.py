@@ -195,6 +195,7 @@ async def test_a_stored_patch_is_graded_again_without_a_model_call(loop: Loop) -
         spec = {
             **(await connection.execute(select(TaskTable.spec).where(TaskTable.id == row.task_id))).scalar_one(),
             "eval_cmd": TASK["eval_cmd"],
+            "empty_patch_fails": True,
         }
         await connection.execute(update(TaskTable).where(TaskTable.id == row.task_id).values(spec=spec))
         turns = (await connection.execute(select(func.count()).where(TurnTable.rollout_id == row.id))).scalar_one()

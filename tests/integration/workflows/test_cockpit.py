@@ -93,7 +93,7 @@ async def test_a_rollout_shows_its_stage_and_what_it_has_given(training: Trainin
 async def test_a_rollout_by_hand_names_the_command_that_it_waits_for(loop: Loop) -> None:
     """Its set-up and its tests wait for a file in their box; the tests then end without success."""
     wait = "while [ ! -e /tmp/go ]; do sleep 0.1; done"
-    tests = f"{wait}; echo 'cannot load the fixtures' >&2; exit 70"
+    tests = f"{wait}; echo not ok 1; echo 'cannot load the fixtures' >&2; exit 70"
     dataset = loop.dataset(pre_commands=[PRE, f"echo fetching >&2; {wait}"], eval_cmd=tests)
     await loop.script(call("echo two > a.txt"), "Done.")
     handle = await loop.start(dataset)

@@ -126,7 +126,7 @@ async def test_the_agents_box_has_no_history_and_no_grader(loop: Loop) -> None:
     history = "git log --oneline | wc -l; git remote | wc -l; ls .git/logs 2>/dev/null | wc -l"
     grader = "grep -rl SECRET /workspace /tmp /home -s 2>/dev/null | head -1; cat PROBLEM_STATEMENT.md"
     await loop.script(call(f"({history}; {grader}) > a.txt"), "Done.")
-    dataset = loop.dataset(pre_commands=[PRE], eval_cmd="cat a.txt; echo; echo SECRET")
+    dataset = loop.dataset(pre_commands=[PRE], eval_cmd="cat a.txt; echo; echo SECRET; echo ok 1")
     _, row = await finish(loop, await loop.start(dataset))
     async with loop.database.begin() as connection:
         from store.arrays import unpack_text
