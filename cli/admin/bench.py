@@ -58,7 +58,7 @@ def _ran(name: str, full: bool) -> bool:
 
     print(f"bench {name}", file=sys.stderr)
     started = time.monotonic()
-    command = [sys.executable, "-P", "-m", "cli.main", "bench", name, *(["--full"] if full else [])]
+    command = [sys.executable, "-P", "-m", "cli.main", "admin", "bench", name, *(["--full"] if full else [])]
     ended = subprocess.run(command, stdout=subprocess.PIPE, check=False)
     minutes = (time.monotonic() - started) / 60
     print(f"bench {name} ended with exit code {ended.returncode} after {minutes:.0f} min", file=sys.stderr)

@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 from temporalio.testing import ActivityEnvironment
-from tests.integration.store.test_outages import HOUR, away, box, rollout
 
 from activities import wall_time
 from activities.run_configs import RunConfigs
@@ -12,6 +11,7 @@ from ratchet.errors import GuardSpentError
 from ratchet.payloads import StageInput
 from ratchet.temporal_settings import load_temporal_settings
 from store.database import Database
+from tests.integration.store.test_outages import HOUR, away, box, rollout
 
 __all__ = ["rollout"]
 

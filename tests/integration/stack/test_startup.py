@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.store.test_migration import url
 
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError
@@ -21,6 +20,7 @@ from stack.supervisor import Supervisor
 from store.database import Database
 from store.migration import migrate
 from store.runs import NewRun, create_run
+from tests.integration.store.test_migration import url
 
 __all__ = ["url"]
 ENGINES_AND_READERS = ("engine", "adapter", WATCHER)

@@ -7,9 +7,9 @@ What a page counts of its own run grows with that run; `tests/benchmarks/viewer.
 from pathlib import Path
 
 import httpx
-from tests.integration.store.test_query_plans import explaining, fake_statistics, store
 
 from store.database import Database
+from tests.integration.store.test_query_plans import explaining, fake_statistics, store
 from tests.integration.viewer.filled_store import fill_run
 from tests.integration.viewer.test_pages import pages_of
 from viewer.app import create_viewer_app

@@ -46,4 +46,4 @@ def test_a_long_help_fills_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERMINAL_WIDTH", "80")
     shown = CliRunner().invoke(app, ["stop", "--help"]).stdout
-    assert "Of a run: rollouts in flight are cancelled. An evaluation that runs ends first," in shown
+    assert "Of a run: rollouts in flight are cancelled. An evaluation that runs ends" in shown

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-import client
 from client.evaluating import EvaluationSettings, endpoint_config, evaluation_config
 from ratchet.config import EndpointConfig, RunConfig
 from ratchet.errors import ConfigError
@@ -59,11 +58,3 @@ def test_an_endpoint_needs_a_config_and_the_name_of_its_model(tmp_path: Path, pa
     found = endpoint_config(url, EvaluationSettings(config=file, model="m", key="${KEY}", body={"top_p": 0.9}))
     assert found.endpoint == EndpointConfig(url=url, model="m", key="${KEY}", body={"top_p": 0.9})
     assert evaluation_config(found, EvaluationSettings()).endpoint == found.endpoint
-
-
-def test_the_client_is_imported_by_its_public_name() -> None:
-    from client import Client, Run
-
-    assert (Client, Run) == (client.Client, client.Run)
-    with pytest.raises(ImportError):
-        from client import steering  # type: ignore[attr-defined] # noqa: F401

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from activities.datasets import build_context
 from ratchet.built_images import build_workflow_id, built_image, is_built
+from sandboxes import build_context
 from sandboxes.build_context import check_build_context, pack_build_context, unpack_build_context
 
 
