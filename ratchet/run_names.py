@@ -33,7 +33,7 @@ def rollout_number(name: str) -> int | None:
 
 def is_part_of_run(name: str) -> bool:
     """Return whether a name is that of a rollout, a group or an evaluation, and no run's."""
-    return "/" in name or rollout_number(name) is not None
+    return "/" in name or name.isdecimal()
 
 
 def step_number(text: str) -> int | None:
