@@ -43,7 +43,7 @@ def server_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def commands(home: Path) -> dict[str, list[str]]:
-    return {part.name: part.command[4:] for part in Stack(home).parts()}
+    return {part.name: part.command[5:] for part in Stack(home).parts()}
 
 
 def test_a_new_stack_runs_the_server_with_its_ui(tmp_path: Path, server_there: Path) -> None:
