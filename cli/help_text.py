@@ -12,7 +12,9 @@ import typer
 from typer.core import TyperGroup
 
 _ITEM = re.compile(r"\s|[-*|] ")
-"""How a line begins that is no continuation of the one before: an indented one, an item of a list, a row."""
+"""The beginning of a line that does not continue the line before it: white space, the mark of a list item or a table
+row.
+"""
 
 
 class InPanels(TyperGroup):

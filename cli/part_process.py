@@ -1,4 +1,4 @@
-"""What every part of the stack does when its process begins and ends: set its log up, and log what it failed with."""
+"""Set up the log of a stack part's process, and log the error that ends it."""
 
 import functools
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a run waits for, on one screen: `ratchet status RUN` and `ratchet watch`."""
+"""One screen that shows what a run waits for: `ratchet status RUN` and `ratchet watch`."""
 
 from typing import TYPE_CHECKING
 

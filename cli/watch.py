@@ -65,7 +65,9 @@ def watch(
 
 @dataclass(slots=True, frozen=True)
 class TimeLeft:
-    """How long the remaining steps take if they take as long as the newest ones. `seconds`: None without two steps."""
+    """The time that the remaining steps take if they take as long as the newest ones. `seconds`: None without two
+    steps.
+    """
 
     done: int
     total: int

@@ -1,4 +1,4 @@
-"""What the store knows of runs, for programs: each answer is JSON of bounded size, read without being able to write.
+"""Read-only queries of the store about runs, for programs; each answer is JSON of bounded size.
 
 `ratchet admin mcp` offers each public method of `ReadOnlyClient` as a tool; the docstrings are what its users read.
 """

@@ -125,7 +125,7 @@ async def follow_workflow(
 
 
 class SaidFailures:
-    """Which failures of a workflow's activities have been said: each kind once, and again if it still lasts later.
+    """Filter that reports each kind of activity failure of a workflow once, and again if it still lasts later.
 
     Errors that differ only in numbers and ids, such as that of a box, are one kind. A workflow of many activities could
     otherwise fill a screen with one cause.

@@ -46,7 +46,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a backup holds. `home`: the state directory that it was made from; `files`: paths below it."""
+    """The content of a backup. `home`: the state directory that it was made from; `files`: paths below it."""
 
     format: int
     made_at: float

@@ -1,4 +1,4 @@
-"""Which hosts a launch uses, read from a YAML file or from a host file with one address per line."""
+"""The hosts of a launch, read from a YAML file or from a host file with one address per line."""
 
 import ipaddress
 import os

@@ -69,13 +69,14 @@ class RetriedActivity:
 
 @dataclass(slots=True)
 class Diagnosis:
-    """What was found. `answer`: what the run waits for, as one sentence. `parts`: name → why it does not answer.
+    """The findings about a run. `answer`: what the run waits for, as one sentence. `parts`: name → why it does not
+    answer.
 
-    `working`: what the stages of the oldest rollouts say of their work, such as the command that runs.
+    `working`: what the stages of the oldest rollouts report of their work, such as the command that runs.
 
     `groups`: number by state. `evaluating`: labels of the evaluations that have begun and not ended. `boxes`: the
     adaptive limit of boxes and its cause. `endpoint`: why calls wait for the endpoint of an evaluation. `notes`: what
-    could not be looked at.
+    could not be examined.
     """
 
     run_id: str

@@ -24,7 +24,9 @@ from training.service import default_workers
 
 @dataclass(slots=True, frozen=True)
 class LearnerDevices:
-    """What the local Ray node offers to the learner's ranks: CUDA_VISIBLE_DEVICES, and the number of its GPUs."""
+    """The resources that the local Ray node offers to the learner's ranks: CUDA_VISIBLE_DEVICES and the number of its
+    GPUs.
+    """
 
     environment: dict[str, str]
     num_gpus: int

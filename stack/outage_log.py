@@ -22,7 +22,7 @@ NEEDED_BY_ROLLOUTS = ("postgres", "temporal", "gateway", "adapter", "egress", "w
 
 
 class OutageLog:
-    """What was seen and is not written yet, by part and beginning."""
+    """The outages that were observed and are not written yet, by part and beginning."""
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack

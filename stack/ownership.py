@@ -1,4 +1,4 @@
-"""Whether database and namespace are whole and belong together, as `ratchet up` requires; it changes nothing."""
+"""Check that database and namespace are whole and belong together, as `ratchet up` requires; it changes nothing."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Whether each part does what its users ask of it: states, transitions, and the file from which readers take them.
+"""The health of each part: states, transitions, and the file from which readers take them.
 
 Only the watcher (`stack/watcher.py`) writes the file; it looks at every part once a second.
 

@@ -236,7 +236,7 @@ class Stack:
 
     @property
     def has_gateway(self) -> bool:
-        """Whether the boxes of this stack are the local gateway's."""
+        """True if the local gateway provides the boxes of this stack."""
         return not self.is_external("E2B_API_KEY") and os.environ.get("RATCHET_SANDBOX_PROVIDER", "e2b") == "e2b"
 
     def environment(self) -> dict[str, str]:
@@ -327,7 +327,7 @@ class Stack:
 
     @property
     def has_box_host(self) -> bool:
-        """Whether the boxes are those of a gateway that `ratchet launch` has started on another host."""
+        """True if the boxes are those of a gateway that `ratchet launch` has started on another host."""
         key = self.home / "box_host.key"
         return key.is_file() and os.environ.get("E2B_API_KEY") == key.read_text().strip()
 

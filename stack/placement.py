@@ -1,4 +1,4 @@
-"""Which part of a run is on which GPU of which node: computed from the config alone, without looking at a machine.
+"""Assign the parts of a run to the GPUs of the nodes: computed from the config alone, without looking at a machine.
 
 A node is `local`, the machine of `ratchet up`, or the IP address of a node of the Ray cluster. Every process that uses
 GPUs is started with CUDA_VISIBLE_DEVICES, so that two parts cannot take the same one.
@@ -167,7 +167,7 @@ def _place_set(one: SetToPlace, owners: "_Owners") -> Placement:
 
 
 class _Owners:
-    """Which part of which engine set each GPU was given. `engine_set`: the one that is placed now."""
+    """The engine set and the part to which each GPU was given. `engine_set`: the set that is placed now."""
 
     def __init__(self, num_gpus: Mapping[str, int], names_sets: bool) -> None:
         self.num_gpus = num_gpus

@@ -1,4 +1,4 @@
-"""What receives progress lines, so that no part of `stack/` depends on the terminal."""
+"""Receivers of progress lines, so that no part of `stack/` depends on the terminal."""
 
 from collections.abc import Callable
 

@@ -28,7 +28,7 @@ _TOKEN_BYTES = 12
 
 @dataclass(slots=True, frozen=True)
 class DailySize:
-    """What a run writes in a day if all boxes are busy and every rollout fills its context."""
+    """The data that a run writes in a day if all boxes are busy and every rollout fills its context."""
 
     rollouts: int
     turn_rows: int

@@ -1,4 +1,4 @@
-"""What the local engines and the adapter serve: for each engine set a resolved config and the directory of its model.
+"""The plan of the local engines and the adapter: for each engine set a resolved config and the directory of its model.
 
 `ratchet up` writes this file, and the supervised parts read it; an engine's part is told its set and its number.
 """
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from training.memory_estimate import ModelSizes
 
 _ROW_SECONDS = 600.0
-"""How long a run may read its weights before it has its row."""
+"""The time that a run may spend on reading its weights before it has its row."""
 
 
 class ServingPlan(BaseModel):
-    """What one engine set serves. `gpus`: part → the GPUs that it was given, which it keeps while the set is served.
+    """The config, model and GPUs of one engine set. `gpus`: part → its GPUs, which it keeps while the set is served.
 
-    `asked_at`: when it was asked for by a run that has no row yet, in seconds since the epoch, else 0.
+    `asked_at`: the time at which a run that has no row yet asked for the set, in seconds since the epoch, else 0.
     """
 
     model_config = ConfigDict(frozen=True)

@@ -1,4 +1,4 @@
-"""Who may read: everybody on this machine if the viewer listens on loopback only, else who presents the token."""
+"""Access to the viewer: everybody on this machine if it listens on loopback only, else those who present the token."""
 
 import secrets
 from base64 import b64decode

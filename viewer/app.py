@@ -44,7 +44,7 @@ _SHUTDOWN_SECONDS = 5
 
 @dataclass(slots=True, frozen=True)
 class ErrorPage:
-    """Why a page cannot be shown."""
+    """A page that says why the requested one cannot be shown."""
 
     status: int
     message: str

@@ -137,7 +137,8 @@ class BugTask:
 
 @dataclass(frozen=True, slots=True)
 class PlantedBug:
-    """What a family draws: source with `@@` in place of the expression, the expressions, and the intent in words."""
+    """A bug that a family draws: source with `@@` in place of the expression, the expressions, and the intent in words.
+    """
 
     function: str
     source: str
@@ -296,7 +297,7 @@ def draw_task(rng: random.Random, family: str) -> BugTask:
 
 
 class _HasDigest(Protocol):
-    """What two drawn tasks are compared by."""
+    """A drawn task, which is compared by its digest."""
 
     @property
     def digest(self) -> str: ...

@@ -20,7 +20,7 @@ GIVE_UP = "I could not find the bug."
 
 
 class Task(Protocol):
-    """What a warm start needs of a task: the files before and after the fix, and what the user asks."""
+    """The fields of a task that a warm start reads: the files before and after the fix, and the user's request."""
 
     @property
     def issue(self) -> str: ...

@@ -56,7 +56,7 @@ def test_{function}():
 
 @dataclass(frozen=True, slots=True)
 class GeneratedTask:
-    """What a row is made of. `source` and `fixed_source` define `function` in one text, before and after the fix.
+    """The material of a row. `source` and `fixed_source` define `function` in one text, before and after the fix.
 
     `entry`: the file from which the test imports the function; its stem names the repository.
     """

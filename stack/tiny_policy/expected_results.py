@@ -1,4 +1,4 @@
-"""What a task's function returns for the test's arguments, and the assertions that say so.
+"""Results of a task's function for the test's arguments, and the assertions that require them.
 
 The code is run in this process: this package wrote it.
 """

@@ -75,7 +75,7 @@ def template_text() -> str:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a tiny policy is made from: its numbers, and the tasks and the expert that its warm start imitates."""
+    """The recipe of a tiny policy: its numbers, and the tasks and the expert that its warm start imitates."""
 
     settings: TinyPolicySettings
     draw_task: Callable[[random.Random, str], Any]

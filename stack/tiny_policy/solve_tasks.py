@@ -35,7 +35,7 @@ class Play:
 
     @property
     def solved(self) -> bool:
-        """Whether the files equal the fixed ones, which is the case for nearly every edit that passes the tests."""
+        """True if the files equal the fixed ones, which is the case for nearly every edit that passes the tests."""
         return self.ended and self.files == self.task.fixed_files
 
 

@@ -1,1 +1,1 @@
-"""What the pages show, as named types: a page's JSON twin is its model as JSON."""
+"""The content of the pages, as named types: a page's JSON twin is its model as JSON."""

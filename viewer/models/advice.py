@@ -24,7 +24,7 @@ NO_USE = "groups without use"
 
 
 class Phase(StrEnum):
-    """What a second of a rollout's life is spent on."""
+    """A use of a rollout's time, to which each second of its life is assigned."""
 
     QUEUE = "queue"
     BOOT = "boot"
@@ -53,7 +53,7 @@ SETTINGS: Mapping[str, str] = {
     Phase.OTHER: "none: the time is spent between the stages; `ratchet status RUN` and the Temporal UI show retries",
     NO_USE: "training.solve_rates or sampling.temperature: many groups are sampled that no step trains",
 }
-"""What would change each cause."""
+"""The change that would help against each cause."""
 
 
 @dataclass(slots=True)

@@ -37,8 +37,9 @@ class Chart:
 
 @dataclass(slots=True, frozen=True)
 class RunCurves:
-    """What the charts of one run are drawn from. `tokens_before`: trained by the steps before the first one of
-    `metrics`; read only for the axis of tokens."""
+    """The data of one run's charts. `tokens_before`: tokens trained by the steps before the first step of `metrics`;
+    read only for the axis of tokens.
+    """
 
     run_id: str
     created_at: datetime

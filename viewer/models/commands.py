@@ -1,4 +1,4 @@
-"""Which shell commands agents ran, by first words or as a whole, in rollouts that solved their task and in others."""
+"""Shell commands of agents, by first words or as a whole, in rollouts that solved their task and in others."""
 
 import re
 from collections import defaultdict

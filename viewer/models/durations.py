@@ -1,4 +1,4 @@
-"""How long a rollout of a list took, and in which stage most of it."""
+"""The duration of a rollout in a list, and the stage that took most of it."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""Why a rollout has its reward, in at most five sentences with links: verdict, tests, agent, checks, use in training.
+"""Explain a rollout's reward in at most five sentences with links: verdict, tests, agent, checks, use in training.
 
 Each sentence is made from stored facts only. The viewer and `ratchet explain` show them.
 """

@@ -1,4 +1,4 @@
-"""How much of a step's policy-gradient loss each of its rollouts carries."""
+"""The share of each rollout in a step's policy-gradient loss."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -36,7 +36,9 @@ class RatioTokenGroup:
 
 @dataclass(slots=True, frozen=True)
 class TokenContext:
-    """What explains a token: its rollout's use in the step, its turn (archived ones are missing), its tokenizer."""
+    """The data that explain a token: its rollout's use in the step, its turn (archived turns are missing), its
+    tokenizer.
+    """
 
     uses: Mapping[int, PlannedUse]
     turns: Mapping[int, TurnContent]

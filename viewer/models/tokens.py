@@ -35,7 +35,7 @@ class LegendEntry:
 
 @dataclass(slots=True, frozen=True)
 class Legend:
-    """What the colours mean. `title`: the quantity and its unit, empty if the entries say all."""
+    """The meaning of the colours. `title`: the quantity and its unit, empty if the entries say all."""
 
     title: str
     entries: list[LegendEntry]
@@ -43,10 +43,10 @@ class Legend:
 
 @dataclass(slots=True, frozen=True)
 class StepTraining:
-    """How a step has trained the tokens of a rollout.
+    """The training of a rollout's tokens in a step.
 
-    `advantage`: of each of its trained tokens. `min_policy_step`: tokens of older weights were not trained. `turns`:
-    what the learner saw, by turn.
+    `advantage`: of each trained token. `min_policy_step`: tokens of older weights were not trained. `turns`: what the
+    learner saw, by turn.
     """
 
     advantage: float
@@ -135,7 +135,7 @@ def _view(token: ChainToken, colour: str, tokenizer: DecodesIds | None, training
 
 @dataclass(slots=True, frozen=True)
 class _Seen:
-    """What a step has made of a token. None: not trained, or no finite value is recorded."""
+    """The values that a step recorded for a token. None: the token was not trained, or no finite value is recorded."""
 
     in_step: bool
     advantage: float | None = None
@@ -239,7 +239,8 @@ LEGENDS: dict[str, Legend] = {
         *_OF_LEARNER[1:],
     ),
 }
-"""What the tokens can be coloured by. The learner's values are those before the update that trained the token."""
+"""The quantities that can colour the tokens. The learner's values are those before the update that trained the token.
+"""
 
 
 def _hint(token: ChainToken, seen: _Seen) -> str:

@@ -1,4 +1,4 @@
-"""What a tool call does, read from its arguments, so that a page can show it for what it is.
+"""Read from a tool call's arguments what it does, so that a page can show it accordingly.
 
 Programs name the same tools differently, but their arguments tell them apart: a command, a text that is replaced, a
 file that is written or read, a patch.

@@ -25,7 +25,7 @@ from store.views.monitoring import STEP_METRICS, Monitored, read_monitored
 
 prometheus_route = APIRouter()
 _STORE_SECONDS = 5.0
-"""How long a silent store is waited for: less than Prometheus waits for an answer, which is 10 s by default."""
+"""The time limit for the store's answer: less than Prometheus waits for an answer, which is 10 s by default."""
 Values = Mapping[tuple[str, ...], float]
 """Values by label values."""
 

@@ -1,4 +1,4 @@
-"""How pages are registered and paged: every page has a JSON twin under the same address with `.json`."""
+"""Registration and paging of pages: every page has a JSON twin under the same address with `.json`."""
 
 from collections.abc import Awaitable, Callable
 from typing import TypeVar

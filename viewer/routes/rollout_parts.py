@@ -132,7 +132,8 @@ def _choose(trainings: Sequence[GroupTraining], trained_by: str | None) -> Group
 
 
 class _Trained(NamedTuple):
-    """How the step's plan uses the rollout, and what the learner saw; None if it does not, or has not trained it."""
+    """The plan's use of the rollout, and what the learner saw; None if the step does not use it, or has not trained it.
+    """
 
     use: PlannedUse | None
     training: StepTraining | None
