@@ -16,7 +16,7 @@ from sandboxes.base import Sandbox, SandboxProvider
 
 _LOG = structlog.get_logger()
 PATIENCE_SECONDS = 60.0
-"""How long the adapter may be unreachable: it may just be starting again."""
+"""The longest time for which the adapter may be unreachable; it may be restarting."""
 _TRY_SECONDS, _PAUSE_SECONDS, _BOX_SECONDS = 10, 3.0, 300
 _PYTHON = """
 import sys, urllib.error, urllib.request

@@ -46,7 +46,7 @@ _GRACE_SECONDS = 60.0
 """Time beyond the guard in which an agent that was ended has to be gone."""
 _MAX_DETAIL_CHARS = 300
 _TTL_UPDATES_PER_MARGIN = 10
-"""How often the time to live is renewed within `rollout.ttl_margin`."""
+"""The number of renewals of the time to live within `rollout.ttl_margin`."""
 
 
 class AgentActivities:

@@ -11,7 +11,7 @@ from store.database import Database
 from store.sessions import AttemptKey, SessionProgress
 
 _GATHER_SECONDS = 0.1
-"""How long a query waits for further agents to ask about."""
+"""The time for which a query waits for further agents to ask about."""
 
 
 class ProgressReader:

@@ -45,7 +45,7 @@ _PART_BYTES = 64 << 20
 
 @dataclass(slots=True, frozen=True)
 class PruneTask:
-    """What is to be pruned of a run: its turns and logs, its weights and checkpoints, or both."""
+    """The parts of a run to prune: its turns and logs, its weights and checkpoints, or both."""
 
     run_id: str
     turns: bool = True
@@ -54,7 +54,7 @@ class PruneTask:
 
 @dataclass(slots=True, frozen=True)
 class Pruned:
-    """How much of a run was pruned, or would be."""
+    """The amount of a run's data that was pruned, or would be."""
 
     run_id: str
     num_rollouts: int

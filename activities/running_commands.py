@@ -1,4 +1,4 @@
-"""What a box runs now, as the heartbeats of a stage show it to people who wait for it."""
+"""The command that a box runs now, as the heartbeats of a stage show it to people who wait for it."""
 
 import time
 from datetime import UTC
@@ -16,7 +16,7 @@ _MAX_PIECE_CHARACTERS = 4096
 
 
 class RunningPreCommand:
-    """Which of a task's pre_commands runs, from the error output of the script of `git_scripts.prepare_script`.
+    """The pre_command of a task that runs now, from the error output of the script of `git_scripts.prepare_script`.
 
     `pre_commands`: those of the task, empty until it is known.
     """

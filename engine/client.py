@@ -273,7 +273,7 @@ class EngineClient:
     # ------------------------------------------------------------ the server
 
     async def health(self) -> bool:
-        """Whether the server answers and its engine lives."""
+        """Return whether the server answers and its engine lives."""
         try:
             await self._call("GET", "/health", timeout_seconds=10)
         except (EngineUnavailableError, EngineRejectedError):

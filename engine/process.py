@@ -73,17 +73,17 @@ class EngineSettings(BaseModel):
     lora_runs: int = 1
     """Number of runs with LoRA that are served at once, each by the adapter in its slot."""
     router_replay: bool = False
-    """Whether vLLM returns the experts that it chose for each token."""
+    """True if vLLM returns the experts that it chose for each token."""
     extra_args: tuple[str, ...] = ()
     """Further arguments of vLLM, which override those set here."""
     environment: dict[str, str] = {}
     """Further environment variables of vLLM, such as CUDA_VISIBLE_DEVICES."""
     is_attached: bool = False
-    """Whether vLLM already runs, so that it is only registered and given weights, and neither started nor stopped."""
+    """True if vLLM already runs, so that it is only registered and given weights, and neither started nor stopped."""
 
     @property
     def checks_files(self) -> bool:
-        """Whether vLLM has our worker extension: it is started here, and without another one."""
+        """True if vLLM has our worker extension: it is started here, and its arguments name no other extension."""
         return not self.is_attached and not any("worker-extension-cls" in one for one in self.extra_args)
 
     @property

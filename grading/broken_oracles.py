@@ -105,12 +105,12 @@ class BrokenOracle:
 
     @property
     def is_valid(self) -> bool:
-        """Whether the gold patch fails it."""
+        """True if the gold patch fails the broken oracle."""
         return bool(self.must_fail) or self.exit_fails
 
     @property
     def is_weak(self) -> bool:
-        """Whether no expected value is wrong: then a comparison that always succeeds is not caught."""
+        """True if no expected value is wrong: then a comparison that always succeeds is not caught."""
         used = [one for one in self.edited if any(map(one.has, self.must_fail)) or not self.must_fail]
         return bool(used) and all(one.kind in ("negation", "failure") for one in used)
 

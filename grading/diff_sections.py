@@ -40,7 +40,7 @@ class FileChange:
 
     @property
     def is_binary(self) -> bool:
-        """Whether the content is no text: git wrote it as binary, or it has NUL bytes."""
+        """True if the content is no text: git wrote it as binary, or it has NUL bytes."""
         return b"\0" in self.raw or _BINARY.search(self.raw) is not None
 
     @property

@@ -77,7 +77,7 @@ def _word(text: str) -> str:
 
 
 PRE_COMMAND_BEGINS = re.compile(r"^pre_command (\d+) begins$", re.MULTILINE)
-"""What the script of `prepare_script` prints before each pre_command: its number, from 0."""
+"""The line that the script of `prepare_script` prints before each pre_command, with its number, from 0."""
 
 FAILED_PRE_COMMAND = re.compile(r"pre_command (\d+) failed\s*\Z")
 """The end of what the script of `prepare_script` prints if a pre_command fails: its number, from 0."""

@@ -48,7 +48,7 @@ class Rule:
 
     @property
     def action(self) -> str:
-        """What happens to a file that matches, for a report."""
+        """The treatment of a file that matches, in words for a report."""
         action = "the runner's part is put back" if self.sections else "left out"
         kept = {
             "never": "",

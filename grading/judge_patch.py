@@ -57,7 +57,7 @@ class GradingLimits:
 
 @dataclass(frozen=True, slots=True)
 class KnownRuns:
-    """What is known of a task's true runs. `oracle` None: the task was not admitted. `broken`: its pool of broken
+    """The known facts of a task's true runs. `oracle` None: the task was not admitted. `broken`: its pool of broken
     oracles, by number.
     """
 

@@ -1,7 +1,7 @@
-"""Whether a new class of the JVM would be loaded in place of a test library's, or belongs to the repository's own code.
+"""Tell new classes of the JVM that would be loaded in place of a test library's from the repository's own code.
 
-In a test library's own repository the library's packages are the product's. What the base commit's sources show of them
-decides: a package in which they have a class, and each below it, is their own.
+In a test library's own repository the library's packages are the product's. The sources of the base commit decide: a
+package in which they have a class, and each package below it, is the repository's own.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

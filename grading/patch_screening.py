@@ -41,13 +41,14 @@ class Finding:
 
     @property
     def is_dropped(self) -> bool:
-        """Whether the change, or the runner's part of it, did not get into the box."""
+        """True if the change, or the runner's part of it, did not get into the box."""
         return self.action != KEPT
 
 
 @dataclass(slots=True, frozen=True)
 class PatchPolicy:
-    """What the task says. `test_files` None: the task does not list its tests, so any directory may hold some.
+    """The task's rules for patches. `test_files` None: the task does not list its tests, so any directory may hold
+    some.
 
     `named_files`: files that its test ids name. `commands`: its test commands. `controlled`: a control run checks every
     verdict that would be solved.

@@ -1,4 +1,4 @@
-"""What of a repository belongs to the task's tests, and whether a changed file could be found in its place.
+"""Find the parts of a repository that belong to the task's tests, and changed files that could be found in their place.
 
 A file is judged by what it can reach. Runners find tests, helpers and settings by directory, by file name and by import
 name, so a new file that takes one of these is left out; other new files, also below test directories, are kept.
@@ -39,7 +39,7 @@ _LOADERS = {
 
 @dataclass(slots=True, frozen=True)
 class BaseTree:
-    """What the base commit holds. `files`: all paths. `imports`: lines of tests that import or include something.
+    """The content of the base commit. `files`: all paths. `imports`: lines of tests that import or include something.
     `settings`: path → text of files that have the commands of test runs.
     """
 

@@ -35,7 +35,7 @@ _CHUNK_BYTES = 1 << 18
 _TRANSFER_SECONDS = 600.0
 _REMOVAL_SECONDS = 3.0
 _ENDING_SECONDS = 300.0
-"""How much longer than its time limit a command may take, for its output to arrive."""
+"""The time beyond its time limit that a command may take, for its output to arrive."""
 DEADLINE_FILE = "/run/ratchet-deadline"
 _SET_LIFE = (
     "read -r up _ </proc/uptime; umask 077;"

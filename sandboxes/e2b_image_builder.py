@@ -15,7 +15,7 @@ from sandboxes.build_context import DOCKERFILE, unpack_build_context
 from sandboxes.e2b_errors import CONTENT_REFUSED, translated_errors
 
 _SERVICE_FAULT = re.compile(r"5\d\d: ")
-"""How the SDK's message begins if the service, and not a step of the build, has failed."""
+"""The beginning of the SDK's message if the service, and not a step of the build, has failed."""
 
 
 class E2BImageBuilder:

@@ -1,4 +1,4 @@
-"""What an agent's box may reach at a service with E2B's API: the adapter and nothing else."""
+"""The network access of an agent's box at a service with E2B's API: it reaches the adapter and nothing else."""
 
 import ipaddress
 from urllib.parse import urlsplit

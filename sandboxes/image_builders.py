@@ -31,8 +31,9 @@ _OUTAGE = re.compile(
     r"|failed to create endpoint|\b5\d\d (Internal|Bad|Service|Gateway)|unexpected (HTTP )?status.*\b(429|5\d\d)\b",
     re.IGNORECASE,
 )
-"""What the disk, the network, a registry or the daemon does wrong. Everything else that ends a build is the
-Dockerfile's, its context's or its base image's: it ends the build with its text, and is tried again later."""
+"""Errors of the disk, the network, a registry or the daemon. Every other error that ends a build is the Dockerfile's,
+its context's or its base image's: it ends the build with its text, and the build is tried again later.
+"""
 
 
 class DockerImageBuilder:

@@ -1,1 +1,1 @@
-"""Which groups and tasks a run takes next, and when it holds back: no torch, no Temporal."""
+"""Select the groups and tasks that a run takes next, and hold back if needed: no torch, no Temporal."""

@@ -1,4 +1,4 @@
-"""Which groups a step can learn from."""
+"""Select the groups that a step can learn from."""
 
 from collections.abc import Sequence
 

@@ -53,7 +53,7 @@ class BlockGroup:
 
 
 class TreeLayout:
-    """What every layer gets to know of a tree: its segments, the groups of their blocks, and the ranks that share it.
+    """The data of a tree that every layer reads: its segments, the groups of their blocks, and the ranks that share it.
 
     It is no dataclass and no tuple. FSDP looks through those in the inputs of every layer, and copies them if it casts,
     which was most of the Python calls of a step.

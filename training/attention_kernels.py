@@ -86,7 +86,7 @@ def _cudnn_has(query: Tensor) -> bool:
 
 @cache
 def _cudnn_is_fast(device: torch.device) -> bool:
-    """Whether the card is a Hopper or newer; on older ones flash attention is as fast."""
+    """Return whether the card is a Hopper or newer; on older ones flash attention is as fast."""
     has_cudnn: bool = torch.backends.cudnn.is_available()  # type: ignore[no-untyped-call]
     return has_cudnn and torch.cuda.get_device_capability(device)[0] >= 9
 

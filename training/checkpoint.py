@@ -53,7 +53,9 @@ def _options(adapter: str | None) -> StateDictOptions:
 
 
 _KERNEL_FLAGS = ("fused", "foreach", "capturable")
-"""Which kernels the optimiser's step uses: of the machine that it runs on, not of the one that wrote the checkpoint."""
+"""Flags that select the kernels of the optimiser's step. They belong to the machine that runs the step, not to the one
+that wrote the checkpoint.
+"""
 
 
 def _state_dict(

@@ -17,7 +17,7 @@ _COMPARED_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3", "qwen3_moe"})
 """Types of model whose logprobs and gradients with these kernels were compared with their own on a GPU. Liger has
 kernels for more; a type is added here once it was compared."""
 _OUTPUT_LAYER_OFF = {"cross_entropy": False, "fused_linear_cross_entropy": False}
-"""What Liger would replace of the output layer, whose logits are never computed as a whole here."""
+"""Options that keep Liger from replacing the output layer, whose logits are never computed as a whole here."""
 
 
 def are_used(wanted: bool | None, model: Any, device: torch.device) -> bool:

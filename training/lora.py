@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # a step needs no pydantic
 _NAME = "default"
 """PEFT's name of the only adapter, which its files leave out."""
 PEFT_PREFIX = "base_model.model."
-"""What PEFT's files have before the name of a tensor in the model."""
+"""The prefix of the names of the model's tensors in PEFT's files."""
 
 
 def add_adapters(model: Any, lora: LoraConfig, base_dtype: torch.dtype | None = None) -> None:

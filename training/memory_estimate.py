@@ -39,16 +39,16 @@ _LAYER_ACTIVATIONS = 16
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """What a model directory says about its model.
+    """The sizes and abilities of a model, read from its directory.
 
-    `weights`: those of the text model, tied ones once. `served`: those and a vision tower's. `adapter_weights`:
-    those of the adapters that were asked for. `active`: those that a token passes. `cache_bytes`: of one token's
-    keys and values in an engine, in bfloat16. `quantised`: why these weights cannot be trained, None if they can.
-    `no_segments`: why chains cannot share prefixes in training, None if they can. `positions`: how long chains can
-    be in training, None without such a limit. `layer_experts`: weights of the experts of the largest layer;
-    `chosen`: experts that a token passes; both 0 without experts. `expert_bytes`: of one token's recorded experts.
-    `no_replay`: why they cannot be replayed. `undivided`: why they cannot be divided among the ranks that were
-    asked for. `no_slices`: why so many ranks cannot share a bin.
+    `weights`: number in the text model, tied ones once. `served`: `weights` and those of a vision tower.
+    `adapter_weights`: number in the adapters that were asked for. `active`: weights that a token passes. `cache_bytes`:
+    size of one token's keys and values in an engine, in bfloat16. `quantised`: why these weights cannot be trained,
+    None if they can. `no_segments`: why chains cannot share prefixes in training, None if they can. `positions`: the
+    longest chain in training, None without such a limit. `layer_experts`: weights of the experts of the largest layer;
+    `chosen`: experts that a token passes; both 0 without experts. `expert_bytes`: size of one token's recorded experts.
+    `no_replay`: why the experts cannot be replayed. `undivided`: why the weights cannot be divided among the ranks that
+    were asked for. `no_slices`: why so many ranks cannot share a bin.
     """
 
     architecture: str

@@ -1,4 +1,4 @@
-"""What one rank computes of a bin: all of it, or a slice of its tokens if ranks share the bin.
+"""The part of a bin that one rank computes: all of it, or a slice of its tokens if ranks share the bin.
 
 It is made once per bin, on the host, for the policy, its reference and its teacher.
 

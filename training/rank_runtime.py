@@ -1,4 +1,4 @@
-"""What a rank of the learner runs on: its settings, transactions on Postgres, heartbeats and agreement between ranks.
+"""The runtime of a learner's rank: its settings, transactions on Postgres, heartbeats and agreement between ranks.
 
 Threads, database outages and collectives are handled here, so that `training/train_loop.py` reads as the steps of
 training.
@@ -178,7 +178,7 @@ def lost_peer(error: Exception) -> bool:
 
 @dataclass(slots=True, frozen=True)
 class RankContext:
-    """What the training loop of a rank and its writers share.
+    """The objects that the training loop of a rank and its writers share.
 
     `after_point(point, step)` is called after each named point of the loop; fault tests end the process there.
     """

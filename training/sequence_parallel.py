@@ -49,8 +49,9 @@ class SequenceRanks:
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """How ranks join the values of their predictions. `counts`: number of predictions of each rank. `places` (M,): of
-    each prediction of the bin, its index in those of all ranks in a row."""
+    """Join the values of all ranks' predictions. `counts`: number of predictions of each rank. `places` (M,): for each
+    prediction of the bin, its index in the concatenated predictions of all ranks.
+    """
 
     ranks: SequenceRanks
     counts: Sequence[int]

@@ -124,11 +124,11 @@ def _first_line(error: Exception) -> str:
 
 @dataclass(slots=True, frozen=True)
 class _RunRecord:
-    """What the loop reads from the store at its start.
+    """The data that the loop reads from the store at its start.
 
-    `model_uri`: the run's version 0, which exists even if the user deletes the model that the config names, and its
-    `model_files`.
-    `is_stored`: the run trains on the groups of another run, and has no rollouts of its own.
+    `model_uri`: the run's version 0, which exists even if the user deletes the model that the config names.
+    `model_files`: the files of that version. `is_stored`: the run trains on the groups of another run, and has no
+    rollouts of its own.
     """
 
     config: RunConfig

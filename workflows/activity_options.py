@@ -186,7 +186,7 @@ def child_options(
 
 
 class FailureCause(NamedTuple):
-    """Why an activity or a child failed. `kind`: class name of the error, or `Cancelled` or `TimedOut`."""
+    """The reason why an activity or a child failed. `kind`: class name of the error, or `Cancelled` or `TimedOut`."""
 
     kind: str
     message: str

@@ -1,4 +1,4 @@
-"""What a prepared box shows an agent beside the task's tracked files: ignored files and leftovers of the preparation.
+"""Find ignored files and leftovers of the preparation that a prepared box shows an agent beside the tracked files.
 
 They may have been built from the solution. They cannot be removed without a person's judgement, because dependencies
 and build products of the base are wanted, so `ratchet tasks check --boxes` names them.

@@ -68,11 +68,11 @@ class HarnessSpec(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ExitReport:
-    """How the agent ended, or that it is suspended at its deadline.
+    """The end of the agent, or its suspension at its deadline.
 
     `exit_code` None: the launcher died, or `is_suspended`. `used_seconds`: by the box's clock, without
-    `suspended_seconds`, the time for which it has been suspended, or was before it was ended. `is_suspended`: it has
-    not ended; `resume_suspended` or `stop_suspended` decides, and then `wait` is called again.
+    `suspended_seconds`, the time for which the agent has been suspended, or was before it was ended. `is_suspended`: it
+    has not ended; `resume_suspended` or `stop_suspended` decides, and then `wait` is called again.
     """
 
     kind: AgentExit

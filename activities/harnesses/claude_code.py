@@ -128,7 +128,8 @@ def _window(spec: HarnessSpec) -> dict[str, str]:
 
 
 def _is_answer(event: dict[str, Any]) -> bool:
-    """Whether the event is an answer of the model; the CLI reports its own errors as messages of `<synthetic>`."""
+    """Return whether the event is an answer of the model; the CLI reports its own errors as messages of `<synthetic>`.
+    """
     message = event.get("message")
     return event.get("type") == "assistant" and isinstance(message, dict) and message.get("model") != "<synthetic>"
 

@@ -9,7 +9,7 @@ from grading.assertions.python_syntax import LITERAL_CALLS, call_name, is_litera
 from grading.assertions.site import says_equality
 
 Change = Literal["near", "items", "far", "array", "outside", "above", "below", "sought", "members", "refused"]
-"""What an expected value becomes: the function `<change>_value` of `other_values.py`."""
+"""The change of an expected value, made by the function `<change>_value` of `other_values.py`."""
 _MAGNITUDES = ("abs", "fabs", "absolute", "norm")
 _SUMMARIES = ("max", "amax", "sum", "mean", "float", "total_seconds")
 """Calls around or inside an absolute value that keep the order of absolute values."""

@@ -1,4 +1,4 @@
-"""What the syntax tree of a Python test tells: places of nodes, statements that always run, literals."""
+"""Facts from the syntax tree of a Python test: places of nodes, statements that always run, literals."""
 
 import ast
 import codecs

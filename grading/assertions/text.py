@@ -48,7 +48,7 @@ _HEADER = re.compile(
     r"|\bvoid\s+(?P<java>\w+)\s*\(|\bTEST(?:_[FP])?\s*\(\s*(?P<gtest>\w+\s*,\s*\w+)"
     r"|\b(?:it|test|specify|describe)\s*\(?\s*(?P<quote>['\"`])(?P<js>[^\n]{0,200}?)(?P=quote)"
 )
-"""Where a test begins in Go, Rust, PHP, Ruby, Java, C++ and JavaScript; the group is its name."""
+"""The beginning of a test in Go, Rust, PHP, Ruby, Java, C++ or JavaScript; the group is its name."""
 _EXPECTED_NAMES = re.compile(r"^(?:want\w*|expect\w*|exp|output|result)$", re.IGNORECASE)
 _OPPOSITES = {
     "strictEqual": "notStrictEqual",

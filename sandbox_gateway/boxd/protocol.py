@@ -54,7 +54,7 @@ class BoxSpec:
     max_processes: int
     egress_ports: list[int]
     deadline: float
-    """When the box ends by itself, in `clock` seconds, plus `grace_seconds`; the `deadline` message changes it."""
+    """The box ends itself `grace_seconds` after this time, in `clock` seconds; a `deadline` message changes it."""
     grace_seconds: float
     default_user: str
     workdir: str

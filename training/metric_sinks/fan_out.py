@@ -24,7 +24,7 @@ _LOG = structlog.get_logger()
 MAX_QUEUED = 1000
 """Points that wait for a sink. One is written per step, so a sink may be away for hours."""
 CLOSE_SECONDS = 10.0
-"""How long the end of the learner waits for all sinks together."""
+"""The time for which the end of the learner waits for all sinks together."""
 _MIN_FREE_SHARE = 0.02
 """Below this share of its disk a sink writes nothing; the run is paused then, and needs the rest for checkpoints."""
 LOST = "sink_lost_"

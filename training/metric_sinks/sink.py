@@ -1,4 +1,5 @@
-"""What a metric sink is. One of your own is a class with this form, named in the config as `package.module:Class`."""
+"""The interface of a metric sink. Your own sink is a class of this form, named in the config as `package.module:Class`.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
