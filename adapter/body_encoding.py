@@ -49,7 +49,7 @@ def decoded(body: bytes, encoding: str, max_bytes: int) -> bytes:
 
 
 def _has_zlib_head(body: bytes) -> bool:
-    """Whether it begins as HTTP's `deflate` does. Some clients leave zlib's head and checksum out."""
+    """Return whether the body begins as HTTP's `deflate` does. Some clients leave zlib's head and checksum out."""
     return len(body) >= 2 and body[0] & 0x0F == 8 and int.from_bytes(body[:2]) % 31 == 0
 
 

@@ -26,9 +26,9 @@ class FoundCall(Protocol):
 
 
 class FoundCalls(Protocol):
-    """What the model's parser finds: `content` is the text before the calls.
+    """The findings of the model's parser: `content` is the text before the calls.
 
-    `is_closed`: it is known that text behind what was parsed belongs to none of the calls.
+    `is_closed`: text behind the parsed text is known to belong to none of the calls.
     """
 
     @property

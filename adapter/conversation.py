@@ -15,7 +15,7 @@ from ratchet.types import TurnKind
 Finish = Literal["stop", "length", "tool_calls", "stop_sequence"]
 Tool = dict[str, Any]
 _BLANKS = "".join(one for one in map(chr, range(0x3001)) if one.isspace()) + "\ufeff"
-"""What Python's `strip` removes, and the mark that JavaScript's `trim` removes, too."""
+"""The characters that Python's `strip` removes, and the byte order mark, which JavaScript's `trim` removes, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Message:
 
 
 class ShownText(NamedTuple):
-    """What a stream has of an answer that is not stored yet.
+    """The part of an answer that a stream has before the answer is stored.
 
     Text follows only after all of the thinking, a call only after all of the text. `calls` has the first call at most:
     in the vendors' streams a call ends before the next one begins, and it must not end before the answer is stored.
@@ -101,7 +101,7 @@ class ShownText(NamedTuple):
         return cls(answer.reasoning, answer.text, answer.tool_calls[:1])
 
     def begins(self, answer: Message) -> bool:
-        """Whether the answer begins with what was shown."""
+        """Return whether the answer begins with the shown text."""
         if (self.text or self.calls) and answer.reasoning != self.thinking:
             return False
         if self.calls and (answer.text != self.text or answer.tool_calls[: len(self.calls)] != self.calls):
@@ -122,7 +122,7 @@ class NamespacedName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ToolForms:
-    """What the form that templates take does not say about tools, by the name that the model sees.
+    """Properties of tools that the templates' form of a tool lacks, by the name that the model sees.
 
     `strict`: tools whose arguments must match their schema. `custom`: tools that take plain text. `namespaces`: tools
     of a namespace.
@@ -135,8 +135,8 @@ class ToolForms:
 
 @dataclass(frozen=True, slots=True)
 class Preamble:
-    """What stands before the first message: system text, and tools in OpenAI's function form, which is the one that
-    templates take.
+    """The part of a prompt before the first message: system text, and tools in OpenAI's function form, which templates
+    take.
     """
 
     system: str
@@ -315,7 +315,7 @@ def message_from_json(value: dict[str, Any]) -> Message:
 
 
 def can_be_stored(message: Message) -> bool:
-    """Whether a message can be stored and compared; not if its arguments are nested too deeply.
+    """Return whether a message can be stored and compared; False if its arguments are nested too deeply.
 
     Rows of requests have messages in more levels than rows of answers, and clients send answers back.
     """

@@ -64,7 +64,7 @@ class _Matcher(NamedTuple):
     longest: int
 
     def begins_one(self, text: str) -> bool:
-        """Whether the text is the beginning of a longer name."""
+        """Return whether the text is the beginning of a longer name."""
         at = bisect_right(self.names, text)  # names that begin with the text follow it
         return at < len(self.names) and self.names[at].startswith(text)
 
@@ -144,7 +144,7 @@ class LiveAnswer:
 
     @property
     def released(self) -> ShownText:
-        """What streams may have written by now."""
+        """The part of the answer that streams may have written by now."""
         return ShownText(self.thinking, self.text, self.calls[:1])
 
     def close(self) -> None:
@@ -306,7 +306,7 @@ class LiveAnswer:
         return True
 
     def _is_stripped(self, text: str) -> bool:
-        """Whether this beginning of the text has white space that is left out if a tool call follows."""
+        """Return whether this beginning of the text has white space that is left out if a tool call follows."""
         if self._part is not _Part.TEXT or self.text or not self._strips:
             return False
         return self._without_newlines(text)[:1].isspace()

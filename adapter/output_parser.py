@@ -267,7 +267,7 @@ def _message(parsed: ParsedText, tools: Sequence[Tool], options: RequestOptions)
 
 
 def _violation(message: Message, finish: Finish, options: RequestOptions) -> str | None:
-    """How the answer violates the format that was asked for, None if it does not. Calls have no such format."""
+    """Return how the answer violates the format that was asked for, None if it does not. Calls have no such format."""
     if options.output_schema is None or message.tool_calls:
         return None
     found = violation_of(message.text, dict(options.output_schema))

@@ -1,4 +1,4 @@
-"""What answers the calls of each engine set: its model's tokenizer and template, vLLM's parsers, and the capture.
+"""The parts that answer the calls of each engine set: its model's tokenizer and template, vLLM's parsers, the capture.
 
 Sets that serve the same model in the same way share all of it. Sets come and go while calls are answered: what a new
 one needs is made at its first call, and the calls of a set that is not served are held, as while the store is away.

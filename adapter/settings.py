@@ -28,10 +28,9 @@ class AdapterSettings(BaseModel):
     stop_token_ids: tuple[int, ...] = ()
     """Ids that end an answer, beside those of the model's own files."""
     restore_reasoning: bool | None = None
-    """Whether to put reasoning back into answers that a client sends without it. None: if the template shows it."""
+    """Put reasoning back into answers that a client sends without it. None: if the template shows it."""
     images: MediaPolicy = "placeholder"
-    """What the model reads in place of an image or another file: a placeholder, or nothing, because the request is
-    refused."""
+    """The treatment of images and other files: the model reads a placeholder instead, or the request is refused."""
     ping_seconds: float = 2.0
     """Seconds without anything else to send after which a stream gets a ping, or a comment if the store is away."""
     lease_seconds: float = 6.0
@@ -43,9 +42,9 @@ class AdapterSettings(BaseModel):
     max_held_calls: int = 4096
     """Calls that may wait for the store before they have begun; another one gets 503 or 529."""
     max_held_calls_per_session: int = 256
-    """Of them those of one session. Sessions that this process does not know yet together have half of all."""
+    """Limit of `max_held_calls` for one session. Sessions that this process does not know yet share half of all."""
     max_held_bytes: int = 1 << 30
-    """Sum of their bodies."""
+    """Limit of the bytes that the bodies of held calls have together."""
     max_sessions: int = 2000
     """Sessions kept in memory. Others are read from the store again when needed."""
     pool_size: int = 10

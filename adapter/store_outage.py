@@ -90,7 +90,7 @@ class StoreOutage:
 
     @property
     def is_away(self) -> bool:
-        """Whether calls wait for the store now."""
+        """True if calls wait for the store now."""
         return self._probe is not None and not self._probe.done()
 
     async def hold(self, work: Callable[[], Awaitable[_T]]) -> _T:

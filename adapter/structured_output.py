@@ -47,7 +47,7 @@ def violation_of(text: str, schema: dict[str, Any]) -> str | None:
 
 
 def matches_schema(value: Any, schema: dict[str, Any]) -> bool:
-    """Whether a value matches a schema that a client sent.
+    """Return whether a value matches a schema that a client sent.
 
     False if the schema refers to anything outside of itself: schemas come from the sandbox, and no URL in them is
     fetched. False also if the schema cannot be applied to the value: this runs after sampling, and must not raise.

@@ -88,7 +88,7 @@ class VllmParsers:
 
     @property
     def ready(self) -> bool:
-        """Whether no call has to wait for the import any more."""
+        """True if no call has to wait for the import any more."""
         return self._parsers is not None or (self.tool_parser is None and self.reasoning_parser is None)
 
     @property
@@ -252,9 +252,9 @@ def _first_of(error: ValidationError) -> str:
 
 
 def _is_closed(parser: Any, text: str) -> bool:
-    """Whether the state machine of a tool parser of vLLM is outside of all calls behind a text.
+    """Return whether the state machine of a tool parser of vLLM is outside of all calls behind a text.
 
-    Costs a third of a parse. False also if the parser has no such state.
+    It costs a third of a parse. False also if the parser has no such state.
     """
     machine = getattr(parser, "_parser_engine", None)
     if machine is None:

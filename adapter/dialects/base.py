@@ -36,7 +36,7 @@ _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class Failure(StrEnum):
-    """Why a request got no answer.
+    """The reason why a request got no answer.
 
     The vendors' SDKs and agents retry only `timed_out`, `unavailable` and `internal`.
     """
@@ -130,11 +130,11 @@ class Dialect(Protocol):
         ...
 
     def is_answer(self, item: msgspec.Raw) -> bool:
-        """Whether it is an assistant's message or part of one."""
+        """Return whether the item is an assistant's message or part of one."""
         ...
 
     def call_ids(self, item: msgspec.Raw) -> CallIds:
-        """What calls an item makes or answers; none if the protocol's answers are never in several items."""
+        """Return the calls that an item makes or answers; none if the protocol's answers are never in several items."""
         ...
 
     def preamble(self, fields: Fields) -> PreambleContent:
@@ -169,7 +169,7 @@ _STREAM_FIELD = msgspec.json.Decoder(_StreamField)
 
 
 def asks_for_stream(body: bytes) -> bool:
-    """Whether a body, which may be anything, asks for a stream."""
+    """Return whether a body, which may have any content, asks for a stream."""
     try:
         return _STREAM_FIELD.decode(body).stream
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -296,5 +296,5 @@ def call_key_of(headers: Mapping[str, str]) -> str:
 
 
 def sdk_retries(headers: Mapping[str, str]) -> bool:
-    """Whether the SDK marks the request as a retry: both vendors' SDKs count their attempts in this header."""
+    """Return whether the SDK marks the request as a retry: both vendors' SDKs count their attempts in this header."""
     return headers.get("x-stainless-retry-count", "0") not in ("", "0")

@@ -1,4 +1,4 @@
-"""What becomes of each top-level field of a request: honoured, refused, or accepted without effect.
+"""The treatment of each top-level field of a request: honoured, refused, or accepted without effect.
 
 An agent must not believe that a field was honoured which was not. A field that is refused has an error that names it,
 unless its value asks for nothing; a field without effect changes neither the answer's meaning nor who does what. Fields

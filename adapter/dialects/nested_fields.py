@@ -1,4 +1,4 @@
-"""What becomes of the objects inside of honoured fields: messages, parts of content, tools, choices, formats.
+"""The treatment of the objects inside of honoured fields: messages, parts of content, tools, choices, formats.
 
 An object is named by the field that contains it and by its own type or role, such as `content image`, or by the field
 alone if it has neither. An object that is not listed here is refused by its dialect. A test walks the SDKs' own types

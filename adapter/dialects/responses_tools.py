@@ -64,7 +64,7 @@ def tools_of(tool: dict[str, Any], where: str) -> list[ResponsesTool]:
 
 
 def is_run_by_vendor(tool: dict[str, Any]) -> bool:
-    """Whether the vendor's own servers run the tool. A tool_search says who executes it."""
+    """Return whether the vendor's own servers run the tool. A tool_search names its executor in `execution`."""
     kind = tool.get("type")
     return isinstance(kind, str) and kind.startswith(_RUN_BY_VENDOR) and tool.get("execution") != "client"
 

@@ -132,7 +132,7 @@ class ChatTemplate:
             raise ConfigError(f"the chat template of {model_path} shows no question: {reason}; give the model's own")
 
     def _shows_call(self) -> bool:
-        """Whether the template shows a tool call of an answer without text."""
+        """Return whether the template shows a tool call of an answer without text."""
         call = ToolCall("zxqc", "zxqj", {"a": "b"})
         history = [Message("user", "q"), Message("assistant", "", tool_calls=(call,))]
         if not self._names_in_ids:  # a result, too, has the call's id

@@ -152,7 +152,7 @@ class IncrementalParser:
         return request
 
     def _continues_answer(self, item: msgspec.Raw, dialect: Dialect) -> bool:
-        """Whether an item makes a later call of a stored answer: its first one may stand before the mark."""
+        """Return whether an item makes a later call of a stored answer, whose first call may stand before the mark."""
         made = dialect.call_ids(item).made if self._repairs.calls_of is not None else ()
         known = tuple(self._repairs.calls_of(made[0])) if made and self._repairs.calls_of is not None else ()
         return bool(known) and made[0] != known[0]

@@ -367,7 +367,8 @@ class PromptBuilder:
 
 
 def _is_answered_elsewhere(session: LiveSession, request: ParsedRequest) -> bool:
-    """Whether the last answer among the parsed runs is unknown here: another process gave it, or it was edited."""
+    """Return whether the last answer among the parsed runs is unknown here: another process gave it, or it was edited.
+    """
     for at in range(len(request.runs) - 1, -1, -1):
         if request.runs[at].assistant:
             return request.keys[at + 1] not in session.tree.known_keys
@@ -375,7 +376,7 @@ def _is_answered_elsewhere(session: LiveSession, request: ParsedRequest) -> bool
 
 
 def _may_drop_thinking(segments: TemplateSegments, runs: Sequence[MessageRun]) -> bool:
-    """Whether these runs make the template drop earlier thinking, or cannot be rendered in segments."""
+    """Return whether these runs make the template drop earlier thinking, or cannot be rendered in segments."""
     try:
         return any(not run.assistant and segments.between_answers(run).drops_thinking for run in runs)
     except NotSegmentableError:

@@ -92,13 +92,14 @@ class Renderer:
             raise ConfigError(f"{model_path} names no end token: put eos_token_id into its generation_config.json")
 
     def stopped(self, sampled: Ids) -> bool:
-        """Whether the model ended its answer with a stop token."""
+        """Return whether the model ended its answer with a stop token."""
         return len(sampled) > 0 and int(sampled[-1]) in self.stop_ids
 
     def ended(self, sampled: Ids) -> bool:
-        """Whether the answer ends with the template's end token, or in full rendering with a token that may be it.
+        """Return whether the answer ends with the template's end token, or in full rendering with a token that may be
+        it.
 
-        After any other end the template's is added as context.
+        After any other end the template's end token is added as context.
         """
         if not len(sampled):
             return False
@@ -106,7 +107,7 @@ class Renderer:
         return last_id in self._tails.boundary_ids if self._end_id is None else last_id == self._end_id
 
     def thinks(self, message: Message) -> bool:
-        """Whether a later question may change the text of this answer."""
+        """Return whether a later question may change the text of this answer."""
         try:
             return self.segments is not None and self.segments.thinks(message)
         except NotSegmentableError:

@@ -51,13 +51,13 @@ class HistoryPrefix(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class HistoryRepairs:
-    """What is put right in the histories of agents that change what they send back.
+    """Repairs of the histories of agents that change what they send back.
 
-    `split` is given each message of an answer that has no reasoning, and returns it with the thinking that its text
-    has. `knows` is given the answer as it was sent, with the keys of the history before it, and returns whether that is
-    a stored answer, perhaps without its reasoning: then a text that begins with thinking is its own.
-    `calls_of` is given the id of a call, and returns those of the stored answer that made it, none if it is not known.
-    `restore` is given each answer, with the keys of the history before it, and returns the answer to use. If
+    `split` takes each message of an answer that has no reasoning, and returns it with the thinking that its text has.
+    `knows` takes the answer as it was sent, with the keys of the history before it, and returns whether it is a stored
+    answer, perhaps without its reasoning: then a text that begins with thinking is the answer's own. `calls_of` takes
+    the id of a call, and returns the ids of all calls of the stored answer that made it, none if it is not known.
+    `restore` takes each answer, with the keys of the history before it, and returns the answer to use. If
     `orders_results`, the results of parallel tool calls are put into the order of the calls.
     """
 
@@ -153,7 +153,8 @@ def _is_of_answer(
     dialect: Dialect,
     calls_of: Callable[[str], Collection[str]],
 ) -> bool:
-    """Whether a group has only calls of the answer before the last group, which has only results of that answer."""
+    """Return whether a group has only calls of the answer before the last group, which has only results of that answer.
+    """
     made = dialect.call_ids(group[0]).made
     known = calls_of(made[0]) if made else ()
     earlier = dialect.call_ids(answer[-1]).made if known else ()

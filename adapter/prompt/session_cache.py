@@ -44,7 +44,7 @@ class LiveSession:
 
     @property
     def at_turn_limit(self) -> bool:
-        """Whether the turns that this process knows reach the session's limit; calls in flight are not counted."""
+        """True if the turns that this process knows reach the session's limit; calls in flight are not counted."""
         limit = self.row.limits.get("max_turns")
         return limit is not None and self.tree.num_turns >= limit
 

@@ -37,8 +37,8 @@ class _Boundary(NamedTuple):
 
 
 class EarlierTextChangedError(Exception):
-    """What follows the answer changes the text before it. `drops_thinking`: the template leaves earlier thinking out,
-    and does not only move its tools, for example.
+    """Raised if the text that follows the answer changes the text before it. `drops_thinking`: the template leaves
+    earlier thinking out; other templates only move their tools, for example.
     """
 
     def __init__(self, drops_thinking: bool) -> None:
@@ -80,7 +80,8 @@ class StreamTails:
         return self._tail_ids(rest[len(boundary.closing) :], boundary.alias, last_id)
 
     def _keeps(self, preamble: Preamble, answered: Sequence[MessageRun], before: str) -> bool:
-        """Whether `before` is what the template shows before a tool's result, which changes nothing before it.
+        """Return whether the template shows `before` before a tool's result, so that the result changes nothing before
+        it.
 
         An answer alone may be shown otherwise: some templates mark an empty thinking of the last message.
         """

@@ -107,17 +107,17 @@ class TemplateSegments:
         return _without_prefix(_without_suffix(self._render([_USER, message, follower]), suffix), self._user)
 
     def thinks(self, message: Message) -> bool:
-        """Whether a later question changes the text of this answer."""
+        """Return whether a later question changes the text of this answer."""
         if not self.drops_thinking or (self._is_plain(message) and not self._changes_plain_answers):
             return False
         return self.answer(message, True) != self.answer(message, False)
 
     def _is_plain(self, message: Message) -> bool:
-        """Whether it has no thinking, nor a mark in its text that the template may take for thinking."""
+        """Return whether a message has no thinking, nor a mark in its text that the template may take for thinking."""
         return not message.reasoning and not any(mark in message.text for mark in self._template.marks)
 
     def _finds_changed_plain_answer(self) -> bool:
-        """Whether a later question may change an answer without thinking: tried once, not with every answer."""
+        """Return whether a later question may change an answer without thinking: tried once, not with every answer."""
         calls = tuple(ToolCall(f"zxqc0000{at}", "zqxf", {"a": "b"}) for at in range(2))
         texts = (_ANSWER.text, "", f" \n {_ANSWER.text} \n ")
         plain = [Message("assistant", text, tool_calls=calls[:num]) for text in texts for num in range(3)]

@@ -37,7 +37,7 @@ class TokenBuffer:
         self.used = end
 
     def follows(self, length: int, new: Ids) -> bool:
-        """Whether the buffer has `new` behind its first `length` ids already."""
+        """Return whether the buffer has `new` behind its first `length` ids already."""
         end = length + len(new)
         return end <= self.used and np.array_equal(self._ids[length:end], new)
 

@@ -49,7 +49,7 @@ class CallOptions(NamedTuple):
 
 
 def fits(known: CallOptions | None, asked: CallOptions, answer: Answer | None, endpoint: bool) -> bool:
-    """Whether the sample of an earlier call can answer a repeated request.
+    """Return whether the sample of an earlier call can answer a repeated request.
 
     `known`: the earlier call's options; None if another process generates it: these count as equal.
     `answer`: the earlier one, None if it is not complete.

@@ -191,7 +191,7 @@ class Capture:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a turn is being generated."""
+        """True if a turn is being generated."""
         return not self._registry.is_empty
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Why a prompt does not simply extend a stored stream (`ForkCause`), and what kind of call it is (`TurnKind`).
+"""Classify prompts that do not simply extend a stored stream (`ForkCause`), and kinds of calls (`TurnKind`).
 
 Causes are counted per run and decide what drift mode `drop` leaves out. A rise shows that a CLI has changed how it
 builds its requests, or a bug of the adapter.

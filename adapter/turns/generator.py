@@ -69,7 +69,7 @@ class _AnsweredCall:
 
 @dataclass(frozen=True, slots=True)
 class _EngineCall:
-    """What engines are asked for one turn. `sampled` has the output so far; `streams`: it is to grow in chunks."""
+    """One turn's request to engines. `sampled`: the output so far. `streams`: the output is to grow in chunks."""
 
     session: SessionRow
     turn_id: int

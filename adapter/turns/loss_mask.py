@@ -58,7 +58,7 @@ class TokenChain:
 def is_trainable(
     turn: TurnMeta, train_kinds: Collection[TurnKind] = TRAIN_KINDS, came_back: Collection[int] = ()
 ) -> bool:
-    """Whether the turn was delivered to its last byte, has all logprobs, and is of a kind that the run trains.
+    """Return whether the turn was delivered to its last byte, has all logprobs, and is of a kind that the run trains.
 
     `came_back`: turns whose whole answer a client sent back, which proves their delivery: an adapter that is killed
     after the last byte cannot record it. The store does not complete a turn after its session was closed, so that need

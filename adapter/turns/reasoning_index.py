@@ -17,7 +17,7 @@ class _KnownAnswer(NamedTuple):
     text: str
 
     def is_omitted_in(self, text: str) -> bool:
-        """Whether a client's text of the answer has no more of the reasoning than the answer's own text."""
+        """Return whether a client's text of the answer has no more of the reasoning than the answer's own text."""
         return bool(self.reasoning) and text.count(self.reasoning) <= self.text.count(self.reasoning)
 
 
@@ -71,7 +71,8 @@ class ReasoningIndex:
         return ""
 
     def has_text_of(self, run: MessageRun) -> bool:
-        """Whether an answer that `find` found has the text of the stored one, so that its thinking is not in it."""
+        """Return whether an answer that `find` found has the text of the stored one, so that its thinking is not in it.
+        """
         return not run.call_ids or [one.text.strip() for one in self._called_by(run)] == [run.messages[0].text.strip()]
 
     def _called_by(self, run: MessageRun) -> list[_KnownAnswer]:
@@ -83,5 +84,5 @@ class ReasoningIndex:
         return self._calls.get(call_id, ())
 
     def knows(self, history_key: bytes, run: MessageRun) -> bool:
-        """Whether an answer with reasoning that is otherwise loosely equal was given to this history."""
+        """Return whether an answer with reasoning that is otherwise loosely equal was given to this history."""
         return extend_key(history_key, run.loose_key) in self._by_visible

@@ -62,7 +62,7 @@ class EngineRouter:
         )
 
     def serves(self, engine_id: int) -> bool:
-        """Whether the engine was ready when last read.
+        """Return whether the engine was ready when last read.
 
         A paused engine is not; it keeps its calls and continues them later.
         """

@@ -63,10 +63,10 @@ class StoredAnswer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TurnGrowth:
-    """What a completed turn adds beside its tokens.
+    """The additions of a completed turn to the tree, beside its tokens.
 
-    `keys`: those of the histories in its request; the last is the request's own. `loose_key`: the request's, of a chain
-    of loose keys.
+    `keys`: keys of the histories in its request; the last is the request's own. `loose_key`: key of the request in a
+    chain of loose keys.
     """
 
     keys: Sequence[bytes]
@@ -155,7 +155,7 @@ class TurnTree:
         return run.with_reasoning(reasoning)
 
     def knows(self, key: bytes, run: MessageRun, loose_key: bytes) -> bool:
-        """Whether an answer is a stored one as it was sent, perhaps without its reasoning. Keys as in
+        """Return whether an answer is a stored one as it was sent, perhaps without its reasoning. Keys as in
         `with_reasoning`.
         """
         if self.turn_of_answer(key, run, "", loose_key) is not None or run.key in self._by_answer:
@@ -164,7 +164,7 @@ class TurnTree:
         return bool(reasoning) and self.reasoning.has_text_of(run)
 
     def has_similar_answer(self, key: bytes, run: MessageRun) -> bool:
-        """Whether a loosely equal answer was given to the history `key`."""
+        """Return whether a loosely equal answer was given to the history `key`."""
         return bool(self._by_loose_history.get(extend_key(key, run.loose_key)))
 
     def turn_of_equal_answer(self, run: MessageRun, lane: str) -> int | None:
@@ -201,7 +201,7 @@ class TurnTree:
         return AttachPoint(node.turn_id, kept)
 
     def is_free_end(self, attach_point: AttachPoint) -> bool:
-        """Whether the prompt keeps its parent's whole stream, and no turn of the tree does."""
+        """Return whether the prompt keeps its parent's whole stream, and no turn of the tree does."""
         if attach_point.parent_turn_id is None:
             return False
         parent = self.nodes[attach_point.parent_turn_id]
