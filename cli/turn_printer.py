@@ -58,8 +58,7 @@ class TurnPrinter:
 
     @property
     def num_ahead(self) -> int:
-        """The number of turns after `after` that have been printed or announced; they follow a call that has not ended.
-        """
+        """The number of turns after `after` that were printed or announced; they follow a call that has not ended."""
         return len(self._printed | self._announced)
 
     def lines_of(self, turns: list["TurnContent"], is_last: bool = False) -> list[str]:

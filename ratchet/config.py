@@ -74,14 +74,15 @@ class RunConfig(Section):
     """Seed of the task order, the split into updates, all shuffles and, for `tiny` and `tiny-curriculum`, the
     warm start."""
     drift: Literal["branch", "drop"] = "branch"
-    """How a turn is trained that later prompts tokenise differently: `branch`, the default, trains it as a chain of its
-    own; `drop` gives it no loss weight (docs/adapter.md, "Forks, drift, thinking")."""
+    """Training of a turn that later prompts tokenise differently: `branch`, the default, trains it as a chain of its
+    own; `drop` gives it no loss weight (docs/adapter.md, "Forks, drift, thinking").
+    """
     engine: EngineConfig = EngineConfig()
-    """How vLLM serves the policy."""
+    """Settings of the vLLM engines that serve the policy."""
     engines: Annotated[tuple[PlacedEnginesConfig, ...], Field(min_length=1), BeforeValidator(engine_entries)] = (
         PlacedEnginesConfig(),
     )
-    """How many engines there are and where; a number N stands for N engines on this machine."""
+    """Number and placement of the engines; a number N stands for N engines on this machine."""
     engine_set: Annotated[str, AfterValidator(require_set_name)] = DEFAULT_SET
     """Name of the group of engines that answers this run and loads its weights. A group serves one run at a time, or
     `engine.lora_runs` with LoRA, so other runs that are to be open together need different names, and each name has

@@ -31,13 +31,15 @@ class LossConfig(Section):
     """Factor of the policy's entropy at each trained token, subtracted from the token's loss. 0, the default, computes
     the entropy for the metrics only."""
     reducer: Literal["token_mean", "rollout_mean", "prompt_mean", "constant"] = "token_mean"
-    """How token losses are averaged: over all tokens of an update, over rollouts first, over groups first, or by a
-    constant divisor. token_mean, the default, gives every token the same weight."""
+    """Averaging of token losses: over all tokens of an update, over rollouts first, over groups first, or by a constant
+    divisor. token_mean, the default, gives every token the same weight.
+    """
     constant_tokens: Positive = 1024
     """Divisor of the `constant` reducer, in tokens per rollout; other reducers ignore it."""
     chain_credit: Literal["whole", "split"] = "whole"
-    """What each of a rollout's K chains gets of its advantage: all of it, or 1/K. `split` together with the reducer
-    rollout_mean makes a rollout with sub-agents or compactions count K times less, so `whole` is the default."""
+    """Share of a rollout's advantage that each of its K chains gets: all of it, or 1/K. `split` together with the
+    reducer rollout_mean makes a rollout with sub-agents or compactions count K times less, so `whole` is the default.
+    """
     reference_kl: Annotated[float, Field(ge=0)] = 0.0
     """Factor of KL(policy || reference) at each trained token, by the k3 estimator (training/reference.py), added to
     the token's loss. 0, the default, loads no reference."""

@@ -24,7 +24,7 @@ class Section(BaseModel):
 
 
 class EngineConfig(Section):
-    """How vLLM serves the policy."""
+    """Settings of the vLLM engines that serve the policy."""
 
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = "auto"
     """Data type of the engine's weights. `auto`, the default, takes the one that the model's own config names."""
@@ -36,9 +36,10 @@ class EngineConfig(Section):
     num_threads: Positive = 1
     """Number of OpenMP threads of the engine on CPU. The default is 1, because learner and boxes share the cores."""
     keep_cache: bool = False
-    """Whether calls in progress keep their KV cache when new weights arrive. False, the default, recomputes the cache,
-    so that every logprob belongs to the weights it is labelled with. True saves that work, which matters for long
-    contexts, and mixes weights within the context of a call."""
+    """Keep the KV cache of calls in progress when new weights arrive. False, the default, recomputes the cache, so that
+    every logprob belongs to the weights it is labelled with. True saves that work, which matters for long contexts, and
+    mixes weights within the context of a call.
+    """
     tool_parser: str = "qwen3_coder"
     """vLLM's name of the parser that reads tool calls from the output. The default suits Qwen3 and the tiny policy."""
     reasoning_parser: str | None = None
@@ -51,7 +52,7 @@ class EngineConfig(Section):
     """Variables passed to the model's chat template, such as `enable_thinking`. Each rollout records them with the
     template's digest. Empty by default: the template's own defaults apply."""
     restore_reasoning: bool | None = None
-    """Whether reasoning is put back that an agent omits; None, the default, means if the chat template shows it."""
+    """Put reasoning back that an agent omits; None, the default, does so if the chat template shows reasoning."""
     images: Literal["placeholder", "refuse"] = "placeholder"
     """`placeholder`, the default: the model reads a text such as `[image, 640x480, omitted]`. `refuse`: an error."""
     lora_runs: Positive = 1
@@ -112,7 +113,7 @@ class DatasetConfig(Section):
 
 
 class HarnessConfig(Section):
-    """Which agent program works on the tasks, and with what limits."""
+    """The agent program that works on the tasks, and its limits."""
 
     name: str = "bash_agent"
     """Name of the agent program: bash_agent, claude_code, codex, mini_swe_agent, opencode, qwen_code, or the import
@@ -143,7 +144,7 @@ class HarnessConfig(Section):
 
 
 class SandboxConfig(Section):
-    """How many boxes a run uses and how large they are.
+    """The number and size of a run's boxes.
 
     The provider and its image metadata key are set by environment variables (docs/sandboxes.md).
     """
@@ -152,9 +153,10 @@ class SandboxConfig(Section):
     """Number of boxes of this provider that may exist at once; one tenth of them is reserved for grading. 48 stays
     below the agent slots of temporal.yaml."""
     adaptive: bool = False
-    """Whether fewer agents run at once while engines, sandbox service or memory are full. True begins with a quarter of
+    """Run fewer agents at once while engines, sandbox service or memory are full. True begins with a quarter of
     max_boxes and grows while nothing is full (`ratchet status` shows the present number and its cause). False, the
-    default, always allows max_boxes, which is best if it is known to fit."""
+    default, always allows max_boxes, which is best if it is known to fit.
+    """
     memory_mib: Annotated[int, Field(ge=64, le=LARGEST_INTEGER)] | None = None
     """Memory limit of one box, in MiB. None, the default, leaves it to the service (docker: 2048). Only docker accepts
     this limit and the next two."""
@@ -173,7 +175,7 @@ class SandboxConfig(Section):
 
 
 class SamplingConfig(Section):
-    """How the policy is sampled, and the token limits of one model call."""
+    """Sampling of the policy, and the token limits of one model call."""
 
     temperature: Annotated[float, Field(gt=0, le=2)] = 1.0
     """Sampling temperature of training rollouts; values that a client sends are ignored. 1, the default, samples from
@@ -268,26 +270,30 @@ class TrainingConfig(Section):
     """Number of steps in a row of which an update may be left out because its gradient is not finite; the next one
     pauses the run and keeps its batch. 0 pauses at the first."""
     advantage: str = "mean"
-    """How advantages are computed from a group's rewards: mean, std, leave_one_out, batch (training/advantage.py names
+    """Computation of advantages from a group's rewards: mean, std, leave_one_out, batch (training/advantage.py names
     the papers), a function as `package.module:function`, or `shuffled`, which permutes the advantages within each group
-    and serves as a control that must not learn."""
+    and serves as a control that must not learn.
+    """
     negative_weight: Fraction = 1.0
     """Factor of every advantage below 0. 1, the default, leaves them unchanged; 0 trains only rollouts that were better
     than their group's mean."""
     truncated: Literal["train", "mask", "exclude"] = "train"
-    """How rollouts that a limit ended are used: `train` trains them, `mask` counts them in the baseline without loss,
-    `exclude` does neither."""
+    """Use of rollouts that a limit ended: `train` trains them, `mask` counts them in the baseline without loss,
+    `exclude` does neither.
+    """
     train_kinds: list[TurnKind] = [TurnKind.MAIN, TurnKind.SUB_AGENT, TurnKind.COMPACTION]
     """Kinds of turns that may be trained. Auxiliary calls, such as titles, are left out by default."""
     bin_tokens: Positive = 32768
     """Number of tokens of one forward pass of a rank; at least `sampling.max_context_tokens`. It bounds the learner's
     memory."""
     packing: Literal["auto", "tree", "packed", "padded"] = "auto"
-    """How chains share a forward pass: `tree` computes equal prefixes once, `packed` puts chains side by side, `padded`
-    makes padded rows. `auto`, the default, takes tree if the architecture allows it."""
+    """Layout of chains in a forward pass: `tree` computes equal prefixes once, `packed` puts chains side by side,
+    `padded` makes padded rows. `auto`, the default, takes tree if the architecture allows it.
+    """
     router_replay: bool = False
-    """Whether the learner sends each token through the experts that the engine chose for it. Engines record them, at
-    layers x experts per token x 1 or 2 bytes per token (docs/models.md). False, the default, suits dense models."""
+    """Send each token in the learner through the experts that the engine chose for it. Engines record them, at layers x
+    experts per token x 1 or 2 bytes per token (docs/models.md). False, the default, suits dense models.
+    """
     workers: Positive | None = None
     """Number of learner ranks. None, the default, means one per GPU of `gpus`; without it one on a machine with a GPU
     or up to three cores, else two."""
@@ -308,9 +314,10 @@ class TrainingConfig(Section):
     kept_versions: Positive | None = 4
     """Number of published weights whose files are kept, beside step 0 and those of kept checkpoints. None keeps all."""
     weight_transport: Literal["disk", "nccl"] = "disk"
-    """How running engines get new weights. `disk`, the default: each engine reads the published files. `nccl`: the
-    learner's first rank reads them once and broadcasts them from its GPU, which no engine may use; an engine that
-    misses the broadcast, or starts later, reads the files. The benefit of nccl is not measured yet."""
+    """Transport of new weights to running engines. `disk`, the default: each engine reads the published files. `nccl`:
+    the learner's first rank reads them once and broadcasts them from its GPU, which no engine may use; an engine that
+    misses the broadcast, or starts later, reads the files. The benefit of nccl is not measured yet.
+    """
     weights_address: str | None = None
     """Address below which every published version is stored, too, in the form of fsspec: `s3://BUCKET/DIRECTORY`,
     `gs://…`, `file:///DIRECTORY`. Engines on hosts that do not share the state directory fetch it from there before
@@ -323,21 +330,25 @@ class TrainingConfig(Section):
     """Data type of the learner's computation. `auto`, the default, means bfloat16 on a GPU and float32 on a CPU. Master
     weights, optimiser moments and gradient sums are always float32."""
     fp32_head: bool = False
-    """Whether logits are computed in float32 although `dtype` is not; it brings logprobs closer to the engine's. False
-    by default, because it costs memory."""
+    """Compute logits in float32 although `dtype` is not float32; this brings logprobs closer to the engine's. False by
+    default, because it costs memory.
+    """
     activation_checkpointing: bool | None = None
-    """Whether each layer is computed again in the backward pass instead of being kept. True takes about a third more
-    computation and far less memory. None, the default, means true on a GPU."""
+    """Compute each layer again in the backward pass instead of keeping its activations. True takes about a third more
+    computation and far less memory. None, the default, means true on a GPU.
+    """
     fused_kernels: bool | None = None
-    """Whether norms, rotary positions and gated MLPs are computed by the kernels of the package liger-kernel, on GPUs.
-    None, the default, means if the package is installed and they were tried with this type of model."""
+    """Compute norms, rotary positions and gated MLPs with the kernels of the package liger-kernel, on GPUs. None, the
+    default, does so if the package is installed and the kernels were tried with this type of model.
+    """
 
 
 class EvaluationConfig(Section):
-    """When and how the held-out tasks are evaluated."""
+    """The times and settings of evaluations on the held-out tasks."""
 
     at: list[Literal["start", "end"]] = ["start", "end"]
-    """When the held-out tasks are evaluated: before the first step, after the last one, or both, the default."""
+    """Times at which the held-out tasks are evaluated: before the first step, after the last one, or both, the default.
+    """
     every: Positive | None = None
     """Number of steps between further evaluations, for which training waits. None, the default, means none, because
     each takes as long as all held-out rollouts."""
@@ -375,18 +386,20 @@ class MetricsConfig(Section):
 
 
 class GradingConfig(Section):
-    """How patches are judged and rewarded."""
+    """Judgement and reward of patches."""
 
     reward: str = "solved"
     """Name of the reward function: `solved`, `fraction`, `weighted`, or a function as `module:function`. The default
     gives 1 to a solved task and 0 to any other."""
     integrity: Literal["drop", "reject"] = "drop"
-    """How a patch is judged that contains files that could change the test runner: `drop`, the default, grades it
-    without those files; `reject` gives it the verdict `rejected`."""
+    """Judgement of a patch that contains files that could change the test runner: `drop`, the default, grades it
+    without those files; `reject` gives it the verdict `rejected`.
+    """
     control_share: Fraction = 1.0
     """Share of solved verdicts that control runs check; all by default, since each costs only three more grades. They
     run the patch against hidden tests that a correct solution fails, which `ratchet tasks admit` makes, and once more
     against the true ones."""
     admission: Literal["required", "ignored"] = "required"
-    """Which tasks a run takes: `required`, the default, only those that `ratchet tasks admit` has admitted under the
-    present grader versions; `ignored` all of them."""
+    """Tasks that a run takes: `required`, the default, only those that `ratchet tasks admit` has admitted under the
+    present grader versions; `ignored` all of them.
+    """

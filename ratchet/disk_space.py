@@ -1,4 +1,4 @@
-"""How much of a disk is free."""
+"""The free space of a disk."""
 
 import shutil
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""How long something took, for people."""
+"""Durations as text for people."""
 
 
 def duration_in_words(seconds: float) -> str:

@@ -18,7 +18,7 @@ from ratchet import secrets
 
 FORMAT_VARIABLE = "RATCHET_LOG_FORMAT"
 _SDK_EXTRAS = ("temporal_activity", "temporal_workflow")
-"""What Temporal's SDK adds to its lines: ids of the activity or workflow."""
+"""Keys that Temporal's SDK adds to its lines: ids of the activity or workflow."""
 
 
 def is_json() -> bool:

@@ -1,4 +1,4 @@
-"""Which errors of the operating system a machine gives for a reason of its own, so that the same call may work later.
+"""Errors of the operating system whose cause is the machine itself, so that the same call may work later.
 
 A missing file or right may be a mistake of this program, and an unknown host name one of the user.
 """
@@ -33,7 +33,7 @@ _OF_THE_MACHINE = _OF_THE_NETWORK | {
     errno.ENODEV,
     errno.ENXIO,
 }
-"""What a disk, a mount, a network or a machine without room answers."""
+"""Errors of a disk, a mount, a network or a machine without room."""
 
 
 def is_machine_fault(error: OSError) -> bool:

@@ -17,7 +17,7 @@ _INDEX = "model.safetensors.index.json"
 _MAX_HEADER_BYTES = 100_000_000
 """The limit of safetensors itself."""
 _POINTER = "version https://git-lfs.github.com/spec/"
-"""How a file of Git LFS begins that was not fetched."""
+"""The beginning of a Git LFS pointer, which stands for a file that was not fetched."""
 
 
 def model_of(config: RunConfig) -> Path:

@@ -73,7 +73,7 @@ class RolloutInput(StartInput):
 
 
 class RolloutResult(Payload):
-    """How a rollout ended. `reward` is None unless the outcome is graded or rejected."""
+    """The end of a rollout. `reward` is None unless the outcome is graded or rejected."""
 
     rollout_id: int
     outcome: Outcome
@@ -143,9 +143,10 @@ class LiveSandbox(StageResult):
 
 
 class AgentResult(StageResult):
-    """How the agent's program ended, and after how many completed model calls. `reason`: why it is starved, if that is
-    known better than that it could not reach its model. `is_final`: another box would end in the same way.
-    `waited_seconds`: for an engine or the adapter, which its budget does not count."""
+    """The end of the agent's program. `num_turns`: completed model calls. `reason`: why the agent is starved, if a
+    better reason is known than that it could not reach its model. `is_final`: another box would end in the same way.
+    `waited_seconds`: time for an engine or the adapter, which the agent's budget does not count.
+    """
 
     agent_exit: AgentExit
     num_turns: int = 0
@@ -177,7 +178,7 @@ class GradeResult(StageResult):
 
 
 class FinaliseInput(Payload):
-    """How a rollout ended in its workflow. `grade_id` None: there is no verdict, and `failure` is the outcome.
+    """The end of a rollout in its workflow. `grade_id` None: there is no verdict, and `failure` is the outcome.
 
     `used_seconds` by stage, summed over its tries. If the rollout continued from a stored patch, it lacks the stages
     before that.

@@ -18,7 +18,7 @@ _DRAWS = 10_000
 
 @dataclass(slots=True, frozen=True)
 class SolvedCount:
-    """How many rollouts of a task have a verdict, and how many of these solve it."""
+    """The number of a task's rollouts that have a verdict, and of those that solve it."""
 
     num_verdicts: int
     num_solved: int

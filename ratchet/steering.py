@@ -1,4 +1,4 @@
-"""Which config keys of a run may change while it runs, and the config after a change.
+"""The config keys of a run that may change while it runs, and the config after a change.
 
     command, update   it writes            who reads it              when it acts
     set               run.config           advance_run, plan         the next groups, the next plan row
@@ -144,7 +144,7 @@ def with_last_step(config: RunConfig, stop_at: int | None) -> RunConfig:
 
 
 STEP_TARGET = "step/"
-"""What a request's target begins with if it is about a step of its run."""
+"""The beginning of a request's target if it is about a step of its run."""
 
 
 def describe_request(action: str, target: str, before: Any, after: Any) -> str:

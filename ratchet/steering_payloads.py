@@ -35,7 +35,7 @@ class TargetInput(SteerInput):
 
 
 class SteerRunInput(Payload):
-    """What a person asks of a run by an update. `request_id`: the update's id, so that a retry changes nothing."""
+    """A person's request to a run by an update. `request_id`: the update's id, so that a retry changes nothing."""
 
     run_id: str
     action: SteeringAction
@@ -47,7 +47,7 @@ class SteerRunInput(Payload):
 
 
 class SteerTargetInput(Payload):
-    """What a person asks of one group or rollout; `what` is its workflow id, or the number of a rollout.
+    """A person's request about one group or rollout; `what` is its workflow id, or the number of a rollout.
 
     `run_id`: the run whose workflow was asked, to which it must belong.
     """
@@ -61,7 +61,7 @@ class SteerTargetInput(Payload):
 
 
 class SteerRunResult(StageResult):
-    """What has changed, as one sentence."""
+    """The effect of a request, as one sentence; `changed` is False if there was none."""
 
     text: str
     changed: bool

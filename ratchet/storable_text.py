@@ -1,4 +1,4 @@
-"""What a text column, a JSON column and Temporal can hold: text without NUL and without lone surrogates.
+"""Text that a text column, a JSON column and Temporal can hold: without NUL and without lone surrogates.
 
 Both come in what other programs print. They are written as escapes, so that a reason that contains one can be stored.
 """

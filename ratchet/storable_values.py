@@ -10,7 +10,7 @@ from ratchet.storable_text import is_storable
 MAX_DEPTH = 100
 """Lists and objects within each other. JSON encoders give up at 250 and more."""
 _INTEGERS = range(-(2**63), 2**64)
-"""What JSON encoders write, signed or not."""
+"""The integers that JSON encoders write, signed or not."""
 
 
 @dataclass(frozen=True, slots=True)

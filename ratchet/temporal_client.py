@@ -78,7 +78,7 @@ async def _connect(converter: DataConverter, runtime: Runtime | None, arguments:
 
 
 class WorkflowState(IntEnum):
-    """What the newest execution of a workflow is doing, with Temporal's numbers.
+    """The state of a workflow's newest execution, with Temporal's numbers.
 
     `PAUSED` (by a person, in the UI) and every number that this version does not know count as open, so that the sweep
     does not end what belongs to such a workflow.

@@ -139,9 +139,9 @@ class AdapterNumbers(_Section):
 
 
 class Retention(_Section):
-    """How long what a run leaves behind is kept; by default until `ratchet admin prune RUN`. Nothing of a run that is
-    open or can be resumed is deleted, unless `ratchet admin prune RUN --force` names it. `activities/pruning.py` lists
-    what stays.
+    """Retention of the data that a run leaves behind; by default it is kept until `ratchet admin prune RUN`. Nothing of
+    a run that is open or can be resumed is deleted, unless `ratchet admin prune RUN --force` names it.
+    `activities/pruning.py` lists the data that stays.
     """
 
     turns_days: float | None = None
@@ -166,10 +166,10 @@ class TemporalSettings(_Section):
     namespace; RATCHET_INSTALLATION overrides it. Empty, the default, suits a namespace of its own. It must not change
     while workflows are open."""
     worker_versioning: bool = False
-    """Whether Temporal routes tasks by the workers' version. By default it does not: any worker gets any task, and
-    versions may run side by side. With it, a version gets work once `ratchet up` or an administrator has made it
-    current, so that it can be started beside the old one, and taken back; without a worker of the current version
-    everything waits."""
+    """Let Temporal route tasks by the workers' version. By default it does not: any worker gets any task, and versions
+    may run side by side. With it, a version gets work once `ratchet up` or an administrator has made it current, so
+    that it can be started beside the old one, and taken back; without a worker of the current version everything waits.
+    """
     retention_days: int
     """Days for which Temporal keeps the histories of closed workflows."""
     queues: dict[str, Queue]
@@ -195,7 +195,7 @@ class TemporalSettings(_Section):
     adapter: AdapterNumbers = AdapterNumbers()
     """Numbers of one adapter process."""
     retention: Retention = Retention()
-    """How long turns and weights are kept."""
+    """Retention of turns and weights."""
 
     def all_stages(self, workspace_seconds: float, eval_seconds: float) -> dict[str, StageOptions]:
         """Return the options of every stage, with the run's limits filled in."""

@@ -1,4 +1,4 @@
-"""What the learner saw of a turn's trained tokens in a step.
+"""The learner's record of a turn's trained tokens in a step.
 
 The learner makes these records and the store keeps them, so the type depends on neither.
 """

@@ -54,7 +54,7 @@ MODEL_NAME = "policy"
 
 
 class Purpose(StrEnum):
-    """What a rollout, a group or a task of a run is for; fixed when the row is created."""
+    """The purpose of a rollout, a group or a task of a run; fixed when the row is created."""
 
     TRAIN = "train"
     """The rollout is sampled at the training temperature and its group may enter a step."""
@@ -109,7 +109,7 @@ class GroupState(StrEnum):
 
 
 class GroupProgress(StrEnum):
-    """What has become of a group, as lists of groups name it: its state, or what the step that consumed it did."""
+    """The progress of a group, as lists of groups name it: its state, or what the step that consumed it did."""
 
     OPEN = "open"
     """In flight: members still run, or may still be replaced."""
@@ -134,7 +134,9 @@ class GroupProgress(StrEnum):
 
 
 class Outcome(StrEnum):
-    """How a rollout ended. NULL in the store exactly while the rollout is open; only the first two have a reward."""
+    """The end of a rollout. NULL in the store exactly while the rollout is open; only the first two values have a
+    reward.
+    """
 
     GRADED = "graded"
     """A grader gave a verdict, solved or not."""
@@ -152,7 +154,7 @@ REWARDED_OUTCOMES = (Outcome.GRADED, Outcome.REJECTED)
 
 
 class AgentExit(StrEnum):
-    """How the agent's program ended: a fact, not an error. A rollout is graded after any of them except `starved`."""
+    """The end of the agent's program: a fact, not an error. A rollout is graded after any of them except `starved`."""
 
     DONE = "done"
     """The program ended by itself and reported success."""
@@ -205,7 +207,7 @@ class TurnState(StrEnum):
 
 
 class TurnKind(StrEnum):
-    """What a model call is for; `training.train_kinds` names the kinds that are trained."""
+    """The purpose of a model call; `training.train_kinds` names the kinds that are trained."""
 
     MAIN = "main"
     """A call of the agent's main conversation."""
@@ -218,7 +220,7 @@ class TurnKind(StrEnum):
 
 
 class ForkCause(StrEnum):
-    """Why a turn does not simply extend the whole of a stored stream, of any lane, that no other turn extends."""
+    """The reason why a turn does not simply extend a whole stored stream, of any lane, that no other turn extends."""
 
     ROOT = "root"
     """The turn is the first of a conversation."""
@@ -241,7 +243,7 @@ class ForkCause(StrEnum):
 
 
 class SandboxRole(StrEnum):
-    """What a box is for."""
+    """The purpose of a box."""
 
     AGENT = "agent"
     """The agent works in it; it can reach the adapter."""
@@ -306,7 +308,7 @@ class EngineState(StrEnum):
 
 
 class SteeringAction(StrEnum):
-    """What a person can ask of a run or of a part of it; each change has a row in the table `steering`."""
+    """A request that a person can make of a run or of a part of it; each change has a row in the table `steering`."""
 
     PAUSE = "pause"
     """Start nothing new until the run is resumed; what is in flight goes on."""
@@ -331,7 +333,7 @@ class SteeringAction(StrEnum):
 
 
 class Wish(StrEnum):
-    """How a person wants an open run to end, stored in the run's row and read by TrainRun between steps.
+    """The end that a person wants for an open run, stored in the run's row and read by TrainRun between steps.
 
     none → drain | stop, drain → stop (`ratchet stop --drain` and `ratchet stop`), drain or stop → none (`ratchet
     resume`).

@@ -8,7 +8,7 @@ import yaml
 from ratchet.errors import ConfigError
 
 NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)
-"""What PyYAML raises for a text: ValueError for an impossible date or an integer of thousands of digits."""
+"""The errors that PyYAML raises for a text: ValueError for an impossible date or an integer of thousands of digits."""
 
 _MERGE = "tag:yaml.org,2002:merge"
 

@@ -61,7 +61,7 @@ class HealthState(StrEnum):
 
 
 class HealthAction(StrEnum):
-    """What the watcher must do with the part's process."""
+    """The action that the watcher must take on the part's process."""
 
     NOTHING = "nothing"
     RESTART = "restart"

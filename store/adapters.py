@@ -1,4 +1,4 @@
-"""Which adapter processes live, and the time without any, during which agents' time budgets must not count.
+"""The live adapter processes, and the time without any, during which agents' time budgets must not count.
 
 A process has one lease for all of its calls. If it is not renewed, another process may take these calls over; their
 rows are not written meanwhile.

@@ -36,7 +36,7 @@ class NewAdmission:
 
 
 class TaskOracle(NamedTuple):
-    """What admission knows of a task's true runs; both are JSON of `grading`. `broken`: number → content."""
+    """The results of admission about a task's true runs; both are JSON of `grading`. `broken`: number → content."""
 
     oracle: JsonObject | None
     broken: dict[int, JsonObject]

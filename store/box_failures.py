@@ -1,4 +1,4 @@
-"""How many boots and grades failed lately, counted from the ledger of boxes.
+"""The numbers of boots and grades that failed lately, counted from the ledger of boxes.
 
 A failed boot is a box whose newest try failed, or whose first create call has not returned for `HANGING`. A failed
 grade is a box for grading, or for a control run, that was released without a result. Waiting for a free box is no boot.

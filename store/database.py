@@ -31,7 +31,7 @@ _NO_ANSWER = (
     asyncpg.InternalClientError,  # the connection broke in the middle of a message
     asyncpg.InterfaceError,  # the connection was closed before the statement
 )
-"""What is raised, beside SQLAlchemy's wrappers, if the server is away, starting, shutting down, full or damaged."""
+"""Errors, beside SQLAlchemy's wrappers, of a server that is away, starting, shutting down, full or damaged."""
 _STATEMENT_SECONDS = 60.0
 """Limit of one statement. Without it a process waits for about 15 minutes if the server's host falls silent."""
 _SERVER_GRACE_SECONDS = 5.0

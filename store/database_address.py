@@ -18,7 +18,7 @@ _OPTIONS = {
     "servicefile", "target_session_attrs", _CACHE_SIZE, "timeout",
     "command_timeout", "krbsrvname", "gsslib", "direct_tls", "async_fallback",
 }  # fmt: skip
-"""What the driver takes from an address; it would fail on any other option without naming the address."""
+"""The options that the driver accepts in an address; any other makes it fail with an error that lacks the address."""
 _ROOT_CERTIFICATE = "PGSSLROOTCERT"
 _CERTIFICATES = (_ROOT_CERTIFICATE, "PGSSLCERT", "PGSSLKEY")
 

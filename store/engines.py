@@ -56,17 +56,17 @@ class EngineRow:
 
     @property
     def reachable(self) -> bool:
-        """Whether the engine serves, or is paused for new weights, and has sent a recent heartbeat."""
+        """True if the engine serves, or is paused for new weights, and has sent a recent heartbeat."""
         return self.state in (EngineState.READY, EngineState.SYNCING) and self.silent_seconds < SILENT_SECONDS
 
     @property
     def fetch_error(self) -> str | None:
-        """What the engine's node waits for, if it cannot fetch the newest weights."""
+        """The reason why the engine's node cannot fetch the newest weights; None if it can."""
         return self.details.get(FETCH_ERROR)
 
     @property
     def checks_files(self) -> bool:
-        """Whether the engine's workers can compare digests before a pause (`engine/vllm_worker_extension.py`)."""
+        """True if the engine's workers can compare digests before a pause (`engine/vllm_worker_extension.py`)."""
         return bool(self.details.get(CHECKS_FILES))
 
     def has_fetched(self, version: str) -> bool:

@@ -56,7 +56,7 @@ class BegunEvaluation:
 
     @property
     def is_asked(self) -> bool:
-        """Whether a person asked for it; the others follow from the config."""
+        """True if a person asked for the evaluation; the others follow from the config."""
         return self.label.startswith(_ASKED)
 
 

@@ -25,7 +25,7 @@ PUBLISHING = "publishing"
 
 @dataclass(slots=True, frozen=True)
 class LearnerRow:
-    """What the learner of a run does. `silent_seconds`: time since its last heartbeat."""
+    """The state of a run's learner. `silent_seconds`: time since its last heartbeat."""
 
     epoch: int
     world_size: int
@@ -98,7 +98,7 @@ async def count_learner_failure(
 
 
 def _wants_learner() -> ColumnElement[bool]:
-    """Whether a run is running and has steps left to commit."""
+    """Return the condition that a run is running and has steps left to commit."""
     is_training = and_(RunTable.state == RunState.RUNNING, RunTable.config_name != ADHOC)
     return and_(is_training, RunTable.checkpoint_step < last_step())
 
@@ -125,7 +125,7 @@ async def is_starting(connection: AsyncConnection, run_id: str) -> bool:
 
 
 class NextStep(Enum):
-    """What the learner of an epoch has to do about a step."""
+    """The state of a step, for the learner of an epoch."""
 
     PLANNED = "the step has a plan row"
     UNPLANNED = "the step may still be planned"

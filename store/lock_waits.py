@@ -1,4 +1,4 @@
-"""Who holds a lock that other statements wait for: a forgotten transaction, an index that is being built."""
+"""The holders of locks that other statements wait for: a forgotten transaction, an index that is being built."""
 
 from dataclasses import dataclass
 

@@ -23,7 +23,7 @@ ENDS = "ends"
 
 @dataclass(slots=True, frozen=True)
 class StageCount:
-    """How many open rollouts of a run are in one stage; `longest_seconds`: since when the slowest of them is."""
+    """The number of a run's open rollouts in one stage; `longest_seconds`: the time that the slowest has been in it."""
 
     stage: str
     count: int
@@ -122,7 +122,7 @@ def _open_by_stage() -> Select[int, int | None, str, int, str, float]:
 
 
 def _has_called() -> Exists:
-    """Whether an agent of the rollout has made a model call, in any of its boxes."""
+    """Return the condition that an agent of the rollout has made a model call, in any of its boxes."""
     return (
         exists(TurnTable.id)
         .where(TurnTable.session_id == SessionTable.id, SessionTable.rollout_id == RolloutTable.id)

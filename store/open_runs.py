@@ -50,7 +50,7 @@ class OpenSet(NamedTuple):
 
     @property
     def needs_engines(self) -> bool:
-        """Whether the set's engines answer the run, and not an endpoint."""
+        """True if the set's engines, and not an endpoint, answer the run."""
         return self.config.get("endpoint") is None
 
 

@@ -19,7 +19,7 @@ from store.box_failures import ENDED_BY_HOST
 from store.schema import OutageTable, SessionTable
 
 RECORD_SECONDS = 5.0
-"""How often the watcher writes what it has seen of outages."""
+"""The interval at which the watcher writes the outages that it has observed."""
 
 _WITH_A_BOX = text("""
 WITH had AS (

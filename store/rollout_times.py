@@ -1,4 +1,4 @@
-"""When an ended rollout and its attempts began and ended, for their spans in a trace."""
+"""The beginning and end of an ended rollout and its attempts, for their spans in a trace."""
 
 from dataclasses import dataclass
 from datetime import datetime

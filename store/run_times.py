@@ -1,4 +1,4 @@
-"""When everything of a run's newest steps happened, read from the ledger: boxes, calls, rollouts, groups, plan rows.
+"""The times of a run's newest steps, read from the ledger: boxes, calls, rollouts, groups, plan rows.
 
 Times are seconds since the epoch, by the clock of Postgres.
 """
@@ -98,7 +98,7 @@ class Interval:
 
 @dataclass(slots=True)
 class RunTimes:
-    """What is known of the newest steps of a run. `began`: when the step before them was trained, None without one."""
+    """The recorded times of a run's newest steps. `began`: when the step before them was trained, None without one."""
 
     run_id: str
     steps: list[TrainedStepTimes]

@@ -60,7 +60,7 @@ class RunRow:
 
     @property
     def is_by_hand(self) -> bool:
-        """Whether its rollouts are started by hand; such a run trains nothing and never ends."""
+        """True if its rollouts are started by hand; such a run trains nothing and never ends."""
         return self.config_name == ADHOC
 
     @property

@@ -131,7 +131,7 @@ async def count_places(connection: AsyncConnection, provider: str) -> int:
 
 
 class BoxHolder(NamedTuple):
-    """How many boxes a run holds; None for boxes that no rollout has."""
+    """The number of boxes that a run holds; `run_id` is None for boxes that no rollout has."""
 
     run_id: str | None
     num_boxes: int

@@ -1,4 +1,4 @@
-"""What the adapter notes about a session beside its turns: template, refused calls, an endpoint that is away."""
+"""The adapter's notes about a session beside its turns: template, refused calls, an endpoint that is away."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -35,7 +35,7 @@ async def note_endpoint_error(conn: AsyncConnection, session_id: int, reason: st
 
 
 class EndpointErrors(NamedTuple):
-    """How many open sessions wait for their endpoint, and why one of them does."""
+    """The number of open sessions that wait for their endpoint, and the reason of one of them."""
 
     num_waiting: int
     reason: str

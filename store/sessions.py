@@ -95,7 +95,7 @@ class SessionRow:
 
 
 WAITS_RECORDED_SECONDS = 1.0
-"""How often adapters write the waits of their calls (`add_engine_waits`)."""
+"""The interval at which adapters write the waits of their calls (`add_engine_waits`)."""
 
 AttemptKey = tuple[int, int]
 """A rollout's id, and which of its attempts."""
@@ -103,16 +103,16 @@ AttemptKey = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class SessionProgress:
-    """How far an agent is.
+    """The progress of an agent.
 
     `has_called`: a model call was begun; only then can the policy have influenced the agent. `refusal`: why a call was
-    first refused for what it contained, None if none was. `last_call_age_seconds`: since its last call started or
-    ended, None without a call. `engine_wait_seconds`: time in which its calls waited for an engine or the store, or
-    in which it was suspended at its deadline. `away_seconds`: time since its first token without any adapter.
-    `both_seconds`: time that both of them have. `silent_seconds`: time for which the process of its newest call, which
-    is in flight, has not renewed its lease although other adapters work: it has lost the store or was killed; without
-    what `engine_wait_seconds` has of it. `idle_seconds`: since its last call ended, or since its first token; 0 while
-    a call is in flight, which `has_open_call` says.
+    first refused for its content, None if none was. `last_call_age_seconds`: time since its last call started or ended,
+    None without a call. `engine_wait_seconds`: time in which its calls waited for an engine or the store, or in which
+    it was suspended at its deadline. `away_seconds`: time since its first token without any adapter. `both_seconds`:
+    time that `engine_wait_seconds` and `away_seconds` have in common. `silent_seconds`: time for which the process of
+    its newest call, which is in flight, has not renewed its lease although other adapters work: the process has lost
+    the store or was killed; without the part that `engine_wait_seconds` has of it. `idle_seconds`: time since its last
+    call ended, or since its first token; 0 while a call is in flight, in which case `has_open_call` is True.
     """
 
     num_turns: int

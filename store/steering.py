@@ -28,7 +28,7 @@ _OPEN = (RunState.RUNNING, RunState.PAUSED)
 
 @dataclass(slots=True, frozen=True)
 class Request:
-    """Who asks for a change, and why. `request_id`: the same for a repetition of the same request."""
+    """The author and the reason of a change. `request_id`: the same for a repetition of the same request."""
 
     run_id: str
     request_id: str
@@ -38,7 +38,7 @@ class Request:
 
 @dataclass(slots=True, frozen=True)
 class SteeringAnswer:
-    """What a request has changed, as one sentence, and whether it has changed anything."""
+    """The effect of a request, as one sentence. `changed`: False if there was none."""
 
     text: str
     changed: bool = True

@@ -20,7 +20,7 @@ from store.steering import Request, SteeringAnswer
 
 
 class TargetKind(StrEnum):
-    """What a request is about."""
+    """The kind of a request's target."""
 
     GROUP = "group"
     ROLLOUT = "rollout"

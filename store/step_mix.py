@@ -1,4 +1,4 @@
-"""What each step was trained on: groups, rewards and signal by dataset and by family of tasks."""
+"""The material that each step was trained on: groups, rewards and signal by dataset and by family of tasks."""
 
 from collections import Counter
 from collections.abc import Sequence

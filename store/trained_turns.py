@@ -1,4 +1,4 @@
-"""What the learner saw of each turn's trained tokens: entropies and log-ratios, by step."""
+"""The learner's records of each turn's trained tokens: entropies and log-ratios, by step."""
 
 from collections.abc import Collection, Sequence
 

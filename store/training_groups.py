@@ -44,7 +44,7 @@ class ReadyGroup:
 
 
 class GroupUse(NamedTuple):
-    """Which step consumed a group, and as what: `use` is trained, no_signal or expired."""
+    """The step that consumed a group, and its use of the group: trained, no_signal or expired."""
 
     group_id: int
     step: int

@@ -128,8 +128,7 @@ def _window(spec: HarnessSpec) -> dict[str, str]:
 
 
 def _is_answer(event: dict[str, Any]) -> bool:
-    """Return whether the event is an answer of the model; the CLI reports its own errors as messages of `<synthetic>`.
-    """
+    """Return whether the event is the model's answer; the CLI reports its own errors as messages of `<synthetic>`."""
     message = event.get("message")
     return event.get("type") == "assistant" and isinstance(message, dict) and message.get("model") != "<synthetic>"
 

@@ -79,8 +79,7 @@ class Codex(FetchedHarness):
 
 
 def _is_answer(event: dict[str, Any]) -> bool:
-    """Return whether the event is an item that the model made; the CLI reports its own errors as items of type `error`.
-    """
+    """Return whether the event is an item of the model; the CLI reports its own errors as items of type `error`."""
     item = event.get("item")
     return event.get("type") == "item.completed" and isinstance(item, dict) and item.get("type") != "error"
 

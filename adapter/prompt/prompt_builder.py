@@ -367,8 +367,7 @@ class PromptBuilder:
 
 
 def _is_answered_elsewhere(session: LiveSession, request: ParsedRequest) -> bool:
-    """Return whether the last answer among the parsed runs is unknown here: another process gave it, or it was edited.
-    """
+    """Return whether the last answer of the parsed runs is unknown here: another process gave it, or it was edited."""
     for at in range(len(request.runs) - 1, -1, -1):
         if request.runs[at].assistant:
             return request.keys[at + 1] not in session.tree.known_keys

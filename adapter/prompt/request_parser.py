@@ -153,8 +153,7 @@ def _is_of_answer(
     dialect: Dialect,
     calls_of: Callable[[str], Collection[str]],
 ) -> bool:
-    """Return whether a group has only calls of the answer before the last group, which has only results of that answer.
-    """
+    """Return whether a group has only calls of `answer`, and `results`, the last group, only results of `answer`."""
     made = dialect.call_ids(group[0]).made
     known = calls_of(made[0]) if made else ()
     earlier = dialect.call_ids(answer[-1]).made if known else ()

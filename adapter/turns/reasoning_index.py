@@ -71,8 +71,7 @@ class ReasoningIndex:
         return ""
 
     def has_text_of(self, run: MessageRun) -> bool:
-        """Return whether an answer that `find` found has the text of the stored one, so that its thinking is not in it.
-        """
+        """Return whether an answer that `find` found has the text of the stored one, and so not its thinking."""
         return not run.call_ids or [one.text.strip() for one in self._called_by(run)] == [run.messages[0].text.strip()]
 
     def _called_by(self, run: MessageRun) -> list[_KnownAnswer]:

@@ -137,8 +137,7 @@ class BugTask:
 
 @dataclass(frozen=True, slots=True)
 class PlantedBug:
-    """A bug that a family draws: source with `@@` in place of the expression, the expressions, and the intent in words.
-    """
+    """A bug that a family draws: source with `@@` for the expression, the expressions, and the intent in words."""
 
     function: str
     source: str

@@ -110,10 +110,10 @@ class RunTable(Base):
 
 
 class SteeringTable(Base):
-    """What a person asked of a run: who, when, from what to what. One row per change, written in the transaction that
-    makes it; never changed.
+    """A person's request to a run: who, when, from what to what. One row per change, written in the transaction that
+    makes the change; never changed.
 
-    `target`: the config key, or the workflow of the group or rollout; empty for the run itself. `request_id`: of the
+    `target`: the config key, or the workflow of the group or rollout; empty for the run itself. `request_id`: id of the
     command or update, so that a repeated one changes nothing. `from_step`: the first step planned after the change.
     """
 

@@ -31,8 +31,9 @@ class TaskTable(Base):
 
 
 class BuildContextTable(Base):
-    """What an image is built from: a tar.gz with a Dockerfile. The image's name is the archive's digest, so many tasks
-    may share one row."""
+    """The input of an image build: a tar.gz with a Dockerfile. The image's name is the archive's digest, so many tasks
+    may share one row.
+    """
 
     __tablename__ = "build_context"
     image: Mapped[str] = mapped_column(primary_key=True)
@@ -41,7 +42,7 @@ class BuildContextTable(Base):
 
 
 class AdmissionTable(Base):
-    """Whether one grader version admits a task: its gold patch always passed and the empty one never did.
+    """One grader version's admission of a task: admitted if its gold patch always passed and the empty one never did.
 
     `evidence`: [{"patch": "gold" or "empty", "solved", "reason", "seconds", "tests"}], one per repeat. `oracle`: what
     the gold runs have in common (`grading/oracle.py`); NULL if there is none.

@@ -1,4 +1,4 @@
-"""What tells a page that it is out of date: a short text that differs as soon as the rows behind the page differ."""
+"""The mark of a page's state: a short text that differs as soon as the rows behind the page differ."""
 
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection

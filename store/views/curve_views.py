@@ -14,7 +14,7 @@ Metrics = dict[str, float]
 
 @dataclass(slots=True, frozen=True)
 class StepTimes:
-    """When a step was planned and first trained, and the state of its plan row."""
+    """The times at which a step was planned and first trained, and the state of its plan row."""
 
     step: int
     state: str

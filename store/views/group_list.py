@@ -33,7 +33,7 @@ _E = TypeVar("_E", bound=StrEnum)
 
 @dataclass(slots=True, frozen=True)
 class GroupFilter:
-    """Which groups of a run a list shows; None stands for no condition."""
+    """The condition for groups of a run that a list shows; None stands for no condition."""
 
     state: GroupProgress | None = None
     purpose: Purpose | None = None

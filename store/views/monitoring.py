@@ -1,6 +1,6 @@
-"""What a monitoring system asks every few seconds: open runs, their rollouts, learners, engines and boxes.
+"""Queries that a monitoring system makes every few seconds: open runs, their rollouts, learners, engines and boxes.
 
-A fixed number of queries for any number of runs, each over rows that are open now, by an index.
+Their number is fixed for any number of runs; each reads rows that are open now, by an index.
 """
 
 from dataclasses import dataclass

@@ -22,7 +22,7 @@ LONGEST_OF = 1000
 
 @dataclass(slots=True, frozen=True)
 class RolloutFilter:
-    """What a list shows; None stands for no condition.
+    """The condition for rollouts that a list shows; None stands for no condition.
 
     `task`: a part of the task's label. `reason`: a part of the outcome's reason, such as an error's class.
     `policy_step`: newest published step when the rollout's group was made. `evaluation`: an evaluation's label.

@@ -169,7 +169,7 @@ class TurnLine:
 
 @dataclass(slots=True, frozen=True)
 class PlannedUse:
-    """How a step uses a rollout; the fields of `training.plan_types.Member` that people read."""
+    """A step's use of a rollout; the fields of `training.plan_types.Member` that people read."""
 
     step: int
     advantage: float
@@ -272,7 +272,7 @@ async def list_turn_lines(connection: AsyncConnection, rollout_id: int, limit: i
 
 @dataclass(slots=True, frozen=True)
 class TurnCounts:
-    """How many turns a rollout has, and how many of them up to some turn. `newest`: an id, 0 without a turn."""
+    """The number of turns of a rollout, in all and up to some turn. `newest`: an id, 0 without a turn."""
 
     num_turns: int
     num_before: int

@@ -83,7 +83,7 @@ class RunHead:
 
 @dataclass(slots=True, frozen=True)
 class VerdictCount:
-    """How many rollouts are alike in these columns."""
+    """The number of rollouts that are alike in these columns."""
 
     purpose: str
     outcome: str | None
@@ -94,7 +94,9 @@ class VerdictCount:
 
 @dataclass(slots=True, frozen=True)
 class OutcomeCount:
-    """How many rollouts of a purpose ended in one way. `outcome` and `agent_exit` are None while they are open."""
+    """The number of rollouts of a purpose that ended in one way. `outcome` and `agent_exit` are None while they are
+    open.
+    """
 
     purpose: str
     outcome: str | None
@@ -114,7 +116,7 @@ class FailureCount:
 
 @dataclass(slots=True, frozen=True)
 class RewardCount:
-    """How many rollouts have exactly this reward."""
+    """The number of rollouts that have exactly this reward."""
 
     reward: float
     number: int
@@ -133,10 +135,11 @@ class FlaggedRollout:
 
 @dataclass(slots=True, frozen=True)
 class FlaggedCount:
-    """How many rollouts of a run have a flagged verdict. `num_flagged`: the verdict that decided the reward has flags;
-    `num_rejected`: a rule rejected the patch in it. `num_others`: ended rollouts with flags only in verdicts that
-    decided no reward: those of `ratchet tasks regrade` without `--adopt`, and earlier ones; `newest_others`: at most
-    20 of them."""
+    """The numbers of a run's rollouts with flagged verdicts. `num_flagged`: the verdict that decided the reward has
+    flags; `num_rejected`: a rule rejected the patch in it. `num_others`: ended rollouts with flags only in verdicts
+    that decided no reward: those of `ratchet tasks regrade` without `--adopt`, and earlier ones; `newest_others`: at
+    most 20 of them.
+    """
 
     num_flagged: int
     num_rejected: int

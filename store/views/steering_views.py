@@ -1,4 +1,4 @@
-"""What people asked of a run, for people: each request as one sentence."""
+"""The requests that people made of a run, for people: each as one sentence."""
 
 from dataclasses import dataclass
 from datetime import datetime

@@ -1,4 +1,4 @@
-"""How many model calls the engines had in flight over time, and how many tokens they sampled."""
+"""The number of the engines' model calls in flight over time, and of the tokens that they sampled."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

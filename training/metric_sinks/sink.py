@@ -1,5 +1,4 @@
-"""The interface of a metric sink. Your own sink is a class of this form, named in the config as `package.module:Class`.
-"""
+"""The interface of a metric sink. The config names a sink of your own as `package.module:Class`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -132,8 +132,7 @@ def _choose(trainings: Sequence[GroupTraining], trained_by: str | None) -> Group
 
 
 class _Trained(NamedTuple):
-    """The plan's use of the rollout, and what the learner saw; None if the step does not use it, or has not trained it.
-    """
+    """The plan's use of the rollout, and what the learner saw; None if the step does not use or has not trained it."""
 
     use: PlannedUse | None
     training: StepTraining | None
