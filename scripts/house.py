@@ -30,6 +30,7 @@ WHERE_FOR_IF = re.compile(
     r"(?:\A|[.,;:(]\s+|\b(?:None|False|True|raises?|empty|[A-Za-z]+Error)\s+)where\s+(?!from|to\b)", re.IGNORECASE
 )
 """`where` that opens a condition, after punctuation, a value or an error. "The folder where" names a place."""
+INDIRECT_QUESTION = re.compile(r"\s*(What|Whether|How|Which|Who|Whose|Where|When|Why)\b")
 
 
 @dataclass
@@ -202,11 +203,26 @@ def loose_words(modules: list[Module]) -> Finding:
     return finding
 
 
-def _prose(module: Module) -> Iterator[tuple[int, str]]:
+def indirect_questions(modules: list[Module]) -> Finding:
+    """Find docstrings and field sentences that ask what a thing is, instead of saying it."""
+    finding = Finding("docstrings that begin as an indirect question (0)")
+    for module in modules:
+        for line, text in _docstrings(module):
+            if INDIRECT_QUESTION.match(text):
+                finding.places.append(f"{module.at(line)} {' '.join(text[:60].split())}…")
+    return finding
+
+
+def _docstrings(module: Module) -> Iterator[tuple[int, str]]:
+    """Docstrings, and the sentences behind fields and constants."""
     for node in ast.walk(module.tree):
         for statement in getattr(node, "body", []) if isinstance(getattr(node, "body", None), list) else []:
             if literal := _literal(statement):
                 yield statement.lineno, literal
+
+
+def _prose(module: Module) -> Iterator[tuple[int, str]]:
+    yield from _docstrings(module)
     for number, line in enumerate(module.text.splitlines(), 1):
         if match := re.search(r"(?:^\s*|\s{2})#\s(.+)$", line):
             yield number, match.group(1)
@@ -250,6 +266,7 @@ def main() -> int:
         config_fields_without_sentence(modules),
         enum_values_without_sentence(modules),
         loose_words(everything),
+        indirect_questions(modules),
         old_headings(everything),
         packed_attributes(everything),
     ]
