@@ -457,7 +457,7 @@ async def _long(found: Rig, say: Say) -> dict[str, Any]:
 
 
 async def _event_loop(found: Rig, say: Say) -> dict[str, Any]:
-    """How long callbacks block asyncio's event loop while a hundred sessions make calls, 32 at once."""
+    """Measure for how long callbacks block asyncio's event loop while a hundred sessions make calls, 32 at once."""
     say("the event loop's callbacks")
     agents = await _agents(found.database, 2, 100, RESULT_CHARS)
     await found.clocks()

@@ -1,5 +1,5 @@
-"""When a client sees an answer's first text and its first tool call's arguments, compared with its last byte, when it
-would see both without streaming.
+"""Time to an answer's first text and to its first tool call's arguments, compared with the time to its last byte, which
+is when a client would see both without streaming.
 
 One session, an engine that samples a token every few milliseconds.
 """

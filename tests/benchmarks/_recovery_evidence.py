@@ -1,4 +1,4 @@
-"""What the benchmark of recovery believes: rows of the store, lines of the engine's log, boxes of the provider.
+"""The evidence of the benchmark of recovery: rows of the store, lines of the engine's log, boxes of the provider.
 
 Nothing here calls the product's own reports. The store is read by plain SQL.
 """
@@ -47,7 +47,7 @@ class Store:
 
 
 class CallKey(NamedTuple):
-    """Which call it is, however often it was asked."""
+    """The identity of a call, however often it was asked."""
 
     rollout: int
     attempt: int
@@ -69,7 +69,7 @@ class Call:
 
     @property
     def key(self) -> CallKey:
-        """What the call asks for."""
+        """The identity of the call, which repetitions share."""
         return CallKey(self.rollout, self.attempt, self.number)
 
 
@@ -164,7 +164,7 @@ _ROLLOUTS = (
 
 @dataclass(slots=True)
 class Findings:
-    """What is wrong with a set of rollouts; each entry names one and says why."""
+    """The faults of a set of rollouts; each entry names a rollout and says what is wrong with it."""
 
     duplicates: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)

@@ -69,7 +69,9 @@ _WORK = {
 
 @dataclass(slots=True)
 class Injury:
-    """What a fault did. `outage_seconds`: how long it kept something away. `boxes`: boxes that it ended itself."""
+    """The effect of a fault. `outage_seconds`: time for which it kept something away. `boxes`: boxes that it ended
+    itself.
+    """
 
     began_at: float
     ended_at: float = 0.0

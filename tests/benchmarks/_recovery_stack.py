@@ -85,7 +85,7 @@ class Recovery:
 
     @property
     def settle_seconds(self) -> float:
-        """How long the rollouts that are live may take to end, on two slow cores."""
+        """The time limit for the live rollouts to end, on two slow cores."""
         return 300.0 + 6.0 * self.num_in_flight
 
     # ------------------------------------------------------------ life

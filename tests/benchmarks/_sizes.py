@@ -59,7 +59,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 LENGTHS = {"0.6B": (16_384, 65_536), "4B": (16_384, 65_536), "8B": (16_384,), "toy": (256,)}
 EXACT_TOKENS = 4096
-"""How many trained tokens of a chain have their logprobs compared with float32."""
+"""The number of a chain's trained tokens whose logprobs are compared with float32."""
 
 
 def make_chain(length: int, vocab_size: int) -> TrainingSequence:

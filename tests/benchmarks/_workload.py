@@ -1,5 +1,5 @@
-"""What an agent sends: a model directory with a vocabulary of realistic size, and long conversations of code and tool
-results.
+"""The requests of an agent: a model directory with a vocabulary of realistic size, and long conversations of code and
+tool results.
 
 The texts are taken from the standard library's source. Training the tokenizer takes half a minute; it is cached.
 """

@@ -1,4 +1,4 @@
-"""What the control plane costs per rollout: worker, Temporal, Postgres and adapter are real, boxes and engine scripted.
+"""The control plane's cost per rollout: worker, Temporal, Postgres and adapter are real, boxes and engine scripted.
 
 `ratchet admin bench orchestration` evaluates 300 rollouts, `--full` 10,000; `-- --rollouts N --at-once N --turns N`
 choose other sizes. Figures are per part of the evaluation, so that a cost that grows with the number of rollouts shows.

@@ -1,4 +1,4 @@
-r"""What faults cost a run: each part killed, suspended, cut off or lost, alone and in pairs, with 16 live rollouts.
+r"""The cost of faults: each part killed, suspended, cut off or lost, alone and in pairs, with 16 live rollouts.
 
 The stack is real (`_recovery_stack.py`); the policy's choices are scripted, so that verdicts are a function of seed,
 task and member. The run first works undisturbed until every member of every task has a verdict; then one fault after
@@ -54,7 +54,7 @@ _EFFECTIVE = "effective"
 
 @dataclass
 class Row:
-    """What one fault did to the rollouts that were live. Seconds count from the end of what was kept away.
+    """The effect of one fault on the rollouts that were live. Seconds count from the end of the outage that it caused.
 
     `resumed`: the reason of a pause that the fault may cause and that the bench has ended, as an operator would.
     """

@@ -17,8 +17,9 @@ from stack.parts import WATCHER, Part, Stack
 from stack.serving_plan import load_plan
 
 PATIENCE_SECONDS, LEARNER_PATIENCE_SECONDS = 25.0, 150.0
-"""How long a part may fail its probes here before the watcher restarts it; in the product 60 s to 300 s. A learner that
-starts needs more, as Ray starts a process per rank."""
+"""The time for which a part may fail its probes here before the watcher restarts it; in the product 60 s to 300 s. A
+learner that starts needs more, as Ray starts a process per rank.
+"""
 SEED_VARIABLE = "RATCHET_CHAOS_SEED"
 _PROBE_SECONDS = 10.0
 
@@ -43,7 +44,7 @@ class ChaosStack(Stack):
 
     @property
     def engine_log(self) -> Path:
-        """What the seeded engine has seen; beside the state directory, whose disk may be full."""
+        """The log of the calls that the seeded engine has seen; beside the state directory, whose disk may be full."""
         return self.home.parent / "engine_calls.jsonl"
 
 

@@ -16,7 +16,7 @@ _NO_LINGER = struct.pack("ii", 1, 0)
 
 @dataclass
 class RecordedExec:
-    """What an exec sends and how its inspection answers. `stays_open`: a child holds its streams.
+    """The output of an exec and the answer to its inspection. `stays_open`: a child holds its streams.
 
     `cut_after`: bytes of the stream, frame headers included, after which the connection ends; `by_reset`: not by FIN.
     """

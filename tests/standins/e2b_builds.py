@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass
 class Builds:
-    """What was asked. `status`: of the answers to POST, if it is not 0."""
+    """The requests that were received. `status`: status of the answers to POST, if it is not 0."""
 
     url: str = ""
     names: list[str] = field(default_factory=list)

@@ -13,7 +13,7 @@ from itertools import count
 from store.run_times import BoxTimes, GroupTimes, Interval, RolloutTimes, RunTimes, TrainedStepTimes
 
 MADE = 1_000_000.0
-"""When the run begins, in seconds since the epoch."""
+"""The time at which the run begins, in seconds since the epoch."""
 
 
 @dataclass(frozen=True)

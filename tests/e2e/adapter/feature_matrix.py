@@ -1,4 +1,4 @@
-"""Which features of which agent programs are tested: parameters of the end-to-end tests, and the table of
+"""The tested features of each agent program: parameters of the end-to-end tests, and the table of
 `docs/reference/agents.md`.
 """
 

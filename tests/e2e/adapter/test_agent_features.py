@@ -1,4 +1,4 @@
-"""What agents use beside text and shell, with the unmodified programs: images, tools of MCP servers, sub-agents.
+"""Features of agents beside text and shell, with the unmodified programs: images, tools of MCP servers, sub-agents.
 
 Each is an act of the policy; none may end the rollout. A test is skipped if the program cannot be fetched. The table of
 `docs/reference/agents.md` is made from the parameters of these tests (`feature_matrix.py`).

@@ -195,7 +195,7 @@ ECOSYSTEMS = {one.name: one for one in (PYTHON, NODE, GO, JAVA, C)}
 
 @dataclass(frozen=True)
 class Played:
-    """What a patch got. `result`: `not solved`, `rejected`, `solved` or `no verdict`."""
+    """The judgement of a patch. `result`: `not solved`, `rejected`, `solved` or `no verdict`."""
 
     result: str
     reason: str

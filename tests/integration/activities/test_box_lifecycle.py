@@ -1,4 +1,4 @@
-"""What becomes of a box that is not needed any more decides nothing about a result that is stored."""
+"""A failure to end a box that is not needed any more decides nothing about a stored result."""
 
 from dataclasses import replace
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""What `ratchet tasks check --boxes` names."""
+"""The findings of `ratchet tasks check --boxes`."""
 
 from activities.datasets.box_lints import lint_boxes
 from store.tasks import TaskFields

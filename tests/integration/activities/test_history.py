@@ -127,7 +127,7 @@ REPOSITORIES: dict[str, tuple[str, str]] = {
     ),
     "a neighbour's checkout": (f"make /workspace/r && {GIT} clone -q . /workspace/copy", "/workspace/r"),
 }
-"""How the box's repository is made, and the task's workdir."""
+"""The script that makes the box's repository, and the task's workdir."""
 
 # Every object of every file that the user may read: loose ones, packs, and packs inside bundles.
 READ_OBJECTS = """

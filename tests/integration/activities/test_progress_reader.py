@@ -1,4 +1,4 @@
-"""How far agents are, read for all of them with one query."""
+"""The progress of all agents is read with one query."""
 
 import asyncio
 from collections.abc import Iterator

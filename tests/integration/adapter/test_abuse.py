@@ -100,7 +100,7 @@ FUZZ = settings(max_examples=60, deadline=None, suppress_health_check=list(Healt
 
 
 def is_answer_or_vendor_error(path: str, reply: httpx.Response) -> bool:
-    """Whether the reply is an answer, or the vendor's error with a sentence and a status that its SDK knows."""
+    """Return whether the reply is an answer, or the vendor's error with a sentence and a status that its SDK knows."""
     if reply.status_code == 200:
         return True
     body = reply.json()

@@ -53,7 +53,7 @@ async def causes(opened: Opened) -> list[Any]:
 
 
 async def num_thoughts(engine: ScriptedEngine) -> list[int]:
-    """How often each prompt shows a thought."""
+    """Return for each prompt how often it shows a thought."""
     decode = engine.renderer.tokenizer.plain.decode
     calls = (await engine.seen())["calls"]
     return [decode(call["ids"], skip_special_tokens=False).count("first look") for call in calls]
@@ -135,7 +135,7 @@ async def test_a_history_that_two_conversations_have_but_for_ids_is_not_guessed(
 
 
 def through_javascript(value: Any) -> Any:
-    """What is left of numbers that JavaScript has parsed."""
+    """Return a JSON value with its numbers as JavaScript would have parsed them."""
     if isinstance(value, float | int) and not isinstance(value, bool):
         return int(value) if abs(value) < 2**53 else float(value)
     if isinstance(value, dict):

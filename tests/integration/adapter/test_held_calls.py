@@ -1,4 +1,6 @@
-"""How many calls may wait for the store, whose bodies are read meanwhile, and that a client that leaves makes room."""
+"""Limits of the calls that wait for the store and of the bodies that are read meanwhile; a client that leaves makes
+room.
+"""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What the policy writes never costs its turn: an output that no parser can read is stored and returned as text.
+"""No output of the policy costs its turn: an output that no parser can read is stored and returned as text.
 
 vLLM's parsers are imported once for this file (about 13 CPU seconds).
 """

@@ -17,7 +17,7 @@ def make_program(folder: Path, answer: str) -> Path:
 
 
 def answer_of_temporal(tmp_path: Path, path: str) -> str:
-    """What `temporal` prints in a shell that has evaluated the exports."""
+    """Return the output of `temporal` in a shell that has evaluated the exports."""
     variables = {**os.environ, "RATCHET_HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": str(tmp_path), "PATH": path}
     exports = subprocess.run(
         [sys.executable, "-m", "cli.main", "admin", "env"],

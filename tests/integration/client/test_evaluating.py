@@ -1,4 +1,4 @@
-"""What is refused: a step of an open run, and what would use tokens or weights of a run that an endpoint answered."""
+"""Refused evaluations: a step of an open run, and uses of tokens or weights of a run that an endpoint answered."""
 
 import json
 from collections.abc import AsyncIterator

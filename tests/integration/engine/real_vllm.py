@@ -1,4 +1,6 @@
-"""What tests of the real vLLM share: a base, published versions, the wrapper's process, and what it has sampled."""
+"""Helpers for tests of the real vLLM: a base, published versions, the wrapper's process, and the tokens that it
+sampled.
+"""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Whether a box reaches the adapter is tried with a real box, and a failure names address, bind host and remedy."""
+"""A real box tries to reach the adapter, and a failure names address, bind host and remedy."""
 
 from typing import cast
 

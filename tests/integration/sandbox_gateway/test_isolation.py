@@ -1,4 +1,4 @@
-"""What a box cannot see, reach or exhaust."""
+"""Things that a box cannot see, reach or exhaust."""
 
 import asyncio
 from pathlib import Path

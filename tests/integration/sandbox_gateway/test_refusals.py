@@ -1,5 +1,5 @@
-"""What a proxy on the way to the service refuses, and what the service refuses of an installation, is never taken for
-the fault of a command, a file or a task.
+"""A refusal by a proxy on the way to the service, or by the service because of the installation, is never taken for the
+fault of a command, a file or a task.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""What the watcher writes down of outages: from the last answer to the first one afterwards, also if it dies."""
+"""The watcher records an outage from the last answer to the first one afterwards, also if the watcher dies."""
 
 import asyncio
 from datetime import UTC, datetime

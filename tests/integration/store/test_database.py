@@ -1,4 +1,4 @@
-"""Which errors of Postgres are waited for: all that a healthy server would not give, and no fault of a statement."""
+"""Waited-for errors of Postgres: all that a healthy server would not give, and no fault of a statement."""
 
 import asyncio
 import inspect
@@ -78,7 +78,7 @@ STORED = "binary \\0 and \\udcff"
 
 
 async def test_every_text_of_a_statement_is_stored(database: Database, run_id: str) -> None:
-    """What an error has printed may contain what Postgres refuses; no writer of a column has to know it."""
+    """An error's output may contain characters that Postgres refuses; no writer of a column has to know it."""
     await make_run(database, run_id, make_config())
     row = RunTable.run_id == run_id
     async with database.begin() as connection:

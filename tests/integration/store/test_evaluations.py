@@ -208,7 +208,7 @@ async def test_what_is_asked_already_is_evaluated_once(evaluated: Evaluations) -
 
 
 async def test_an_evaluation_that_lacks_verdicts_is_never_the_best(evaluated: Evaluations) -> None:
-    """What is missing may be the hard tasks; and it is no failure either."""
+    """The missing verdicts may be those of the hard tasks; and a missing verdict is no failure either."""
     await evaluated.evaluate(2, solved=1, verdicts=1)
     assert await evaluated.best() == (None, None)
     async with evaluated.database.begin() as connection:

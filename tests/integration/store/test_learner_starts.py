@@ -1,4 +1,4 @@
-"""What is said of a run whose learner starts: after a skipped step, an extension, and at the beginning."""
+"""Reports on a run whose learner starts: after a skipped step, an extension, and at the beginning."""
 
 from pathlib import Path
 

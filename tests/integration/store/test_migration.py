@@ -61,8 +61,9 @@ BUILDS_AN_INDEX = """with op.get_context().autocommit_block():
         op.drop_index("ix_added", table_name="rollout", postgresql_concurrently=True, if_exists=True)
         op.create_index("ix_added", "rollout", ["harness"], postgresql_concurrently=True)
         op.execute("SET lock_timeout = '5s'")"""
-"""How a migration adds an index to a table that grows: beside the statements of a running stack, after the rest of an
-interrupted build is dropped."""
+"""A migration that adds an index to a table that grows: beside the statements of a running stack, after the rest of an
+interrupted build is dropped.
+"""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""How long a rollout has had boxes: outages, waits and the time without a box do not count."""
+"""The time for which a rollout has had boxes: outages, waits and the time without a box do not count."""
 
 import asyncio
 from collections.abc import Mapping

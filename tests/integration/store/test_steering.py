@@ -1,4 +1,4 @@
-"""What people ask of a run: each request is audited once, acts from a known step on, and is refused with a reason."""
+"""Requests to a run: each is audited once, acts from a known step on, and is refused with a reason."""
 
 import asyncio
 from typing import Any, cast

@@ -1,4 +1,4 @@
-"""What a step was trained on, by dataset and by family."""
+"""The groups that a step was trained on, by dataset and by family."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Who may read: a token is asked for outside of loopback, and other sites' names do not reach a viewer on loopback."""
+"""Access: a token is asked for outside of loopback, and other sites' names do not reach a viewer on loopback."""
 
 from base64 import b64encode
 

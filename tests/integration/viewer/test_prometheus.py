@@ -1,4 +1,4 @@
-"""What the viewer serves for Prometheus, and the alert rules over it."""
+"""The viewer's metrics for Prometheus, and the alert rules over them."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What becomes of a run if its evaluations and groups are ended by hand, or are lost although they count as running."""
+"""A run whose evaluations and groups are ended by hand, or are lost although they count as running."""
 
 from collections.abc import AsyncIterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the Temporal UI shows of a run and of a rollout: search attributes, memo, details, summaries and queries."""
+"""A run and a rollout in the Temporal UI: search attributes, memo, details, summaries and queries."""
 
 from typing import Any
 

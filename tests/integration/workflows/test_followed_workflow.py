@@ -1,4 +1,4 @@
-"""What a command says of a workflow whose activity fails, while it waits for the result.
+"""The messages of a command about a workflow whose activity fails, while the command waits for the result.
 
 The workflow and its activity are stand-ins, so that a test decides what fails when.
 """
@@ -17,7 +17,7 @@ from tests.integration.workflows.dev_server import start_dev_server
 
 _QUEUE = "followed"
 _ERRORS: list[str] = []
-"""What the activity fails with, first to last; without one it succeeds."""
+"""The errors with which the activity fails, first to last; after them it succeeds."""
 
 
 class _Answer(BaseModel):

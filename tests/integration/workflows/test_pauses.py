@@ -18,7 +18,7 @@ __all__ = ["training"]
 
 
 class Operator:
-    """What a person sees of a run and does to it."""
+    """A person who looks at a run and steers it."""
 
     def __init__(self, loop: Loop, run_id: str) -> None:
         self.loop = loop

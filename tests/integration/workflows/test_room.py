@@ -1,4 +1,4 @@
-"""Which rollouts get a box if boxes are short: a rollout that has started gets its grading box."""
+"""Assignment of boxes to rollouts if boxes are short: a rollout that has started gets its grading box."""
 
 from typing import Any
 from uuid import uuid4

@@ -1,4 +1,4 @@
-"""What a person asks of a run that goes on, by updates and by the commands: it acts once, or is refused with a reason.
+"""Requests to a run that goes on, by updates and by commands: a request acts once, or is refused with a reason.
 
 A reset or a lost signal changes nothing, because the workflow reads Postgres.
 """

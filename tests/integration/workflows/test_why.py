@@ -1,4 +1,4 @@
-"""What `ratchet status` finds out about a run: at work, held by its boxes, paused, and without the services."""
+"""The diagnosis of `ratchet status` for a run: at work, held by its boxes, paused, and without the services."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a worker tells Temporal about its version, and Prometheus about its work."""
+"""Reports of a worker: its version to Temporal, and its work to Prometheus."""
 
 from uuid import uuid4
 

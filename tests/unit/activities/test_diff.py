@@ -12,7 +12,7 @@ PATCH = b"diff --git a/x.py b/x.py\n" + b"+line\n" * 50
 
 
 def printed(body: bytes = PATCH, num_files: int = 1, of: bytes = PATCH) -> str:
-    """What the script prints for the diff `of`, if `body` arrives."""
+    """Return the script's output for the diff `of`, if `body` arrives."""
     return f"{num_files} {len(of)} {hashlib.sha256(of).hexdigest()}\n{base64.b64encode(body).decode()}\n"
 
 

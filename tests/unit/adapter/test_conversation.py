@@ -1,4 +1,4 @@
-"""Which answers are the same one for clients that keep less of their arguments than JSON has (loose keys)."""
+"""Equality of answers for clients that keep less of their arguments than JSON has (loose keys)."""
 
 from typing import Any
 

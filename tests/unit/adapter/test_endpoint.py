@@ -1,4 +1,4 @@
-"""What is sent to an endpoint, what is read from its answers, and which of its failures are waited for."""
+"""Requests to an endpoint, the content of its answers, and those of its failures that are waited for."""
 
 import json
 from typing import Any

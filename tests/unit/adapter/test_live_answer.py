@@ -1,4 +1,4 @@
-"""What is shown of an answer is its beginning, for any output and any parsers.
+"""The shown part of an answer is its beginning, for any output and any parsers.
 
 vLLM's parsers are imported once for this file (about 13 CPU seconds).
 """
@@ -251,7 +251,7 @@ async def test_each_call_is_shown_when_its_end_is_sampled(renderer: Renderer, pa
 
 
 def arguments_in(events: list[Any]) -> list[str]:
-    """What a stream has of the arguments of its calls, by call."""
+    """Return the arguments of a stream's calls, by call, as far as the stream has them."""
     texts: dict[int, str] = {}
     for event in events:
         if event.get("delta", {}) and event["type"] == "response.function_call_arguments.delta":

@@ -1,4 +1,4 @@
-"""What a client of a stream is written, and when: nothing that can be shown waits for the next change."""
+"""The writes to a client of a stream, and their times: nothing that can be shown waits for the next change."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -25,7 +25,7 @@ from store.database import Database
 
 @dataclass
 class Socket:
-    """What a reply has written. A write does not end before `ready` is set."""
+    """The text that a reply has written. A write does not end before `ready` is set."""
 
     text: str = ""
     is_writing: asyncio.Event = field(default_factory=asyncio.Event)

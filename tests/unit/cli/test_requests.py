@@ -1,4 +1,4 @@
-"""How requests to a run are printed: values as in a config file, in lines that fit the terminal."""
+"""Printed requests to a run: values as in a config file, in lines that fit the terminal."""
 
 from datetime import UTC, datetime
 from typing import Any

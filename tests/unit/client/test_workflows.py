@@ -1,4 +1,4 @@
-"""How a command waits for the result of a workflow: failures are said, and Temporal's outages are waited for."""
+"""A command that waits for a workflow's result prints failures and waits until Temporal answers again."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""Which scores of an engine pass the canary."""
+"""Scores of an engine that pass the canary."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Whose fault it is that a grading box gave no report, and what a solved patch is run against."""
+"""Blame for a grading box that gave no report, and the runs that check a solved patch."""
 
 from dataclasses import replace
 from typing import Any, cast

@@ -1,4 +1,4 @@
-"""What runs is what was put there; honest additions and edits stay."""
+"""Only the tests that were put into the box run; honest additions and edits stay."""
 
 import os
 import time

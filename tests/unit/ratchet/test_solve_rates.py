@@ -25,7 +25,7 @@ from ratchet.solve_rates import (
     [(n, c, k) for n in range(1, 7) for c in range(n + 1) for k in range(1, n + 1)],
 )
 def test_estimates_are_the_mean_over_all_subsets(num_verdicts: int, num_solved: int, k: int) -> None:
-    """Which is what makes them unbiased, unlike 1 - (1 - c/n)^k."""
+    """The mean over all subsets makes the estimates unbiased, unlike 1 - (1 - c/n)^k."""
     verdicts = [True] * num_solved + [False] * (num_verdicts - num_solved)
     subsets = list(itertools.combinations(verdicts, k))
     count = SolvedCount(num_verdicts, num_solved)

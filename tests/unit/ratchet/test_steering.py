@@ -1,4 +1,4 @@
-"""What may change while a run goes on: every key of the config has an answer, and a refusal says why."""
+"""Changes of a run that goes on: every key of the config has an answer, and a refusal says why."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which executions of a workflow count as open."""
+"""The executions of a workflow that count as open."""
 
 from temporalio.api.enums.v1 import WorkflowExecutionStatus
 

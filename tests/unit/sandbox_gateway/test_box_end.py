@@ -1,4 +1,4 @@
-"""When a box's processes count as ended, and what is kept until they have."""
+"""The end of a box's processes, and the data that is kept until then."""
 
 import asyncio
 import os

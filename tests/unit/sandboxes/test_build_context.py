@@ -1,4 +1,4 @@
-"""What an image is built from: equal files give equal names, and a change gives another."""
+"""Build contexts of images: equal files give equal names, and a change gives another name."""
 
 import base64
 import gzip

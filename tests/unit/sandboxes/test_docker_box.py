@@ -1,4 +1,4 @@
-"""What a container prints counts only if the sender has said that it is complete. Nothing is executed here."""
+"""A container's output counts only if the sender has said that it is complete. Nothing is executed here."""
 
 import asyncio
 import base64

@@ -1,4 +1,4 @@
-"""Which addresses an agent's box of E2B's service may reach, and which configurations are refused."""
+"""The addresses that an agent's box of E2B's service may reach, and the configurations that are refused."""
 
 import json
 import threading

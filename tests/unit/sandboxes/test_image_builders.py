@@ -1,4 +1,4 @@
-"""Which failures of a build are the Dockerfile's, and which are the Docker daemon's, that are waited for."""
+"""Failures of a build: those of the Dockerfile, and those of the Docker daemon, which are waited for."""
 
 import json
 

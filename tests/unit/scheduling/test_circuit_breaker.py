@@ -1,4 +1,4 @@
-"""When new groups are held back, and how many may start then."""
+"""The condition that holds new groups back, and the number that may start then."""
 
 import pytest
 from hypothesis import given

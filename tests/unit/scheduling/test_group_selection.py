@@ -1,4 +1,4 @@
-"""How many groups may start, and when enough are ready for a step."""
+"""The number of groups that may start, and the condition that enough are ready for a step."""
 
 from typing import NamedTuple
 

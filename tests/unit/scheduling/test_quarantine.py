@@ -1,4 +1,4 @@
-"""Which tasks are left out because their groups always fail."""
+"""The tasks that are left out because their groups always fail."""
 
 from scheduling.quarantine import QuarantinedTask, choose_quarantined
 from store.training_groups import FailedGroup

@@ -1,4 +1,4 @@
-"""Which part is on which GPU of which node: shared out by config alone, and refused by name if it cannot be."""
+"""The assignment of parts to GPUs and nodes: made from the config alone, and refused by name if it is impossible."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Which engine sets a stack serves: the one that is asked for and those with an open run, and no others."""
+"""The engine sets that a stack serves: the one that is asked for and those with an open run, and no others."""
 
 from pathlib import Path
 from typing import Any

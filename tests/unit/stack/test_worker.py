@@ -1,4 +1,4 @@
-"""Which sandbox provider a worker uses."""
+"""The sandbox provider that a worker uses."""
 
 from pathlib import Path
 

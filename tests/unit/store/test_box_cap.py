@@ -1,4 +1,4 @@
-"""How the adaptive limit of agents' boxes moves."""
+"""Moves of the adaptive limit of agents' boxes."""
 
 from itertools import pairwise
 

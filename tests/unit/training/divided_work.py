@@ -1,4 +1,4 @@
-"""What one learner computes alone, and what several ranks compute that divide its weights or its bins."""
+"""Work of one learner alone, and of several ranks that divide its weights or its bins."""
 
 import multiprocessing
 import pickle
@@ -26,7 +26,7 @@ LORA = {"lora": {"rank": 4, "alpha": 8, "target_modules": ["q_proj", "v_proj"]}}
 
 @dataclass(frozen=True)
 class Case:
-    """What a learner is made of and what it trains. `checkpoint`: of a learner of another number of ranks."""
+    """The model, settings and sequences of a learner. `checkpoint`: that of a learner with another number of ranks."""
 
     model: Path
     config: RunConfig

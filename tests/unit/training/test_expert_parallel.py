@@ -30,7 +30,7 @@ LAYOUTS: Layouts = {
 
 @pytest.fixture(scope="module")
 def alone(single_rank: None, tmp_path_factory: pytest.TempPathFactory) -> Alone:
-    """What one rank trains, from its own checkpoint of a step before: Qwen3.5-MoE with recorded experts."""
+    """The training of one rank, from its own checkpoint of a step before: Qwen3.5-MoE with recorded experts."""
     directory = tmp_path_factory.mktemp("alone")
     cases = {
         "Qwen3-MoE": make_case(make_architecture(NAMES[0], directory, **arguments_of(NAMES[0])), directory / "3"),

@@ -1,4 +1,4 @@
-"""Which models get fused kernels, and that nothing else of a model or of transformers is changed."""
+"""The models that get fused kernels; nothing else of a model or of transformers is changed."""
 
 import sys
 

@@ -68,7 +68,7 @@ async def test_every_prompt_equals_the_oracles(renderers: dict[str, Renderer], n
 
 @pytest.mark.parametrize("template", [TEMPLATE, OPENED, CUTTING])
 def test_a_plain_answer_thinks_if_a_later_question_changes_its_text(tmp_path: Path, template: str) -> None:
-    """What was tried once per template holds for each answer: with marks in its text, with calls, with white space."""
+    """The trial made once per template holds for each answer: with marks in its text, with calls, with white space."""
     renderer = renderer_of(tmp_path, template)
     segments = renderer.segments
     assert segments is not None
@@ -178,7 +178,7 @@ async def test_the_oracle_notices(renderers: dict[str, Renderer]) -> None:
 async def test_a_template_that_is_not_the_sum_of_its_segments_is_rendered_in_full(
     tmp_path: Path, template: str, why: str
 ) -> None:
-    """What follows a stored stream is the end of the full text; without a token behind answers, all is full text."""
+    """The text behind a stored stream is the end of the full text; without a token behind answers, all is full text."""
     renderer = renderer_of(tmp_path, template)
     assert renderer.full_render_reason is not None and why in renderer.full_render_reason
     client = Client(renderer, 1)

@@ -1,4 +1,4 @@
-"""What is put right in histories: the order of tool results, and thinking that a client wrote into the text."""
+"""Repairs of histories: the order of tool results, and thinking that a client wrote into the text."""
 
 from dataclasses import replace
 from pathlib import Path

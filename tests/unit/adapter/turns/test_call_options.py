@@ -1,4 +1,4 @@
-"""Which sample can answer a repeated request whose options differ from those that it was made for."""
+"""Reuse of a sample for a repeated request whose options differ from those that the sample was made for."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which reasoning belongs to an answer that came back without it; never a wrong one."""
+"""The reasoning that belongs to an answer that came back without it; never a wrong one."""
 
 from adapter.conversation import Message, MessageRun, ToolCall
 from adapter.turns.reasoning_index import ReasoningIndex

@@ -1,4 +1,4 @@
-"""What the audit hook reports: each is played by a Python process that runs a test of a product."""
+"""Reports of the audit hook: each is played by a Python process that runs a test of a product."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What the witness tells of the code that tests run: each is played by a real pytest, with and without changes."""
+"""Reports of the witness about the code that tests run: each is played by a real pytest, with and without changes."""
 
 import json
 import os
@@ -63,7 +63,7 @@ _REPEAT = _PRODUCT[_PRODUCT.index("def repeat") :]
 
 @dataclass(frozen=True)
 class _Run:
-    """What the witness told. `names`: digests of the names of tests that ran."""
+    """The report of the witness. `names`: digests of the names of tests that ran."""
 
     codes: frozenset[str]
     names: frozenset[str]

@@ -1,4 +1,4 @@
-"""What the curriculum's expert does ends as its name says, and its shell's answers equal those of the real programs."""
+"""The plays of the curriculum's expert end as their names say; its shell answers as the real programs do."""
 
 import random
 import sys
@@ -14,7 +14,7 @@ from stack.tiny_policy.curriculum.tasks import RepositoryTask, draw_repository
 from stack.tiny_policy.simulated_shell import CHECK_FILE, run_command
 
 SOLVED = {"good": True, "second_try": True, "third_try": True, "unchecked": None}
-"""Whether a play fixes the bug; None: by chance. All others leave it."""
+"""The plays that may fix the bug: True if a play fixes it, None if it does by chance. All others leave it."""
 
 
 def tasks(number: int = 60) -> list[RepositoryTask]:
