@@ -23,7 +23,7 @@ from ratchet.types import SandboxRole
 
 _STORE_SECONDS = 2.0
 _STAGES_OF_ATTEMPT = ("boot", "workspace", "agent", "diff")
-"""Their spans are children of the attempt; those of all other stages are children of the rollout."""
+"""The stages whose spans are children of the attempt; the spans of all other stages are children of the rollout."""
 
 
 class StageTelemetry(Interceptor):

@@ -18,7 +18,7 @@ _CACHE_SIZE = 10_000
 
 
 class UnauthorisedError(Exception):
-    """No token, an unknown one, or one whose session is closed. The client is not told which."""
+    """Raised for no token, an unknown one, or one whose session is closed. The client is not told which."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,8 +136,7 @@ class ToolForms:
 @dataclass(frozen=True, slots=True)
 class Preamble:
     """The part of a prompt before the first message: system text, and tools in OpenAI's function form, which templates
-    take.
-    """
+    take."""
 
     system: str
     tools: tuple[Tool, ...]
@@ -215,10 +214,10 @@ def extend_key(prefix: bytes, run_key: bytes) -> bytes:
 
 
 class ToolChoice(NamedTuple):
-    """Of which tools the calls reach the client.
+    """The tools whose calls are forwarded to the client.
 
-    `allowed`: their names; None: all that are offered. `required`: the client asks for a call. The answer may have none
-    all the same. `sent`: as the client wrote it.
+    `allowed`: their names; None: all that are offered. `required`: the client asks for a call; the answer may have none
+    all the same. `sent`: the choice as the client wrote it.
     """
 
     allowed: frozenset[str] | None = None

@@ -15,14 +15,13 @@ MAX_HEAD_BYTES = 64 << 10
 MAX_PIPELINED = 8
 """Requests that may wait on one connection for the answer to an earlier one. Real clients send none."""
 HEAD_SECONDS = 20.0
-"""To the end of a request's headers: from the connection's begin, or from the first byte of a later request.
+"""Time limit for a request's headers, from the connection's begin, or from the first byte of a later request.
 
-Also for the rest of a request that was answered before its end.
-
-uvicorn's `timeout_keep_alive` limits the time between two requests.
+It also limits the rest of a request that was answered before its end. uvicorn's `timeout_keep_alive` limits the time
+between two requests.
 """
 WRITE_SECONDS = 120.0
-"""For which a client may read nothing of an answer that does not fit into the socket's buffers."""
+"""The longest time for which a client may read nothing of an answer that does not fit into the socket's buffers."""
 
 _TOO_LARGE_BODY = (  # with the fields of both vendors: nothing is known of the client yet
     b'{"type":"error","error":{"type":"invalid_request_error","code":null,'

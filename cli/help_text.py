@@ -13,8 +13,7 @@ from typer.core import TyperGroup
 
 _ITEM = re.compile(r"\s|[-*|] ")
 """The beginning of a line that does not continue the line before it: white space, the mark of a list item or a table
-row.
-"""
+row."""
 
 
 class InPanels(TyperGroup):

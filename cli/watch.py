@@ -66,8 +66,7 @@ def watch(
 @dataclass(slots=True, frozen=True)
 class TimeLeft:
     """The time that the remaining steps take if they take as long as the newest ones. `seconds`: None without two
-    steps.
-    """
+    steps."""
 
     done: int
     total: int

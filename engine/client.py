@@ -51,7 +51,7 @@ _WORKERS = "/collective_rpc"
 _CHECK_POLL_SECONDS = 0.1
 _CONNECT_SECONDS = 5.0
 _KEPT_SECONDS = 2.0
-"""For which an idle connection is kept. uvicorn closes it after 5 s, and a call could use a closing one."""
+"""The time for which an idle connection is kept. uvicorn closes it after 5 s, and a call could use a closing one."""
 _PIECES_FROM_BYTES = 1 << 20
 """Larger bodies are written in pieces, so that one does not hold the event loop; aiohttp warns of one that is not."""
 

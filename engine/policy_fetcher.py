@@ -30,7 +30,7 @@ _LOOK_SECONDS = 1.0
 _FIRST_WAIT_SECONDS = 1.0
 _LONGEST_WAIT_SECONDS = 30.0
 _TRIES_IF_DAMAGED = 3
-"""So often a version is fetched whose files are not as its row says, before an older version is served instead."""
+"""The number of times that a version is fetched whose files do not match its row, before an older version is served."""
 
 
 class PolicyFetcher:

@@ -195,7 +195,7 @@ async def vllm_process(settings: EngineSettings, model: Path) -> AsyncIterator[a
 
 
 def _die_with_parent() -> None:
-    """In the child, before exec: make Linux kill it when the wrapper dies, also by SIGKILL."""
+    """Make Linux kill this child when the wrapper dies, also by SIGKILL. Runs in the child, before exec."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 

@@ -10,7 +10,7 @@ Experts have room, as vLLM gives it, if `--lora-target-modules` names them.
 from typing import Any
 
 _EXPERTS = "experts"
-"""In the name of every layer of experts, and in those of its parts."""
+"""A part of the name of every layer of experts and of its parts."""
 
 
 def leave_out_experts() -> None:

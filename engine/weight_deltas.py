@@ -40,7 +40,7 @@ MAX_SHARE = 0.7
 SUFFIX = ".delta"
 """Ending of the name of a stored delta, after the name of its file."""
 _LEVEL = 1
-"""Of zstd. Level 3 takes longer, and the deltas are no smaller."""
+"""The compression level of zstd. Level 3 takes longer, and the deltas are no smaller."""
 _MAX_HEADER_BYTES = 100_000_000
 """Limit of safetensors for the description of the tensors."""
 _WORD, _COUNT = np.dtype("<u2"), np.dtype("<u4")

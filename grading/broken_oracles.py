@@ -38,7 +38,7 @@ _MAX_SOURCE_BYTES = 500_000
 _MAX_EDITS = 60
 _PREFERRED = {"value": 0, "far": 1, "negation": 2, "failure": 3}
 _TRIES = 12
-"""Of so many tries the last four use other kinds of edits, because the preferred ones have had no effect."""
+"""The number of tries. The last four use other kinds of edits, because the preferred ones have had no effect."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -19,7 +19,7 @@ _ECOSYSTEMS = (
     "tests", "git", "shell", "python", "javascript", "make", "c", "go", "rust", "java", "php", "ruby", "helpers",
     "compiled",
 )  # fmt: skip
-"""In the order in which rules are tried; the first that matches decides."""
+"""The modules of rules in the order in which rules are tried; the first rule that matches decides."""
 
 
 @dataclass(slots=True, frozen=True)

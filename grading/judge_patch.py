@@ -58,8 +58,7 @@ class GradingLimits:
 @dataclass(frozen=True, slots=True)
 class KnownRuns:
     """The known facts of a task's true runs. `oracle` None: the task was not admitted. `broken`: its pool of broken
-    oracles, by number.
-    """
+    oracles, by number."""
 
     oracle: Oracle | None = None
     broken: dict[int, BrokenOracle] = field(default_factory=dict)
@@ -130,9 +129,8 @@ def find_grader(graders: Mapping[str, Grader], name: str) -> Grader:
 class PatchJudge:
     """Judges patches of one task. `base_commit` None: any base commit is accepted. `controlled`: a solved verdict gets
     a control run, or the patch is the task's own, so edits of test support that honest work needs are kept.
-    `is_final`: the word of this box counts alone. If not, a box in which no test failed makes the patch suspect
-    (SuspectPatchError), and a second box decides.
-    """
+    `is_final`: this box decides alone. If not, a box in which no test failed makes the patch suspect
+    (SuspectPatchError), and a second box decides."""
 
     grader: Grader
     task: TaskRow

@@ -40,8 +40,7 @@ _LOADERS = {
 @dataclass(slots=True, frozen=True)
 class BaseTree:
     """The content of the base commit. `files`: all paths. `imports`: lines of tests that import or include something.
-    `settings`: path → text of files that have the commands of test runs.
-    """
+    `settings`: path → text of files that have the commands of test runs."""
 
     files: frozenset[str] = frozenset()
     imports: str = ""

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 LARGEST_INTEGER = 2**31 - 1
-"""Of a Postgres integer."""
+"""The largest value of a Postgres `integer`."""
 MAX_ROWS = 1_000_000
 """Most rows of one list: a larger one does not fit in memory beside others."""
 
@@ -18,4 +18,4 @@ Positive = Annotated[int, Field(gt=0, le=LARGEST_INTEGER)]
 NotNegative = Annotated[int, Field(ge=0, le=LARGEST_INTEGER)]
 RowId = Annotated[int, Field(ge=0, lt=2**63)]
 Seconds = Annotated[float, Field(gt=0, le=1e9)]
-"""At most 31 years: several of them can be added to a date, and to each other."""
+"""A duration of at most 31 years: several of them can be added to a date, and to each other."""

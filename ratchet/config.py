@@ -75,8 +75,7 @@ class RunConfig(Section):
     warm start."""
     drift: Literal["branch", "drop"] = "branch"
     """Training of a turn that later prompts tokenise differently: `branch`, the default, trains it as a chain of its
-    own; `drop` gives it no loss weight (docs/adapter.md, "Forks, drift, thinking").
-    """
+    own; `drop` gives it no loss weight (docs/adapter.md, "Forks, drift, thinking")."""
     engine: EngineConfig = EngineConfig()
     """Settings of the vLLM engines that serve the policy."""
     engines: Annotated[tuple[PlacedEnginesConfig, ...], Field(min_length=1), BeforeValidator(engine_entries)] = (

@@ -32,8 +32,7 @@ class LossConfig(Section):
     the entropy for the metrics only."""
     reducer: Literal["token_mean", "rollout_mean", "prompt_mean", "constant"] = "token_mean"
     """Averaging of token losses: over all tokens of an update, over rollouts first, over groups first, or by a constant
-    divisor. token_mean, the default, gives every token the same weight.
-    """
+    divisor. token_mean, the default, gives every token the same weight."""
     constant_tokens: Positive = 1024
     """Divisor of the `constant` reducer, in tokens per rollout; other reducers ignore it."""
     chain_credit: Literal["whole", "split"] = "whole"

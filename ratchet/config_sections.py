@@ -38,8 +38,7 @@ class EngineConfig(Section):
     keep_cache: bool = False
     """Keep the KV cache of calls in progress when new weights arrive. False, the default, recomputes the cache, so that
     every logprob belongs to the weights it is labelled with. True saves that work, which matters for long contexts, and
-    mixes weights within the context of a call.
-    """
+    mixes weights within the context of a call."""
     tool_parser: str = "qwen3_coder"
     """vLLM's name of the parser that reads tool calls from the output. The default suits Qwen3 and the tiny policy."""
     reasoning_parser: str | None = None
@@ -155,8 +154,7 @@ class SandboxConfig(Section):
     adaptive: bool = False
     """Run fewer agents at once while engines, sandbox service or memory are full. True begins with a quarter of
     max_boxes and grows while nothing is full (`ratchet status` shows the present number and its cause). False, the
-    default, always allows max_boxes, which is best if it is known to fit.
-    """
+    default, always allows max_boxes, which is best if it is known to fit."""
     memory_mib: Annotated[int, Field(ge=64, le=LARGEST_INTEGER)] | None = None
     """Memory limit of one box, in MiB. None, the default, leaves it to the service (docker: 2048). Only docker accepts
     this limit and the next two."""
@@ -272,15 +270,13 @@ class TrainingConfig(Section):
     advantage: str = "mean"
     """Computation of advantages from a group's rewards: mean, std, leave_one_out, batch (training/advantage.py names
     the papers), a function as `package.module:function`, or `shuffled`, which permutes the advantages within each group
-    and serves as a control that must not learn.
-    """
+    and serves as a control that must not learn."""
     negative_weight: Fraction = 1.0
     """Factor of every advantage below 0. 1, the default, leaves them unchanged; 0 trains only rollouts that were better
     than their group's mean."""
     truncated: Literal["train", "mask", "exclude"] = "train"
     """Use of rollouts that a limit ended: `train` trains them, `mask` counts them in the baseline without loss,
-    `exclude` does neither.
-    """
+    `exclude` does neither."""
     train_kinds: list[TurnKind] = [TurnKind.MAIN, TurnKind.SUB_AGENT, TurnKind.COMPACTION]
     """Kinds of turns that may be trained. Auxiliary calls, such as titles, are left out by default."""
     bin_tokens: Positive = 32768
@@ -288,12 +284,10 @@ class TrainingConfig(Section):
     memory."""
     packing: Literal["auto", "tree", "packed", "padded"] = "auto"
     """Layout of chains in a forward pass: `tree` computes equal prefixes once, `packed` puts chains side by side,
-    `padded` makes padded rows. `auto`, the default, takes tree if the architecture allows it.
-    """
+    `padded` makes padded rows. `auto`, the default, takes tree if the architecture allows it."""
     router_replay: bool = False
     """Send each token in the learner through the experts that the engine chose for it. Engines record them, at layers x
-    experts per token x 1 or 2 bytes per token (docs/models.md). False, the default, suits dense models.
-    """
+    experts per token x 1 or 2 bytes per token (docs/models.md). False, the default, suits dense models."""
     workers: Positive | None = None
     """Number of learner ranks. None, the default, means one per GPU of `gpus`; without it one on a machine with a GPU
     or up to three cores, else two."""
@@ -316,8 +310,7 @@ class TrainingConfig(Section):
     weight_transport: Literal["disk", "nccl"] = "disk"
     """Transport of new weights to running engines. `disk`, the default: each engine reads the published files. `nccl`:
     the learner's first rank reads them once and broadcasts them from its GPU, which no engine may use; an engine that
-    misses the broadcast, or starts later, reads the files. The benefit of nccl is not measured yet.
-    """
+    misses the broadcast, or starts later, reads the files. The benefit of nccl is not measured yet."""
     weights_address: str | None = None
     """Address below which every published version is stored, too, in the form of fsspec: `s3://BUCKET/DIRECTORY`,
     `gs://…`, `file:///DIRECTORY`. Engines on hosts that do not share the state directory fetch it from there before
@@ -331,16 +324,13 @@ class TrainingConfig(Section):
     weights, optimiser moments and gradient sums are always float32."""
     fp32_head: bool = False
     """Compute logits in float32 although `dtype` is not float32; this brings logprobs closer to the engine's. False by
-    default, because it costs memory.
-    """
+    default, because it costs memory."""
     activation_checkpointing: bool | None = None
     """Compute each layer again in the backward pass instead of keeping its activations. True takes about a third more
-    computation and far less memory. None, the default, means true on a GPU.
-    """
+    computation and far less memory. None, the default, means true on a GPU."""
     fused_kernels: bool | None = None
     """Compute norms, rotary positions and gated MLPs with the kernels of the package liger-kernel, on GPUs. None, the
-    default, does so if the package is installed and the kernels were tried with this type of model.
-    """
+    default, does so if the package is installed and the kernels were tried with this type of model."""
 
 
 class EvaluationConfig(Section):
@@ -393,13 +383,11 @@ class GradingConfig(Section):
     gives 1 to a solved task and 0 to any other."""
     integrity: Literal["drop", "reject"] = "drop"
     """Judgement of a patch that contains files that could change the test runner: `drop`, the default, grades it
-    without those files; `reject` gives it the verdict `rejected`.
-    """
+    without those files; `reject` gives it the verdict `rejected`."""
     control_share: Fraction = 1.0
     """Share of solved verdicts that control runs check; all by default, since each costs only three more grades. They
     run the patch against hidden tests that a correct solution fails, which `ratchet tasks admit` makes, and once more
     against the true ones."""
     admission: Literal["required", "ignored"] = "required"
     """Tasks that a run takes: `required`, the default, only those that `ratchet tasks admit` has admitted under the
-    present grader versions; `ignored` all of them.
-    """
+    present grader versions; `ignored` all of them."""

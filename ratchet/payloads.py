@@ -145,8 +145,7 @@ class LiveSandbox(StageResult):
 class AgentResult(StageResult):
     """The end of the agent's program. `num_turns`: completed model calls. `reason`: why the agent is starved, if a
     better reason is known than that it could not reach its model. `is_final`: another box would end in the same way.
-    `waited_seconds`: time for an engine or the adapter, which the agent's budget does not count.
-    """
+    `waited_seconds`: time for an engine or the adapter, which the agent's budget does not count."""
 
     agent_exit: AgentExit
     num_turns: int = 0

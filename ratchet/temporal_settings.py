@@ -141,8 +141,7 @@ class AdapterNumbers(_Section):
 class Retention(_Section):
     """Retention of the data that a run leaves behind; by default it is kept until `ratchet admin prune RUN`. Nothing of
     a run that is open or can be resumed is deleted, unless `ratchet admin prune RUN --force` names it.
-    `activities/pruning.py` lists the data that stays.
-    """
+    `activities/pruning.py` lists the data that stays."""
 
     turns_days: float | None = None
     """Days after the end of a done run from which its turns and logs are moved from Postgres to Parquet files in

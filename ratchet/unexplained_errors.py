@@ -14,7 +14,7 @@ from ratchet.secrets import without_secrets
 _LOG = structlog.get_logger()
 _MAX_KINDS: Final = 200
 _logged: set[tuple[str, str]] = set()
-"""Of this process: the exception's class and the place that raised it."""
+"""The errors that this process has logged: the exception's class and the place that raised it."""
 
 
 def log_unexplained(event: str, error: BaseException, **facts: object) -> None:

@@ -20,9 +20,9 @@ DOCKERFILE = "Dockerfile"
 BUILD_CONTEXT = "build_context"
 """Key of a row's metadata; the import moves it out of the row into the store's table of the same name."""
 MAX_CONTEXT_BYTES = 8 << 20
-"""Of the files of one context, of which an import holds up to 200 at a time."""
+"""The largest size of one context's files; an import holds up to 200 contexts at a time."""
 _MAX_TAR_BYTES = 4 * MAX_CONTEXT_BYTES
-"""Also of many small files, whose headers take more than their contents."""
+"""The largest size of the tar; many small files take more in headers than in contents."""
 _GZIP = 31
 """`wbits` of zlib for the gzip format."""
 _WORKDIR = re.compile(r"^\s*WORKDIR\s+\"?(/[^\s\"$]*)", re.IGNORECASE | re.MULTILINE)

@@ -67,9 +67,8 @@ def translate(
 ) -> RatchetError:
     """The only mapping from the SDK's exceptions to errors of this program.
 
-    `final`: statuses with which this call is refused for what it asks for: ConfigError, `missing` for 404. With any
-    other below 500 the caller is refused: SandboxRefusesError. What no rule knows is the answer of something that does
-    not work: SandboxBusyError.
+    `final`: statuses that refuse the content of this call: ConfigError, `missing` for 404. Any other status below 500
+    refuses the caller: SandboxRefusesError. Unrecognised errors count as an outage: SandboxBusyError.
     """
     from e2b import exceptions as sdk
 

@@ -32,8 +32,7 @@ _OUTAGE = re.compile(
     re.IGNORECASE,
 )
 """Errors of the disk, the network, a registry or the daemon. Every other error that ends a build is the Dockerfile's,
-its context's or its base image's: it ends the build with its text, and the build is tried again later.
-"""
+its context's or its base image's: it ends the build with its text, and the build is tried again later."""
 
 
 class DockerImageBuilder:

@@ -22,7 +22,7 @@ _RESERVED = 3
 _TEMPORAL = 4 * (12 + 4)
 """Four services of Temporal's server, each with its pools of stack/temporal/database.go."""
 _COMMANDS = 10
-"""For `ratchet` commands and people's own sessions."""
+"""Connections of `ratchet` commands and people's own sessions."""
 
 
 @dataclass(slots=True, frozen=True)

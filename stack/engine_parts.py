@@ -25,8 +25,7 @@ from training.service import default_workers
 @dataclass(slots=True, frozen=True)
 class LearnerDevices:
     """The resources that the local Ray node offers to the learner's ranks: CUDA_VISIBLE_DEVICES and the number of its
-    GPUs.
-    """
+    GPUs."""
 
     environment: dict[str, str]
     num_gpus: int

@@ -38,7 +38,7 @@ Say = Callable[[str], None]
 
 
 class HostProcess:
-    """It is started again, after a pause, if it ends by itself.
+    """A process on the host that is started again, after a pause, if it ends by itself.
 
     `name`: for messages. `started`: a text in its output that says that it is up. `environment`: variables that no
     command line shows. `log`: a file that gets its output, None for none.

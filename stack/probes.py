@@ -107,7 +107,7 @@ _POLL_SECONDS = 180.0
 """Age of a worker's newest poll above which it does not poll; one poll lasts up to a minute."""
 _LEARNER_SECONDS = 60.0
 _LEARNER_START_SECONDS = 180.0
-"""For so long after a run first wants a learner, its ranks may still be starting."""
+"""The time, after a run first wants a learner, in which its ranks may still be starting."""
 _ADAPTER_SECONDS = 30.0
 _TOKENS_METRIC = "vllm:generation_tokens_total"
 

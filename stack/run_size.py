@@ -21,9 +21,9 @@ _SECONDS, _CALLS, _ACTIVITIES = 600.0, 30, 9
 """Assumed of one rollout unless its limits are lower: its duration, its model calls and its activities, as in
 docs/fleet.md."""
 _HISTORY_BYTES = 23_000
-"""Of one activity, in Temporal's histories."""
+"""The size of one activity in Temporal's histories."""
 _TOKEN_BYTES = 12
-"""Of one token in the table of turns: its id and its logprob, uncompressed."""
+"""The size of one token in the table of turns: its id and its logprob, uncompressed."""
 
 
 @dataclass(slots=True, frozen=True)

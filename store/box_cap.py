@@ -42,8 +42,7 @@ class Load:
     """The figures from which the limit is computed. `boxes`: places that are taken (`sandboxes.count_places`). `calls`:
     model calls that have not ended, of which the ready engines decode `engine_slots` at once. `refused`: boxes for
     which the sandbox service has no room now. `endpoint_waits`: sessions whose endpoint does not answer now.
-    `free_memory`: share of the memory of the worker's machine.
-    """
+    `free_memory`: share of the memory of the worker's machine."""
 
     boxes: int
     calls: int

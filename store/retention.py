@@ -216,10 +216,11 @@ async def drop_archived_rows(connection: AsyncConnection, run_id: str, after: in
 
 
 async def kept_files(connection: AsyncConnection, run_id: str) -> KeptFiles:
-    """Return which files of an ended run something still needs.
+    """Return the files of an ended run that are still needed.
 
-    The newest weights stay, those of the best step, those of step 0, which tell architecture and tokenizer, and those
-    that another run was started from; of the checkpoints, the newest and that of the best step.
+    The kept weights are the newest ones, those of the best step, those of step 0, which tell architecture and
+    tokenizer, and those that another run was started from; the kept checkpoints are the newest one and that of the best
+    step.
     """
     version = PolicyVersionTable
     needed = (await connection.execute(select(version.uri, version.files).where(*_needed_versions(run_id)))).all()

@@ -12,7 +12,8 @@ from store.schema import AttemptTable, PatchTable, RolloutTable, TaskTable
 
 @dataclass(frozen=True, slots=True)
 class AttemptTimes:
-    """From the first try of its boot until its patch was stored, the next attempt began or the rollout ended."""
+    """An attempt, from the first try of its boot until its patch was stored, the next attempt began or the rollout
+    ended."""
 
     number: int
     began_at: datetime

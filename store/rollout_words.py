@@ -33,7 +33,7 @@ _UNSPACED = re.compile("[\u0e00-\u0eff\u2e80-\u9fff\uf900-\ufaff\U00020000-\U000
 """Scripts that put no spaces between words; a text in one is searched in the turns, not in the index."""
 _WORD_CHARS = 40
 _MAX_WORD_BYTES = 500_000
-"""Of one rollout; Postgres holds 1 MiB in a tsvector."""
+"""The largest size of one rollout's words; Postgres holds 1 MiB in a tsvector."""
 _BATCH_ROLLOUTS = 50
 UNREADABLE = (zstandard.ZstdError, ValueError)
 """Errors of `unpack_json` for a damaged row."""

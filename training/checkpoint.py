@@ -45,7 +45,8 @@ _ADAPTER = "adapter"
 """Key of the description of the adapters (`training/lora.py`), which only checkpoints of LoRA have."""
 
 _EPOCH = re.compile(r"\.e(\d+)(?!.*\.(?:fetching|deleting|lock)$)")
-"""Not what a node's copies of versions leave while they are made (`engine/policy_cache.py`)."""
+"""The epoch in a name, but not in names that a node's copies of versions leave while they are made
+(`engine/policy_cache.py`)."""
 
 
 def _options(adapter: str | None) -> StateDictOptions:
@@ -54,8 +55,7 @@ def _options(adapter: str | None) -> StateDictOptions:
 
 _KERNEL_FLAGS = ("fused", "foreach", "capturable")
 """Flags that select the kernels of the optimiser's step. They belong to the machine that runs the step, not to the one
-that wrote the checkpoint.
-"""
+that wrote the checkpoint."""
 
 
 def _state_dict(

@@ -1,4 +1,4 @@
-"""From groups with rewards to the members of a plan row: advantages, updates and token weights.
+"""Build a plan row's members from groups with rewards: advantages, updates and token weights.
 
 Pure arithmetic, a function of its arguments and the run's seed: a benchmark simulates runs with it, and a replay finds
 the same plan. No torch and no database.

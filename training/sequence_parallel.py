@@ -50,8 +50,7 @@ class SequenceRanks:
 @dataclass(frozen=True, slots=True)
 class Joining:
     """Join the values of all ranks' predictions. `counts`: number of predictions of each rank. `places` (M,): for each
-    prediction of the bin, its index in the concatenated predictions of all ranks.
-    """
+    prediction of the bin, its index in the concatenated predictions of all ranks."""
 
     ranks: SequenceRanks
     counts: Sequence[int]

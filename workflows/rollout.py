@@ -71,7 +71,7 @@ _WORKS_ON = {
 """Stage → what is done in it, for people who look at the workflow."""
 
 _MAX_SUMMARY_BYTES = 350
-"""Of an activity's summary; Temporal's documented limit is 400 bytes."""
+"""The largest size of an activity's summary; Temporal's documented limit is 400 bytes."""
 
 
 @workflow.defn(name="Rollout", failure_exception_types=[ValidationError])

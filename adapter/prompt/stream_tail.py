@@ -38,8 +38,7 @@ class _Boundary(NamedTuple):
 
 class EarlierTextChangedError(Exception):
     """Raised if the text that follows the answer changes the text before it. `drops_thinking`: the template leaves
-    earlier thinking out; other templates only move their tools, for example.
-    """
+    earlier thinking out; other templates only move their tools, for example."""
 
     def __init__(self, drops_thinking: bool) -> None:
         super().__init__(drops_thinking)

@@ -25,7 +25,8 @@ from store.sessions import EngineWait
 _LOG = structlog.get_logger("ratchet.adapter")
 _COUNT_SECONDS = sessions.WAITS_RECORDED_SECONDS
 _LONG_SECONDS = 5.0
-"""As long as a gap in the heartbeats has to be; a healthy store answers in milliseconds."""
+"""The access time above which a call waits for the store, as long as the longest normal gap in the heartbeats; a
+healthy store answers in milliseconds."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Of several calls with the same digest, the one that a request repeats: the newest, unless a key names another."""
+"""Find the earlier call that a request repeats: the newest with the same digest, unless a key names another."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from store.database import Database
 from store.turns import KnownCall
 
 _MOST = 64
-"""Calls before so many equal ones are not looked at."""
+"""The number of calls with the same digest that are searched, the newest ones."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,8 +156,7 @@ class TurnTree:
 
     def knows(self, key: bytes, run: MessageRun, loose_key: bytes) -> bool:
         """Return whether an answer is a stored one as it was sent, perhaps without its reasoning. Keys as in
-        `with_reasoning`.
-        """
+        `with_reasoning`."""
         if self.turn_of_answer(key, run, "", loose_key) is not None or run.key in self._by_answer:
             return True
         reasoning = self.reasoning.find(key, run, loose_key if self.follows_loose_chains else None)

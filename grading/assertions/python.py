@@ -74,8 +74,7 @@ def python_sites(source: bytes, rng: random.Random, up: bool = True) -> list[Ass
 @dataclass(frozen=True, slots=True)
 class _File:
     """The data that the functions of a file share. `insertion`: puts the helper's functions into the file. `functions`:
-    names of the functions that the file defines. `compared`: `compared_parameters` of each of them.
-    """
+    names of the functions that the file defines. `compared`: `compared_parameters` of each of them."""
 
     spans: Spans
     helper: HelperCode

@@ -32,8 +32,7 @@ class TaskTable(Base):
 
 class BuildContextTable(Base):
     """The input of an image build: a tar.gz with a Dockerfile. The image's name is the archive's digest, so many tasks
-    may share one row.
-    """
+    may share one row."""
 
     __tablename__ = "build_context"
     image: Mapped[str] = mapped_column(primary_key=True)

@@ -95,8 +95,7 @@ class VerdictCount:
 @dataclass(slots=True, frozen=True)
 class OutcomeCount:
     """The number of rollouts of a purpose that ended in one way. `outcome` and `agent_exit` are None while they are
-    open.
-    """
+    open."""
 
     purpose: str
     outcome: str | None
@@ -138,8 +137,7 @@ class FlaggedCount:
     """The numbers of a run's rollouts with flagged verdicts. `num_flagged`: the verdict that decided the reward has
     flags; `num_rejected`: a rule rejected the patch in it. `num_others`: ended rollouts with flags only in verdicts
     that decided no reward: those of `ratchet tasks regrade` without `--adopt`, and earlier ones; `newest_others`: at
-    most 20 of them.
-    """
+    most 20 of them."""
 
     num_flagged: int
     num_rejected: int

@@ -70,8 +70,7 @@ _WORK = {
 @dataclass(slots=True)
 class Injury:
     """The effect of a fault. `outage_seconds`: time for which it kept something away. `boxes`: boxes that it ended
-    itself.
-    """
+    itself."""
 
     began_at: float
     ended_at: float = 0.0

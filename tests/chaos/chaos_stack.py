@@ -18,8 +18,7 @@ from stack.serving_plan import load_plan
 
 PATIENCE_SECONDS, LEARNER_PATIENCE_SECONDS = 25.0, 150.0
 """The time for which a part may fail its probes here before the watcher restarts it; in the product 60 s to 300 s. A
-learner that starts needs more, as Ray starts a process per rank.
-"""
+learner that starts needs more, as Ray starts a process per rank."""
 SEED_VARIABLE = "RATCHET_CHAOS_SEED"
 _PROBE_SECONDS = 10.0
 

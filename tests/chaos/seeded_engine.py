@@ -48,8 +48,7 @@ _CANARY = "SELECT canary FROM policy_version WHERE version = $1"
 @dataclass(frozen=True, slots=True)
 class MemberScript:
     """The policy's behaviour as one member of a group: its commands, the seconds of each call, and if it solves the
-    task.
-    """
+    task."""
 
     commands: tuple[str, ...]
     hold_seconds: tuple[float, ...]

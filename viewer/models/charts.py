@@ -38,8 +38,7 @@ class Chart:
 @dataclass(slots=True, frozen=True)
 class RunCurves:
     """The data of one run's charts. `tokens_before`: tokens trained by the steps before the first step of `metrics`;
-    read only for the axis of tokens.
-    """
+    read only for the axis of tokens."""
 
     run_id: str
     created_at: datetime

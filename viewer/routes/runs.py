@@ -42,7 +42,7 @@ _MAX_FAILURES = 10
 _MAX_FLAGGED = 20
 _MAX_COMPARED = 6
 _MAX_REQUESTS = 200
-"""Of people, marked on the curves: the newest."""
+"""The number of people's requests that are marked on the curves: the newest ones."""
 _NEWEST_STEPS = 20
 
 

@@ -20,7 +20,8 @@ WORDS = tuple(_TEXT.split())
 CALLED = ("apply", "build", "compose", "derive", "fetch", "gather", "handle", "load", "int", "list", "set", "str")
 HEAD_SHARE = 0.6
 HEADS = ("It should", "The", "It", "This should", "Make it")
-"""As in people's issues. Without them in random issues, too, these words would name the families that begin so."""
+"""Openings of issues, as people write them. Without them in random issues, too, these words would name the families
+that begin so."""
 OPERATORS = ("+", "-", "*", "/", "//", "%", "<", "<=", ">", ">=", "==", "and", "or")
 ASSIGNMENT_SHARE = 0.25
 ASSIGNMENTS = ("+=", "-=", "*=", "//=", "%=")

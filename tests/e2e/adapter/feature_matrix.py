@@ -1,6 +1,5 @@
 """The tested features of each agent program: parameters of the end-to-end tests, and the table of
-`docs/reference/agents.md`.
-"""
+`docs/reference/agents.md`."""
 
 import json
 from collections.abc import Callable, Mapping

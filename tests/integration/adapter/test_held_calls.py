@@ -1,6 +1,5 @@
 """Limits of the calls that wait for the store and of the bodies that are read meanwhile; a client that leaves makes
-room.
-"""
+room."""
 
 import asyncio
 import contextlib

@@ -1,6 +1,5 @@
 """Helpers for tests of the real vLLM: a base, published versions, the wrapper's process, and the tokens that it
-sampled.
-"""
+sampled."""
 
 import asyncio
 import contextlib

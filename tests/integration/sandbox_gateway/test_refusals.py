@@ -1,6 +1,5 @@
 """A refusal by a proxy on the way to the service, or by the service because of the installation, is never taken for the
-fault of a command, a file or a task.
-"""
+fault of a command, a file or a task."""
 
 import asyncio
 import contextlib

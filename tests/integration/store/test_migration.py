@@ -62,8 +62,7 @@ BUILDS_AN_INDEX = """with op.get_context().autocommit_block():
         op.create_index("ix_added", "rollout", ["harness"], postgresql_concurrently=True)
         op.execute("SET lock_timeout = '5s'")"""
 """A migration that adds an index to a table that grows: beside the statements of a running stack, after the rest of an
-interrupted build is dropped.
-"""
+interrupted build is dropped."""
 
 
 @pytest.fixture

@@ -53,8 +53,7 @@ def beginning(chain: TrainingSequence) -> TrainingSequence:
 @pytest.fixture(scope="module")
 def alone(single_rank: None, tmp_path_factory: pytest.TempPathFactory) -> Alone:
     """The training of one rank: Qwen3 with ratios of whole turns, a reference, a teacher and a bonus of entropy; the
-    same with chains of three tokens; Qwen3.5-MoE with recorded experts.
-    """
+    same with chains of three tokens; Qwen3.5-MoE with recorded experts."""
     directory = tmp_path_factory.mktemp("alone")
     paths = {name: make_architecture(name, directory, **arguments_of(name)) for name in (EXPERTS, DELTA)}
     paths[DENSE] = make_architecture(DENSE, directory, vocab_size=512)
