@@ -17,8 +17,7 @@ from store.evaluations import AskedEvaluation, BegunEvaluation, NewEvaluation, t
 from store.groups import NewGroup
 
 MEMBERS_PER_EXECUTION = 1000
-"""The number of an evaluation's rollouts that are returned at once: 50,000 in one result exceed the 2 MB of a payload.
-"""
+"""The number of an evaluation's rollouts returned at once: 50,000 in one result exceed the 2 MB of a payload."""
 
 
 class EvaluationActivities:

@@ -12,8 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 _ITEM = re.compile(r"\s|[-*|] ")
-"""The beginning of a line that does not continue the line before it: white space, the mark of a list item or a table
-row."""
+"""The beginning of a line that does not continue the one before: an indent, the mark of a list item or a table row."""
 
 
 class InPanels(TyperGroup):

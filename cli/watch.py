@@ -65,8 +65,7 @@ def watch(
 
 @dataclass(slots=True, frozen=True)
 class TimeLeft:
-    """The time that the remaining steps take if they take as long as the newest ones. `seconds`: None without two
-    steps."""
+    """The time of the remaining steps if each takes as long as the newest ones. `seconds`: None without two steps."""
 
     done: int
     total: int

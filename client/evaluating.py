@@ -32,9 +32,8 @@ _POLL_SECONDS = 1.0
 
 @dataclass(slots=True, frozen=True)
 class EvaluationSettings:
-    """The subject and the settings of an evaluation. `config`: gives tasks, harness and limits for a model directory or
-    an endpoint. `datasets`: replace the config's. `new`: do not continue an unfinished evaluation with the same
-    settings.
+    """The subject and settings of an evaluation. `config`: gives tasks, harness and limits for a model directory or an
+    endpoint. `datasets`: replace the config's. `new`: do not continue an unfinished evaluation of equal settings.
 
     `model`, `key`, `body`: of an endpoint, see `EndpointConfig`. `engine_set`: instead of the config's; an open run is
     evaluated by its own.

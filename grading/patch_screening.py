@@ -47,8 +47,7 @@ class Finding:
 
 @dataclass(slots=True, frozen=True)
 class PatchPolicy:
-    """The task's rules for patches. `test_files` None: the task does not list its tests, so any directory may hold
-    some.
+    """The task's rules for patches. `test_files` None: the task lists no tests, so any directory may hold some.
 
     `named_files`: files that its test ids name. `commands`: its test commands. `controlled`: a control run checks every
     verdict that would be solved.

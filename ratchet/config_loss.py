@@ -36,9 +36,8 @@ class LossConfig(Section):
     constant_tokens: Positive = 1024
     """Divisor of the `constant` reducer, in tokens per rollout; other reducers ignore it."""
     chain_credit: Literal["whole", "split"] = "whole"
-    """Share of a rollout's advantage that each of its K chains gets: all of it, or 1/K. `split` together with the
-    reducer rollout_mean makes a rollout with sub-agents or compactions count K times less, so `whole` is the default.
-    """
+    """Share of a rollout's advantage that each of its K chains gets: all, or 1/K. `split` together with the reducer
+    rollout_mean makes a rollout with sub-agents or compactions count K times less, so `whole` is the default."""
     reference_kl: Annotated[float, Field(ge=0)] = 0.0
     """Factor of KL(policy || reference) at each trained token, by the k3 estimator (training/reference.py), added to
     the token's loss. 0, the default, loads no reference."""

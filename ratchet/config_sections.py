@@ -337,8 +337,7 @@ class EvaluationConfig(Section):
     """The times and settings of evaluations on the held-out tasks."""
 
     at: list[Literal["start", "end"]] = ["start", "end"]
-    """Times at which the held-out tasks are evaluated: before the first step, after the last one, or both, the default.
-    """
+    """Times at which held-out tasks are evaluated: before the first step, after the last one, or both, the default."""
     every: Positive | None = None
     """Number of steps between further evaluations, for which training waits. None, the default, means none, because
     each takes as long as all held-out rollouts."""

@@ -134,8 +134,7 @@ class GroupProgress(StrEnum):
 
 
 class Outcome(StrEnum):
-    """The end of a rollout. NULL in the store exactly while the rollout is open; only the first two values have a
-    reward."""
+    """The end of a rollout. NULL in the store exactly while the rollout is open; only the first two have a reward."""
 
     GRADED = "graded"
     """A grader gave a verdict, solved or not."""

@@ -1,5 +1,4 @@
-"""Choose the version of the workers that gets work, if Temporal routes by version: `worker_versioning` of
-temporal.yaml.
+"""Choose the workers' version that gets work, if Temporal routes by version: `worker_versioning` of temporal.yaml.
 
 All workers of an installation are one deployment, and a version is a build id (`stack/build_id.py`). A new version gets
 nothing until it is made current; then it gets everything that begins, and every workflow in progress goes over to it

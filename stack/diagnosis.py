@@ -69,8 +69,7 @@ class RetriedActivity:
 
 @dataclass(slots=True)
 class Diagnosis:
-    """The findings about a run. `answer`: what the run waits for, as one sentence. `parts`: name → why it does not
-    answer.
+    """The findings about a run. `answer`: what it waits for, as one sentence. `parts`: name → why it does not answer.
 
     `working`: what the stages of the oldest rollouts report of their work, such as the command that runs.
 

@@ -24,8 +24,7 @@ from training.service import default_workers
 
 @dataclass(slots=True, frozen=True)
 class LearnerDevices:
-    """The resources that the local Ray node offers to the learner's ranks: CUDA_VISIBLE_DEVICES and the number of its
-    GPUs."""
+    """Resources of the local Ray node for the learner's ranks: CUDA_VISIBLE_DEVICES and the number of its GPUs."""
 
     environment: dict[str, str]
     num_gpus: int

@@ -1,5 +1,4 @@
-"""Find the process that listens on a port of this stack: a leftover of an earlier life of the stack, or another
-program.
+"""Find the listener on a port of this stack: a leftover of an earlier life of the stack, or another program.
 
 A listener is the stack's if its environment has the stack's mark, or if its command line or one of its open files lies
 in a directory of the stack: some programs overwrite their environment and their command line with their title.

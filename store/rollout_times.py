@@ -12,8 +12,7 @@ from store.schema import AttemptTable, PatchTable, RolloutTable, TaskTable
 
 @dataclass(frozen=True, slots=True)
 class AttemptTimes:
-    """An attempt, from the first try of its boot until its patch was stored, the next attempt began or the rollout
-    ended."""
+    """An attempt: from its boot's first try until its patch was stored, the next attempt began or the rollout ended."""
 
     number: int
     began_at: datetime

@@ -45,8 +45,8 @@ _ADAPTER = "adapter"
 """Key of the description of the adapters (`training/lora.py`), which only checkpoints of LoRA have."""
 
 _EPOCH = re.compile(r"\.e(\d+)(?!.*\.(?:fetching|deleting|lock)$)")
-"""The epoch in a name, but not in names that a node's copies of versions leave while they are made
-(`engine/policy_cache.py`)."""
+"""Matches the epoch in a version's name, but no files that a node keeps beside its copies (`engine/policy_cache.py`).
+"""
 
 
 def _options(adapter: str | None) -> StateDictOptions:

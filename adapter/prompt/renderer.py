@@ -96,8 +96,7 @@ class Renderer:
         return len(sampled) > 0 and int(sampled[-1]) in self.stop_ids
 
     def ended(self, sampled: Ids) -> bool:
-        """Return whether the answer ends with the template's end token, or in full rendering with a token that may be
-        it.
+        """Return whether the answer ends with the template's end token or, in full rendering, one that may be it.
 
         After any other end the template's end token is added as context.
         """

@@ -79,8 +79,7 @@ class StreamTails:
         return self._tail_ids(rest[len(boundary.closing) :], boundary.alias, last_id)
 
     def _keeps(self, preamble: Preamble, answered: Sequence[MessageRun], before: str) -> bool:
-        """Return whether the template shows `before` before a tool's result, so that the result changes nothing before
-        it.
+        """Return whether the template shows `before` before a tool's result, which then changes nothing before it.
 
         An answer alone may be shown otherwise: some templates mark an empty thinking of the last message.
         """

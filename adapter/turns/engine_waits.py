@@ -25,8 +25,8 @@ from store.sessions import EngineWait
 _LOG = structlog.get_logger("ratchet.adapter")
 _COUNT_SECONDS = sessions.WAITS_RECORDED_SECONDS
 _LONG_SECONDS = 5.0
-"""The access time above which a call waits for the store, as long as the longest normal gap in the heartbeats; a
-healthy store answers in milliseconds."""
+"""An access that takes longer counts as waiting, as with a gap in the heartbeats; a healthy store takes milliseconds.
+"""
 
 
 @dataclass(slots=True)

@@ -26,8 +26,7 @@ _MAX_KEPT_BYTES = 1 << 30
 _MAX_STDIN_BYTES = 16 << 20
 _NUM_KEPT_ENDED = 1000
 _LINGER_SECONDS = 1.0
-"""The time for which output is read after the main process ended, if a child of it (`server &`) keeps the pipes open.
-"""
+"""The time for reading output after the main process ended, if a child of it (`server &`) keeps the pipes open."""
 _READ_BYTES = 65_536
 
 

@@ -94,8 +94,7 @@ class VerdictCount:
 
 @dataclass(slots=True, frozen=True)
 class OutcomeCount:
-    """The number of rollouts of a purpose that ended in one way. `outcome` and `agent_exit` are None while they are
-    open."""
+    """The number of a purpose's rollouts that ended in one way. `outcome`, `agent_exit`: None while they are open."""
 
     purpose: str
     outcome: str | None

@@ -196,8 +196,7 @@ class _Account:
             self.wasted_seconds += sum(self.seconds.values()) - before
 
     def _add_learner(self, group: GroupTimes, step: TrainedStepTimes, size: int, last: RolloutTimes) -> None:
-        """Add the time from the last verdict of the group to the update of the engines. `last`: the step's last
-        rollout."""
+        """Add the time from the group's last verdict to the update of the engines. `last`: the step's last rollout."""
         at = group.ready
         for phase, intervals in (
             (Phase.EVALUATION, self._evaluations),

@@ -36,8 +36,7 @@ class RatioTokenGroup:
 
 @dataclass(slots=True, frozen=True)
 class TokenContext:
-    """The data that explain a token: its rollout's use in the step, its turn (archived turns are missing), its
-    tokenizer."""
+    """Data that explain a token: its rollout's use in the step, its turn (archived ones are missing), its tokenizer."""
 
     uses: Mapping[int, PlannedUse]
     turns: Mapping[int, TurnContent]

@@ -239,8 +239,7 @@ LEGENDS: dict[str, Legend] = {
         *_OF_LEARNER[1:],
     ),
 }
-"""The quantities that can colour the tokens. The learner's values are those before the update that trained the token.
-"""
+"""The quantities that can colour tokens. The learner's values are those before the update that trained the token."""
 
 
 def _hint(token: ChainToken, seen: _Seen) -> str:
