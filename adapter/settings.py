@@ -42,9 +42,9 @@ class AdapterSettings(BaseModel):
     max_held_calls: int = 4096
     """Calls that may wait for the store before they have begun; another one gets 503 or 529."""
     max_held_calls_per_session: int = 256
-    """Limit of `max_held_calls` for one session. Sessions that this process does not know yet share half of all."""
+    """Limit of held calls per session. All sessions unknown to this process share half of `max_held_calls`."""
     max_held_bytes: int = 1 << 30
-    """Limit of the bytes that the bodies of held calls have together."""
+    """Limit of the bytes of all held calls' bodies together."""
     max_sessions: int = 2000
     """Sessions kept in memory. Others are read from the store again when needed."""
     pool_size: int = 10

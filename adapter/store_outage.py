@@ -35,7 +35,7 @@ class HeldLimits:
 
     @property
     def num_unknown_calls(self) -> int:
-        """Limit of the held calls of all sessions together that are not known yet."""
+        """Limit of the held calls of all unknown sessions together."""
         return (self.num_calls + 1) // 2
 
 
