@@ -353,7 +353,7 @@ async def test_a_run_beside_an_open_one_is_not_extended(steered: Steered) -> Non
     ("state", "action", "arguments", "expected"),
     [
         (RunState.DONE, SteeringAction.PAUSE, (), r"has ended \(done\)"),
-        (RunState.DONE, SteeringAction.RESUME, (), "ratchet set --add-steps"),
+        (RunState.DONE, SteeringAction.RESUME, (), "--add-steps STEPS"),
         (RunState.CANCELLED, SteeringAction.DRAIN, (), r"has ended \(cancelled\)"),
         (RunState.STOPPED, SteeringAction.STOP, (), r"has ended \(stopped\)"),
         (RunState.PAUSED, SteeringAction.DRAIN, (), "paused, so nothing in flight would be trained"),
