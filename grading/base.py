@@ -58,11 +58,13 @@ class TestRun:
 
 
 class NoEvidenceError(GraderFailedError):
-    """A run shows nothing of the patch, and no gold run shows that it can. `log`: what it printed."""
+    """A run shows nothing of the patch, and no gold run shows that it can. `log`: what it printed. `has_failed`: the
+    command ended without success, so the patch may be to blame if the log names it."""
 
-    def __init__(self, gap: str, log: str) -> None:
+    def __init__(self, gap: str, log: str, has_failed: bool = True) -> None:
         super().__init__(f"{gap}; no test shows anything of the patch: {log.strip()[-400:] or 'nothing was printed'}")
         self.log = log_tail(log)
+        self.has_failed = has_failed
 
 
 @dataclass(slots=True, frozen=True)

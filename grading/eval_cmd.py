@@ -106,7 +106,7 @@ def judge_command(run: TestRun, command: str, spec: JsonObject, oracle: Oracle |
     required = _uses_witness(spec) and names_pytest(command)
     judged = judge_sessions(observed, required, spec.get("expected_tests") or (), oracle)
     if not (run.gap or run.claim) and run.is_silent and oracle is None and not spec.get("empty_patch_fails"):
-        raise NoEvidenceError(_UNCHECKED.format(observed.exit_code), observed.log)
+        raise NoEvidenceError(_UNCHECKED.format(observed.exit_code), observed.log, observed.exit_code != 0)
     if run.gap and not judged.rule:
         judged = Judgement(False, require_evidence(run, oracle))
     return _verdict(run, judged, log, oracle is not None)

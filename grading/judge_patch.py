@@ -263,7 +263,8 @@ class PatchJudge:
         is_healthy = self.known.oracle is not None or prepared.may_have_broken_the_command
         if isinstance(error, NoEvidenceError):
             dropped = {finding.path for finding in prepared.findings if finding.is_dropped}
-            is_healthy = names_change(error.log, [one for one in prepared.changes if one.path not in dropped])
+            kept = [one for one in prepared.changes if one.path not in dropped]
+            is_healthy = error.has_failed and names_change(error.log, kept)
         if isinstance(error, UnusableBoxError) or not is_healthy:
             raise error
         self._suspect(str(error))

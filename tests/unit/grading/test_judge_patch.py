@@ -7,6 +7,7 @@ import pytest
 
 from grading.base import TestRun
 from grading.broken_oracles import BrokenOracle
+from grading.diff_sections import split_diff
 from grading.grading_box import PreparedBox
 from grading.judge_patch import GradingLimits, KnownRuns, PatchJudge, PatchRun
 from grading.oracle import Oracle
@@ -171,11 +172,26 @@ def test_a_command_that_tells_of_no_test_decides_nothing_by_itself(exit_code: in
     silent = _run(exit_code)
     silent = silent._replace(run=replace(cast(TestRun, silent.run), is_silent=True))
     task = shop.task("eval_cmd", "", eval_cmd="./check")
+    judge = PatchJudge(GRADERS["eval_cmd"], task, GradingLimits(60, 60))
     with pytest.raises(GraderFailedError, match="empty_patch_fails"):
-        PatchJudge(GRADERS["eval_cmd"], task, GradingLimits(60, 60)).verdict(silent, None)
+        judge.verdict(silent, None)
     known = replace(task, spec={**task.spec, "empty_patch_fails": True})
     for judge, oracle in (
         (PatchJudge(GRADERS["eval_cmd"], task, GradingLimits(60, 60)), Oracle()),
         (PatchJudge(GRADERS["eval_cmd"], known, GradingLimits(60, 60)), None),
     ):
         assert judge.verdict(silent, oracle).solved == (exit_code == 0)
+
+
+def test_a_silent_command_that_succeeded_is_no_patchs_fault_whatever_it_printed() -> None:
+    changes = split_diff(b"diff --git a/src/a.py b/src/a.py\n--- a/src/a.py\n+++ b/src/a.py\n@@ -1 +1 @@\n-1\n+2\n")
+    task = shop.task("eval_cmd", "", eval_cmd="./check")
+    judge = PatchJudge(GRADERS["eval_cmd"], task, GradingLimits(60, 60), is_final=True)
+
+    def run(exit_code: int) -> PatchRun:
+        report = RunnerReport(exit_code, 'File "src/a.py", line 1: checked\n', [])
+        return PatchRun(PreparedBox(changes=changes), TestRun(report, {}, 1.0, 60.0, is_silent=True))
+
+    with pytest.raises(GraderFailedError, match="empty_patch_fails"):
+        judge.verdict(run(0), None)
+    assert not judge.verdict(run(2), None).solved, "a compiler says which line of the patch is wrong"
