@@ -1,5 +1,6 @@
 """`ratchet down`: stop the local stack."""
 
+from collections.abc import Collection
 from typing import Annotated
 
 import typer
@@ -19,26 +20,30 @@ def down(
     """
     import asyncio
 
+    from activities.box_lifecycle import INSTALLATION_KEY
     from cli.console import say
     from ratchet.errors import RatchetError
-    from sandbox_gateway.box_end import kill_processes, living_boxes
+    from sandbox_gateway.box_end import kill_processes, living_boxes, metadata_of
     from stack.parts import Stack
     from stack.supervisor import Supervisor
 
     stack = Stack()
     supervisor = Supervisor(stack)
+    own_ids: Collection[str] | None = None
     if boxes and supervisor.is_up() and stack.has_gateway:
         # First the workers, which would boot boxes behind the listing.
         supervisor.stop(*(part.name for part in stack.parts() if part.name.startswith("worker")))
         try:
-            say(f"{asyncio.run(kill_stack_boxes(stack.environment()))} sandboxes stopped")
+            num_killed, own_ids = asyncio.run(kill_stack_boxes(stack.environment()))
+            say(f"{num_killed} sandboxes stopped")
         except RatchetError as error:
             say(f"could not stop sandboxes ({error}); they expire at their TTL")
     say("stopping the stack; runs that are open go on after `ratchet up`")
     supervisor.down()
     living = living_boxes(stack.home / "boxes")
-    if boxes:  # the gateway was down before, or did not answer
-        living = [directory for directory in living if kill_processes(directory, _END_SECONDS)]
+    if boxes:  # those that the gateway has not ended, also if it was down before
+        own = [one for one in living if own_ids is None or metadata_of(one).get(INSTALLATION_KEY) in own_ids]
+        living = [directory for directory in own if kill_processes(directory, _END_SECONDS)]
     say("the stack is down" + _left(len(living), boxes))
 
 
@@ -54,8 +59,9 @@ def _left(number: int, is_asked: bool) -> str:
     )
 
 
-async def kill_stack_boxes(environment: dict[str, str]) -> int:
-    """Kill the boxes that carry this installation's id, and return their number. Others may use the same gateway."""
+async def kill_stack_boxes(environment: dict[str, str]) -> tuple[int, Collection[str]]:
+    """Kill the boxes that carry this installation's id; return their number, and the ids that are its own. Others may
+    use the same gateway."""
     from activities.box_lifecycle import INSTALLATION_KEY, kill_own_box
     from sandboxes.e2b import E2BProvider
     from store import installations
@@ -74,4 +80,4 @@ async def kill_stack_boxes(environment: dict[str, str]) -> int:
     finally:
         await database.close()
         await provider.close()
-    return num_killed
+    return num_killed, own_ids

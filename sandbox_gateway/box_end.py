@@ -39,6 +39,14 @@ def living_boxes(root_directory: Path) -> list[Path]:
     return sorted(found)
 
 
+def metadata_of(directory: Path) -> dict[str, str]:
+    """Return the metadata of a box's record; none if it cannot be read."""
+    try:
+        return dict(json.loads((directory / RECORD_FILE).read_bytes())["metadata"])
+    except (OSError, ValueError, KeyError):
+        return {}
+
+
 def kill_processes(directory: Path, timeout_seconds: float) -> list[psutil.Process]:
     """Kill the boxd of a box's directory and all processes below it, also suspended and frozen ones; return those that
     have not ended in time.

@@ -14,7 +14,7 @@ import pytest
 
 from activities.box_lifecycle import INSTALLATION_KEY
 from cli.down import kill_stack_boxes
-from sandbox_gateway.box_end import living_boxes
+from sandbox_gateway.box_end import living_boxes, metadata_of
 from sandboxes.e2b import E2BProvider
 from stack.parts import free_ports
 from store import installations
@@ -67,6 +67,8 @@ async def test_boxes_of_others_live_on(
         "E2B_SANDBOX_URL": own_gateway.url,
         "RATCHET_DATABASE_URL": postgres_url,
     }
-    assert await kill_stack_boxes(environment) == 1
+    assert await kill_stack_boxes(environment) == (1, (own,))
+    kept = [metadata_of(directory) for directory in living_boxes(own_gateway.settings.root_directory)]
+    assert len(kept) == 2 and all(one.get(INSTALLATION_KEY) != own for one in kept)
     left = [info.metadata for info in await own_provider.list({})]
     assert len(left) == 2 and all(one.get(INSTALLATION_KEY) != own for one in left)
