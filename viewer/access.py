@@ -45,7 +45,7 @@ class TokenGate:
             response = PlainTextResponse(
                 "This viewer needs its token: open the link that `ratchet view` prints, or log in with it as password.",
                 401,
-                {"www-authenticate": 'Basic realm="ratchet part viewer", charset="UTF-8"'},
+                {"www-authenticate": 'Basic realm="ratchet viewer", charset="UTF-8"'},
             )
         await (response or self._app)(scope, receive, send)
 
