@@ -43,13 +43,8 @@ class Oracle:
 
     @classmethod
     def of_json(cls, values: JsonObject) -> Self:
-        """Return the oracle that `as_json` stored.
-
-        Earlier versions stored one digest for each file, a string, which also changed with the product's code and with
-        the number of parameters. It is left out, so that the code of the tests is compared after the next admission.
-        """
-        modules = {path: codes for path, codes in values["modules"].items() if isinstance(codes, list)}
-        return cls(**{**values, "canaries": tuple(values["canaries"]), "modules": modules})
+        """Return the oracle that `as_json` stored."""
+        return cls(**{**values, "canaries": tuple(values["canaries"])})
 
     def as_json(self) -> JsonObject:
         """Return the oracle as a JSON column."""

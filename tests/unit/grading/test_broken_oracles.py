@@ -115,7 +115,7 @@ def test_a_neighbour_needs_the_other_one() -> None:
     unnamed = BrokenOracle((), {}, True, (), True, (EditedTest("t.c", "", "value"),))
     assert confirmed_pool({0: unnamed}) == {} and len(confirmed_pool({0: unnamed, 1: unnamed})) == 2
     stored = BrokenOracle((), {}, True, ("t.py::test_a",), True)
-    assert confirmed_pool({0: stored}) == {0: stored}, "made by an earlier version"
+    assert confirmed_pool({0: stored}) == {0: stored}, "a row's own pool names no edited tests"
 
 
 def test_negations_alone_are_weak() -> None:
@@ -128,7 +128,7 @@ def test_negations_alone_are_weak() -> None:
     for source, is_weak in kinds.items():
         broken = propose({"t.py": source.encode()}, [], 0, False)
         assert broken is not None and broken.is_weak == is_weak, source
-    assert not BrokenOracle((), {}, must_fail=("a",)).is_weak, "made by an earlier version"
+    assert not BrokenOracle((), {}, must_fail=("a",)).is_weak, "a row's own pool names no edited tests"
 
 
 def test_if_values_have_no_effect_negations_are_tried() -> None:
@@ -174,7 +174,7 @@ def test_it_survives_the_store() -> None:
     assert new is not None and BrokenOracle.of_json(json.loads(json.dumps(new.as_json()))) == new
     stored = {"edits": [{"target": "t.py", "start": 0, "end": 1, "text": "x"}], "digests": {"t.py": "d"}}
     stored |= {"up": False, "must_fail": ["a"], "exit_fails": True}
-    assert BrokenOracle.of_json(stored) == broken, "a pool that an earlier version stored"
+    assert BrokenOracle.of_json(stored) == broken, "a row's own pool"
 
 
 def test_the_same_source_is_always_broken_in_the_same_way() -> None:
