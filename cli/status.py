@@ -1,5 +1,6 @@
 """`ratchet status`: the state of the stack's parts, or what a run waits for."""
 
+import contextlib
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,6 +13,7 @@ _ROW = "{:<{width}} {:<11} {:>11} {:>8}  {}"
 _WIDTH = 12
 _LINE_WIDTH = 79
 _RUNS_EXPLAINED = 3
+_DIAGNOSIS_SECONDS = 4.0
 
 
 def status(
@@ -73,7 +75,6 @@ def _collect() -> dict[str, Any]:
     import asyncio
     import time
 
-    from stack.diagnosis import diagnose
     from stack.engine_parts import engine_addresses
     from stack.part_health import PartHealth, read_fresh_health
     from stack.parts import WATCHER, Stack
@@ -111,9 +112,23 @@ def _collect() -> dict[str, Any]:
         note = f"the parts are not probed: {why}"
     answers = health.get("postgres", PartHealth("postgres")).state == "answering"
     of_store = asyncio.run(_open_runs(stack)) if answers else {"runs": [], "boxes": []}
-    for run in of_store["runs"][:_RUNS_EXPLAINED]:
-        run["waits_for"] = asyncio.run(diagnose(stack, run["run_id"])).answer
+    asyncio.run(_add_waits(stack, of_store["runs"][:_RUNS_EXPLAINED]))
     return {"home": str(stack.home), "temporal_ui": stack.shown_ui, "note": note, "parts": parts, **of_store}
+
+
+async def _add_waits(stack: "Stack", runs: list[dict[str, Any]]) -> None:
+    """Add `waits_for` to the runs whose diagnosis is known in time."""
+    import asyncio
+
+    from ratchet.errors import RatchetError
+    from stack.diagnosis import diagnose
+
+    async def add(run: dict[str, Any]) -> None:
+        with contextlib.suppress(RatchetError, TimeoutError):
+            async with asyncio.timeout(_DIAGNOSIS_SECONDS):
+                run["waits_for"] = (await diagnose(stack, run["run_id"])).answer
+
+    await asyncio.gather(*map(add, runs))
 
 
 async def _open_runs(stack: "Stack") -> dict[str, list[Any]]:

@@ -38,7 +38,8 @@ def resume(
 
     --skip-step discards a batch that cannot be trained, for example one whose gradient is not finite. Its groups are
     never trained on. The step is planned from other groups; the learner starts anew at its newest checkpoint for that,
-    and trains the steps since then once more, with the same batches.
+    and trains the steps since then once more, with the same batches. If the run cannot go on yet, the batch is
+    discarded all the same, and `ratchet resume` without it goes on later.
     """
     from cli.console import say
     from client import Client
@@ -94,7 +95,7 @@ def stop(
 def set(
     run: Run,
     changes: Annotated[
-        list[str] | None, typer.Argument(help="KEY=VALUE, as in the config.", metavar="[KEY=VALUE]...")
+        list[str] | None, typer.Argument(help="KEY=VALUE, as in the config.", metavar="KEY=VALUE")
     ] = None,
     add_steps: Annotated[
         int | None, typer.Option(min=1, max=LARGEST_INTEGER, help="Add so many steps to the run.")
@@ -102,7 +103,7 @@ def set(
     reason: Reason = "",
 ) -> None:
     """Change config values of a run, all or none, from the next decision on: staleness, boxes, groups a step, learning
-    rate, temperature, evaluations; or add steps.
+    rate, temperature, evaluations. Also adds steps, by a request of its own.
 
     A step is trained with the values of its plan row, so a replay trains the same. A key that may not change is
     refused with the reason; `ratchet show requests RUN` lists what was changed. A run that has ended goes on from its

@@ -10,8 +10,7 @@
 `ReadOnlyClient` answers in pages of bounded size for programs, and cannot write; `ratchet admin mcp` offers it as
 tools.
 
-It is a layer of its own, above `stack` and below `cli`, because it starts workflows and reads the stack's addresses;
-`client` is the name under which it is imported.
+It is above `stack`, because it starts workflows and reads the stack's addresses.
 """
 
 from client.read_only_client import ReadOnlyClient

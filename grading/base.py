@@ -43,7 +43,7 @@ class TestRun:
     """One run of a task's test command. `outcomes`: test → passed, failed, skipped, xfailed or xpassed, from the
     witness or from the printed log; empty if neither names tests. `gap`: why the run shows nothing of the patch, empty
     if it has the evidence of its grader (`evidence.py`). `claim`: what the verdict rests on instead of the exit code.
-    `is_silent`: neither pytest nor a printed line of a runner tells of a test that ran.
+    `is_silent`: pytest did not run, and no printed line of a runner tells of a test.
     """
 
     __test__ = False

@@ -73,7 +73,7 @@ async def run_test_command(
     observed = await run_tests(box, command, workdir, limit_seconds, witness)
     outcomes = all_tests(observed)
     gap = find_gap(observed, outcomes.values(), by_witness=needs_pytest and witness)
-    is_silent = not outcomes and not count_printed_tests(observed.log)
+    is_silent = not observed.top_sessions and not outcomes and not count_printed_tests(observed.log)
     if not gap and is_silent and needs_pytest and not witness:
         gap = "pytest printed no test that ran"
     return TestRun(observed, outcomes, time.monotonic() - started, limit_seconds, gap, is_silent=is_silent)
@@ -105,7 +105,12 @@ def judge_command(run: TestRun, command: str, spec: JsonObject, oracle: Oracle |
         return Verdict(False, unfinished, log, run.seconds, tests=run.outcomes, has_oracle=oracle is not None)
     required = _uses_witness(spec) and names_pytest(command)
     judged = judge_sessions(observed, required, spec.get("expected_tests") or (), oracle)
-    if not (run.gap or run.claim) and run.is_silent and oracle is None and not spec.get("empty_patch_fails"):
+    if (
+        not (run.gap or run.claim or judged.rule)
+        and run.is_silent
+        and oracle is None
+        and not spec.get("empty_patch_fails")
+    ):
         raise NoEvidenceError(_UNCHECKED.format(observed.exit_code), observed.log, observed.exit_code != 0)
     if run.gap and not judged.rule:
         judged = Judgement(False, require_evidence(run, oracle))

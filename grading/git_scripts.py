@@ -138,7 +138,7 @@ def prepare_script(
 
 def _hide_history(directory: str, keep_history: bool) -> list[str]:
     """Return lines that take away every git directory that the workdir uses, and keep it at ORIGINAL_GIT if wanted."""
-    script = (files("activities") / "box" / "hide_history.sh").read_text()
+    script = (files("grading") / "box" / "hide_history.sh").read_text()
     original = ORIGINAL_GIT if keep_history else "''"
     return [f"(workdir={directory} original={original} hidden={GIT_STATE}/history\n{script})", "rm -rf .git"]
 

@@ -93,7 +93,7 @@ class GroupState(StrEnum):
 
     open → ready | failed (when all members have ended), ready → consumed (planner), open or ready → cancelled,
     failed → ready (regrading with `--adopt`), failed → open (`ratchet retry`), consumed → cancelled (`ratchet
-    skip-step`, before the step is trained).
+    resume --skip-step`, before the step is trained).
     """
 
     OPEN = "open"

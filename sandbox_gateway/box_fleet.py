@@ -301,9 +301,9 @@ class Fleet:
             await box.control(timeout_seconds=_DESTROY_SECONDS, op="destroy")
         except (BoxFaultError, BoxNotFoundError):
             alive = await asyncio.to_thread(box_end.kill_processes, box.open_directory, _DESTROY_SECONDS)
-            if box.record.spec["cgroup"] not in ("", f"{self._cgroup_parent}/{box.id}"):
-                return alive  # a copied record: its group and its user ids are those of the original's box
-            await asyncio.to_thread(cgroups.end_leftover, str(box.record.spec["cgroup"]))
+            group = str(box.record.spec["cgroup"])
+            if group in ("", f"{self._cgroup_parent}/{box.id}"):  # else a copied record: it is the original's group
+                await asyncio.to_thread(cgroups.end_leftover, group)
             # Also those whose boxd an earlier gateway has ended.
             users = int(box.record.spec["uid_base"])
             others = await asyncio.to_thread(box_end.processes_of_users, users, IDS_PER_BOX)

@@ -70,6 +70,11 @@ def _lint_command(spec: JsonObject) -> Iterator[str]:
     if not names_pytest(command):
         evidence = "a reward file" if is_harbor else "an exit code"
         yield f"are graded by {evidence} alone, which the code under test can fake"
+    if not (names_pytest(command) or is_harbor or spec.get("empty_patch_fails")):
+        yield (
+            "give no verdict until they are admitted, if their command prints no line of a known runner; "
+            "`empty_patch_fails: true` says that it fails without a solution"
+        )
     if is_harbor and (needed := _NEEDS_NETWORK.search(command)):
         yield (
             f"have a tests/test.sh that calls `{needed[0]}`, and grading boxes have no network; "

@@ -166,6 +166,7 @@ def test_lints() -> None:
     assert [text.split(";")[0] for text in lint_rows([row, row])] == [
         "2 rows have no gold_patch, so they can never be admitted",
         "2 rows are graded by an exit code alone, which the code under test can fake",
+        "2 rows give no verdict until they are admitted, if their command prints no line of a known runner",
         "1 rows have a label that another row has",
     ]
 
