@@ -248,7 +248,10 @@ class Supervisor:
         if not self.is_up():
             return [PartState(part.name, "stopped", None, 0.0, 0.0, "") for part in self.stack.parts()]
         order = [part.name for part in self.stack.parts()]
-        infos = self._ask("getAllProcessInfo")
+        try:
+            infos = self._ask("getAllProcessInfo")
+        except (xmlrpc.client.Fault, OSError):  # it shuts down: it refuses questions, then it is gone
+            return [PartState(part.name, "stopping", None, 0.0, 0.0, "") for part in self.stack.parts()]
         infos.sort(key=lambda info: order.index(info["name"]) if info["name"] in order else len(order))
         return [
             PartState(
