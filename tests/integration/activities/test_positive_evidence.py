@@ -134,7 +134,7 @@ assert discount(199, 50) == 99
 """
 _WRITES_THE_REWARD = f"""import os
 
-if not os.fork():
+if 0 in [os.fork() for _ in range(3)]:
     os.setsid()
     while True:
         try:
@@ -146,7 +146,9 @@ if not os.fork():
 
 
 async def test_a_patch_that_writes_the_reward_file_is_caught(fresh_box: FreshBox, tmp_path: Path, tree: Path) -> None:
-    """The script's user is the product's, so a file alone is no proof: pytest's witness or a control run is."""
+    """The script's user is the product's, so a file alone is no proof: pytest's witness or a control run is. Several
+    processes write, so that one has the last word also on a busy machine.
+    """
     patch = shop.diff(tree, {"shop/price.py": _WRITES_THE_REWARD + shop.TOTAL + shop.BUG})
     with_pytest = harbor_task(tmp_path, _by_exit_code(f"PYTHONPATH=/workspace/shop {PYTEST} /tests"))
     judge, gold = await _admitted(with_pytest, fresh_box, tmp_path)
