@@ -185,7 +185,7 @@ async def test_a_run_takes_admitted_tasks_only(loop: Loop) -> None:
 async def test_a_stored_patch_is_graded_again_without_a_model_call(loop: Loop) -> None:
     """A verdict that a broken grader could not give is given later, three times, and decides the reward."""
     await loop.script(call("echo two > a.txt"), "Done.")
-    switch = "test -e /usr/bin/env && no-such-program"
+    switch = "no-such-program --of-the-tests"
     started = await loop.start(
         loop.dataset(pre_commands=[PRE], eval_cmd=switch), limits={"agent_seconds": 300, "eval_seconds": 60}
     )
