@@ -84,7 +84,8 @@ async def test_a_tool_loop_with_thinking_is_one_stream(
     assert summaries_of(rows) == [(cause, "main", "completed", True) for cause in causes]
     assert sum(await num_trained(opened)) == sum(row.num_sampled for row in rows)
     for at in range(3):
-        forms = (f"{STEP} {at}".encode(), b64encode(f"{STEP} {at}".encode()))
+        plain = f"{STEP} {at}".encode()
+        forms = (plain, b64encode(plain), b"ratchet:" + b64encode(plain))
         assert sum(line.sent.count(f'"{feature.thinking}":"'.encode() + form) for form in forms) == 3 - at
 
 
