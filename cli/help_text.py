@@ -5,26 +5,11 @@ Typer keeps them from the second paragraph on, and then breaks each of these lin
 
 import inspect
 import re
-from collections.abc import Sequence
-from typing import Any
 
 import typer
-from typer.core import TyperGroup
 
 _ITEM = re.compile(r"\s|[-*|] ")
 """The beginning of a line that does not continue the one before: an indent, the mark of a list item or a table row."""
-
-
-class InPanels(TyperGroup):
-    """A group whose help shows commands and groups in the order of their panels, instead of all commands first."""
-
-    panels: Sequence[str] = ("Run", "Look", "Steer", "Tasks and models", "Machine")
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names in the order of the panels."""
-        order = {panel: number for number, panel in enumerate(self.panels)}
-        panel_of = {name: getattr(one, "rich_help_panel", None) for name, one in self.commands.items()}
-        return sorted(self.commands, key=lambda name: order.get(str(panel_of[name]), len(order)))
 
 
 def unwrapped(docstring: str) -> str:

@@ -8,9 +8,10 @@ import atexit
 import contextlib
 import os
 import sys
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from cli import (
     admin,
@@ -30,7 +31,7 @@ from cli import (
     view,
     watch,
 )
-from cli.help_text import InPanels, unwrap_help
+from cli.help_text import unwrap_help
 from cli.part_process import logging_part
 from cli.parts import adapter, egress, engine, gateway, learner, postgres, ray, temporal, viewer, watcher, worker
 from ratchet.errors import RatchetError
@@ -46,8 +47,28 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+COMMANDS = {
+    "Run": (train.train, launch.launch_command, evaluate.evaluate),
+    "Look": (status.status, watch.watch, show.show_app, explain.explain, sql.sql, view.view),
+    "Steer": (steer.pause, steer.resume, steer.stop, steer.set, steer.retry),
+    "Tasks and models": (tasks.tasks_app, models.models_app),
+    "Machine": (up.up, down.down, doctor.doctor, admin.admin_app),
+}
+"""Commands and groups by the panel of `ratchet --help` that shows them."""
+
+
+class _InPanels(TyperGroup):
+    """A group whose help shows commands and groups in the order of COMMANDS, instead of all commands first."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names in the order of the panels."""
+        order = {panel: number for number, panel in enumerate(COMMANDS)}
+        panel_of = {name: getattr(one, "rich_help_panel", None) for name, one in self.commands.items()}
+        return sorted(self.commands, key=lambda name: order.get(str(panel_of[name]), len(order)))
+
+
 app = typer.Typer(
-    cls=InPanels,
+    cls=_InPanels,
     help="Durable reinforcement learning for coding agents.",
     epilog="Exit codes: 0 done; 1 something failed that may work later; 2 a mistake in what was asked, a refusal, or "
     "something that this machine lacks, such as a running stack.",
@@ -65,13 +86,6 @@ def options(
     """Durable reinforcement learning for coding agents."""
 
 
-COMMANDS = {
-    "Run": (train.train, launch.launch_command, evaluate.evaluate),
-    "Look": (status.status, watch.watch, show.show_app, explain.explain, sql.sql, view.view),
-    "Steer": (steer.pause, steer.resume, steer.stop, steer.set, steer.retry),
-    "Tasks and models": (tasks.tasks_app, models.models_app),
-    "Machine": (up.up, down.down, doctor.doctor, admin.admin_app),
-}
 PARTS = (
     postgres.postgres,
     temporal.temporal,
