@@ -5,6 +5,7 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -42,7 +43,7 @@ def living_boxes(root_directory: Path) -> list[Path]:
 def metadata_of(directory: Path) -> dict[str, str]:
     """Return the metadata of a box's record; none if it cannot be read."""
     try:
-        return dict(json.loads((directory / RECORD_FILE).read_bytes())["metadata"])
+        return dict(_record_of(directory)["metadata"])
     except (OSError, ValueError, KeyError):
         return {}
 
@@ -91,8 +92,14 @@ def _runs(process: psutil.Process) -> bool:
         return False
 
 
+def _record_of(directory: Path) -> dict[str, Any]:
+    """Return a box's record as it was written, also by a gateway whose records have other fields."""
+    record: dict[str, Any] = json.loads((directory / RECORD_FILE).read_bytes())
+    return record
+
+
 def _thaw(directory: Path) -> None:
     """Thaw a paused box: in a frozen control group of version 1 no process dies."""
     with contextlib.suppress(OSError, ValueError, KeyError):  # a box without a record, or without control groups
-        group = cgroups.cgroup_at(str(json.loads((directory / RECORD_FILE).read_bytes())["spec"]["cgroup"]))
+        group = cgroups.cgroup_at(str(_record_of(directory)["spec"]["cgroup"]))
         group.freeze(False)
