@@ -17,7 +17,6 @@ from sandboxes.base import Sandbox
 
 RUN_DIR = "/run/ratchet"
 STARTED_ALREADY = 17
-NEVER_STARTED = 3
 START_TIMEOUT_SECONDS = 60.0
 END_TIMEOUT_SECONDS = 60.0
 
