@@ -1,4 +1,4 @@
-"""Which Temporal a stack runs: the setting, the record of the last `up`, the default."""
+"""The kind of Temporal that a stack runs: by the setting, the record of the last `up`, the default."""
 
 import shutil
 import subprocess
