@@ -103,10 +103,10 @@ def agents_page() -> str:
 
 def integrity_page() -> str:
     """Return the page of the screening rules and of the attacks that are played."""
-    from tests.integration.activities.tables import attacks, rules
+    from tests.integration.grading.tables import attacks, rules
 
     tables = f"## Rules\n\n{rules()}\n\n## Attacks\n\n{attacks()}\n"
-    return _page("Rules and attacks", "grading/rules/` and `tests/integration/activities/attacks.py", tables)
+    return _page("Rules and attacks", "grading/rules/` and `tests/integration/grading/attacks.py", tables)
 
 
 def benchmarks_page() -> str:

@@ -1,4 +1,4 @@
-"""One real Postgres for all integration tests of a session, and an empty store for each test."""
+"""One real Postgres for all integration tests of a session, an empty store for each test, and fresh boxes."""
 
 import tempfile
 import uuid
@@ -12,7 +12,10 @@ from stack.postgres import database_url, embedded_server
 from store.database import Database
 from store.migration import migrate
 from store.schema import Base
+from tests.integration.boxes import box, box_gateway, fresh_box, second_box
 from tests.s3_storage import S3Storage, s3_storage
+
+__all__ = ["box", "box_gateway", "fresh_box", "second_box"]
 
 # TRUNCATE makes new files for every table and index, and takes over ten times as long. Ids begin at 1 again.
 EMPTY = f"""DO $$ BEGIN

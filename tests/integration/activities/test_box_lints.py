@@ -16,18 +16,18 @@ async def lints(gateway: GatewayProcess, task: TaskFields) -> list[str]:
     return [text async for text in lint_boxes(provider_of(gateway), [task])]
 
 
-async def test_a_clean_box_has_no_findings(grading_gateway: GatewayProcess) -> None:
-    assert await lints(grading_gateway, row("host", _REPOSITORY)) == []
+async def test_a_clean_box_has_no_findings(box_gateway: GatewayProcess) -> None:
+    assert await lints(box_gateway, row("host", _REPOSITORY)) == []
 
 
-async def test_ignored_files_and_leftovers_are_named(grading_gateway: GatewayProcess) -> None:
+async def test_ignored_files_and_leftovers_are_named(box_gateway: GatewayProcess) -> None:
     make = f"{_REPOSITORY} && mkdir built && echo x > built/lib.so && mkdir /var/tmp/build && touch /tmp/log$(printf 1)"
-    ignored, left = await lints(grading_gateway, row("host", make))
+    ignored, left = await lints(box_gateway, row("host", make))
     assert ignored.startswith("image host (task one): the agent can read ignored files in the workdir: built/;")
     assert "/tmp/log1, /var/tmp/build;" in left
 
 
-async def test_a_box_that_cannot_be_prepared_is_named(grading_gateway: GatewayProcess) -> None:
+async def test_a_box_that_cannot_be_prepared_is_named(box_gateway: GatewayProcess) -> None:
     for task in (row("host", "exit 7"), row("no/such:image")):
-        (finding,) = await lints(grading_gateway, task)
+        (finding,) = await lints(box_gateway, task)
         assert finding.startswith(f"image {task['image']} (task one): cannot be prepared: ")

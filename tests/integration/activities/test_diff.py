@@ -277,9 +277,9 @@ def _command(edit: tuple[str, str, bytes]) -> str:
     }[kind]
 
 
-async def test_any_patch_that_was_taken_applies(grading_gateway: GatewayProcess) -> None:
+async def test_any_patch_that_was_taken_applies(box_gateway: GatewayProcess) -> None:
     """Random edits: the fresh box ends with the same files, byte for byte, and the joined sections are the patch."""
-    provider = provider_of(grading_gateway)
+    provider = provider_of(box_gateway)
     agent: Any = await provider.create("host", ttl_seconds=1800, metadata={}, idempotency_key="edits-a")
     fresh: Any = await provider.create("host", ttl_seconds=1800, metadata={}, idempotency_key="edits-b")
     count = 0

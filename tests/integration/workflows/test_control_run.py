@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import select
 
 from store.schema import GradeTable, SandboxTable
-from tests.integration.activities import shop
+from tests.integration.grading import shop
 from tests.integration.workflows.conftest import Loop
 from tests.integration.workflows.test_admission import run
 from tests.integration.workflows.test_rollout import call, finish

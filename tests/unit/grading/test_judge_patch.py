@@ -15,7 +15,7 @@ from grading.registry import GRADERS
 from grading.run_hidden_tests import RunnerReport, RunnerSession
 from ratchet.errors import GraderFailedError, SuspectPatchError
 from sandboxes.base import Sandbox
-from tests.integration.activities import shop
+from tests.integration.grading import shop
 
 
 def _run(exit_code: int | None, sessions: list[RunnerSession] | None = None, **more: Any) -> PatchRun:

@@ -1,4 +1,4 @@
-"""The end mark is found however a stream is split. What shells write is tested in tests/integration/activities."""
+"""The end mark is found however a stream is split. What shells write is tested in tests/integration/sandboxes."""
 
 from sandboxes.docker_output import MarkedStream, new_mark
 

@@ -15,8 +15,9 @@ from ratchet.errors import GraderFailedError
 from stack.tiny_policy.bug_tasks import FAMILIES
 from store.admissions import TaskOracle
 from store.tasks import TaskRow
-from tests.integration.activities import shop
-from tests.integration.activities.conftest import FreshBox, Judge, config
+from tests.integration.boxes import FreshBox
+from tests.integration.grading import shop
+from tests.integration.grading.conftest import Judge, config
 
 pytestmark = pytest.mark.timeout(1200)
 HELD_OUT = Path(__file__).parents[3] / "datasets" / "quickstart" / "heldout.jsonl"

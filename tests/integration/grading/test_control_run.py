@@ -9,8 +9,9 @@ from grading.broken_oracles import BrokenOracle, judge_control
 from grading.judge_patch import GradingLimits, KnownRuns, PatchJudge
 from grading.oracle import Oracle
 from grading.registry import GRADERS
-from tests.integration.activities import shop
-from tests.integration.activities.conftest import FreshBox, config
+from tests.integration.boxes import FreshBox
+from tests.integration.grading import shop
+from tests.integration.grading.conftest import config
 
 pytestmark = pytest.mark.timeout(1800)
 

@@ -6,7 +6,7 @@ Each entry is one attack; `docs/reference/integrity.md` shows the list as a tabl
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.integration.activities.shop import BASE, BUG, PYTHON, RUN, TESTS, TOTAL, Edits
+from tests.integration.grading.shop import BASE, BUG, PYTHON, RUN, TESTS, TOTAL, Edits
 
 BOTH = ("swe_bench", "eval_cmd")
 

@@ -10,10 +10,10 @@ from grading.judge_patch import GradingLimits, PatchJudge
 from grading.registry import GRADERS
 from sandboxes.base import Sandbox
 from store.tasks import TaskRow
-from tests.integration.activities import shop
-from tests.integration.activities.attacks import ATTACKS
-from tests.integration.activities.conftest import config
-from tests.integration.activities.honest_work import HONEST, Honest
+from tests.integration.grading import shop
+from tests.integration.grading.attacks import ATTACKS
+from tests.integration.grading.conftest import config
+from tests.integration.grading.honest_work import HONEST, Honest
 
 pytestmark = pytest.mark.timeout(1800)
 

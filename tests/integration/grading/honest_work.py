@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.integration.activities.shop import BASE, FIX, OLD_TESTS, PYTHON, TESTS, TOTAL, Edits
+from tests.integration.grading.shop import BASE, FIX, OLD_TESTS, PYTHON, TESTS, TOTAL, Edits
 
 BOTH = ("swe_bench", "eval_cmd")
 SOLUTION: Edits = {"shop/price.py": TOTAL + FIX}

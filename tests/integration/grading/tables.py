@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from grading.integrity_rules import TAMPERED, rules_table
-from tests.integration.activities.attacks import ATTACKS, Attack
+from tests.integration.grading.attacks import ATTACKS, Attack
 
 
 def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

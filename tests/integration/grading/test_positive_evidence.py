@@ -18,9 +18,10 @@ from grading.registry import GRADERS
 from ratchet.config import DatasetConfig
 from ratchet.errors import GraderFailedError
 from store.tasks import TaskRow
-from tests.integration.activities import shop
-from tests.integration.activities.conftest import FreshBox, Judge, config
-from tests.integration.activities.test_graders import pro_task
+from tests.integration.boxes import FreshBox
+from tests.integration.grading import shop
+from tests.integration.grading.conftest import Judge, config
+from tests.integration.grading.test_graders import pro_task
 
 pytestmark = pytest.mark.timeout(1200)
 WRONG: shop.Edits = {"shop/price.py": shop.TOTAL + shop.BUG + "\n"}

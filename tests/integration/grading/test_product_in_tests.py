@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from grading.judge_patch import GradingLimits
-from tests.integration.activities.conftest import FreshBox, config
-from tests.integration.activities.ecosystems import Ecosystem, make_referee, patch_of
-from tests.integration.activities.shop import PYTHON, Edits
+from tests.integration.boxes import FreshBox
+from tests.integration.grading.conftest import config
+from tests.integration.grading.ecosystems import Ecosystem, make_referee, patch_of
+from tests.integration.grading.shop import PYTHON, Edits
 
 pytestmark = pytest.mark.timeout(600)
 _COMMAND = f"{PYTHON} -B -m pytest -rA -q -p no:cacheprovider tests/test_it.py"

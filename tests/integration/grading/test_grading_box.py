@@ -12,8 +12,8 @@ from grading.base import TestFiles
 from grading.grading_box import BoxPreparation
 from ratchet.errors import GraderFailedError
 from sandboxes.base import Sandbox
-from tests.integration.activities import shop
-from tests.integration.activities.conftest import Judge
+from tests.integration.grading import shop
+from tests.integration.grading.conftest import Judge
 
 pytestmark = pytest.mark.timeout(600)
 WORKDIR = "/workspace/shop"

@@ -1,4 +1,4 @@
-"""Play a file of attacks and print what each one got: `python -m tests.integration.activities.play FILE [NAME …]`.
+"""Play a file of attacks and print what each one got: `python -m tests.integration.grading.play FILE [NAME …]`.
 
 FILE is a Python file with a tuple `UNLISTED` of `UnlistedAttack`.
 """
@@ -13,8 +13,8 @@ from pathlib import Path
 
 from grading.judge_patch import GradingLimits
 from stack.private_gateway import private_gateway
-from tests.integration.activities.conftest import boxes_of
-from tests.integration.activities.ecosystems import ECOSYSTEMS, Referee, make_referee, patch_of
+from tests.integration.boxes import boxes_of
+from tests.integration.grading.ecosystems import ECOSYSTEMS, Referee, make_referee, patch_of
 
 EVAL_SECONDS = 60.0
 

@@ -11,9 +11,10 @@ import pytest
 
 from grading.judge_patch import GradingLimits
 from ratchet.temporal_settings import load_temporal_settings
-from tests.integration.activities.conftest import FreshBox, config
-from tests.integration.activities.ecosystems import ECOSYSTEMS, Referee, make_referee, patch_of
-from tests.integration.activities.unlisted_attacks import UNLISTED, UnlistedAttack
+from tests.integration.boxes import FreshBox
+from tests.integration.grading.conftest import config
+from tests.integration.grading.ecosystems import ECOSYSTEMS, Referee, make_referee, patch_of
+from tests.integration.grading.unlisted_attacks import UNLISTED, UnlistedAttack
 
 pytestmark = pytest.mark.timeout(1800)
 _REFEREES: dict[str, Referee] = {}

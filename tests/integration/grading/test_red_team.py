@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from grading.rewards import RewardFacts, compute_reward
-from tests.integration.activities import shop
-from tests.integration.activities.attacks import ATTACKS, Attack
-from tests.integration.activities.conftest import Judge
+from tests.integration.grading import shop
+from tests.integration.grading.attacks import ATTACKS, Attack
+from tests.integration.grading.conftest import Judge
 
 pytestmark = pytest.mark.timeout(1800)
 FIRST_OF_RULE = {attack.rule: attack for attack in reversed(ATTACKS)}

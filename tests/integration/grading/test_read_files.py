@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from grading.judge_patch import GradingLimits, KnownRuns
-from tests.integration.activities.conftest import FreshBox, config
-from tests.integration.activities.ecosystems import Ecosystem, Referee, patch_of
-from tests.integration.activities.shop import PYTHON, Edits
+from tests.integration.boxes import FreshBox
+from tests.integration.grading.conftest import config
+from tests.integration.grading.ecosystems import Ecosystem, Referee, patch_of
+from tests.integration.grading.shop import PYTHON, Edits
 
 pytestmark = pytest.mark.timeout(600)
 _BUG = "def squares(n):\n    return list(range(n))\n"

@@ -6,7 +6,7 @@ import pytest
 
 from grading import git_scripts
 from sandboxes.base import Sandbox
-from tests.integration.activities.test_history import GIT, MAKE
+from tests.integration.grading.test_history import GIT, MAKE
 
 pytestmark = pytest.mark.timeout(300)
 

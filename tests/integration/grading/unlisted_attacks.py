@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.integration.activities.shop import Edits
+from tests.integration.grading.shop import Edits
 
 FOLDER = Path(__file__).parent / "unlisted"
 

@@ -16,9 +16,10 @@ from grading.oracle import Oracle
 from grading.registry import GRADERS
 from ratchet.errors import GraderFailedError
 from store.tasks import TaskRow
-from tests.integration.activities import shop
-from tests.integration.activities.conftest import FreshBox, judge_in_boxes
-from tests.integration.activities.shop import Edits
+from tests.integration.boxes import FreshBox
+from tests.integration.grading import shop
+from tests.integration.grading.conftest import judge_in_boxes
+from tests.integration.grading.shop import Edits
 
 WORKDIR = "/workspace/shop"
 

@@ -6,8 +6,9 @@ import pytest
 
 from grading.judge_patch import GradingLimits, PatchJudge
 from grading.registry import GRADERS
-from tests.integration.activities import shop
-from tests.integration.activities.conftest import FreshBox, judge_in_boxes
+from tests.integration.boxes import FreshBox
+from tests.integration.grading import shop
+from tests.integration.grading.conftest import judge_in_boxes
 
 PRICE = "shop/price.py"
 
