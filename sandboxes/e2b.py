@@ -21,7 +21,14 @@ from urllib.parse import quote, urlencode, urlsplit
 import structlog
 
 from ratchet.built_images import is_built
-from ratchet.errors import CommandFailedError, ConfigError, SandboxGoneError, SandboxRefusesError, UnknownImageError
+from ratchet.errors import (
+    CommandFailedError,
+    ConfigError,
+    SandboxBusyError,
+    SandboxGoneError,
+    SandboxRefusesError,
+    UnknownImageError,
+)
 from ratchet.vime_names import value_of
 from sandboxes.base import BoxLimits, Capabilities, CommandResult, Sandbox, SandboxInfo
 from sandboxes.e2b_errors import (
@@ -148,19 +155,26 @@ class E2BProvider:
             reply = await self._get(f"/sandboxes/{quote(sandbox_id, safe='')}", {})
             if reply.status_code == 404:
                 raise SandboxGoneError(f"{sandbox_id}: the service does not know this box")
-            return _info(_body(reply))
+            found = _info(_body(reply))
+        if found.id.partition("-")[0] != sandbox_id.partition("-")[0]:  # E2B appends its machine to a box's name
+            raise SandboxBusyError(f"the service was asked about box {sandbox_id} and answers about box {found.id}")
+        return found
 
     async def list(self, metadata: Mapping[str, str]) -> list[SandboxInfo]:
         # Quoted twice, as the SDK does.
         query = urlencode({quote(name): quote(value) for name, value in metadata.items()})
         parameters = {"limit": str(_PAGE_SIZE), **({"metadata": query} if query else {})}
         found: list[SandboxInfo] = []
+        tokens: set[str] = set()
+        token = ""
         with translated_errors("the list of boxes"):
-            while True:
+            while token or not tokens:
+                tokens.add(token)
                 reply = await self._get("/v2/sandboxes", parameters)
                 found += [_info(row) for row in _body(reply)]
-                if not (token := reply.headers.get("x-next-token")):
-                    break
+                token = reply.headers.get("x-next-token", "")
+                if token and token in tokens:
+                    raise SandboxBusyError(f"the service's list of boxes comes back to its page {token!r} for ever")
                 parameters["nextToken"] = token
         return [box for box in found if box.carries(metadata)]
 
