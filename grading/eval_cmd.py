@@ -11,7 +11,7 @@ import time
 from dataclasses import replace
 
 from grading.base import NoEvidenceError, TestFiles, TestRun, Verdict, log_tail
-from grading.evidence import Judgement, all_tests, find_gap, judge_sessions
+from grading.evidence import Judgement, all_tests, find_gap, has_no_canary, judge_sessions
 from grading.oracle import Oracle
 from grading.printed_results import count_printed_tests
 from grading.reward_file import HARBOR, lay_out_tests, read_reward
@@ -23,6 +23,10 @@ from sandboxes.base import Sandbox
 _UNCHECKED = (
     "the test command ended with {} and printed no line of a test runner that is known here: admit the task (`ratchet "
     "tasks admit`), or set `empty_patch_fails: true` in its row if the command has been seen to fail without a solution"
+)
+_NO_CANARY = (
+    "this pytest, or tests that are in no Python module, cannot show that the runner still reports failures: admit the "
+    "task (`ratchet tasks admit`)"
 )
 _NAMES_PYTEST = re.compile(r"\b(?:pytest|py\.test)\b")
 
@@ -114,7 +118,13 @@ def judge_command(run: TestRun, command: str, spec: JsonObject, oracle: Oracle |
         raise NoEvidenceError(_UNCHECKED.format(observed.exit_code), observed.log, observed.exit_code != 0)
     if run.gap and not judged.rule:
         judged = Judgement(False, require_evidence(run, oracle))
-    return _verdict(run, judged, log, oracle is not None)
+    return _verdict(run, judged, log, oracle)
+
+
+def require_canary(run: TestRun, oracle: Oracle | None) -> None:
+    """Raise NoEvidenceError if the tests passed, but nothing shows that this runner reports a failure."""
+    if oracle is None and has_no_canary(run.observed):
+        raise NoEvidenceError(_NO_CANARY, run.observed.log, has_failed=False)
 
 
 def require_evidence(run: TestRun, oracle: Oracle | None) -> str:
@@ -148,9 +158,11 @@ def reason_unfinished(run: TestRun) -> str:
     return "" if observed.exit_code is not None else f"the tests took longer than {run.limit_seconds:.0f} s"
 
 
-def _verdict(run: TestRun, judged: Judgement, log: str, has_oracle: bool) -> Verdict:
+def _verdict(run: TestRun, judged: Judgement, log: str, oracle: Oracle | None) -> Verdict:
     exit_code = run.observed.exit_code
     solved = exit_code == 0 and judged.ok
+    if solved:
+        require_canary(run, oracle)
     reason = run.claim or f"exit code {exit_code}"
     if judged.rule or run.gap or (exit_code == 0 and not judged.ok):
         reason = judged.reason
@@ -162,5 +174,5 @@ def _verdict(run: TestRun, judged: Judgement, log: str, has_oracle: bool) -> Ver
         rejected=bool(judged.rule),
         rule=judged.rule,
         tests=run.outcomes,
-        has_oracle=has_oracle,
+        has_oracle=oracle is not None,
     )

@@ -128,7 +128,8 @@ def _judge_session(session: RunnerSession, observed: RunnerReport, oracle: Oracl
         return Judgement(False, "a test that must fail was reported as passed: the runner was changed", TAMPERED)
     # Without a canary no success counts. If every report is a failure, the tests could not even be imported.
     claims_success = any(outcome != "failed" for outcome in session.tests.values())
-    if canary == "none" and claims_success and (oracle is None or "none" not in oracle.canaries):
+    known = ("failed", "unsupported") if oracle is None else ("failed", *oracle.canaries)
+    if canary not in known and claims_success:
         return Judgement(False, "the canary test could not be run: the runner was changed", TAMPERED)
     if session.num_missed:
         return Judgement(False, f"{session.num_missed} collected tests never ran")
@@ -154,6 +155,11 @@ def _compare(observed: RunnerReport, oracle: Oracle) -> Judgement:
         if is_code_missing(codes, modules.get(path, ()), names):
             return Judgement(False, f"the tests of {path} are not those that ran with the gold patch")
     return _OK
+
+
+def has_no_canary(observed: RunnerReport) -> bool:
+    """Return whether a session had no place for a canary: its success counts only if the gold runs had none either."""
+    return any(session_canary(session, observed) == "unsupported" for session in observed.top_sessions)
 
 
 def judge_sessions(

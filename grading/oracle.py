@@ -107,4 +107,4 @@ def session_canary(session: RunnerSession, observed: RunnerReport) -> str:
     if session.canary != "none" or not observed.workers:
         return session.canary
     results = {worker.canary for worker in observed.workers if worker.exit is not None}
-    return next((result for result in ("passed", "failed") if result in results), "none")
+    return next((result for result in ("passed", "unsupported", "failed") if result in results), "none")

@@ -11,7 +11,7 @@ from typing import Self
 
 from grading.base import TestFiles, TestRun, Verdict, log_tail
 from grading.diff_sections import split_diff
-from grading.eval_cmd import listed_test_files, names_pytest, reason_unfinished, require_evidence
+from grading.eval_cmd import listed_test_files, names_pytest, reason_unfinished, require_canary, require_evidence
 from grading.evidence import all_tests, find_gap, has_passed, judge_runner, look_up
 from grading.log_parsers import find_log_parser
 from grading.oracle import Oracle
@@ -94,9 +94,11 @@ def judge_lists(run: TestRun, lists: TestLists, oracle: Oracle | None, required:
         f"{len(fixed)}/{len(lists.fail_to_pass)} fail-to-pass and {len(kept)}/{len(lists.pass_to_pass)} pass-to-pass "
         "tests passed"
     )
-    passed = bool(tests) and wrong is None
+    solved = not unfinished and not gap and truthful.ok and bool(tests) and wrong is None
+    if solved:
+        require_canary(run, oracle)
     return Verdict(
-        solved=not unfinished and not gap and truthful.ok and passed,
+        solved=solved,
         reason=unfinished
         or gap
         or truthful.reason

@@ -29,6 +29,8 @@ _MAX_CODES = 60
 """Digests in one line, which has to fit into what a pipe writes at once."""
 _MAX_REACHED = 500
 _CURRENT = "PYTEST_CURRENT_TEST"
+_CAN_MAKE_TESTS = hasattr(pytest.Function, "from_parent")
+"""Pytest from 5.4. It is asked before any code under test is loaded."""
 
 
 def _read_nonce():
@@ -237,6 +239,7 @@ class Witness:
         self.modules = {}
         self.ran = set()
         self.canary = ""
+        self.canary_parent = None
 
     def send(self, kind, **facts):
         if os.getpid() != self.pid:
@@ -250,6 +253,9 @@ class Witness:
     def pytest_collection_finish(self, session):
         self.items = list(session.items)
         self.modules = _modules(self.items)
+        parents = [item.getparent(pytest.Module) for item in self.items if hasattr(item, "getparent")]
+        parents = [parent for parent in parents if parent is not None]
+        self.canary_parent = parents[-1] if parents and _CAN_MAKE_TESTS else None
         self.numbers = {item.nodeid.replace("\0", "(null)"): number for number, item in enumerate(self.items)}
 
     def hide_parameters(self):
@@ -313,16 +319,15 @@ class Witness:
                 self.send("module", path=path[:_MAX_NAME], file=file[:_MAX_NAME], codes=part)
 
     def tell_canary(self):
-        """Run the canary: `failed` is correct, `passed` means a changed runner, `none` that it could not be run."""
+        """Run the canary: `failed` is correct, `passed` means a changed runner, `unsupported` that this pytest or these
+        tests, none of which is in a Python module, have no place for it."""
         from _pytest import runner
 
-        parents = [item.getparent(pytest.Module) for item in self.items if hasattr(item, "getparent")]
-        parents = [parent for parent in parents if parent is not None]
-        if not parents or not hasattr(pytest.Function, "from_parent"):
-            return "none"
+        if self.canary_parent is None:
+            return "unsupported"
         name = "test_" + os.urandom(6).hex()
         self.canary = name
-        item = pytest.Function.from_parent(parents[-1], name=name, callobj=_canary)
+        item = pytest.Function.from_parent(self.canary_parent, name=name, callobj=_canary)
         item._fixtureinfo.names_closure[:] = []
         if hasattr(item, "fixturenames"):
             item.fixturenames = []

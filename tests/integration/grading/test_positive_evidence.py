@@ -311,6 +311,39 @@ async def test_a_command_that_ran_tests_is_judged(judged: Judge, tree: Path, tes
         assert verdict.solved == solved, (verdict.reason, verdict.log)
 
 
+_OWN_ITEMS = """import pytest
+class Sheet(pytest.File):
+    def collect(self):
+        yield Sum.from_parent(self, name="sum")
+class Sum(pytest.Item):
+    def runtest(self):
+        import shop
+        assert shop.discount(199, 50) == 99
+def pytest_collect_file(file_path, parent):
+    return Sheet.from_parent(parent, path=file_path) if file_path.suffix == ".sheet" else None
+"""
+
+
+async def test_tests_that_have_no_place_for_a_canary_reject_nothing(
+    fresh_box: FreshBox, judged: Judge, tree: Path, test_patch: str
+) -> None:
+    """A success without a canary is no verdict; once the gold patch's runs had none either, it is solved."""
+    command = f"mkdir /tmp/t && cd /tmp/t && cat > conftest.py <<'END'\n{_OWN_ITEMS}END\ntouch a.sheet && cd - && "
+    task = shop.task("eval_cmd", test_patch, eval_cmd=f"{command} PYTHONPATH=. {PYTEST} /tmp/t")
+    gold = shop.diff(tree, SOLUTION)
+    with pytest.raises(GraderFailedError, match="admit the task"):
+        await judged(task, gold)
+    judge = PatchJudge(GRADERS["eval_cmd"], task, GradingLimits.of_run(config()))
+    async with fresh_box() as box:
+        done = await judge.run(box, gold)
+    assert done.run is not None
+    oracle = Oracle.of_run(done.run.observed, done.run.outcomes)
+    assert oracle.canaries == ("unsupported",) and judge.verdict(done, oracle).solved
+    (tree / "wrong").mkdir()
+    verdict, _, _ = await judged(task, shop.diff(tree / "wrong", WRONG))
+    assert not verdict.solved and not verdict.rejected, verdict.reason
+
+
 async def test_a_patch_that_a_log_names_is_not_solved(judged: Judge, tree: Path, test_patch: str) -> None:
     """No test ran, and the log shows by whose deed: the file that the patch changed does not parse."""
     task = shop.task("swe_bench", test_patch)

@@ -2,7 +2,7 @@
 
 import json
 
-from grading.evidence import judge_runner, judge_sessions
+from grading.evidence import has_no_canary, judge_runner, judge_sessions
 from grading.oracle import Oracle, merge_oracles, name_digest
 from grading.run_hidden_tests import LoadedModule, RunnerReport, RunnerSession
 
@@ -37,6 +37,7 @@ def test_what_differs_is_not_solved() -> None:
         report(session({**tests, "t.py::a": "skipped"})),
         report(session({"t.py::c": "passed"})),
         report(session(tests, canary="none")),
+        report(session(tests, canary="unsupported")),
         report(session(tests, canary="passed")),
         report(session(tests, code="other")),
         report(session(tests, changed=True)),
@@ -69,6 +70,10 @@ def test_a_test_that_only_the_gold_run_has_is_judged_by_its_outcome() -> None:
 def test_without_an_oracle_the_canary_must_have_run() -> None:
     assert judge_runner(report(session({"t.py::a": "passed"}))).ok
     assert not judge_runner(report(session({"t.py::a": "passed"}, canary="none"))).ok
+    unsupported = report(session({"t.py::a": "passed"}, canary="unsupported"))
+    assert judge_runner(unsupported).ok and has_no_canary(unsupported), (
+        "no proof of a changed runner, and none of success"
+    )
     workers = [RunnerSession("token", number, worker=True, exit=0, canary="failed") for number in (2, 3)]
     assert judge_runner(report(session({"t.py::a": "passed"}, canary="none"), *workers)).ok
 
