@@ -131,7 +131,7 @@ class GradeActivities:
             raise GraderFailedError(f"the tests of the control run did not run: {done.not_run and done.not_run.reason}")
         if broken is None:
             return _repetition(run_number, judge.verdict(done, judge.known.oracle))
-        found = judge_control(broken, done.run, judge.is_final)
+        found = judge_control(broken, done.run, judge.suspected)
         reason = "" if found.is_evidence else "no run against a broken oracle ended with a report"
         if found.passed:
             reason = (
@@ -173,7 +173,7 @@ class GradeActivities:
             known,
             patch.base_commit,
             controlled=drawn and bool(known.broken),
-            is_final=context.input.suspected,
+            suspected=frozenset(context.input.suspected),
         )
 
     async def _stored_grade(self, patch_id: int) -> GradeTable | None:

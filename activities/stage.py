@@ -25,6 +25,7 @@ from ratchet.errors import (
     FencedError,
     RatchetError,
     SandboxBusyError,
+    SuspectPatchError,
     TemporalUnavailableError,
     WorkerHostError,
 )
@@ -58,8 +59,10 @@ def _as_application_error(error: RatchetError) -> ApplicationError:
         category = ApplicationErrorCategory.BENIGN  # expected under load, so the worker logs no stack trace
         # Jitter, so that many refused boots do not come back in the same second.
         delay = timedelta(seconds=(error.retry_after_seconds or 2.0) * random.uniform(0.7, 1.6))
+    details = [error.suspicion] if isinstance(error, SuspectPatchError) else []
     return ApplicationError(
         storable_text(without_secrets(str(error))),
+        *details,
         type=type(error).__name__,
         non_retryable=not error.retryable,
         next_retry_delay=delay,

@@ -18,7 +18,7 @@ test that the repository has, would tell the code under test that it is in a con
 import hashlib
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, Self
 
@@ -26,9 +26,10 @@ from grading.assertions.python import python_sites
 from grading.assertions.site import AssertionSite, Insertion, Kind
 from grading.assertions.text import text_sites
 from grading.base import TestRun
+from grading.evidence import suspicion_of
 from grading.oracle import Oracle
 from ratchet.errors import GraderFailedError, SuspectPatchError
-from ratchet.types import JsonObject
+from ratchet.types import JsonObject, Suspicion
 
 SPEC = "spec:"
 """Begins the target of an edit of the row's own text, followed by its keys joined by dots."""
@@ -370,11 +371,14 @@ class ControlResult(NamedTuple):
     is_evidence: bool = True
 
 
-def judge_control(broken: BrokenOracle, run: TestRun, is_final: bool = True) -> ControlResult:
+def judge_control(
+    broken: BrokenOracle, run: TestRun, suspected: Collection[Suspicion] = frozenset(Suspicion)
+) -> ControlResult:
     """Judge a run against a broken oracle.
 
-    Raises SuspectPatchError if the run gave no evidence and a second box decides, GraderFailedError if the machine
-    starved this one. A final run without evidence is the patch's doing: the gold patch's run gave some.
+    Raises SuspectPatchError if the run gave no evidence and no earlier box showed the same (`suspected`),
+    GraderFailedError if the machine starved this one. The second time it is the patch's doing: the gold patch's run
+    gave evidence.
     """
     passed = [name for name in broken.must_fail if run.outcomes.get(name) in ("passed", "xpassed")]
     failed = sum(run.outcomes.get(name) in ("failed", "xfailed") for name in broken.must_fail)
@@ -388,7 +392,8 @@ def judge_control(broken: BrokenOracle, run: TestRun, is_final: bool = True) -> 
         reason = "the control run ended without a report of the tests that must fail"
         if run.observed.starved:
             raise GraderFailedError(reason)
-        if not is_final:
-            raise SuspectPatchError(reason)
+        suspicion = suspicion_of(run)
+        if suspicion not in suspected:
+            raise SuspectPatchError(reason, suspicion)
         return ControlResult([], failed, is_evidence=False)
     return ControlResult(passed, failed)

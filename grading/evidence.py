@@ -9,11 +9,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from grading.base import TestRun
 from grading.diff_sections import FileChange
 from grading.integrity_rules import TAMPERED
 from grading.oracle import Oracle, is_code_missing, module_codes, name_digest, session_canary
 from grading.printed_results import count_printed_tests, find_missing_program
 from grading.run_hidden_tests import RunnerReport, RunnerSession
+from ratchet.types import Suspicion
 
 COULD_NOT_RUN = (126, 127)
 """A shell's exit codes for "not executable" and "not found"."""
@@ -75,6 +77,35 @@ def _gap_of_command(observed: RunnerReport) -> str:
     if find_missing_program(observed.log):
         return "the test command did not find what it needs"
     return "the test command ran no test" if num_printed == 0 else ""
+
+
+def suspicion_of(run: TestRun) -> Suspicion:
+    """Return the way in which a run without a failed test ended. A patch can do each of it, and so can a machine that
+    ends processes, loses files or has no time."""
+    observed = run.observed
+    if observed.exit_code is None and not observed.lost:
+        return Suspicion.TIMED_OUT
+    sessions = observed.top_sessions
+    was_cut = any(session.exit is None or session.num_missed for session in sessions)
+    is_killed = observed.lost or was_cut or (observed.exit_code or 0) > SIGNALLED
+    return Suspicion.KILLED if is_killed else Suspicion.NO_TEST
+
+
+def describe_end(run: TestRun) -> str:
+    """Return the end of a run in which no test that counts failed, as the beginning of a sentence."""
+    observed = run.observed
+    if run.gap:
+        return run.gap
+    if observed.lost:
+        return "the test process died before it reported"
+    if observed.exit_code is None:
+        return f"no test had failed when the tests' {run.limit_seconds:.0f} s were over"
+    sessions = observed.top_sessions
+    if any(session.exit is None for session in sessions):
+        return "pytest began and never ended"
+    if any(session.num_missed for session in sessions):
+        return "collected tests never ran"
+    return f"no test that counts is named as failed (exit code {observed.exit_code})"
 
 
 def names_change(log: str, changes: Iterable[FileChange]) -> bool:

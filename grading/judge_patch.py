@@ -6,7 +6,7 @@ The stage `grade`, control runs and admission use the same code.
 import asyncio
 import contextlib
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Self
 
@@ -21,7 +21,7 @@ from grading.broken_oracles import (
     spec_sources,
     validated,
 )
-from grading.evidence import has_failed_test, names_change
+from grading.evidence import describe_end, has_failed_test, names_change, suspicion_of
 from grading.flags import Flag, static_flags
 from grading.grading_box import BoxPreparation, PreparedBox
 from grading.integrity_rules import RULES
@@ -30,7 +30,8 @@ from grading.patch_screening import Finding
 from grading.run_hidden_tests import UnusableBoxError
 from ratchet.config import RunConfig
 from ratchet.errors import BugError, CommandFailedError, GraderFailedError, SuspectPatchError
-from ratchet.types import JsonObject
+from ratchet.machine_faults import told_refusal
+from ratchet.types import JsonObject, Suspicion
 from sandboxes.base import Sandbox
 from store.admissions import TaskOracle
 from store.tasks import TaskRow
@@ -129,8 +130,8 @@ def find_grader(graders: Mapping[str, Grader], name: str) -> Grader:
 class PatchJudge:
     """Judges patches of one task. `base_commit` None: any base commit is accepted. `controlled`: a solved verdict gets
     a control run, or the patch is the task's own, so edits of test support that honest work needs are kept.
-    `is_final`: this box decides alone. If not, a box in which no test failed makes the patch suspect
-    (SuspectPatchError), and a second box decides."""
+    `suspected`: a box that shows no failed test in one of these ways decides alone. In any other way it makes the patch
+    suspect (SuspectPatchError), and another box decides."""
 
     grader: Grader
     task: TaskRow
@@ -138,7 +139,7 @@ class PatchJudge:
     known: KnownRuns = KnownRuns()
     base_commit: str | None = None
     controlled: bool = False
-    is_final: bool = True
+    suspected: Collection[Suspicion] = frozenset(Suspicion)
 
     async def judge(self, box: Sandbox, diff: bytes) -> JudgedPatch:
         """Run the hidden tests on the patch in a fresh box and judge the run.
@@ -232,14 +233,17 @@ class PatchJudge:
         except GraderFailedError as error:
             return self._blamed(done.prepared, error)
         if not verdict.solved and not verdict.rejected:
-            self._suspect(_why_no_test_failed(done.run, verdict, oracle))
+            listed = verdict.tests if verdict.fail_to_pass is not None else None
+            if not has_failed_test(done.run.outcomes, listed, oracle):
+                self._suspect(suspicion_of(done.run), describe_end(done.run))
+            elif refusal := told_refusal(done.run.observed.log):
+                self._suspect(Suspicion.REFUSED, f"a test failed, and the log says {refusal!r}")
         return verdict
 
-    def _suspect(self, deed: str) -> None:
-        """Raise SuspectPatchError if the box's word is not final and `deed`, which it saw instead of a failed test, is
-        not empty."""
-        if deed and not self.is_final:
-            raise SuspectPatchError(f"{deed}; {_NEXT_BOX}")
+    def _suspect(self, suspicion: Suspicion, seen: str) -> None:
+        """Raise SuspectPatchError with `seen`, the end of the run, unless an earlier box showed the same."""
+        if suspicion not in self.suspected:
+            raise SuspectPatchError(f"{seen}; {_NEXT_BOX}", suspicion)
 
     def _not_run(self, prepared: PreparedBox) -> Verdict | None:
         """Return the verdict of a patch whose tests need not run, None if they have to."""
@@ -251,8 +255,10 @@ class PatchJudge:
             reason = f"the patch brings files that could change the runner: {names}"
             return Verdict(False, reason, "", 0.0, rejected=True, rule=runner_findings[0].rule)
         deed = prepared.blame if prepared.applies else "the patch does not apply to its own base commit"
-        self._suspect(deed)
-        return Verdict(False, deed, prepared.log, 0.0) if deed else None
+        if not deed:
+            return None
+        self._suspect(Suspicion.NOT_PREPARED, deed)
+        return Verdict(False, deed, prepared.log, 0.0)
 
     def _blamed(self, prepared: PreparedBox, error: GraderFailedError) -> Verdict:
         """Return `not solved` if the patch is to blame for an error of the grader, else raise the error.
@@ -267,7 +273,7 @@ class PatchJudge:
             is_healthy = error.has_failed and names_change(error.log, kept)
         if isinstance(error, UnusableBoxError) or not is_healthy:
             raise error
-        self._suspect(str(error))
+        self._suspect(Suspicion.NOT_PREPARED, str(error))
         log = error.log if isinstance(error, NoEvidenceError) else ""
         return Verdict(False, f"the patch took away what the tests need: {error}", log, 0.0)
 
@@ -277,25 +283,3 @@ class PatchJudge:
                 path = f"{self.task.workdir}/{target}"
                 source = await box.read_file(path, user="root")
                 await box.write_file(path, apply_edits(broken, target, source), user="root")
-
-
-def _why_no_test_failed(run: TestRun, verdict: Verdict, oracle: Oracle | None) -> str:
-    """Return what a run that is not solved shows instead of a failed test; empty if a test that counts ran and failed.
-
-    A patch can do each of it, and so can a machine that ends processes, fills its disk or loses files.
-    """
-    observed = run.observed
-    if run.gap:
-        return run.gap
-    if has_failed_test(run.outcomes, verdict.tests if verdict.fail_to_pass is not None else None, oracle):
-        return ""
-    if observed.lost:
-        return "the test process died before it reported"
-    if observed.exit_code is None:
-        return f"no test had failed when the tests' {run.limit_seconds:.0f} s were over"
-    sessions = observed.top_sessions
-    if any(session.exit is None for session in sessions):
-        return "pytest began and never ended"
-    if any(session.num_missed for session in sessions):
-        return "collected tests never ran"
-    return f"no test that counts is named as failed (exit code {observed.exit_code})"

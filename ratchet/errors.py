@@ -58,6 +58,8 @@ wait. Such tries are not counted, nor is their time.
 
 from typing import ClassVar
 
+from ratchet.types import Suspicion
+
 
 class RatchetError(Exception):
     """Base of all errors. `retryable`: whether Temporal may run the same activity again.
@@ -196,8 +198,12 @@ class GraderFailedError(RatchetError):
 
 class SuspectPatchError(GraderFailedError):
     """No test failed in a box, and the run is not solved. That may be the patch's doing or the infrastructure's: the
-    patch is to blame if a second box shows no failed test either.
+    patch is to blame if a second box shows the same `suspicion`.
     """
+
+    def __init__(self, reason: str, suspicion: Suspicion) -> None:
+        super().__init__(reason)
+        self.suspicion = suspicion
 
 
 class GuardSpentError(RatchetError):

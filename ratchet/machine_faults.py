@@ -4,6 +4,7 @@ A missing file or right may be a mistake of this program, and an unknown host na
 """
 
 import errno
+import os
 import socket
 
 _OF_THE_NETWORK = frozenset(
@@ -34,6 +35,7 @@ _OF_THE_MACHINE = _OF_THE_NETWORK | {
     errno.ENXIO,
 }
 """Errors of a disk, a mount, a network or a machine without room."""
+_WITHOUT_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.ENFILE, errno.ENOMEM)
 
 
 def is_machine_fault(error: OSError) -> bool:
@@ -53,3 +55,8 @@ def describe_refusal(error: OSError) -> str:
     if is_network and not names:
         return f"cannot reach another now: {reason}"
     return f"refuses {' and '.join(names) or 'a file'}: {reason}"
+
+
+def told_refusal(log: str) -> str:
+    """Return what a machine without room answers, if a log names it as the C library does; else an empty text."""
+    return next((text for text in map(os.strerror, _WITHOUT_ROOM) if text in log), "")

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from ratchet.bounded_numbers import RowId
-from ratchet.types import AgentExit, GroupState, JsonObject, Outcome, RunState, SandboxRole, Wish
+from ratchet.types import AgentExit, GroupState, JsonObject, Outcome, RunState, SandboxRole, Suspicion, Wish
 
 
 class Payload(BaseModel):
@@ -112,7 +112,7 @@ class RolloutRow(Payload):
 class StageInput(Payload):
     """Argument of every stage that uses a box. `grader` None: the task's own. `repeat` counts grades of one patch.
     `grade_id`: the solved grade that a control run checks; `control_number` counts its control runs from 0.
-    `suspected`: an earlier box could not run the tests of the patch, so this box's word is final.
+    `suspected`: the ways in which earlier boxes showed no failed test; this box's word is final on these.
     `ended_by_host`: the worker's machine ended the try of the boxes that are released.
     """
 
@@ -125,7 +125,7 @@ class StageInput(Payload):
     repeat: int = 0
     grade_id: int | None = None
     control_number: int = 0
-    suspected: bool = False
+    suspected: list[Suspicion] = []
     ended_by_host: bool = False
 
 

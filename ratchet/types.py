@@ -151,6 +151,21 @@ class Outcome(StrEnum):
 REWARDED_OUTCOMES = (Outcome.GRADED, Outcome.REJECTED)
 
 
+class Suspicion(StrEnum):
+    """The way in which a box showed no failed test. The patch is to blame for the one that two boxes show."""
+
+    NOT_PREPARED = "not_prepared"
+    """The patch does not apply, or the tests cannot be put in or started with it."""
+    TIMED_OUT = "timed_out"
+    """The tests' time was over."""
+    KILLED = "killed"
+    """Processes of the tests ended before they reported."""
+    NO_TEST = "no_test"
+    """The command ended by itself, and no test that counts ran and failed."""
+    REFUSED = "refused"
+    """A test failed, and the log names what a machine without room answers."""
+
+
 class AgentExit(StrEnum):
     """The end of the agent's program: a fact, not an error. A rollout is graded after any of them except `starved`."""
 

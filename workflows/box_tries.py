@@ -10,6 +10,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.boot import BootActivities
     from ratchet.errors import SuspectPatchError, TemporalUnavailableError, WorkerHostError
     from ratchet.payloads import StageInput, StageOptions
+    from ratchet.types import Suspicion
     from workflows.activity_options import (
         GUARD_SPENT,
         ResultT,
@@ -37,10 +38,8 @@ class _Ending(Enum):
     """The way in which a failed try has ended."""
 
     BOX_FAILED = auto()
-    """One of the tries."""
-    SUSPECTS_PATCH = auto()
-    """The box could not run the tests of the patch. The first time it is not counted, so that other failures do not
-    take the second box away: the patch is to blame if that shows the same."""
+    """One of the tries, but not if the box showed no failed test of the patch in a way that no earlier one showed: so
+    other failures do not take away the second box, which decides."""
     LOST = auto()
     """The worker, the store or the sandbox service was away, which says nothing about the box. The work gets a new box
     all the same, because the lost try may still work in the old one."""
@@ -50,14 +49,14 @@ class _Ending(Enum):
 
 
 class BoxTries:
-    """State: `suspected`, a box could not run the tests of the patch; `num_failed`, the boxes whose try has failed.
+    """State: `suspected`, the ways in which boxes showed no failed test; `num_failed`, the boxes whose try has failed.
 
     `most`: the number of boxes that may fail. `wait_seconds`: the first waits for a worker whose machine fails.
     `failure`: a clause that ends the reason of NoBoxLeftError.
     """
 
     def __init__(self, most: int, wait_seconds: float, failure: str) -> None:
-        self.suspected = False
+        self.suspected: list[Suspicion] = []
         self.num_failed = 0
         self._left = most
         self._lost_left = _MOST_LOST
@@ -77,7 +76,7 @@ class BoxTries:
             try:
                 return await work()
             except StarvedAgentError as error:
-                ending = _Ending.BOX_FAILED
+                ending, suspicion = _Ending.BOX_FAILED, None
                 reason = str(error)
             except ActivityError as error:
                 cause = failure_cause(error)
@@ -86,18 +85,18 @@ class BoxTries:
                 if cause.kind == GUARD_SPENT:
                     spent = f"{reason} (no further box: {cause.message})" if reason else cause.message
                     raise NoBoxLeftError(spent) from None
-                ending = _ending(error)
+                ending, suspicion = _ending(error), _suspicion(error)
                 reason = cause.message
-            self._count(ending)
+            self._count(ending, suspicion)
             await release(ending is _Ending.HOST_FAILED)
             if ending is _Ending.HOST_FAILED:
                 await self._wait_for_host()
         raise NoBoxLeftError(f"{reason} ({self._failure})")
 
-    def _count(self, ending: _Ending) -> None:
+    def _count(self, ending: _Ending, suspicion: Suspicion | None) -> None:
         self.num_failed += 1
-        if ending is _Ending.SUSPECTS_PATCH and not self.suspected:
-            self.suspected = True
+        if suspicion is not None and suspicion not in self.suspected:
+            self.suspected.append(suspicion)
         elif ending is _Ending.LOST and self._lost_left:
             self._lost_left -= 1
         elif ending is not _Ending.HOST_FAILED:
@@ -123,9 +122,15 @@ def _ending(error: ActivityError) -> _Ending:
         return _Ending.BOX_FAILED
     if inner.type in _OF_THE_HOST:
         return _Ending.HOST_FAILED
-    if inner.type == SuspectPatchError.__name__:
-        return _Ending.SUSPECTS_PATCH
     return _Ending.BOX_FAILED if inner.non_retryable else _Ending.LOST
+
+
+def _suspicion(error: ActivityError) -> Suspicion | None:
+    """Return the way in which a box showed no failed test of the patch, None if the try failed otherwise."""
+    inner = error.cause
+    if isinstance(inner, ApplicationError) and inner.type == SuspectPatchError.__name__:
+        return Suspicion(inner.details[0])
+    return None
 
 
 async def release_boxes(

@@ -40,7 +40,7 @@ async def _control_run(wanted: StageInput, stages: Mapping[str, StageOptions], m
 
     async def run_tests() -> GradeResult:
         box = await run_activity(BootActivities.boot, wanted, grading_boot(stages), summary="control box")
-        work = wanted.model_copy(update={"sandbox_id": box.sandbox_id, "suspected": tries.suspected})
+        work = wanted.model_copy(update={"sandbox_id": box.sandbox_id, "suspected": list(tries.suspected)})
         return await run_activity_even_if_cancelled(GradeActivities.control_run, work, stages["grade"])
 
     return await tries.run(run_tests, partial(release_boxes, wanted.rollout_id, wanted.attempt, stages))

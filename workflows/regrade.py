@@ -80,7 +80,7 @@ class Regrade:
 
         async def grade() -> int:
             box = await run_activity(BootActivities.boot, wanted, grading_boot(page.stages))
-            work = wanted.model_copy(update={"sandbox_id": box.sandbox_id, "suspected": tries.suspected})
+            work = wanted.model_copy(update={"sandbox_id": box.sandbox_id, "suspected": list(tries.suspected)})
             given = await run_activity_even_if_cancelled(GradeActivities.grade, work, page.stages["grade"])
             if given.num_control_runs:
                 given = await confirm_grade(given, work, page.stages, page.grade_tries)

@@ -8,6 +8,7 @@ graded at least once, and a patch that is suspected gets its second box in any c
 """
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 
 from pydantic import ValidationError
@@ -34,7 +35,7 @@ with workflow.unsafe.imports_passed_through():
         StageResult,
     )
     from ratchet.status_payloads import RolloutStatus
-    from ratchet.types import AgentExit, SandboxRole
+    from ratchet.types import AgentExit, SandboxRole, Suspicion
     from workflows.activity_options import (
         FIRST_STAGE,
         HARNESS,
@@ -205,7 +206,7 @@ class Rollout:
             raise NoVerdictError("grader_failed", str(error)) from None
         self._show(verdict=_verdict(self.grade))
 
-    async def _grade_in_new_box(self, claim: Claim, patch_id: int, suspected: bool) -> GradeResult:
+    async def _grade_in_new_box(self, claim: Claim, patch_id: int, suspected: list[Suspicion]) -> GradeResult:
         """Return the verdict, which counts only after its control runs if it needs them. Raises NoBoxLeftError."""
         box = await self._boot(claim, SandboxRole.GRADE, suspected)
         work = StageInput(
@@ -227,9 +228,9 @@ class Rollout:
         self._count_seconds("control_run", confirmed)
         return confirmed
 
-    async def _boot(self, claim: Claim, role: SandboxRole, suspected: bool = False) -> LiveSandbox:
+    async def _boot(self, claim: Claim, role: SandboxRole, suspected: Sequence[Suspicion] = ()) -> LiveSandbox:
         self._show(f"boot of the {role} box")
-        wanted = StageInput(rollout_id=claim.rollout_id, attempt=self.attempt, role=role, suspected=suspected)
+        wanted = StageInput(rollout_id=claim.rollout_id, attempt=self.attempt, role=role, suspected=list(suspected))
         options = claim.stages["boot"] if role is SandboxRole.AGENT else grading_boot(claim.stages)
         box = await run_activity(BootActivities.boot, wanted, options, summary=f"{role} box")
         self._count_seconds("boot", box)

@@ -41,7 +41,7 @@ from ratchet.payloads import (
     StageResult,
 )
 from ratchet.temporal_settings import load_temporal_settings
-from ratchet.types import AgentExit, Outcome
+from ratchet.types import AgentExit, Outcome, Suspicion
 from tests.integration.workflows.dev_server import start_dev_server
 from workflows.regrade import Regrade
 from workflows.rollout import Rollout
@@ -79,8 +79,14 @@ async def has_spent_the_guard() -> None:
     raise GuardSpentError("the rollout has had boxes for 3 s more than its guard, outages not counted")
 
 
-async def suspects_the_patch() -> None:
-    raise SuspectPatchError("the tests' report was lost")
+def suspects(suspicion: Suspicion) -> Loss:
+    async def suspect() -> None:
+        raise SuspectPatchError("no test failed", suspicion)
+
+    return suspect
+
+
+suspects_the_patch = suspects(Suspicion.KILLED)
 
 
 async def has_a_bug() -> None:
@@ -96,7 +102,7 @@ class Stages:
         self.retry_seconds = 0.01
         self.box_tries = 1
         self.num_control_runs = 0
-        self.suspected: list[bool] = []
+        self.suspected: list[list[Suspicion]] = []
         self.agent_seconds = 0.0
         self.by_host: list[bool] = []
         self.tries: Counter[str] = Counter()
@@ -206,7 +212,7 @@ async def test_a_lost_try_is_none_of_the_tries(client: Client, loss: Loss) -> No
     stages = Stages({"workspace": [loss], "grade": [loss]})
     result = await play(client, stages, loss.__name__)
     assert (result.outcome, result.reward) == (Outcome.GRADED, 1.0)
-    assert (stages.tries["workspace"], stages.tries["grade"]) == (2, 2) and stages.suspected == [False, False]
+    assert (stages.tries["workspace"], stages.tries["grade"]) == (2, 2) and stages.suspected == [[], []]
 
 
 async def test_a_lost_box_is_one_of_the_tries(client: Client) -> None:
@@ -274,16 +280,24 @@ async def test_only_a_box_that_suspects_the_patch_is_a_witness_against_it(client
     """The word of a grade that is told of a witness is final."""
     stages = Stages({"grade": [suspects_the_patch]})
     assert (await play(client, stages, "two witnesses")).outcome is Outcome.GRADED
-    assert stages.suspected == [False, True], "also if a rollout has one grading box only"
+    assert stages.suspected == [[], [Suspicion.KILLED]], "also if a rollout has one grading box only"
     stages = Stages({"grade boot": [lost_its_box, lost_its_box]}, grade_tries=3)
     assert (await play(client, stages, "two boxes that never were")).outcome is Outcome.GRADED
-    assert stages.suspected == [False]
+    assert stages.suspected == [[]]
     stages = Stages({"grade": [lost_its_box, suspects_the_patch, lost_its_box]}, grade_tries=3)
     assert (await play(client, stages, "lost boxes are no witnesses")).outcome is Outcome.GRADED
-    assert stages.suspected == [False, False, True, True]
+    assert stages.suspected == [[], [], [Suspicion.KILLED], [Suspicion.KILLED]]
     stages = Stages({"grade": [lost_its_box] * 3}, grade_tries=3)
     assert (await play(client, stages, "three lost boxes")).outcome is Outcome.GRADER_FAILED
-    assert stages.suspected == [False] * 3
+    assert stages.suspected == [[]] * 3
+
+
+async def test_two_boxes_that_show_different_things_are_no_witnesses(client: Client) -> None:
+    """Each way is counted by itself, and the first box that shows one takes no try away from the others."""
+    ways = [Suspicion.TIMED_OUT, Suspicion.KILLED, Suspicion.NO_TEST]
+    stages = Stages({"grade": [suspects(way) for way in ways]})
+    assert (await play(client, stages, "three ways")).outcome is Outcome.GRADED
+    assert stages.suspected == [ways[:number] for number in range(4)]
 
 
 async def test_long_waits_of_the_agent_do_not_take_the_second_box_from_a_patch(client: Client) -> None:
@@ -291,7 +305,7 @@ async def test_long_waits_of_the_agent_do_not_take_the_second_box_from_a_patch(c
     stages = Stages({"grade": [suspects_the_patch]}, grade_tries=3)
     stages.agent_seconds = 100_000
     assert (await play(client, stages, "a long wait")).outcome is Outcome.GRADED
-    assert stages.suspected == [False, True]
+    assert stages.suspected == [[], [Suspicion.KILLED]]
 
 
 async def test_a_spent_guard_gives_no_verdict(client: Client) -> None:

@@ -146,7 +146,7 @@ def test_what_a_control_run_concludes() -> None:
     assert judge_control(broken, run_of({"a": "failed", "b": "failed"})) == ControlResult([], 2)
     assert judge_control(broken, run_of({"a": "failed"})) == ControlResult([], 1)
     with pytest.raises(SuspectPatchError, match="the tests that must fail"):
-        judge_control(broken, run_of({}), is_final=False)
+        judge_control(broken, run_of({}), suspected=())
     by_exit = BrokenOracle((), {}, exit_fails=True)
     assert judge_control(by_exit, run_of({}, 0)).passed == ["the test command"]
     assert judge_control(by_exit, run_of({}, 3)) == ControlResult([], 1)
@@ -157,7 +157,7 @@ def test_a_run_without_a_report_is_no_evidence() -> None:
     lost = TestRun(RunnerReport(1, "", [], lost=True), {}, 1.0, 60.0)
     for silent in (lost, run_of({}, None)):
         with pytest.raises(SuspectPatchError, match="without a report"):
-            judge_control(by_exit, silent, is_final=False)
+            judge_control(by_exit, silent, suspected=())
         assert not judge_control(by_exit, silent).is_evidence, "in a second box: the patch's doing"
         assert not validated(by_exit, Oracle(exit_code=0), silent).is_valid
     starved = TestRun(RunnerReport(None, "", [], starved=True), {}, 1.0, 60.0)

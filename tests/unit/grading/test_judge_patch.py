@@ -14,6 +14,7 @@ from grading.oracle import Oracle
 from grading.registry import GRADERS
 from grading.run_hidden_tests import RunnerReport, RunnerSession
 from ratchet.errors import GraderFailedError, SuspectPatchError
+from ratchet.types import Suspicion
 from sandboxes.base import Sandbox
 from tests.integration.grading import shop
 
@@ -54,9 +55,11 @@ SHOWS_ONE = {
 }
 
 
-def _judge(grader: str, oracle: Oracle | None, is_final: bool) -> PatchJudge:
+def _judge(grader: str, oracle: Oracle | None, is_final: bool, *seen: Suspicion) -> PatchJudge:
+    """Return a judge whose box decides alone (`is_final`), or only about what an earlier box has `seen`."""
+    suspected = frozenset(Suspicion if is_final else seen)
     return PatchJudge(
-        GRADERS[grader], shop.task(grader, ""), GradingLimits(60, 60), KnownRuns(oracle), is_final=is_final
+        GRADERS[grader], shop.task(grader, ""), GradingLimits(60, 60), KnownRuns(oracle), suspected=suspected
     )
 
 
@@ -67,6 +70,41 @@ def test_without_a_failed_test_a_second_box_decides(run: PatchRun, oracle: Oracl
         _judge("eval_cmd", oracle, is_final=False).verdict(run, oracle)
     verdict = _judge("eval_cmd", oracle, is_final=True).verdict(run, oracle)
     assert not verdict.solved and not verdict.rejected and "every" not in verdict.reason
+
+
+OF_TWO_KINDS = [
+    ("time is over", "the root shell of the tests was killed"),
+    ("time is over", "a command that names no test"),
+    ("a command that names no test", "the kernel killed the command"),
+    ("the kernel killed the runner", "a test was skipped"),
+]
+
+
+@pytest.mark.parametrize("pair", OF_TWO_KINDS + [pair[::-1] for pair in OF_TWO_KINDS])
+def test_a_box_decides_only_about_what_an_earlier_one_showed(pair: tuple[str, str]) -> None:
+    first, second = (SHOWS_NO_FAILED_TEST[name] for name in pair)
+    with pytest.raises(SuspectPatchError) as suspected:
+        _judge("eval_cmd", None, False).verdict(first, None)
+    with pytest.raises(SuspectPatchError):
+        _judge("eval_cmd", None, False, suspected.value.suspicion).verdict(second, None)
+    assert not _judge("eval_cmd", None, False, suspected.value.suspicion).verdict(first, None).solved
+
+
+REFUSALS = [
+    "OSError: [Errno 28] No space left on device: 'a'",
+    "fork: Cannot allocate memory",
+    "EIO: Input/output error",
+]
+
+
+@pytest.mark.parametrize("line", REFUSALS)
+def test_a_test_that_failed_on_a_machine_without_room_needs_a_second_box(line: str) -> None:
+    failed = SHOWS_ONE["a test failed"]
+    assert failed.run is not None
+    run = failed._replace(run=replace(failed.run, observed=replace(failed.run.observed, log=f"E   {line}\n")))
+    with pytest.raises(SuspectPatchError, match="the log says"):
+        _judge("eval_cmd", None, is_final=False).verdict(run, None)
+    assert not _judge("eval_cmd", None, False, Suspicion.REFUSED).verdict(run, None).solved
 
 
 @pytest.mark.parametrize("run", SHOWS_ONE.values(), ids=SHOWS_ONE)
@@ -186,7 +224,7 @@ def test_a_command_that_tells_of_no_test_decides_nothing_by_itself(exit_code: in
 def test_a_silent_command_that_succeeded_is_no_patchs_fault_whatever_it_printed() -> None:
     changes = split_diff(b"diff --git a/src/a.py b/src/a.py\n--- a/src/a.py\n+++ b/src/a.py\n@@ -1 +1 @@\n-1\n+2\n")
     task = shop.task("eval_cmd", "", eval_cmd="./check")
-    judge = PatchJudge(GRADERS["eval_cmd"], task, GradingLimits(60, 60), is_final=True)
+    judge = PatchJudge(GRADERS["eval_cmd"], task, GradingLimits(60, 60))
 
     def run(exit_code: int) -> PatchRun:
         report = RunnerReport(exit_code, 'File "src/a.py", line 1: checked\n', [])
