@@ -27,6 +27,7 @@ from ratchet.config import RunConfig
 from ratchet.durations import duration_in_words
 from ratchet.errors import (
     CommandFailedError,
+    GuardSpentError,
     RatchetError,
     SandboxBusyError,
     StoreUnavailableError,
@@ -99,10 +100,12 @@ class AgentActivities:
                 ended = await self._wait_until_guard(box, harness, input)
             if ended.kind is AgentExit.TIME_BUDGET:
                 await self._wait_for_records(session_id)
-            if ended.kind is AgentExit.TIME_BUDGET and ended.used_seconds < config.limits.agent_seconds:
-                # It stalled, or the guard ended it, maybe in an earlier try: lost boxes have used its time, and its
-                # work gets no verdict.
-                await require_wall_time(self.database, self.configs, input)
+            if ended.is_cut and ended.used_seconds < config.limits.agent_seconds:
+                # Lost boxes or an outage have used its time, even if the outage is recorded later.
+                raise GuardSpentError(
+                    f"the rollout's guard ended the agent after {ended.used_seconds:.0f} s of its "
+                    f"{config.limits.agent_seconds:.0f} s: lost boxes or an outage have used the rest"
+                )
         progress = await self._session_progress(input)
         reason = "" if progress.has_called else uncalled(ended, progress.refusal)
         is_final = not progress.has_called and is_too_long(ended, progress.refusal)
@@ -143,7 +146,7 @@ class AgentActivities:
                     if left <= 0:
                         _LOG.warning("agent ended at the guard", rollout_id=input.rollout_id)
                         with contextlib.suppress(SandboxBusyError, CommandFailedError):
-                            await harness.stop(box, input.attempt)
+                            await harness.stop(box, input.attempt, "guard")
             return waiting.result()
         finally:
             waiting.cancel()
@@ -241,7 +244,7 @@ class AgentActivities:
                     is_idle = stall_seconds is not None and idle_seconds > stall_seconds
                     if is_idle and not await harness.is_suspended(box, input.attempt):
                         _LOG.warning("agent stalled", rollout_id=input.rollout_id, idle_seconds=round(idle_seconds))
-                        await harness.stop(box, input.attempt)
+                        await harness.stop(box, input.attempt, "stalled")
             await asyncio.sleep(_WATCH_SECONDS)
 
     async def _renew_ttl(self, box: Sandbox, input: StageInput, config: RunConfig) -> None:

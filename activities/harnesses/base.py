@@ -72,7 +72,8 @@ class ExitReport:
 
     `exit_code` None: the launcher died, or `is_suspended`. `used_seconds`: by the box's clock, without
     `suspended_seconds`, the time for which the agent has been suspended, or was before it was ended. `is_suspended`: it
-    has not ended; `resume_suspended` or `stop_suspended` decides, and then `wait` is called again.
+    has not ended; `resume_suspended` or `stop_suspended` decides, and then `wait` is called again. `is_cut`: the
+    rollout's guard ended it, so its work is not its own.
     """
 
     kind: AgentExit
@@ -81,6 +82,7 @@ class ExitReport:
     detail: str
     suspended_seconds: float = 0.0
     is_suspended: bool = False
+    is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +161,7 @@ class BaseHarness(ABC):
         Cancelling it does not end the agent.
         """
         record, errors = await launcher.wait_for_exit(box, attempt)
-        if record.reason in ("reached", "deadline", "stalled"):
+        if record.reason in ("reached", "deadline", "stalled", "guard"):
             kind = AgentExit.TIME_BUDGET
         elif record.reason == "exit" and record.exit_code is not None:
             kind = await self.read_exit(box, attempt, record.exit_code, errors)
@@ -172,6 +174,7 @@ class BaseHarness(ABC):
             errors or record.reason,
             suspended_seconds=max(0.0, record.ended - record.started - record.used_seconds),
             is_suspended=record.reason == "reached",
+            is_cut=record.reason == "guard",
         )
 
     async def read_exit(self, box: Sandbox, attempt: int, exit_code: int, errors: str) -> AgentExit:
@@ -194,9 +197,9 @@ class BaseHarness(ABC):
         """End an agent that is suspended at its deadline: `wait` then returns `time_budget`."""
         await launcher.stop_suspended(box, attempt)
 
-    async def stop(self, box: Sandbox, attempt: int) -> None:
-        """End an agent that makes no progress, as at its deadline: `wait` then returns `time_budget`."""
-        await launcher.stop_stalled(box, attempt)
+    async def stop(self, box: Sandbox, attempt: int, reason: Literal["stalled", "guard"]) -> None:
+        """End an agent that makes no progress, or at the rollout's guard: `wait` then returns `time_budget`."""
+        await launcher.stop(box, attempt, reason)
 
     async def collect(self, box: Sandbox, attempt: int) -> Transcript:
         """Read the transcript, which is empty if there is none; works while the agent runs. At most

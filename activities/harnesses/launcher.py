@@ -33,14 +33,14 @@ class ExitRecord(BaseModel):
 
     `reason`: `exit`: the program ended by itself. `reached`: it has not ended; it is suspended at its deadline until
     `resume` or `stop`. `deadline`: its time was up. `stalled`: `stop` ended it, because it made no model call for too
-    long. `ended`: `end` came first. `crashed`: the launcher died. `used_seconds`: from `started` to `ended`, without
-    the time for which it was suspended last.
+    long. `guard`: `stop` ended it, because the rollout's guard was spent. `ended`: `end` came first. `crashed`: the
+    launcher died. `used_seconds`: from `started` to `ended`, without the time for which it was suspended last.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     exit_code: int | None
-    reason: Literal["exit", "reached", "deadline", "stalled", "ended", "crashed"]
+    reason: Literal["exit", "reached", "deadline", "stalled", "guard", "ended", "crashed"]
     started: float
     ended: float
     used_seconds: float
@@ -172,9 +172,9 @@ async def stop_suspended(box: Sandbox, attempt: int) -> None:
     await box.exec(launcher_command(attempt, "stop", "deadline"), user="root", timeout=END_TIMEOUT_SECONDS)
 
 
-async def stop_stalled(box: Sandbox, attempt: int) -> None:
-    """End the whole tree as at the deadline, recorded as `stalled`."""
-    await box.exec(launcher_command(attempt, "stop", "stalled"), user="root", timeout=END_TIMEOUT_SECONDS)
+async def stop(box: Sandbox, attempt: int, reason: Literal["stalled", "guard"]) -> None:
+    """End the whole tree as at the deadline, recorded as `reason`."""
+    await box.exec(launcher_command(attempt, "stop", reason), user="root", timeout=END_TIMEOUT_SECONDS)
 
 
 async def end_tree(box: Sandbox, attempt: int) -> None:

@@ -195,7 +195,7 @@ async def test_an_agent_that_the_guard_ends_before_its_budget_is_used_gets_no_re
     handle = await loop.start(loop.dataset(**TASK), limits={**LIMITS, "guard_seconds": 25.0})
     _, row = await finish(loop, handle)
     assert (row.outcome, row.reward, row.agent_exit, row.attempt) == ("infra_failed", None, None, 1), row.outcome_reason
-    assert "more than its guard" in row.outcome_reason
+    assert "the rollout's guard ended the agent" in row.outcome_reason
 
 
 async def test_the_sweeps_schedule_follows_the_settings(loop: Loop) -> None:

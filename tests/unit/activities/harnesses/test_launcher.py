@@ -142,8 +142,8 @@ def box_clock() -> float:
 
 async def test_a_suspended_agent_can_be_ended_or_stopped(ending_box: HostBox, agent_user: str) -> None:
     await suspend(ending_box, agent_user)
-    await launcher.stop_stalled(ending_box, 1)
-    assert (await launcher.wait_for_exit(ending_box, 1))[0].reason == "stalled"
+    await launcher.stop(ending_box, 1, "guard")
+    assert (await launcher.wait_for_exit(ending_box, 1))[0].reason == "guard"
     assert processes_of(agent_user) == []
     await start(ending_box, agent_user, STUBBORN, attempt=2, budget_seconds=1)
     assert (await launcher.wait_for_exit(ending_box, 2))[0].reason == "reached"
