@@ -17,7 +17,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
-from stack.progress import CountedLine
+from ratchet.progress import CountedLine
 
 if TYPE_CHECKING:
     from cli.progress_bar import ProgressBar

@@ -5,7 +5,7 @@ import atexit
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from stack.progress import CountedLine
+from ratchet.progress import CountedLine
 
 _SPEED_SECONDS = 3600.0
 """The rest is estimated from the speed within so long; a step of training alone takes minutes."""

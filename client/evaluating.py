@@ -15,13 +15,13 @@ from client.steering import wake_run
 from ratchet.config import RunConfig
 from ratchet.config_sources import load_config, resolve_config
 from ratchet.errors import ConfigError, StoreUnavailableError
+from ratchet.progress import ReportProgress
 from ratchet.run_names import newest_steps, step_number
 from ratchet.solve_rates import compare
 from ratchet.stored_config import read_stored_config
 from ratchet.types import JsonObject, RunState
 from stack.follow_run import start_run, watch_run
 from stack.parts import Stack
-from stack.progress import ReportProgress
 from stack.startup import bring_up, require_up
 from store import evaluation_report, evaluations, runs
 from store.runs import RunRow

@@ -10,9 +10,9 @@ from ratchet.built_images import build_workflow_id, is_built
 from ratchet.config import DatasetConfig
 from ratchet.errors import ConfigError
 from ratchet.image_payloads import BuildImageInput, BuildImageResult
+from ratchet.progress import CountedLine, ReportProgress
 from ratchet.temporal_settings import load_temporal_settings
 from stack.parts import Stack
-from stack.progress import CountedLine, ReportProgress
 from stack.startup import connect_running
 
 _AT_ONCE = 8

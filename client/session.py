@@ -21,13 +21,13 @@ from ratchet.config import RunConfig
 from ratchet.config_sources import load_config, resolve_config
 from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
 from ratchet.grading_payloads import RegradeInput, RegradeResult
+from ratchet.progress import ReportProgress
 from ratchet.run_names import require_run_id, require_target_name
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import JsonObject, SteeringAction
 from stack.diagnosis import Diagnosis, diagnose
 from stack.follow_run import collect_result, start_run, watch_run
 from stack.parts import Stack
-from stack.progress import ReportProgress
 from stack.startup import connect_running
 from store import evaluations, metrics, open_runs, reports, run_times, runs, step_mix
 from store import steering as stored_steering

@@ -58,7 +58,7 @@ __all__ = [
 
 TINY, TINY_CURRICULUM = "tiny", "tiny-curriculum"
 TINY_POLICIES = (TINY, TINY_CURRICULUM)
-"""Names of the policies that are made on this machine (stack/tiny_policy/recipes.py)."""
+"""Names of the policies that are made on this machine (examples/recipes.py)."""
 
 
 class RunConfig(Section):

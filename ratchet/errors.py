@@ -5,7 +5,7 @@ into Temporal's decision whether to retry; the CLI prints a `UserError` as one s
 
 Errors that stay within one package are defined there: those of the adapter and of the sandbox gateway become HTTP
 answers, `NoVerdictError` ends a rollout within its workflow, and `WeakPolicyError` (a `UserError` of
-`stack/tiny_policy`) reaches only the CLI.
+`examples/tiny_policy`) reaches only the CLI.
 
     RatchetError
     ├── UserError                 a mistake of the user, or something that the machine lacks: one sentence, exit code 2

@@ -18,9 +18,9 @@ from activities.harnesses import agent_programs
 from activities.harnesses.agent_programs import RECORD, AgentProgram
 from ratchet.durations import duration_in_words
 from ratchet.errors import ConfigError, MachineError
+from ratchet.make_once import making
+from ratchet.progress import ReportProgress
 from sandbox_gateway.python_layer import PYTHON_LAYER_PATH
-from stack.make_once import making
-from stack.progress import ReportProgress
 
 FETCHABLE: dict[str, Callable[[], AgentProgram]] = {
     "claude-code": agent_programs.claude_code_program,

@@ -19,6 +19,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError, StoreUnavailableError
 from ratchet.payloads import TrainRunInput
+from ratchet.progress import CountedLine, ReportProgress
 from ratchet.run_names import RUN_ID
 from ratchet.temporal_client import pending_activities, root_cause, start_train_run, starting
 from ratchet.temporal_settings import load_temporal_settings
@@ -28,7 +29,6 @@ from stack.cpu_meter import CpuMeter
 from stack.curve import summary
 from stack.part_health import HealthState, read_health
 from stack.parts import Stack
-from stack.progress import CountedLine, ReportProgress
 from stack.startup import connect_stack, keep_served, require_up
 from store import open_runs, reports, runs
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from ratchet.durations import duration_in_words
 from ratchet.errors import MachineError
+from ratchet.progress import ReportProgress
 from stack.part_health import HealthState, PartHealth, read_fresh_health
 from stack.part_logs import last_error, log_size
 from stack.parts import VIEWER, WATCHER, Stack
 from stack.probes import limits_of
-from stack.progress import ReportProgress
 from stack.supervisor import Supervisor
 
 LogSizes = dict[str, int]

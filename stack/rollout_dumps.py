@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 
 from ratchet.background_task import running_beside
+from ratchet.progress import ReportProgress
 from stack.parts import Stack
-from stack.progress import ReportProgress
 from store.database import Database
 from training.sample_export import dump_graded
 

@@ -210,8 +210,8 @@ def prepare_model(config: RunConfig, say: Callable[[str], None]) -> Path:
     """Make or check the model, and return its directory."""
     model_path = model_of(config)
     if config.model in TINY_POLICIES:
-        from stack.tiny_policy.build import make_tiny_policy
-        from stack.tiny_policy.recipes import RECIPES
+        from examples.recipes import RECIPES
+        from examples.tiny_policy.build import make_tiny_policy
 
         make_tiny_policy(model_path, config.seed, say, RECIPES[config.model])
     require_model(model_path)

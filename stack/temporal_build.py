@@ -16,8 +16,8 @@ from pathlib import Path
 from ratchet import paths
 from ratchet.durations import duration_in_words
 from ratchet.errors import MachineError
-from stack.make_once import making
-from stack.progress import CountedLine, ReportProgress
+from ratchet.make_once import making
+from ratchet.progress import CountedLine, ReportProgress
 
 SOURCES = Path(__file__).parent / "temporal"
 _GO_PLACES = ("/usr/local/go/bin/go", "/usr/lib/go/bin/go")

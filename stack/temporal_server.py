@@ -22,7 +22,7 @@ from typing import NoReturn
 
 from ratchet import paths
 from ratchet.errors import ConfigError, MachineError
-from stack.progress import ReportProgress
+from ratchet.progress import ReportProgress
 from stack.temporal_build import ensure_server_program, find_go
 
 SETTING = "RATCHET_TEMPORAL"

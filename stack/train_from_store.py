@@ -13,10 +13,10 @@ from activities.run_creation import model_directory, publish_model
 from engine.policy_files import file_sha256
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError, StoreUnavailableError
+from ratchet.progress import ReportProgress
 from ratchet.types import RunState, policy_version
 from stack.follow_run import collect_result, new_run_id
 from stack.parts import Stack
-from stack.progress import ReportProgress
 from store import learners, open_runs, retention, runs
 from store.database import Database
 from store.runs import RunRow

@@ -15,10 +15,10 @@ def tiny_policy(
 ) -> None:
     """Make the tiny Qwen3 that learns on a laptop: tokenizer, warm start, self-check (a few minutes on two cores)."""
     from cli.console import say
+    from examples.recipes import RECIPES
+    from examples.tiny_policy.build import make_tiny_policy
     from ratchet import paths
     from ratchet.errors import ConfigError
-    from stack.tiny_policy.build import make_tiny_policy
-    from stack.tiny_policy.recipes import RECIPES
 
     if name not in RECIPES:
         raise ConfigError(f"--name: there is no policy {name!r}; it is one of {', '.join(RECIPES)}")

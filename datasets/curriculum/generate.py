@@ -7,9 +7,9 @@ bytes.
 import argparse
 from pathlib import Path
 
-from stack.tiny_policy.curriculum.tasks import RepositoryTask, held_out_repositories, joined_source, train_repositories
-from stack.tiny_policy.dataset_rows import GeneratedTask, dataset_text
-from stack.tiny_policy.simulated_shell import CHECK_FILE
+from examples.curriculum.tasks import RepositoryTask, held_out_repositories, joined_source, train_repositories
+from examples.tiny_policy.dataset_rows import GeneratedTask, dataset_text
+from examples.tiny_policy.simulated_shell import CHECK_FILE
 
 README = """\
 # {stem}

@@ -7,8 +7,8 @@ bytes.
 import argparse
 from pathlib import Path
 
-from stack.tiny_policy.bug_tasks import BugTask, held_out_tasks, train_tasks
-from stack.tiny_policy.dataset_rows import GeneratedTask, dataset_text
+from examples.tiny_policy.bug_tasks import BugTask, held_out_tasks, train_tasks
+from examples.tiny_policy.dataset_rows import GeneratedTask, dataset_text
 
 README = """\
 # {stem}

@@ -27,15 +27,15 @@ import torch.distributed as dist
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cli.console import say
+from examples.recipes import RECIPES
+from examples.tiny_policy.build import make_tiny_policy
+from examples.tiny_policy.conversation import Task
+from examples.tiny_policy.settings import Recipe
+from examples.tiny_policy.solve_tasks import Play, measure_solve_rate, play_tasks
 from ratchet import paths
 from ratchet.config import RunConfig
 from ratchet.config_sources import load_config
 from scheduling.signal import has_signal
-from stack.tiny_policy.build import make_tiny_policy
-from stack.tiny_policy.conversation import Task
-from stack.tiny_policy.recipes import RECIPES
-from stack.tiny_policy.settings import Recipe
-from stack.tiny_policy.solve_tasks import Play, measure_solve_rate, play_tasks
 from store.training_groups import ReadyGroup, ReadyMember
 from tests.benchmarks._commit import commit
 from training.learner import RankLearner

@@ -26,7 +26,7 @@ import numpy as np
 from engine import policy_files, weight_deltas, weight_storage
 from engine.policy_cache import PolicyCache
 from engine.weight_deltas import LocalVersion
-from stack.tiny_policy.settings import TinyPolicySettings
+from examples.tiny_policy.settings import TinyPolicySettings
 from tests.benchmarks._commit import commit
 
 STEPS = 2

@@ -15,10 +15,10 @@ import yaml
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from cli.console import say
+from examples.tiny_policy.build import make_tiny_policy
 from ratchet import paths
 from stack.parts import Stack, free_ports
 from stack.supervisor import Supervisor
-from stack.tiny_policy.build import make_tiny_policy
 from store.database import Database
 
 T = TypeVar("T")

@@ -26,13 +26,13 @@ import yaml
 
 from cli.console import say
 from cli.down import kill_stack_boxes
+from examples.tiny_policy.build import make_tiny_policy
 from ratchet import paths
 from ratchet.temporal_settings import load_temporal_settings
 from stack.part_health import HealthState, read_health
 from stack.parts import Stack, free_ports
 from stack.startup import connect_stack
 from stack.supervisor import Supervisor
-from stack.tiny_policy.build import make_tiny_policy
 from tests.chaos.faults import wait_until
 from tests.replay.record import record_all
 from tests.replay.stored_run import replay_run

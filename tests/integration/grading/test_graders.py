@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from activities.datasets.formats import read_rows
+from examples.tiny_policy.bug_tasks import FAMILIES
 from grading.broken_oracles import judge_control
 from grading.judge_patch import GradingLimits, KnownRuns, PatchJudge
 from grading.registry import GRADERS
 from ratchet.config import DatasetConfig
 from ratchet.errors import GraderFailedError
-from stack.tiny_policy.bug_tasks import FAMILIES
 from store.admissions import TaskOracle
 from store.tasks import TaskRow
 from tests.integration.boxes import FreshBox

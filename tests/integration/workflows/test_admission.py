@@ -16,7 +16,7 @@ from client.workflows import follow_workflow
 from ratchet import paths
 from ratchet.config import DatasetConfig, RunConfig
 from ratchet.errors import DatasetError
-from stack.progress import ReportProgress
+from ratchet.progress import ReportProgress
 from store import tasks
 from store.schema import AdmissionTable, GradeTable, RolloutTable, SandboxTable, TaskTable, TurnTable
 from tests.integration.workflows.conftest import ROOT, Loop

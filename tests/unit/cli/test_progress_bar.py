@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 
 from cli.progress_bar import ProgressBar
-from stack.progress import CountedLine
+from ratchet.progress import CountedLine
 
 
 def screen(lines: list[str]) -> str:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import torch
 from transformers import DynamicCache, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from stack.tiny_policy.conversation import TURN_END, Task, called_command, observation_text, opening_text
-from stack.tiny_policy.simulated_shell import Files, run_command
+from examples.tiny_policy.conversation import TURN_END, Task, called_command, observation_text, opening_text
+from examples.tiny_policy.simulated_shell import Files, run_command
 
 
 @dataclass(slots=True)

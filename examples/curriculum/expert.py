@@ -7,9 +7,9 @@ and often stops early.
 import random
 from collections.abc import Callable, Mapping
 
-from stack.tiny_policy.conversation import DONE, GIVE_UP, Conversation, Piece, cat_command, edit_command
-from stack.tiny_policy.curriculum.tasks import RepositoryTask
-from stack.tiny_policy.simulated_shell import ALL_SOURCES, CHECK
+from examples.curriculum.tasks import RepositoryTask
+from examples.tiny_policy.conversation import DONE, GIVE_UP, Conversation, Piece, cat_command, edit_command
+from examples.tiny_policy.simulated_shell import ALL_SOURCES, CHECK
 
 
 def read(talk: Conversation) -> None:

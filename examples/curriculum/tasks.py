@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from stack.tiny_policy.bug_tasks import (
+from examples.curriculum.families import ALL_FAMILIES, NEW_FAMILIES, UNSEEN_FAMILIES, WARM_FAMILIES
+from examples.curriculum.random_bugs import RANDOM_BUGS
+from examples.tiny_policy.bug_tasks import (
     BUILTINS,
     FACTORS,
     FILE_STEMS,
@@ -23,10 +25,8 @@ from stack.tiny_policy.bug_tasks import (
     draw_distinct,
     function_name,
 )
-from stack.tiny_policy.curriculum.families import ALL_FAMILIES, NEW_FAMILIES, UNSEEN_FAMILIES, WARM_FAMILIES
-from stack.tiny_policy.curriculum.random_bugs import RANDOM_BUGS
-from stack.tiny_policy.expected_results import assertions
-from stack.tiny_policy.simulated_shell import CHECK_FILE
+from examples.tiny_policy.expected_results import assertions
+from examples.tiny_policy.simulated_shell import CHECK_FILE
 
 # The box's own Python; -B leaves no cache files in the diff. Any error of a patched file is a failed check.
 CHECK_SCRIPT = """\

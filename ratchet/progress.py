@@ -1,4 +1,4 @@
-"""Receivers of progress lines, so that no part of `stack/` depends on the terminal."""
+"""Receivers of progress lines, so that what reports progress does not depend on the terminal."""
 
 from collections.abc import Callable
 

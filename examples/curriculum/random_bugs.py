@@ -7,7 +7,7 @@ stands there now. Each of these functions is called with a name and draws a bug,
 
 import random
 
-from stack.tiny_policy.bug_tasks import FACTORS, PLAIN_NAMES, VARIABLES, Family, PlantedBug, function_name
+from examples.tiny_policy.bug_tasks import FACTORS, PLAIN_NAMES, VARIABLES, Family, PlantedBug, function_name
 
 _TEXT = """
 the this that it now here there must should has have to be with for from as an of on at by when then only not always

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from stack.tiny_policy.curriculum.tasks import held_out_repositories, train_repositories
-from tests.unit.stack.tiny_policy.test_dataset import check_rows, load_generator, prepare, run_in
+from examples.curriculum.tasks import held_out_repositories, train_repositories
+from tests.unit.examples.tiny_policy.test_dataset import check_rows, load_generator, prepare, run_in
 
-DATASET = Path(__file__).resolve().parents[5] / "datasets" / "curriculum"
+DATASET = Path(__file__).resolve().parents[4] / "datasets" / "curriculum"
 FILES = ("train_warm", "train_new", "heldout_warm", "heldout_new", "heldout_unseen")
 
 

@@ -11,9 +11,9 @@ from transformers import PreTrainedTokenizerFast
 
 from activities.harnesses.bash_agent.agent import BASH_TOOL
 from activities.harnesses.bash_agent.harness import DEFAULT_SYSTEM_PROMPT
-from stack.tiny_policy.conversation import TURN_END, Piece, Task, call_text, called_command
-from stack.tiny_policy.recipes import RECIPES
-from stack.tiny_policy.warm_start import encode_pieces
+from examples.recipes import RECIPES
+from examples.tiny_policy.conversation import TURN_END, Piece, Task, call_text, called_command
+from examples.tiny_policy.warm_start import encode_pieces
 
 Message = dict[str, Any]
 

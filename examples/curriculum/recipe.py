@@ -2,15 +2,15 @@
 
 import random
 
-from stack.tiny_policy.curriculum.expert import write_repository_transcript
-from stack.tiny_policy.curriculum.tasks import (
+from examples.curriculum.expert import write_repository_transcript
+from examples.curriculum.tasks import (
     FAMILIES_OF,
     RepositoryTask,
     draw_repository,
     held_out_repositories,
     train_repositories,
 )
-from stack.tiny_policy.settings import Recipe, TinyPolicySettings
+from examples.tiny_policy.settings import Recipe, TinyPolicySettings
 
 WARM_START, RANDOM_SHARE = "warm start", 0.6
 

@@ -6,7 +6,7 @@ issue of these families, a bug or its fix it has not.
 
 import random
 
-from stack.tiny_policy.bug_tasks import FACTORS, FAMILIES, VARIABLES, Family, PlantedBug, function_name, other
+from examples.tiny_policy.bug_tasks import FACTORS, FAMILIES, VARIABLES, Family, PlantedBug, function_name, other
 
 COMPARISONS = {"<": "less than", "<=": "at most", ">": "more than", ">=": "at least"}
 STEPS = ("2", "3", "4", "5", "6")

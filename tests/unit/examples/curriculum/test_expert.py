@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from activities.harnesses.bash_agent.agent import run_bash
-from stack.tiny_policy.conversation import Conversation, called_command
-from stack.tiny_policy.curriculum.expert import REPOSITORY_PLAYS
-from stack.tiny_policy.curriculum.recipe import CURRICULUM, CURRICULUM_MIX
-from stack.tiny_policy.curriculum.tasks import RepositoryTask, draw_repository
-from stack.tiny_policy.simulated_shell import CHECK_FILE, run_command
+from examples.curriculum.expert import REPOSITORY_PLAYS
+from examples.curriculum.recipe import CURRICULUM, CURRICULUM_MIX
+from examples.curriculum.tasks import RepositoryTask, draw_repository
+from examples.tiny_policy.conversation import Conversation, called_command
+from examples.tiny_policy.simulated_shell import CHECK_FILE, run_command
 
 SOLVED = {"good": True, "second_try": True, "third_try": True, "unchecked": None}
 """The plays that may fix the bug: True if a play fixes it, None if it does by chance. All others leave it."""

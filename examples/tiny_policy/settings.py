@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, field
 from importlib import resources
 from typing import Any
 
-from stack.tiny_policy.bug_tasks import FAMILIES, BugTask, draw_task, held_out_tasks, train_tasks
-from stack.tiny_policy.conversation import Piece, Task
-from stack.tiny_policy.transcripts import write_transcript
+from examples.tiny_policy.bug_tasks import FAMILIES, BugTask, draw_task, held_out_tasks, train_tasks
+from examples.tiny_policy.conversation import Piece, Task
+from examples.tiny_policy.transcripts import write_transcript
 
 GOOD: Mapping[str, float] = {"good": 1.0}
 
@@ -70,7 +70,7 @@ class TinyPolicySettings:
 
 
 def template_text() -> str:
-    return resources.files("stack.tiny_policy").joinpath("chat_template.jinja").read_text(encoding="utf-8")
+    return resources.files("examples.tiny_policy").joinpath("chat_template.jinja").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)

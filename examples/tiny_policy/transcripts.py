@@ -7,8 +7,8 @@ the same turns, so that reinforcement learning starts on the same distribution.
 import random
 from collections.abc import Callable, Mapping
 
-from stack.tiny_policy.bug_tasks import FILE_STEMS, BugTask
-from stack.tiny_policy.conversation import DONE, GIVE_UP, Conversation, Piece, cat_command, edit_command
+from examples.tiny_policy.bug_tasks import FILE_STEMS, BugTask
+from examples.tiny_policy.conversation import DONE, GIVE_UP, Conversation, Piece, cat_command, edit_command
 
 
 def read_then_edit(talk: Conversation, task: BugTask, new: str, file: str | None = None) -> None:

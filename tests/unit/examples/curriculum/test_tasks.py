@@ -8,11 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from stack.tiny_policy.conversation import edit_command
-from stack.tiny_policy.curriculum.families import ALL_FAMILIES, NEW_FAMILIES, UNSEEN_FAMILIES, WARM_FAMILIES
-from stack.tiny_policy.curriculum.random_bugs import RANDOM_BUGS
-from stack.tiny_policy.curriculum.recipe import CURRICULUM
-from stack.tiny_policy.curriculum.tasks import (
+from examples.curriculum.families import ALL_FAMILIES, NEW_FAMILIES, UNSEEN_FAMILIES, WARM_FAMILIES
+from examples.curriculum.random_bugs import RANDOM_BUGS
+from examples.curriculum.recipe import CURRICULUM
+from examples.curriculum.tasks import (
     FAMILIES_OF,
     RepositoryTask,
     draw_repository,
@@ -20,8 +19,9 @@ from stack.tiny_policy.curriculum.tasks import (
     joined_source,
     train_repositories,
 )
-from stack.tiny_policy.expected_results import call_results
-from stack.tiny_policy.simulated_shell import run_command
+from examples.tiny_policy.conversation import edit_command
+from examples.tiny_policy.expected_results import call_results
+from examples.tiny_policy.simulated_shell import run_command
 
 
 def drawn(number: int = 20) -> Iterator[RepositoryTask]:

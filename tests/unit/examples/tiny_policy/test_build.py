@@ -12,10 +12,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from examples.tiny_policy.bug_tasks import FAMILIES, held_out_tasks, task_digests, train_tasks
+from examples.tiny_policy.build import REPORT_FILE, TinyPolicyReport, WeakPolicyError, check_gates, make_tiny_policy
+from examples.tiny_policy.settings import QUICKSTART, TinyPolicySettings, recipe_digest
 from ratchet.errors import MachineError, UserError
-from stack.tiny_policy.bug_tasks import FAMILIES, held_out_tasks, task_digests, train_tasks
-from stack.tiny_policy.build import REPORT_FILE, TinyPolicyReport, WeakPolicyError, check_gates, make_tiny_policy
-from stack.tiny_policy.settings import QUICKSTART, TinyPolicySettings, recipe_digest
 
 TOY_SETTINGS = TinyPolicySettings(
     num_threads=1,

@@ -6,12 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from stack.make_once import making
+from ratchet.make_once import making
 
 MAKE = """
 import sys
 from pathlib import Path
-from stack.make_once import making
+from ratchet.make_once import making
 target = Path(sys.argv[1])
 with making(target, lambda line: print(line, flush=True)) as scratch:
     if not target.exists():

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from activities.harnesses.bash_agent.agent import run_bash
-from stack.tiny_policy.bug_tasks import FAMILIES, FILE_STEMS, draw_task
-from stack.tiny_policy.conversation import cat_command, edit_command
-from stack.tiny_policy.simulated_shell import run_command
+from examples.tiny_policy.bug_tasks import FAMILIES, FILE_STEMS, draw_task
+from examples.tiny_policy.conversation import cat_command, edit_command
+from examples.tiny_policy.simulated_shell import run_command
 
 
 @pytest.mark.parametrize("family", FAMILIES)

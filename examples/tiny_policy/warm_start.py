@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from stack.progress import CountedLine
-from stack.tiny_policy.conversation import TURN_END, Piece
-from stack.tiny_policy.settings import GOOD, Recipe, TinyPolicySettings
+from examples.tiny_policy.conversation import TURN_END, Piece
+from examples.tiny_policy.settings import GOOD, Recipe, TinyPolicySettings
+from ratchet.progress import CountedLine
 
 VOCABULARY_MULTIPLE = 64
 UPDATES_PER_REPORT = 50

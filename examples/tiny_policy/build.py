@@ -16,13 +16,13 @@ import torch
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from examples.tiny_policy.conversation import Piece
+from examples.tiny_policy.settings import QUICKSTART, Recipe, TinyPolicySettings, recipe_digest, template_text
+from examples.tiny_policy.solve_tasks import measure_solve_rate, play_tasks
+from examples.tiny_policy.tokenizer import train_tokenizer
+from examples.tiny_policy.warm_start import fresh_model, warm_start
 from ratchet.errors import MachineError, UserError
-from stack.make_once import making
-from stack.tiny_policy.conversation import Piece
-from stack.tiny_policy.settings import QUICKSTART, Recipe, TinyPolicySettings, recipe_digest, template_text
-from stack.tiny_policy.solve_tasks import measure_solve_rate, play_tasks
-from stack.tiny_policy.tokenizer import train_tokenizer
-from stack.tiny_policy.warm_start import fresh_model, warm_start
+from ratchet.make_once import making
 
 REPORT_FILE = "tiny_policy.json"
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from stack.tiny_policy.bug_tasks import FAMILIES, BugTask, held_out_tasks, task_digests, train_tasks
-from stack.tiny_policy.dataset_rows import GeneratedTask, dataset_row, row_label
+from examples.tiny_policy.bug_tasks import FAMILIES, BugTask, held_out_tasks, task_digests, train_tasks
+from examples.tiny_policy.dataset_rows import GeneratedTask, dataset_row, row_label
 
 DATASET = Path(__file__).resolve().parents[4] / "datasets" / "quickstart"
 BOX_PYTHON = "/opt/ratchet/bin/python3"

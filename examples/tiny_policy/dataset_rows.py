@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from examples.tiny_policy.bug_tasks import Arguments
+from examples.tiny_policy.expected_results import assertions, call_results
 from grading.broken_oracles import BrokenOracle, broken_spec, propose, spec_sources
-from stack.tiny_policy.bug_tasks import Arguments
-from stack.tiny_policy.expected_results import assertions, call_results
 
 COMMIT_DATE = "2024-01-01T00:00:00Z"
 POOL_SIZE = 4

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from activities.harnesses.bash_agent.harness import DEFAULT_SYSTEM_PROMPT
-from stack.tiny_policy.simulated_shell import Files, quote_pattern, quote_replacement, run_command
+from examples.tiny_policy.simulated_shell import Files, quote_pattern, quote_replacement, run_command
 
 TURN_END = "<|im_end|>"
 CALL = re.compile(

@@ -7,9 +7,9 @@ import random
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from stack.tiny_policy.settings import NOISY_MIX, QUICKSTART, template_text
-from stack.tiny_policy.tokenizer import train_tokenizer
-from stack.tiny_policy.transcripts import write_transcript
+from examples.tiny_policy.settings import NOISY_MIX, QUICKSTART, template_text
+from examples.tiny_policy.tokenizer import train_tokenizer
+from examples.tiny_policy.transcripts import write_transcript
 
 
 @pytest.fixture(scope="session")

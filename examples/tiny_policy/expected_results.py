@@ -5,7 +5,7 @@ The code is run in this process: this package wrote it.
 
 from collections.abc import Sequence
 
-from stack.tiny_policy.bug_tasks import Arguments
+from examples.tiny_policy.bug_tasks import Arguments
 
 
 def call_results(source: str, function: str, cases: Sequence[Arguments]) -> list[object]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stack.progress import ReportProgress
+from ratchet.progress import ReportProgress
 
 
 @contextmanager
