@@ -38,6 +38,7 @@ def launch_command(
     from stack.cluster import read_cluster, require_hosts
     from stack.follow_run import run_name
     from stack.gpus import usable_gpus
+    from stack.learner_models import LearnerModels
     from stack.parts import Stack
     from stack.placement import place
     from stack.ray_nodes import ray_nodes
@@ -52,7 +53,7 @@ def launch_command(
     require_hosts(hosts, resolved)
     num_gpus = hosts.num_gpus(len(usable_gpus()))
     placement = place(resolved, default_workers(resolved), num_gpus)
-    for line in describe_run(resolved, placement, num_gpus):
+    for line in describe_run(LearnerModels(resolved), placement, num_gpus):
         print(line)
     _require_reachable(hosts)
     if check:

@@ -129,19 +129,20 @@ def _check(stack: Any, config: Any) -> None:
     from stack.connections import too_many_connections
     from stack.engine_parts import place_parts
     from stack.gpus import usable_gpus
+    from stack.learner_models import LearnerModels
     from stack.run_size import describe_run
-    from stack.serving_plan import require_trainable
 
     settings = load_temporal_settings()
     check_run(config, settings)
-    require_trainable(config)
+    models = LearnerModels(config)
+    models.require_trainable()
     if warning := asyncio.run(too_many_connections(stack, settings, config)):
         say(warning)
     if missing := missing_program(config.harness.name):
         say(missing)
     for dataset in config.datasets:
         say(f"{dataset.path}: {sum(1 for _ in read_rows(dataset, digest=''))} tasks for {dataset.use}")
-    for line in describe_run(config, place_parts(config), {LOCAL: len(usable_gpus())}):
+    for line in describe_run(models, place_parts(config), {LOCAL: len(usable_gpus())}):
         print(line)
     training = config.training
     say(

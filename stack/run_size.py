@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ratchet.config import LoraConfig, RunConfig
-from ratchet.errors import RatchetError
+from ratchet.config import RunConfig
 from ratchet.model_directory import frozen_models, model_of
+from stack.learner_models import LearnerModels
 from stack.placement import LEARNER, PlacedEngine, Placement, cache_gpus
-from training.memory_estimate import ModelSizes, engine_gib, learner_gib, read_sizes
+from training.memory_estimate import engine_gib, learner_gib
+from training.model_facts import ModelSizes
 from training.policy_inputs import slice_length
 from training.service import default_workers
 
@@ -54,11 +55,21 @@ def _calls(config: RunConfig) -> int:
     return min(_CALLS, config.harness.max_turns)
 
 
-def describe_run(config: RunConfig, placement: Placement, num_gpus: Mapping[str, int]) -> list[str]:
+@dataclass(slots=True, frozen=True)
+class _Memory:
+    """The inputs of memory estimates: the policy's sizes, the weights of adapters, those of reference and teacher."""
+
+    sizes: ModelSizes
+    adapter_weights: int
+    frozen_weights: int
+
+
+def describe_run(models: LearnerModels, placement: Placement, num_gpus: Mapping[str, int]) -> list[str]:
     """Return lines of at most 80 characters. `num_gpus`: node -> number of its GPUs, as far as it is known."""
-    sizes = _sizes_of(model_of(config), config.training.lora)
-    lines = [*_node_lines(config, placement, num_gpus, sizes)]
-    if sizes is not None:
+    config = models.config
+    memory = _read_memory(models)
+    lines = [*_node_lines(config, placement, num_gpus, memory)]
+    if memory is not None:
         lines.append("GiB are estimates: an engine with the cache of one longest call, to which vLLM")
         lines.append("adds cache; a rank with its part of training.bin_tokens in bfloat16")
     daily = daily_size(config)
@@ -69,9 +80,10 @@ def describe_run(config: RunConfig, placement: Placement, num_gpus: Mapping[str,
         f"  {daily.turn_rows:,} turn rows ({_calls(config)} calls each), {_gib(daily.token_bytes)} GiB of tokens,"
     )
     lines.append(f"  {_gib(daily.history_bytes)} GiB of Temporal histories")
-    if config.training.router_replay and sizes is not None:
-        size = daily.rollouts * config.sampling.max_context_tokens * sizes.expert_bytes
-        lines.append(f"  {_gib(size)} GiB of routed experts ({sizes.expert_bytes} bytes per token), until trained")
+    if config.training.router_replay and memory is not None:
+        per_token = memory.sizes.expert_bytes
+        size = daily.rollouts * config.sampling.max_context_tokens * per_token
+        lines.append(f"  {_gib(size)} GiB of routed experts ({per_token} bytes per token), until trained")
     return lines
 
 
@@ -80,7 +92,7 @@ def _gib(size: int) -> str:
 
 
 def _node_lines(
-    config: RunConfig, placement: Placement, num_gpus: Mapping[str, int], sizes: ModelSizes | None
+    config: RunConfig, placement: Placement, num_gpus: Mapping[str, int], memory: _Memory | None
 ) -> list[str]:
     engines = {engine.name: engine for engine in placement.engines}
     lines: list[str] = []
@@ -92,12 +104,12 @@ def _node_lines(
             count = "" if known is None else f" ({known} GPUs)"
             lines.append(f"node {row.node}{count}")
         where = "-" if row.gpu is None else f"GPU {row.gpu}"
-        memory = "" if row.gpu is None or sizes is None else _memory(config, sizes, engines.get(row.part))
+        gib = "" if row.gpu is None or memory is None else _estimate(config, memory, engines.get(row.part))
         address = (engines[row.part].address or "") if row.part in engines else ""
         num_ranks = default_workers(config)
         on_cpu = f"{num_ranks} rank{'' if num_ranks == 1 else 's'} on CPU"
         ranks = on_cpu if row.part == LEARNER and row.gpu is None else ""
-        lines.append(f"  {where:<8}{row.part:<14}{memory or ranks or address}"[:_WIDTH].rstrip())
+        lines.append(f"  {where:<8}{row.part:<14}{gib or ranks or address}"[:_WIDTH].rstrip())
     lines += _unused_lines(placement, num_gpus)
     return lines
 
@@ -108,26 +120,40 @@ def _unused_lines(placement: Placement, num_gpus: Mapping[str, int]) -> list[str
     return [f"unused: {len(gpus)} GPUs of {node}, from {gpus[0]} on" for node, gpus in unused.items() if gpus]
 
 
-def _memory(config: RunConfig, sizes: ModelSizes, engine: PlacedEngine | None) -> str:
+def _estimate(config: RunConfig, memory: _Memory, engine: PlacedEngine | None) -> str:
     if engine is None:
-        frozen = _frozen_weights(config, sizes)
         training = config.training
-        tokens = slice_length(training.bin_tokens, training.sequence_parallel)
-        held = learner_gib(sizes, default_workers(config), tokens, frozen, training.expert_parallel)
+        held = learner_gib(
+            memory.sizes,
+            default_workers(config),
+            slice_length(training.bin_tokens, training.sequence_parallel),
+            memory.frozen_weights,
+            training.expert_parallel,
+            memory.adapter_weights,
+        )
         return f"{held:6.1f} GiB"
     gpus = cache_gpus([*config.engine.args, *engine.args])
-    return f"{engine_gib(sizes, gpus, config.sampling.max_context_tokens):6.1f} GiB"
+    return f"{engine_gib(memory.sizes, gpus, config.sampling.max_context_tokens):6.1f} GiB"
 
 
-def _frozen_weights(config: RunConfig, sizes: ModelSizes) -> int:
-    """Return the number of weights of the reference and the teacher; one that cannot be read counts as the policy."""
-    read = [None if model is None else _sizes_of(model, None) for model in frozen_models(config)]
-    return sum((found or sizes).weights for found in read)
+def _read_memory(models: LearnerModels) -> _Memory | None:
+    """Return None if the policy is not made yet, or transformers does not know it, or it lacks an adapter's layer.
 
-
-def _sizes_of(model: Path, adapters: LoraConfig | None) -> ModelSizes | None:
-    """Return None if the model is not made yet, or transformers does not know it."""
+    A reference or teacher that cannot be read counts as the policy.
+    """
+    config = models.config
+    policy = model_of(config)
     try:
-        return read_sizes(model, adapters) if (model / "config.json").is_file() else None
-    except (OSError, ValueError, RatchetError):
+        sizes, adapters = models.facts(policy).sizes, config.training.lora
+        adapter_weights = 0 if adapters is None else models.facts(policy).adapter_weights(adapters)
+    except (OSError, ValueError):
         return None
+    frozen = sum(_num_weights(models, model or policy, sizes.weights) for model in frozen_models(config))
+    return _Memory(sizes, adapter_weights, frozen)
+
+
+def _num_weights(models: LearnerModels, model: Path, otherwise: int) -> int:
+    try:
+        return models.facts(model).sizes.weights
+    except (OSError, ValueError):
+        return otherwise

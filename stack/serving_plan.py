@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ratchet.config import TINY_POLICIES, RunConfig
-from ratchet.errors import ConfigError, MachineError
+from ratchet.errors import MachineError
 from ratchet.lora_slots import served_rank
-from ratchet.model_directory import frozen_models, model_of, require_config, require_model
+from ratchet.model_directory import model_of, require_model
 from ratchet.stored_config import read_stored_config
+from stack.learner_models import LearnerModels
 from stack.parts import Stack
 from stack.placement import LEARNER, engine_name
 
 if TYPE_CHECKING:
     from store.open_runs import OpenSet
-    from training.memory_estimate import ModelSizes
 
 _ROW_SECONDS = 600.0
 """The time that a run may spend on reading its weights before it has its row."""
@@ -215,91 +215,8 @@ def prepare_model(config: RunConfig, say: Callable[[str], None]) -> Path:
 
         make_tiny_policy(model_path, config.seed, say, RECIPES[config.model])
     require_model(model_path)
-    require_trainable(config)
+    LearnerModels(config).require_trainable()
     return model_path
-
-
-def require_trainable(config: RunConfig) -> None:
-    """Raise ConfigError if a model of the learner does not allow what the config asks for: `training.router_replay`,
-    `expert_parallel`, `sequence_parallel`, or chains as long as `sampling.max_context_tokens`; or if its weights are
-    quantised.
-    """
-    training = config.training
-    for model in _learner_models(config) if training.steps > 0 else []:  # an evaluation has no learner
-        if (reason := _why_no_training(model, config.sampling.max_context_tokens)) is not None:
-            raise ConfigError(f"the learner cannot use {model} with this config: {reason}")
-    if training.sequence_parallel > 1 and (reason := _why_no_shared_bins(config)) is not None:
-        raise ConfigError(f"training.sequence_parallel: {reason}; use another number, or leave it out")
-    if not training.router_replay and training.expert_parallel == 1:
-        return
-    no_replay: str | None
-    undivided: str | None
-    if config.model in TINY_POLICIES:
-        no_replay = undivided = "the tiny policy has no experts"
-    else:
-        from training.service import default_workers
-
-        ranks_of_copy = training.shard_ranks or default_workers(config)
-        sizes = _sizes(model_of(config), expert_parallel=training.expert_parallel, ranks_of_copy=ranks_of_copy)
-        no_replay, undivided = (sizes, sizes) if isinstance(sizes, str) else (sizes.no_replay, sizes.undivided)
-    if training.router_replay and no_replay is not None:
-        raise ConfigError(f"training.router_replay: {no_replay}; leave it out")
-    if training.expert_parallel > 1 and undivided is not None:
-        raise ConfigError(f"training.expert_parallel: {undivided}; use another number, or leave it out")
-
-
-def _why_no_shared_bins(config: RunConfig) -> str | None:
-    """Return why the ranks, or the heads of a model, do not allow `training.sequence_parallel`, None if they do."""
-    from training.sequence_parallel import why_no_groups
-    from training.service import default_workers
-
-    size = config.training.sequence_parallel
-    if (reason := why_no_groups(default_workers(config), size)) is not None:
-        return reason
-    if config.training.packing == "padded":
-        return "training.packing: padded has whole rows"
-    for model in _learner_models(config):
-        sizes = _sizes(model, sequence_parallel=size)
-        if (reason := sizes if isinstance(sizes, str) else sizes.no_slices) is not None:
-            return reason
-    return None
-
-
-def _learner_models(config: RunConfig) -> list[Path]:
-    """Return reference, teacher and policy. A tiny policy may not be made yet, so the learner looks at it."""
-    policy = [] if config.model in TINY_POLICIES else [model_of(config)]
-    return [*filter(None, frozen_models(config)), *policy]
-
-
-def _why_no_training(model: Path, num_tokens: int) -> str | None:
-    """Return why the model cannot be trained with chains of so many tokens, None if it can.
-
-    Of a model that cannot be read the learner says so.
-    """
-    from training.model_files import read_settings
-    from training.policy_model import why_no_training
-
-    try:
-        settings = read_settings(model)
-    except (OSError, ValueError):
-        return None
-    try:
-        return why_no_training(settings, num_tokens)
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        return f"its config.json cannot be used: {type(error).__name__}: {error}"
-
-
-def _sizes(
-    model: Path, expert_parallel: int = 1, ranks_of_copy: int | None = None, sequence_parallel: int = 1
-) -> "ModelSizes | str":
-    """Return a model's sizes, or why it cannot be trained. Raises ConfigError if there is no model."""
-    from training.memory_estimate import read_sizes
-
-    require_config("model", model)
-    try:
-        return read_sizes(model, None, expert_parallel, ranks_of_copy, sequence_parallel)
-    except (OSError, ValueError) as error:
-        return f"{model} cannot be trained here: {error}"
 
 
 def write_plan(stack: Stack, plan: StackPlan | ServingPlan) -> None:

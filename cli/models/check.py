@@ -13,7 +13,7 @@ from ratchet.bounded_numbers import LARGEST_INTEGER
 if TYPE_CHECKING:
     from adapter.prompt.parser_choice import FittingParser
     from adapter.prompt.renderer import Renderer
-    from training.memory_estimate import ModelSizes
+    from training.model_facts import ModelFacts, ModelSizes
 
 _GPUS = (1, 8, 64)
 _CACHED_TOKENS = 1_000_000
@@ -141,10 +141,11 @@ def _names(parsers: "Sequence[FittingParser]", condition: str) -> str:
 
 
 def _training(directory: Path, bin_tokens: int) -> list[_Finding]:
-    from training.memory_estimate import read_sizes
+    from training.model_facts import ModelFacts
 
     try:
-        sizes = read_sizes(directory)
+        facts = ModelFacts.read(directory)
+        sizes = facts.sizes
     except (OSError, ValueError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         return [_Finding("training", f"transformers makes no causal language model of this config: {reason}", True)]
@@ -162,7 +163,7 @@ def _training(directory: Path, bin_tokens: int) -> list[_Finding]:
         *_weights(directory),
         *_positions(sizes),
         *_replay(sizes),
-        *_memory(directory, sizes, bin_tokens),
+        *_memory(facts, bin_tokens),
     ]
 
 
@@ -222,14 +223,15 @@ def _serves(sizes: "ModelSizes") -> _Finding:
     )
 
 
-def _memory(directory: Path, sizes: "ModelSizes", bin_tokens: int) -> list[_Finding]:
+def _memory(facts: "ModelFacts", bin_tokens: int) -> list[_Finding]:
     from ratchet.config import LoraConfig
-    from training.memory_estimate import engine_gib, learner_gib, read_sizes
+    from training.memory_estimate import engine_gib, learner_gib
 
+    sizes = facts.sizes
     learner = ", ".join(f"{learner_gib(sizes, ranks, bin_tokens):.1f} on {ranks}" for ranks in _GPUS)
     with contextlib.suppress(ValueError):  # its layers have other names than those that adapters have by default
-        adapted = read_sizes(directory, LoraConfig())
-        learner += f"; with training.lora: {learner_gib(adapted, 1, bin_tokens):.1f} on 1"
+        adapted = learner_gib(sizes, 1, bin_tokens, adapter_weights=facts.adapter_weights(LoraConfig()))
+        learner += f"; with training.lora: {adapted:.1f} on 1"
     engine = ", ".join(f"{engine_gib(sizes, gpus, _CACHED_TOKENS):.1f} on {gpus}" for gpus in (1, 8))
     return [
         _Finding("learner", f"estimated GiB per GPU with bins of {bin_tokens:,} tokens: {learner}"),

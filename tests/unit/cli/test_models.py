@@ -11,13 +11,13 @@ from adapter.prompt.renderer import Renderer
 from cli.models.check import _training
 from ratchet.config import LoraConfig, RunConfig
 from ratchet.config_engines import LOCAL
+from stack.learner_models import LearnerModels
 from stack.placement import place
 from stack.run_size import describe_run
 from tests.standins.wrapped_model import EXPERTS, TEXT, make_wrapped_model
 from tests.unit.training.test_gradients import MOE, TINY, make_architecture
-from training.memory_estimate import engine_gib, learner_gib, read_sizes
-from training.model_files import read_settings
-from training.policy_model import why_no_training
+from training.memory_estimate import engine_gib, learner_gib
+from training.model_facts import ModelFacts
 
 pytestmark = pytest.mark.filterwarnings(  # of vLLM's import
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning", "ignore::SyntaxWarning"
@@ -46,16 +46,18 @@ def test_a_template_without_tools_or_thinking_has_no_parsers(model: Path, tmp_pa
 def test_memory_and_training_are_read_from_the_config(tmp_path: Path) -> None:
     """By hand for the master weights: 16 bytes per weight, shared by all ranks."""
     model = make_architecture("Qwen3MoeForCausalLM", tmp_path, **MOE)
-    sizes = read_sizes(model)
+    facts = ModelFacts.read(model)
+    sizes = facts.sizes
     assert sizes.architecture == "Qwen3MoeForCausalLM" and sizes.active < sizes.weights
     assert sizes.no_segments is None and not sizes.has_vision
     saved = (learner_gib(sizes, 1, 4096) - learner_gib(sizes, 2, 4096)) * 2**30
     assert saved == pytest.approx(16 * sizes.weights / 2)
-    adapted = read_sizes(model, LoraConfig(rank=4, target_modules=["q_proj"]))
+    adapter_weights = facts.adapter_weights(LoraConfig(rank=4, target_modules=["q_proj"]))
     queries = TINY["num_attention_heads"] * TINY["head_dim"]
-    assert adapted.adapter_weights == TINY["num_hidden_layers"] * 4 * (TINY["hidden_size"] + queries)
-    saved = (learner_gib(adapted, 1, 4096) - learner_gib(adapted, 2, 4096)) * 2**30
-    assert saved == pytest.approx((2 * sizes.weights + 16 * adapted.adapter_weights) / 2)
+    assert adapter_weights == TINY["num_hidden_layers"] * 4 * (TINY["hidden_size"] + queries)
+    adapted = [learner_gib(sizes, ranks, 4096, adapter_weights=adapter_weights) for ranks in (1, 2)]
+    saved = (adapted[0] - adapted[1]) * 2**30
+    assert saved == pytest.approx((2 * sizes.weights + 16 * adapter_weights) / 2)
     divided = (learner_gib(sizes, 4, 4096, expert_parallel=2) - learner_gib(sizes, 4, 4096)) * 2**30
     weights_of_experts = 4 * 3 * TINY["hidden_size"] * 16
     assert sizes.layer_experts == weights_of_experts
@@ -83,8 +85,8 @@ def test_how_long_chains_can_be_is_said_if_positions_depend_on_others(tmp_path: 
 def test_of_a_class_with_a_vision_tower_the_text_layers_are_trained(tmp_path: Path) -> None:
     """The learner's memory is that of the text model alone, the engine's that of the whole class."""
     name = "Qwen3_5MoeForConditionalGeneration"
-    sizes = read_sizes(make_wrapped_model(name, tmp_path / "wrapped"))
-    text = read_sizes(make_architecture("Qwen3_5MoeForCausalLM", tmp_path, **TEXT, **EXPERTS))
+    sizes = ModelFacts.read(make_wrapped_model(name, tmp_path / "wrapped")).sizes
+    text = ModelFacts.read(make_architecture("Qwen3_5MoeForCausalLM", tmp_path, **TEXT, **EXPERTS)).sizes
     assert sizes.architecture == name and sizes.has_vision and not text.has_vision
     assert sizes.weights == text.weights == text.served < sizes.served
     assert sizes.no_segments is None and learner_gib(sizes, 1, 4096) == learner_gib(text, 1, 4096)
@@ -101,14 +103,14 @@ def test_of_a_class_with_a_vision_tower_the_text_layers_are_trained(tmp_path: Pa
 def test_the_size_and_replay_of_experts_are_named(tmp_path: Path) -> None:
     """More than 256 experts need two bytes; a model without any has no line."""
     many = make_architecture("Qwen3MoeForCausalLM", tmp_path, **MOE | {"num_experts": 300})
-    assert read_sizes(many).expert_bytes == TINY["num_hidden_layers"] * 2 * 2
+    assert ModelFacts.read(many).sizes.expert_bytes == TINY["num_hidden_layers"] * 2 * 2
     dense = make_architecture("Qwen3ForCausalLM", tmp_path)
     assert "routing" not in {one.name for one in _training(dense, 4096)}
     other = {one.name: one.text for one in _training(make_architecture("MixtralForCausalLM", tmp_path), 4096)}
     assert "MixtralForCausalLM is not registered for router replay" in other["routing"]
     config = {"datasets": [{"path": "x"}], "model": str(many), "training": {"router_replay": True}, "engines": 1}
     run = RunConfig.model_validate(config)
-    lines = describe_run(run, place(run, 1, {LOCAL: 0}), {LOCAL: 0})
+    lines = describe_run(LearnerModels(run), place(run, 1, {LOCAL: 0}), {LOCAL: 0})
     assert any("GiB of routed experts (8 bytes per token), until trained" in line for line in lines)
 
 
@@ -132,4 +134,4 @@ def test_a_config_that_cannot_be_trained_is_a_problem(tmp_path: Path, config: di
     (found,) = [one for one in _training(path, 4096) if one.name == "training"]
     assert found.is_problem and says in found.text
     if "quantised" in says:
-        assert says in str(why_no_training(read_settings(path), 100))
+        assert says in str(ModelFacts.read(path).why_no_training(100))

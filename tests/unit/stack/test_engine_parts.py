@@ -25,8 +25,7 @@ from stack.part_health import HealthState, PartHealth
 from stack.parts import Stack
 from stack.placement import set_of_part
 from stack.probes import LIMITS, is_missed, limits_of
-from stack.serving_plan import ServingPlan, StackPlan, next_plan, require_trainable, wants_other, write_plan
-from tests.unit.training.test_gradients import MOE, make_architecture
+from stack.serving_plan import ServingPlan, StackPlan, next_plan, wants_other, write_plan
 
 
 def plan_of(stack: Stack, **values: Any) -> ServingPlan:
@@ -205,71 +204,6 @@ def test_router_replay_restarts_engines_that_return_no_experts(stack: Stack) -> 
     for plan, count in ((without, 0), (asking, 1)):
         settings = engine_settings(stack, plan, engine)
         assert vllm_command(settings, plan.model_path).count(argument) == count
-
-
-def test_experts_that_cannot_be_replayed_or_divided_are_refused(model: Path, tmp_path: Path) -> None:
-    def require(**values: Any) -> None:
-        training = {"router_replay": True}
-        datasets = [{"path": "x"}]
-        require_trainable(RunConfig.model_validate({"datasets": datasets, "training": training} | values))
-
-    require(model=str(make_architecture("Qwen3MoeForCausalLM", tmp_path, **MOE)))
-    require(training={})
-    for name, reason in (
-        ("tiny", "the tiny policy has no experts; "),
-        (str(model), "Qwen3ForCausalLM has no experts; "),
-        (str(tmp_path / "none"), "has no config.json"),
-    ):
-        with pytest.raises(ConfigError, match=reason):
-            require(model=name)
-        with pytest.raises(ConfigError, match=reason):
-            require(model=name, training={"expert_parallel": 2})
-    experts = str(tmp_path / "Qwen3MoeForCausalLM")
-    require(model=experts, training={"expert_parallel": 2, "workers": 2})
-    with pytest.raises(ConfigError, match="expert_parallel: 2 does not divide the ranks that hold a copy of the we"):
-        require(model=experts, training={"expert_parallel": 2, "workers": 3})
-    with pytest.raises(ConfigError, match="expert_parallel: 3 does not divide the number of experts, 4; use another"):
-        require(model=experts, training={"expert_parallel": 3})
-
-
-def test_chains_too_long_for_a_models_positions_are_refused(model: Path, tmp_path: Path) -> None:
-    """Of a policy and of a reference, before any engine starts. The learner names a model that cannot be read."""
-    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 48}
-    dynamic = str(make_architecture("LlamaForCausalLM", tmp_path, rope_parameters=rope))
-
-    def require(tokens: int, **values: Any) -> None:
-        sampling = {"max_context_tokens": tokens, "max_response_tokens": 16}
-        require_trainable(RunConfig.model_validate({"datasets": [{"path": "x"}], "sampling": sampling} | values))
-
-    require(48, model=dynamic)
-    require(64, model=dynamic, training={"steps": 0})
-    require(64, model=str(tmp_path / "none"))
-    (tmp_path / "wrong").mkdir()
-    (tmp_path / "wrong" / "config.json").write_text('{"model_type": "llama", "hidden_size": "many"}')
-    require(64, model=str(tmp_path / "wrong"))
-    with pytest.raises(ConfigError, match=r"wrong cannot be trained here: .*hidden_size"):
-        require(64, model=str(tmp_path / "wrong"), training={"router_replay": True})
-    loss = {"reference_kl": 0.1, "reference_model": dynamic}
-    for values in ({"model": dynamic}, {"model": str(model), "loss": loss}):
-        with pytest.raises(
-            ConfigError,
-            match=r"learner cannot use .*Llama.*\(dynamic\) depend on the longest chain .* set sampling.max",
-        ):
-            require(64, **values)
-
-
-def test_bins_that_cannot_be_shared_are_refused(model: Path) -> None:
-    def require(**training: Any) -> None:
-        values = {"model": str(model), "datasets": [{"path": "x"}], "training": training}
-        require_trainable(RunConfig.model_validate(values))
-
-    require(sequence_parallel=2, workers=4)
-    with pytest.raises(ConfigError, match="sequence_parallel: 2 does not divide the number of ranks, 3"):
-        require(sequence_parallel=2, workers=3)
-    with pytest.raises(ConfigError, match="sequence_parallel: 3 does not divide the attention heads of Qwen3ForCausal"):
-        require(sequence_parallel=3, workers=3)
-    with pytest.raises(ConfigError, match=r"sequence_parallel: training.packing: padded has whole rows; use another"):
-        require(sequence_parallel=2, workers=2, packing="padded")
 
 
 def test_gpus_are_those_of_the_job_and_each_part_sees_its_own(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:

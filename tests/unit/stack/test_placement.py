@@ -7,6 +7,7 @@ import pytest
 from ratchet.config import RunConfig
 from ratchet.config_engines import LOCAL
 from ratchet.errors import ConfigError
+from stack.learner_models import LearnerModels
 from stack.placement import LEARNER, PlacedGpu, SetToPlace, gpus_per_engine, place, place_sets
 from stack.run_size import describe_run
 
@@ -142,7 +143,7 @@ def test_an_entry_that_means_nothing_is_refused(entry: dict[str, Any], named: st
 def test_the_table_is_printed_node_by_node() -> None:
     found = config([{"count": 2}, {"host": FAR, "gpus": [0, 1], "args": ["-tp", "2"]}], None, workers=1)
     num_gpus = {LOCAL: 3, FAR: 4}
-    lines = describe_run(found, place(found, 1, num_gpus), num_gpus)
+    lines = describe_run(LearnerModels(found), place(found, 1, num_gpus), num_gpus)
     assert max(map(len, lines)) <= 80
     assert [line.split() for line in lines[:7]] == [
         ["node", LOCAL, "(3", "GPUs)"],

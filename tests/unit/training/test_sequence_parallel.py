@@ -12,7 +12,7 @@ import torch.distributed as dist
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError
 from ratchet.trained_turns import TrainedTurn
-from stack.serving_plan import require_trainable
+from stack.learner_models import LearnerModels
 from tests.standins.tiny_model import make_tokenizer
 from tests.unit.training.cuts import make_config
 from tests.unit.training.divided_work import LORA, Alone, Layouts, make_case, run_alone, run_divided
@@ -124,7 +124,7 @@ def test_the_teacher_of_shared_bins_is_named_if_its_heads_do_not_allow_it(model:
     values = {"model": str(model), "datasets": [{"path": "x"}], "training": {"sequence_parallel": 2, "workers": 2}}
     loss = {"teacher_model": str(odd), "distillation": 0.1}
     with pytest.raises(ConfigError, match=r"parallel: 2 does not divide the attention heads of Qwen3.*, 3; use"):
-        require_trainable(RunConfig.model_validate(values | {"loss": loss}))
+        LearnerModels(RunConfig.model_validate(values | {"loss": loss})).require_trainable()
 
 
 def test_values_without_a_gradient_stay_without_one(single_rank: None) -> None:
