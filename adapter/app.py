@@ -51,6 +51,7 @@ from adapter.served_sets import ReadSets, ServedSets, SetNotServedError
 from adapter.settings import AdapterSettings
 from adapter.store_outage import HeldCalls, HeldLimits, StoreOutage
 from adapter.turns.capture import Capture, PendingCall
+from adapter.turns.engine_waits import EngineWaits
 from adapter.turns.routing import EngineRouter
 from adapter.turns.telemetry import bind_session
 from adapter.vllm_parsers import VllmParsers
@@ -73,6 +74,7 @@ class _Parts:
     router: EngineRouter
     outage: StoreOutage
     held: HeldCalls
+    waits: EngineWaits
     refusals: RefusalNotes
 
 
@@ -90,14 +92,16 @@ def create_adapter_app(
     """
     router = EngineRouter(database)
     outage = StoreOutage(database)
+    waits = EngineWaits(database, router, outage)
     parts = _Parts(
         settings,
         database,
         SessionAuth(database, has_schema),
-        ServedSets(settings, database, router, outage, read_sets),
+        ServedSets(settings, database, router, outage, waits, read_sets),
         router,
         outage,
         HeldCalls(HeldLimits(settings.max_held_calls_per_session, settings.max_held_calls, settings.max_held_bytes)),
+        waits,
         RefusalNotes(database),
     )
     chat, messages, responses = ChatDialect(), MessagesDialect(), ResponsesDialect()
@@ -170,6 +174,7 @@ async def _lifespan(parts: _Parts, database: Database, has_schema: Callable[[], 
         for task in background_tasks:
             task.cancel()
         await parts.sets.close()
+        parts.waits.close()
         await parts.router.close()
 
 
@@ -181,44 +186,44 @@ def _load_parsers(parser: VllmParsers) -> None:
 async def _call(parts: _Parts, dialect: Dialect, request: Request) -> Response:
     capture: Capture | None = None
 
-    async def start() -> PendingCall:
+    async def start(session: SessionRow) -> PendingCall:
         nonlocal capture
-        present = await parts.auth.authenticate(request.headers)
-        capture = (await parts.sets.of(present)).capture
+        capture = (await parts.sets.of(session)).capture
         try:
-            return await capture.start(present, body, dialect, request.headers)
+            return await capture.start(session, body, dialect, request.headers)
         except REFUSALS as error:
-            await parts.refusals.note(present.id, classify(error).message)
+            await parts.refusals.note(session.id, classify(error).message)
             raise
 
+    async def start_again() -> PendingCall:
+        return await start(await parts.auth.authenticate(request.headers))
+
     async def start_when_available() -> PendingCall:
-        with waits.storing(session_id):
-            return await parts.sets.hold(start)
+        with parts.waits.storing(row.id):
+            return await parts.sets.hold(start_again)
 
     def reply(outcome: PendingCall | BaseException, in_stream: bool = False) -> Response:
         return _reply(parts, dialect, outcome, in_stream, capture)
 
-    waits = parts.sets.first.capture
     held = contextlib.ExitStack()
     try:
         began_at = datetime.now(UTC)
         row = await _authenticate(parts, request)
         bind_session(row)
-        session_id = row.id
-        waits.note_access(session_id, began_at)
+        parts.waits.note_access(row.id, began_at)
         try:
             body = await _body(parts, request)
         except (BodyTooLargeError, InvalidRequestError) as error:
             await _held_for_client(
-                parts, request, session_id, 0, partial(parts.refusals.note, session_id, classify(error).message)
+                parts, request, row.id, 0, partial(parts.refusals.note, row.id, classify(error).message)
             )
             raise
         try:
-            with waits.storing(session_id):
-                return reply(await start())
+            with parts.waits.storing(row.id):
+                return reply(await start(row))
         except (StoreUnavailableError, SetNotServedError):
             streams = asks_for_stream(body)
-            held.enter_context(parts.held.add(session_id, len(body)))
+            held.enter_context(parts.held.add(row.id, len(body)))
         later = partial(reply, in_stream=streams)
         return HeldReply(start_when_available(), later, streams, parts.settings.ping_seconds, held)
     except (Exception, asyncio.CancelledError) as error:
@@ -270,7 +275,7 @@ async def _count(parts: _Parts, dialect: Dialect, request: Request) -> Response:
     try:
         row = await _authenticate(parts, request)
         body = await _body(parts, request)
-        with parts.sets.first.capture.storing(row.id):
+        with parts.waits.storing(row.id):
             number = await _held_for_client(parts, request, row.id, len(body), count)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": number})
     except (Exception, asyncio.CancelledError) as error:

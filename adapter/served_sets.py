@@ -18,6 +18,7 @@ from adapter.prompt.renderer import Renderer
 from adapter.settings import AdapterSettings
 from adapter.store_outage import StoreOutage
 from adapter.turns.capture import Capture
+from adapter.turns.engine_waits import EngineWaits
 from adapter.turns.routing import EngineRouter
 from adapter.vllm_parsers import VllmParsers
 from ratchet.errors import ConfigError
@@ -60,6 +61,7 @@ class ServedSets:
         database: Database,
         router: EngineRouter,
         outage: StoreOutage,
+        waits: EngineWaits,
         read_sets: ReadSets | None,
     ) -> None:
         """`settings`: of the set that is asked for first. `read_sets`: None if every set has these settings.
@@ -69,6 +71,7 @@ class ServedSets:
         self._database = database
         self._router = router
         self._outage = outage
+        self._waits = waits
         self._read_sets = read_sets
         self._sets: Mapping[str, AdapterSettings] = {} if read_sets is None else read_sets()
         self._of_set: dict[str, SetParts] = {}
@@ -175,7 +178,7 @@ class ServedSets:
             settings.model_path, settings.tool_parser, settings.reasoning_parser, settings.template_kwargs
         )
         outputs = OutputParser(renderer, parser)
-        capture = Capture(settings, self._database, renderer, outputs, self._router, self._outage)
+        capture = Capture(settings, self._database, renderer, outputs, self._router, self._outage, self._waits)
         self._made[settings.model_dump_json()] = made = SetParts(capture, parser)
         return made
 

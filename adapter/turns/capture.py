@@ -56,9 +56,7 @@ delivered that is not stored, and none is trained of which a client has seen ano
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from datetime import datetime
 from uuid import uuid4
 
 from adapter.auth import UnauthorisedError
@@ -105,22 +103,20 @@ class Capture:
         outputs: OutputParser,
         router: EngineRouter,
         outage: StoreOutage,
+        waits: EngineWaits,
     ) -> None:
         process_id = uuid4().hex[:12]
         self._writer = TurnWriter(database)
         self._lease = ProcessLease(database, process_id, settings.lease_seconds)
-        self._waits = EngineWaits(database, router, outage)
         self._outage = outage
         self._outputs = outputs
         self._sessions = SessionCache(
             database, renderer, settings.max_sessions, settings.restore_reasoning, outputs.without_inlined_thinking
         )
         self._prompts = PromptBuilder(renderer, router, self._sessions, settings.images)
-        generator = self._generator = TurnGenerator(
-            database, renderer, outputs, router, self._writer, self._waits, outage
-        )
+        generator = self._generator = TurnGenerator(database, renderer, outputs, router, self._writer, waits, outage)
         self._registry = TurnRegistry(
-            process_id, settings.lease_seconds, database, self._writer, self._lease, self._waits, outage, generator
+            process_id, settings.lease_seconds, database, self._writer, self._lease, waits, outage, generator
         )
         self._resolver = RetryResolver(database, self._sessions, self._registry, outage)
 
@@ -164,14 +160,6 @@ class Capture:
         """Tokens of the prompt that this call would send, sampled ids included."""
         return await self._prompts.count(self._sessions.get(row), body, dialect, headers)
 
-    def storing(self, session_id: int) -> AbstractContextManager[None]:
-        """Count the block, in which a call of this session begins, as waiting if it takes long."""
-        return self._waits.storing(session_id)
-
-    def note_access(self, session_id: int, began_at: datetime) -> None:
-        """Count an access to the store that has taken from `began_at` until now, if that is long."""
-        self._waits.note_access(session_id, began_at)
-
     async def deliver(self, answer: Answer) -> None:
         """Record that the answer's last byte was written, once the store is available."""
         self._registry.end_delivery(answer.turn_id)
@@ -197,7 +185,6 @@ class Capture:
     async def close(self) -> None:
         """Stop in order: the lease ends first, so that another process can take over the calls in flight at once."""
         await self._lease.close()
-        self._waits.close()
         self._registry.cancel_all()
         await self._generator.close()
 

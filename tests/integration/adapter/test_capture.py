@@ -23,6 +23,7 @@ from adapter.prompt.renderer import Renderer
 from adapter.settings import AdapterSettings
 from adapter.store_outage import StoreOutage
 from adapter.turns.capture import Capture, PendingCall
+from adapter.turns.engine_waits import EngineWaits
 from adapter.turns.routing import EngineRouter
 from adapter.vllm_parsers import VllmParsers
 from store import sessions
@@ -48,9 +49,12 @@ class Parts(NamedTuple):
 async def parts_of(settings: AdapterSettings, renderer: Renderer, database: Database) -> AsyncIterator[Parts]:
     router = EngineRouter(database)
     outputs = OutputParser(renderer, VllmParsers(settings.model_path, None, None, {}))
-    capture = Capture(settings, database, renderer, outputs, router, StoreOutage(database))
+    outage = StoreOutage(database)
+    waits = EngineWaits(database, router, outage)
+    capture = Capture(settings, database, renderer, outputs, router, outage, waits)
     yield Parts(capture, router, SessionAuth(database, lambda: True))
     await capture.close()
+    waits.close()
     await router.close()
 
 

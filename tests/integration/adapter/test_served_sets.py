@@ -12,6 +12,7 @@ from adapter.prompt.renderer import Renderer
 from adapter.served_sets import ServedSets, SetNotServedError
 from adapter.settings import AdapterSettings
 from adapter.store_outage import StoreOutage
+from adapter.turns.engine_waits import EngineWaits
 from adapter.turns.routing import EngineRouter
 from ratchet.background_task import running_beside
 from store import sessions
@@ -142,7 +143,8 @@ async def test_what_a_set_needed_is_dropped_after_its_plan_has_changed(
     of_b = settings.model_copy(update={"model_path": other_dir})
     sets: list[dict[str, AdapterSettings]] = [{"default": settings, "b": of_b}]
     outage, router = StoreOutage(database), EngineRouter(database)
-    served = ServedSets(settings, database, router, outage, lambda: sets[0])
+    waits = EngineWaits(database, router, outage)
+    served = ServedSets(settings, database, router, outage, waits, lambda: sets[0])
     opened = await open_rollout(database, 1, "run-b", "b")
     async with asyncio.timeout(120), running_beside(served.keep_reading()), database.begin() as connection:
         row = await sessions.find_session(connection, sessions.token_hash(opened.token))

@@ -17,6 +17,7 @@ from adapter.replies import StreamReply
 from adapter.settings import AdapterSettings
 from adapter.store_outage import StoreOutage
 from adapter.turns.capture import Capture, PendingCall
+from adapter.turns.engine_waits import EngineWaits
 from adapter.turns.registry import ConnectedClient
 from adapter.turns.routing import EngineRouter
 from adapter.vllm_parsers import VllmParsers
@@ -62,7 +63,9 @@ async def streaming(renderer: Renderer, model_dir: Path) -> AsyncIterator[Stream
         settings = AdapterSettings(database_url=url, model_path=model_dir, tool_parser=None)
         router = EngineRouter(database)
         outputs = OutputParser(renderer, parser)
-        capture = Capture(settings, database, renderer, outputs, router, StoreOutage(database))
+        outage = StoreOutage(database)
+        waits = EngineWaits(database, router, outage)
+        capture = Capture(settings, database, renderer, outputs, router, outage, waits)
         tokenizer = renderer.tokenizer.plain
         live = LiveAnswer(tokenizer, renderer.stop_ids, OutputMarks(), (), has_tools=False)
         never: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
