@@ -12,7 +12,7 @@ import time
 
 import structlog
 
-from activities.box_lifecycle import box_ttl_seconds, connected_box
+from activities.box_lifecycle import box_ttl_seconds, connected_box, guard_seconds
 from activities.harnesses.base import DEFAULT_PROMPT, BaseHarness, ExitReport, HarnessSpec, render_prompt
 from activities.harnesses.cli_exits import exit_of_error
 from activities.harnesses.registry import Harnesses
@@ -70,34 +70,35 @@ class AgentActivities:
         Raises SandboxGoneError if the box dies, GuardSpentError if the guard ends the program before its budget is
         used or if the program does not end at the guard.
         """
-        try:
-            return await self._run_agent(input)
-        except SandboxBusyError:  # retried, also if only this box is out of reach, so it must end at last
-            async with heartbeating():
-                await require_wall_time(self.database, self.configs, input, _GRACE_SECONDS)
-            raise
-
-    async def _run_agent(self, input: StageInput) -> AgentResult:
         config = await self.configs.of_rollout(input.rollout_id)
-        harness = self.harnesses[config.harness.name]
         async with self.database.begin() as connection:
             # A late try of a worker that was thought dead finds the session closed: its fence is rolled back with it.
             context = await StageContext.load_within(connection, config, input)
             session_id = await sessions.session_id_of(connection, input.rollout_id, input.attempt)
             token = await sessions.add_token(connection, session_id)
+        try:
+            return await self._run_agent(context, session_id, token)
+        except SandboxBusyError:  # retried, also if only this box is out of reach, so it must end at last
+            async with heartbeating():
+                await self._require_wall_time(context, _GRACE_SECONDS)
+            raise
+
+    async def _run_agent(self, context: StageContext, session_id: int, token: str) -> AgentResult:
+        config, attempt = context.config, context.input.attempt
+        harness = self.harnesses[config.harness.name]
         spec = self._spec(config, context.task)
         async with (
             connected_box(self.provider, context.provider_id) as box,
-            heartbeating(lambda: self._progress(input, config)),
-            running_beside(self._watch_agent(box, harness, input, config.limits.stall_seconds)),
-            running_beside(self._renew_ttl(box, input, config)),
+            heartbeating(lambda: self._progress(context)),
+            running_beside(self._watch_agent(box, harness, context)),
+            running_beside(self._renew_ttl(box, context)),
         ):
             await harness.install(box, spec)
-            await harness.start(box, spec, input.attempt, token)
-            ended = await self._wait_until_guard(box, harness, input)
+            await harness.start(box, spec, attempt, token)
+            ended = await self._wait_until_guard(box, harness, context)
             while ended.is_suspended:
-                await self._resume_or_stop(box, harness, input, session_id, ended, config.limits.agent_seconds)
-                ended = await self._wait_until_guard(box, harness, input)
+                await self._resume_or_stop(box, harness, context, session_id, ended)
+                ended = await self._wait_until_guard(box, harness, context)
             if ended.kind is AgentExit.TIME_BUDGET:
                 await self._wait_for_records(session_id)
             if ended.is_cut and ended.used_seconds < config.limits.agent_seconds:
@@ -106,7 +107,7 @@ class AgentActivities:
                     f"the rollout's guard ended the agent after {ended.used_seconds:.0f} s of its "
                     f"{config.limits.agent_seconds:.0f} s: lost boxes or an outage have used the rest"
                 )
-        progress = await self._session_progress(input)
+        progress = await self._session_progress(context.input)
         reason = "" if progress.has_called else uncalled(ended, progress.refusal)
         is_final = not progress.has_called and is_too_long(ended, progress.refusal)
         if is_final:
@@ -130,23 +131,28 @@ class AgentActivities:
             waited_seconds=round(progress.waited_seconds, 1),
         )
 
-    async def _wait_until_guard(self, box: Sandbox, harness: BaseHarness, input: StageInput) -> ExitReport:
+    async def _require_wall_time(self, context: StageContext, grace_seconds: float = 0.0) -> float:
+        guard = guard_seconds(context.config, self.configs.settings)
+        return await require_wall_time(self.database, context.input, guard, grace_seconds)
+
+    async def _wait_until_guard(self, box: Sandbox, harness: BaseHarness, context: StageContext) -> ExitReport:
         """Wait for the end of the agent; at the guard it is ended as at its deadline.
 
         Raises GuardSpentError if it does not end in spite of that.
         """
-        waiting = asyncio.ensure_future(harness.wait(box, input.attempt))
+        attempt = context.input.attempt
+        waiting = asyncio.ensure_future(harness.wait(box, attempt))
         pause_seconds = _WATCH_SECONDS
         try:
             while not (await asyncio.wait({waiting}, timeout=pause_seconds))[0]:
                 pause_seconds = _WATCH_SECONDS
                 with contextlib.suppress(StoreUnavailableError):
-                    left = await require_wall_time(self.database, self.configs, input, _GRACE_SECONDS)
+                    left = await self._require_wall_time(context, _GRACE_SECONDS)
                     pause_seconds = max(_WATCH_SECONDS, left)
                     if left <= 0:
-                        _LOG.warning("agent ended at the guard", rollout_id=input.rollout_id)
+                        _LOG.warning("agent ended at the guard", rollout_id=context.input.rollout_id)
                         with contextlib.suppress(SandboxBusyError, CommandFailedError):
-                            await harness.stop(box, input.attempt, "guard")
+                            await harness.stop(box, attempt, "guard")
             return waiting.result()
         finally:
             waiting.cancel()
@@ -159,13 +165,7 @@ class AgentActivities:
         await asyncio.sleep(2 * sessions.WAITS_RECORDED_SECONDS)
 
     async def _resume_or_stop(
-        self,
-        box: Sandbox,
-        harness: BaseHarness,
-        input: StageInput,
-        session_id: int,
-        suspended: ExitReport,
-        budget_seconds: float,
+        self, box: Sandbox, harness: BaseHarness, context: StageContext, session_id: int, suspended: ExitReport
     ) -> None:
         """Let an agent that is suspended at its deadline use the time that it waited for us, or end it.
 
@@ -178,11 +178,12 @@ class AgentActivities:
         async with self.database.begin() as connection:
             await outages.add_suspension(connection, session_id, suspended_seconds)
             gateway_seconds = await outages.gateway_away_seconds(connection, session_id)
+        input = context.input
         progress = await self._session_progress(input)
         report = dataclasses.replace(suspended, suspended_seconds=suspended_seconds)
         # The gateway's outage ends at the latest with the suspension, which is among the waits.
         waited_seconds = progress.waited_seconds + max(0.0, gateway_seconds - suspended_seconds)
-        owed = owed_seconds(report, budget_seconds, waited_seconds)
+        owed = owed_seconds(report, context.config.limits.agent_seconds, waited_seconds)
         _LOG.info("agent at its deadline", rollout_id=input.rollout_id, owed_seconds=round(owed, 1))
         if owed > _LEAST_RESUMED_SECONDS:
             await harness.resume_suspended(box, input.attempt, owed)
@@ -206,21 +207,20 @@ class AgentActivities:
             extra=config.harness.all_options(),
         )
 
-    async def _progress(self, input: StageInput, config: RunConfig) -> str:
-        return agent_progress(await self._session_progress(input), config.limits.agent_seconds)
+    async def _progress(self, context: StageContext) -> str:
+        return agent_progress(await self._session_progress(context.input), context.config.limits.agent_seconds)
 
     async def _session_progress(self, input: StageInput) -> sessions.SessionProgress:
         return await self.progress.read(input.rollout_id, input.attempt)
 
-    async def _watch_agent(
-        self, box: Sandbox, harness: BaseHarness, input: StageInput, stall_seconds: float | None
-    ) -> None:
+    async def _watch_agent(self, box: Sandbox, harness: BaseHarness, context: StageContext) -> None:
         """Extend the deadline by the time that the agent waits for an engine or an adapter, and end a stalled agent.
 
         While the store is away, the time for which the agent has waited is unknown, and it can make no call; that time
         is not the agent's either. An agent is stalled if it has made no model call for `stall_seconds` of its own time
         and waits for none; it ends as at its deadline. Runs until it is cancelled.
         """
+        input, stall_seconds = context.input, context.config.limits.stall_seconds
         extended_seconds = 0.0
         num_turns = None
         waited_before_call = 0.0  # time that is not the agent's before the last call, which is not idle time after it
@@ -247,13 +247,13 @@ class AgentActivities:
                         await harness.stop(box, input.attempt, "stalled")
             await asyncio.sleep(_WATCH_SECONDS)
 
-    async def _renew_ttl(self, box: Sandbox, input: StageInput, config: RunConfig) -> None:
+    async def _renew_ttl(self, box: Sandbox, context: StageContext) -> None:
         """Renew the box's time to live until cancelled, because it also counts outages and queues, unlike the
         budgets."""
         settings = self.configs.settings
-        ttl_seconds = box_ttl_seconds(config, settings, self.provider.capabilities.max_ttl_seconds)
+        ttl_seconds = box_ttl_seconds(context.config, settings, self.provider.capabilities.max_ttl_seconds)
         while True:
-            with errors_logged("time to live not extended", rollout_id=input.rollout_id):
+            with errors_logged("time to live not extended", rollout_id=context.input.rollout_id):
                 await box.set_ttl(ttl_seconds)
             await asyncio.sleep(settings.rollout.ttl_margin / _TTL_UPDATES_PER_MARGIN)
 

@@ -8,7 +8,7 @@ import psutil
 from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio import activity
 
-from activities.box_lifecycle import BoxCreator, box_ttl_seconds, kill_and_record
+from activities.box_lifecycle import BoxCreator, box_ttl_seconds, guard_seconds, kill_and_record
 from activities.image_builds import ImageBuilds
 from activities.run_configs import RunConfigs
 from activities.stage import activity_stage, heartbeating
@@ -57,7 +57,7 @@ class BootActivities:
         ttl_seconds = box_ttl_seconds(config, self.configs.settings, max_ttl_seconds)
         async with heartbeating():
             if await self._is_further_box(input):
-                await require_wall_time(self.database, self.configs, input)
+                await require_wall_time(self.database, input, guard_seconds(config, self.configs.settings))
             new = await self._requested(input, config)
             self._creator.require_not_building(new.image)
             row = await self._reserve(input, new, config)

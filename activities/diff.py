@@ -16,7 +16,7 @@ from typing import NamedTuple
 from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio import activity
 
-from activities.box_lifecycle import connected_box, try_kill_box
+from activities.box_lifecycle import connected_box, guard_seconds, try_kill_box
 from activities.grade import grade_row
 from activities.harnesses.registry import Harnesses
 from activities.run_configs import RunConfigs
@@ -80,16 +80,16 @@ class DiffActivities:
             stored = await self._stored_patch(input)
             if stored is not None:
                 return stored
+            config = await self.configs.of_rollout(input.rollout_id)
             if activity.info().attempt > 1:  # the first try gets its time in any case
-                await require_wall_time(self.database, self.configs, input)
-            context = await StageContext.load(self.database, self.configs, input)
-            harness = self.harnesses[context.config.harness.name]
+                await require_wall_time(self.database, input, guard_seconds(config, self.configs.settings))
+            async with self.database.begin() as connection:
+                context = await StageContext.load_within(connection, config, input)
+            harness = self.harnesses[config.harness.name]
             async with connected_box(self.provider, context.provider_id) as box:
                 await harness.end(box, input.attempt)
                 await self._close_session(input)
-                captured = await capture_diff(
-                    box, context.task.workdir, context.config.limits.max_patch_bytes, _diff_seconds()
-                )
+                captured = await capture_diff(box, context.task.workdir, config.limits.max_patch_bytes, _diff_seconds())
                 transcript = await harness.collect(box, input.attempt)
             async with self.database.begin() as connection:
                 await context.write_attempt(connection, {"transcript": pack_text(transcript.data)})

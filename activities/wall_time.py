@@ -8,8 +8,6 @@ from asyncio import sleep
 
 from temporalio import activity
 
-from activities.box_lifecycle import guard_seconds
-from activities.run_configs import RunConfigs
 from ratchet.errors import GuardSpentError
 from ratchet.payloads import StageInput
 from store import outages
@@ -17,26 +15,25 @@ from store.database import Database
 
 
 async def require_wall_time(
-    database: Database, configs: RunConfigs, input: StageInput, grace_seconds: float = 0.0
+    database: Database, input: StageInput, guard_seconds: float, grace_seconds: float = 0.0
 ) -> float:
     """Return the rest of the guard in seconds of wall time with a box; it is negative within the grace.
 
-    Raises GuardSpentError if the guard is exceeded by more than the grace. An outage of Postgres is written only after
-    it, so a guard that seems exceeded is read again once the watcher has had the time to write. The caller sends
-    heartbeats meanwhile, and holds no transaction.
+    `guard_seconds`: the limit (`box_lifecycle.guard_seconds`). Raises GuardSpentError if the guard is exceeded
+    by more than the grace. An outage of Postgres is written only after it, so a guard that seems exceeded is read again
+    once the watcher has had the time to write. The caller sends heartbeats meanwhile, and holds no transaction.
     """
-    left = await _seconds_left(database, configs, input)
+    left = await _seconds_left(database, input, guard_seconds)
     if left <= 0:
         await sleep(2 * outages.RECORD_SECONDS)
-        left = await _seconds_left(database, configs, input)
+        left = await _seconds_left(database, input, guard_seconds)
     if left < -grace_seconds:
         raise GuardSpentError(f"the rollout has had boxes for {-left:.0f} s more than its guard, outages not counted")
     return left
 
 
-async def _seconds_left(database: Database, configs: RunConfigs, input: StageInput) -> float:
+async def _seconds_left(database: Database, input: StageInput, guard_seconds: float) -> float:
     workflow_id = activity.info().workflow_id
     assert workflow_id is not None
-    guard = guard_seconds(await configs.of_rollout(input.rollout_id), configs.settings)
     async with database.begin() as connection:
-        return guard - await outages.seconds_with_a_box(connection, input.rollout_id, workflow_id)
+        return guard_seconds - await outages.seconds_with_a_box(connection, input.rollout_id, workflow_id)

@@ -6,10 +6,8 @@ import pytest
 from temporalio.testing import ActivityEnvironment
 
 from activities import wall_time
-from activities.run_configs import RunConfigs
 from ratchet.errors import GuardSpentError
 from ratchet.payloads import StageInput
-from ratchet.temporal_settings import load_temporal_settings
 from store.database import Database
 from tests.integration.store.test_outages import HOUR, away, box, rollout
 
@@ -29,10 +27,9 @@ async def test_an_outage_that_is_written_late_does_not_count(
     monkeypatch.setattr(wall_time, "sleep", watcher_writes)
     environment = ActivityEnvironment()
     environment.info = dataclasses.replace(environment.info, workflow_id=rollout[1])
-    configs = RunConfigs(database, load_temporal_settings())
     input = StageInput(rollout_id=rollout[0], attempt=1)
     with pytest.raises(GuardSpentError):
-        await environment.run(wall_time.require_wall_time, database, configs, input)
-    assert 0 < await environment.run(wall_time.require_wall_time, database, configs, input) < HOUR
+        await environment.run(wall_time.require_wall_time, database, input, HOUR)
+    assert 0 < await environment.run(wall_time.require_wall_time, database, input, HOUR) < HOUR
     with pytest.raises(StopIteration):
         next(ended)

@@ -10,16 +10,20 @@ from activities.agent import AgentActivities, is_too_long, owed_seconds, uncalle
 from activities.harnesses.base import ExitReport
 from activities.harnesses.registry import Harnesses
 from activities.run_configs import RunConfigs
+from activities.stage_context import StageContext
 from ratchet import secrets
 from ratchet.background_task import running_beside
 from ratchet.payloads import StageInput
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import AgentExit
+from store.tasks import TaskRow
 from tests.integration.training.records import make_config
 from tests.standins.failing_database import FailingDatabase
 from tests.standins.scripted_boxes import ScriptedProvider
 
-INPUT = StageInput(rollout_id=1, attempt=1)
+CONTEXT = StageContext(
+    StageInput(rollout_id=1, attempt=1), 1, "b", make_config(), TaskRow(1, "t", "i", "/w", "script", {}), fence=1
+)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +98,7 @@ async def test_a_time_to_live_is_renewed_after_any_error(monkeypatch: pytest.Mon
     monkeypatch.setattr(agent, "_TTL_UPDATES_PER_MARGIN", 1e6)
     box = _DamagedBox()
     async with FailingDatabase("postgresql://127.0.0.1:1/none") as database, asyncio.timeout(60):
-        renewing = activities_with(database)._renew_ttl(box, INPUT, make_config())  # type: ignore[arg-type]
+        renewing = activities_with(database)._renew_ttl(box, CONTEXT)  # type: ignore[arg-type]
         async with running_beside(renewing):
             await box.is_renewed.wait()
 
@@ -105,7 +109,7 @@ async def test_an_agent_is_watched_after_any_error(monkeypatch: pytest.MonkeyPat
         database.num_failures = 3
         harnesses = Harnesses()
         box = await ScriptedProvider("http://127.0.0.1:1").connect("b")
-        watching = activities_with(database)._watch_agent(box, harnesses["mini_swe_agent"], INPUT, None)
+        watching = activities_with(database)._watch_agent(box, harnesses["mini_swe_agent"], CONTEXT)
         async with running_beside(watching):
             while database.num_failures > 0:
                 await asyncio.sleep(0.01)
