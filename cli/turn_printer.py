@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from ratchet.durations import duration_in_words
 
 if TYPE_CHECKING:
-    from store.views.turn_views import TurnContent
+    from reads.turns import TurnContent
     from viewer.models.conversation import MessageView, TurnView
 
 _LOOK_SECONDS = 1.0
@@ -21,8 +21,8 @@ def follow_rollout(rollout_id: int, once: bool, whole: bool) -> None:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from cli.store_access import query
-    from store.views.rollout_views import RolloutHead, read_rollout_head
-    from store.views.turn_views import read_turn_contents
+    from reads.rollouts import RolloutHead, read_rollout_head
+    from reads.turns import read_turn_contents
 
     turns = TurnPrinter(None if whole else _SHORT_LINES)
 

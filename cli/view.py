@@ -89,9 +89,9 @@ def _path_of(target: str) -> str:
 
 def _rollout_id(target: str) -> int | None:
     from cli.store_access import query
-    from store import reports
+    from reads.reports import find_rollout
 
-    return query(lambda connection: reports.find_rollout(connection, target))
+    return query(lambda connection: find_rollout(connection, target))
 
 
 def _export(settings: "ViewerSettings", target: str, out: Path, max_rollouts: int) -> None:

@@ -40,10 +40,10 @@ def watch(
     from ratchet.errors import ConfigError
     from ratchet.run_names import is_part_of_run
     from ratchet.types import RunState
-    from store import reports
+    from reads.reports import find_rollout
 
     if what is not None:
-        rollout_id = query(lambda connection: reports.find_rollout(connection, what))
+        rollout_id = query(lambda connection: find_rollout(connection, what))
         if rollout_id is not None:
             follow_rollout(rollout_id, once, whole)
             return
@@ -92,7 +92,7 @@ def _screen(run: "Run") -> "RenderableType":
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from cli.run_screen import lines_of
-    from store.views.curve_views import metrics_by_step, newest_metric_step, times_by_step
+    from reads.curves import metrics_by_step, newest_metric_step, times_by_step
 
     async def read(connection: AsyncConnection) -> tuple[dict[int, dict[str, float]], list[float]]:
         last = await newest_metric_step(connection, run.run_id)

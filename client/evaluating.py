@@ -20,10 +20,11 @@ from ratchet.run_names import newest_steps, step_number
 from ratchet.solve_rates import compare
 from ratchet.stored_config import read_stored_config
 from ratchet.types import JsonObject, RunState
+from reads.evaluation_report import evaluated_tasks, find_evaluation, report_evaluation
 from stack.follow_run import start_run, watch_run
 from stack.parts import Stack
 from stack.startup import bring_up, require_up
-from store import evaluation_report, evaluations, runs
+from store import evaluations, runs
 from store.runs import RunRow
 from store.steering import Request
 
@@ -213,9 +214,7 @@ async def read_reports(stack: Stack, run_id: str, labels: Sequence[str] | None =
                 "step": row["step"],
                 "temperature": row["temperature"],
                 "policy_version": row["policy_version"],
-                **evaluation_report.report_evaluation(
-                    await evaluation_report.evaluated_tasks(connection, run_id, row["label"])
-                ),
+                **report_evaluation(await evaluated_tasks(connection, run_id, row["label"])),
             }
             for row in rows
             if labels is None or row["label"] in labels
@@ -238,9 +237,9 @@ async def compare_evaluations(stack: Stack, first: str, second: str) -> JsonObje
         counts = []
         for name in (first, second):
             run_id, _, label = name.partition(":")
-            found = await evaluation_report.find_evaluation(connection, run_id, label or None)
+            found = await find_evaluation(connection, run_id, label or None)
             names.append(f"{run_id}:{found}")
-            tasks = await evaluation_report.evaluated_tasks(connection, run_id, found)
+            tasks = await evaluated_tasks(connection, run_id, found)
             counts.append({task.task: task.count for task in tasks})
     result = compare(*counts)
     if not result.difference.num_tasks:

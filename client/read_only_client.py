@@ -18,11 +18,15 @@ from client.read_only_sql import NoReaderError, SqlResult, describe_tables, read
 from client.session import Client, run_blocking
 from ratchet.errors import ConfigError
 from ratchet.types import JsonObject
+from reads.curves import metrics_by_step, steps_with_metrics
+from reads.groups import list_groups, read_group_filter
+from reads.read_only import ReadOnlyStore, has_refused_value
+from reads.rollout_list import RolloutFilter, list_rollout_lines
+from reads.run_times import read_run_times
+from reads.runs import list_run_summaries
+from reads.text_search import search_run
+from reads.turns import read_turn_contents
 from stack.diagnosis import diagnose
-from store import run_times
-from store.views import curve_views, group_list, rollout_list, run_views, text_search, turn_views
-from store.views.read_only import ReadOnlyStore, has_refused_value
-from store.views.rollout_list import RolloutFilter
 from viewer.models.conversation import read_conversation
 
 _T = TypeVar("_T")
@@ -67,7 +71,7 @@ class ReadOnlyClient:
             key = (datetime.fromisoformat(moment), run_id)
         limit = _bounded(limit)
         return self._page(
-            lambda connection: run_views.list_run_summaries(connection, limit + 1, key),
+            lambda connection: list_run_summaries(connection, limit + 1, key),
             limit,
             lambda row: f"{row.created_at.isoformat()},{row.run_id}",
         )
@@ -103,7 +107,7 @@ class ReadOnlyClient:
         from viewer.models.advice import advise_run
 
         run_id = self._run_id(run)
-        times = self._read(lambda connection: run_times.read_run_times(connection, run_id, _bounded(steps)))
+        times = self._read(lambda connection: read_run_times(connection, run_id, _bounded(steps)))
         return self._fit(advise_run(times).as_json())
 
     def metrics(self, run: str, names: list[str], after: int = 0, limit: int = 100) -> JsonObject:
@@ -113,8 +117,8 @@ class ReadOnlyClient:
         limit = _bounded(limit)
 
         async def read(connection: AsyncConnection) -> list[Any]:
-            steps = await curve_views.steps_with_metrics(connection, run_id, after, limit + 1)
-            found = await curve_views.metrics_by_step(connection, run_id, steps[0], steps[-1]) if steps else {}
+            steps = await steps_with_metrics(connection, run_id, after, limit + 1)
+            found = await metrics_by_step(connection, run_id, steps[0], steps[-1]) if steps else {}
             return [
                 {"step": step} | {name: value for name, value in values.items() if not names or name in names}
                 for step, values in found.items()
@@ -163,7 +167,7 @@ class ReadOnlyClient:
         )  # fmt: skip
         limit = _bounded(limit)
         return self._page(
-            lambda connection: rollout_list.list_rollout_lines(connection, wanted, limit + 1, after),
+            lambda connection: list_rollout_lines(connection, wanted, limit + 1, after),
             limit,
             lambda row: int(row.id),
         )
@@ -178,11 +182,11 @@ class ReadOnlyClient:
     ) -> JsonObject:
         """List a run's groups, newest first, each with `why`: what it waits for, or why it ended. `state`: open, ready,
         planned, trained, no_signal, expired, failed, discarded or cancelled. `purpose`: train or eval."""
-        only = group_list.read_group_filter(state, purpose)
+        only = read_group_filter(state, purpose)
         run_id = self._run_id(run)
         limit = _bounded(limit)
         return self._page(
-            lambda connection: group_list.list_groups(connection, run_id, only, limit + 1, after),
+            lambda connection: list_groups(connection, run_id, only, limit + 1, after),
             limit,
             lambda row: int(row.group_no),
         )
@@ -201,7 +205,7 @@ class ReadOnlyClient:
 
         async def read(connection: AsyncConnection) -> list[Any]:
             rollout_id = await reading.require_rollout(connection, rollout)
-            contents = await turn_views.read_turn_contents(connection, rollout_id, limit + 1, after)
+            contents = await read_turn_contents(connection, rollout_id, limit + 1, after)
             return [reading.describe_turn(one) for one in read_conversation(contents)]
 
         return self._page(read, limit, lambda row: int(row["turn"]))
@@ -226,9 +230,7 @@ class ReadOnlyClient:
         begins where a word, or a part of a name like ValueError, begins. A page ends after about two seconds; `next` is
         set until everything is searched, also if a page has no rows."""
         run_id = None if run is None else self._run_id(run)
-        found = self._read(
-            lambda connection: text_search.search_run(connection, run_id, words, after, 40, _SEARCH_SECONDS)
-        )
+        found = self._read(lambda connection: search_run(connection, run_id, words, after, 40, _SEARCH_SECONDS))
         return page_of_groups(found.hits, lambda hit: int(hit.rollout_id), found.next_before)
 
     def tables(self) -> JsonObject:

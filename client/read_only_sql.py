@@ -14,8 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import ConfigError, StoreUnavailableError
-from store.schema import Base
-from store.views.read_only import (
+from reads.read_only import (
     HIDDEN_TABLES,
     READER_ROLE,
     READER_URL_VARIABLE,
@@ -24,6 +23,7 @@ from store.views.read_only import (
     reader_url,
     refuses_login,
 )
+from store.schema import Base
 
 LIMIT_SECONDS = 4
 _TIMED_OUT = "57014"

@@ -10,20 +10,30 @@ from client.answers import without
 from client.explanations import explain_thing
 from ratchet.errors import ConfigError
 from ratchet.types import JsonObject
-from store import open_runs, reports
+from reads.curves import metrics_by_step, newest_metric_step
+from reads.evaluations import evaluation_rates
+from reads.groups import count_groups_by_progress
+from reads.reports import find_rollout
+from reads.rollout_list import lines_of_ids
+from reads.rollouts import (
+    list_attempts,
+    list_boxes,
+    list_chains,
+    list_grades,
+    list_patches,
+    planned_uses,
+    read_grade_log,
+    read_group_rewards,
+    read_patch_text,
+    read_rollout_head,
+)
+from reads.runs import count_failures, count_outcomes, list_flagged, list_groups_of_step, read_run_head
+from reads.steps import read_step_head, read_step_tokens
+from reads.turns import read_turns
+from store import open_runs
 from store.engines import list_engines
 from store.open_rollouts import count_open_rollouts, list_slowest
 from store.steering import list_steering
-from store.views import (
-    curve_views,
-    evaluation_views,
-    group_list,
-    rollout_list,
-    rollout_views,
-    run_views,
-    step_views,
-    turn_views,
-)
 from viewer.models.conversation import MessageView, TurnView, read_conversation
 from viewer.models.loss_shares import loss_shares
 from viewer.models.step_tokens import TokenContext, view_ratio_tokens
@@ -46,22 +56,22 @@ async def require_run(connection: AsyncConnection, run: str | None) -> str:
     found = run or await open_runs.newest_run(connection)
     if found is None:
         raise ConfigError("there is no run yet; `ratchet train CONFIG` starts one")
-    if await run_views.read_run_head(connection, found) is None:
+    if await read_run_head(connection, found) is None:
         raise ConfigError(f"there is no run {found!r}; `runs` lists those that there are")
     return found
 
 
 async def require_rollout(connection: AsyncConnection, rollout: str) -> int:
-    found = await reports.find_rollout(connection, str(rollout))
+    found = await find_rollout(connection, str(rollout))
     if found is None:
         raise ConfigError(f"there is no rollout {rollout!r}; `rollouts` lists those of a run")
     return found
 
 
 async def read_situation(connection: AsyncConnection, run_id: str) -> JsonObject:
-    head = await run_views.read_run_head(connection, run_id)
+    head = await read_run_head(connection, run_id)
     assert head is not None
-    last = await curve_views.newest_metric_step(connection, run_id)
+    last = await newest_metric_step(connection, run_id)
     open_rollouts = {
         "by_stage": await count_open_rollouts(connection, run_id),
         "slowest": await list_slowest(connection, run_id, _MAX_LISTED),
@@ -70,13 +80,13 @@ async def read_situation(connection: AsyncConnection, run_id: str) -> JsonObject
         "run": without(asdict(head), "config"),
         "explained": await explain_thing(connection, run_id),
         "open": open_rollouts,
-        "outcomes": await run_views.count_outcomes(connection, run_id),
-        "failures": await run_views.count_failures(connection, run_id, _MAX_LISTED),
-        "groups": await group_list.count_groups_by_progress(connection, run_id),
+        "outcomes": await count_outcomes(connection, run_id),
+        "failures": await count_failures(connection, run_id, _MAX_LISTED),
+        "groups": await count_groups_by_progress(connection, run_id),
         "engines": await list_engines(connection, head.engine_set),
-        "newest_steps": await curve_views.metrics_by_step(connection, run_id, max(1, last - _NUM_STEPS + 1), last),
-        "evaluations": await evaluation_views.evaluation_rates(connection, run_id),
-        "flagged": await run_views.list_flagged(connection, run_id, _MAX_LISTED),
+        "newest_steps": await metrics_by_step(connection, run_id, max(1, last - _NUM_STEPS + 1), last),
+        "evaluations": await evaluation_rates(connection, run_id),
+        "flagged": await list_flagged(connection, run_id, _MAX_LISTED),
         "requests": await list_steering(connection, run_id, _MAX_LISTED),
         "config": head.config,
     }
@@ -84,11 +94,11 @@ async def read_situation(connection: AsyncConnection, run_id: str) -> JsonObject
 
 async def read_step(connection: AsyncConnection, run: str, step: int) -> JsonObject:
     """Return the step; `members` are all of its rollouts, those with the largest share of the loss first."""
-    head = await step_views.read_step_head(connection, run, step)
+    head = await read_step_head(connection, run, step)
     if head is None:
         raise ConfigError(f"run {run!r} has no step {step}; `metrics` lists its steps")
-    uses = await rollout_views.planned_uses(connection, run, step)
-    lines = await rollout_list.lines_of_ids(connection, list(uses))
+    uses = await planned_uses(connection, run, step)
+    lines = await lines_of_ids(connection, list(uses))
     shares = loss_shares(uses, head.knobs.get("loss", {}))
     members = [
         {
@@ -100,22 +110,22 @@ async def read_step(connection: AsyncConnection, run: str, step: int) -> JsonObj
         }
         for number, use in sorted(uses.items(), key=lambda item: -(shares[item[0]] or 0.0))
     ]
-    groups = await run_views.list_groups_of_step(connection, run, step)
+    groups = await list_groups_of_step(connection, run, step)
     return {
         "step": head,
-        "metrics": (await curve_views.metrics_by_step(connection, run, step, step)).get(step, {}),
+        "metrics": (await metrics_by_step(connection, run, step, step)).get(step, {}),
         "groups": [without(asdict(one), "step", "purpose", "label") for one in groups],
         "members": members,
     }
 
 
 async def read_largest_ratios(connection: AsyncConnection, run: str, step: int) -> list[JsonObject]:
-    head = await run_views.read_run_head(connection, run)
-    if head is None or await step_views.read_step_head(connection, run, step) is None:
+    head = await read_run_head(connection, run)
+    if head is None or await read_step_head(connection, run, step) is None:
         raise ConfigError(f"there is no step {step} of a run {run!r}; `metrics` lists a run's steps")
-    tokens = await step_views.read_step_tokens(connection, run, step)
-    uses = await rollout_views.planned_uses(connection, run, step)
-    turns = await turn_views.read_turns(connection, {one.turn_id for one in tokens})
+    tokens = await read_step_tokens(connection, run, step)
+    uses = await planned_uses(connection, run, step)
+    turns = await read_turns(connection, {one.turn_id for one in tokens})
     tokenizer = await asyncio.to_thread(load_tokenizer, head.model_path)
     views = view_ratio_tokens(tokens, TokenContext(uses, turns, tokenizer))
     return [asdict(one.token) | without(asdict(one), "token") for one in views]
@@ -123,17 +133,17 @@ async def read_largest_ratios(connection: AsyncConnection, run: str, step: int) 
 
 async def describe_rollout(connection: AsyncConnection, rollout: str) -> JsonObject:
     rollout_id = await require_rollout(connection, rollout)
-    head = await rollout_views.read_rollout_head(connection, rollout_id)
+    head = await read_rollout_head(connection, rollout_id)
     assert head is not None
-    group = await rollout_views.read_group_rewards(connection, head.run_id, head.group_id) if head.group_id else None
+    group = await read_group_rewards(connection, head.run_id, head.group_id) if head.group_id else None
     return {
         "why": await explain_thing(connection, str(rollout_id)),
         "rollout": head,
-        "attempts": await rollout_views.list_attempts(connection, rollout_id),
-        "boxes": await rollout_views.list_boxes(connection, rollout_id),
-        "patches": await rollout_views.list_patches(connection, rollout_id),
-        "verdicts": await rollout_views.list_grades(connection, rollout_id),
-        "chains": await rollout_views.list_chains(connection, rollout_id),
+        "attempts": await list_attempts(connection, rollout_id),
+        "boxes": await list_boxes(connection, rollout_id),
+        "patches": await list_patches(connection, rollout_id),
+        "verdicts": await list_grades(connection, rollout_id),
+        "chains": await list_chains(connection, rollout_id),
         "group": group,
     }
 
@@ -167,7 +177,7 @@ def _describe_answer(answer: MessageView) -> JsonObject:
 
 
 async def read_turn_text(connection: AsyncConnection, turn_id: int) -> str:
-    turns = await turn_views.read_turns(connection, [turn_id])
+    turns = await read_turns(connection, [turn_id])
     if turn_id not in turns:
         raise ConfigError(f"there is no turn {turn_id}; `turns` lists those of a rollout")
     (turn,) = read_conversation([turns[turn_id]])
@@ -182,17 +192,17 @@ async def read_turn_text(connection: AsyncConnection, turn_id: int) -> str:
 
 async def load_patch(connection: AsyncConnection, rollout: str) -> LongText:
     rollout_id = await require_rollout(connection, rollout)
-    patches = await rollout_views.list_patches(connection, rollout_id)
+    patches = await list_patches(connection, rollout_id)
     if not patches:
         raise ConfigError(f"rollout {rollout} has no patch; `explain` says how it ended")
-    return LongText(await rollout_views.read_patch_text(connection, patches[-1].id), {"patch": asdict(patches[-1])})
+    return LongText(await read_patch_text(connection, patches[-1].id), {"patch": asdict(patches[-1])})
 
 
 async def load_grade_log(connection: AsyncConnection, rollout: str) -> LongText:
     rollout_id = await require_rollout(connection, rollout)
-    head = await rollout_views.read_rollout_head(connection, rollout_id)
-    grades = await rollout_views.list_grades(connection, rollout_id)
+    head = await read_rollout_head(connection, rollout_id)
+    grades = await list_grades(connection, rollout_id)
     if head is None or not grades:
         raise ConfigError(f"rollout {rollout} has no verdict; `explain` says why")
     grade: Any = next((one for one in grades if one.id == head.grade_id), grades[-1])
-    return LongText(await rollout_views.read_grade_log(connection, grade.id), {"verdict": asdict(grade)})
+    return LongText(await read_grade_log(connection, grade.id), {"verdict": asdict(grade)})

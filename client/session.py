@@ -25,17 +25,19 @@ from ratchet.progress import ReportProgress
 from ratchet.run_names import require_run_id, require_target_name
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import JsonObject, SteeringAction
+from reads.groups import list_groups, read_group_filter
+from reads.reports import find_rollout, list_runs, read_rollout, read_steps
+from reads.rollout_list import RolloutFilter, list_rollout_lines
+from reads.run_times import read_run_times
 from stack.diagnosis import Diagnosis, diagnose
 from stack.follow_run import collect_result, start_run, watch_run
 from stack.parts import Stack
 from stack.startup import connect_running
-from store import evaluations, metrics, open_runs, reports, run_times, runs, step_mix
+from store import evaluations, metrics, open_runs, runs, step_mix
 from store import steering as stored_steering
 from store.runs import RunRow
 from store.steering import SteeringAnswer
 from store.steering_targets import TargetKind, find_target
-from store.views.group_list import list_groups, read_group_filter
-from store.views.rollout_list import RolloutFilter, list_rollout_lines
 from viewer.models.advice import Advice, advise_run
 
 _T = TypeVar("_T")
@@ -79,7 +81,7 @@ class Client:
 
     def runs(self) -> Rows:
         """Return every run with its progress, newest first."""
-        return Rows(self.read(reports.list_runs))
+        return Rows(self.read(list_runs))
 
     def run(self, run_id: str | None = None) -> "Run":
         """Return a run; without an id the newest one that is open, else the newest. Raises ConfigError if it does not
@@ -154,10 +156,10 @@ class Client:
 
     def rollout(self, name: str | int) -> JsonObject:
         """Return everything about one rollout except its token arrays. `name`: its number or workflow id."""
-        rollout_id = self.read(lambda connection: reports.find_rollout(connection, str(name)))
+        rollout_id = self.read(lambda connection: find_rollout(connection, str(name)))
         if rollout_id is None:
             raise ConfigError(f"there is no rollout {name!r}; `ratchet show rollouts` lists them")
-        return self.read(lambda connection: reports.read_rollout(connection, rollout_id))
+        return self.read(lambda connection: read_rollout(connection, rollout_id))
 
     def cancel(self, what: str | int, reason: str = "") -> SteeringAnswer:
         """Cancel a group (`group/RUN/3`), a rollout (its number or workflow id) or an evaluation.
@@ -273,9 +275,7 @@ class Run:
 
     def advise(self, num_steps: int = 20) -> Advice:
         """Say where the hours of the newest trained steps went, and which setting would change it most."""
-        return advise_run(
-            self.client.read(lambda connection: run_times.read_run_times(connection, self.run_id, num_steps))
-        )
+        return advise_run(self.client.read(lambda connection: read_run_times(connection, self.run_id, num_steps)))
 
     def wait(self, say: ReportProgress = print) -> JsonObject:
         """Follow the run to its end and return its result. Raises ConfigError if it fails or is paused."""
@@ -290,7 +290,7 @@ class Run:
     def steps(self) -> Rows:
         """Return one row per planned step, with its metrics as columns."""
         values = self.client.read(lambda connection: metrics.read_metrics(connection, self.run_id))
-        planned = self.client.read(lambda connection: reports.read_steps(connection, self.run_id))
+        planned = self.client.read(lambda connection: read_steps(connection, self.run_id))
         return Rows(
             {**{key: value for key, value in step.items() if key != "metrics"}, **values.get(step["step"], {})}
             for step in planned

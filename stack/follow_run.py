@@ -25,12 +25,13 @@ from ratchet.temporal_client import pending_activities, root_cause, start_train_
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import RunState
 from ratchet.vime_names import value_of
+from reads.reports import evaluation_rewards, read_steps, run_progress
 from stack.cpu_meter import CpuMeter
 from stack.curve import summary
 from stack.part_health import HealthState, read_health
 from stack.parts import Stack
 from stack.startup import connect_stack, keep_served, require_up
-from store import open_runs, reports, runs
+from store import open_runs, runs
 
 _ACCEPT_SECONDS = 60.0
 _ACCEPT_LOOK_SECONDS = 0.3
@@ -212,7 +213,7 @@ class _Progress:
                 row = await runs.get_run(connection, self.run_id)
                 if row is None:
                     return
-                found = await reports.run_progress(connection, self.run_id)
+                found = await run_progress(connection, self.run_id)
         except StoreUnavailableError:
             return
         self.report_seconds = time.monotonic() - started
@@ -250,7 +251,7 @@ def _line(progress: dict[str, Any]) -> str:
 async def collect_result(stack: Stack, run_id: str) -> dict[str, Any]:
     """Read steps, evaluations and their summary from Postgres."""
     async with stack.database() as database, database.begin() as connection:
-        progress = await reports.run_progress(connection, run_id)
-        steps = await reports.read_steps(connection, run_id)
-        rewards = await reports.evaluation_rewards(connection, run_id)
+        progress = await run_progress(connection, run_id)
+        steps = await read_steps(connection, run_id)
+        rewards = await evaluation_rewards(connection, run_id)
     return {"run_id": run_id, **progress, "steps": steps, "summary": summary(rewards) if rewards else None}

@@ -20,6 +20,7 @@ from ratchet.config import RunConfig
 from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
 from ratchet.model_directory import model_of
 from ratchet.temporal_settings import TemporalSettings, load_temporal_settings
+from reads.read_only import grant_reader_role
 from sandbox_gateway import machine_probe
 from sandboxes import docker_settings
 from stack import docker_egress, postgres, temporal_namespace
@@ -49,7 +50,6 @@ from store import open_runs
 from store.database import Database
 from store.migration import migrate
 from store.open_runs import OpenSet
-from store.views.read_only import grant_reader_role
 
 _ANSWER_SECONDS = 10.0
 _RUNNING_SECONDS = 2.0

@@ -16,8 +16,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from ratchet.errors import StoreUnavailableError
-from store.views import changes
-from store.views.read_only import ReadOnlyStore, has_refused_value
+from reads.changes import rollout_fingerprint, run_fingerprint, runs_fingerprint
+from reads.read_only import ReadOnlyStore, has_refused_value
 
 Fingerprint = Callable[[AsyncConnection], Awaitable[str]]
 live_router = APIRouter(prefix="/live")
@@ -30,17 +30,17 @@ _MAX_STREAMS = 64
 
 @live_router.get("/runs")
 async def stream_runs(request: Request) -> Response:
-    return _stream(request, changes.runs_fingerprint, _RUN_LOOK_SECONDS)
+    return _stream(request, runs_fingerprint, _RUN_LOOK_SECONDS)
 
 
 @live_router.get("/runs/{run_id}")
 async def stream_run(request: Request, run_id: str) -> Response:
-    return _stream(request, lambda connection: changes.run_fingerprint(connection, run_id), _RUN_LOOK_SECONDS)
+    return _stream(request, lambda connection: run_fingerprint(connection, run_id), _RUN_LOOK_SECONDS)
 
 
 @live_router.get("/rollouts/{rollout_id}")
 async def stream_rollout(request: Request, rollout_id: int) -> Response:
-    return _stream(request, lambda connection: changes.rollout_fingerprint(connection, rollout_id), _LOOK_SECONDS)
+    return _stream(request, lambda connection: rollout_fingerprint(connection, rollout_id), _LOOK_SECONDS)
 
 
 def _stream(request: Request, fingerprint: Fingerprint, look_seconds: float) -> Response:

@@ -15,8 +15,8 @@ from urllib.parse import quote, urlsplit
 import httpx
 
 from ratchet.errors import ConfigError
-from store.views.rollout_list import RolloutFilter, list_rollout_lines
-from store.views.rollout_views import list_chains
+from reads.rollout_list import RolloutFilter, list_rollout_lines
+from reads.rollouts import list_chains
 from viewer.app import create_viewer_app
 from viewer.rendering import FOLDER
 from viewer.settings import ViewerSettings

@@ -6,7 +6,7 @@ a step has used (`store.rollouts.update_reward`).
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from store.views.curve_views import StepReward, rewards_by_step
+from reads.curves import StepReward, rewards_by_step
 
 _MAX_KEPT = 50_000
 

@@ -7,7 +7,7 @@ import typer
 from ratchet.bounded_numbers import MAX_ROWS
 
 if TYPE_CHECKING:
-    from store.views.rollout_list import RolloutLine
+    from reads.rollout_list import RolloutLine
 
 
 def rollouts(
@@ -33,7 +33,7 @@ def rollouts(
     from cli.console import print_json, print_table
     from cli.store_access import query
     from client import Client
-    from store.views.rollout_list import RolloutFilter, list_rollout_lines
+    from reads.rollout_list import RolloutFilter, list_rollout_lines
 
     run = Client().run(run_id or run_option).run_id
     wanted = RolloutFilter(

@@ -22,11 +22,12 @@ from cli.console import say
 from cli.store_access import query
 from ratchet.config_sources import load_config
 from ratchet.errors import ConfigError
+from reads.reports import evaluation_rewards
 from stack.curve import draw, summary
 from stack.follow_run import collect_result, start_run, watch_run
 from stack.parts import Stack
 from stack.startup import bring_up
-from store import reports, runs
+from store import runs
 from tests.benchmarks._commit import commit
 
 QUICKSTART = Path("configs/quickstart.yaml")
@@ -64,7 +65,7 @@ def run_variant(stack: Stack, path: Path, name: str, overrides: list[str]) -> di
         run_id = asyncio.run(start_run(stack, config, "curve", new=False, say=say))
         say(f"{name}: run {run_id}")
         cost = asdict(asyncio.run(watch_run(stack, run_id, say)))
-    rewards = query(lambda connection: reports.evaluation_rewards(connection, run_id))
+    rewards = query(lambda connection: evaluation_rewards(connection, run_id))
     return asyncio.run(collect_result(stack, run_id)) | {"rewards": rewards, "cost": cost}
 
 

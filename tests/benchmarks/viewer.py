@@ -22,12 +22,12 @@ import orjson
 from sqlalchemy import text
 
 from cli.console import say
+from reads.read_only import grant_reader_role
 from stack.ports import free_port
 from stack.postgres import database_url, embedded_server
 from store.arrays import halves_to_bytes, ids_to_bytes, logprobs_to_bytes, pack_json, pack_text
 from store.database import Database
 from store.migration import migrate
-from store.views.read_only import grant_reader_role
 from tests.benchmarks._commit import commit
 from tests.benchmarks._options import asks_for_all_repetitions
 from tests.integration.training.records import make_config, make_run

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 
-from store.run_times import BoxTimes, GroupTimes, Interval, RolloutTimes, RunTimes, TrainedStepTimes
+from reads.run_times import BoxTimes, GroupTimes, Interval, RolloutTimes, RunTimes, TrainedStepTimes
 
 MADE = 1_000_000.0
 """The time at which the run begins, in seconds since the epoch."""

@@ -15,7 +15,7 @@ from enum import StrEnum
 from statistics import median
 
 from ratchet.types import JsonObject
-from store.run_times import TRAINED, BoxTimes, GroupTimes, Interval, RolloutTimes, RunTimes, TrainedStepTimes
+from reads.run_times import TRAINED, BoxTimes, GroupTimes, Interval, RolloutTimes, RunTimes, TrainedStepTimes
 
 _OUTLIER = 2.0
 """A rollout that takes so many times the median duration is one of the slowest."""

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from urllib.parse import quote
 
-from store.views.curve_views import Metrics, StepReward, StepTimes
-from store.views.evaluation_views import EvaluationRate
+from reads.curves import Metrics, StepReward, StepTimes
+from reads.evaluations import EvaluationRate
 from viewer.models.intervals import mean_interval
 
 AXES = {"steps": "step", "tokens": "trained tokens", "hours": "hours since the run began"}

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from ratchet.types import JsonObject
+from reads.judged_rollouts import JudgedRollout, PackedAnswer
 from store.arrays import unpack_json
-from store.views.command_views import JudgedRollout, PackedAnswer
 from viewer.models.tools import read_tool_use
 
 _MAX_COMMANDS = 50

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ratchet.types import ForkCause
-from store.views.turn_views import TurnContent
+from reads.turns import TurnContent
 from viewer.models.tools import ToolUse, read_tool_use
 
 _FIRST_CALLS = (ForkCause.ROOT, ForkCause.SUB_AGENT)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from store.views.rollout_list import RolloutLine
+from reads.rollout_list import RolloutLine
 
 _QUEUE = "queue"
 """The time from its row to the worker that claimed it; other stages have the names of `rollout.timings`."""

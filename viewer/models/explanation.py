@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from ratchet.durations import duration_in_words
 from ratchet.types import TRUNCATED_EXITS, AgentExit, GroupState, JsonObject, Outcome
-from store.views.rollout_views import (
+from reads.rollouts import (
     AttemptView,
     GradeView,
     GroupRewards,

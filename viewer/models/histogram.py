@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from store.views.run_views import RewardCount
+from reads.runs import RewardCount
 
 _NUM_BINS = 10
 _MAX_DISTINCT = 12

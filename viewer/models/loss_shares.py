@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from store.views.rollout_views import PlannedUse
+from reads.rollouts import PlannedUse
 
 
 def loss_shares(uses: Mapping[int, PlannedUse], loss: Mapping[str, Any]) -> dict[int, float | None]:

@@ -8,8 +8,8 @@ from enum import StrEnum
 from urllib.parse import quote
 
 from ratchet.types import SteeringAction
-from store.views.steering_views import SteeringLine
-from store.views.version_views import LearnerRestart
+from reads.steering import SteeringLine
+from reads.versions import LearnerRestart
 from viewer.models.charts import RunCurves, step_positions
 
 _OF_PARTS = (SteeringAction.CANCEL, SteeringAction.RETRY, SteeringAction.EVALUATE)

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from reads.curves import Metrics
+from reads.evaluations import EvaluationRate
+from reads.runs import FailureCount, GroupLine, OutcomeCount, RunHead
+from reads.steps import DiscardedPlan, StepHead, StepToken
 from store.runs import ADHOC
-from store.views.curve_views import Metrics
-from store.views.evaluation_views import EvaluationRate
-from store.views.run_views import FailureCount, GroupLine, OutcomeCount, RunHead
-from store.views.step_views import DiscardedPlan, StepHead, StepToken
 
 _MAX_LISTED = 3
 _ALARM = "alarm_"

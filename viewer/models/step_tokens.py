@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from store.views.rollout_views import PlannedUse
-from store.views.step_views import StepToken
-from store.views.turn_views import TurnContent
+from reads.rollouts import PlannedUse
+from reads.steps import StepToken
+from reads.turns import TurnContent
 from viewer.models.conversation import main_command
 from viewer.models.tokens import DecodesIds
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from store.views.rollout_views import BoxView, RolloutHead, TurnLine
+from reads.rollouts import BoxView, RolloutHead, TurnLine
 
 _MIN_WIDTH = 0.002
 """Share of the whole time below which a bar would not be visible."""

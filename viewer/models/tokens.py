@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ratchet.trained_turns import TrainedTurn
-from store.views.turn_views import ChainToken
+from reads.turns import ChainToken
 
 _LOGPROB_BOUNDS = (-0.01, -0.1, -0.5, -1.0, -2.0, -4.0, -8.0)
 """A token's logprob class is the number of bounds that it lies below."""

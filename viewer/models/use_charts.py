@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from store.run_times import Interval, RunTimes
-from store.views.use_views import CallUse
+from reads.call_use import CallUse
+from reads.run_times import Interval, RunTimes
 from viewer.models.charts import Chart, ChartSeries
 
 NUM_PARTS = 60

@@ -7,9 +7,9 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from store.run_times import read_run_times
-from store.views import run_views
-from store.views.use_views import CallUse, read_call_use
+from reads.call_use import CallUse, read_call_use
+from reads.run_times import read_run_times
+from reads.runs import read_run_head
 from viewer.models.advice import SETTINGS, Advice, advise_run
 from viewer.models.charts import Chart
 from viewer.models.use_charts import NUM_PARTS, use_charts, use_window
@@ -54,7 +54,7 @@ class CostPage:
 async def show_costs(request: Request, run_id: str, steps: Annotated[int, Query(ge=1, le=MAX_STEPS)] = 5) -> Response:
     """`steps`: how many of the newest trained steps are looked at."""
     async with request.app.state.store.read() as connection:
-        found(await run_views.read_run_head(connection, run_id), f"run {run_id}")
+        found(await read_run_head(connection, run_id), f"run {run_id}")
         times = await read_run_times(connection, run_id, steps)
         window = use_window(times)
         calls: list[CallUse] = []

@@ -7,8 +7,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from ratchet.errors import ConfigError
-from store.views import group_list, run_views
-from store.views.group_list import GroupCount, GroupFilter, ListedGroup, read_group_filter
+from reads.groups import GroupCount, GroupFilter, ListedGroup, count_groups_by_progress, list_groups, read_group_filter
+from reads.runs import read_run_head
 from viewer.rendering import respond
 from viewer.routes.registration import found, next_link, page_route
 
@@ -39,9 +39,9 @@ async def show_groups(
     except ConfigError as error:
         raise HTTPException(422, str(error)) from None
     async with request.app.state.store.read() as connection:
-        head = found(await run_views.read_run_head(connection, run_id), f"run {run_id}")
-        counts = await group_list.count_groups_by_progress(connection, run_id)
-        groups = await group_list.list_groups(connection, run_id, only, _PAGE_GROUPS + 1, before)
+        head = found(await read_run_head(connection, run_id), f"run {run_id}")
+        counts = await count_groups_by_progress(connection, run_id)
+        groups = await list_groups(connection, run_id, only, _PAGE_GROUPS + 1, before)
     shown = groups[:_PAGE_GROUPS]
     more = next_link(request, before=shown[-1].group_no) if len(groups) > _PAGE_GROUPS else None
     return await respond(request, "groups.html", GroupsPage(run_id, head.source_run_id, only, counts, shown, more))

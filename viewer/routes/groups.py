@@ -6,12 +6,12 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ratchet.types import GroupState, Purpose
+from reads.rollout_list import RolloutLine, list_members
+from reads.rollouts import PlannedUse, planned_uses, read_group_rewards
+from reads.runs import GroupLine, read_group_line, run_of_group
+from reads.steering import SteeringLine, list_requests
+from reads.turns import read_turn_contents
 from store.open_rollouts import stages_of
-from store.views import rollout_list, rollout_views, run_views, steering_views, turn_views
-from store.views.rollout_list import RolloutLine
-from store.views.rollout_views import PlannedUse
-from store.views.run_views import GroupLine
-from store.views.steering_views import SteeringLine
 from viewer.models.conversation import TurnView, read_conversation
 from viewer.models.differences import FirstDifference, first_difference
 from viewer.rendering import respond
@@ -51,19 +51,19 @@ class GroupPage:
 @page_route(group_pages, "/groups/{group_id}")
 async def show_group(request: Request, group_id: int) -> Response:
     async with request.app.state.store.read() as connection:
-        line = found(await run_views.read_group_line(connection, group_id), f"group {group_id}")
-        run_id = found(await run_views.run_of_group(connection, group_id), f"group {group_id}")
-        rewards = (await rollout_views.read_group_rewards(connection, run_id, group_id)).rewards
-        rollouts = await rollout_list.list_members(connection, group_id)
+        line = found(await read_group_line(connection, group_id), f"group {group_id}")
+        run_id = found(await run_of_group(connection, group_id), f"group {group_id}")
+        rewards = (await read_group_rewards(connection, run_id, group_id)).rewards
+        rollouts = await list_members(connection, group_id)
         rollouts.sort(key=lambda one: one.replaced_by is not None)
-        uses = await rollout_views.planned_uses(connection, run_id, line.step) if line.step is not None else {}
+        uses = await planned_uses(connection, run_id, line.step) if line.step is not None else {}
         columns: list[MemberColumn] = []
         for one in rollouts[:_MAX_COLUMNS]:
-            contents = await turn_views.read_turn_contents(connection, one.id, _MAX_TURNS)
+            contents = await read_turn_contents(connection, one.id, _MAX_TURNS)
             turns = read_conversation(contents)
             difference = first_difference(columns[0].turns, turns) if columns else None
             columns.append(MemberColumn(one, uses.get(one.id), turns, difference))
-        requests = await steering_views.list_requests(connection, run_id, group_id)
+        requests = await list_requests(connection, run_id, group_id)
         stages = await stages_of(connection, [one.id for one in rollouts if one.outcome is None])
     page = GroupPage(
         run_id, line, rewards, _signal_of(line, rewards), columns, stages, rollouts[_MAX_COLUMNS:], requests

@@ -21,7 +21,7 @@ from ratchet.config_engines import DEFAULT_SET
 from ratchet.disk_space import free_space
 from ratchet.errors import StoreUnavailableError
 from ratchet.types import EngineState, SandboxState
-from store.views.monitoring import STEP_METRICS, Monitored, read_monitored
+from reads.monitoring import STEP_METRICS, Monitored, read_monitored
 
 prometheus_route = APIRouter()
 _STORE_SECONDS = 5.0

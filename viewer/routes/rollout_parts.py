@@ -10,11 +10,18 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
+from reads.rollouts import (
+    ChainView,
+    PlannedUse,
+    RolloutHead,
+    list_chains,
+    planned_uses,
+    read_attempt_logs,
+    read_rollout_head,
+)
+from reads.steps import GroupTraining, list_trainings
+from reads.turns import ChainToken, chain_length, first_position_of_turn, read_token_window
 from store.trained_turns import read_trained_turns
-from store.views import rollout_views, step_views, turn_views
-from store.views.rollout_views import ChainView, PlannedUse, RolloutHead
-from store.views.step_views import GroupTraining
-from store.views.turn_views import ChainToken
 from viewer.models.tokens import LEGENDS, Legend, StepTraining, TokenView, load_tokenizer, view_tokens
 from viewer.rendering import respond
 from viewer.routes.registration import found, next_link, page_route
@@ -83,20 +90,20 @@ async def show_tokens(
     if colour not in LEGENDS:
         raise HTTPException(422, f"colour is one of {', '.join(LEGENDS)}, not {colour[:40]!r}")
     async with request.app.state.store.read() as connection:
-        head = found(await rollout_views.read_rollout_head(connection, rollout_id), f"rollout {rollout_id}")
+        head = found(await read_rollout_head(connection, rollout_id), f"rollout {rollout_id}")
         if turn is not None:
-            at = await turn_views.first_position_of_turn(connection, rollout_id, turn)
+            at = await first_position_of_turn(connection, rollout_id, turn)
             place = found(at, f"a chain with tokens of turn {turn}")
             shown = place[1] if position is None else position
             start = shown // _PAGE_TOKENS * _PAGE_TOKENS
             link = next_link(request, chain=place[0], first=start, turn=None, position=None)
             return RedirectResponse(f"{link}#token-{shown}", 303)
-        chains = await rollout_views.list_chains(connection, rollout_id)
-        length = await turn_views.chain_length(connection, rollout_id, chain)
+        chains = await list_chains(connection, rollout_id)
+        length = await chain_length(connection, rollout_id, chain)
         if length is None and chains:
             raise HTTPException(404, f"chain {chain} of rollout {rollout_id} does not exist")
-        window = await turn_views.read_token_window(connection, rollout_id, chain, first, _PAGE_TOKENS)
-        trainings = await step_views.list_trainings(connection, head.group_id) if head.group_id is not None else []
+        window = await read_token_window(connection, rollout_id, chain, first, _PAGE_TOKENS)
+        trainings = await list_trainings(connection, head.group_id) if head.group_id is not None else []
         training = _choose(trainings, trained_by)
         use, trained = await _read_training(connection, training, rollout_id, window)
     tokenizer = await asyncio.to_thread(load_tokenizer, head.model_path)
@@ -143,7 +150,7 @@ async def _read_training(
 ) -> _Trained:
     if training is None:
         return _Trained(None, None)
-    use = (await rollout_views.planned_uses(connection, training.run_id, training.step)).get(rollout_id)
+    use = (await planned_uses(connection, training.run_id, training.step)).get(rollout_id)
     if use is None or not use.num_tokens or training.stepped_at is None:
         return _Trained(use, None)
     turn_ids = {one.turn_id for one in window if one.trained}
@@ -187,6 +194,6 @@ def _runs(tokens: list[TokenView]) -> list[TokenRun]:
 @page_route(rollout_part_pages, "/rollouts/{rollout_id}/attempts/{attempt}")
 async def show_attempt_logs(request: Request, rollout_id: int, attempt: int) -> Response:
     async with request.app.state.store.read() as connection:
-        head = found(await rollout_views.read_rollout_head(connection, rollout_id), f"rollout {rollout_id}")
-        logs = await rollout_views.read_attempt_logs(connection, rollout_id, attempt)
+        head = found(await read_rollout_head(connection, rollout_id), f"rollout {rollout_id}")
+        logs = await read_attempt_logs(connection, rollout_id, attempt)
     return await respond(request, "attempt.html", AttemptLogsPage(head, attempt, *logs))

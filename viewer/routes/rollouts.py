@@ -9,10 +9,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
-from store import open_rollouts
-from store.views import rollout_list, rollout_views, turn_views
-from store.views.rollout_list import RolloutFilter, RolloutLine
-from store.views.rollout_views import (
+from reads.rollout_list import LONGEST_OF, RolloutFilter, RolloutLine, list_longest_rollouts, list_rollout_lines
+from reads.rollouts import (
     AttemptView,
     BoxView,
     ChainView,
@@ -20,7 +18,25 @@ from store.views.rollout_views import (
     PatchView,
     RolloutHead,
     TurnLine,
+    count_turns,
+    list_attempts,
+    list_boxes,
+    list_chains,
+    list_grades,
+    list_patches,
+    list_turn_ids_through,
+    list_turn_lines,
+    neighbours_of,
+    planned_uses,
+    read_grade_log,
+    read_group_rewards,
+    read_patch_text,
+    read_rollout_head,
+    read_trace_id,
+    read_training_rules,
 )
+from reads.turns import read_turn_contents, turns_in_chains
+from store import open_rollouts
 from viewer.models.conversation import TurnView, read_conversation
 from viewer.models.explanation import RewardFactsView, WhySentence, explain_reward
 from viewer.models.timeline import Timeline, TurnGraph, build_graph, build_timeline
@@ -121,12 +137,12 @@ async def show_rollouts(
         flagged=flagged,
         stage=stage or None,
     )
-    read = rollout_list.list_longest_rollouts if sort == "longest" else rollout_list.list_rollout_lines
+    read = list_longest_rollouts if sort == "longest" else list_rollout_lines
     async with request.app.state.store.read() as connection:
         lines = await read(connection, wanted, _PAGE_ROLLOUTS, before)
         stages = await open_rollouts.stages_of(connection, [one.id for one in lines if one.outcome is None])
     more = next_link(request, before=lines[-1].id) if len(lines) == _PAGE_ROLLOUTS else None
-    page = RolloutsPage(wanted, task.strip(), sort, rollout_list.LONGEST_OF, lines, stages, more)
+    page = RolloutsPage(wanted, task.strip(), sort, LONGEST_OF, lines, stages, more)
     return await respond(request, "rollouts.html", page)
 
 
@@ -143,7 +159,7 @@ async def show_rollout(request: Request, rollout_id: int, after: int = 0) -> Res
 async def show_turn(request: Request, rollout_id: int, turn_id: int) -> Response:
     """A deep link to a turn: the page of the conversation that begins with the turn before it."""
     async with request.app.state.store.read() as connection:
-        ids = await rollout_views.list_turn_ids_through(connection, rollout_id, turn_id, _PAGE_TURNS + 1)
+        ids = await list_turn_ids_through(connection, rollout_id, turn_id, _PAGE_TURNS + 1)
     found(turn_id if turn_id in ids else None, f"turn {turn_id} of rollout {rollout_id}")
     after = ids[2] if len(ids) > _PAGE_TURNS else 0
     where = f"?after={after}" if after else ""
@@ -153,31 +169,31 @@ async def show_turn(request: Request, rollout_id: int, turn_id: int) -> Response
 async def read_rollout_page(
     connection: AsyncConnection, request: Request, rollout_id: int, after: int, page_turns: int
 ) -> RolloutPage:
-    head = found(await rollout_views.read_rollout_head(connection, rollout_id), f"rollout {rollout_id}")
+    head = found(await read_rollout_head(connection, rollout_id), f"rollout {rollout_id}")
     facts = await read_reward_facts(connection, head)
-    boxes = await rollout_views.list_boxes(connection, rollout_id)
-    lines = await rollout_views.list_turn_lines(connection, rollout_id, _MAX_TURN_LINES)
-    contents = await turn_views.read_turn_contents(connection, rollout_id, page_turns, after)
-    counts = await rollout_views.count_turns(connection, rollout_id, after)
+    boxes = await list_boxes(connection, rollout_id)
+    lines = await list_turn_lines(connection, rollout_id, _MAX_TURN_LINES)
+    contents = await read_turn_contents(connection, rollout_id, page_turns, after)
+    counts = await count_turns(connection, rollout_id, after)
     first = counts.num_before + 1
     last = contents[-1].id if contents else after
-    neighbours = await rollout_views.neighbours_of(connection, head.run_id, rollout_id)
+    neighbours = await neighbours_of(connection, head.run_id, rollout_id)
     grade = next((one for one in facts.grades if one.id == head.grade_id), facts.grades[-1] if facts.grades else None)
     patch = facts.patches[-1] if facts.patches else None
     return RolloutPage(
         head=head,
         stage=(await open_rollouts.stages_of(connection, [rollout_id])).get(rollout_id),
         versions=_versions_of(lines),
-        trace_id=await rollout_views.read_trace_id(connection, rollout_id),
+        trace_id=await read_trace_id(connection, rollout_id),
         why=explain_reward(facts),
         attempts=list(facts.attempts),
         boxes=boxes,
         patches=list(facts.patches),
-        patch_text=await rollout_views.read_patch_text(connection, patch.id) if patch else "",
+        patch_text=await read_patch_text(connection, patch.id) if patch else "",
         grades=list(facts.grades),
-        grade_log=await rollout_views.read_grade_log(connection, grade.id) if grade else "",
-        chains=await rollout_views.list_chains(connection, rollout_id),
-        turns_in_chains=await turn_views.turns_in_chains(connection, rollout_id),
+        grade_log=await read_grade_log(connection, grade.id) if grade else "",
+        chains=await list_chains(connection, rollout_id),
+        turns_in_chains=await turns_in_chains(connection, rollout_id),
         timeline=build_timeline(head, boxes, lines, datetime.now(UTC)),
         graph=build_graph(lines),
         turn_lines=lines,
@@ -199,15 +215,15 @@ async def read_reward_facts(connection: AsyncConnection, head: RolloutHead) -> R
     """Read what `explain_reward` needs."""
     group = use = rules = None
     if head.group_id is not None:
-        group = await rollout_views.read_group_rewards(connection, head.run_id, head.group_id)
+        group = await read_group_rewards(connection, head.run_id, head.group_id)
         if group.step is not None and group.use == "trained":
-            use = (await rollout_views.planned_uses(connection, head.run_id, group.step)).get(head.id)
-            rules = await rollout_views.read_training_rules(connection, head.run_id)
+            use = (await planned_uses(connection, head.run_id, group.step)).get(head.id)
+            rules = await read_training_rules(connection, head.run_id)
     return RewardFactsView(
         head,
-        await rollout_views.list_attempts(connection, head.id),
-        await rollout_views.list_patches(connection, head.id),
-        await rollout_views.list_grades(connection, head.id),
+        await list_attempts(connection, head.id),
+        await list_patches(connection, head.id),
+        await list_grades(connection, head.id),
         group,
         use,
         rules,

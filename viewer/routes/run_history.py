@@ -8,9 +8,10 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from ratchet.types import Purpose
-from store.views import command_views, run_views, steering_views, version_views
-from store.views.steering_views import SteeringLine
-from store.views.version_views import VersionLine
+from reads.judged_rollouts import read_packed_answers, sample_judged_rollouts, within_turns
+from reads.runs import read_run_head
+from reads.steering import SteeringLine, list_requests
+from reads.versions import VersionLine, published_versions
 from viewer.models.commands import CommandCount, count_commands
 from viewer.rendering import respond
 from viewer.routes.registration import found, next_link, page_route, read_number
@@ -56,8 +57,8 @@ class CommandsPage:
 async def show_versions(request: Request, run_id: str, before: int | None = None) -> Response:
     """`before`: only versions of earlier steps."""
     async with request.app.state.store.read() as connection:
-        found(await run_views.read_run_head(connection, run_id), f"run {run_id}")
-        versions = await version_views.published_versions(connection, run_id, _PAGE_VERSIONS, before)
+        found(await read_run_head(connection, run_id), f"run {run_id}")
+        versions = await published_versions(connection, run_id, _PAGE_VERSIONS, before)
     more = next_link(request, before=versions[-1].step) if len(versions) == _PAGE_VERSIONS else None
     return await respond(request, "versions.html", VersionsPage(run_id, versions, more))
 
@@ -65,8 +66,8 @@ async def show_versions(request: Request, run_id: str, before: int | None = None
 @page_route(run_history_pages, "/runs/{run_id}/steering")
 async def show_steering(request: Request, run_id: str) -> Response:
     async with request.app.state.store.read() as connection:
-        found(await run_views.read_run_head(connection, run_id), f"run {run_id}")
-        requests = await steering_views.list_requests(connection, run_id)
+        found(await read_run_head(connection, run_id), f"run {run_id}")
+        requests = await list_requests(connection, run_id)
     return await respond(request, "steering.html", SteeringPage(run_id, requests))
 
 
@@ -83,10 +84,10 @@ async def show_commands(
     of_step = read_number(int, "step", step)
     only = Purpose(purpose) if purpose else None
     async with request.app.state.store.read() as connection:
-        found(await run_views.read_run_head(connection, run_id), f"run {run_id}")
-        sample = await command_views.sample_judged_rollouts(connection, run_id, of_step, only, rollouts)
-        counted = command_views.within_turns(sample.rollouts, _TURNS_PER_ROLLOUT * rollouts)
-        answers = await command_views.read_packed_answers(connection, [one.rollout_id for one in counted])
+        found(await read_run_head(connection, run_id), f"run {run_id}")
+        sample = await sample_judged_rollouts(connection, run_id, of_step, only, rollouts)
+        counted = within_turns(sample.rollouts, _TURNS_PER_ROLLOUT * rollouts)
+        answers = await read_packed_answers(connection, [one.rollout_id for one in counted])
     commands = await asyncio.to_thread(count_commands, counted, answers, by_line)
     num_solved = sum(one.solved for one in counted)
     page = CommandsPage(

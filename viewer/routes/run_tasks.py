@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from store.views import run_views
-from store.views.run_tasks import RunTask, list_run_tasks
+from reads.run_tasks import RunTask, list_run_tasks
+from reads.runs import read_run_head
 from viewer.rendering import respond
 from viewer.routes.registration import found, page_route
 
@@ -35,7 +35,7 @@ class RunTasksPage:
 @page_route(run_task_pages, "/runs/{run_id}/tasks")
 async def show_run_tasks(request: Request, run_id: str) -> Response:
     async with request.app.state.store.read() as connection:
-        found(await run_views.read_run_head(connection, run_id), f"run {run_id}")
+        found(await read_run_head(connection, run_id), f"run {run_id}")
         tasks = await list_run_tasks(connection, run_id, _MAX_TASKS + 1)
     lines = [TaskLine(one, why_untrained(one)) for one in tasks[:_MAX_TASKS]]
     silent = [one for one in lines if not one.task.num_trained]

@@ -9,13 +9,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
-from store.engines import list_engines
-from store.open_rollouts import OpenRollout, StageCount, count_open_rollouts, list_open_rollouts
-from store.runs import ADHOC
-from store.views import curve_views, evaluation_views, group_list, run_views, steering_views, version_views
-from store.views.curve_views import Metrics
-from store.views.group_list import GroupCount
-from store.views.run_views import (
+from reads.curves import Metrics, metrics_by_step, newest_metric_step, times_by_step, trained_tokens_before
+from reads.evaluations import EvaluationRate, evaluation_rates
+from reads.groups import GroupCount, count_groups_by_progress
+from reads.runs import (
     FailureCount,
     FlaggedCount,
     FlaggedRollout,
@@ -23,7 +20,21 @@ from store.views.run_views import (
     OutcomeCount,
     RunHead,
     RunSummary,
+    count_failures,
+    count_flagged,
+    count_verdicts,
+    list_flagged,
+    list_open_groups,
+    list_run_summaries,
+    outcome_counts,
+    read_run_head,
+    reward_counts,
 )
+from reads.steering import list_requests
+from reads.versions import list_restarts
+from store.engines import list_engines
+from store.open_rollouts import OpenRollout, StageCount, count_open_rollouts, list_open_rollouts
+from store.runs import ADHOC
 from viewer.models.charts import AXES, Chart, RunCurves, compare_charts, run_charts
 from viewer.models.histogram import RewardBin, reward_bins
 from viewer.models.marks import ChartMark, chart_marks
@@ -99,7 +110,7 @@ class RunPage:
     failures: list[FailureCount]
     groups: list[GroupCount]
     bins: list[RewardBin]
-    evaluations: list[evaluation_views.EvaluationRate]
+    evaluations: list[EvaluationRate]
     flagged_count: FlaggedCount
     flagged: list[FlaggedRollout]
     alarms: list[RaisedAlarm]
@@ -142,10 +153,10 @@ async def show_runs(request: Request, before: str | None = None, by_hand: bool =
         if key is None or key[0].tzinfo is None:
             raise HTTPException(422, "`before` is not a time with its zone and a run's id with a comma between")
     async with request.app.state.store.read() as connection:
-        listed = await run_views.list_run_summaries(connection, _PAGE_RUNS, key, by_hand)
+        listed = await list_run_summaries(connection, _PAGE_RUNS, key, by_hand)
         others: list[RunSummary] = []
         if not by_hand and key is None:
-            others = await run_views.list_run_summaries(connection, _MAX_BY_HAND + 1, by_hand=True)
+            others = await list_run_summaries(connection, _MAX_BY_HAND + 1, by_hand=True)
     last = listed[-1] if len(listed) == _PAGE_RUNS else None
     more = next_link(request, before=f"{last.created_at.isoformat()},{last.run_id}") if last else None
     page = RunsPage(listed, others[:_MAX_BY_HAND], len(others) > _MAX_BY_HAND, by_hand, more)
@@ -166,7 +177,7 @@ async def show_compare(request: Request, run: Annotated[list[str], Query()], axi
     if len(run) > _MAX_COMPARED:
         raise HTTPException(422, f"at most {_MAX_COMPARED} runs are compared")
     async with request.app.state.store.read() as connection:
-        heads = [found(await run_views.read_run_head(connection, one), f"run {one}") for one in dict.fromkeys(run)]
+        heads = [found(await read_run_head(connection, one), f"run {one}") for one in dict.fromkeys(run)]
         curves = [await _read_curves(connection, request.app.state.step_rewards, head, axis) for head in heads]
     firsts = {one.run_id: min(one.metrics, default=0) for one in curves}
     page = ComparePage(heads, firsts, axis, compare_charts(curves, axis))
@@ -179,15 +190,15 @@ def _require_axis(axis: str) -> None:
 
 
 async def read_run_page(connection: AsyncConnection, rewards: StepRewards, run_id: str, axis: str) -> RunPage:
-    head = found(await run_views.read_run_head(connection, run_id), f"run {run_id}")
+    head = found(await read_run_head(connection, run_id), f"run {run_id}")
     curves = await _read_curves(connection, rewards, head, axis)
     still_open: dict[int | None, list[OpenRollout]] = {}
     open_rollouts = await list_open_rollouts(connection, run_id, _MAX_OPEN + 1)
     for one in open_rollouts[:_MAX_OPEN]:
         still_open.setdefault(one.group_id, []).append(one)
-    open_groups = await run_views.list_open_groups(connection, run_id, _MAX_OPEN + 1)
-    failures = await run_views.count_failures(connection, run_id, _MAX_FAILURES + 1)
-    flagged = await run_views.list_flagged(connection, run_id, _MAX_FLAGGED + 1)
+    open_groups = await list_open_groups(connection, run_id, _MAX_OPEN + 1)
+    failures = await count_failures(connection, run_id, _MAX_FAILURES + 1)
+    flagged = await list_flagged(connection, run_id, _MAX_FLAGGED + 1)
     num_listed = {
         "open_groups": (len(open_groups), _MAX_OPEN),
         "open_rollouts": (len(open_rollouts), _MAX_OPEN),
@@ -195,8 +206,8 @@ async def read_run_page(connection: AsyncConnection, rewards: StepRewards, run_i
         "flagged": (len(flagged), _MAX_FLAGGED),
     }
     engines = await list_engines(connection, head.engine_set)
-    requests = await steering_views.list_requests(connection, run_id, limit=_MAX_REQUESTS)
-    verdicts = await run_views.count_verdicts(connection, run_id)
+    requests = await list_requests(connection, run_id, limit=_MAX_REQUESTS)
+    verdicts = await count_verdicts(connection, run_id)
     return RunPage(
         head=head,
         is_by_hand=head.config_name == ADHOC,
@@ -205,17 +216,17 @@ async def read_run_page(connection: AsyncConnection, rewards: StepRewards, run_i
         waits=await count_open_rollouts(connection, run_id),
         open_groups=open_groups[:_MAX_OPEN],
         open_rollouts=still_open,
-        outcomes=run_views.outcome_counts(verdicts),
+        outcomes=outcome_counts(verdicts),
         failures=failures[:_MAX_FAILURES],
-        groups=await group_list.count_groups_by_progress(connection, run_id),
-        bins=reward_bins(run_id, run_views.reward_counts(verdicts, "train")),
+        groups=await count_groups_by_progress(connection, run_id),
+        bins=reward_bins(run_id, reward_counts(verdicts, "train")),
         evaluations=list(curves.evaluations),
-        flagged_count=await run_views.count_flagged(connection, run_id),
+        flagged_count=await count_flagged(connection, run_id),
         flagged=flagged[:_MAX_FLAGGED],
         alarms=_alarms(curves),
         engines=[EngineLine(one.id, one.state, one.version, one.silent_seconds) for one in engines],
         charts=run_charts(curves, axis),
-        marks=chart_marks(curves, requests, await version_views.list_restarts(connection, run_id), axis),
+        marks=chart_marks(curves, requests, await list_restarts(connection, run_id), axis),
         axis=axis,
         axis_label=AXES[axis],
         first_charted_step=min(curves.metrics, default=0),
@@ -225,16 +236,16 @@ async def read_run_page(connection: AsyncConnection, rewards: StepRewards, run_i
 
 
 async def _read_curves(connection: AsyncConnection, rewards: StepRewards, head: RunHead, axis: str) -> RunCurves:
-    last = max(head.step, await curve_views.newest_metric_step(connection, head.run_id))
+    last = max(head.step, await newest_metric_step(connection, head.run_id))
     first = max(0, last - _MAX_STEPS + 1)
     return RunCurves(
         head.run_id,
         head.created_at,
-        await curve_views.metrics_by_step(connection, head.run_id, first, last),
-        await curve_views.times_by_step(connection, head.run_id, first, last + 1),
+        await metrics_by_step(connection, head.run_id, first, last),
+        await times_by_step(connection, head.run_id, first, last + 1),
         await rewards.read(connection, head.run_id, max(first, last - _MAX_REWARD_STEPS + 1), last),
-        await evaluation_views.evaluation_rates(connection, head.run_id),
-        await curve_views.trained_tokens_before(connection, head.run_id, first) if axis == "tokens" and first else 0.0,
+        await evaluation_rates(connection, head.run_id),
+        await trained_tokens_before(connection, head.run_id, first) if axis == "tokens" and first else 0.0,
     )
 
 

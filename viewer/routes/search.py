@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from fastapi import APIRouter, Request
 from starlette.responses import RedirectResponse, Response
 
-from store.reports import find_rollout
-from store.views import run_views, task_views, text_search
-from store.views.task_views import FoundTask
-from store.views.text_search import TextHit
+from reads.reports import find_rollout
+from reads.runs import list_run_summaries, read_run_head
+from reads.tasks import FoundTask, find_tasks
+from reads.text_search import TextHit, count_rollouts_without_words, search_run
 from viewer.rendering import respond, wants_json
 from viewer.routes.registration import found, next_link, page_route
 
@@ -44,21 +44,21 @@ async def show_search(request: Request, q: str = "", run: str = "", before: int 
             rollout_id = await find_rollout(connection, words)
             if rollout_id is not None:
                 return RedirectResponse(f"/rollouts/{rollout_id}", 303)
-        run_ids = [one.run_id for one in await run_views.list_run_summaries(connection, _MAX_RUNS)]
+        run_ids = [one.run_id for one in await list_run_summaries(connection, _MAX_RUNS)]
         run_id = run or None
         if run_id is not None:
-            found(await run_views.read_run_head(connection, run_id), f"run {run_id}")
+            found(await read_run_head(connection, run_id), f"run {run_id}")
         tasks: list[FoundTask] = []
         hits: list[TextHit] = []
         number = 0
         num_unindexed = 0
         more = None
         if words:
-            tasks = await task_views.find_tasks(connection, run_id, words, _MAX_TASKS)
-            result = await text_search.search_run(connection, run_id, words, before, _MAX_HITS, _SECONDS)
+            tasks = await find_tasks(connection, run_id, words, _MAX_TASKS)
+            result = await search_run(connection, run_id, words, before, _MAX_HITS, _SECONDS)
             hits = result.hits
             number = result.num_turns
-            num_unindexed = await text_search.count_rollouts_without_words(connection, run_id)
+            num_unindexed = await count_rollouts_without_words(connection, run_id)
             if result.next_before is not None:
                 more = next_link(request, before=result.next_before)
     page = SearchPage(words, run_id, run_ids, tasks, hits, number, num_unindexed, more)

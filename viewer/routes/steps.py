@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from store.views import curve_views, rollout_list, rollout_views, run_views, step_views, turn_views
-from store.views.curve_views import Metrics
-from store.views.rollout_list import RolloutLine
-from store.views.rollout_views import PlannedUse
-from store.views.run_views import GroupLine, RunHead
-from store.views.step_views import DiscardedPlan, StepHead
+from reads.curves import Metrics, metrics_by_step, times_by_step
+from reads.rollout_list import RolloutLine, lines_of_ids
+from reads.rollouts import PlannedUse, planned_uses
+from reads.runs import GroupLine, RunHead, list_groups_of_step, read_run_head
+from reads.steps import DiscardedPlan, StepHead, discarded_plans, read_step_head, read_step_tokens
+from reads.turns import read_turns
 from viewer.models.loss_shares import loss_shares, why_no_shares
 from viewer.models.step_tokens import (
     RatioTokenGroup,
@@ -55,20 +55,20 @@ class StepPage:
 @page_route(step_pages, "/runs/{run_id}/steps/{step}")
 async def show_step(request: Request, run_id: str, step: int) -> Response:
     async with request.app.state.store.read() as connection:
-        head = found(await run_views.read_run_head(connection, run_id), f"run {run_id}")
-        plan = found(await step_views.read_step_head(connection, run_id, step), f"step {step} of run {run_id}")
-        metrics = (await curve_views.metrics_by_step(connection, run_id, step, step)).get(step, {})
-        uses = await rollout_views.planned_uses(connection, run_id, step)
-        lines = await rollout_list.lines_of_ids(connection, list(uses))
+        head = found(await read_run_head(connection, run_id), f"run {run_id}")
+        plan = found(await read_step_head(connection, run_id, step), f"step {step} of run {run_id}")
+        metrics = (await metrics_by_step(connection, run_id, step, step)).get(step, {})
+        uses = await planned_uses(connection, run_id, step)
+        lines = await lines_of_ids(connection, list(uses))
         loss = plan.knobs.get("loss", {})
         shares = loss_shares(uses, loss)
         members = [StepMember(lines[one], use, shares[one]) for one, use in uses.items() if one in lines]
         members.sort(key=lambda one: -(one.share or 0.0))
-        recorded = await step_views.read_step_tokens(connection, run_id, step)
-        turns = await turn_views.read_turns(connection, {one.turn_id for one in recorded})
-        near = await curve_views.times_by_step(connection, run_id, step - 1, step + 1)
-        groups = await run_views.list_groups_of_step(connection, run_id, step)
-        discarded = await step_views.discarded_plans(connection, run_id, step)
+        recorded = await read_step_tokens(connection, run_id, step)
+        turns = await read_turns(connection, {one.turn_id for one in recorded})
+        near = await times_by_step(connection, run_id, step - 1, step + 1)
+        groups = await list_groups_of_step(connection, run_id, step)
+        discarded = await discarded_plans(connection, run_id, step)
     tokenizer = await asyncio.to_thread(load_tokenizer, head.model_path)
     context = TokenContext(uses, turns, tokenizer)
     page = StepPage(

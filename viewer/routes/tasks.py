@@ -5,9 +5,17 @@ from dataclasses import dataclass
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from store.views import rollout_list, task_views
-from store.views.rollout_list import RolloutFilter, RolloutLine
-from store.views.task_views import AdmissionView, ContradictingPatch, TaskHead, TaskPolicyRate
+from reads.rollout_list import RolloutFilter, RolloutLine, list_rollout_lines
+from reads.tasks import (
+    AdmissionView,
+    ContradictingPatch,
+    TaskHead,
+    TaskPolicyRate,
+    contradicting_patches,
+    list_admissions,
+    read_task_head,
+    task_rates,
+)
 from viewer.rendering import respond
 from viewer.routes.registration import found, page_route
 
@@ -34,20 +42,20 @@ class TaskPage:
 @page_route(task_pages, "/tasks/{task_id}")
 async def show_task_page(request: Request, task_id: int) -> Response:
     async with request.app.state.store.read() as connection:
-        head = found(await task_views.read_task_head(connection, task_id), f"task {task_id}")
-        rates = await task_views.task_rates(connection, task_id)
+        head = found(await read_task_head(connection, task_id), f"task {task_id}")
+        rates = await task_rates(connection, task_id)
         graded = sum(one.num_graded for one in rates)
         total = sum((one.mean or 0.0) * one.num_graded for one in rates)
-        contradictions = await task_views.contradicting_patches(connection, task_id, _MAX_CONTRADICTIONS + 1)
+        contradictions = await contradicting_patches(connection, task_id, _MAX_CONTRADICTIONS + 1)
         page = TaskPage(
             head,
             sum(one.num_rollouts for one in rates),
             graded,
             total / graded if graded else None,
             rates,
-            await task_views.list_admissions(connection, task_id),
+            await list_admissions(connection, task_id),
             contradictions[:_MAX_CONTRADICTIONS],
             len(contradictions) > _MAX_CONTRADICTIONS,
-            await rollout_list.list_rollout_lines(connection, RolloutFilter(task_id=task_id), _NEWEST),
+            await list_rollout_lines(connection, RolloutFilter(task_id=task_id), _NEWEST),
         )
     return await respond(request, "task.html", page)

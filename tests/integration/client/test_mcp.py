@@ -18,11 +18,11 @@ from client.answers import MAX_ANSWER_CHARS, fit, page_of_groups, page_of_rows, 
 from client.mcp_server import TOOLS
 from client.read_only_client import ReadOnlyClient
 from ratchet.errors import ConfigError
+from reads.read_only import grant_reader_role
 from store.arrays import pack_json, pack_text
 from store.database import Database
 from store.metrics import record_metrics
 from store.schema import GradeTable, RolloutTable, StepTokenTable, TurnTable
-from store.views.read_only import grant_reader_role
 from tests.integration.viewer.filled_store import SECRET_MARKUP, FilledRun, fill_run
 
 

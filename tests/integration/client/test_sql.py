@@ -9,8 +9,8 @@ from sqlalchemy import text
 from client.read_only_client import ReadOnlyClient
 from client.read_only_sql import NoReaderError
 from ratchet.errors import ConfigError, RatchetError
+from reads.read_only import READER_ROLE, READER_URL_VARIABLE, grant_reader_role
 from store.database import Database
-from store.views.read_only import READER_ROLE, READER_URL_VARIABLE, grant_reader_role
 
 LEAVE = "set_config('role', 'none', true)"
 INNER = "query_to_xml('{}', true, true, '')"

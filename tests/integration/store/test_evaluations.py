@@ -10,7 +10,9 @@ from ratchet.evaluation_payloads import EvaluateInput
 from ratchet.payloads import EvaluationPlan
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import Purpose, RunState
-from store import evaluation_report, evaluations, groups, learner_commits, reports, retention, runs, steering
+from reads.evaluation_report import evaluated_tasks, find_evaluation, report_evaluation
+from reads.reports import list_runs
+from store import evaluations, groups, learner_commits, retention, runs, steering
 from store.database import Database
 from store.evaluations import NewEvaluation
 from store.groups import NewGroup
@@ -146,7 +148,7 @@ async def test_the_best_step_is_listed(evaluated: Evaluations) -> None:
     await evaluated.evaluate(2, solved=3)
     async with evaluated.database.begin() as connection:
         row = await runs.get_run(connection, evaluated.run_id)
-        (listed,) = await reports.list_runs(connection)
+        (listed,) = await list_runs(connection)
     assert row is not None and (row.best_step, row.best_rate) == (2, 0.75)
     assert (listed["best_step"], listed["best_rate"]) == (2, 0.75)
 
@@ -155,18 +157,18 @@ async def test_an_evaluation_that_has_not_ended_is_not_compared(evaluated: Evalu
     run_id = evaluated.run_id
     async with evaluated.database.begin() as connection:
         with pytest.raises(ConfigError, match="has no evaluation; `ratchet evaluate"):
-            await evaluation_report.find_evaluation(connection, run_id, None)
+            await find_evaluation(connection, run_id, None)
     await evaluated.evaluate(2, solved=1, verdicts=1, ended=False)
     async with evaluated.database.begin() as connection:
         for label in (None, "step2-t1"):
             with pytest.raises(ConfigError, match=f"evaluation step2-t1 of run {run_id} has not ended"):
-                await evaluation_report.find_evaluation(connection, run_id, label)
+                await find_evaluation(connection, run_id, label)
     await evaluated.evaluate(0, solved=1)
     await evaluated.evaluate(4, solved=1, verdicts=1, ended=False)
     async with evaluated.database.begin() as connection:
-        assert await evaluation_report.find_evaluation(connection, run_id, None) == "step0-t1"
+        assert await find_evaluation(connection, run_id, None) == "step0-t1"
         with pytest.raises(ConfigError, match="it has step2-t1, step0-t1, step4-t1"):
-            await evaluation_report.find_evaluation(connection, run_id, "step6-t1")
+            await find_evaluation(connection, run_id, "step6-t1")
 
 
 async def test_the_members_without_a_reward_come_in_pages(
@@ -212,8 +214,8 @@ async def test_an_evaluation_that_lacks_verdicts_is_never_the_best(evaluated: Ev
     await evaluated.evaluate(2, solved=1, verdicts=1)
     assert await evaluated.best() == (None, None)
     async with evaluated.database.begin() as connection:
-        tasks = await evaluation_report.evaluated_tasks(connection, evaluated.run_id, "step2-t1")
-    report = evaluation_report.report_evaluation(tasks)
+        tasks = await evaluated_tasks(connection, evaluated.run_id, "step2-t1")
+    report = report_evaluation(tasks)
     assert (report["tasks"], report["rollouts"], report["verdicts"], report["without_verdict"]) == (4, 4, 1, 3)
     assert report["pass_at_k"]["1"]["mean"] == 1.0 and report["pass_at_k"]["1"]["num_tasks"] == 1
 
@@ -221,9 +223,7 @@ async def test_an_evaluation_that_lacks_verdicts_is_never_the_best(evaluated: Ev
 async def test_a_report_has_datasets_and_families(evaluated: Evaluations) -> None:
     await evaluated.evaluate(2, solved=2)
     async with evaluated.database.begin() as connection:
-        report = evaluation_report.report_evaluation(
-            await evaluation_report.evaluated_tasks(connection, evaluated.run_id, "step2-t1")
-        )
+        report = report_evaluation(await evaluated_tasks(connection, evaluated.run_id, "step2-t1"))
         listed = await evaluations.list_evaluations(connection, evaluated.run_id)
     means = {name: part["pass_at_k"]["1"]["mean"] for name, part in report["by_dataset"].items()}
     assert means == {"d0": 0.5, "d1": 0.5} and report["by_family"]["f"]["tasks"] == 3

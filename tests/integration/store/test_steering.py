@@ -16,13 +16,13 @@ from ratchet.payloads import EndRunInput, RunInput, RunView, StepInput, ViewRunI
 from ratchet.steering_payloads import SteerTargetInput
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import BatchState, JsonObject, Purpose, RunState, SteeringAction, Wish
+from reads.steering import list_requests
 from store import evaluations, learners, plans, runs, skipped_steps, steering
 from store.database import Database
 from store.learners import NextStep
 from store.runs import OrderedTask
 from store.schema import BatchTable, PolicyVersionTable, RolloutGroupTable, RunTable
 from store.steering import Request, SteeringAnswer
-from store.views.steering_views import list_requests
 from tests.integration.training.records import make_config, make_group, make_run
 
 SIGNAL = [1.0, 0.0, 0.0, 0.0]

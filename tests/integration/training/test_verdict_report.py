@@ -7,13 +7,13 @@ from grading.base import Verdict
 from grading.flags import Flag
 from grading.judge_patch import JudgedPatch
 from grading.registry import GRADERS
+from reads.rollout_list import RolloutFilter, list_rollout_lines
 from store import admissions, grades, rollouts
 from store.admissions import GraderVersion, NewAdmission
 from store.database import Database
 from store.grades import ControlVerdict
 from store.schema import RolloutTable
 from store.verdict_report import VerdictReport, verdict_report
-from store.views.rollout_list import RolloutFilter, list_rollout_lines
 from tests.integration.training.records import make_config, make_group, make_run
 from tests.integration.training.test_regrade import members_of
 from training.planner import plan_step

@@ -8,11 +8,11 @@ from urllib.parse import parse_qsl, quote, urlsplit
 import httpx
 import pytest
 
+from reads.read_only import grant_reader_role
+from reads.run_times import read_run_times
 from store.database import Database
-from store.run_times import read_run_times
 from store.schema import Base
 from store.step_tokens import record_step_tokens
-from store.views.read_only import grant_reader_role
 from tests.integration.viewer.filled_store import SECRET_MARKUP, FilledRun, fill_run
 from viewer.models.advice import advise_run
 from viewer.step_rewards import StepRewards

@@ -9,11 +9,11 @@ import pytest
 from sqlalchemy import event, func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from reads.text_search import search_run
 from store import retention
 from store.database import Database
 from store.rollout_words import index_rollouts, search_query, words_of
 from store.schema import RolloutWordsTable, TurnTable
-from store.views.text_search import search_run
 from tests.integration.viewer.filled_store import FilledRun, fill_run
 from viewer.routes import search as search_page
 

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 from cli.turn_printer import TurnPrinter
-from store.views.turn_views import TurnContent
+from reads.turns import TurnContent
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from store.run_times import BoxTimes, RolloutTimes, RunTimes
+from reads.run_times import BoxTimes, RolloutTimes, RunTimes
 from tests.standins.pipeline import Pipeline, duration, simulate
 from viewer.models.advice import NO_USE, SETTINGS, Phase, advise_run, spans_of
 

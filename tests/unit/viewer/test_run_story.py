@@ -4,8 +4,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from store.views.run_views import FailureCount, OutcomeCount, RunHead
-from store.views.step_views import StepHead, StepToken
+from reads.runs import FailureCount, OutcomeCount, RunHead
+from reads.steps import StepHead, StepToken
 from viewer.models.run_story import RunFacts, StepFacts, explain_run, explain_step
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)

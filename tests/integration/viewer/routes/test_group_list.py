@@ -8,12 +8,12 @@ from sqlalchemy import insert, update
 
 from cli.main import run_app
 from ratchet.types import GroupProgress, SteeringAction
+from reads.groups import _ended_groups
 from store import steering
 from store.database import Database
 from store.groups import GROUP_CANCELLED
 from store.schema import BatchItemTable, BatchTable, RunTable
 from store.steering import Request
-from store.views import group_list as group_list_views
 from tests.integration.training.records import make_config, make_run
 from tests.integration.viewer.filled_store import FilledRun, RunFiller
 from viewer.routes import group_list
@@ -97,7 +97,7 @@ async def test_a_run_on_stored_groups_names_their_run(
 
 async def test_more_groups_than_a_statement_has_parameters(filled: FilledRun, database: Database) -> None:
     async with database.begin() as connection:
-        found = await group_list_views._ended_groups(connection, range(40_000))
+        found = await _ended_groups(connection, range(40_000))
     assert {one.workflow_id for one in found.values()} >= {f"group/{filled.run_id}/{number}" for number in (2, 13, 14)}
 
 

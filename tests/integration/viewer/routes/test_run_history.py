@@ -8,12 +8,12 @@ import httpx
 from sqlalchemy import insert, select
 
 from ratchet.types import EngineState, SteeringAction, policy_version
+from reads.judged_rollouts import sample_judged_rollouts, within_turns
 from store import engines, steering
 from store.database import Database
 from store.metrics import record_metrics
 from store.schema import PolicyVersionTable, RolloutGroupTable
 from store.steering import Request
-from store.views import command_views
 from tests.integration.viewer.filled_store import FilledRun, RunFiller
 from viewer.rendering import clock_time
 
@@ -113,16 +113,16 @@ async def test_commands_are_counted_all_over_the_run(
         for member in range(16):
             ended = {"outcome": "graded", "reward": 0.0, "num_turns": 5}
             await filler.verdict(await filler.rollout(group, filled.task, member, **ended), False)
-        every = (await command_views.sample_judged_rollouts(connection, filled.run_id, None, None, 1000)).rollouts
+        every = (await sample_judged_rollouts(connection, filled.run_id, None, None, 1000)).rollouts
         ids = [one.rollout_id for one in every]
         assert len(ids) == 20 and ids == sorted(ids)
         for size in (1, 3, 7, 19, 20, 21):
-            sample = await command_views.sample_judged_rollouts(connection, filled.run_id, None, None, size)
+            sample = await sample_judged_rollouts(connection, filled.run_id, None, None, size)
             places = [ids.index(one.rollout_id) for one in sample.rollouts]
             gaps = {after - before for before, after in pairwise(places)}
             assert len(places) == min(size, 20) == len(set(places)) and sample.number == 20
             assert not gaps or max(gaps) - min(gaps) <= 1, "they are evenly spread"
-        kept = command_views.within_turns(every, 30)
+        kept = within_turns(every, 30)
         assert [one.rollout_id for one in kept] == ids[::4], "100 turns are too many, and so are 50"
     page = (await client.get(f"/runs/{filled.run_id}/commands.json?rollouts=4")).json()
     assert page["num_unsolved"] + page["num_solved"] == 4 and page["num_judged"] == 20

@@ -5,10 +5,10 @@ from pathlib import Path
 import httpx
 from sqlalchemy import insert, text, update
 
+from reads.curves import rewards_by_step
 from store.database import Database
 from store.metrics import record_metrics
 from store.schema import RolloutTable, RunTable, RunTaskTable
-from store.views import curve_views
 from tests.integration.training.records import make_config, make_run
 from tests.integration.viewer.filled_store import FilledRun, RunFiller
 
@@ -55,7 +55,7 @@ async def test_groups_of_a_step_count_alike(database: Database, filled: FilledRu
     async with database.begin() as connection:
         late = update(RolloutTable).where(RolloutTable.id == filled.rejected).values(late=True)
         await connection.execute(late)
-        (reward,) = await curve_views.rewards_by_step(connection, filled.run_id, 1, 1)
+        (reward,) = await rewards_by_step(connection, filled.run_id, 1, 1)
     assert (reward.num_groups, reward.num_rollouts, reward.mean) == (2, 3, 0.25)
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from store.views.curve_views import StepReward, StepTimes
-from store.views.evaluation_views import EvaluationRate
+from reads.curves import StepReward, StepTimes
+from reads.evaluations import EvaluationRate
 from viewer.models.charts import Chart, RunCurves, compare_charts, run_charts
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -2,8 +2,8 @@
 
 import pytest
 
+from reads.judged_rollouts import JudgedRollout, PackedAnswer
 from store.arrays import pack_json
-from store.views.command_views import JudgedRollout, PackedAnswer
 from viewer.models.commands import count_commands, first_words
 
 

@@ -5,7 +5,7 @@ from urllib.parse import parse_qs, urlsplit
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.views.run_views import RewardCount
+from reads.runs import RewardCount
 from viewer.models.histogram import reward_bins
 
 COUNTS = st.dictionaries(st.floats(-10, 10), st.integers(1, 1000), max_size=40)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from store.views.rollout_views import PlannedUse
+from reads.rollouts import PlannedUse
 from training.loss_reducers import reducer_weights
 from viewer.models.loss_shares import loss_shares, why_no_shares
 

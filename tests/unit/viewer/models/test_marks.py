@@ -6,8 +6,8 @@ from datetime import timedelta
 import pytest
 
 from ratchet.types import SteeringAction
-from store.views.steering_views import SteeringLine
-from store.views.version_views import LearnerRestart
+from reads.steering import SteeringLine
+from reads.versions import LearnerRestart
 from tests.unit.viewer.models.test_charts import START, curves, evaluation
 from viewer.models.marks import chart_marks
 

@@ -1,6 +1,6 @@
 """Tokens are put together if both their ids and their commands are equal."""
 
-from store.views.step_views import StepToken
+from reads.steps import StepToken
 from viewer.models.step_tokens import RatioTokenView, group_ratio_tokens
 
 

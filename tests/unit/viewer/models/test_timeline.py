@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from store.views.rollout_views import BoxView, RolloutHead, TurnLine
+from reads.rollouts import BoxView, RolloutHead, TurnLine
 from viewer.models.timeline import build_graph, build_timeline
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ratchet.trained_turns import TrainedTurn
-from store.views.turn_views import ChainToken
+from reads.turns import ChainToken
 from viewer.models.tokens import LEGENDS, StepTraining, entropy_class, logprob_class, signed_class, view_tokens
 
 

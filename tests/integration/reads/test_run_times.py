@@ -8,10 +8,12 @@ import pytest
 from sqlalchemy import insert, update
 
 from ratchet.types import GroupState, Purpose, SandboxRole, policy_version
+from reads.curves import times_by_step
+from reads.reports import read_steps
+from reads.run_times import RunTimes, read_run_times
+from reads.steps import read_step_head
 from store import metrics
 from store.database import Database
-from store.reports import read_steps
-from store.run_times import RunTimes, read_run_times
 from store.schema import (
     BatchItemTable,
     BatchTable,
@@ -24,8 +26,6 @@ from store.schema import (
     TaskTable,
     TurnTable,
 )
-from store.views.curve_views import times_by_step
-from store.views.step_views import read_step_head
 from tests.integration.training.records import make_config, make_run
 from tests.standins.pipeline import MADE, Pipeline, simulate
 

@@ -21,10 +21,10 @@ from ratchet.types import (
     RunState,
     SteeringAction,
 )
+from reads.runs import GroupLine, group_lines
+from reads.steps import discarded_plans
 from store.groups import GROUP_CANCELLED
 from store.schema import BatchItemTable, BatchTable, RolloutGroupTable, RolloutTable, RunTable, SteeringTable
-from store.views.run_views import GroupLine, group_lines
-from store.views.step_views import discarded_plans
 
 _WITHOUT_A_STEP = (GroupState.FAILED, GroupState.CANCELLED)
 _USES = (GroupProgress.TRAINED, GroupProgress.NO_SIGNAL, GroupProgress.EXPIRED)

@@ -8,9 +8,9 @@ from sqlalchemy import Label, Select, false, func, literal, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.types import JsonObject
+from reads.runs import is_flagged
 from store.open_rollouts import ids_in_stage
 from store.schema import GradeTable, RolloutGroupTable, RolloutTable, TaskTable
-from store.views.run_views import is_flagged
 
 OPEN = "open"
 """The value of the outcome filter for rollouts without an outcome."""

@@ -1,6 +1,6 @@
 """One rollout for people: its row, attempts, boxes, patches, grades, chains, and the times of its turns.
 
-Token arrays and messages are read by `turn_views.py`, page by page.
+Token arrays and messages are read by `turns.py`, page by page.
 """
 
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.tracing import RolloutTrace
 from ratchet.types import REWARDED_OUTCOMES, GroupState, JsonObject
+from reads.steps import discarded_plans
 from store.arrays import unpack_text
 from store.schema import (
     AttemptTable,
@@ -29,7 +30,6 @@ from store.schema import (
     TaskTable,
     TurnTable,
 )
-from store.views.step_views import discarded_plans
 
 
 @dataclass(slots=True, frozen=True)

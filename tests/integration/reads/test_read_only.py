@@ -7,8 +7,8 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from ratchet.errors import StoreUnavailableError
+from reads.read_only import READER_ROLE, ReadOnlyStore, grant_reader_role
 from store.database import Database
-from store.views.read_only import READER_ROLE, ReadOnlyStore, grant_reader_role
 
 WRITES = (
     "UPDATE installation SET namespace_id = 'x'",
