@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from ratchet.durations import duration_in_words
 
 if TYPE_CHECKING:
+    from reads.conversation import MessageView, TurnView
     from reads.turns import TurnContent
-    from viewer.models.conversation import MessageView, TurnView
 
 _LOOK_SECONDS = 1.0
 _TURNS_PER_LOOK = 50
@@ -67,7 +67,7 @@ class TurnPrinter:
         `is_last`: no turn ends any more, so those without an answer are printed, too.
         """
         from ratchet.types import TurnState
-        from viewer.models.conversation import read_conversation
+        from reads.conversation import read_conversation
 
         lines: list[str] = []
         is_gapless = True

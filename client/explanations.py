@@ -4,16 +4,16 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.run_names import step_number
 from ratchet.stored_config import read_stored_config
+from reads.conversation import main_command
 from reads.curves import metrics_by_step, newest_metric_step
 from reads.evaluations import evaluation_rates
 from reads.reports import find_rollout
+from reads.reward_explanation import explain_reward
 from reads.rollouts import read_rollout_head
+from reads.run_story import RunFacts, StepFacts, explain_run, explain_step
 from reads.runs import count_failures, count_outcomes, list_groups_of_step, read_run_head
 from reads.steps import discarded_plans, read_step_head, read_step_tokens
 from reads.turns import read_turns
-from viewer.models.conversation import main_command
-from viewer.models.explanation import explain_reward
-from viewer.models.run_story import RunFacts, StepFacts, explain_run, explain_step
 
 _NUM_STEPS = 5
 _MAX_FAILURES = 3

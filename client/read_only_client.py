@@ -18,6 +18,7 @@ from client.read_only_sql import NoReaderError, SqlResult, describe_tables, read
 from client.session import Client, run_blocking
 from ratchet.errors import ConfigError
 from ratchet.types import JsonObject
+from reads.conversation import read_conversation
 from reads.curves import metrics_by_step, steps_with_metrics
 from reads.groups import list_groups, read_group_filter
 from reads.read_only import ReadOnlyStore, has_refused_value
@@ -27,7 +28,6 @@ from reads.runs import list_run_summaries
 from reads.text_search import search_run
 from reads.turns import read_turn_contents
 from stack.diagnosis import diagnose
-from viewer.models.conversation import read_conversation
 
 _T = TypeVar("_T")
 _MAX_ROWS = 100
@@ -104,7 +104,7 @@ class ReadOnlyClient:
     def advise(self, run: str | None = None, steps: int = 20) -> JsonObject:
         """Say where the rollout-hours of the newest trained steps went (queue, boot, engine, tools, grading, waiting,
         training, sync), what a trained token costs, and which setting would change it most."""
-        from viewer.models.advice import advise_run
+        from reads.advice import advise_run
 
         run_id = self._run_id(run)
         times = self._read(lambda connection: read_run_times(connection, run_id, _bounded(steps)))

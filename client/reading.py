@@ -10,9 +10,11 @@ from client.answers import without
 from client.explanations import explain_thing
 from ratchet.errors import ConfigError
 from ratchet.types import JsonObject
+from reads.conversation import MessageView, TurnView, read_conversation
 from reads.curves import metrics_by_step, newest_metric_step
 from reads.evaluations import evaluation_rates
 from reads.groups import count_groups_by_progress
+from reads.loss_shares import loss_shares
 from reads.reports import find_rollout
 from reads.rollout_list import lines_of_ids
 from reads.rollouts import (
@@ -28,16 +30,14 @@ from reads.rollouts import (
     read_rollout_head,
 )
 from reads.runs import count_failures, count_outcomes, list_flagged, list_groups_of_step, read_run_head
+from reads.step_tokens import TokenContext, view_ratio_tokens
 from reads.steps import read_step_head, read_step_tokens
+from reads.tokenizer import load_tokenizer
 from reads.turns import read_turns
 from store import open_runs
 from store.engines import list_engines
 from store.open_rollouts import count_open_rollouts, list_slowest
 from store.steering import list_steering
-from viewer.models.conversation import MessageView, TurnView, read_conversation
-from viewer.models.loss_shares import loss_shares
-from viewer.models.step_tokens import TokenContext, view_ratio_tokens
-from viewer.models.tokens import load_tokenizer
 
 _NUM_STEPS = 5
 _MAX_LISTED = 10

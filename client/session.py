@@ -25,6 +25,7 @@ from ratchet.progress import ReportProgress
 from ratchet.run_names import require_run_id, require_target_name
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import JsonObject, SteeringAction
+from reads.advice import Advice, advise_run
 from reads.groups import list_groups, read_group_filter
 from reads.reports import find_rollout, list_runs, read_rollout, read_steps
 from reads.rollout_list import RolloutFilter, list_rollout_lines
@@ -38,7 +39,6 @@ from store import steering as stored_steering
 from store.runs import RunRow
 from store.steering import SteeringAnswer
 from store.steering_targets import TargetKind, find_target
-from viewer.models.advice import Advice, advise_run
 
 _T = TypeVar("_T")
 

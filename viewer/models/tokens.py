@@ -1,14 +1,11 @@
 """Tokens of a chain with their texts, what the learner saw of them, and the class that colours them."""
 
 import math
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
-from typing import Protocol
 
 from ratchet.trained_turns import TrainedTurn
+from reads.tokenizer import DecodesIds
 from reads.turns import ChainToken
 
 _LOGPROB_BOUNDS = (-0.01, -0.1, -0.5, -1.0, -2.0, -4.0, -8.0)
@@ -21,10 +18,6 @@ _ADVANTAGE_BOUNDS = (0.0, 0.5, 1.0)
 exceeds; that of an advantage alike, from 0."""
 _NUM_VERSION_CLASSES = 8
 _MAX_LOG_RATIO = 700.0
-
-
-class DecodesIds(Protocol):
-    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str: ...
 
 
 @dataclass(slots=True, frozen=True)
@@ -80,26 +73,6 @@ class TokenView:
     entropy: float | None
     learner_logprob: float | None
     ratio: float | None
-
-
-@lru_cache(maxsize=4)
-def _load(path: str) -> DecodesIds:
-    from tokenizers import Tokenizer
-
-    return Tokenizer.from_file(path)
-
-
-_LOADING = threading.Lock()
-
-
-def load_tokenizer(model_path: str) -> DecodesIds | None:
-    """Return the model's tokenizer, None if its directory is gone or holds none. It may take a second; call it in a
-    thread."""
-    path = Path(model_path) / "tokenizer.json"
-    if not model_path or not path.is_file():
-        return None
-    with _LOADING:
-        return _load(str(path))
 
 
 def view_tokens(

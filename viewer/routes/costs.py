@@ -7,10 +7,10 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
+from reads.advice import SETTINGS, Advice, advise_run
 from reads.call_use import CallUse, read_call_use
 from reads.run_times import read_run_times
 from reads.runs import read_run_head
-from viewer.models.advice import SETTINGS, Advice, advise_run
 from viewer.models.charts import Chart
 from viewer.models.use_charts import NUM_PARTS, use_charts, use_window
 from viewer.rendering import respond

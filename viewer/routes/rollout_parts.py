@@ -20,9 +20,10 @@ from reads.rollouts import (
     read_rollout_head,
 )
 from reads.steps import GroupTraining, list_trainings
+from reads.tokenizer import load_tokenizer
 from reads.turns import ChainToken, chain_length, first_position_of_turn, read_token_window
 from store.trained_turns import read_trained_turns
-from viewer.models.tokens import LEGENDS, Legend, StepTraining, TokenView, load_tokenizer, view_tokens
+from viewer.models.tokens import LEGENDS, Legend, StepTraining, TokenView, view_tokens
 from viewer.rendering import respond
 from viewer.routes.registration import found, next_link, page_route
 

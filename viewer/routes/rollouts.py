@@ -9,6 +9,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
+from reads.conversation import TurnView, read_conversation
+from reads.reward_explanation import RewardFactsView, WhySentence, explain_reward
 from reads.rollout_list import LONGEST_OF, RolloutFilter, RolloutLine, list_longest_rollouts, list_rollout_lines
 from reads.rollouts import (
     AttemptView,
@@ -37,8 +39,6 @@ from reads.rollouts import (
 )
 from reads.turns import read_turn_contents, turns_in_chains
 from store import open_rollouts
-from viewer.models.conversation import TurnView, read_conversation
-from viewer.models.explanation import RewardFactsView, WhySentence, explain_reward
 from viewer.models.timeline import Timeline, TurnGraph, build_graph, build_timeline
 from viewer.rendering import respond
 from viewer.routes.registration import found, next_link, page_route, read_number

@@ -7,19 +7,19 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from reads.curves import Metrics, metrics_by_step, times_by_step
+from reads.loss_shares import loss_shares, why_no_shares
 from reads.rollout_list import RolloutLine, lines_of_ids
 from reads.rollouts import PlannedUse, planned_uses
 from reads.runs import GroupLine, RunHead, list_groups_of_step, read_run_head
-from reads.steps import DiscardedPlan, StepHead, discarded_plans, read_step_head, read_step_tokens
-from reads.turns import read_turns
-from viewer.models.loss_shares import loss_shares, why_no_shares
-from viewer.models.step_tokens import (
+from reads.step_tokens import (
     RatioTokenGroup,
     TokenContext,
     group_ratio_tokens,
     view_ratio_tokens,
 )
-from viewer.models.tokens import load_tokenizer
+from reads.steps import DiscardedPlan, StepHead, discarded_plans, read_step_head, read_step_tokens
+from reads.tokenizer import load_tokenizer
+from reads.turns import read_turns
 from viewer.rendering import respond
 from viewer.routes.registration import found, page_route
 

@@ -8,13 +8,13 @@ from urllib.parse import parse_qsl, quote, urlsplit
 import httpx
 import pytest
 
+from reads.advice import advise_run
 from reads.read_only import grant_reader_role
 from reads.run_times import read_run_times
 from store.database import Database
 from store.schema import Base
 from store.step_tokens import record_step_tokens
 from tests.integration.viewer.filled_store import SECRET_MARKUP, FilledRun, fill_run
-from viewer.models.advice import advise_run
 from viewer.step_rewards import StepRewards
 
 

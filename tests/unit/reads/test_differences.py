@@ -1,7 +1,7 @@
 """The first difference between two conversations."""
 
-from viewer.models.conversation import MessageView, TurnView
-from viewer.models.differences import first_difference
+from reads.conversation import MessageView, TurnView
+from reads.differences import first_difference
 
 
 def turn(number: int, asked: str, answered: str) -> TurnView:

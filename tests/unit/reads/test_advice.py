@@ -5,9 +5,9 @@ from itertools import pairwise
 
 import pytest
 
+from reads.advice import NO_USE, SETTINGS, Phase, advise_run, spans_of
 from reads.run_times import BoxTimes, RolloutTimes, RunTimes
 from tests.standins.pipeline import Pipeline, duration, simulate
-from viewer.models.advice import NO_USE, SETTINGS, Phase, advise_run, spans_of
 
 BOTTLENECKS = {
     Phase.QUEUE: Pipeline(boxes=6),

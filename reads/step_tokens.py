@@ -4,11 +4,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from reads.conversation import main_command
 from reads.rollouts import PlannedUse
 from reads.steps import StepToken
+from reads.tokenizer import DecodesIds
 from reads.turns import TurnContent
-from viewer.models.conversation import main_command
-from viewer.models.tokens import DecodesIds
 
 _MAX_LOG_RATIO = 700.0
 

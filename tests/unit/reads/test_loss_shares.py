@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from reads.loss_shares import loss_shares, why_no_shares
 from reads.rollouts import PlannedUse
 from training.loss_reducers import reducer_weights
-from viewer.models.loss_shares import loss_shares, why_no_shares
 
 
 def use(num_tokens: int, weight: float, advantage: float) -> PlannedUse:

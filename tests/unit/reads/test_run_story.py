@@ -4,9 +4,9 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from reads.run_story import RunFacts, StepFacts, explain_run, explain_step
 from reads.runs import FailureCount, OutcomeCount, RunHead
 from reads.steps import StepHead, StepToken
-from viewer.models.run_story import RunFacts, StepFacts, explain_run, explain_step
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 

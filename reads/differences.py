@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from viewer.models.conversation import MessageView, TurnView
+from reads.conversation import MessageView, TurnView
 
 _CONTEXT_CHARS = 30
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ratchet.types import ForkCause
+from reads.tool_uses import ToolUse, read_tool_use
 from reads.turns import TurnContent
-from viewer.models.tools import ToolUse, read_tool_use
 
 _FIRST_CALLS = (ForkCause.ROOT, ForkCause.SUB_AGENT)
 """Causes of turns whose whole history is new."""

@@ -2,9 +2,9 @@
 
 import pytest
 
+from reads.commands import count_commands, first_words
 from reads.judged_rollouts import JudgedRollout, PackedAnswer
 from store.arrays import pack_json
-from viewer.models.commands import count_commands, first_words
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Tokens are put together if both their ids and their commands are equal."""
 
+from reads.step_tokens import RatioTokenView, group_ratio_tokens
 from reads.steps import StepToken
-from viewer.models.step_tokens import RatioTokenView, group_ratio_tokens
 
 
 def token(token_id: int, position: int, command: str) -> RatioTokenView:

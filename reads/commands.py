@@ -8,8 +8,8 @@ from pathlib import PurePosixPath
 
 from ratchet.types import JsonObject
 from reads.judged_rollouts import JudgedRollout, PackedAnswer
+from reads.tool_uses import read_tool_use
 from store.arrays import unpack_json
-from viewer.models.tools import read_tool_use
 
 _MAX_COMMANDS = 50
 _MAX_CHARS = 160
