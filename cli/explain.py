@@ -32,8 +32,8 @@ def explain(
     from cli.console import print_json
     from cli.store_access import query
     from client import Client
-    from client.explanations import explain_thing
     from ratchet.errors import ConfigError
+    from reads.explanations import explain_thing
 
     client = Client()
     if advice:

@@ -89,7 +89,7 @@ def _path_of(target: str) -> str:
 
 def _rollout_id(target: str) -> int | None:
     from cli.store_access import query
-    from reads.reports import find_rollout
+    from reads.rollouts import find_rollout
 
     return query(lambda connection: find_rollout(connection, target))
 

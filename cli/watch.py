@@ -40,7 +40,7 @@ def watch(
     from ratchet.errors import ConfigError
     from ratchet.run_names import is_part_of_run
     from ratchet.types import RunState
-    from reads.reports import find_rollout
+    from reads.rollouts import find_rollout
 
     if what is not None:
         rollout_id = query(lambda connection: find_rollout(connection, what))

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,16 +14,18 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from client import reading
 from client.answers import fit, page_of_groups, page_of_rows, page_of_text, to_json
-from client.explanations import explain_thing
 from client.read_only_sql import NoReaderError, SqlResult, describe_tables, read_sql, read_sql_as_reader
 from client.session import Client, run_blocking
 from ratchet.errors import ConfigError
 from ratchet.types import JsonObject
 from reads.conversation import read_conversation
 from reads.curves import metrics_by_step, steps_with_metrics
+from reads.explanations import explain_thing
 from reads.groups import list_groups, read_group_filter
 from reads.read_only import ReadOnlyStore, has_refused_value
+from reads.reward_explanation import explain_reward
 from reads.rollout_list import RolloutFilter, list_rollout_lines
+from reads.rollouts import read_grade_log, read_patch_text, read_rollout_facts, require_rollout
 from reads.run_times import read_run_times
 from reads.runs import list_run_summaries
 from reads.text_search import search_run
@@ -193,9 +196,14 @@ class ReadOnlyClient:
 
     def rollout(self, rollout: str) -> JsonObject:
         """Return one rollout by id or workflow id: why it has its reward, the task's problem, attempts, boxes, patches,
-        verdicts with tests and flags, chains, the rewards of its group and its use in a step. `turns`, `patch` and
+        grades with tests and flags, chains, the rewards of its group and its use in a step. `turns`, `patch` and
         `grade_log` have the texts."""
-        return self._fit(self._read(lambda connection: reading.describe_rollout(connection, rollout)))
+
+        async def read(connection: AsyncConnection) -> JsonObject:
+            facts = await read_rollout_facts(connection, await require_rollout(connection, rollout))
+            return {"why": [one.text for one in explain_reward(facts)], **asdict(facts)}
+
+        return self._fit(self._read(read))
 
     def turns(self, rollout: str, after: int = 0, limit: int = 10) -> JsonObject:
         """Return the conversation of a rollout behind the turn `after`: per turn its new messages, the answer with its
@@ -204,8 +212,8 @@ class ReadOnlyClient:
         limit = _bounded(limit)
 
         async def read(connection: AsyncConnection) -> list[Any]:
-            rollout_id = await reading.require_rollout(connection, rollout)
-            contents = await read_turn_contents(connection, rollout_id, limit + 1, after)
+            head = await require_rollout(connection, rollout)
+            contents = await read_turn_contents(connection, head.id, limit + 1, after)
             return [reading.describe_turn(one) for one in read_conversation(contents)]
 
         return self._page(read, limit, lambda row: int(row["turn"]))
@@ -216,14 +224,26 @@ class ReadOnlyClient:
 
     def patch(self, rollout: str, after: int = 0) -> JsonObject:
         """Return the newest patch of a rollout as a diff, behind its first `after` characters."""
-        found = self._read(lambda connection: reading.load_patch(connection, rollout))
-        return page_of_text(found.text, after, **found.facts)
+
+        async def read(connection: AsyncConnection) -> JsonObject:
+            patch = (await read_rollout_facts(connection, await require_rollout(connection, rollout))).patch
+            if patch is None:
+                raise ConfigError(f"rollout {rollout} has no patch; `explain` says how it ended")
+            return page_of_text(await read_patch_text(connection, patch.id), after, patch=asdict(patch))
+
+        return self._read(read)
 
     def grade_log(self, rollout: str, after: int = 0) -> JsonObject:
         """Return the log of the verdict that decided a rollout's reward (else of its newest one), behind its first
         `after` characters, with the verdict and the outcome of each test."""
-        found = self._read(lambda connection: reading.load_grade_log(connection, rollout))
-        return page_of_text(found.text, after, **fit(found.facts, 6_000))
+
+        async def read(connection: AsyncConnection) -> JsonObject:
+            grade = (await read_rollout_facts(connection, await require_rollout(connection, rollout))).grade
+            if grade is None:
+                raise ConfigError(f"rollout {rollout} has no verdict; `explain` says why")
+            return page_of_text(await read_grade_log(connection, grade.id), after, verdict=fit(asdict(grade), 6_000))
+
+        return self._read(read)
 
     def search(self, words: str, run: str | None = None, after: int | None = None) -> JsonObject:
         """Find turns of a run, or of all runs, that say a text, without regard to case, newest rollouts first. The text

@@ -1,33 +1,22 @@
 """The queries behind `ReadOnlyClient` that take several views of the store together."""
 
 import asyncio
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from client.answers import without
-from client.explanations import explain_thing
 from ratchet.errors import ConfigError
 from ratchet.types import JsonObject
 from reads.conversation import MessageView, TurnView, read_conversation
 from reads.curves import metrics_by_step, newest_metric_step
 from reads.evaluations import evaluation_rates
+from reads.explanations import explain_thing
 from reads.groups import count_groups_by_progress
 from reads.loss_shares import loss_shares
-from reads.reports import find_rollout
 from reads.rollout_list import lines_of_ids
 from reads.rollouts import (
-    list_attempts,
-    list_boxes,
-    list_chains,
-    list_grades,
-    list_patches,
     planned_uses,
-    read_grade_log,
-    read_group_rewards,
-    read_patch_text,
-    read_rollout_head,
 )
 from reads.runs import count_failures, count_outcomes, list_flagged, list_groups_of_step, read_run_head
 from reads.step_tokens import TokenContext, view_ratio_tokens
@@ -43,14 +32,6 @@ _NUM_STEPS = 5
 _MAX_LISTED = 10
 
 
-@dataclass(slots=True, frozen=True)
-class LongText:
-    """A text that is returned in pages, with facts about it."""
-
-    text: str
-    facts: JsonObject
-
-
 async def require_run(connection: AsyncConnection, run: str | None) -> str:
     """Return the run's id, without a name that of the newest. Raises ConfigError if it does not exist."""
     found = run or await open_runs.newest_run(connection)
@@ -58,13 +39,6 @@ async def require_run(connection: AsyncConnection, run: str | None) -> str:
         raise ConfigError("there is no run yet; `ratchet train CONFIG` starts one")
     if await read_run_head(connection, found) is None:
         raise ConfigError(f"there is no run {found!r}; `runs` lists those that there are")
-    return found
-
-
-async def require_rollout(connection: AsyncConnection, rollout: str) -> int:
-    found = await find_rollout(connection, str(rollout))
-    if found is None:
-        raise ConfigError(f"there is no rollout {rollout!r}; `rollouts` lists those of a run")
     return found
 
 
@@ -131,23 +105,6 @@ async def read_largest_ratios(connection: AsyncConnection, run: str, step: int) 
     return [asdict(one.token) | without(asdict(one), "token") for one in views]
 
 
-async def describe_rollout(connection: AsyncConnection, rollout: str) -> JsonObject:
-    rollout_id = await require_rollout(connection, rollout)
-    head = await read_rollout_head(connection, rollout_id)
-    assert head is not None
-    group = await read_group_rewards(connection, head.run_id, head.group_id) if head.group_id else None
-    return {
-        "why": await explain_thing(connection, str(rollout_id)),
-        "rollout": head,
-        "attempts": await list_attempts(connection, rollout_id),
-        "boxes": await list_boxes(connection, rollout_id),
-        "patches": await list_patches(connection, rollout_id),
-        "verdicts": await list_grades(connection, rollout_id),
-        "chains": await list_chains(connection, rollout_id),
-        "group": group,
-    }
-
-
 def describe_turn(turn: TurnView) -> JsonObject:
     """Return a turn as its reader needs it: what was new, what was answered, which tools were called."""
     answer = turn.answer
@@ -188,21 +145,3 @@ async def read_turn_text(connection: AsyncConnection, turn_id: int) -> str:
         parts += [("reasoning", turn.answer.reasoning), ("answer", turn.answer.text)]
         parts += [(f"call of {one.name}", one.body) for one in turn.answer.tool_uses]
     return "\n".join(f"[{who}]\n{text}" for who, text in parts if text)
-
-
-async def load_patch(connection: AsyncConnection, rollout: str) -> LongText:
-    rollout_id = await require_rollout(connection, rollout)
-    patches = await list_patches(connection, rollout_id)
-    if not patches:
-        raise ConfigError(f"rollout {rollout} has no patch; `explain` says how it ended")
-    return LongText(await read_patch_text(connection, patches[-1].id), {"patch": asdict(patches[-1])})
-
-
-async def load_grade_log(connection: AsyncConnection, rollout: str) -> LongText:
-    rollout_id = await require_rollout(connection, rollout)
-    head = await read_rollout_head(connection, rollout_id)
-    grades = await list_grades(connection, rollout_id)
-    if head is None or not grades:
-        raise ConfigError(f"rollout {rollout} has no verdict; `explain` says why")
-    grade: Any = next((one for one in grades if one.id == head.grade_id), grades[-1])
-    return LongText(await read_grade_log(connection, grade.id), {"verdict": asdict(grade)})

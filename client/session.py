@@ -27,8 +27,9 @@ from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import JsonObject, SteeringAction
 from reads.advice import Advice, advise_run
 from reads.groups import list_groups, read_group_filter
-from reads.reports import find_rollout, list_runs, read_rollout, read_steps
+from reads.reports import list_runs, read_steps
 from reads.rollout_list import RolloutFilter, list_rollout_lines
+from reads.rollouts import describe_rollout
 from reads.run_times import read_run_times
 from stack.diagnosis import Diagnosis, diagnose
 from stack.follow_run import collect_result, start_run, watch_run
@@ -155,11 +156,8 @@ class Client:
         return run_blocking(evaluating.compare_evaluations(self.stack, first, second))
 
     def rollout(self, name: str | int) -> JsonObject:
-        """Return everything about one rollout except its token arrays. `name`: its number or workflow id."""
-        rollout_id = self.read(lambda connection: find_rollout(connection, str(name)))
-        if rollout_id is None:
-            raise ConfigError(f"there is no rollout {name!r}; `ratchet show rollouts` lists them")
-        return self.read(lambda connection: read_rollout(connection, rollout_id))
+        """Return all of a rollout except its messages and token arrays. `name`: its number or workflow id."""
+        return self.read(lambda connection: describe_rollout(connection, name))
 
     def cancel(self, what: str | int, reason: str = "") -> SteeringAnswer:
         """Cancel a group (`group/RUN/3`), a rollout (its number or workflow id) or an evaluation.

@@ -9,15 +9,7 @@ from urllib.parse import quote
 
 from ratchet.durations import duration_in_words
 from ratchet.types import TRUNCATED_EXITS, AgentExit, GroupState, JsonObject, Outcome
-from reads.rollouts import (
-    AttemptView,
-    GradeView,
-    GroupRewards,
-    PatchView,
-    PlannedUse,
-    RolloutHead,
-    TrainingRules,
-)
+from reads.rollouts import GradeView, GroupRewards, RolloutFacts, RolloutHead
 
 _MAX_NAMES = 3
 _ENDED: dict[str, str] = {GroupState.CANCELLED: "been cancelled", GroupState.FAILED: "failed for want of verdicts"}
@@ -39,23 +31,15 @@ class WhySentence:
     link: str = ""
 
 
-@dataclass(slots=True, frozen=True)
-class RewardFactsView:
-    """The facts that the sentences are made from. `group`, `use` and `rules` are None if there is none."""
-
-    head: RolloutHead
-    attempts: Sequence[AttemptView]
-    patches: Sequence[PatchView]
-    grades: Sequence[GradeView]
-    group: GroupRewards | None
-    use: PlannedUse | None
-    rules: TrainingRules | None = None
-
-
-def explain_reward(facts: RewardFactsView) -> list[WhySentence]:
+def explain_reward(facts: RolloutFacts) -> list[WhySentence]:
     """Return the sentences, the verdict first."""
-    grade = next((one for one in facts.grades if one.id == facts.head.grade_id), None)
-    sentences = [_verdict(facts.head, grade), _tests(facts.head, grade), _agent(facts), _checks(facts.head, grade)]
+    grade = next((one for one in facts.grades if one.id == facts.rollout.grade_id), None)
+    sentences = [
+        _verdict(facts.rollout, grade),
+        _tests(facts.rollout, grade),
+        _agent(facts),
+        _checks(facts.rollout, grade),
+    ]
     sentences.append(_training(facts))
     return [one for one in sentences if one is not None]
 
@@ -104,8 +88,8 @@ def _tests(head: RolloutHead, grade: GradeView | None) -> WhySentence | None:
     return WhySentence(_capital("; ".join(parts)) + ".", link) if parts else None
 
 
-def _agent(facts: RewardFactsView) -> WhySentence | None:
-    head = facts.head
+def _agent(facts: RolloutFacts) -> WhySentence | None:
+    head = facts.rollout
     newest = facts.attempts[-1] if facts.attempts else None
     leaving = head.agent_exit or (newest.agent_exit if newest else None)
     if leaving is None:
@@ -158,8 +142,8 @@ def _control_words(runs: Sequence[JsonObject]) -> list[str]:
     return words
 
 
-def _training(facts: RewardFactsView) -> WhySentence | None:
-    head = facts.head
+def _training(facts: RolloutFacts) -> WhySentence | None:
+    head = facts.rollout
     group = facts.group
     if head.purpose == "eval":
         return WhySentence("It belongs to an evaluation, so nothing is trained on it.")
@@ -189,7 +173,7 @@ def _training(facts: RewardFactsView) -> WhySentence | None:
     return WhySentence(f"{spread}{waiting}; no step has used the group yet.", link)
 
 
-def _why_untrained(facts: RewardFactsView) -> str:
+def _why_untrained(facts: RolloutFacts) -> str:
     """Return by which key of the config no token of a rollout of a trained group is trained; empty if none says so."""
     use, group, rules = facts.use, facts.group, facts.rules
     if use is None or use.num_tokens or group is None or not group.rewards or rules is None:
@@ -199,7 +183,7 @@ def _why_untrained(facts: RewardFactsView) -> str:
         return ": the config's training.negative_weight is 0, so only rewards above the mean are trained"
     if not is_above and rules.loss_preset == "sft":
         return ": the config's loss.preset is sft, so only rewards above the mean are trained"
-    if rules.truncated == "mask" and facts.head.agent_exit in TRUNCATED_EXITS:
+    if rules.truncated == "mask" and facts.rollout.agent_exit in TRUNCATED_EXITS:
         return ": the config's training.truncated is mask, so agents that a limit ended are not trained"
     return ""
 

@@ -1,17 +1,20 @@
-"""One rollout for people: its row, attempts, boxes, patches, grades, chains, and the times of its turns.
+"""One rollout: its row, attempts, boxes, patches, grades, chains, its group's rewards, and the times of its turns.
 
 Token arrays and messages are read by `turns.py`, page by page.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from ratchet.errors import ConfigError
+from ratchet.run_names import rollout_number
 from ratchet.tracing import RolloutTrace
 from ratchet.types import REWARDED_OUTCOMES, GroupState, JsonObject
+from reads.runs import shown_endpoint
 from reads.steps import discarded_plans
 from store.arrays import unpack_text
 from store.schema import (
@@ -34,7 +37,8 @@ from store.schema import (
 
 @dataclass(slots=True, frozen=True)
 class RolloutHead:
-    """A rollout's row with its task and run; `RolloutTable` describes the columns."""
+    """A rollout's row with its task and run; `RolloutTable` describes the columns. `endpoint`: url and model of what
+    answers in place of the policy, None if the policy does."""
 
     id: int
     run_id: str
@@ -68,6 +72,7 @@ class RolloutHead:
     model_path: str
     problem: str
     archived_at: datetime | None
+    endpoint: JsonObject | None
 
 
 @dataclass(slots=True, frozen=True)
@@ -191,6 +196,22 @@ class GroupRewards:
     state: str = GroupState.OPEN
 
 
+async def find_rollout(connection: AsyncConnection, name: str) -> int | None:
+    """Return the id of the rollout with this id or workflow id, None without one."""
+    number = rollout_number(name)
+    column = RolloutTable.id == number if number is not None else RolloutTable.workflow_id == name
+    return (await connection.execute(select(RolloutTable.id).where(column))).scalar_one_or_none()
+
+
+async def require_rollout(connection: AsyncConnection, name: str | int) -> RolloutHead:
+    """Return the rollout with this id or workflow id. Raises ConfigError if it does not exist."""
+    found = await find_rollout(connection, str(name))
+    head = None if found is None else await read_rollout_head(connection, found)
+    if head is None:
+        raise ConfigError(f"there is no rollout {name!r}; `ratchet show rollouts RUN` lists those of a run")
+    return head
+
+
 async def read_rollout_head(connection: AsyncConnection, rollout_id: int) -> RolloutHead | None:
     other: dict[str, Any] = {
         "group_no": RolloutGroupTable.group_no,
@@ -198,6 +219,7 @@ async def read_rollout_head(connection: AsyncConnection, rollout_id: int) -> Rol
         "model_path": RunTable.model_path,
         "problem": func.coalesce(TaskTable.spec["problem_statement"].astext, TaskTable.spec["prompt"].astext, ""),
         "archived_at": RunTable.archived_at,
+        "endpoint": RunTable.config["endpoint"].label("endpoint"),
     }
     columns = [other[name] if name in other else getattr(RolloutTable, name) for name in RolloutHead.__slots__]
     statement = (
@@ -208,7 +230,7 @@ async def read_rollout_head(connection: AsyncConnection, rollout_id: int) -> Rol
         .where(RolloutTable.id == rollout_id)
     )
     row = (await connection.execute(statement)).one_or_none()
-    return None if row is None else RolloutHead(*row)
+    return None if row is None else replace(RolloutHead(*row), endpoint=shown_endpoint(row.endpoint))
 
 
 async def read_trace_id(connection: AsyncConnection, rollout_id: int) -> str:
@@ -263,8 +285,8 @@ async def list_chains(connection: AsyncConnection, rollout_id: int) -> list[Chai
     return [ChainView(*row) for row in await connection.execute(statement)]
 
 
-async def list_turn_lines(connection: AsyncConnection, rollout_id: int, limit: int) -> list[TurnLine]:
-    """Return the first `limit` turns of all attempts in the order in which they were opened."""
+async def list_turn_lines(connection: AsyncConnection, rollout_id: int, limit: int | None = None) -> list[TurnLine]:
+    """Return the turns, or the first `limit`, of all attempts in the order in which they were opened."""
     columns = [getattr(TurnTable, name) for name in TurnLine.__slots__]
     statement = select(*columns).where(TurnTable.rollout_id == rollout_id).order_by(TurnTable.id).limit(limit)
     return [TurnLine(*row) for row in await connection.execute(statement)]
@@ -378,3 +400,74 @@ async def neighbours_of(connection: AsyncConnection, run_id: str, rollout_id: in
     return RolloutNeighbours(
         (await connection.execute(before)).scalar_one_or_none(), (await connection.execute(after)).scalar_one_or_none()
     )
+
+
+@dataclass(slots=True, frozen=True)
+class RolloutFacts:
+    """The facts about a rollout that its page, commands, tools and the explanation of its reward tell.
+
+    `group`: None for a rollout by hand. `use` and `rules`: of the step that trained its group, None without one.
+    """
+
+    rollout: RolloutHead
+    attempts: list[AttemptView]
+    boxes: list[BoxView]
+    patches: list[PatchView]
+    grades: list[GradeView]
+    chains: list[ChainView]
+    group: GroupRewards | None
+    use: PlannedUse | None
+    rules: TrainingRules | None
+
+    @property
+    def patch(self) -> PatchView | None:
+        """The newest patch."""
+        return self.patches[-1] if self.patches else None
+
+    @property
+    def grade(self) -> GradeView | None:
+        """The grade that decided the reward, else the newest one."""
+        newest = self.grades[-1] if self.grades else None
+        return next((one for one in self.grades if one.id == self.rollout.grade_id), newest)
+
+
+async def read_rollout_facts(connection: AsyncConnection, head: RolloutHead) -> RolloutFacts:
+    group = use = rules = None
+    if head.group_id is not None:
+        group = await read_group_rewards(connection, head.run_id, head.group_id)
+        if group.step is not None and group.use == "trained":
+            use = (await planned_uses(connection, head.run_id, group.step)).get(head.id)
+            rules = await read_training_rules(connection, head.run_id)
+    return RolloutFacts(
+        head,
+        await list_attempts(connection, head.id),
+        await list_boxes(connection, head.id),
+        await list_patches(connection, head.id),
+        await list_grades(connection, head.id),
+        await list_chains(connection, head.id),
+        group,
+        use,
+        rules,
+    )
+
+
+async def describe_rollout(connection: AsyncConnection, name: str | int) -> JsonObject:
+    """Return everything about one rollout except its messages and token arrays: its facts and turns, with each attempt
+    its `transcript`, with each patch its `diff` and with each grade its `log`; None if archived.
+
+    Raises ConfigError if it does not exist.
+    """
+    head = await require_rollout(connection, name)
+    report = asdict(await read_rollout_facts(connection, head))
+    report["turns"] = [asdict(one) for one in await list_turn_lines(connection, head.id)]
+    for rows, key, table, text in (
+        ("attempts", "n", AttemptTable, "transcript"),
+        ("patches", "id", PatchTable, "diff"),
+        ("grades", "id", GradeTable, "log"),
+    ):
+        columns = (getattr(table, key), getattr(table, text))
+        stored = await connection.execute(select(*columns).where(table.rollout_id == head.id))
+        texts = {number: unpack_text(data) if data is not None else None for number, data in stored}
+        for row in report[rows]:
+            row[text] = texts.get(row[key])
+    return report

@@ -144,6 +144,11 @@ class FlaggedCount:
     newest_others: list[int]
 
 
+def shown_endpoint(endpoint: JsonObject | None) -> JsonObject | None:
+    """Return what people are told of a config's endpoint, None if the policy answers."""
+    return {"url": endpoint["url"], "model": endpoint["model"]} if endpoint else None
+
+
 async def list_run_summaries(
     connection: AsyncConnection,
     limit: int,

@@ -11,17 +11,12 @@ def rollout(
 ) -> None:
     """Show one rollout: attempts, turns, patch, grade log, boxes; of an open one also what its stage does now."""
     from cli.console import print_json
-    from cli.store_access import query
+    from client import Client
     from client.session import run_blocking
-    from ratchet.errors import ConfigError
-    from reads.reports import find_rollout, read_rollout
     from stack.diagnosis import describe_work
     from stack.parts import Stack
 
-    rollout_id = query(lambda connection: find_rollout(connection, name))
-    if rollout_id is None:
-        raise ConfigError(f"rollout {name} does not exist; `ratchet show rollouts RUN` lists a run's rollouts")
-    story = query(lambda connection: read_rollout(connection, rollout_id))
+    story = Client().rollout(name)
     if story["rollout"]["outcome"] is None:
         story["now"] = run_blocking(describe_work(Stack(), story["rollout"]["workflow_id"]))
     if json:

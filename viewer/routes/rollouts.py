@@ -10,32 +10,20 @@ from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
 from reads.conversation import TurnView, read_conversation
-from reads.reward_explanation import RewardFactsView, WhySentence, explain_reward
+from reads.reward_explanation import WhySentence, explain_reward
 from reads.rollout_list import LONGEST_OF, RolloutFilter, RolloutLine, list_longest_rollouts, list_rollout_lines
 from reads.rollouts import (
-    AttemptView,
-    BoxView,
-    ChainView,
-    GradeView,
-    PatchView,
-    RolloutHead,
+    RolloutFacts,
     TurnLine,
     count_turns,
-    list_attempts,
-    list_boxes,
-    list_chains,
-    list_grades,
-    list_patches,
     list_turn_ids_through,
     list_turn_lines,
     neighbours_of,
-    planned_uses,
     read_grade_log,
-    read_group_rewards,
     read_patch_text,
+    read_rollout_facts,
     read_rollout_head,
     read_trace_id,
-    read_training_rules,
 )
 from reads.turns import read_turn_contents, turns_in_chains
 from store import open_rollouts
@@ -70,18 +58,13 @@ class RolloutPage:
     `num_turns`, which the time line and the graph show. `previous` and `next`: the rollouts of the same run beside this
     one."""
 
-    head: RolloutHead
+    facts: RolloutFacts
     stage: str | None
     versions: list[str]
     trace_id: str
     why: list[WhySentence]
-    attempts: list[AttemptView]
-    boxes: list[BoxView]
-    patches: list[PatchView]
     patch_text: str
-    grades: list[GradeView]
     grade_log: str
-    chains: list[ChainView]
     turns_in_chains: list[int]
     timeline: Timeline
     graph: TurnGraph
@@ -170,31 +153,23 @@ async def read_rollout_page(
     connection: AsyncConnection, request: Request, rollout_id: int, after: int, page_turns: int
 ) -> RolloutPage:
     head = found(await read_rollout_head(connection, rollout_id), f"rollout {rollout_id}")
-    facts = await read_reward_facts(connection, head)
-    boxes = await list_boxes(connection, rollout_id)
+    facts = await read_rollout_facts(connection, head)
     lines = await list_turn_lines(connection, rollout_id, _MAX_TURN_LINES)
     contents = await read_turn_contents(connection, rollout_id, page_turns, after)
     counts = await count_turns(connection, rollout_id, after)
     first = counts.num_before + 1
     last = contents[-1].id if contents else after
     neighbours = await neighbours_of(connection, head.run_id, rollout_id)
-    grade = next((one for one in facts.grades if one.id == head.grade_id), facts.grades[-1] if facts.grades else None)
-    patch = facts.patches[-1] if facts.patches else None
     return RolloutPage(
-        head=head,
+        facts=facts,
         stage=(await open_rollouts.stages_of(connection, [rollout_id])).get(rollout_id),
         versions=_versions_of(lines),
         trace_id=await read_trace_id(connection, rollout_id),
         why=explain_reward(facts),
-        attempts=list(facts.attempts),
-        boxes=boxes,
-        patches=list(facts.patches),
-        patch_text=await read_patch_text(connection, patch.id) if patch else "",
-        grades=list(facts.grades),
-        grade_log=await read_grade_log(connection, grade.id) if grade else "",
-        chains=await list_chains(connection, rollout_id),
+        patch_text=await read_patch_text(connection, facts.patch.id) if facts.patch else "",
+        grade_log=await read_grade_log(connection, facts.grade.id) if facts.grade else "",
         turns_in_chains=await turns_in_chains(connection, rollout_id),
-        timeline=build_timeline(head, boxes, lines, datetime.now(UTC)),
+        timeline=build_timeline(head, facts.boxes, lines, datetime.now(UTC)),
         graph=build_graph(lines),
         turn_lines=lines,
         num_turns=counts.num_turns,
@@ -209,22 +184,3 @@ async def read_rollout_page(
 def _versions_of(turns: Sequence[TurnLine]) -> list[str]:
     spans = (span for turn in turns for span in turn.version_spans or ())
     return list(dict.fromkeys(str(span.get("version")) for span in spans))
-
-
-async def read_reward_facts(connection: AsyncConnection, head: RolloutHead) -> RewardFactsView:
-    """Read what `explain_reward` needs."""
-    group = use = rules = None
-    if head.group_id is not None:
-        group = await read_group_rewards(connection, head.run_id, head.group_id)
-        if group.step is not None and group.use == "trained":
-            use = (await planned_uses(connection, head.run_id, group.step)).get(head.id)
-            rules = await read_training_rules(connection, head.run_id)
-    return RewardFactsView(
-        head,
-        await list_attempts(connection, head.id),
-        await list_patches(connection, head.id),
-        await list_grades(connection, head.id),
-        group,
-        use,
-        rules,
-    )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fastapi import APIRouter, Request
 from starlette.responses import RedirectResponse, Response
 
-from reads.reports import find_rollout
+from reads.rollouts import find_rollout
 from reads.runs import list_run_summaries, read_run_head
 from reads.tasks import FoundTask, find_tasks
 from reads.text_search import TextHit, count_rollouts_without_words, search_run

@@ -90,7 +90,7 @@ async def test_an_agent_goes_from_symptom_to_cause(
 
         flagged = await ask(client, "rollouts", run=run, flagged=True)
         assert filled.rejected in [one["id"] for one in flagged["rows"]]
-        assert (await ask(client, "rollout", rollout=str(filled.solved)))["verdicts"][0]["solved"]
+        assert (await ask(client, "rollout", rollout=str(filled.solved)))["grades"][0]["solved"]
         assert "2 tests ran" in (await ask(client, "grade_log", rollout=str(filled.unsolved)))["text"]
         assert "return a + b" in (await ask(client, "patch", rollout=str(filled.solved)))["text"]
         hits = (await ask(client, "search", run=run, words="ALERT("))["rows"]

@@ -18,8 +18,8 @@ from activities.run_configs import RunConfigs
 from activities.run_lifecycle import RunActivities
 from ratchet.payloads import ViewRunInput
 from ratchet.temporal_settings import load_temporal_settings
-from reads.reports import read_rollout
 from reads.rollout_list import RolloutFilter, list_rollout_lines
+from reads.rollouts import describe_rollout
 from store import (
     box_failures,
     chains,
@@ -184,7 +184,7 @@ async def read_what_is_read_often(connection: AsyncConnection, run_id: str) -> N
     await box_failures.count_boxes(connection)
     await open_rollouts.count_open_rollouts(connection, run_id)
     await rollouts.close_sessions(connection, rollout_id)
-    await read_rollout(connection, rollout_id)
+    await describe_rollout(connection, rollout_id)
     await rollouts.rewarding_grade(connection, rollout_id)
     await tasks.image_of_rollout(connection, rollout_id)
     await tasks.task_label_of_rollout(connection, rollout_id)

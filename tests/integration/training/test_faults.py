@@ -14,9 +14,9 @@ import pytest
 from sqlalchemy import cast, delete, select, update
 from sqlalchemy.dialects.postgresql import JSONB
 
-from client.explanations import explain_thing
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError
+from reads.explanations import explain_thing
 from store import learner_commits, learners, metrics, runs, skipped_steps
 from store.arrays import halves_from_bytes, logprobs_to_bytes
 from store.database import Database

@@ -113,7 +113,7 @@ async def test_a_group_has_one_number_on_every_page(client: httpx.AsyncClient, f
     rollout = (await client.get(f"/rollouts/{filled.solved}")).text
     assert f'<a href="/groups/{filled.trained_group}">group {number}</a>' in rollout
     assert f"<h1>Group {number} " in (await client.get(f"/groups/{filled.trained_group}")).text
-    head = (await client.get(f"/rollouts/{filled.solved}.json")).json()["head"]
+    head = (await client.get(f"/rollouts/{filled.solved}.json")).json()["facts"]["rollout"]
     group = (await client.get(f"/groups/{filled.trained_group}.json")).json()["group"]
     for found in (head, group):
         assert (found["group_no"], found["group_id"]) == (number, filled.trained_group)

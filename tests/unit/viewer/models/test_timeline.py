@@ -37,7 +37,7 @@ def test_a_parent_that_is_not_shown_is_no_edge() -> None:
 def test_bars_lie_within_the_time_line_and_one_that_has_not_ended_reaches_now() -> None:
     head = RolloutHead(
         7, "r", 1, 1, 1, "t", 0, "train", "w", 1, "h", 1.0, None, None, "", None, None, None, None, 0, 0, 0, False,
-        None, {}, {}, START, START + timedelta(seconds=2), None, "", "", None,
+        None, {}, {}, START, START + timedelta(seconds=2), None, "", "", None, None,
     )  # fmt: skip
     box = BoxView(3, "agent", 1, "live", "p", "x", "host", "", None, START + timedelta(seconds=4), START, None)
     turns = [turn(10, None), turn(12, 10, state="in_flight", completed_at=None)]

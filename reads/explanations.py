@@ -7,9 +7,8 @@ from ratchet.stored_config import read_stored_config
 from reads.conversation import main_command
 from reads.curves import metrics_by_step, newest_metric_step
 from reads.evaluations import evaluation_rates
-from reads.reports import find_rollout
 from reads.reward_explanation import explain_reward
-from reads.rollouts import read_rollout_head
+from reads.rollouts import find_rollout, read_rollout_facts, read_rollout_head
 from reads.run_story import RunFacts, StepFacts, explain_run, explain_step
 from reads.runs import count_failures, count_outcomes, list_groups_of_step, read_run_head
 from reads.steps import discarded_plans, read_step_head, read_step_tokens
@@ -30,11 +29,9 @@ async def explain_thing(connection: AsyncConnection, what: str) -> list[str] | N
 
 
 async def _explain_rollout(connection: AsyncConnection, rollout_id: int) -> list[str]:
-    from viewer.routes.rollouts import read_reward_facts
-
     head = await read_rollout_head(connection, rollout_id)
     assert head is not None
-    return [one.text for one in explain_reward(await read_reward_facts(connection, head))]
+    return [one.text for one in explain_reward(await read_rollout_facts(connection, head))]
 
 
 async def _explain_step(connection: AsyncConnection, run_id: str, step: int) -> list[str] | None:
