@@ -32,7 +32,6 @@ def explain(
     from cli.console import print_json
     from cli.store_access import query
     from client import Client
-    from ratchet.errors import ConfigError
     from reads.explanations import explain_thing
 
     client = Client()
@@ -42,10 +41,6 @@ def explain(
         return
     thing = what or client.run().run_id
     sentences = query(lambda connection: explain_thing(connection, thing))
-    if sentences is None:
-        raise ConfigError(
-            f"there is no rollout, step or run {thing!r}; `ratchet show runs` and `ratchet show rollouts` list them"
-        )
     if json:
         print_json(sentences)
         return

@@ -3,8 +3,9 @@
 `ratchet admin mcp` offers each public method of `ReadOnlyClient` as a tool; the docstrings are what its users read.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,23 +13,28 @@ from typing import Any, TypeVar
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from client import reading
-from client.answers import fit, page_of_groups, page_of_rows, page_of_text, to_json
+from client.answers import fit, page_of_groups, page_of_rows, page_of_text, to_json, without
 from client.read_only_sql import NoReaderError, SqlResult, describe_tables, read_sql, read_sql_as_reader
 from client.session import Client, run_blocking
+from client.turns import describe_turn, read_turn_text
 from ratchet.errors import ConfigError
 from ratchet.types import JsonObject
+from reads.advice import advise_run
 from reads.conversation import read_conversation
 from reads.curves import metrics_by_step, steps_with_metrics
 from reads.explanations import explain_thing
-from reads.groups import list_groups, read_group_filter
+from reads.groups import ListedGroup, list_groups, read_group_filter
 from reads.read_only import ReadOnlyStore, has_refused_value
 from reads.reward_explanation import explain_reward
-from reads.rollout_list import RolloutFilter, list_rollout_lines
+from reads.rollout_list import RolloutFilter, RolloutLine, list_rollout_lines
 from reads.rollouts import read_grade_log, read_patch_text, read_rollout_facts, require_rollout
-from reads.run_times import read_run_times
-from reads.runs import list_run_summaries
-from reads.text_search import search_run
+from reads.run_facts import read_run_facts
+from reads.run_story import explain_run
+from reads.run_times import RunTimes, read_run_times
+from reads.runs import list_run_summaries, require_run
+from reads.step_facts import RatioToken, require_step
+from reads.text_search import TextSearch, search_run
+from reads.tokenizer import load_tokenizer
 from reads.turns import read_turn_contents
 from stack.diagnosis import diagnose
 
@@ -87,8 +93,20 @@ class ReadOnlyClient:
         missing rewards. `groups`: counts by state. `engines`, `newest_steps` with all metrics (names that begin with
         `alarm_` are alarms), `evaluations`, `flagged` rollouts, `requests` of people, and the `config`.
         """
-        run_id = self._run_id(run)
-        return self._fit(self._read(lambda connection: reading.read_situation(connection, run_id)))
+
+        async def read(connection: AsyncConnection) -> JsonObject:
+            facts = await read_run_facts(connection, await require_run(connection, run))
+            told = without(asdict(facts), "run", "num_steps", "first", "last", "waits", "slowest")
+            return {
+                "run": without(asdict(facts.run), "config"),
+                "explained": explain_run(facts),
+                "open": {"by_stage": facts.waits, "slowest": facts.slowest},
+                "newest_steps": facts.last,
+                **told,
+                "config": facts.run.config,
+            }
+
+        return self._fit(self._read(read))
 
     def why(self, run: str | None = None) -> JsonObject:
         """Say what a run waits for: `answer` is one sentence; then open rollouts by stage, groups by state, the
@@ -99,27 +117,24 @@ class ReadOnlyClient:
     def explain(self, what: str) -> JsonObject:
         """Return plain sentences about a rollout (id or workflow id), a step (RUN@STEP) or a run: why a rollout has its
         reward, what a step trained, how a run is doing."""
-        found = self._read(lambda connection: explain_thing(connection, what))
-        if found is None:
-            raise ConfigError(f"there is no rollout, step or run {what!r}; `runs` and `rollouts` list them")
-        return {"sentences": to_json(found)}
+        return {"sentences": self._read(lambda connection: explain_thing(connection, what))}
 
     def advise(self, run: str | None = None, steps: int = 20) -> JsonObject:
         """Say where the rollout-hours of the newest trained steps went (queue, boot, engine, tools, grading, waiting,
         training, sync), what a trained token costs, and which setting would change it most."""
-        from reads.advice import advise_run
 
-        run_id = self._run_id(run)
-        times = self._read(lambda connection: read_run_times(connection, run_id, _bounded(steps)))
-        return self._fit(advise_run(times).as_json())
+        async def read(connection: AsyncConnection) -> RunTimes:
+            return await read_run_times(connection, (await require_run(connection, run)).run_id, _bounded(steps))
+
+        return self._fit(advise_run(self._read(read)).as_json())
 
     def metrics(self, run: str, names: list[str], after: int = 0, limit: int = 100) -> JsonObject:
         """Return metrics of a run by step, behind the step `after`: one row per step with the metrics `names`, such as
         loss, reward_mean, entropy, mismatch_kl, grad_norm, ratio_ess. Without names all of them."""
-        run_id = self._run_id(run)
         limit = _bounded(limit)
 
         async def read(connection: AsyncConnection) -> list[Any]:
+            run_id = (await require_run(connection, run)).run_id
             steps = await steps_with_metrics(connection, run_id, after, limit + 1)
             found = await metrics_by_step(connection, run_id, steps[0], steps[-1]) if steps else {}
             return [
@@ -132,16 +147,36 @@ class ReadOnlyClient:
     def step(self, run: str, step: int, after: int = 0) -> JsonObject:
         """Return one training step: its plan row, metrics, the groups that it consumed and what became of each, and its
         `members` with advantage and weight, the heaviest first, behind the first `after`."""
-        found = self._read(lambda connection: reading.read_step(connection, run, step))
-        members = list(enumerate(found.pop("members"), 1))[after:]
-        page = page_of_rows(members, _MAX_MEMBERS, lambda row: int(row[0]))
+        facts = self._read(lambda connection: require_step(connection, run, step))
+        found = {
+            "step": facts.step,
+            "metrics": facts.metrics,
+            "groups": [without(asdict(one), "step", "purpose", "label") for one in facts.groups],
+        }
+        members = [
+            {
+                "rollout": one.rollout.id,
+                "task": one.rollout.task,
+                "agent_exit": one.rollout.agent_exit,
+                "share": one.share,
+                **without(asdict(one.use), "step"),
+            }
+            for one in facts.members
+        ]
+        page = page_of_rows(list(enumerate(members, 1))[after:], _MAX_MEMBERS, lambda row: int(row[0]))
         return {**fit(found, 12_000), "members": [one for _, one in page["rows"]], "next": page["next"]}
 
     def largest_ratios(self, run: str, step: int, after: int = 0) -> JsonObject:
         """Return the trained tokens of a step whose ratios (policy now / policy that sampled) are furthest from 1, the
         furthest first: ratio, both logprobs, entropy, whether it was masked, its text, and the rollout, turn and
         command that it is part of, behind the first `after`. From a loss spike, this leads to the command."""
-        found = self._read(lambda connection: reading.read_largest_ratios(connection, run, step))
+
+        async def read(connection: AsyncConnection) -> list[RatioToken]:
+            facts = await require_step(connection, run, step)
+            tokenizer = await asyncio.to_thread(load_tokenizer, (await require_run(connection, run)).model_path)
+            return facts.ratio_tokens(tokenizer)
+
+        found = [asdict(one.token) | without(asdict(one), "token") for one in self._read(read)]
         rows = list(enumerate(found, 1))[after:]
         page = page_of_rows(rows, len(rows) or 1, lambda row: int(row[0]))
         return {**page, "rows": [one for _, one in page["rows"]]}
@@ -165,15 +200,16 @@ class ReadOnlyClient:
         train or eval. `task`, `reason`: a part of the task's label or of the outcome's reason. `flagged`: only grades
         with flags or a rejection."""
         wanted = RolloutFilter(
-            run_id=self._run_id(run), outcome=outcome, agent_exit=agent_exit, purpose=purpose, task=task, reason=reason,
+            outcome=outcome, agent_exit=agent_exit, purpose=purpose, task=task, reason=reason,
             reward_from=reward_from, reward_to=reward_to, flagged=flagged,
         )  # fmt: skip
         limit = _bounded(limit)
-        return self._page(
-            lambda connection: list_rollout_lines(connection, wanted, limit + 1, after),
-            limit,
-            lambda row: int(row.id),
-        )
+
+        async def read(connection: AsyncConnection) -> list[RolloutLine]:
+            of_run = replace(wanted, run_id=(await require_run(connection, run)).run_id)
+            return await list_rollout_lines(connection, of_run, limit + 1, after)
+
+        return self._page(read, limit, lambda row: int(row.id))
 
     def groups(
         self,
@@ -186,13 +222,13 @@ class ReadOnlyClient:
         """List a run's groups, newest first, each with `why`: what it waits for, or why it ended. `state`: open, ready,
         planned, trained, no_signal, expired, failed, discarded or cancelled. `purpose`: train or eval."""
         only = read_group_filter(state, purpose)
-        run_id = self._run_id(run)
         limit = _bounded(limit)
-        return self._page(
-            lambda connection: list_groups(connection, run_id, only, limit + 1, after),
-            limit,
-            lambda row: int(row.group_no),
-        )
+
+        async def read(connection: AsyncConnection) -> list[ListedGroup]:
+            run_id = (await require_run(connection, run)).run_id
+            return await list_groups(connection, run_id, only, limit + 1, after)
+
+        return self._page(read, limit, lambda row: int(row.group_no))
 
     def rollout(self, rollout: str) -> JsonObject:
         """Return one rollout by id or workflow id: why it has its reward, the task's problem, attempts, boxes, patches,
@@ -214,13 +250,13 @@ class ReadOnlyClient:
         async def read(connection: AsyncConnection) -> list[Any]:
             head = await require_rollout(connection, rollout)
             contents = await read_turn_contents(connection, head.id, limit + 1, after)
-            return [reading.describe_turn(one) for one in read_conversation(contents)]
+            return [describe_turn(one) for one in read_conversation(contents)]
 
         return self._page(read, limit, lambda row: int(row["turn"]))
 
     def turn(self, turn: int, after: int = 0) -> JsonObject:
         """Return everything that one turn says as one text, behind its first `after` characters."""
-        return page_of_text(self._read(lambda connection: reading.read_turn_text(connection, turn)), after, turn=turn)
+        return page_of_text(self._read(lambda connection: read_turn_text(connection, turn)), after, turn=turn)
 
     def patch(self, rollout: str, after: int = 0) -> JsonObject:
         """Return the newest patch of a rollout as a diff, behind its first `after` characters."""
@@ -249,8 +285,12 @@ class ReadOnlyClient:
         """Find turns of a run, or of all runs, that say a text, without regard to case, newest rollouts first. The text
         begins where a word, or a part of a name like ValueError, begins. A page ends after about two seconds; `next` is
         set until everything is searched, also if a page has no rows."""
-        run_id = None if run is None else self._run_id(run)
-        found = self._read(lambda connection: search_run(connection, run_id, words, after, 40, _SEARCH_SECONDS))
+
+        async def read(connection: AsyncConnection) -> TextSearch:
+            run_id = None if run is None else (await require_run(connection, run)).run_id
+            return await search_run(connection, run_id, words, after, 40, _SEARCH_SECONDS)
+
+        found = self._read(read)
         return page_of_groups(found.hits, lambda hit: int(hit.rollout_id), found.next_before)
 
     def tables(self) -> JsonObject:
@@ -274,9 +314,6 @@ class ReadOnlyClient:
             return run_blocking(read_sql_as_reader(self._url, query))
         except NoReaderError:
             return self._read(lambda connection: read_sql(connection, query))
-
-    def _run_id(self, run: str | None) -> str:
-        return self._read(lambda connection: reading.require_run(connection, run))
 
     def _fit(self, value: Any) -> JsonObject:
         fitting: JsonObject = fit(value)

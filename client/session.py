@@ -22,7 +22,7 @@ from ratchet.config_sources import load_config, resolve_config
 from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
 from ratchet.grading_payloads import RegradeInput, RegradeResult
 from ratchet.progress import ReportProgress
-from ratchet.run_names import require_run_id, require_target_name
+from ratchet.run_names import require_target_name
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import JsonObject, SteeringAction
 from reads.advice import Advice, advise_run
@@ -31,12 +31,13 @@ from reads.reports import list_runs, read_steps
 from reads.rollout_list import RolloutFilter, list_rollout_lines
 from reads.rollouts import describe_rollout
 from reads.run_times import read_run_times
+from reads.runs import require_run
+from reads.steering import list_requests
 from stack.diagnosis import Diagnosis, diagnose
 from stack.follow_run import collect_result, start_run, watch_run
 from stack.parts import Stack
 from stack.startup import connect_running
-from store import evaluations, metrics, open_runs, runs, step_mix
-from store import steering as stored_steering
+from store import evaluations, metrics, runs, step_mix
 from store.runs import RunRow
 from store.steering import SteeringAnswer
 from store.steering_targets import TargetKind, find_target
@@ -88,12 +89,7 @@ class Client:
         """Return a run; without an id the newest one that is open, else the newest. Raises ConfigError if it does not
         exist.
         """
-        found = require_run_id(run_id) if run_id else self.read(open_runs.newest_run)
-        if found is None:
-            raise ConfigError("there is no run yet; `ratchet train CONFIG` starts one")
-        run = Run(self, found)
-        run.row()
-        return run
+        return Run(self, self.read(lambda connection: require_run(connection, run_id)).run_id)
 
     def train(
         self,
@@ -316,4 +312,4 @@ class Run:
 
     def steering(self) -> Rows:
         """Return what people have asked of the run, newest first."""
-        return Rows(self.client.read(lambda connection: stored_steering.list_steering(connection, self.run_id)))
+        return Rows(map(asdict, self.client.read(lambda connection: list_requests(connection, self.run_id))))

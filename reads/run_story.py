@@ -1,12 +1,11 @@
 """A run, or one of its steps, in a few plain sentences made from stored facts only."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from reads.curves import Metrics
-from reads.evaluations import EvaluationRate
-from reads.runs import FailureCount, GroupLine, OutcomeCount, RunHead
-from reads.steps import DiscardedPlan, StepHead, StepToken
+from reads.run_facts import RunFacts
+from reads.runs import OutcomeCount
+from reads.step_facts import StepFacts
 from store.runs import ADHOC
 
 _MAX_LISTED = 3
@@ -25,35 +24,9 @@ _FIGURES = {
 """Name of a metric -> how it is said."""
 
 
-@dataclass(slots=True, frozen=True)
-class RunFacts:
-    """`first` and `last`: metrics of the first and of the newest trained steps, by step."""
-
-    head: RunHead
-    num_steps: int
-    first: Mapping[int, Metrics]
-    last: Mapping[int, Metrics]
-    outcomes: Sequence[OutcomeCount]
-    failures: Sequence[FailureCount]
-    evaluations: Sequence[EvaluationRate]
-
-
-@dataclass(slots=True, frozen=True)
-class StepFacts:
-    """`tokens`: those with the largest ratios. `commands`: what the turns of these tokens wrote, by turn. `discarded`:
-    earlier plans of the step."""
-
-    head: StepHead
-    metrics: Metrics
-    groups: Sequence[GroupLine]
-    tokens: Sequence[StepToken]
-    commands: Mapping[int, str]
-    discarded: Sequence[DiscardedPlan] = ()
-
-
 def explain_run(facts: RunFacts) -> list[str]:
     """Say how far the run is, whether it learns, how its rollouts ended and what is wrong with it."""
-    head = facts.head
+    head = facts.run
     reason = f": {head.state_reason}" if head.state_reason else ""
     said = [f"{head.run_id} is {head.state} at step {head.step} of {facts.num_steps}{reason}."]
     if head.config_name == ADHOC:
@@ -85,7 +58,7 @@ def explain_run(facts: RunFacts) -> list[str]:
 
 def explain_step(facts: StepFacts) -> list[str]:
     """Say what the step trained, what it left out, and which tokens had the largest ratios."""
-    head, metrics = facts.head, facts.metrics
+    head, metrics = facts.step, facts.metrics
     uses: dict[str, int] = {}
     for group in facts.groups:
         uses[group.use or "unused"] = uses.get(group.use or "unused", 0) + 1
@@ -96,7 +69,7 @@ def explain_step(facts: StepFacts) -> list[str]:
         return [*said, "The learner has not trained it yet."]
     said.append("; ".join(words.format(metrics[name]) for name, words in _FIGURES.items() if name in metrics) + ".")
     for one in facts.tokens[:_MAX_LISTED]:
-        command = facts.commands.get(one.turn_id, "")
+        command = facts.command_of(one)
         wrote = f" in `{command}`" if command else ""
         said.append(
             f"Token {one.token_id} at position {one.position} of rollout {one.rollout_id}, turn {one.turn_id}{wrote}: "

@@ -2,31 +2,56 @@
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import func, or_, select
+from sqlalchemy import ColumnElement, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.orm import aliased
 
 from ratchet.steering import STEP_TARGET, describe_request
+from ratchet.types import SteeringAction
 from store.schema import RolloutGroupTable, RolloutTable, SteeringTable
-from store.steering import first_step_after
 
 _MAX_REQUESTS = 1000
 
 
 @dataclass(slots=True, frozen=True)
 class SteeringLine:
-    """One request. `what`: the command, what it was about, and what it changed. `link`: the page of the group, rollout
-    or step that it was about, empty for the run. `from_step`: the first step that was planned after it."""
+    """One request; `SteeringTable` describes the columns. `what`: the request as one sentence. `link`: the page of the
+    group, rollout or step that it was about, empty for the run. `from_step`: the first step planned after it."""
 
     id: int
     action: str
+    target: str
+    before: Any
+    after: Any
     asked_at: datetime
     asked_by: str
     what: str
     link: str
     reason: str
     from_step: int
+
+
+def _first_step_after() -> ColumnElement[int]:
+    """Return the first step that was planned after a request.
+
+    A row's `from_step` is the first step that had no plan row at that time. If `ratchet resume --skip-step` later
+    discards the plan of an earlier step, that step is planned anew, and so after the request, too.
+    """
+    later = aliased(SteeringTable)
+    discarded = (
+        select(func.min(later.from_step))
+        .where(
+            later.run_id == SteeringTable.run_id,
+            later.action == SteeringAction.SKIP_STEP,
+            later.id > SteeringTable.id,
+        )
+        .correlate(SteeringTable)
+        .scalar_subquery()
+    )
+    return func.least(SteeringTable.from_step, discarded)
 
 
 async def list_requests(
@@ -42,7 +67,7 @@ async def list_requests(
     rollout = select(RolloutTable.id).where(RolloutTable.workflow_id == table.target).limit(1)
     statement = select(
         *(table.id, table.asked_at, table.asked_by, table.action, table.target, table.before, table.after),
-        *(table.reason, first_step_after().label("from_step")),
+        *(table.reason, _first_step_after().label("from_step")),
         group.scalar_subquery().label("group_id"),
         rollout.scalar_subquery().label("rollout_id"),
     )
@@ -51,6 +76,9 @@ async def list_requests(
         SteeringLine(
             row.id,
             row.action,
+            row.target,
+            row.before,
+            row.after,
             row.asked_at,
             row.asked_by,
             describe_request(row.action, row.target, row.before, row.after),

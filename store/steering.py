@@ -9,14 +9,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, select, update
+from sqlalchemy import func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
-from sqlalchemy.orm import aliased
 
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError
-from ratchet.steering import acts_on, changed_config, config_value, describe_request, with_values
+from ratchet.steering import acts_on, changed_config, config_value, with_values
 from ratchet.stored_config import read_stored_config
 from ratchet.types import JsonObject, RunState, SteeringAction, Wish
 from store import open_runs, plans, run_pause, runs
@@ -275,32 +274,3 @@ async def changed_by(connection: AsyncConnection, run_id: str, changes: Mapping[
 async def first_unplanned_step(connection: AsyncConnection, run_id: str) -> int:
     """Return the first step of the run that is not planned."""
     return await plans.newest_planned_step(connection, run_id) + 1
-
-
-def first_step_after() -> ColumnElement[int]:
-    """Return the first step that was planned after a request.
-
-    A row's `from_step` is the first step that had no plan row at that time. If `ratchet resume --skip-step` later
-    discards the plan of an earlier step, that step is planned anew, and so after the request, too.
-    """
-    later = aliased(SteeringTable)
-    discarded = (
-        select(func.min(later.from_step))
-        .where(
-            later.run_id == SteeringTable.run_id,
-            later.action == SteeringAction.SKIP_STEP,
-            later.id > SteeringTable.id,
-        )
-        .correlate(SteeringTable)
-        .scalar_subquery()
-    )
-    return func.least(SteeringTable.from_step, discarded)
-
-
-async def list_steering(connection: AsyncConnection, run_id: str, limit: int = 1000) -> list[JsonObject]:
-    """Return what people asked of the run, newest first: the columns of the table, with `from_step` as
-    `first_step_after` has it, and `what`: the request as one sentence."""
-    columns = [one for one in SteeringTable.__table__.c if one.name != "from_step"]
-    statement = select(*columns, first_step_after().label("from_step")).where(SteeringTable.run_id == run_id)
-    rows = await connection.execute(statement.order_by(SteeringTable.id.desc()).limit(limit))
-    return [{**row._mapping, "what": describe_request(row.action, row.target, row.before, row.after)} for row in rows]

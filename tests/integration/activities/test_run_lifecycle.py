@@ -9,6 +9,7 @@ from ratchet.payloads import EndRunInput, PauseRunInput
 from ratchet.storable_text import storable_text
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import RunState
+from reads.steering import list_requests
 from store import runs, steering
 from store.database import Database
 from store.steering import Request
@@ -45,5 +46,5 @@ async def test_a_person_may_type_a_reason_in_another_encoding(database: Database
     request = Request(run_id, "1", "a test", "caf\udce9")
     async with database.begin() as connection:
         assert (await steering.record_pause(connection, request)).changed
-        assert [one["reason"] for one in await steering.list_steering(connection, run_id)] == ["caf\\udce9"]
+        assert [one.reason for one in await list_requests(connection, run_id)] == ["caf\\udce9"]
     assert await state_of(database, run_id) == ("paused", "paused by a test: caf\\udce9")

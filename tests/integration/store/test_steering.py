@@ -1,6 +1,7 @@
 """Requests to a run: each is audited once, acts from a known step on, and is refused with a reason."""
 
 import asyncio
+from dataclasses import asdict
 from typing import Any, cast
 
 import pytest
@@ -81,7 +82,7 @@ class Steered:
 
     async def audit(self) -> list[JsonObject]:
         async with self.database.begin() as connection:
-            return await steering.list_steering(connection, self.run_id)
+            return [asdict(one) for one in await list_requests(connection, self.run_id)]
 
     async def look(self) -> RunView:
         return await self.activities.advance_run(ViewRunInput(run_id=self.run_id))

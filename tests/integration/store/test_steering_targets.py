@@ -12,7 +12,8 @@ from ratchet.errors import ConfigError
 from ratchet.payloads import ViewRunInput
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import GroupState, Outcome, Purpose, RunState, SteeringAction, Wish
-from store import evaluations, groups, learners, open_rollouts, plans, runs, steering, steering_targets
+from reads.steering import list_requests
+from store import evaluations, groups, learners, open_rollouts, plans, runs, steering_targets
 from store.database import Database
 from store.evaluations import NewEvaluation
 from store.groups import NewGroup
@@ -107,7 +108,7 @@ class Targets:
 
     async def audit(self) -> list[str]:
         async with self.database.begin() as connection:
-            return [row["action"] for row in await steering.list_steering(connection, self.run_id)]
+            return [one.action for one in await list_requests(connection, self.run_id)]
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from client.session import Client
 from ratchet.errors import ConfigError, MachineError
 from ratchet.temporal_client import root_cause
 from ratchet.types import SteeringAction
+from reads.steering import list_requests
 from stack.ports import free_port
-from store import steering as stored_steering
 from tests.integration.workflows.conftest import Loop
 from tests.integration.workflows.test_evaluations import Evaluated, evaluated
 from tests.integration.workflows.test_groups import Training
@@ -65,8 +65,8 @@ async def update(operator: Steerer, name: str, **argument: Any) -> str:
 
 async def audit(operator: Steerer) -> list[tuple[str, str, str]]:
     async with operator.loop.database.begin() as connection:
-        rows = await stored_steering.list_steering(connection, operator.run_id)
-    return [(row["action"], row["target"], row["asked_by"]) for row in reversed(rows)]
+        rows = await list_requests(connection, operator.run_id)
+    return [(row.action, row.target, row.asked_by) for row in reversed(rows)]
 
 
 async def test_updates_are_recorded_and_act(operator: Steerer) -> None:

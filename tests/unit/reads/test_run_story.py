@@ -4,9 +4,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from reads.run_story import RunFacts, StepFacts, explain_run, explain_step
+from reads.run_facts import RunFacts
+from reads.run_story import explain_run, explain_step
 from reads.runs import FailureCount, OutcomeCount, RunHead
+from reads.step_facts import StepFacts
 from reads.steps import StepHead, StepToken
+from reads.turns import TurnContent
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 
@@ -32,8 +35,7 @@ def run_facts(**changed: Any) -> RunFacts:
         NOW,
         None,
     )
-    facts: dict[str, Any] = {"head": head, "num_steps": 10, "first": {}, "last": {}, "outcomes": [], "failures": []}
-    return RunFacts(**(facts | {"evaluations": []} | changed))
+    return RunFacts(**({"run": head, "num_steps": 10, "first": {}, "last": {}} | changed))
 
 
 def test_a_run_without_steps_has_no_figures() -> None:
@@ -45,8 +47,8 @@ def test_a_run_without_steps_has_no_figures() -> None:
 
 def test_rollouts_by_hand_are_no_run_that_trains() -> None:
     facts = run_facts()
-    by_hand = replace(facts.head, config_name="adhoc", state="running", state_reason="")
-    assert explain_run(replace(facts, head=by_hand))[0] == "quick-1 holds rollouts by hand; it trains nothing."
+    by_hand = replace(facts.run, config_name="adhoc", state="running", state_reason="")
+    assert explain_run(replace(facts, run=by_hand))[0] == "quick-1 holds rollouts by hand; it trains nothing."
 
 
 def test_a_run_says_how_it_learns_and_how_rollouts_ended() -> None:
@@ -67,9 +69,14 @@ def test_a_run_says_how_it_learns_and_how_rollouts_ended() -> None:
 def test_a_step_names_the_tokens_behind_a_spike() -> None:
     head = StepHead(3, "stepped", {}, [], 1, NOW, NOW, None)
     token = StepToken(12, 34, 56, 78, -4.0, -0.5, 1.0, False)
-    said = explain_step(StepFacts(head, {"loss": 0.5}, [], [token], {34: "rm -rf build"}))
+    call = {"function": {"name": "bash", "arguments": {"command": "rm -rf build"}}}
+    turn = TurnContent(
+        *(34, 1, "", "main", "completed", None, 5, 5, None, NOW, NOW, None, "", 0, []),
+        answer={"role": "assistant", "tool_calls": [call]},
+    )
+    said = explain_step(StepFacts(head, {"loss": 0.5}, tokens=[token], turns={34: turn}))
     assert said[1] == "loss 0.5."
     assert said[2] == (
         "Token 78 at position 56 of rollout 12, turn 34 in `rm -rf build`: recorded logprob -4.000, learner's -0.500."
     )
-    assert explain_step(StepFacts(head, {}, [], [], {}))[-1] == "The learner has not trained it yet."
+    assert explain_step(StepFacts(head, {}))[-1] == "The learner has not trained it yet."

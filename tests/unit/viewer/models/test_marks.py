@@ -14,7 +14,7 @@ from viewer.models.marks import chart_marks
 
 def request(action: SteeringAction, from_step: int, hours: float) -> SteeringLine:
     moment = START + timedelta(hours=hours)
-    return SteeringLine(7, action, moment, "anna@desk", f"{action} it", "", "too fast", from_step)
+    return SteeringLine(7, action, "", None, None, moment, "anna@desk", f"{action} it", "", "too fast", from_step)
 
 
 REQUESTS = [request(SteeringAction.SET, 2, 1.5), request(SteeringAction.PAUSE, 3, 9.0)]

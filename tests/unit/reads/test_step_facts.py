@@ -1,12 +1,12 @@
 """Tokens are put together if both their ids and their commands are equal."""
 
-from reads.step_tokens import RatioTokenView, group_ratio_tokens
+from reads.step_facts import RatioToken, group_ratio_tokens
 from reads.steps import StepToken
 
 
-def token(token_id: int, position: int, command: str) -> RatioTokenView:
+def token(token_id: int, position: int, command: str) -> RatioToken:
     stored = StepToken(1, 2, position, token_id, -1.0, -2.0, 0.5, False)
-    return RatioTokenView(stored, 0.37, f"t{token_id}", 0.5, command)
+    return RatioToken(stored, 0.37, f"t{token_id}", 0.5, command)
 
 
 def test_equal_tokens_of_equal_commands_are_one_group() -> None:

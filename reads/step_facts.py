@@ -1,0 +1,125 @@
+"""One training step: what entered it, each rollout's share of its loss, and the tokens with the largest ratios."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from ratchet.errors import ConfigError
+from reads.conversation import main_command
+from reads.curves import Metrics, metrics_by_step
+from reads.loss_shares import loss_shares, why_no_shares
+from reads.rollout_list import RolloutLine, lines_of_ids
+from reads.rollouts import PlannedUse, planned_uses
+from reads.runs import GroupLine, list_groups_of_step
+from reads.steps import DiscardedPlan, StepHead, StepToken, discarded_plans, read_step_head, read_step_tokens
+from reads.tokenizer import DecodesIds
+from reads.turns import TurnContent, read_turns
+
+_MAX_LOG_RATIO = 700.0
+
+
+@dataclass(slots=True, frozen=True)
+class RatioToken:
+    """A trained token with a ratio far from 1. `advantage`: of its rollout. `command`: of its turn."""
+
+    token: StepToken
+    ratio: float
+    text: str | None
+    advantage: float | None
+    command: str
+
+
+@dataclass(slots=True, frozen=True)
+class RatioTokenGroup:
+    """Tokens that are equal and helped to write the same command; the furthest from 1 comes first."""
+
+    token_id: int
+    text: str | None
+    command: str
+    tokens: list[RatioToken]
+
+
+@dataclass(slots=True, frozen=True)
+class StepMember:
+    """A rollout of the step. `share`: of the loss, see `loss_shares`."""
+
+    rollout: RolloutLine
+    use: PlannedUse
+    share: float | None
+
+
+@dataclass(slots=True, frozen=True)
+class StepFacts:
+    """The facts about a step that its page, tools and sentences tell.
+
+    `members`: those with the largest share of the loss first; `no_shares`: why none has one, else empty. `discarded`:
+    earlier plans of the step. `tokens`: those with the largest ratios, as the learner recorded them; `turns`: those of
+    these tokens by id, without archived ones.
+    """
+
+    step: StepHead
+    metrics: Metrics
+    groups: Sequence[GroupLine] = ()
+    members: Sequence[StepMember] = ()
+    no_shares: str = ""
+    discarded: Sequence[DiscardedPlan] = ()
+    tokens: Sequence[StepToken] = ()
+    turns: Mapping[int, TurnContent] = field(default_factory=dict)
+
+    def command_of(self, token: StepToken) -> str:
+        """Return the command that the token helped to write; empty if its turn is archived."""
+        return main_command(self.turns[token.turn_id]) if token.turn_id in self.turns else ""
+
+    def ratio_tokens(self, tokenizer: DecodesIds | None) -> list[RatioToken]:
+        advantages = {one.rollout.id: one.use.advantage for one in self.members}
+        return [
+            RatioToken(
+                one,
+                math.exp(min(one.logprob - one.behaviour, _MAX_LOG_RATIO)),
+                tokenizer.decode([one.token_id], skip_special_tokens=False) if tokenizer else None,
+                advantages.get(one.rollout_id),
+                self.command_of(one),
+            )
+            for one in self.tokens
+        ]
+
+
+async def read_step_facts(connection: AsyncConnection, run_id: str, step: int) -> StepFacts | None:
+    head = await read_step_head(connection, run_id, step)
+    if head is None:
+        return None
+    uses = await planned_uses(connection, run_id, step)
+    lines = await lines_of_ids(connection, list(uses))
+    loss = head.knobs.get("loss", {})
+    shares = loss_shares(uses, loss)
+    members = [StepMember(lines[one], use, shares[one]) for one, use in uses.items() if one in lines]
+    members.sort(key=lambda one: -(one.share or 0.0))
+    tokens = await read_step_tokens(connection, run_id, step)
+    return StepFacts(
+        head,
+        (await metrics_by_step(connection, run_id, step, step)).get(step, {}),
+        await list_groups_of_step(connection, run_id, step),
+        members,
+        why_no_shares(uses, loss),
+        await discarded_plans(connection, run_id, step),
+        tokens,
+        await read_turns(connection, {one.turn_id for one in tokens}),
+    )
+
+
+async def require_step(connection: AsyncConnection, run_id: str, step: int) -> StepFacts:
+    """Return the facts about a step. Raises ConfigError if it does not exist."""
+    found = await read_step_facts(connection, run_id, step)
+    if found is None:
+        raise ConfigError(f"there is no step {step} of a run {run_id!r}; its metrics name its steps")
+    return found
+
+
+def group_ratio_tokens(tokens: Sequence[RatioToken]) -> list[RatioTokenGroup]:
+    """Put equal tokens of equal commands together, in the order of the first of each."""
+    groups: dict[tuple[int, str], list[RatioToken]] = {}
+    for one in tokens:
+        groups.setdefault((one.token.token_id, one.command), []).append(one)
+    return [RatioTokenGroup(key[0], found[0].text, key[1], found) for key, found in groups.items()]
