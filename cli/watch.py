@@ -152,7 +152,7 @@ def _steps_table(metrics: dict[int, dict[str, float]]) -> "RenderableType":
 
 def _evaluations(run: "Run") -> list[str]:
     return [
-        f"evaluation {one['label']} at step {one['step']}: reward {one['mean_reward']:.3f} ({one['graded']} rollouts)"
+        f"evaluation {one['label']} at step {one['step']}: reward {one['mean']:.3f} ({one['num_graded']} rollouts)"
         for one in run.evaluations()
-        if one["mean_reward"] is not None
+        if one["mean"] is not None
     ]

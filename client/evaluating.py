@@ -21,6 +21,7 @@ from ratchet.solve_rates import compare
 from ratchet.stored_config import read_stored_config
 from ratchet.types import JsonObject, RunState
 from reads.evaluation_report import evaluated_tasks, find_evaluation, report_evaluation
+from reads.evaluations import evaluation_rates
 from stack.follow_run import start_run, watch_run
 from stack.parts import Stack
 from stack.startup import bring_up, require_up
@@ -208,16 +209,15 @@ async def read_reports(stack: Stack, run_id: str, labels: Sequence[str] | None =
         run = await runs.get_run(connection, run_id)
         assert run is not None
         endpoint = run.resolved_config.endpoint
-        rows = await evaluations.list_evaluations(connection, run_id)
         reports = {
-            row["label"]: {
-                "step": row["step"],
-                "temperature": row["temperature"],
-                "policy_version": row["policy_version"],
-                **report_evaluation(await evaluated_tasks(connection, run_id, row["label"])),
+            one.label: {
+                "step": one.step,
+                "temperature": one.temperature,
+                "policy_version": one.policy_version,
+                **report_evaluation(await evaluated_tasks(connection, run_id, one.label)),
             }
-            for row in rows
-            if labels is None or row["label"] in labels
+            for one in await evaluation_rates(connection, run_id)
+            if labels is None or one.label in labels
         }
     return {
         "run_id": run_id,

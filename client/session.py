@@ -17,6 +17,7 @@ from client import evaluating, steering
 from client.evaluating import EvaluationSettings
 from client.rows import Rows
 from client.workflows import run_workflow
+from ratchet.bounded_numbers import LARGEST_INTEGER
 from ratchet.config import RunConfig
 from ratchet.config_sources import load_config, resolve_config
 from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
@@ -26,18 +27,19 @@ from ratchet.run_names import require_target_name
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import JsonObject, SteeringAction
 from reads.advice import Advice, advise_run
+from reads.curves import metrics_by_step, times_by_step
+from reads.evaluations import evaluation_rates
 from reads.groups import list_groups, read_group_filter
-from reads.reports import list_runs, read_steps
 from reads.rollout_list import RolloutFilter, list_rollout_lines
 from reads.rollouts import describe_rollout
 from reads.run_times import read_run_times
-from reads.runs import require_run
+from reads.runs import RolloutCount, count_rollouts, list_run_summaries, require_run
 from reads.steering import list_requests
 from stack.diagnosis import Diagnosis, diagnose
 from stack.follow_run import collect_result, start_run, watch_run
 from stack.parts import Stack
 from stack.startup import connect_running
-from store import evaluations, metrics, runs, step_mix
+from store import runs, step_mix
 from store.runs import RunRow
 from store.steering import SteeringAnswer
 from store.steering_targets import TargetKind, find_target
@@ -83,7 +85,13 @@ class Client:
 
     def runs(self) -> Rows:
         """Return every run with its progress, newest first."""
-        return Rows(self.read(list_runs))
+
+        async def read(connection: AsyncConnection) -> list[JsonObject]:
+            counts = await count_rollouts(connection)
+            runs = await list_run_summaries(connection)
+            return [asdict(one) | asdict(counts.get(one.run_id, RolloutCount())) for one in runs]
+
+        return Rows(self.read(read))
 
     def run(self, run_id: str | None = None) -> "Run":
         """Return a run; without an id the newest one that is open, else the newest. Raises ConfigError if it does not
@@ -283,12 +291,13 @@ class Run:
 
     def steps(self) -> Rows:
         """Return one row per planned step, with its metrics as columns."""
-        values = self.client.read(lambda connection: metrics.read_metrics(connection, self.run_id))
-        planned = self.client.read(lambda connection: read_steps(connection, self.run_id))
-        return Rows(
-            {**{key: value for key, value in step.items() if key != "metrics"}, **values.get(step["step"], {})}
-            for step in planned
-        )
+
+        async def read(connection: AsyncConnection) -> list[JsonObject]:
+            times = await times_by_step(connection, self.run_id, 0, LARGEST_INTEGER)
+            metrics = await metrics_by_step(connection, self.run_id, 0, LARGEST_INTEGER)
+            return [asdict(one) | metrics.get(step, {}) for step, one in times.items()]
+
+        return Rows(self.client.read(read))
 
     def mix(self) -> Rows:
         """Return what each step was trained on: one row per step and dataset, and per step and family of tasks."""
@@ -307,8 +316,8 @@ class Run:
         return Rows(map(asdict, self.client.read(lambda connection: list_rollout_lines(connection, wanted, limit))))
 
     def evaluations(self) -> Rows:
-        """Return one row per evaluation, oldest first."""
-        return Rows(self.client.read(lambda connection: evaluations.list_evaluations(connection, self.run_id)))
+        """Return one row per evaluation, with its solve rate as `mean`, by step."""
+        return Rows(map(asdict, self.client.read(lambda connection: evaluation_rates(connection, self.run_id))))
 
     def steering(self) -> Rows:
         """Return what people have asked of the run, newest first."""

@@ -14,12 +14,14 @@ Metrics = dict[str, float]
 
 @dataclass(slots=True, frozen=True)
 class StepTimes:
-    """The times at which a step was planned and first trained, and the state of its plan row."""
+    """The times at which a step was planned and first trained, and the state of its plan row. `epoch`: of the learner
+    that trained it."""
 
     step: int
     state: str
     planned_at: datetime
     stepped_at: datetime | None
+    epoch: int | None
 
 
 @dataclass(slots=True, frozen=True)
@@ -69,7 +71,7 @@ async def trained_tokens_before(connection: AsyncConnection, run_id: str, step: 
 
 
 async def times_by_step(connection: AsyncConnection, run_id: str, first: int, last: int) -> dict[int, StepTimes]:
-    columns = (BatchTable.step, BatchTable.state, BatchTable.planned_at, plans.first_trained_at())
+    columns = (BatchTable.step, BatchTable.state, BatchTable.planned_at, plans.first_trained_at(), BatchTable.epoch)
     statement = select(*columns).where(BatchTable.run_id == run_id, BatchTable.step.between(first, last))
     return {row.step: StepTimes(*row) for row in await connection.execute(statement.order_by(BatchTable.step))}
 

@@ -40,16 +40,24 @@ from store.schema import (
 
 @dataclass(slots=True, frozen=True)
 class RunSummary:
-    """One line of the list of runs. `is_by_hand`: it holds rollouts that people start; it trains nothing and never
-    ends. `mean_reward`: of the groups that the newest step trained, so of those
-    with signal; None before the first step. `num_groups`: groups that were started. `num_open`: rollouts that have not
-    ended."""
+    """One line of the list of runs; `RunTable` describes the columns. `is_by_hand`: it holds rollouts that people
+    start; it trains nothing and never ends. `endpoint`: url and model of what answers in place of the policy.
+    `mean_reward`: of the groups that the newest step trained, so of those with signal; None before the first step.
+    `num_groups`: groups that were started. `num_open`: rollouts that have not ended."""
 
     run_id: str
     config_name: str
+    engine_set: str
+    endpoint: JsonObject | None
     state: str
     reason: str
+    wish: str
+    stop_at: int | None
+    epoch: int
     step: int
+    checkpoint_step: int
+    best_step: int | None
+    best_rate: float | None
     num_steps: int
     num_groups: int
     num_open: int
@@ -154,11 +162,11 @@ def shown_endpoint(endpoint: JsonObject | None) -> JsonObject | None:
 
 async def list_run_summaries(
     connection: AsyncConnection,
-    limit: int,
+    limit: int | None = None,
     before: tuple[datetime, str] | None = None,
     by_hand: bool | None = None,
 ) -> list[RunSummary]:
-    """Return runs, newest first; `before`: the (created_at, run_id) of the last run of the page before.
+    """Return runs, all or `limit`, newest first; `before`: the (created_at, run_id) of the last run of the page before.
 
     `by_hand`: only those of rollouts by hand, or only the others; None: both."""
     page = select(RunTable).order_by(RunTable.created_at.desc(), RunTable.run_id.desc()).limit(limit)
@@ -177,23 +185,34 @@ async def list_run_summaries(
         .where(MetricTable.run_id == run.c.run_id, MetricTable.name == "reward_mean", MetricTable.step == run.c.step)
         .scalar_subquery()
     )
-    num_steps: ColumnElement[int] = func.coalesce(run.c.config["training"]["steps"].as_integer(), 0)
-    statement = select(
-        run.c.run_id,
-        run.c.config_name,
-        run.c.state,
-        run.c.state_reason,
-        run.c.step,
-        num_steps,
-        run.c.next_group_no,
-        counts.c.open,
-        reward,
-        run.c.created_at,
-        run.c.ended_at,
-        run.c.config_name == ADHOC,
-    ).join(counts, true())
+    other: dict[str, Any] = {
+        "endpoint": run.c.config["endpoint"],
+        "reason": run.c.state_reason,
+        "num_steps": func.coalesce(run.c.config["training"]["steps"].as_integer(), 0),
+        "num_groups": run.c.next_group_no,
+        "num_open": counts.c.open,
+        "mean_reward": reward,
+        "is_by_hand": run.c.config_name == ADHOC,
+    }
+    columns = [(other[name] if name in other else run.c[name]).label(name) for name in RunSummary.__slots__]
+    statement = select(*columns).join(counts, true())
     rows = await connection.execute(statement.order_by(run.c.created_at.desc(), run.c.run_id.desc()))
-    return [RunSummary(*row) for row in rows]
+    return [replace(RunSummary(*row), endpoint=shown_endpoint(row.endpoint)) for row in rows]
+
+
+@dataclass(slots=True, frozen=True)
+class RolloutCount:
+    """The number of a run's rollouts, and of those with a reward."""
+
+    num_rollouts: int = 0
+    num_graded: int = 0
+
+
+async def count_rollouts(connection: AsyncConnection) -> dict[str, RolloutCount]:
+    """Count the rollouts of each run; a run without any is missing."""
+    counts = (RolloutTable.run_id, func.count(), func.count(RolloutTable.reward))
+    rows = await connection.execute(select(*counts).group_by(RolloutTable.run_id))
+    return {row[0]: RolloutCount(*row[1:]) for row in rows}
 
 
 async def read_run_head(connection: AsyncConnection, run_id: str) -> RunHead | None:

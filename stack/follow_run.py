@@ -25,7 +25,7 @@ from ratchet.temporal_client import pending_activities, root_cause, start_train_
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import RunState
 from ratchet.vime_names import value_of
-from reads.reports import evaluation_rewards, read_steps, run_progress
+from reads.run_result import evaluation_rewards, read_steps, run_progress
 from stack.cpu_meter import CpuMeter
 from stack.curve import summary
 from stack.part_health import HealthState, read_health

@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import ConfigError
 from ratchet.evaluation_payloads import StartedMember
-from ratchet.types import JsonObject, Outcome, Purpose, RunState, SteeringAction, Wish
+from ratchet.types import Outcome, Purpose, RunState, SteeringAction, Wish
 from store import groups, plans, runs, steering
 from store.schema import EvaluationTable, RolloutGroupTable, RolloutTable, RunTable, SteeringTable, TaskTable
 from store.steering import Request
@@ -201,30 +201,6 @@ async def begun_evaluations(connection: AsyncConnection, run_id: str) -> list[Be
     ).where(EvaluationTable.run_id == run_id)
     ordered = statement.order_by(EvaluationTable.created_at, EvaluationTable.label)
     return [BegunEvaluation(*row) for row in await connection.execute(ordered)]
-
-
-async def list_evaluations(connection: AsyncConnection, run_id: str) -> list[JsonObject]:
-    """Return the run's evaluations with their counts and mean reward, oldest first."""
-    statement = (
-        select(
-            EvaluationTable.label,
-            EvaluationTable.step,
-            EvaluationTable.temperature,
-            EvaluationTable.num_samples,
-            EvaluationTable.policy_version,
-            EvaluationTable.created_at,
-            EvaluationTable.ended_at,
-            func.count(RolloutTable.id).label("rollouts"),
-            func.count(RolloutTable.reward).label("graded"),
-            func.avg(RolloutTable.reward).label("mean_reward"),
-        )
-        .outerjoin(RolloutGroupTable, _is_group_of_evaluation())
-        .outerjoin(RolloutTable, _is_counted_member())
-        .where(EvaluationTable.run_id == run_id)
-        .group_by(*EvaluationTable.__table__.c)
-        .order_by(EvaluationTable.created_at, EvaluationTable.label)
-    )
-    return [dict(row._mapping) for row in await connection.execute(statement)]
 
 
 async def ended_evaluations(connection: AsyncConnection, run_id: str) -> set[str]:

@@ -24,16 +24,6 @@ async def record_metrics(
     )
 
 
-async def read_metrics(connection: AsyncConnection, run_id: str) -> dict[int, dict[str, float]]:
-    """Return step → name → value, for all metrics of a run."""
-    columns = (MetricTable.step, MetricTable.name, MetricTable.value)
-    statement = select(*columns).where(MetricTable.run_id == run_id).order_by(MetricTable.step, MetricTable.name)
-    found: dict[int, dict[str, float]] = {}
-    for step, name, value in await connection.execute(statement):
-        found.setdefault(step, {})[name] = value
-    return found
-
-
 async def read_metric(connection: AsyncConnection, run_id: str, step: int, name: str) -> float | None:
     """Return one metric of one step, None if it was not recorded."""
     return (await read_metric_values(connection, run_id, [step], name)).get(step)

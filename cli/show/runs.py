@@ -14,7 +14,6 @@ def runs(
     from client import Client
     from ratchet.config_engines import DEFAULT_SET
     from ratchet.errors import ConfigError
-    from store.runs import ADHOC
 
     found = [run for run in Client().runs() if run_id is None or run["run_id"] == run_id]
     if run_id is not None and not found:
@@ -27,10 +26,10 @@ def runs(
         [
             run["run_id"],
             _state(run),
-            "by hand" if run["config_name"] == ADHOC else f"{run['step']}/{run['steps']}",
-            "" if run["config_name"] == ADHOC else str(run["checkpoint_step"]),
+            "by hand" if run["is_by_hand"] else f"{run['step']}/{run['num_steps']}",
+            "" if run["is_by_hand"] else str(run["checkpoint_step"]),
             "" if run["best_step"] is None else f"{run['best_step']} ({run['best_rate']:.3f})",
-            f"{run['graded']}/{run['rollouts']}",
+            f"{run['num_graded']}/{run['num_rollouts']}",
             *([run["engine_set"]] if has_sets else []),
         ]
         for run in found
@@ -38,8 +37,8 @@ def runs(
     columns = ["run", "state", "step", "saved", "best step", "graded rollouts"]
     print_table("runs", [*columns, *(["engine set"] if has_sets else [])], rows)
     for run in found:
-        if run["state_reason"]:
-            print(f"{run['run_id']} is {run['state']}: {run['state_reason']}")
+        if run["reason"]:
+            print(f"{run['run_id']} is {run['state']}: {run['reason']}")
         if run["endpoint"] is not None:
             print(f"{run['run_id']} is {answered_by(run['endpoint'])}")
         if run["wish"] != "none":
@@ -48,8 +47,6 @@ def runs(
 
 
 def _state(run: dict[str, Any]) -> str:
-    from store.runs import ADHOC
-
-    if run["config_name"] == ADHOC and run["state"] == "running":
+    if run["is_by_hand"] and run["state"] == "running":
         return "open"  # it takes rollouts for ever, and runs none by itself
     return run["state"] if run["wish"] == "none" else f"{run['state']}, {run['wish']}"

@@ -22,7 +22,7 @@ from cli.console import say
 from cli.store_access import query
 from ratchet.config_sources import load_config
 from ratchet.errors import ConfigError
-from reads.reports import evaluation_rewards
+from reads.run_result import evaluation_rewards
 from stack.curve import draw, summary
 from stack.follow_run import collect_result, start_run, watch_run
 from stack.parts import Stack

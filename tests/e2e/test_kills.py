@@ -12,7 +12,7 @@ from activities.box_lifecycle import INSTALLATION_KEY
 from cli.console import say
 from ratchet.config_sources import load_config
 from ratchet.errors import ConfigError
-from reads.reports import list_runs
+from reads.runs import list_run_summaries
 from sandboxes.e2b import E2BProvider
 from stack.follow_run import start_run
 from stack.parts import Stack
@@ -63,14 +63,14 @@ async def _ended(connection: AsyncConnection, run_id: str) -> int:
 
 
 def _is_over(read: Read, run_id: str) -> bool:
-    runs = {run["run_id"]: run for run in read(list_runs)}
-    return run_id in runs and runs[run_id]["state"] not in ("running", "paused")
+    runs = {run.run_id: run for run in read(list_run_summaries)}
+    return run_id in runs and runs[run_id].state not in ("running", "paused")
 
 
 @pytest.mark.timeout(2400)
 def test_the_run_is_done(killed_run: str, read: Read) -> None:
-    run = next(run for run in read(list_runs) if run["run_id"] == killed_run)
-    assert (run["state"], run["step"], run["checkpoint_step"]) == ("done", 3, 3), run["state_reason"]
+    run = next(run for run in read(list_run_summaries) if run.run_id == killed_run)
+    assert (run.state, run.step, run.checkpoint_step) == ("done", 3, 3), run.reason
 
 
 def test_every_started_rollout_has_exactly_one_outcome(killed_run: str, read: Read) -> None:

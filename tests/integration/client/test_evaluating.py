@@ -18,7 +18,7 @@ from ratchet.config import DatasetConfig
 from ratchet.config_engines import DEFAULT_SET
 from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
 from ratchet.types import Purpose, RunState
-from reads.reports import list_runs
+from reads.runs import list_run_summaries
 from stack.parts import Stack
 from stack.supervisor import Supervisor
 from stack.train_from_store import create_stored_run
@@ -114,8 +114,8 @@ async def test_a_run_that_an_endpoint_answered_says_so_and_trains_nothing(
     async with database.begin() as connection:
         await runs.publish_initial(connection, f"{run_id}/0.e0", run_id, ENDPOINT["url"], [])
         assert not await engines.newest_published_policies(connection, DEFAULT_SET), "no engine loads its weights"
-        listed = (await list_runs(connection))[0]
-        assert listed["endpoint"] == ENDPOINT and "no tokens are captured" in answered_by(listed["endpoint"])
+        listed = (await list_run_summaries(connection))[0]
+        assert listed.endpoint == ENDPOINT and "no tokens are captured" in answered_by(ENDPOINT)
         with pytest.raises(ConfigError, match="tokens are not captured"):
             await export_run(connection, run_id, ["jsonl"], tmp_path)
         with pytest.raises(ConfigError, match="nothing can be trained"):

@@ -11,7 +11,8 @@ from ratchet.payloads import EvaluationPlan
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import Purpose, RunState
 from reads.evaluation_report import evaluated_tasks, find_evaluation, report_evaluation
-from reads.reports import list_runs
+from reads.evaluations import evaluation_rates
+from reads.runs import list_run_summaries
 from store import evaluations, groups, learner_commits, retention, runs, steering
 from store.database import Database
 from store.evaluations import NewEvaluation
@@ -148,9 +149,9 @@ async def test_the_best_step_is_listed(evaluated: Evaluations) -> None:
     await evaluated.evaluate(2, solved=3)
     async with evaluated.database.begin() as connection:
         row = await runs.get_run(connection, evaluated.run_id)
-        (listed,) = await list_runs(connection)
+        (listed,) = await list_run_summaries(connection)
     assert row is not None and (row.best_step, row.best_rate) == (2, 0.75)
-    assert (listed["best_step"], listed["best_rate"]) == (2, 0.75)
+    assert (listed.best_step, listed.best_rate) == (2, 0.75)
 
 
 async def test_an_evaluation_that_has_not_ended_is_not_compared(evaluated: Evaluations) -> None:
@@ -224,12 +225,10 @@ async def test_a_report_has_datasets_and_families(evaluated: Evaluations) -> Non
     await evaluated.evaluate(2, solved=2)
     async with evaluated.database.begin() as connection:
         report = report_evaluation(await evaluated_tasks(connection, evaluated.run_id, "step2-t1"))
-        listed = await evaluations.list_evaluations(connection, evaluated.run_id)
+        listed = await evaluation_rates(connection, evaluated.run_id)
     means = {name: part["pass_at_k"]["1"]["mean"] for name, part in report["by_dataset"].items()}
     assert means == {"d0": 0.5, "d1": 0.5} and report["by_family"]["f"]["tasks"] == 3
-    assert [(row["label"], row["rollouts"], row["graded"], float(row["mean_reward"])) for row in listed] == [
-        ("step2-t1", 4, 4, 0.5)
-    ]
+    assert [(one.label, one.num_rollouts, one.num_graded, one.mean) for one in listed] == [("step2-t1", 4, 4, 0.5)]
 
 
 async def test_weights_and_checkpoint_of_the_best_step_stay(evaluated: Evaluations) -> None:

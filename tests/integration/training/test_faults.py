@@ -16,6 +16,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError
+from reads.curves import metrics_by_step
 from reads.explanations import explain_thing
 from store import learner_commits, learners, metrics, runs, skipped_steps
 from store.arrays import halves_from_bytes, logprobs_to_bytes
@@ -234,7 +235,7 @@ async def test_infinite_gradients_are_skipped_and_too_many_in_a_row_pause_the_ru
         ).one()
         assert settings.run_id not in await learners.runs_wanting_learner(connection)
         newest = await runs.newest_version(connection, settings.run_id)
-        values = await metrics.read_metrics(connection, settings.run_id)
+        values = await metrics_by_step(connection, settings.run_id, 0, 100)
     assert row.state == "paused" and "step 5" in row.state_reason and "not finite" in row.state_reason
     assert newest is not None and newest.step == row.step == 4
     assert {step: found["skipped_updates"] for step, found in values.items()} == {1: 0, 2: 1, 3: 1, 4: 1}
@@ -248,7 +249,7 @@ async def test_skipped_steps_with_a_good_one_between_them_do_not_end_training(eq
     await _break_logprobs(equal_runs, settings, first=5, last=6)
     await equal_runs.train(settings, 1, [])
     async with equal_runs.database.begin() as connection:
-        values = await metrics.read_metrics(connection, settings.run_id)
+        values = await metrics_by_step(connection, settings.run_id, 0, 100)
         query = select(PolicyVersionTable.files).where(
             PolicyVersionTable.run_id == settings.run_id, PolicyVersionTable.step.between(1, 3)
         )
@@ -396,7 +397,7 @@ async def test_a_changed_learning_rate_replays_bit_by_bit(equal_runs: Runs) -> N
     assert await equal_runs.train(killed, 1, [("step", 3, 0), ("publish", 4, 0), ("step", 7, 0), ("save", 8, 0)]) == 5
     assert await equal_runs.digest(killed) == await equal_runs.digest(undisturbed)
     async with equal_runs.database.begin() as connection:
-        found = await metrics.read_metrics(connection, killed.run_id)
+        found = await metrics_by_step(connection, killed.run_id, 0, 100)
     rates = [round(found[step]["learning_rate"], 9) for step in range(1, 9)]
     assert rates == [2.5e-4, 5e-4, 2.25e-4, 1e-3, 1e-3, 2e-3, 2e-3, 2e-3], "four updates of warm-up"
 
@@ -513,7 +514,7 @@ async def test_a_poison_batch_is_discarded_and_another_one_takes_its_place(equal
         await metrics.record_metrics(connection, settings.run_id, 1, {"reward_mean/family/of the first batch": 1.0})
     assert "groups of step 1 are discarded" in (await ask("first")).text
     async with equal_runs.database.begin() as connection:
-        assert 1 not in await metrics.read_metrics(connection, settings.run_id)
+        assert 1 not in await metrics_by_step(connection, settings.run_id, 0, 100)
     assert not (await ask("first")).changed
     with pytest.raises(ConfigError, match="no step that is planned"):
         await ask("second")

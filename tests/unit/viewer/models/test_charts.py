@@ -19,7 +19,7 @@ def curves(run_id: str = "r") -> RunCurves:
         1: {"entropy": 0.5, "trained_tokens": 100.0},
         2: {"entropy": 0.4, "trained_tokens": 50.0},
     }
-    times = {step: StepTimes(step, "committed", START, START + timedelta(hours=step)) for step in (1, 2)}
+    times = {step: StepTimes(step, "committed", START, START + timedelta(hours=step), 0) for step in (1, 2)}
     rewards = [StepReward(1, 16, 2, 0.25, 0.1), StepReward(2, 16, 1, 0.5, None)]
     return RunCurves(run_id, START, metrics, times, rewards, [])
 

@@ -1,13 +1,9 @@
-"""Reports for people, as JSON objects for the CLI: runs, rollouts, one rollout in detail, the curve of a run.
-
-Every report takes a fixed number of queries.
-"""
+"""The progress and the result of a run, as JSON objects: what `ratchet train` prints while it waits and at the end."""
 
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.types import JsonObject, Purpose
-from reads.runs import shown_endpoint
 from store import plans
 from store.schema import (
     BatchItemTable,
@@ -18,47 +14,6 @@ from store.schema import (
     RunTable,
     TaskTable,
 )
-
-
-async def list_runs(connection: AsyncConnection) -> list[JsonObject]:
-    """Return every run with its progress and counts of rollouts, newest first."""
-    counts = (
-        select(
-            RolloutTable.run_id,
-            func.count().label("rollouts"),
-            func.count(RolloutTable.outcome).label("ended"),
-            func.count(RolloutTable.reward).label("graded"),
-        )
-        .group_by(RolloutTable.run_id)
-        .subquery()
-    )
-    statement = (
-        select(
-            RunTable.run_id,
-            RunTable.state,
-            RunTable.state_reason,
-            RunTable.wish,
-            RunTable.stop_at,
-            RunTable.config_name,
-            RunTable.engine_set,
-            RunTable.step,
-            RunTable.checkpoint_step,
-            RunTable.epoch,
-            RunTable.best_step,
-            RunTable.best_rate,
-            RunTable.created_at,
-            RunTable.ended_at,
-            RunTable.config["endpoint"].label("endpoint"),
-            RunTable.config["training"]["steps"].as_integer().label("steps"),
-            func.coalesce(counts.c.rollouts, 0).label("rollouts"),
-            func.coalesce(counts.c.ended, 0).label("ended"),
-            func.coalesce(counts.c.graded, 0).label("graded"),
-        )
-        .outerjoin(counts, counts.c.run_id == RunTable.run_id)
-        .order_by(RunTable.created_at.desc())
-    )
-    rows = [dict(row._mapping) for row in await connection.execute(statement)]
-    return [row | {"endpoint": shown_endpoint(row["endpoint"])} for row in rows]
 
 
 async def read_steps(connection: AsyncConnection, run_id: str) -> list[JsonObject]:
