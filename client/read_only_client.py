@@ -22,14 +22,13 @@ from ratchet.types import JsonObject
 from reads.advice import advise_run
 from reads.conversation import read_conversation
 from reads.curves import metrics_by_step, steps_with_metrics
-from reads.explanations import explain_thing
+from reads.explanations import explain_run, explain_thing
 from reads.groups import ListedGroup, list_groups, read_group_filter
 from reads.read_only import ReadOnlyStore, has_refused_value
 from reads.reward_explanation import explain_reward
 from reads.rollout_list import RolloutFilter, RolloutLine, list_rollout_lines
 from reads.rollouts import read_grade_log, read_patch_text, read_rollout_facts, require_rollout
 from reads.run_facts import read_run_facts
-from reads.run_story import explain_run
 from reads.run_times import RunTimes, read_run_times
 from reads.runs import list_run_summaries, require_run
 from reads.step_facts import RatioToken, require_step

@@ -1,4 +1,4 @@
-"""Lists of a run's groups by what has become of them, newest first, each with the reason, and the counts of them."""
+"""Groups of a run: lines of them, lists by what has become of them with the reason, and the counts of them."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from sqlalchemy import ARRAY, BigInteger, ColumnElement, any_, case, exists, func, literal, select
+from sqlalchemy import ARRAY, BigInteger, ColumnElement, Row, Select, any_, case, exists, func, literal, select, true
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import ConfigError
@@ -21,10 +21,9 @@ from ratchet.types import (
     RunState,
     SteeringAction,
 )
-from reads.runs import GroupLine, group_lines
 from reads.steps import discarded_plans
 from store.groups import GROUP_CANCELLED
-from store.schema import BatchItemTable, BatchTable, RolloutGroupTable, RolloutTable, RunTable, SteeringTable
+from store.schema import BatchItemTable, BatchTable, RolloutGroupTable, RolloutTable, RunTable, SteeringTable, TaskTable
 
 _WITHOUT_A_STEP = (GroupState.FAILED, GroupState.CANCELLED)
 _USES = (GroupProgress.TRAINED, GroupProgress.NO_SIGNAL, GroupProgress.EXPIRED)
@@ -90,6 +89,97 @@ class _EndedGroup:
     min_graded: int
     num_rewarded: int
     reason: str
+
+
+@dataclass(slots=True, frozen=True)
+class GroupLine:
+    """A group in a list. `group_no`: its number in its run, by which people and commands name it.
+
+    `use`: what the step that consumed it did with it; None without one."""
+
+    group_id: int
+    group_no: int
+    task_id: int
+    task: str
+    purpose: str
+    label: str
+    state: str
+    size: int
+    num_ended: int
+    lowest: float | None
+    highest: float | None
+    started_step: int
+    step: int | None
+    use: str | None
+    created_at: datetime
+
+
+def group_lines() -> Select[*tuple[Any, ...]]:
+    members = (
+        select(
+            func.count(RolloutTable.outcome).label("ended"),
+            func.min(RolloutTable.reward).label("lowest"),
+            func.max(RolloutTable.reward).label("highest"),
+        )
+        .where(RolloutTable.group_id == RolloutGroupTable.id, RolloutTable.replaced_by.is_(None))
+        .lateral()
+    )
+    use = (
+        select(BatchItemTable.step, BatchItemTable.use)
+        .where(BatchItemTable.run_id == RolloutGroupTable.run_id, BatchItemTable.group_id == RolloutGroupTable.id)
+        .limit(1)
+        .lateral()
+    )
+    return (
+        select(
+            RolloutGroupTable.id,
+            RolloutGroupTable.group_no,
+            RolloutGroupTable.task_id,
+            TaskTable.label,
+            RolloutGroupTable.purpose,
+            RolloutGroupTable.label.label("evaluation"),
+            RolloutGroupTable.state,
+            RolloutGroupTable.size,
+            members.c.ended,
+            members.c.lowest,
+            members.c.highest,
+            RolloutGroupTable.started_step,
+            use.c.step,
+            use.c.use,
+            RolloutGroupTable.created_at,
+        )
+        .join(TaskTable, TaskTable.id == RolloutGroupTable.task_id)
+        .join(members, true())
+        .outerjoin(use, true())
+    )
+
+
+async def list_open_groups(connection: AsyncConnection, run_id: str, limit: int) -> list[GroupLine]:
+    """Return the groups of the run in which rollouts still run, oldest first."""
+    is_open = RolloutGroupTable.purpose.in_(list(Purpose)) & (RolloutGroupTable.state == GroupState.OPEN)
+    statement = group_lines().where(RolloutGroupTable.run_id == run_id, is_open)
+    return _lines(list(await connection.execute(statement.order_by(RolloutGroupTable.group_no).limit(limit))))
+
+
+async def list_groups_of_step(connection: AsyncConnection, run_id: str, step: int) -> list[GroupLine]:
+    """Return every group that the step consumed, trained or not."""
+    consumed = select(BatchItemTable.group_id).where(BatchItemTable.run_id == run_id, BatchItemTable.step == step)
+    statement = group_lines().where(RolloutGroupTable.id.in_(consumed))
+    return _lines(list(await connection.execute(statement.order_by(RolloutGroupTable.group_no))))
+
+
+async def read_group_line(connection: AsyncConnection, group_id: int) -> GroupLine | None:
+    rows = list(await connection.execute(group_lines().where(RolloutGroupTable.id == group_id)))
+    return _lines(rows)[0] if rows else None
+
+
+async def run_of_group(connection: AsyncConnection, group_id: int) -> str | None:
+    statement = select(RolloutGroupTable.run_id).where(RolloutGroupTable.id == group_id)
+    return (await connection.execute(statement)).scalar_one_or_none()
+
+
+def _lines(rows: Sequence[Row[*tuple[Any, ...]]]) -> list[GroupLine]:
+    return [GroupLine(*row) for row in rows]
 
 
 async def count_groups_by_progress(connection: AsyncConnection, run_id: str) -> list[GroupCount]:

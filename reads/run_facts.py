@@ -9,15 +9,7 @@ from ratchet.stored_config import read_stored_config
 from reads.curves import Metrics, metrics_by_step, newest_metric_step
 from reads.evaluations import EvaluationRate, evaluation_rates
 from reads.groups import GroupCount, count_groups_by_progress
-from reads.runs import (
-    FailureCount,
-    FlaggedRollout,
-    OutcomeCount,
-    RunHead,
-    count_failures,
-    count_outcomes,
-    list_flagged,
-)
+from reads.runs import FailureCount, FlaggedRollout, OutcomeCount, RunHead, count_failures, count_outcomes, list_flagged
 from reads.steering import SteeringLine, list_requests
 from store.engines import EngineRow, list_engines
 from store.open_rollouts import OpenRollout, StageCount, count_open_rollouts, list_slowest

@@ -1,4 +1,4 @@
-"""Runs for people: the list, one run's head, its counts by outcome, its rewards and its groups."""
+"""Runs: the list, one run's row, its rollouts counted by outcome, reward and failure, and its flagged verdicts."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,8 +8,6 @@ from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
-    Row,
-    Select,
     any_,
     func,
     literal,
@@ -24,14 +22,12 @@ from sqlalchemy.orm import aliased
 from ratchet import secrets
 from ratchet.errors import ConfigError
 from ratchet.run_names import require_run_id
-from ratchet.types import GroupState, JsonObject, Outcome, Purpose
+from ratchet.types import JsonObject, Outcome, Purpose
 from store.open_runs import newest_run
 from store.runs import ADHOC
 from store.schema import (
-    BatchItemTable,
     GradeTable,
     MetricTable,
-    RolloutGroupTable,
     RolloutTable,
     RunTable,
     TaskTable,
@@ -337,94 +333,3 @@ def _has_any_flagged_grade() -> ColumnElement[bool]:
 
 def _has_flags(grade: type[GradeTable]) -> ColumnElement[bool]:
     return (func.jsonb_array_length(grade.flags) > literal_column("0")) | grade.rejected
-
-
-@dataclass(slots=True, frozen=True)
-class GroupLine:
-    """A group in a list. `group_no`: its number in its run, by which people and commands name it.
-
-    `use`: what the step that consumed it did with it; None without one."""
-
-    group_id: int
-    group_no: int
-    task_id: int
-    task: str
-    purpose: str
-    label: str
-    state: str
-    size: int
-    num_ended: int
-    lowest: float | None
-    highest: float | None
-    started_step: int
-    step: int | None
-    use: str | None
-    created_at: datetime
-
-
-def group_lines() -> Select[*tuple[Any, ...]]:
-    members = (
-        select(
-            func.count(RolloutTable.outcome).label("ended"),
-            func.min(RolloutTable.reward).label("lowest"),
-            func.max(RolloutTable.reward).label("highest"),
-        )
-        .where(RolloutTable.group_id == RolloutGroupTable.id, RolloutTable.replaced_by.is_(None))
-        .lateral()
-    )
-    use = (
-        select(BatchItemTable.step, BatchItemTable.use)
-        .where(BatchItemTable.run_id == RolloutGroupTable.run_id, BatchItemTable.group_id == RolloutGroupTable.id)
-        .limit(1)
-        .lateral()
-    )
-    return (
-        select(
-            RolloutGroupTable.id,
-            RolloutGroupTable.group_no,
-            RolloutGroupTable.task_id,
-            TaskTable.label,
-            RolloutGroupTable.purpose,
-            RolloutGroupTable.label.label("evaluation"),
-            RolloutGroupTable.state,
-            RolloutGroupTable.size,
-            members.c.ended,
-            members.c.lowest,
-            members.c.highest,
-            RolloutGroupTable.started_step,
-            use.c.step,
-            use.c.use,
-            RolloutGroupTable.created_at,
-        )
-        .join(TaskTable, TaskTable.id == RolloutGroupTable.task_id)
-        .join(members, true())
-        .outerjoin(use, true())
-    )
-
-
-async def list_open_groups(connection: AsyncConnection, run_id: str, limit: int) -> list[GroupLine]:
-    """Return the groups of the run in which rollouts still run, oldest first."""
-    is_open = RolloutGroupTable.purpose.in_(list(Purpose)) & (RolloutGroupTable.state == GroupState.OPEN)
-    statement = group_lines().where(RolloutGroupTable.run_id == run_id, is_open)
-    return _lines(list(await connection.execute(statement.order_by(RolloutGroupTable.group_no).limit(limit))))
-
-
-async def list_groups_of_step(connection: AsyncConnection, run_id: str, step: int) -> list[GroupLine]:
-    """Return every group that the step consumed, trained or not."""
-    consumed = select(BatchItemTable.group_id).where(BatchItemTable.run_id == run_id, BatchItemTable.step == step)
-    statement = group_lines().where(RolloutGroupTable.id.in_(consumed))
-    return _lines(list(await connection.execute(statement.order_by(RolloutGroupTable.group_no))))
-
-
-async def read_group_line(connection: AsyncConnection, group_id: int) -> GroupLine | None:
-    rows = list(await connection.execute(group_lines().where(RolloutGroupTable.id == group_id)))
-    return _lines(rows)[0] if rows else None
-
-
-async def run_of_group(connection: AsyncConnection, group_id: int) -> str | None:
-    statement = select(RolloutGroupTable.run_id).where(RolloutGroupTable.id == group_id)
-    return (await connection.execute(statement)).scalar_one_or_none()
-
-
-def _lines(rows: Sequence[Row[*tuple[Any, ...]]]) -> list[GroupLine]:
-    return [GroupLine(*row) for row in rows]

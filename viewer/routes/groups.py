@@ -8,9 +8,9 @@ from starlette.responses import Response
 from ratchet.types import GroupState, Purpose
 from reads.conversation import TurnView, read_conversation
 from reads.differences import FirstDifference, first_difference
+from reads.groups import GroupLine, read_group_line, run_of_group
 from reads.rollout_list import RolloutLine, list_members
 from reads.rollouts import PlannedUse, planned_uses, read_group_rewards
-from reads.runs import GroupLine, read_group_line, run_of_group
 from reads.steering import SteeringLine, list_requests
 from reads.turns import read_turn_contents
 from store.open_rollouts import stages_of

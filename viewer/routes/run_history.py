@@ -8,8 +8,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from ratchet.types import Purpose
-from reads.commands import CommandCount, count_commands
-from reads.judged_rollouts import read_packed_answers, sample_judged_rollouts, within_turns
+from reads.commands import CommandCount, count_commands, read_packed_answers, sample_judged_rollouts, within_turns
 from reads.runs import read_run_head
 from reads.steering import SteeringLine, list_requests
 from reads.versions import VersionLine, published_versions

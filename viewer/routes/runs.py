@@ -11,12 +11,11 @@ from starlette.responses import RedirectResponse, Response
 
 from reads.curves import Metrics, metrics_by_step, newest_metric_step, times_by_step, trained_tokens_before
 from reads.evaluations import EvaluationRate, evaluation_rates
-from reads.groups import GroupCount, count_groups_by_progress
+from reads.groups import GroupCount, GroupLine, count_groups_by_progress, list_open_groups
 from reads.runs import (
     FailureCount,
     FlaggedCount,
     FlaggedRollout,
-    GroupLine,
     OutcomeCount,
     RunHead,
     RunSummary,
@@ -24,7 +23,6 @@ from reads.runs import (
     count_flagged,
     count_verdicts,
     list_flagged,
-    list_open_groups,
     list_run_summaries,
     outcome_counts,
     read_run_head,

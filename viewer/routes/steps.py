@@ -8,7 +8,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from reads.curves import Metrics, times_by_step
-from reads.runs import GroupLine, RunHead, read_run_head
+from reads.groups import GroupLine
+from reads.runs import RunHead, read_run_head
 from reads.step_facts import RatioTokenGroup, StepMember, group_ratio_tokens, read_step_facts
 from reads.steps import DiscardedPlan, StepHead
 from reads.tokenizer import load_tokenizer

@@ -2,8 +2,7 @@
 
 import pytest
 
-from reads.commands import count_commands, first_words
-from reads.judged_rollouts import JudgedRollout, PackedAnswer
+from reads.commands import JudgedRollout, PackedAnswer, count_commands, first_words
 from store.arrays import pack_json
 
 

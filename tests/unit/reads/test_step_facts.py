@@ -1,7 +1,51 @@
-"""Tokens are put together if both their ids and their commands are equal."""
+"""A rollout's share of the loss is that of its weighted tokens; equal tokens of equal commands are one group."""
 
-from reads.step_facts import RatioToken, group_ratio_tokens
+from typing import Any
+
+import pytest
+
+from reads.rollouts import PlannedUse
+from reads.step_facts import RatioToken, group_ratio_tokens, loss_shares, why_no_shares
 from reads.steps import StepToken
+from training.loss_reducers import reducer_weights
+
+
+def use(num_tokens: int, weight: float, advantage: float) -> PlannedUse:
+    return PlannedUse(1, advantage, 0.0, num_tokens, weight)
+
+
+def test_shares_are_the_sums_over_tokens() -> None:
+    tokens = {1: 30, 2: 10, 3: 0, 4: 60}
+    weights = reducer_weights("rollout_mean", tokens, {1: 0, 2: 0, 3: 1, 4: 1}, 50)
+    advantages = {1: 0.75, 2: -0.25, 3: 0.5, 4: 0.0}
+    uses = {one: use(tokens[one], weights.get(one, 0.0), advantages[one]) for one in tokens}
+    by_token = {one: sum(abs(weights[one] * advantages[one]) for _ in range(tokens[one])) for one in tokens}
+    assert loss_shares(uses, {"preset": "icepop"}) == pytest.approx(
+        {one: part / sum(by_token.values()) for one, part in by_token.items()}
+    )
+    assert loss_shares(uses, {"preset": "icepop"}) == pytest.approx({1: 0.75, 2: 0.25, 3: 0, 4: 0})
+    assert loss_shares(uses, {"preset": "sft", "reward_factor": 1.0}) == pytest.approx(
+        {1: 1 / 3, 2: 1 / 3, 3: 0, 4: 1 / 3}
+    ), "it ignores advantages"
+    assert why_no_shares(uses, {"preset": "icepop"}) == ""
+
+
+@pytest.mark.parametrize(
+    ("uses", "loss", "why"),
+    [
+        ({1: use(30, 0.1, 0.5), 2: use(10, 0.1, -0.5)}, {"reward_factor": 0.0}, "loss.reward_factor is 0"),
+        ({1: use(30, 0.1, 0.0), 2: use(10, 0.1, 0.0)}, {"preset": "grpo"}, "All advantages are 0"),
+    ],
+)
+def test_a_step_without_a_policy_gradient_loss_has_no_shares(
+    uses: dict[int, PlannedUse], loss: dict[str, Any], why: str
+) -> None:
+    assert loss_shares(uses, loss) == {1: None, 2: None}
+    assert why in why_no_shares(uses, loss)
+
+
+def test_a_step_without_rollouts_has_nothing_to_say() -> None:
+    assert loss_shares({}, {}) == {} and why_no_shares({}, {}) == ""
 
 
 def token(token_id: int, position: int, command: str) -> RatioToken:

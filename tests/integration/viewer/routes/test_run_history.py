@@ -8,7 +8,7 @@ import httpx
 from sqlalchemy import insert, select
 
 from ratchet.types import EngineState, SteeringAction, policy_version
-from reads.judged_rollouts import sample_judged_rollouts, within_turns
+from reads.commands import sample_judged_rollouts, within_turns
 from store import engines, steering
 from store.database import Database
 from store.metrics import record_metrics

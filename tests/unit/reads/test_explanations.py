@@ -4,8 +4,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from reads.explanations import explain_run, explain_step
 from reads.run_facts import RunFacts
-from reads.run_story import explain_run, explain_step
 from reads.runs import FailureCount, OutcomeCount, RunHead
 from reads.step_facts import StepFacts
 from reads.steps import StepHead, StepToken
