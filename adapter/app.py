@@ -47,7 +47,7 @@ from adapter.replies import (
     failure_reply,
     wait_for_disconnect,
 )
-from adapter.served_sets import ReadSets, ServedSets, SetNotServedError
+from adapter.served_sets import MakeRenderer, ReadSets, ServedSets, SetNotServedError, renderer_of
 from adapter.settings import AdapterSettings
 from adapter.store_outage import HeldCalls, HeldLimits, StoreOutage
 from adapter.turns.capture import Capture, PendingCall
@@ -83,6 +83,7 @@ def create_adapter_app(
     database: Database,
     has_schema: Callable[[], bool] = lambda: True,
     read_sets: ReadSets | None = None,
+    make_renderer: MakeRenderer = renderer_of,
 ) -> Starlette:
     """Build the app. The model's tokenizer and template are read at once, vLLM's output parsers are imported later.
 
@@ -97,7 +98,7 @@ def create_adapter_app(
         settings,
         database,
         SessionAuth(database, has_schema),
-        ServedSets(settings, database, router, outage, waits, read_sets),
+        ServedSets(settings, database, router, outage, waits, read_sets, make_renderer),
         router,
         outage,
         HeldCalls(HeldLimits(settings.max_held_calls_per_session, settings.max_held_calls, settings.max_held_bytes)),

@@ -34,9 +34,15 @@ _UNUSED_SECONDS = 60.0
 
 ReadSets = Callable[[], Mapping[str, AdapterSettings]]
 """Returns engine set → the settings for its calls; the same mapping for as long as nothing has changed."""
+MakeRenderer = Callable[[AdapterSettings], Renderer]
+"""Reads tokenizer and template of the settings' model. Raises ConfigError if they cannot be used."""
 
 
 _T = TypeVar("_T")
+
+
+def renderer_of(settings: AdapterSettings) -> Renderer:
+    return Renderer(settings.model_path, settings.template_kwargs, settings.stop_token_ids)
 
 
 class SetNotServedError(Exception):
@@ -63,6 +69,7 @@ class ServedSets:
         outage: StoreOutage,
         waits: EngineWaits,
         read_sets: ReadSets | None,
+        make_renderer: MakeRenderer = renderer_of,
     ) -> None:
         """`settings`: of the set that is asked for first. `read_sets`: None if every set has these settings.
 
@@ -73,6 +80,7 @@ class ServedSets:
         self._outage = outage
         self._waits = waits
         self._read_sets = read_sets
+        self._make_renderer = make_renderer
         self._sets: Mapping[str, AdapterSettings] = {} if read_sets is None else read_sets()
         self._of_set: dict[str, SetParts] = {}
         self._made: dict[str, SetParts] = {}  # by their settings as JSON
@@ -84,11 +92,11 @@ class ServedSets:
 
     def _add_first(self, settings: AdapterSettings) -> SetParts:
         try:
-            return self._add(settings, _renderer(settings))
+            return self._add(settings, self._make_renderer(settings))
         except ConfigError:
             for engine_set, other in self._sets.items():
                 try:
-                    return self._add(other, _renderer(other))
+                    return self._add(other, self._make_renderer(other))
                 except ConfigError as error:
                     self._note_unusable(engine_set, error)
             raise
@@ -162,7 +170,7 @@ class ServedSets:
         async with self._making:
             if key not in self._made:
                 try:
-                    self._add(settings, await asyncio.to_thread(_renderer, settings))
+                    self._add(settings, await asyncio.to_thread(self._make_renderer, settings))
                 except ConfigError as error:
                     self._note_unusable(engine_set, error)
                     raise SetNotServedError(str(error)) from error
@@ -185,7 +193,3 @@ class ServedSets:
     async def close(self) -> None:
         for parts in self.all():
             await parts.capture.close()
-
-
-def _renderer(settings: AdapterSettings) -> Renderer:
-    return Renderer(settings.model_path, settings.template_kwargs, settings.stop_token_ids)

@@ -1,9 +1,12 @@
 """Settings for every test: property tests try the same examples on every machine and have no deadline."""
 
 import os
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 from hypothesis import settings
 
@@ -14,6 +17,16 @@ from tests.standins.tiny_model import make_tokenizer, make_weights
 os.environ |= start_variables(os.environ)  # before torch is imported, and before the workers of xdist start
 settings.register_profile("ratchet", derandomize=True, deadline=None)
 settings.load_profile("ratchet")
+
+_TRUST = httpx.create_ssl_context()
+
+
+def _ssl_context_once(verify: Any = True, cert: Any = None, trust_env: bool = True) -> ssl.SSLContext:
+    return httpx.create_ssl_context(_TRUST if verify is True else verify, cert, trust_env)
+
+
+# Each client reads the 140 certificates of the internet's authorities: 15 ms of CPU, for addresses that are plain HTTP.
+httpx._transports.default.create_ssl_context = _ssl_context_once  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="session")

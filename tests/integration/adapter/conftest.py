@@ -20,7 +20,7 @@ from sqlalchemy import func, insert, select, text
 
 from adapter.app import create_adapter_app, server_config
 from adapter.prompt.renderer import Renderer
-from adapter.served_sets import ReadSets
+from adapter.served_sets import ReadSets, renderer_of
 from adapter.settings import AdapterSettings
 from ratchet.config_engines import DEFAULT_SET
 from stack.ports import free_port
@@ -172,11 +172,23 @@ def adapter_settings(postgres_url: str, model_dir: Path, **changes: Any) -> Adap
     return AdapterSettings.model_validate(values | {"lease_seconds": 1.5} | changes)
 
 
+_RENDERERS: dict[str, Renderer] = {}
+
+
+def renderer_once(settings: AdapterSettings) -> Renderer:
+    """The renderer of these settings and files. Each adapter of the product checks its template again at start."""
+    files = {path.name: path.stat().st_mtime_ns for path in settings.model_path.iterdir()}
+    key = repr((settings.model_path, settings.template_kwargs, settings.stop_token_ids, sorted(files.items())))
+    if key not in _RENDERERS:
+        _RENDERERS[key] = renderer_of(settings)
+    return _RENDERERS[key]
+
+
 @contextlib.asynccontextmanager
 async def adapter_here(settings: AdapterSettings, read_sets: ReadSets | None = None) -> AsyncIterator[str]:
     """Serve the app on a real socket, in this process."""
     database = Database(settings.database_url, settings.pool_size)
-    app = create_adapter_app(settings, database, read_sets=read_sets)
+    app = create_adapter_app(settings, database, read_sets=read_sets, make_renderer=renderer_once)
     server = uvicorn.Server(server_config(app, settings))
     # type: ignore[method-assign, assignment]  # signals stay with pytest
     server.capture_signals = contextlib.nullcontext
