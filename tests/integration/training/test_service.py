@@ -2,9 +2,12 @@
 
 import asyncio
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from store.database import Database
 from tests.integration.training.records import make_config, make_run
@@ -28,14 +31,21 @@ def write_driver(program: Path, body: str) -> None:
     fresh.rename(program)
 
 
+async def wait_for_failed_starts(logs: Sequence[Mapping[str, Any]], run_ids: set[str]) -> None:
+    """Wait until a driver of each of these runs could not be started, which the service has logged."""
+    while not run_ids <= {line.get("run") for line in logs if line["event"] == "driver died"}:
+        await asyncio.sleep(0.01)
+
+
 async def test_a_driver_that_cannot_be_started_is_started_later(program: Path) -> None:
     """Its OSError ended the service before, and with it the drivers of all other runs."""
-    keeper = asyncio.create_task(service._keep_driver("run", "postgresql://127.0.0.1:1/none"))
-    await asyncio.sleep(0.2)  # gives a wrong implementation the time to end
-    assert not keeper.done()
-    write_driver(program, "exit 0")
-    async with asyncio.timeout(60):
-        await keeper
+    with capture_logs() as logs:
+        keeper = asyncio.create_task(service._keep_driver("run", "postgresql://127.0.0.1:1/none"))
+        async with asyncio.timeout(60):
+            await wait_for_failed_starts(logs, {"run"})
+            assert not keeper.done()
+            write_driver(program, "exit 0")
+            await keeper
 
 
 async def test_the_service_goes_on_while_a_fork_fails(
@@ -50,9 +60,11 @@ async def test_the_service_goes_on_while_a_fork_fails(
         return opened[-1]
 
     monkeypatch.setattr(service, "Database", open_database)
-    running = asyncio.create_task(service.run_learner_service(postgres_url))
+    with capture_logs() as logs:
+        running = asyncio.create_task(service.run_learner_service(postgres_url))
+        async with asyncio.timeout(60):
+            await wait_for_failed_starts(logs, {"run-a", "run-b"})
     try:
-        await asyncio.sleep(3 * service._POLL_SECONDS)
         assert not running.done()
         opened[0].num_failures = 2
         write_driver(program, f'echo > {tmp_path}/"$4"')

@@ -182,7 +182,7 @@ def feed(live: LiveAnswer, ids: Sequence[int]) -> None:
     stops=st.sampled_from([(), ("STOP",), ("word", "\n\n"), ("</tool_call>\n<tool_call>", "d<tool_call>\n<")]),
     ended=st.booleans(),
 )
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=160, deadline=None, suppress_health_check=list(HealthCheck))
 async def test_what_is_shown_is_the_answers_beginning(
     renderer: Renderer,
     parsers: list[VllmParsers],

@@ -56,7 +56,7 @@ def renderers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Renderer]:
 
 @pytest.mark.parametrize("name", ["drops thinking", "keeps thinking", "begins with a blank"])
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 async def test_every_prompt_equals_the_oracles(renderers: dict[str, Renderer], name: str, seed: int) -> None:
     client = Client(renderers[name], seed)
     assert renderers[name].full_render_reason is None
@@ -107,7 +107,7 @@ def _forgotten(answer: Message) -> Message:
 
 @pytest.mark.parametrize("name", ["drops thinking", "keeps thinking"])
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 async def test_a_client_that_sends_no_reasoning_gets_the_prompts_of_one_that_does(
     renderers: dict[str, Renderer], name: str, seed: int
 ) -> None:

@@ -6,6 +6,7 @@ Templates and tokenizers are in `tests/unit/adapter/families.py`; `test_families
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -118,24 +119,36 @@ def with_clock(directory: Path, name: str, **variables: object) -> Renderer:
     return renderer
 
 
-@pytest.mark.parametrize(
-    ("name", "variables"),
-    [
+class TwoWays(NamedTuple):
+    """Renderers of one family's template, in full and in parts."""
+
+    name: str
+    in_full: Renderer
+    in_parts: Renderer
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
         ("qwen3", {}),  # it shows an empty thinking of an answer without any, if nothing follows
         ("qwen3", {"enable_thinking": False}),
         ("qwen3_5_think", {}),  # it shows an empty thinking until a question
         ("nemotron_3_nano", {}),
         ("minimax_m2", {}),
     ],
+    ids=lambda param: " ".join([param[0], *param[1]]),
 )
+def two_ways(tmp_path_factory: pytest.TempPathFactory, models: Models, request: pytest.FixtureRequest) -> TwoWays:
+    name, variables = request.param
+    in_full = with_clock(tmp_path_factory.mktemp("clock"), name, **variables)
+    return TwoWays(name, in_full, Renderer(models[name].model_path, variables) if variables else models[name])
+
+
 @pytest.mark.parametrize("thinks", [(), (1,), (1, 3), (2,)])
-async def test_in_full_the_same_turns_fork_as_in_parts(
-    tmp_path: Path, models: Models, name: str, variables: dict[str, object], thinks: tuple[int, ...]
-) -> None:
+async def test_in_full_the_same_turns_fork_as_in_parts(two_ways: TwoWays, thinks: tuple[int, ...]) -> None:
     """Calls, then an answer that a question follows, with thinking in some answers."""
-    in_full = Agent(with_clock(tmp_path / "clock", name, **variables), name, seed=7)
-    make_renderer(tmp_path / "parts", name)
-    in_parts = Agent(Renderer(tmp_path / "parts", variables), name, seed=7)
+    in_full = Agent(two_ways.in_full, two_ways.name, seed=7)
+    in_parts = Agent(two_ways.in_parts, two_ways.name, seed=7)
     for number in range(1, 8):
         causes = []
         for agent in (in_full, in_parts):
