@@ -55,16 +55,18 @@ docs: environment
 site: docs
 	@$(RUN)/zensical build --strict
 
-# Files that wait for long come first, so that the short ones of the unit tests fill the end.
+# In the order of collection, not of the number of tests: files that wait for long come first, and the short ones of the
+# unit tests fill the end. Four workers on two cores, since a worker waits for a third of its time.
 test: setup
-	@$(RUN)/pytest -n 3 --dist loadfile tests/integration tests/unit tests/replay --ignore tests/integration/workflows -m "not slow"
+	@$(RUN)/pytest -n 4 --dist loadfile --no-loadscope-reorder --durations 30 tests/integration tests/unit tests/replay --ignore tests/integration/workflows -m "not slow"
 
-# Whole rollouts: first with a scripted engine and everything else real, on two stacks since they wait for most of the time, then the whole stack with real agents, then a run whose stack is
-# upgraded. A broken stack fails each test after minutes, so the third failure is the last that is waited for.
+# Whole rollouts, on two stacks at a time since they wait for most of it: first with a scripted engine and everything
+# else real, then a run whose stack is upgraded beside real agents and real containers, then the whole stack. A broken
+# stack fails each test after minutes, so the third failure is the last that is waited for.
+E2E = $(RUN)/pytest --maxfail 3 -n 2 --dist loadfile --durations 20
 e2e: setup
-	@$(RUN)/pytest --maxfail 3 -n 2 --dist loadfile tests/integration/workflows
-	@$(RUN)/pytest --maxfail 3 tests/e2e -m "not slow"
-	@$(RUN)/pytest --maxfail 3 tests/upgrade
+	@$(E2E) tests/integration/workflows
+	@$(E2E) --no-loadscope-reorder tests/upgrade tests/e2e -m "not slow"
 
 # The real vLLM's weight update, a killed rank under the real Ray, a launch over two network namespaces and a chain of SLURM jobs, one
 # after the other: twenty minutes, by hand.
