@@ -23,7 +23,7 @@ from ratchet.config_sources import load_config, resolve_config
 from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
 from ratchet.grading_payloads import RegradeInput, RegradeResult
 from ratchet.progress import ReportProgress
-from ratchet.run_names import require_target_name
+from ratchet.run_names import require_run_id, require_target_name
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import JsonObject, SteeringAction
 from reads.advice import Advice, advise_run
@@ -97,6 +97,8 @@ class Client:
         """Return a run; without an id the newest one that is open, else the newest. Raises ConfigError if it does not
         exist.
         """
+        if run_id:
+            require_run_id(run_id)  # before the store is asked
         return Run(self, self.read(lambda connection: require_run(connection, run_id)).run_id)
 
     def train(

@@ -21,7 +21,6 @@ from sqlalchemy.orm import aliased
 
 from ratchet import secrets
 from ratchet.errors import ConfigError
-from ratchet.run_names import require_run_id
 from ratchet.types import JsonObject, Outcome, Purpose
 from store.open_runs import newest_run
 from store.runs import ADHOC
@@ -223,7 +222,7 @@ async def read_run_head(connection: AsyncConnection, run_id: str) -> RunHead | N
 async def require_run(connection: AsyncConnection, run_id: str | None) -> RunHead:
     """Return the run; without an id the newest one that is open, else the newest. Raises ConfigError if it does not
     exist."""
-    wanted = require_run_id(run_id) if run_id else await newest_run(connection)
+    wanted = run_id or await newest_run(connection)
     if wanted is None:
         raise ConfigError("there is no run yet; `ratchet train CONFIG` starts one")
     if (head := await read_run_head(connection, wanted)) is None:
