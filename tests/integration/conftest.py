@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stack.ports import free_port
-from stack.postgres import database_url, embedded_server
+from stack.postgres import database_url, embedded_server, initialise
 from store.database import Database
 from store.migration import migrate
 from store.schema import Base
@@ -17,6 +17,8 @@ from tests.s3_storage import S3Storage, s3_storage
 
 __all__ = ["box", "box_gateway", "fresh_box", "second_box"]
 
+WITHOUT_FLUSHES = "fsync = off\nfull_page_writes = off\nsynchronous_commit = off\n"
+"""A commit waits for no disk, about 5 ms each: the server may be killed, but the machine does not fail."""
 # TRUNCATE makes new files for every table and index, and takes over ten times as long. Ids begin at 1 again.
 EMPTY = f"""DO $$ BEGIN
 SET LOCAL session_replication_role = replica;
@@ -35,7 +37,11 @@ def postgres_url() -> Iterator[str]:
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="ratchet-postgres-", ignore_cleanup_errors=True) as directory:
         Path(directory).chmod(0o755)  # the embedded server runs as another user
-        with embedded_server(Path(directory) / "data", port):
+        data = Path(directory) / "data"
+        initialise(data)
+        with (data / "postgresql.conf").open("a") as settings:
+            settings.write(WITHOUT_FLUSHES)
+        with embedded_server(data, port):
             migrate(database_url(port))  # adapters and other processes wait for the schema's revision
             yield database_url(port)
 
