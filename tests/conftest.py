@@ -1,8 +1,9 @@
 """Settings for every test: property tests try the same examples on every machine and have no deadline."""
 
+import gc
 import os
 import ssl
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,17 @@ def _ssl_context_once(verify: Any = True, cert: Any = None, trust_env: bool = Tr
 
 # Each client reads the 140 certificates of the internet's authorities: 15 ms of CPU, for addresses that are plain HTTP.
 httpx._transports.default.create_ssl_context = _ssl_context_once  # type: ignore[attr-defined]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect tests without the garbage collector, which takes a fifth of that time and finds objects that stay."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session")
