@@ -31,7 +31,7 @@ from adapter.dialects.messages import MessagesDialect
 from adapter.dialects.responses import ResponsesDialect
 from adapter.gc_tuning import collect_when_idle, freeze_startup_objects
 from adapter.heartbeat import heartbeat_adapter
-from adapter.http_limits import LimitedHttpProtocol
+from adapter.http_limits import MAX_HEAD_BYTES, LimitedHttpProtocol
 from adapter.prompt.prompt_builder import PromptTooLongError, UnknownModelError
 from adapter.refusal_notes import RefusalNotes
 from adapter.replies import (
@@ -355,6 +355,7 @@ def server_config(app: Starlette, settings: AdapterSettings) -> uvicorn.Config:
         timeout_graceful_shutdown=1,
         timeout_keep_alive=75,
         http=LimitedHttpProtocol,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         ws="none",
     )
 

