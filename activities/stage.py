@@ -31,7 +31,7 @@ from ratchet.errors import (
 )
 from ratchet.machine_faults import describe_refusal, is_machine_fault
 from ratchet.secrets import without_secrets
-from ratchet.storable_text import storable_text
+from ratchet.storable_values import storable_text
 from ratchet.temporal_client import is_too_large, one_line
 
 _LOG = structlog.get_logger()

@@ -25,7 +25,7 @@ from temporalio.contrib.pydantic import PydanticPayloadConverter
 from temporalio.converter import DataConverter, DefaultFailureConverterWithEncodedAttributes, PayloadCodec
 
 from ratchet.errors import ConfigError, MachineError
-from ratchet.storable_text import storable_parts
+from ratchet.storable_values import storable_parts
 
 KEY_FILE_SETTING = "RATCHET_PAYLOAD_KEY_FILE"
 _ENCODING, _KEY_ID = "encoding", "encryption-key-id"

@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.util import greenlet_spawn
 
 from ratchet.errors import MachineError, StoreUnavailableError
-from ratchet.storable_text import storable_json, storable_text
+from ratchet.storable_values import storable_json, storable_text
 from store.database_address import require_usable_address
 
 _NO_ANSWER = (

@@ -8,7 +8,7 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from ratchet.errors import ConfigError
-from ratchet.storable_text import is_storable
+from ratchet.storable_values import is_storable
 
 _SSL_MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 _SESSIONS = ("any", "primary", "standby", "read-write", "read-only", "prefer-standby")

@@ -15,7 +15,7 @@ from activities.group_members import GroupRecordActivities
 from activities.run_configs import RunConfigs
 from ratchet.errors import FencedError
 from ratchet.payloads import FinaliseInput, GroupInput, MemberInput, RolloutInput, RolloutResult
-from ratchet.storable_text import storable_text
+from ratchet.storable_values import storable_text
 from ratchet.temporal_settings import load_temporal_settings
 from store import grades, rollouts
 from store.arrays import pack_text

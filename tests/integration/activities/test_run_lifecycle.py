@@ -6,7 +6,7 @@ from temporalio.testing import ActivityEnvironment
 from activities.run_configs import RunConfigs
 from activities.run_lifecycle import RunActivities
 from ratchet.payloads import EndRunInput, PauseRunInput
-from ratchet.storable_text import storable_text
+from ratchet.storable_values import storable_text
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import RunState
 from reads.steering import list_requests

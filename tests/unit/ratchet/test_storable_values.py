@@ -1,8 +1,9 @@
+import json
 from typing import Any
 
 import pytest
 
-from ratchet.storable_values import MAX_DEPTH, find_unstorable
+from ratchet.storable_values import MAX_DEPTH, find_unstorable, is_storable, storable_json, storable_text
 
 
 def nested(depth: int) -> list[Any]:
@@ -41,3 +42,22 @@ def test_what_json_holds_is_storable(value: Any) -> None:
 
 def test_other_objects_are_the_callers_business_unless_only_json_is_asked_for() -> None:
     assert find_unstorable({1: b"x", "a": object()}) is None
+
+
+@pytest.mark.parametrize(("text", "stored"), [("a\0b", "a\\0b"), ("a\udcff", "a\\udcff"), ("é \U0001f600\n", None)])
+def test_only_what_cannot_be_stored_becomes_an_escape(text: str, stored: str | None) -> None:
+    assert storable_text(text) == (text if stored is None else stored)
+    assert is_storable(text) == (stored is None)
+    assert is_storable(storable_text(text))
+
+
+@pytest.mark.parametrize(
+    ("value", "stored"),
+    [
+        ({"a\0": ["x\ud800", 1, None, {"y": "\0"}]}, {"a\\0": ["x\\ud800", 1, None, {"y": "\\0"}]}),
+        ({"a": ["\U0001f600", "\\u0000", 1.5, True]}, {"a": ["\U0001f600", "\\u0000", 1.5, True]}),
+        ({1: ("a", "\0")}, {"1": ["a", "\\0"]}),
+    ],
+)
+def test_json_is_storable_in_all_its_parts(value: Any, stored: Any) -> None:
+    assert json.loads(storable_json(value)) == stored
