@@ -21,8 +21,7 @@ from activities.image_builds import ImageBuilds
 from activities.stage import activity_stage, heartbeating
 from grading.base import Grader
 from grading.broken_oracles import BrokenOracle, confirmed_pool
-from grading.evidence import has_passed
-from grading.judge_patch import BrokenTests, GradingLimits, PatchJudge, find_grader
+from grading.judge_patch import BrokenTests, EmptyRun, GradingLimits, PatchJudge, find_grader
 from grading.oracle import Oracle, merge_oracles
 from grading.registry import GRADERS
 from ratchet.config import SandboxConfig
@@ -137,13 +136,14 @@ class AdmitActivities:
         if input.patch == "gold" and oracle is not None and verdict.solved:
             async with self.database.begin() as connection:
                 await admissions.store_trial(connection, task.id, version, input.repeat, oracle.as_json())
-        failed = sorted(name for name, outcome in verdict.tests.items() if not has_passed(name, outcome, oracle))
+        run = EmptyRun.of_verdict(verdict, oracle)
         return TrialResult(
             patch=input.patch,
             solved=verdict.solved,
             reason=verdict.reason,
             seconds=verdict.duration_seconds,
-            failed=failed[:_MAX_FAILED],
+            failed=run.failed[:_MAX_FAILED],
+            failed_at=run.failed_at if input.patch == "empty" else [],
         )
 
     async def _break_oracle(self, box: Sandbox, task: TaskRow, input: TrialInput) -> TrialResult:
@@ -156,7 +156,7 @@ class AdmitActivities:
             stored = await admissions.task_oracle(connection, task.id, version)
         assert stored.oracle is not None, "only an admitted task gets a pool"
         oracle = Oracle.of_json(stored.oracle)
-        made = await judge.break_tests(box, _gold(task), oracle, input.failing, input.repeat)
+        made = await judge.break_tests(box, _gold(task), oracle, EmptyRun(input.failing, input.failed_at), input.repeat)
         if made.broken is None:
             return TrialResult(patch="broken", error=made.reason, seconds=made.seconds)
         if made.broken.is_valid:

@@ -22,6 +22,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, Self
 
+from grading.assertions.choice import choose_for_each, choose_single, failing_lines, prefer_unknown
 from grading.assertions.python import python_sites
 from grading.assertions.site import AssertionSite, Insertion, Kind
 from grading.assertions.text import text_sites
@@ -36,10 +37,8 @@ SPEC = "spec:"
 _COMMANDS = ("eval_cmd", "remote_env_info.f2p_script", "swe_bench.test_cmd")
 _HEREDOC = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1[^\n]*\n(.*?)\n\t*\2[ \t]*(?:\n|\Z)", re.DOTALL)
 _MAX_SOURCE_BYTES = 500_000
-_MAX_EDITS = 60
-_PREFERRED = {"value": 0, "far": 1, "negation": 2, "failure": 3}
-_TRIES = 12
-"""The number of tries. The last four use other kinds of edits, because the preferred ones have had no effect."""
+_MAX_MENTIONS = 200
+_MENTION = re.compile(r"""(?<![\w.$-])([\w.$-]{1,200}\.\w{1,12})(?:["']?, line |:|\()(\d{1,6})\b""")
 
 
 @dataclass(slots=True, frozen=True)
@@ -143,13 +142,15 @@ def propose(
     number: int,
     single: bool,
     known: Mapping[str, bytes] | None = None,
+    failed_at: Collection[str] = (),
 ) -> BrokenOracle | None:
     """Return a candidate, None if no assertion is found.
 
     It changes one assertion of each wanted test, or of every test if none is wanted. `wanted`: tests that fail without
-    a solution. `known`: the sources as the agent has them; their lines are not changed if there are others.
-    `single`: the command reports no test by name, so that the first failure hides all others; then one assertion is
-    changed. `number` of the try: a pair of an even and an odd number breaks the same assertions upwards and downwards.
+    a solution, at the lines `failed_at` (`NAME:LINE`). `known`: the sources as the agent has them; their lines are not
+    changed if there are others. `single`: the command reports no test by name, so that the first failure hides all
+    others; then one assertion is changed. `number` of the try: a pair of an even and an odd number breaks the same
+    assertions upwards and downwards.
     """
     rng = random.Random(number // 2)
     up = number % 2 == 0
@@ -161,12 +162,15 @@ def propose(
     }
     if any(found for target, found in sites.items() if not target.endswith(".sh")):  # the script judges an exit code
         sites = {target: found for target, found in sites.items() if not target.endswith(".sh")}
-    sites = _prefer_unknown(sites, sources, known or {}, functions)
+    sites = prefer_unknown(sites, sources, known or {}, functions)
     functions &= {site.function for found in sites.values() for site in found}
+    lines = {target: _failing_lines(target, sources[target], failed_at) for target in sites}
     if single:
-        chosen = _choose_single(sites, number // 2)
+        chosen = choose_single(sites, lines, number // 2)
     else:
-        chosen = {target: _choose(found, functions, rng, _fallback(number)) for target, found in sites.items()}
+        chosen = {
+            target: choose_for_each(found, lines[target], functions, rng, number) for target, found in sites.items()
+        }
     edits = [edit for target, own in chosen.items() for edit in _edits_of(target, own)]
     if not edits:
         return None
@@ -178,9 +182,10 @@ def propose(
     return BrokenOracle(tuple(edits), digests, up, edited=tuple(edited))
 
 
-def _fallback(number: int) -> int:
-    """Return how many preferred kinds of edits a try leaves out."""
-    return max(0, number % _TRIES - (_TRIES - 6)) // 2
+def named_lines(log: str) -> list[str]:
+    """Return the lines of files that a log of a failed run names, as `NAME:LINE`, with the file's name only."""
+    found = (f"{match[1]}:{match[2]}" for match in _MENTION.finditer(log))
+    return list(dict.fromkeys(found))[:_MAX_MENTIONS]
 
 
 def _edits_of(target: str, sites: Sequence[AssertionSite]) -> Iterator[Edit]:
@@ -189,39 +194,6 @@ def _edits_of(target: str, sites: Sequence[AssertionSite]) -> Iterator[Edit]:
         yield Edit(target, site.start, site.end, site.text)
     for insertion in dict.fromkeys(one for site in sites for one in site.needs):
         yield Edit(target, insertion.at, insertion.at, insertion.text)
-
-
-def _prefer_unknown(
-    sites: Mapping[str, list[AssertionSite]],
-    sources: Mapping[str, bytes],
-    known: Mapping[str, bytes],
-    wanted: set[str],
-) -> dict[str, list[AssertionSite]]:
-    """Drop the sites on lines of the known sources, but not all of a wanted function, nor all there are."""
-    kept: dict[str, list[AssertionSite]] = {}
-    for target, found in sites.items():
-        lines = {line.strip() for line in known.get(target, b"").splitlines()}
-        new = [site for site in found if _line_of(sources[target], site.start).strip() not in lines]
-        missing = wanted - {site.function for site in new}
-        kept[target] = [site for site in found if site in new or site.function in missing]
-    return kept if any(kept.values()) else dict(sites)
-
-
-def _line_of(source: bytes, at: int) -> bytes:
-    end = source.find(b"\n", at)
-    return source[source.rfind(b"\n", 0, at) + 1 : end if end >= 0 else len(source)]
-
-
-def _choose_single(sites: Mapping[str, list[AssertionSite]], number: int) -> dict[str, list[AssertionSite]]:
-    """Choose one site, another one for each number, in a random order; by preference an expected value."""
-    places = [(target, site) for target, found in sites.items() for site in found]
-    if not places:
-        return {}
-    best = min(_PREFERRED[site.kind] for _, site in places)
-    places = [place for place in places if _PREFERRED[place[1].kind] == best]
-    random.Random(len(places)).shuffle(places)
-    target, site = places[number % len(places)]
-    return {target: [site]}
 
 
 def _sites(target: str, source: bytes, rng: random.Random, up: bool) -> list[AssertionSite]:
@@ -249,6 +221,14 @@ def _moved(site: AssertionSite, by: int) -> AssertionSite:
     return replace(site, start=site.start + by, end=site.end + by, needs=needs)
 
 
+def _failing_lines(target: str, source: bytes, failed_at: Collection[str]) -> frozenset[int]:
+    """Return the lines of a source at which its tests fail. Documents in a command count their own lines."""
+    if not target.startswith(SPEC):
+        return failing_lines(failed_at, target)
+    found = (failing_lines(failed_at, document.name) for document in _heredocs(source))
+    return frozenset().union(*found)
+
+
 class _Heredoc(NamedTuple):
     start: int
     content: bytes
@@ -271,35 +251,6 @@ def _python_or_text(source: bytes, name: str, rng: random.Random, up: bool) -> l
         except (SyntaxError, ValueError, RecursionError):
             return []
     return text_sites(source, name, rng, up)
-
-
-def _choose(sites: list[AssertionSite], wanted: set[str], rng: random.Random, fallback: int) -> list[AssertionSite]:
-    """Choose one site for each function, by preference an expected value; without functions half of all sites.
-
-    `fallback`: how many preferred kinds of edits are left out, because earlier tries had no effect.
-    """
-    by_function: dict[str, list[AssertionSite]] = {}
-    for site in sites:
-        by_function.setdefault(site.function, []).append(site)
-    chosen: list[AssertionSite] = []
-    for function, own in by_function.items():
-        kinds = sorted({_PREFERRED[site.kind] for site in own})
-        wanted_kind = kinds[min(fallback, len(kinds) - 1)]
-        preferred = [site for site in own if _PREFERRED[site.kind] == wanted_kind]
-        if function:
-            if function in wanted or not wanted:
-                chosen.append(rng.choice(preferred))
-        else:
-            chosen += rng.sample(preferred, min(_MAX_EDITS, (len(preferred) + 1) // 2))
-    return _without_overlaps(chosen)
-
-
-def _without_overlaps(sites: list[AssertionSite]) -> list[AssertionSite]:
-    kept: list[AssertionSite] = []
-    for site in sorted(sites, key=lambda site: (site.start, site.end)):
-        if not kept or site.start >= kept[-1].end:
-            kept.append(site)
-    return kept
 
 
 def apply_edits(broken: BrokenOracle, target: str, source: bytes) -> bytes:

@@ -17,11 +17,12 @@ from grading.broken_oracles import (
     BrokenOracle,
     apply_edits,
     broken_spec,
+    named_lines,
     propose,
     spec_sources,
     validated,
 )
-from grading.evidence import describe_end, has_failed_test, names_change, suspicion_of
+from grading.evidence import describe_end, has_failed_test, has_passed, names_change, suspicion_of
 from grading.flags import Flag, static_flags
 from grading.grading_box import BoxPreparation, PreparedBox
 from grading.integrity_rules import RULES
@@ -68,10 +69,11 @@ class KnownRuns:
         """Return for each control run the numbers of the broken oracles from which one is chosen.
 
         One run with larger expected numbers and one with smaller ones. If tests have no names, each broken oracle
-        changes one assertion only, so each gets a run of its own.
+        changes one assertion only, so each gets a run of its own, unless another one has the same edits.
         """
         if not any(broken.must_fail for broken in self.broken.values()):
-            return [[number] for number in sorted(self.broken)]
+            by_edits = {broken.edits: number for number, broken in sorted(self.broken.items(), reverse=True)}
+            return [[number] for number in sorted(by_edits.values())]
         both = ([number for number, broken in sorted(self.broken.items()) if broken.up == up] for up in (True, False))
         return [numbers for numbers in both if numbers]
 
@@ -109,6 +111,19 @@ class PatchRun(NamedTuple):
     prepared: PreparedBox
     run: TestRun | None
     not_run: Verdict | None = None
+
+
+class EmptyRun(NamedTuple):
+    """A run without a solution. `failed`: tests that failed. `failed_at`: lines that its log names (`NAME:LINE`)."""
+
+    failed: list[str]
+    failed_at: list[str]
+
+    @classmethod
+    def of_verdict(cls, verdict: Verdict, oracle: Oracle | None) -> Self:
+        """Read the verdict on an empty patch."""
+        failed = sorted(name for name, outcome in verdict.tests.items() if not has_passed(name, outcome, oracle))
+        return cls(failed, named_lines(verdict.log))
 
 
 class BrokenTests(NamedTuple):
@@ -187,18 +202,17 @@ class PatchJudge:
                 known[path] = (await box.exec(script, user="root", check=False)).stdout.encode()
         return known
 
-    async def break_tests(
-        self, box: Sandbox, gold: bytes, oracle: Oracle, failing: Sequence[str], number: int
-    ) -> BrokenTests:
-        """Break the tests at random places and find out, in a fresh box, which of them the gold patch fails.
+    async def break_tests(self, box: Sandbox, gold: bytes, oracle: Oracle, empty: EmptyRun, number: int) -> BrokenTests:
+        """Break the tests where they fail without a solution and find out, in a fresh box, which of them the gold patch
+        fails.
 
-        `failing`: tests that fail without a solution. `number` of the try: even ones make expected numbers larger, odd
-        ones smaller.
+        `number` of the try: even ones make expected numbers larger, odd ones smaller.
         """
         prepared = await self.prepare(box, gold)
-        sources = await self.test_sources(box, failing)
+        sources = await self.test_sources(box, empty.failed)
         known = await self._known_sources(box, sources)
-        candidate = propose(sources, failing, number, single=not oracle.outcomes, known=known)
+        single = not oracle.outcomes
+        candidate = propose(sources, empty.failed, number, single, known, empty.failed_at)
         if candidate is None:
             return BrokenTests(None, 0.0, "no assertion was found in the task's tests")
         done = await self.run_tests(box, prepared, candidate)

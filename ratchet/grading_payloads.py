@@ -54,6 +54,7 @@ Trial = Literal["gold", "empty", "broken"]
 class TrialInput(Payload):
     """One run of a task's hidden tests in a new box: on its gold patch, on an empty one, or (`broken`) on the gold
     patch with broken tests. `repeat` counts the runs of each kind. `failing`: tests that failed without a patch.
+    `failed_at`: lines of files that this run's log names.
     """
 
     task_id: int
@@ -62,10 +63,12 @@ class TrialInput(Payload):
     eval_seconds: float
     workspace_seconds: float
     failing: list[str] = Field(default_factory=list)
+    failed_at: list[str] = Field(default_factory=list)
 
 
 class TrialResult(Payload):
-    """Verdict of one trial. `failed`: at most fifty expected tests that did not pass. `error`: why there is no verdict.
+    """Verdict of one trial. `failed`: at most fifty expected tests that did not pass. `failed_at`: lines of files that
+    the log of an empty patch names, as `NAME:LINE`. `error`: why there is no verdict.
 
     Of a broken trial `solved` means that the gold patch failed the broken tests as it should: they joined the pool.
     """
@@ -75,6 +78,7 @@ class TrialResult(Payload):
     reason: str = ""
     seconds: float = 0.0
     failed: list[str] = Field(default_factory=list)
+    failed_at: list[str] = Field(default_factory=list)
     error: str = ""
 
 

@@ -82,6 +82,7 @@ class AdmitTasks:
                 eval_seconds=input.eval_seconds,
                 workspace_seconds=input.workspace_seconds,
                 failing=empty.failed,
+                failed_at=empty.failed_at,
             )
             made.append(await self._run_trial(trial, page, task.label))
             if len(made) > 1 and made[-1].error and made[-2].error:

@@ -8,8 +8,7 @@ import ast
 import hashlib
 import random
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
@@ -22,16 +21,13 @@ _JAVASCRIPT_NAMES = ("nearValue", "nearNumber", "nearText", "nearObject", "nearP
 
 @dataclass(slots=True, frozen=True)
 class HelperCode:
-    """The text to insert and the names in it: of the functions, and of a test's own list of reached assertions.
-
-    `functions`: what a value becomes, such as `far` → the function that returns it.
-    """
+    """The text to insert and the names in it: of the functions that return a neighbour of a value and one that refuses
+    comparisons, and of a test's own list of reached assertions."""
 
     text: str
     near: str
-    far: str
-    reached: str
-    functions: Mapping[str, str] = field(default_factory=dict)
+    refused: str = ""
+    reached: str = ""
 
 
 def python_helper(source: bytes, up: bool) -> HelperCode:
@@ -41,12 +37,10 @@ def python_helper(source: bytes, up: bool) -> HelperCode:
     values = {
         "_STEP": str(1 if up else -1),
         "_PLACE": str(rng.randrange(1000)),
-        "_FAR_WORD": repr(far_text(rng)),
-        "_FAR_NUMBER": str(rng.randrange(10**25, 2 * 10**25)),
+        "_WORD": repr(far_text(rng)),
     }
     text = re.sub(r"\b[A-Za-z_]+\b", lambda match: names.get(match[0], values.get(match[0], match[0])), _python_code())
-    functions = {old.removesuffix("_value"): new for old, new in names.items() if old.endswith("_value")}
-    return HelperCode(text + "\n\n", functions["near"], functions["far"], names["reached_by_test"], functions)
+    return HelperCode(text + "\n\n", names["near_value"], names["refused_value"], names["reached_by_test"])
 
 
 def javascript_helper(source: bytes, typed: bool, up: bool) -> HelperCode:
@@ -59,7 +53,7 @@ def javascript_helper(source: bytes, typed: bool, up: bool) -> HelperCode:
         code = re.sub(r"^(function \w+\()(\w+)\)", r"\1\2: any): any", code, flags=re.MULTILINE)
         code = code.replace("(one, place) =>", "(one: any, place: any) =>")
     code = re.sub(r"\b[A-Za-z]+\b", lambda match: names.get(match[0], match[0]), code)
-    return HelperCode(f"\n{code}", names["nearValue"], "", "")
+    return HelperCode(f"\n{code}", names["nearValue"])
 
 
 @cache

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from grading.assertions.compared_values import ComparedValues, Side, compared_parameters, names_of_others
 from grading.assertions.helper_code import HelperCode, python_helper
 from grading.assertions.python_relations import (
-    Change,
     Pair,
     asserted_pairs,
     equal_pairs,
@@ -105,15 +104,22 @@ class _FunctionSites:
 
     def sites(self) -> Iterator[AssertionSite]:
         for place in self.places:
-            if isinstance(place.statement, ast.Assert):
-                yield from self._asserted(place, place.statement)
-            elif isinstance(place.statement, ast.Expr):
-                yield from self._called(place, place.statement)
-            elif isinstance(place.statement, ast.With | ast.AsyncWith) and place.is_certain:
-                for item in place.statement.items:
-                    yield from self._raising(item.context_expr)
+            for site in self._stated(place):
+                last = getattr(place.statement, "end_lineno", None) or place.statement.lineno
+                if isinstance(place.statement, ast.With | ast.AsyncWith):
+                    last = place.statement.body[0].lineno  # a missing exception is reported for the call in the block
+                yield replace(site, first_line=place.statement.lineno, last_line=last)
         if self.function.name.startswith("test") and self.function.body:
             yield self._failure()
+
+    def _stated(self, place: Place) -> Iterator[AssertionSite]:
+        if isinstance(place.statement, ast.Assert):
+            yield from self._asserted(place, place.statement)
+        elif isinstance(place.statement, ast.Expr):
+            yield from self._called(place, place.statement)
+        elif isinstance(place.statement, ast.With | ast.AsyncWith) and place.is_certain:
+            for item in place.statement.items:
+                yield from self._raising(item.context_expr)
 
     def _asserted(self, place: Place, statement: ast.Assert) -> Iterator[AssertionSite]:
         test = statement.test
@@ -126,9 +132,7 @@ class _FunctionSites:
 
     def _holding(self, test: ast.expr, is_certain: bool) -> Iterator[AssertionSite]:
         """Yield the values that a condition compares, which must hold."""
-        for pair in equal_pairs(test, is_certain):
-            yield from self._equal(pair.sides, pair.is_certain, pair.changes[0] or "near")
-        for pair in related_pairs(test, is_certain):
+        for pair in (*equal_pairs(test, is_certain), *related_pairs(test, is_certain)):
             yield from self._related(pair)
 
     def _called(self, place: Place, statement: ast.Expr) -> Iterator[AssertionSite]:
@@ -143,7 +147,7 @@ class _FunctionSites:
             if place.is_certain:
                 yield from self._raising(call)
         elif says_equality(name) and not _has_tolerance(call):
-            yield from self._equal(call.args[:2], place.is_certain)
+            yield from self._related(Pair(call.args[:2], place.is_certain, True))
         elif name == "assertTrue" and call.args:
             yield from self._holding(call.args[0], place.is_certain)
         elif name.startswith("assert") and name not in _OF_ONE_VALUE and "Not" not in name and len(call.args) > 1:
@@ -156,7 +160,7 @@ class _FunctionSites:
         """Return whether a called function may be a helper's assertion: it is the test's own, a fixture, or says so.
 
         One of an order or a search is left alone, because an infinite or an empty result may satisfy any other value.
-        A far value for an argument of the product may be refused by one correct solution and accepted by another.
+        Another value for an argument of the product may be refused by one correct solution and accepted by another.
         """
         if is_vague(name):
             return False
@@ -164,33 +168,27 @@ class _FunctionSites:
 
     def _raising(self, node: ast.expr) -> Iterator[AssertionSite]:
         if isinstance(node, ast.Call) and call_name(node) in _RAISES and node.args:
-            yield self._replace("far", node.args[0], _NEVER_RAISED)
+            yield self._replace("refused", node.args[0], _NEVER_RAISED)
 
-    def _equal(self, sides: list[ast.expr], is_certain: bool, change: Change = "near") -> Iterator[AssertionSite]:
-        """Yield the neighbour of the expected one of two values that must be equal."""
-        if len(sides) != 2:
+    def _related(self, pair: Pair) -> Iterator[AssertionSite]:
+        """Yield another value for the expected one of two related values, which no right result satisfies."""
+        if len(pair.sides) != 2 or (pair.tolerance is not None and self.compared.is_computed(pair.tolerance)):
             return
-        for side in sides:
-            literal = side if is_literal(side) else self.compared.literal_of(side)
-            if literal is not None and is_certain and change == "near":
+        if pair.is_equal and pair.tolerance is None and pair.is_certain:
+            literals = [side if is_literal(side) else self.compared.literal_of(side) for side in pair.sides]
+            literal = next((one for one in literals if one is not None), None)
+            if literal is not None:
                 leaf = self.rng.choice(list(leaves(literal)))
                 yield self._replace("value", leaf, self._other(leaf))
                 return
-        wanted = self.compared.expected(sides, self.rng)
-        yield from self._computed("value", self.helper.functions[change], wanted.node, is_certain)
-
-    def _related(self, pair: Pair) -> Iterator[AssertionSite]:
-        """Yield another value for the expected one of two values with any relation, which no right result satisfies."""
-        if len(pair.sides) != 2 or (pair.tolerance is not None and self.compared.is_computed(pair.tolerance)):
-            return
         wanted = self.compared.expected(pair.sides, self.rng)
-        change = pair.changes[0 if wanted.node is pair.sides[0] else 1]
-        if change is not None and not wanted.is_computed:
-            margin = f", 3 * ({ast.unparse(pair.tolerance)})" if pair.tolerance is not None else ""
-            yield from self._computed("far", self.helper.functions[change], wanted.node, pair.is_certain, margin)
+        if pair.is_equal:
+            yield from self._computed("value", self.helper.near, wanted.node, pair.is_certain, pair.tolerance)
+        elif not wanted.is_computed and (pair.expected is None or wanted.node is pair.sides[pair.expected]):
+            yield from self._computed("refused", self.helper.refused, wanted.node, pair.is_certain)
 
     def _unknown(self, statement: ast.Expr, call: ast.Call) -> Iterator[AssertionSite]:
-        """Yield a far value for a literal argument of a call that may be a helper's assertion.
+        """Yield a value that refuses comparisons for a literal argument of a call that may be a helper's assertion.
 
         The test ends after the call, and other exceptions than a failed assertion count as success. So admission drops
         the edit unless the call compares the literal.
@@ -202,10 +200,10 @@ class _FunctionSites:
             node = self.rng.choice(literals)
             head = self.spans.source[self.spans.start(call) : self.spans.start(node)].decode()
             tail = self.spans.source[self.spans.end(node) : self.spans.end(call)].decode()
-            changed = f"{head}{self.helper.functions['unordered']}({self.spans.text(node)}){tail}"
+            changed = f"{head}{self.helper.refused}({self.spans.text(node)}){tail}"
             lines = ["try:", f"    {changed}", "except AssertionError:", "    raise"]
             lines += ["except Exception:", "    pass", "return"]
-            yield replace(self._replace("far", statement, f"\n{before}".join(lines)), needs=(self.insertion,))
+            yield replace(self._replace("refused", statement, f"\n{before}".join(lines)), needs=(self.insertion,))
 
     def _may_change(self, name: str, at: int, node: ast.expr) -> bool:
         """Return whether no correct result satisfies another literal as argument `at`.
@@ -220,15 +218,20 @@ class _FunctionSites:
         return not isinstance(value, str | bytes | bool) and not isinstance(node, ast.Set | ast.Dict)
 
     def _computed(
-        self, kind: Kind, function: str, node: ast.expr, is_certain: bool, more: str = ""
+        self, kind: Kind, function: str, node: ast.expr, is_certain: bool, tolerance: ast.expr | None = None
     ) -> Iterator[AssertionSite]:
         """Yield a call of a helper's function around an expression, with a guard unless it is always evaluated."""
-        text = self.spans.text(node)
+        arguments = [self.spans.text(node)]
+        if not is_certain or tolerance is not None:
+            arguments.append("None" if is_certain else self.helper.reached)
+        if tolerance is not None:
+            arguments.append(f"3 * ({ast.unparse(tolerance)})")
+        site = self._replace(kind, node, f"{function}({', '.join(arguments)})")
         if is_certain:
-            yield replace(self._replace(kind, node, f"{function}({text}{more})"), needs=(self.insertion,))
+            yield replace(site, needs=(self.insertion,))
         elif self.can_end:
-            site = self._guarded(self._replace(kind, node, f"{function}({text}{more}, {self.helper.reached})"))
-            yield replace(site, needs=(self.insertion, *site.needs))
+            guarded = self._guarded(site)
+            yield replace(guarded, needs=(self.insertion, *guarded.needs))
 
     def _guarded(self, site: AssertionSite) -> AssertionSite:
         """Add a list at the start of the test and, at its end, an assertion that the list is not empty."""

@@ -6,7 +6,7 @@ import string
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["value", "far", "negation", "failure"]
+Kind = Literal["value", "refused", "negation", "failure"]
 _KINDS = {
     character: kind for kind in (string.digits, string.ascii_lowercase, string.ascii_uppercase) for character in kind
 }
@@ -37,9 +37,10 @@ class AssertionSite:
     """One possible edit of a test's source: the bytes from `start` to `end` become `text`.
 
     `value`: another expected value next to the true one, of a relation that looks like equality; admission measures
-    that the neighbours on both sides fail. `far`: an expected value far from the true one, of another relation.
+    that the neighbours on both sides fail. `refused`: a value that has no such relation, of another one than equality.
     `negation`: the opposite assertion. `failure`: an assertion that always fails is added. `function`: name of the
-    function that holds it, empty if unknown. `needs`: text that the edit uses.
+    function that holds it, empty if unknown. `needs`: text that the edit uses. `first_line` and `last_line` of the
+    assertion, counted from 1; 0 for an added one.
     """
 
     kind: Kind
@@ -48,6 +49,8 @@ class AssertionSite:
     end: int
     text: str
     needs: tuple[Insertion, ...] = ()
+    first_line: int = 0
+    last_line: int = 0
 
 
 def says_equality(name: str) -> bool:

@@ -112,6 +112,7 @@ class _Finder:
         self.rng = rng
         self.up = up
         self._compared: dict[str, bool] = {}
+        self._line_ends = [match.start() for match in re.finditer("\n", text)]
 
     @cached_property
     def helper(self) -> HelperCode:
@@ -130,10 +131,15 @@ class _Finder:
         for number, token in enumerate(self.tokens):
             if number in self.branches:
                 continue
-            if token.kind == "word":
-                yield from self._word(number, token)
-            elif self._is_comparison(token) and _ASSERTION_LINE.search(self._line(token)):
-                yield from self._operator(number, token)
+            for site in self._of_token(number, token):
+                lines = sorted(bisect(self._line_ends, at) + 1 for at in (token.start, site.start))
+                yield replace(site, first_line=lines[0], last_line=lines[1])
+
+    def _of_token(self, number: int, token: Token) -> Iterator[AssertionSite]:
+        if token.kind == "word":
+            yield from self._word(number, token)
+        elif self._is_comparison(token) and _ASSERTION_LINE.search(self._line(token)):
+            yield from self._operator(number, token)
 
     def _word(self, number: int, token: Token) -> Iterator[AssertionSite]:
         following = self.tokens[number + 1].text if number + 1 < len(self.tokens) else ""
@@ -167,14 +173,14 @@ class _Finder:
             for argument in arguments[: 1 if is_method else 2]:
                 numbers = [token for token in argument if token.text != "-"]
                 if self.ending in (*_JAVASCRIPT, *_TYPESCRIPT) and [one.kind for one in numbers] == ["number"]:
-                    yield AssertionSite("far", "", numbers[0].start, numbers[0].end, "Number.NaN")
+                    yield AssertionSite("refused", "", numbers[0].start, numbers[0].end, "Number.NaN")
         elif _SEARCH.search(name):
             is_clear = len(arguments) == 1 or is_method or self.ending == ".php"
             if is_clear and arguments and [token.kind for token in arguments[0]] == ["string"]:
-                yield from self._literal("far", arguments[0])
+                yield from self._literal("refused", arguments[0])
         else:
             for argument in arguments[: 1 if is_method else 2]:
-                yield from self._literal("far", argument)
+                yield from self._literal("refused", argument)
 
     def _operator(self, number: int, token: Token) -> Iterator[AssertionSite]:
         needed = needed_relation(self.tokens, number, self.text, self.is_shell)
@@ -267,7 +273,7 @@ class _Finder:
         others = [token for token in tokens if token not in values]
         if values and all(token.text in ("[", "]", "{", "}", ",", "-") for token in others):
             token = self.rng.choice(values)
-            text = self._other(token, kind == "far")
+            text = self._other(token, kind == "refused")
             if text:
                 yield AssertionSite(kind, "", token.start, token.end, text)
 

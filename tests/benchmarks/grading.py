@@ -34,7 +34,7 @@ from activities.datasets.formats import read_rows
 from activities.datasets.package_recipes import PYTHON, read_recipes, write_rows
 from cli.console import say
 from grading.broken_oracles import BrokenOracle, judge_control
-from grading.judge_patch import GradingLimits, PatchJudge
+from grading.judge_patch import EmptyRun, GradingLimits, PatchJudge
 from grading.oracle import Oracle
 from grading.registry import GRADERS
 from ratchet import paths
@@ -147,12 +147,12 @@ async def make_pool(provider: SandboxProvider, task: TaskRow) -> Pool:
         done = await judge.run(box, gold_of(task))
     assert done.run is not None
     oracle = Oracle.of_run(done.run.observed, done.run.outcomes)
-    failing = task.spec["swe_bench"]["fail_to_pass"]
+    empty = EmptyRun(task.spec["swe_bench"]["fail_to_pass"], [])
     broken: list[BrokenOracle] = []
     tries = 0
     while len(broken) < POOL_SIZE and tries < 3 * POOL_SIZE:
         async with fresh_box(provider, task) as box:
-            made = await judge.break_tests(box, gold_of(task), oracle, failing, tries)
+            made = await judge.break_tests(box, gold_of(task), oracle, empty, tries)
         tries += 1
         if made.broken is not None and made.broken.is_valid:
             broken.append(made.broken)

@@ -5,13 +5,13 @@ and by a control run if the verdict is solved.
 """
 
 import base64
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from grading.base import Verdict
 from grading.broken_oracles import BrokenOracle, confirmed_pool, judge_control
 from grading.flags import Flag
-from grading.judge_patch import GradingLimits, KnownRuns, PatchJudge
+from grading.judge_patch import EmptyRun, GradingLimits, KnownRuns, PatchJudge
 from grading.oracle import Oracle
 from grading.registry import GRADERS
 from ratchet.errors import GraderFailedError
@@ -62,6 +62,19 @@ PYTHON = Ecosystem(
     {shop.TESTS: shop.HIDDEN_TESTS},
     shop.RUN,
 )
+SEVERAL = replace(
+    PYTHON,
+    name="several",
+    tests={
+        shop.TESTS: (
+            "from shop import discount, total\n\n\ndef test_total():\n    assert total([1, 2]) == 3\n\n\n"
+            "def test_discount():\n    assert total([]) == 0\n    assert discount(100, 10) == 90\n"
+            "    assert discount(200, 50) == 100\n    assert discount(199, 50) == 99\n"
+            "    assert discount(1000, 5) == 950\n    assert discount(0, 50) == 0\n"
+        )
+    },
+)
+"""A test with many assertions, of which only one fails without a solution."""
 NODE = Ecosystem(
     "node",
     "node",
@@ -191,7 +204,7 @@ C = Ecosystem(
     },
     "make test",
 )
-ECOSYSTEMS = {one.name: one for one in (PYTHON, NODE, GO, JAVA, C)}
+ECOSYSTEMS = {one.name: one for one in (PYTHON, SEVERAL, NODE, GO, JAVA, C)}
 
 
 @dataclass(frozen=True)
@@ -256,11 +269,13 @@ async def make_referee(ecosystem: Ecosystem, fresh_box: FreshBox, directory: Pat
         done = await judge.run(box, gold)
     assert done.run is not None and done.run.observed.exit_code == 0, done
     oracle = Oracle.of_run(done.run.observed, done.run.outcomes)
+    async with fresh_box() as box:
+        empty = EmptyRun.of_verdict(judge.verdict(await judge.run(box, b""), oracle), oracle)
     pool: dict[int, BrokenOracle] = {}
     confirmed: dict[int, BrokenOracle] = {}
     for number in range(12):
         async with fresh_box() as box:
-            made = await judge.break_tests(box, gold, oracle, [], number)
+            made = await judge.break_tests(box, gold, oracle, empty, number)
         if made.broken is not None and made.broken.is_valid:
             pool[number] = made.broken
         confirmed = confirmed_pool(pool)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from grading.broken_oracles import BrokenOracle, judge_control
-from grading.judge_patch import GradingLimits, KnownRuns, PatchJudge
+from grading.judge_patch import EmptyRun, GradingLimits, KnownRuns, PatchJudge
 from grading.oracle import Oracle
 from grading.registry import GRADERS
 from tests.integration.boxes import FreshBox
@@ -101,7 +101,7 @@ async def known_runs(judge: PatchJudge, gold: bytes, fresh_box: FreshBox, size: 
     pool: dict[int, BrokenOracle] = {}
     for number in range(size):
         async with fresh_box() as box:
-            made = await judge.break_tests(box, gold, oracle, shop.F2P, number)
+            made = await judge.break_tests(box, gold, oracle, EmptyRun(shop.F2P, []), number)
         assert made.broken is not None and made.broken.is_valid, made.reason
         assert set(shop.F2P) <= set(made.broken.must_fail), made.broken
         pool[number] = made.broken

@@ -12,7 +12,7 @@ import pytest
 
 from activities.datasets.formats import read_rows
 from grading.broken_oracles import BrokenOracle, judge_control
-from grading.judge_patch import GradingLimits, KnownRuns, PatchJudge
+from grading.judge_patch import EmptyRun, GradingLimits, KnownRuns, PatchJudge
 from grading.oracle import Oracle
 from grading.registry import GRADERS
 from ratchet.config import DatasetConfig
@@ -190,7 +190,7 @@ async def _admitted(task: TaskRow, fresh_box: FreshBox, directory: Path) -> "tup
     pool: dict[int, BrokenOracle] = {}
     for number in range(2):
         async with fresh_box() as box:
-            made = await judge.break_tests(box, gold, oracle, [], number)
+            made = await judge.break_tests(box, gold, oracle, EmptyRun([], []), number)
         assert made.broken is not None and made.broken.is_valid and made.broken.exit_fails, made.reason
         pool[number] = made.broken
     return replace(judge, known=KnownRuns(oracle, pool)), gold

@@ -105,7 +105,7 @@ def test_tests_of_other_languages_are_found_by_their_names() -> None:
 
 def test_a_neighbour_needs_the_other_one() -> None:
     near = (EditedTest("t.py", "test_a", "value"),)
-    far = (EditedTest("t.py", "test_b", "far"),)
+    far = (EditedTest("t.py", "test_b", "refused"),)
     both = BrokenOracle((), {}, True, ("t.py::test_a", "t.py::test_b"), True, near + far)
     one = BrokenOracle((), {}, False, ("t.py::test_b",), True, near + far)
     assert confirmed_pool({0: both, 1: both}) == {0: both, 1: both}
@@ -137,7 +137,7 @@ def test_if_values_have_no_effect_negations_are_tried() -> None:
         broken = propose({"t.py": b"def test_a():\n    assert f() <= limit()\n    assert g() < 3\n"}, [], number, False)
         assert broken is not None
         kinds.add((number < 8, broken.edited[0].kind))
-    assert (True, "far") in kinds and (True, "negation") not in kinds and (False, "negation") in kinds
+    assert (True, "refused") in kinds and (True, "negation") not in kinds and (False, "negation") in kinds
 
 
 def test_what_a_control_run_concludes() -> None:

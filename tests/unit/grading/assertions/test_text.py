@@ -98,7 +98,7 @@ def test_a_neighbour_is_used_only_if_equality_is_required(name: str) -> None:
 def test_a_far_value_is_used_for_another_relation() -> None:
     for name in ("at least", "contains", "close", "with a delta"):
         file, source = OTHER_RELATIONS[name]
-        [site] = [site for site in text_sites(source.encode(), file, random.Random(0)) if site.kind == "far"]
+        [site] = [site for site in text_sites(source.encode(), file, random.Random(0)) if site.kind == "refused"]
         assert len(site.text) > 6
 
 
@@ -127,7 +127,7 @@ def test_a_far_value_satisfies_no_solution_or_is_left_out(name: str) -> None:
     for seed in range(5):
         for up in (True, False):
             for site in text_sites(source.encode(), file, random.Random(seed), up):
-                if site.kind == "far":
+                if site.kind == "refused":
                     found.add(source[site.start : site.end])
                     assert name not in ("infinite", "infinite, typed") or site.text == "Number.NaN"
     assert found == changed
