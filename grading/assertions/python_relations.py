@@ -64,7 +64,8 @@ def asserted_pairs(call: ast.Call, is_certain: bool) -> Iterator[Pair]:
     sides = call.args[:2]
     name = call_name(call)
     if len(sides) == 2 and name in _ORDERS:
-        yield from _bounded(*(sides if "Less" in name else sides[::-1]), is_certain=is_certain)
+        bounded, bound = sides if "Less" in name else sides[::-1]
+        yield from _bounded(bounded, bound, is_certain)
     elif name == "assertAlmostEqual":
         tolerance = _tolerance(call)
         yield Pair(sides, is_certain, tolerance is not None, tolerance)
