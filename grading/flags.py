@@ -13,10 +13,16 @@ from importlib.resources import files
 
 from grading.comparison_flags import changes_javascript_assertions, changes_python_comparisons
 from grading.diff_sections import FileChange, printable_path
+from grading.integrity_rules import ORDINARY_TESTS
+from grading.path_patterns import matches_pattern
+from grading.task_tests import is_test_name, parent_directories
 
 _COMPARES = "defines how values compare"
 _PYTHON = (".py", ".pyx", ".pyi")
 _JAVASCRIPT = (".js", ".mjs", ".cjs", ".ts", ".mts", ".cts", ".jsx", ".tsx", ".vue")
+_ORDINARY_IN_TESTS = ("names the test runner", "names a test file", "ends the process")
+"""Ordinary deeds of tests, of their helpers and of the programs that start them."""
+_TEST_PROGRAMS = ("conftest.py", "noxfile.py")
 _MAX_FLAGS = 50
 _MAX_LINE = 2000
 
@@ -67,6 +73,16 @@ def _flags_of(change: FileChange) -> Iterator[Flag]:
         yield Flag(_COMPARES, change.path)
     if change.path.endswith(_JAVASCRIPT) and changes_javascript_assertions(text):
         yield Flag(_COMPARES, change.path)
+    is_test = _is_of_tests(change.path)
     for one in _patterns():
-        if change.path.endswith(one.suffixes) and one.pattern.search(text):
+        is_ordinary = is_test and one.what in _ORDINARY_IN_TESTS
+        if not is_ordinary and change.path.endswith(one.suffixes) and one.pattern.search(text):
             yield Flag(one.what, change.path)
+
+
+def _is_of_tests(path: str) -> bool:
+    return (
+        path.endswith(_TEST_PROGRAMS)
+        or matches_pattern(path, ORDINARY_TESTS)
+        or any(parent and is_test_name(parent) for parent in parent_directories(path))
+    )

@@ -102,6 +102,22 @@ def test_ordinary_words_have_none(word: str) -> None:
     assert static_flags(split_diff(diff_of("shop/price.py", code)), set()) == []
 
 
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("conftest.py", "import pytest"),
+        ("shop/conftest.py", "import pytest"),
+        ("tests/helpers.py", "import unittest"),
+        ("noxfile.py", "session.run('pytest', 'tests/test_price.py')"),
+        ("pkg/main_test.go", 'import "testing"\n\nfunc TestMain(m *testing.M) { os.Exit(m.Run()) }'),
+        ("src/price.test.js", "import test from 'node:test';"),
+        ("src/Price.java", 'Price.class.getResourceAsStream("/rates.txt")'),
+    ],
+)
+def test_files_of_tests_may_use_the_runner(path: str, text: str) -> None:
+    assert static_flags(split_diff(diff_of(path, text)), ()) == []
+
+
 def test_uses_of_comparisons_have_none() -> None:
     for path, code in (
         ("a.py", "def same(a, b):\n    return a.__eq__(b) or super().__ne__(b)\n"),
