@@ -17,13 +17,11 @@ from grading import git_scripts
 from grading.base import TestFiles
 from grading.diff_sections import FileChange, join_diff, split_diff
 from grading.patch_screening import (
-    KEPT,
     LEFT_OUT,
     PUT_BACK,
     Finding,
     PatchPolicy,
     ScreenedPatch,
-    may_keep,
     screen_patch,
 )
 from grading.runner_programs import has_test_commands
@@ -96,7 +94,7 @@ class BoxPreparation:
         )
         try:
             await self._put_in(screened.kept, tests)
-            await self._restore_settings(screened, policy)
+            await self._restore_settings(screened)
         except _PatchDoesNotApplyError as error:
             prepared.applies = False
             prepared.log = str(error)
@@ -201,7 +199,7 @@ class BoxPreparation:
         decoded = [None if line == "-" else base64.b64decode(line) for line in lines]
         return [_Versions(*pair) for pair in zip(decoded[::2], decoded[1::2], strict=True)]
 
-    async def _restore_settings(self, screened: ScreenedPatch, policy: PatchPolicy) -> None:
+    async def _restore_settings(self, screened: ScreenedPatch) -> None:
         """Restore the runner's part of changed settings files from the base, and add a finding for each that
         differed."""
         paths = sorted(screened.sections)
@@ -219,8 +217,6 @@ class BoxPreparation:
             if content is not None and content != version.present:
                 merged[path] = content
                 screened.findings.append(Finding.of(rule, path, PUT_BACK))
-            elif content is None and may_keep(rule, policy, version.base is not None):
-                screened.findings.append(Finding.of(rule, path, KEPT))
             elif content is None:
                 restored.append(path)
         screened.findings += [Finding.of(screened.sections[path], path, LEFT_OUT) for path in restored]

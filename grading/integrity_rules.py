@@ -1,7 +1,8 @@
 """The integrity rules: which files of a patch could change the test runner, by ecosystem.
 
-The rules are data, one table per ecosystem in `rules/`. `patch_screening.py` applies them, `ratchet tasks rules` prints
-them, and a verdict names the rule. A task may add patterns of its own (`metadata.integrity`).
+The rules are data, one table per ecosystem in `rules/`. `patch_screening.py` applies the first one to every patch and
+the others to patches that no control run checks. `ratchet tasks rules` prints them, and a verdict names the rule. A
+task may add patterns of its own (`metadata.integrity`).
 """
 
 import sys
@@ -13,7 +14,6 @@ from typing import Literal
 Applies = Literal[
     "any", "added", "binary", "library", "program", "content", "shadow", "test", "stand_in", "support", "called"
 ]
-Controlled = Literal["never", "edits", "always"]
 
 _ECOSYSTEMS = (
     "tests", "git", "shell", "python", "javascript", "make", "c", "go", "rust", "java", "php", "ruby", "helpers",
@@ -30,8 +30,7 @@ class Rule:
     `library` only new files in packages that the base's own sources do not define, `program` only new executables and
     links, `content` only files whose added text matches `content`; `task_tests.py` decides the others. `scope` "tests":
     only files that the runner of a test could read. `sections`: kind of settings file of which only the runner's part
-    is restored (`runner_settings.py`). `controlled`: which changes are kept if a control run checks the verdict;
-    without one they are left out.
+    is restored (`runner_settings.py`). `builds`: only files that a file of the base could name.
     `source`: documentation of the runner.
     """
 
@@ -43,19 +42,13 @@ class Rule:
     applies: Applies = "any"
     scope: Literal["anywhere", "tests"] = "anywhere"
     sections: str = ""
-    controlled: Controlled = "never"
+    builds: bool = False
     content: str = ""
 
     @property
     def action(self) -> str:
         """The treatment of a file that matches, in words for a report."""
-        action = "the runner's part is put back" if self.sections else "left out"
-        kept = {
-            "never": "",
-            "edits": "; an edit is kept if a control run decides",
-            "always": " unless a control run decides",
-        }
-        return action + kept[self.controlled]
+        return "the runner's part is put back" if self.sections else "left out"
 
 
 def _load(ecosystem: str) -> list[Rule]:
@@ -69,6 +62,9 @@ def _load_ordinary() -> tuple[str, ...]:
 
 
 RULES: tuple[Rule, ...] = tuple(rule for ecosystem in _ECOSYSTEMS for rule in _load(ecosystem))
+
+LISTED_TEST = RULES[0]
+"""The rule of the task's own tests."""
 
 OUTPUT_NAMES = tuple(name.removeprefix("**/") for rule in RULES if rule.name == "compiled" for name in rule.files)
 """Names that compilers and linkers give to what they make."""

@@ -8,7 +8,7 @@ import contextlib
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from grading import git_scripts
 from grading.base import Grader, NoEvidenceError, TestRun, Verdict
@@ -25,7 +25,6 @@ from grading.broken_oracles import (
 from grading.evidence import describe_end, has_failed_test, has_passed, names_change, suspicion_of
 from grading.flags import Flag, static_flags
 from grading.grading_box import BoxPreparation, PreparedBox
-from grading.integrity_rules import RULES
 from grading.oracle import Oracle
 from grading.patch_screening import Finding
 from grading.run_hidden_tests import UnusableBoxError
@@ -37,24 +36,21 @@ from sandboxes.base import Sandbox
 from store.admissions import TaskOracle
 from store.tasks import TaskRow
 
-_LISTED_TEST = RULES[0].name
-"""The rule whose files are left out under either policy, because honest patches edit tests, too."""
 _MAX_TEST_FILES = 20
 _NEXT_BOX = "a second box shows whose fault it is"
 
 
 @dataclass(frozen=True, slots=True)
 class GradingLimits:
-    """Time limits of one grade in seconds, and what happens to a patch with files that could change the runner."""
+    """Time limits of one grade in seconds."""
 
     eval_seconds: float
     workspace_seconds: float
-    integrity: Literal["drop", "reject"] = "drop"
 
     @classmethod
     def of_run(cls, config: RunConfig) -> Self:
         """Take the limits from a run's config."""
-        return cls(config.limits.eval_seconds, config.limits.workspace_seconds, config.grading.integrity)
+        return cls(config.limits.eval_seconds, config.limits.workspace_seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +140,7 @@ def find_grader(graders: Mapping[str, Grader], name: str) -> Grader:
 @dataclass(frozen=True, slots=True)
 class PatchJudge:
     """Judges patches of one task. `base_commit` None: any base commit is accepted. `controlled`: a solved verdict gets
-    a control run, or the patch is the task's own, so edits of test support that honest work needs are kept.
+    control runs, or the patch is the task's own, so that the patch may change the runner's files.
     `suspected`: a box that shows no failed test in one of these ways decides alone. In any other way it makes the patch
     suspect (SuspectPatchError), and another box decides."""
 
@@ -163,11 +159,10 @@ class PatchJudge:
         """
         done = await self.run(box, diff)
         findings = done.prepared.findings
-        left_out = {finding.path for finding in findings if finding.is_dropped}
+        left_out = {finding.path for finding in findings}
         flags = await asyncio.to_thread(lambda: static_flags(done.prepared.changes, left_out))
         dynamic = done.run.observed.flags if done.run is not None else ()
-        kept = [Flag("changes what the tests use", finding.path) for finding in findings if not finding.is_dropped]
-        return JudgedPatch(self.verdict(done, self.known.oracle), findings, [*kept, *flags, *dynamic])
+        return JudgedPatch(self.verdict(done, self.known.oracle), findings, [*flags, *dynamic])
 
     async def run(self, box: Sandbox, diff: bytes, broken: BrokenOracle | None = None) -> PatchRun:
         """Run the hidden tests on the patch in a fresh box, with the edits of `broken` if it is given."""
@@ -261,13 +256,6 @@ class PatchJudge:
 
     def _not_run(self, prepared: PreparedBox) -> Verdict | None:
         """Return the verdict of a patch whose tests need not run, None if they have to."""
-        runner_findings = [
-            finding for finding in prepared.findings if finding.rule != _LISTED_TEST and finding.is_dropped
-        ]
-        if self.limits.integrity == "reject" and runner_findings:
-            names = ", ".join(sorted({f"{finding.rule} ({finding.path})" for finding in runner_findings}))
-            reason = f"the patch brings files that could change the runner: {names}"
-            return Verdict(False, reason, "", 0.0, rejected=True, rule=runner_findings[0].rule)
         deed = prepared.blame if prepared.applies else "the patch does not apply to its own base commit"
         if not deed:
             return None
@@ -282,7 +270,7 @@ class PatchJudge:
         """
         is_healthy = self.known.oracle is not None or prepared.may_have_broken_the_command
         if isinstance(error, NoEvidenceError):
-            dropped = {finding.path for finding in prepared.findings if finding.is_dropped}
+            dropped = {finding.path for finding in prepared.findings}
             kept = [one for one in prepared.changes if one.path not in dropped]
             is_healthy = error.has_failed and names_change(error.log, kept)
         if isinstance(error, UnusableBoxError) or not is_healthy:

@@ -1,17 +1,18 @@
-"""Drop files from a patch that could change the test runner, before anything of it enters the grading box.
+"""Leave files of a patch out that could change the test runner, before anything of it enters the grading box.
 
-This module applies the rules of `integrity_rules.py` on the host. By default the patch is graded without the named
-files, and the findings are stored with the verdict; with `grading.integrity: reject` the verdict is `rejected`. Edits
-that honest work needs are kept if a control run checks the verdict.
+If control runs check the verdict, they find a changed runner, and honest work may change its settings. Then only the
+task's own tests are left out, and what no working tree can hold. If none does, the rules of `integrity_rules.py` are
+applied, too. The findings are stored with the verdict.
 """
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Self
 
 from grading.diff_sections import EXECUTABLE, GITLINK, FileChange, printable_path
-from grading.integrity_rules import RULES, Rule
+from grading.integrity_rules import LISTED_TEST, RULES, Rule
 from grading.library_packages import LibraryPackages
 from grading.path_patterns import matches_pattern
 from grading.runner_programs import RunnerPrograms, find_programs
@@ -20,7 +21,6 @@ from ratchet.types import JsonObject
 
 LEFT_OUT = "left out"
 PUT_BACK = "put back"
-KEPT = "kept, a control run decides"
 _MAX_PATH = 4096
 _MAX_DEPTH = 200
 _PYTHONPATH = re.compile(r"""\bPYTHONPATH=["']?([^\s"';&|]+)""")
@@ -38,11 +38,6 @@ class Finding:
     @classmethod
     def of(cls, rule: Rule, path: str, action: str) -> Self:
         return cls(rule.name, printable_path(path), action)
-
-    @property
-    def is_dropped(self) -> bool:
-        """True if the change, or the runner's part of it, did not get into the box."""
-        return self.action != KEPT
 
 
 @dataclass(slots=True, frozen=True)
@@ -118,11 +113,6 @@ class ScreenedPatch:
     sections: dict[str, Rule] = field(default_factory=dict)
 
 
-def may_keep(rule: Rule, policy: PatchPolicy, exists: bool) -> bool:
-    """Return whether a change that the rule matches is kept because a control run decides. `exists`: in the base."""
-    return policy.controlled and (rule.controlled == "always" or (rule.controlled == "edits" and exists))
-
-
 def screen_patch(changes: Sequence[FileChange], policy: PatchPolicy, base: BaseTree | None = None) -> ScreenedPatch:
     """Apply every rule to every change."""
     screening = _Screening(policy, base or BaseTree())
@@ -134,9 +124,6 @@ def screen_patch(changes: Sequence[FileChange], policy: PatchPolicy, base: BaseT
         elif rule.sections and not change.deleted and not change.is_symlink:
             result.kept.append(change)
             result.sections[change.path] = rule
-        elif not change.is_symlink and may_keep(rule, policy, change.path in screening.base.files):
-            result.kept.append(change)
-            result.findings.append(Finding.of(rule, change.path, KEPT))
         else:
             result.findings.append(Finding.of(rule, change.path, LEFT_OUT))
     return result
@@ -154,20 +141,30 @@ class _Screening:
         self.policy = policy
         self.base = base
         self.tests = TaskTests(policy.test_files, policy.named_files, base, policy.module_path, policy.whole_commands)
-        self.programs: RunnerPrograms = find_programs(base.settings, policy.commands)
-        self.packages = LibraryPackages(base.files, self.tests)
-        self.directories = frozenset(parent for path in base.files for parent in parent_directories(path))
+
+    @cached_property
+    def _programs(self) -> RunnerPrograms:
+        return find_programs(self.base.settings, self.policy.commands)
+
+    @cached_property
+    def _packages(self) -> LibraryPackages:
+        return LibraryPackages(self.base.files, self.tests)
+
+    @cached_property
+    def _directories(self) -> frozenset[str]:
+        return frozenset(parent for path in self.base.files for parent in parent_directories(path))
 
     def rule_for(self, change: FileChange) -> Rule | None:
         """Return the first rule that matches, None if the change is kept as it is."""
         path = change.path
-        if not path or "\0" in path or len(path) > _MAX_PATH or path.count("/") > _MAX_DEPTH:
+        parts = path.split("/")
+        if not path or "\0" in path or len(path) > _MAX_PATH or len(parts) > _MAX_DEPTH or ".git" in parts:
             return _NO_PATH
         if matches_pattern(change.path, self.policy.deny):
             return _DENIED
         if GITLINK in change.modes:
             return _SUBMODULE
-        for rule in RULES:
+        for rule in [LISTED_TEST] if self.policy.controlled else RULES:
             if self._applies(rule, change):
                 allowed = rule.applies != "test" and matches_pattern(change.path, self.policy.allow)
                 return None if allowed else rule
@@ -178,7 +175,7 @@ class _Screening:
             return False
         if rule.scope == "tests" and not self.tests.reached_by(change.path):
             return False
-        if (rule.sections or rule.controlled == "always") and self._is_apart(change):
+        if rule.builds and self._is_apart(change):
             return False
         is_new = change.path not in self.base.files and not change.deleted
         match rule.applies:
@@ -189,7 +186,7 @@ class _Screening:
             case "binary":
                 return is_new and (change.is_binary or change.is_symlink)
             case "library":
-                return is_new and self.packages.are_entered_by(change.path, rule.files)
+                return is_new and self._packages.are_entered_by(change.path, rule.files)
             case "program":
                 return is_new and (EXECUTABLE in change.modes or change.is_symlink)
             case "content":
@@ -203,10 +200,10 @@ class _Screening:
             case "support":
                 return self.tests.is_support(change)
             case "called":
-                return not is_new and self.programs.starts(change.path)
+                return not is_new and self._programs.starts(change.path)
 
     def _is_new_directory(self, change: FileChange) -> bool:
-        return change.path.rpartition("/")[0] not in self.directories | {""}
+        return change.path.rpartition("/")[0] not in self._directories | {""}
 
     def _is_apart(self, change: FileChange) -> bool:
         """Return whether a settings file lies in a new directory, without tests: only a file of the base that names it

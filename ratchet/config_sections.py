@@ -380,9 +380,6 @@ class GradingConfig(Section):
     reward: str = "solved"
     """Name of the reward function: `solved`, `fraction`, `weighted`, or a function as `module:function`. The default
     gives 1 to a solved task and 0 to any other."""
-    integrity: Literal["drop", "reject"] = "drop"
-    """Judgement of a patch that contains files that could change the test runner: `drop`, the default, grades it
-    without those files; `reject` gives it the verdict `rejected`."""
     control_share: Fraction = 1.0
     """Share of solved verdicts that control runs check; all by default, since each costs only three more grades. They
     run the patch against hidden tests that a correct solution fails, which `ratchet tasks admit` makes, and once more

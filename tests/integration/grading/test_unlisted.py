@@ -1,9 +1,10 @@
-"""Every attack of `unlisted_attacks.py` is not solved or rejected, with the oracle and the control run of an admission.
+"""Attacks of `unlisted_attacks.py` are not solved or rejected, with the oracle and the control runs of an admission.
 
-The solutions of each ecosystem, the gold one and another, are solved.
+The solutions of each ecosystem, the gold one and another, are solved, and so is the honest work of `unusual_work.py`.
 """
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from tests.integration.boxes import FreshBox
 from tests.integration.grading.conftest import config
 from tests.integration.grading.ecosystems import ECOSYSTEMS, Referee, make_referee, patch_of
 from tests.integration.grading.unlisted_attacks import UNLISTED, UnlistedAttack
+from tests.integration.grading.unusual_work import UNUSUAL_WORK, UnusualWork
 
 pytestmark = pytest.mark.timeout(1800)
 _REFEREES: dict[str, Referee] = {}
 OTHER_SOLUTION = {
     "python": ("shop/price.py", "cents - round(cents * percent / 100)", "(cents * (100 - percent) + 49) // 100"),
+    "several": ("shop/price.py", "cents - round(cents * percent / 100)", "(cents * (100 - percent) + 49) // 100"),
     "node": ("price.js", "cents - Math.round(cents * percent / 100)", "Math.ceil(cents * (100 - percent) / 100 - 0.5)"),
     "go": ("price.go", "cents - (cents*percent+50)/100", "(cents*(100-percent) + 49) / 100"),
     "java": ("src/shop/Price.java", "cents - (cents * percent + 50) / 100", "(cents * (100 - percent) + 49) / 100"),
@@ -40,7 +43,7 @@ async def referee_of(name: str, fresh_box: FreshBox, directory: Path) -> Referee
 
 def _case(attack: UnlistedAttack) -> Any:
     """Return a parameter of the test. A Go test costs 20 s of compilation; the attacks of others are played by hand."""
-    is_slow = attack.ecosystem == "go" or attack.author != "known"
+    is_slow = attack.ecosystem == "go" or (attack.author != "known" and attack.ecosystem != "several")
     return pytest.param(attack, id=f"{attack.ecosystem}-{attack.name}", marks=[pytest.mark.slow] if is_slow else [])
 
 
@@ -68,3 +71,25 @@ async def test_a_solution_is_solved(name: str, fresh_box: FreshBox, tmp_path: Pa
         patch = patch_of(referee.ecosystem, {path: text}, tmp_path / str(number))
         played = await referee.play(fresh_box, patch, number)
         assert played.result == "solved" and not played.flags, (number, played)
+
+
+FLAGGED = ("a test script that loads a setup",)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        pytest.param(work, id=work.name, marks=[pytest.mark.slow] if work.ecosystem == "go" else [])
+        for work in UNUSUAL_WORK
+    ],
+)
+async def test_unusual_work_is_solved_without_a_flag(work: UnusualWork, fresh_box: FreshBox, tmp_path: Path) -> None:
+    referee = replace(await referee_of(work.ecosystem, fresh_box, tmp_path), ecosystem=work.task_of())
+    patch = patch_of(referee.ecosystem, work.edits, tmp_path / "tree", work.executable)
+    played = await referee.play(fresh_box, patch, UNUSUAL_WORK.index(work))
+    assert played.result == "solved", played
+    assert not played.flags or work.name in FLAGGED, played.flags
+
+
+def test_few_honest_patches_are_flagged() -> None:
+    assert len(FLAGGED) <= 0.05 * len(UNUSUAL_WORK)

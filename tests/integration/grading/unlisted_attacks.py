@@ -1,7 +1,8 @@
 """Attacks on verdicts by class and ecosystem, beyond `attacks.py`; each is played with oracle and control run.
 
 The folder `unlisted/` holds them, one file per ecosystem and author: `known` by a person who has read the defence,
-`blind` by one who has not, `adapted` by the second one after seeing results. None knows an expected value of the hidden
+`blind` by one who has not, `adapted` by the second one after seeing results, `later` by one who knows that control runs
+replace the screening of patches. None knows an expected value of the hidden
 tests.
 """
 
@@ -18,7 +19,7 @@ FOLDER = Path(__file__).parent / "unlisted"
 @dataclass(frozen=True)
 class UnlistedAttack:
     """`ecosystem`: a name of `ecosystems.ECOSYSTEMS`. `edits`: path → text, bytes, link target, None to delete.
-    `author`: `known`, `blind` or `adapted`.
+    `author`: `known`, `blind`, `adapted` or `later`.
     """
 
     name: str

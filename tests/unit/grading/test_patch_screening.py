@@ -6,7 +6,7 @@ import time
 import pytest
 
 from grading.diff_sections import FileChange
-from grading.patch_screening import KEPT, LEFT_OUT, PatchPolicy, screen_patch
+from grading.patch_screening import LEFT_OUT, PatchPolicy, screen_patch
 from grading.task_tests import BaseTree
 
 LISTED = "tests/test_price.py"
@@ -79,8 +79,8 @@ def rule_of(path: str, mode: str = "100644", controlled: bool = False, **policy:
     ],
 )
 def test_nothing_takes_the_place_of_a_test(path: str) -> None:
-    for controlled in (False, True):
-        assert rule_of(path, controlled=controlled) in (f"test_place: {LEFT_OUT}", f"bytecode: {LEFT_OUT}")
+    assert rule_of(path) in (f"test_place: {LEFT_OUT}", f"bytecode: {LEFT_OUT}")
+    assert rule_of(path, controlled=True) == ""
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,26 @@ def test_nothing_takes_the_place_of_a_test(path: str) -> None:
     ["tests/test_evil/conftest.py", "tests/conftest.py", "tests/unit/conftest.py", "tests/pytest.ini", "tests/shop.py"],
 )
 def test_nothing_new_is_loaded_by_the_tests(path: str) -> None:
+    assert LEFT_OUT in rule_of(path)
+    assert rule_of(path, controlled=True) == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "mode", "rule"),
+    [
+        (LISTED, "100644", "listed_test"),
+        (LISTED, "120000", "listed_test"),
+        ("tests", "120000", "listed_test"),
+        ("ext/lib", "160000", "submodule"),
+        ("ext/.git/hooks/post-checkout", "100755", "impossible_path"),
+        (".git", "100644", "impossible_path"),
+        ("a" * 5000, "100644", "impossible_path"),
+        ("docs/index.md", "100644", "denied"),
+    ],
+)
+def test_also_with_control_runs_some_files_are_left_out(path: str, mode: str, rule: str) -> None:
     for controlled in (False, True):
-        assert LEFT_OUT in rule_of(path, controlled=controlled)
+        assert rule_of(path, mode, controlled, deny=("docs/**",)) == f"{rule}: {LEFT_OUT}"
 
 
 @pytest.mark.parametrize(
@@ -136,19 +154,17 @@ def test_honest_files_stay(path: str) -> None:
         ("tools/plugin.py", "runner_program"),
     ],
 )
-def test_edits_of_what_tests_use_need_a_control_run(path: str, rule: str) -> None:
+def test_edits_of_what_tests_use_need_control_runs(path: str, rule: str) -> None:
     assert rule_of(path) == f"{rule}: {LEFT_OUT}"
-    assert rule_of(path, controlled=True) == f"{rule}: {KEPT}"
-    link = rule_of(path, mode="120000", controlled=True)
-    assert link == f"{rule}: {LEFT_OUT}"
+    assert rule_of(path, controlled=True) == ""
 
 
 @pytest.mark.parametrize("path", ["CMakeLists.txt", "pom.xml", "shop/build.rs", "Gemfile", "tsconfig.json", "go.mod"])
-def test_build_files_are_restored_or_need_a_control_run(path: str) -> None:
+def test_build_files_are_restored_or_need_control_runs(path: str) -> None:
     policy = PatchPolicy(frozenset({LISTED}))
     screened = screen_patch([change(path)], policy, BASE)
     assert screened.sections or screened.findings[0].action == LEFT_OUT
-    assert screened.sections or rule_of(path, controlled=True).endswith(KEPT)
+    assert rule_of(path, controlled=True) == ""
 
 
 def test_the_script_of_a_command_is_protected_and_the_product_is_not() -> None:
@@ -220,11 +236,8 @@ def test_a_new_main_of_go_tests_is_left_out(text: str) -> None:
 )
 def test_helpers_of_tests_in_directories_of_the_product(path: str, listed: str, expected: bool) -> None:
     base = BaseTree(frozenset({path, listed}), 'import "x/internal/testutil"\nimport { x } from "./test-utils"\n')
-    for is_new, controlled, action in ((False, False, LEFT_OUT), (False, True, KEPT)):
-        screened = screen_patch(
-            [change(path, added=is_new)], PatchPolicy(frozenset({listed}), controlled=controlled), base
-        )
-        assert [finding.action for finding in screened.findings] == ([action] if expected else [])
+    screened = screen_patch([change(path, added=False)], PatchPolicy(frozenset({listed})), base)
+    assert [finding.action for finding in screened.findings] == ([LEFT_OUT] if expected else [])
 
 
 @pytest.mark.parametrize(
@@ -254,7 +267,7 @@ def test_a_file_that_a_makefile_includes_is_protected() -> None:
 )
 def test_links(path: str, rule: str) -> None:
     """A link to a directory brings the files below it to the place of the link."""
-    assert rule_of(path, mode="120000", controlled=True).partition(":")[0] == rule
+    assert rule_of(path, mode="120000").partition(":")[0] == rule
 
 
 _TEXT = b"diff --git a/x b/x\nnew file mode 100644\n--- /dev/null\n+++ b/x\n@@ -0,0 +1 @@\n+"
