@@ -132,7 +132,8 @@ def _is_gone(change: FileChange) -> bool:
 def _mention_of(change: FileChange) -> str:
     parts = change.path.split("/")
     last_two, name = re.escape("/".join(parts[-2:])), re.escape(parts[-1])
-    place = r"(?![\w.-])" if _is_gone(change) else r"""(?:["']?,? (?:on )?line |[:(])\d"""
+    line = r"""(?:(?:["']?,? (?:on )?line |[:(])\d|["']?: .{0,200}\bline \d)"""
+    place = r"(?![\w.-])" if _is_gone(change) else line
     return rf"""(?:(?<![\w.-]){last_two}|(?:^|[\s"'(]|\./){name}){place}"""
 
 

@@ -13,8 +13,6 @@ import shlex
 from collections.abc import Iterable
 from importlib.resources import files
 
-from grading.integrity_rules import OUTPUT_NAMES
-
 GIT_STATE = "/run/ratchet"
 BASE_GIT = f"{GIT_STATE}/base.git"
 ORIGINAL_GIT = f"{GIT_STATE}/original.git"
@@ -30,6 +28,11 @@ PATHS = f"{GIT_STATE}/paths"
 """List of paths for a script, uploaded as a file: names may be any bytes, and a list may be longer than an argument."""
 MERGED = f"{GIT_STATE}/merged"
 """Directory of the contents that `write_script` writes, named by their number in the list."""
+_OUTPUTS = (
+    "*.o", "*.obj", "*.lo", "*.a", "*.la", "*.lib", "*.so", "*.dylib", "*.dll", "*.exe", "*.pyd", "*.node", "*.class",
+    "*.rlib", "*.rmeta", "*.gch", "*.pch", "*.pcm", "*.ko", "*.bc", "*.hi", "*.cmo", "*.cmx", "*.beam",
+)  # fmt: skip
+"""Names that compilers and linkers give to what they make."""
 STATEMENT = "PROBLEM_STATEMENT.md"
 DOES_NOT_APPLY = 3
 TESTS_DO_NOT_APPLY = 5
@@ -213,7 +216,7 @@ def apply_script(
             f"cp {GIT_STATE}/index {BASE_GIT}/index",
             f"{git} update-index -q --refresh || true",
             f"{git} read-tree -m -u HEAD $tree || exit {DOES_NOT_APPLY}",
-            _AGE_OUTPUTS.format(git=git, names="|".join(OUTPUT_NAMES)),
+            _AGE_OUTPUTS.format(git=git, names="|".join(_OUTPUTS)),
         ]
     if test_patch:
         lines.append(f"{git} apply --binary --whitespace=nowarn {TEST_PATCH} || exit {TESTS_DO_NOT_APPLY}")

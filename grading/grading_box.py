@@ -211,9 +211,7 @@ class BoxPreparation:
             rule = screened.sections[path]
             if version.present is None:
                 continue
-            content = await asyncio.to_thread(
-                restore_runner_settings, rule.sections, path, version.base, version.present
-            )
+            content = await asyncio.to_thread(restore_runner_settings, rule.sections, version.base, version.present)
             if content is not None and content != version.present:
                 merged[path] = content
                 screened.findings.append(Finding.of(rule, path, PUT_BACK))

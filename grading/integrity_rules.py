@@ -1,6 +1,6 @@
-"""The integrity rules: which files of a patch could change the test runner, by ecosystem.
+"""The integrity rules: which files of a patch could change the test runner.
 
-The rules are data, one table per ecosystem in `rules/`. `patch_screening.py` applies the first one to every patch and
+The rules are data, in `rules.toml`. `patch_screening.py` applies the first one to every patch and
 the others to patches that no control run checks. `ratchet tasks rules` prints them, and a verdict names the rule. A
 task may add patterns of its own (`metadata.integrity`).
 """
@@ -9,28 +9,18 @@ import sys
 import tomllib
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Literal
+from typing import Any, Literal
 
-Applies = Literal[
-    "any", "added", "binary", "library", "program", "content", "shadow", "test", "stand_in", "support", "called"
-]
-
-_ECOSYSTEMS = (
-    "tests", "git", "shell", "python", "javascript", "make", "c", "go", "rust", "java", "php", "ruby", "helpers",
-    "compiled",
-)  # fmt: skip
-"""The modules of rules in the order in which rules are tried; the first rule that matches decides."""
+Applies = Literal["any", "program", "shadow", "test", "support", "called"]
 
 
 @dataclass(slots=True, frozen=True)
 class Rule:
     """One rule. `files`: patterns as in .gitignore, matched against the path from the repository's root.
 
-    `applies` narrows the match: `added` only new files, `binary` only new files that are no text, and new links,
-    `library` only new files in packages that the base's own sources do not define, `program` only new executables and
-    links, `content` only files whose added text matches `content`; `task_tests.py` decides the others. `scope` "tests":
-    only files that the runner of a test could read. `sections`: kind of settings file of which only the runner's part
-    is restored (`runner_settings.py`). `builds`: only files that a file of the base could name.
+    `applies` narrows the match: `program` only new executables and links; `task_tests.py` and `runner_programs.py`
+    decide the others. `scope` "tests": only files that the runner of a test could read. `sections`: kind of settings
+    file of which only the runner's part is restored (`runner_settings.py`).
     `source`: documentation of the runner.
     """
 
@@ -42,8 +32,6 @@ class Rule:
     applies: Applies = "any"
     scope: Literal["anywhere", "tests"] = "anywhere"
     sections: str = ""
-    builds: bool = False
-    content: str = ""
 
     @property
     def action(self) -> str:
@@ -51,25 +39,16 @@ class Rule:
         return "the runner's part is put back" if self.sections else "left out"
 
 
-def _load(ecosystem: str) -> list[Rule]:
-    table = tomllib.loads((files("grading") / "rules" / f"{ecosystem}.toml").read_text())
-    return [Rule(ecosystem=ecosystem, **{**row, "files": tuple(row.get("files", ()))}) for row in table["rule"]]
+def _load() -> dict[str, Any]:
+    return tomllib.loads((files("grading") / "rules.toml").read_text())
 
 
-def _load_ordinary() -> tuple[str, ...]:
-    table = tomllib.loads((files("grading") / "rules" / "tests.toml").read_text())
-    return tuple(table["ordinary"])
-
-
-RULES: tuple[Rule, ...] = tuple(rule for ecosystem in _ECOSYSTEMS for rule in _load(ecosystem))
+RULES: tuple[Rule, ...] = tuple(Rule(**{**row, "files": tuple(row.get("files", ()))}) for row in _load()["rule"])
 
 LISTED_TEST = RULES[0]
 """The rule of the task's own tests."""
 
-OUTPUT_NAMES = tuple(name.removeprefix("**/") for rule in RULES if rule.name == "compiled" for name in rule.files)
-"""Names that compilers and linkers give to what they make."""
-
-ORDINARY_TESTS = _load_ordinary()
+ORDINARY_TESTS = tuple(_load()["ordinary"])
 """Patterns of files that hold tests and nothing that other tests use."""
 
 TAMPERED = "runner_tampered"

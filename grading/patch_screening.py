@@ -13,7 +13,6 @@ from typing import Self
 
 from grading.diff_sections import EXECUTABLE, GITLINK, FileChange, printable_path
 from grading.integrity_rules import LISTED_TEST, RULES, Rule
-from grading.library_packages import LibraryPackages
 from grading.path_patterns import matches_pattern
 from grading.runner_programs import RunnerPrograms, find_programs
 from grading.task_tests import BaseTree, TaskTests, parent_directories
@@ -146,14 +145,6 @@ class _Screening:
     def _programs(self) -> RunnerPrograms:
         return find_programs(self.base.settings, self.policy.commands)
 
-    @cached_property
-    def _packages(self) -> LibraryPackages:
-        return LibraryPackages(self.base.files, self.tests)
-
-    @cached_property
-    def _directories(self) -> frozenset[str]:
-        return frozenset(parent for path in self.base.files for parent in parent_directories(path))
-
     def rule_for(self, change: FileChange) -> Rule | None:
         """Return the first rule that matches, None if the change is kept as it is."""
         path = change.path
@@ -175,26 +166,16 @@ class _Screening:
             return False
         if rule.scope == "tests" and not self.tests.reached_by(change.path):
             return False
-        if rule.builds and self._is_apart(change):
+        if rule.sections and self._is_apart(change):
             return False
         is_new = change.path not in self.base.files and not change.deleted
         match rule.applies:
             case "any":
                 return True
-            case "added":
-                return is_new
-            case "binary":
-                return is_new and (change.is_binary or change.is_symlink)
-            case "library":
-                return is_new and self._packages.are_entered_by(change.path, rule.files)
             case "program":
                 return is_new and (EXECUTABLE in change.modes or change.is_symlink)
-            case "content":
-                return re.search(rule.content, change.added_text) is not None
             case "test":
                 return self.tests.is_listed_test(change)
-            case "stand_in":
-                return self.tests.stands_in(change)
             case "shadow":
                 return self.tests.shadows(change)
             case "support":
@@ -202,11 +183,13 @@ class _Screening:
             case "called":
                 return not is_new and self._programs.starts(change.path)
 
-    def _is_new_directory(self, change: FileChange) -> bool:
-        return change.path.rpartition("/")[0] not in self._directories | {""}
-
     def _is_apart(self, change: FileChange) -> bool:
         """Return whether a settings file lies in a new directory, without tests: only a file of the base that names it
         could make a runner read it, and no such file names what did not exist.
         """
-        return self._is_new_directory(change) and not self.tests.reached_by(change.path)
+        is_known = change.path.rpartition("/")[0] in self._directories
+        return not is_known and not self.tests.reached_by(change.path)
+
+    @cached_property
+    def _directories(self) -> frozenset[str]:
+        return frozenset(parent for path in self.base.files for parent in parent_directories(path)) | {""}

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from grading.makefiles import test_recipes
-from grading.package_scripts import RUNNER_KEYS, runner_scripts
+from grading.package_scripts import runner_scripts
 
 MAX_PROGRAM_TEXT = 200_000
 _SETTINGS = frozenset(
@@ -34,18 +34,6 @@ _INTERPRETERS = frozenset(
 _LOADING_OPTIONS = frozenset(
     ("-r", "--require", "--import", "--loader", "--config", "-c", "--setup", "--bootstrap", "--init-file")
 )
-_CONFIGS = re.compile(
-    r"(?:jest|vitest|ava|tap|playwright|cypress|nyc|web-test-runner).*\.config\.(?:[cm]?[jt]s|json)|\.mocharc.*"
-    r"|\.nycrc.*|karma\.conf\..*|mocha\.opts|jasmine\.json|\.taprc|bunfig\.toml|package\.json|\.rspec|phpunit.*"
-    r"|pytest\.ini|pyproject\.toml|setup\.cfg|tox\.ini"
-)
-_LOADED = re.compile(
-    r"(?:setupFiles\w*|globalSetup|globalTeardown|testEnvironment|testRunner|runner|reporters?|transform|preset|require"
-    r"|import|resolver|testSequencer|snapshotSerializers|helpers|preload|bootstrap)\b[\"']?\s{0,20}[:=]([^\]}]{0,400})"
-)
-_QUOTED_PATH = re.compile(r"""["'](?:<rootDir>/)?(\.{0,2}/?[\w@./-]+)["']""")
-_PLUGIN = re.compile(r"(?:-p[ =]?|pytest_plugins\s{0,9}=\s{0,9}[\[(]?\s{0,9}[\"']?|--require[ =])([A-Za-z_][\w./-]*)")
-_INCLUDED = re.compile(r"^[ ]{0,8}[-s]?include[ \t]+([^\n#]+)", re.MULTILINE)
 _SEPARATORS = re.compile(r"\|\||&&|[;&|()\n`]|\$\(")
 _WORD = re.compile(r"[^\s\"']+")
 _TEST_NAME = re.compile(r"test|spec|check|(?:^|/)ci\b|runner|verify", re.IGNORECASE)
@@ -66,17 +54,17 @@ class RunnerPrograms:
 
 
 def has_test_commands(path: str) -> bool:
-    """Return whether the file's name is that of a file with commands or settings of test runs."""
+    """Return whether the file's name is that of a file with commands of test runs."""
     name = path.rpartition("/")[2]
-    return name in _SETTINGS or _CONFIGS.fullmatch(name) is not None
+    return name in _SETTINGS
 
 
 def find_programs(settings: Mapping[str, str], commands: Iterable[str]) -> RunnerPrograms:
-    """Return the programs that the row's commands and the runner's part of settings files start."""
+    """Return the programs that the row's commands and the test scripts of settings files start."""
     found: set[str] = set()
     for path, text in settings.items():
         directory = path.rpartition("/")[0]
-        found |= {_resolved(directory, name) for name in [*_started(_runner_text(path, text)), *_loaded(path, text)]}
+        found |= {_resolved(directory, name) for name in _started(_runner_text(path, text))}
     for command in commands:
         # A row's command may start the product itself, which a patch has to edit.
         found |= {_resolved("", name) for name in _started(command) if name.endswith(".sh") or _TEST_NAME.search(name)}
@@ -96,29 +84,6 @@ def _runner_text(path: str, text: str) -> str:
     except (ValueError, AttributeError, RecursionError, MemoryError):
         return ""
     return "\n".join(found.values())
-
-
-def _loaded(path: str, text: str) -> Iterable[str]:
-    """Yield the files and modules that a runner's configuration loads from the repository."""
-    if path.endswith("akefile"):
-        for names in _INCLUDED.findall(text[:MAX_PROGRAM_TEXT]):
-            yield from names.split()
-    if not _CONFIGS.fullmatch(path.rpartition("/")[2]):
-        return
-    if path.rpartition("/")[2] == "package.json":
-        text = _runner_keys(text)
-    text = text[:MAX_PROGRAM_TEXT]
-    for values in _LOADED.findall(text):
-        yield from (name for name in _QUOTED_PATH.findall(values) if "/" in name)
-    for name in _PLUGIN.findall(text):
-        yield name if "/" in name else name.replace(".", "/")
-
-
-def _runner_keys(text: str) -> str:
-    try:
-        return json.dumps({key: value for key, value in json.loads(text).items() if key in RUNNER_KEYS})
-    except (ValueError, AttributeError, RecursionError, MemoryError):
-        return ""
 
 
 def _resolved(directory: str, name: str) -> str:

@@ -1,8 +1,4 @@
-"""Find the parts of a repository that belong to the task's tests, and changed files that could be found in their place.
-
-A file is judged by what it can reach. Runners find tests, helpers and settings by directory, by file name and by import
-name, so a new file that takes one of these is left out; other new files, also below test directories, are kept.
-"""
+"""Find the parts of a repository that belong to the task's tests, and new modules that hide the runner's."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -23,18 +19,6 @@ _HELPER_NAME = re.compile(r"tests?[-_]?(?:util|help|support|lib|common|fixture|m
 _WORD = re.compile(r"[A-Za-z0-9]+")
 _IDENTIFIER = re.compile(r"\w+")
 _SOURCE_DIRECTORIES = ("src", "lib")
-_BINARY_SUFFIXES = (".so", ".pyd", ".dll", ".bundle")
-_LOADERS = {
-    **dict.fromkeys((".py", ".pyc", ".pyo", ".pyw", ".pyd"), frozenset({"python"})),
-    **dict.fromkeys(
-        (".js", ".mjs", ".cjs", ".jsx", ".ts", ".tsx", ".mts", ".cts", ".json", ".node"), frozenset({"js"})
-    ),
-    **dict.fromkeys((".rb", ".bundle"), frozenset({"ruby"})),
-    ".so": frozenset({"python", "ruby"}),
-    ".rs": frozenset({"rust"}),
-    ".php": frozenset({"php"}),
-}
-"""Suffix → the languages that find a file with it by its name without the suffix."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -45,31 +29,6 @@ class BaseTree:
     files: frozenset[str] = frozenset()
     imports: str = ""
     settings: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(slots=True, frozen=True)
-class _Module:
-    """A path as an import finds it. `stem`: without suffix. `loaders`: languages that would load it."""
-
-    stem: str
-    loaders: frozenset[str]
-
-    @classmethod
-    def of(cls, path: str, is_symlink: bool = False) -> "_Module":
-        directory, slash, name = path.rpartition("/")
-        at = name.rfind(".")
-        if at <= 0 or name.endswith(".d.ts"):
-            # A link may lead to a package.
-            return cls(path, frozenset({"python", "js", "ruby"}) if is_symlink else frozenset())
-        loaders = _LOADERS.get(name[at:], frozenset())
-        if name[at:] in _BINARY_SUFFIXES:
-            at = name.find(".")
-        return cls(directory + slash + name[:at], loaders)
-
-    def name_below(self, directory: str) -> str:
-        """Return the dotted name of the module if `directory` is on the module path."""
-        relative = self.stem[len(directory) + 1 :] if directory else self.stem
-        return relative.removesuffix("/__init__").replace("/", ".")
 
 
 def parent_directories(path: str) -> Iterator[str]:
@@ -117,7 +76,6 @@ class TaskTests:
                 *module_path,
                 *(name for name in _SOURCE_DIRECTORIES if name not in packages),
                 *(self._import_root(path) for path in self.files if path.endswith(".py")),
-                *(root for root in self.roots if any(path.endswith(".rb") for path in self.files)),
             ]
         )
 
@@ -185,7 +143,7 @@ class TaskTests:
         return matches_pattern(path, ORDINARY_TESTS) and not self._is_imported(path)
 
     def _is_imported(self, path: str) -> bool:
-        stem = _Module.of(path).stem.rpartition("/")[2]
+        stem = path.rpartition("/")[2].partition(".")[0]
         return stem in self._imported_words or not _IDENTIFIER.fullmatch(stem)
 
     @cached_property
@@ -193,79 +151,8 @@ class TaskTests:
         return frozenset(_IDENTIFIER.findall(self.base.imports))
 
     def is_support(self, change: FileChange) -> bool:
-        """Return whether tests use the file, or would: a new module below a test directory that they import."""
-        if change.path in self.support:
-            return True
-        is_new_module = change.path not in self.base.files and _Module.of(change.path, change.is_symlink).loaders
-        return bool(is_new_module) and not change.deleted and self.holds(change.path) and self._is_imported(change.path)
-
-    def stands_in(self, change: FileChange) -> bool:
-        """Return whether a new file could be found in place of a test, a conftest.py or a helper.
-
-        It differs from one in case or suffix, lies below its name, or has its import name or that of its package. A new
-        link below a test directory may lead to anything.
-        """
-        if change.deleted or change.path in self.base.files or change.path in self.files:
-            return False
-        if change.path.lower() in self._lower_paths or (change.is_symlink and self.holds(change.path)):
-            return True
-        module = _Module.of(change.path, change.is_symlink)
-        if self._loaded_by.get(module.stem.lower(), frozenset()) & module.loaders:
-            return True
-        for parent in parent_directories(change.path):
-            others = self._loaded_by.get(parent.lower(), frozenset())
-            if others & module.loaders & {"python", "rust"} or (others and parent.lower() in self._listed_stems):
-                return True
-        return any(name in self._taken_names for name in self._names(module))
-
-    @cached_property
-    def _protected(self) -> frozenset[str]:
-        return self.files | self.support
-
-    @cached_property
-    def _lower_paths(self) -> frozenset[str]:
-        return frozenset(path.lower() for path in self._protected)
-
-    @cached_property
-    def _loaded_by(self) -> dict[str, frozenset[str]]:
-        """Stem of each protected file and of each conftest.py that could be → the languages that load it."""
-        found: dict[str, frozenset[str]] = {}
-        for directory in self.above | self.roots:
-            found[f"{directory}/conftest".lstrip("/")] = frozenset({"python"})
-        for path in self._protected:
-            module = _Module.of(path)
-            stem = module.stem.lower()
-            found[stem] = found.get(stem, frozenset()) | module.loaders
-        return found
-
-    @cached_property
-    def _listed_stems(self) -> frozenset[str]:
-        return frozenset(_Module.of(path).stem.lower() for path in self.files)
-
-    def _names(self, module: _Module) -> Iterator[str]:
-        """Yield the import names of a module, one per directory of the module path that it lies below."""
-        if not module.loaders & {"python", "ruby"}:
-            return
-        for parent in parent_directories(module.stem):
-            if parent in self.module_path:
-                yield module.name_below(parent).lower()
-
-    @cached_property
-    def _taken_names(self) -> frozenset[str]:
-        """Import names of protected modules from the root and from their own directory, and of their packages."""
-        names = {"conftest"}
-        for path in self._protected:
-            module = _Module.of(path)
-            if not module.loaders & {"python", "ruby"}:
-                continue
-            root = self._import_root(path) if "python" in module.loaders else path.rpartition("/")[0]
-            for directory in {"", root} & self.module_path:
-                names.add(module.name_below(directory).lower())
-            if path in self.files or not self.is_listed:
-                names.update(
-                    parent.replace("/", ".").lower() for parent in parent_directories(path) if self.holds(parent + "/x")
-                )
-        return frozenset(names)
+        """Return whether tests use the file."""
+        return change.path in self.support
 
     def shadows(self, change: FileChange) -> bool:
         """Return whether a new module would be imported in place of the standard library or the runner.
@@ -275,10 +162,8 @@ class TaskTests:
         """
         if change.deleted or change.path in self.base.files:
             return False
-        module = _Module.of(change.path, change.is_symlink)
-        if "python" not in module.loaders:
-            return False
-        directory, _, name = module.stem.removesuffix("/__init__").rpartition("/")
+        directory, _, name = change.path.removesuffix("/__init__.py").rpartition("/")
+        name = name.partition(".")[0]
         if name not in SHADOWED_MODULES or directory not in self.module_path:
             return False
         place = f"{directory}/{name}".lstrip("/")

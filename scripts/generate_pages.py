@@ -106,7 +106,7 @@ def integrity_page() -> str:
     from tests.integration.grading.tables import attacks, rules
 
     tables = f"## Rules\n\n{rules()}\n\n## Attacks\n\n{attacks()}\n"
-    return _page("Rules and attacks", "grading/rules/` and `tests/integration/grading/attacks.py", tables)
+    return _page("Rules and attacks", "grading/rules.toml` and `tests/integration/grading/attacks.py", tables)
 
 
 def benchmarks_page() -> str:

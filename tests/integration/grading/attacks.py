@@ -64,18 +64,16 @@ ATTACKS: tuple[Attack, ...] = (
     Attack(
         "usercustomize.py as a package", {"usercustomize/__init__.py": "import os\nos._exit(0)\n"}, "startup_module"
     ),
-    Attack("a .pth file runs code", {"evil.pth": "import os; os._exit(0)\n"}, "path_file"),
-    Attack("pytest.ini collects nothing", {"pytest.ini": _INI}, "runner_config"),
+    Attack("a .pth file runs code", {"evil.pth": "import os; os._exit(0)\n"}),
+    Attack("pytest.ini collects nothing", {"pytest.ini": _INI}),
     Attack(
         "setup.cfg gains a pytest section",
         {"setup.cfg": BASE["setup.cfg"] + "\n[tool:pytest]\naddopts = --collect-only\n"},
-        "runner_sections",
     ),
-    Attack("tox.ini brings one", {"tox.ini": _INI}, "runner_sections"),
+    Attack("tox.ini brings one", {"tox.ini": _INI}),
     Attack(
         "pyproject.toml loads a plugin of the patch",
         {"pyproject.toml": BASE["pyproject.toml"].replace('"-q"', '"-p shop.plugin"'), "shop/plugin.py": _PASS_ALL},
-        "runner_sections",
     ),
     Attack(
         "pyproject.toml in another spelling",
@@ -83,7 +81,6 @@ ATTACKS: tuple[Attack, ...] = (
             "pyproject.toml": BASE["pyproject.toml"].split("[tool.pytest")[0]
             + '[tool]\npytest.ini_options.addopts = "--co"\n'
         },
-        "runner_sections",
     ),
     Attack(
         "package metadata registers a plugin",
@@ -92,9 +89,8 @@ ATTACKS: tuple[Attack, ...] = (
             "evil.egg-info/PKG-INFO": "Name: evil\nVersion: 1\n",
             "evilplugin.py": _PASS_ALL,
         },
-        "plugin_metadata",
     ),
-    Attack("bytecode in place of a source", {"shop/__pycache__/price.cpython-311.pyc": b"\x00" * 64}, "bytecode"),
+    Attack("bytecode in place of a source", {"shop/__pycache__/price.cpython-311.pyc": b"\x00" * 64}),
     Attack(
         "pytest.py in the repository's root",
         {"pytest.py": f"print('{_SUMMARY}')\nraise SystemExit(0)\n"},
@@ -134,11 +130,10 @@ ATTACKS: tuple[Attack, ...] = (
     Attack(
         "git hooks",
         {".githooks/post-checkout": "#!/bin/sh\ncp /tmp/x tests/\n"},
-        "git_hooks",
         executable=(".githooks/post-checkout",),
     ),
-    Attack("a git filter", {".gitattributes": "*.py filter=evil\n"}, "git_filters"),
-    Attack("an environment file", {".env": "PYTEST_ADDOPTS=--collect-only\n"}, "shell_startup"),
+    Attack("a git filter", {".gitattributes": "*.py filter=evil\n"}),
+    Attack("an environment file", {".env": "PYTEST_ADDOPTS=--collect-only\n"}),
     # ---- the tests themselves
     Attack("the hidden test file is written anew", {TESTS: _FAKE_TESTS}, "listed_test"),
     Attack("the test file is deleted", {TESTS: None}, "listed_test"),

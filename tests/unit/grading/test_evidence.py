@@ -24,6 +24,7 @@ def _diff(path: str, *header: str) -> bytes:
         ("lib/price.rb", "/w/lib/price.rb:3:in `f'"),
         ("src/Price.php", "PHP Parse error: syntax error in /w/src/Price.php on line 3"),
         ("c/price.c", "price.c:3:1: error: expected ';'"),
+        ("price/pyproject.toml", "ERROR: /w/price/pyproject.toml: Expected ']' (at line 1, column 25)"),
     ],
 )
 def test_a_log_names_a_changed_file(path: str, log: str) -> None:
