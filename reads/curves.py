@@ -1,5 +1,6 @@
 """The metrics of a run by step, and the rewards of each step with their spread."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -10,6 +11,7 @@ from store import plans
 from store.schema import BatchItemTable, BatchTable, MetricTable, RolloutTable
 
 Metrics = dict[str, float]
+_ALARM = "alarm_"
 
 
 @dataclass(slots=True, frozen=True)
@@ -33,6 +35,27 @@ class StepReward:
     num_groups: int
     mean: float
     deviation: float | None
+
+
+@dataclass(slots=True, frozen=True)
+class RaisedAlarm:
+    """An alarm of the learner: the steps that raised it, newest first, and whether the newest step did."""
+
+    name: str
+    steps: list[int]
+    is_current: bool
+
+
+def raised_alarms(metrics: Mapping[int, Metrics]) -> list[RaisedAlarm]:
+    """Return the alarms in the metrics of some steps, those of the newest step first."""
+    raised: dict[str, list[int]] = {}
+    for step in sorted(metrics, reverse=True):
+        for name, value in metrics[step].items():
+            if name.startswith(_ALARM) and value:
+                raised.setdefault(name.removeprefix(_ALARM), []).append(step)
+    newest = max(metrics, default=0)
+    alarms = [RaisedAlarm(name, steps, steps[0] == newest) for name, steps in raised.items()]
+    return sorted(alarms, key=lambda one: (not one.is_current, one.name))
 
 
 async def newest_metric_step(connection: AsyncConnection, run_id: str) -> int:

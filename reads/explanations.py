@@ -6,7 +6,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import ConfigError
 from ratchet.run_names import step_number
-from reads.curves import Metrics
+from reads.curves import Metrics, raised_alarms
 from reads.reward_explanation import explain_reward
 from reads.rollouts import find_rollout, read_rollout_facts, require_rollout
 from reads.run_facts import RunFacts, read_run_facts
@@ -15,7 +15,6 @@ from reads.step_facts import StepFacts, read_step_facts
 from store.runs import ADHOC
 
 _MAX_LISTED = 3
-_ALARM = "alarm_"
 _FIGURES = {
     "trained_tokens": "Trained tokens {:,.0f}",
     "rollouts": "rollouts {:.0f}",
@@ -113,12 +112,7 @@ def _outcomes(outcomes: Sequence[OutcomeCount]) -> str:
 
 
 def _alarms(metrics: Mapping[int, Metrics]) -> list[str]:
-    steps: dict[str, list[int]] = {}
-    for step, values in metrics.items():
-        for name in values:
-            if name.startswith(_ALARM):
-                steps.setdefault(name.removeprefix(_ALARM), []).append(step)
-    return [f"Alarm {name} in step {', '.join(map(str, found))}." for name, found in sorted(steps.items())]
+    return [f"Alarm {one.name} in step {', '.join(map(str, sorted(one.steps)))}." for one in raised_alarms(metrics)]
 
 
 def _mean(metrics: Mapping[int, Metrics], name: str) -> float | None:

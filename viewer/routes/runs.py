@@ -9,7 +9,15 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
-from reads.curves import Metrics, metrics_by_step, newest_metric_step, times_by_step, trained_tokens_before
+from reads.curves import (
+    Metrics,
+    RaisedAlarm,
+    metrics_by_step,
+    newest_metric_step,
+    raised_alarms,
+    times_by_step,
+    trained_tokens_before,
+)
 from reads.evaluations import EvaluationRate, evaluation_rates
 from reads.groups import GroupCount, GroupLine, count_groups_by_progress, list_open_groups
 from reads.runs import (
@@ -64,15 +72,6 @@ class RunsPage:
     has_more_by_hand: bool
     only_by_hand: bool
     next_page: str | None
-
-
-@dataclass(slots=True, frozen=True)
-class RaisedAlarm:
-    """An alarm of the learner: the steps that raised it, newest first, and whether the newest step did."""
-
-    name: str
-    steps: list[int]
-    is_current: bool
 
 
 @dataclass(slots=True, frozen=True)
@@ -221,7 +220,7 @@ async def read_run_page(connection: AsyncConnection, rewards: StepRewards, run_i
         evaluations=list(curves.evaluations),
         flagged_count=await count_flagged(connection, run_id),
         flagged=flagged[:_MAX_FLAGGED],
-        alarms=_alarms(curves),
+        alarms=raised_alarms(curves.metrics),
         engines=[EngineLine(one.id, one.state, one.version, one.silent_seconds) for one in engines],
         charts=run_charts(curves, axis),
         marks=chart_marks(curves, requests, await list_restarts(connection, run_id), axis),
@@ -245,17 +244,6 @@ async def _read_curves(connection: AsyncConnection, rewards: StepRewards, head: 
         await evaluation_rates(connection, head.run_id),
         await trained_tokens_before(connection, head.run_id, first) if axis == "tokens" and first else 0.0,
     )
-
-
-def _alarms(curves: RunCurves) -> list[RaisedAlarm]:
-    raised: dict[str, list[int]] = {}
-    for step in sorted(curves.metrics, reverse=True):
-        for name, value in curves.metrics[step].items():
-            if name.startswith("alarm_") and value:
-                raised.setdefault(name.removeprefix("alarm_"), []).append(step)
-    newest = max(curves.metrics, default=0)
-    found_alarms = [RaisedAlarm(name, steps, steps[0] == newest) for name, steps in raised.items()]
-    return sorted(found_alarms, key=lambda one: (not one.is_current, one.name))
 
 
 def _step_lines(curves: RunCurves) -> list[StepLine]:
