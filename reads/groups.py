@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -60,42 +60,11 @@ class GroupCount:
 
 
 @dataclass(slots=True, frozen=True)
-class ListedGroup:
-    """A group in a list. `why`: one sentence on what it waits for, or why it ended so. `num_ended`: of the `size`
-    members that were not replaced; `lowest` and `highest`: of their rewards. `step`: the one that consumed it."""
-
-    group_id: int
-    group_no: int
-    task_id: int
-    task: str
-    purpose: str
-    label: str
-    state: GroupProgress
-    why: str
-    size: int
-    num_ended: int
-    lowest: float | None
-    highest: float | None
-    started_step: int
-    step: int | None
-    created_at: datetime
-
-
-@dataclass(slots=True, frozen=True)
-class _EndedGroup:
-    """A group that no step has consumed. `reason`: the commonest one of the members that ended without a reward."""
-
-    workflow_id: str
-    min_graded: int
-    num_rewarded: int
-    reason: str
-
-
-@dataclass(slots=True, frozen=True)
 class GroupLine:
-    """A group in a list. `group_no`: its number in its run, by which people and commands name it.
+    """A group in a list. `group_no`: its number in its run, by which people and commands name it. `num_ended`: of the
+    `size` members that were not replaced; `lowest` and `highest`: of their rewards.
 
-    `use`: what the step that consumed it did with it; None without one."""
+    `step`: the one that consumed it; `use`: what it did with the group. None without one."""
 
     group_id: int
     group_no: int
@@ -112,6 +81,24 @@ class GroupLine:
     step: int | None
     use: str | None
     created_at: datetime
+
+
+@dataclass(slots=True, frozen=True)
+class ListedGroup(GroupLine):
+    """A group with what has become of it. `why`: one sentence on what it waits for, or why it ended so."""
+
+    state: GroupProgress
+    why: str
+
+
+@dataclass(slots=True, frozen=True)
+class _EndedGroup:
+    """A group that no step has consumed. `reason`: the commonest one of the members that ended without a reward."""
+
+    workflow_id: str
+    min_graded: int
+    num_rewarded: int
+    reason: str
 
 
 def group_lines() -> Select[*tuple[Any, ...]]:
@@ -280,12 +267,7 @@ async def _with_reasons(connection: AsyncConnection, run_id: str, lines: Sequenc
             progress = GroupProgress(one.state)
             asked = cancels.get(facts.workflow_id) or cancels.get(f"evaluate/{run_id}/{one.label}")
             why = _why_ended(facts, progress, asked)
-        listed.append(
-            ListedGroup(
-                *(one.group_id, one.group_no, one.task_id, one.task, one.purpose, one.label, progress, why),
-                *(one.size, one.num_ended, one.lowest, one.highest, one.started_step, one.step, one.created_at),
-            )
-        )
+        listed.append(ListedGroup(**asdict(one) | {"state": progress, "why": why}))
     return listed
 
 
