@@ -1,1 +1,1 @@
-"""The content of the pages, as named types: a page's JSON twin is its model as JSON."""
+"""Charts, time lines, histograms and shades of tokens: the shapes that pages draw of the facts of `reads`."""
