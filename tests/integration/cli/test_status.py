@@ -33,25 +33,33 @@ def ratchet(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.fixture(scope="module")
+def sleepers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A stack on the user's own Postgres. Ending it takes seconds, so the tests share it."""
+    home = tmp_path_factory.mktemp("sleepers")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for name in ("RATCHET_HOME", "TEMPORAL_ADDRESS", "RATCHET_TEMPORAL"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("RATCHET_DATABASE_URL", DATABASE_URL)
+        free_ports(home)
+        stack = Sleepers(home)
+        Supervisor(stack).up()
+        yield stack
+        Supervisor(stack).down()
+
+
 @pytest.fixture
-def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
-    """A stack on the user's own Postgres whose watcher has written one state of each kind."""
-    for name in ("RATCHET_HOME", "TEMPORAL_ADDRESS", "RATCHET_TEMPORAL"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("RATCHET_DATABASE_URL", DATABASE_URL)
-    free_ports(tmp_path)
-    stack = Sleepers(tmp_path)
-    Supervisor(stack).up()
+def stack(sleepers: Stack) -> Stack:
+    """The stack whose watcher has written one state of each kind."""
     now, states = time.time(), list(HealthState)
-    parts = [part.name for part in stack.parts() if part.name != WATCHER]
+    parts = [part.name for part in sleepers.parts() if part.name != WATCHER]
     reason, error = "no answer within 60 s", "RuntimeError: head size 96 is not supported " + 200 * "x"
     health = [PartHealth(name, states[n % len(states)], now - 90, reason) for n, name in enumerate(parts)]
     health[1].restarts = 12
     health[1].last_error = error
-    write_health(tmp_path, health, now)
-    os.utime(tmp_path / "health.json", (now + 3600, now + 3600))  # fresh, however slow the machine is
-    yield stack
-    Supervisor(stack).down()
+    write_health(sleepers.home, health, now)
+    os.utime(sleepers.home / "health.json", (now + 3600, now + 3600))  # fresh, however slow the machine is
+    return sleepers
 
 
 def test_each_part_has_one_line_of_80_columns_and_its_whole_address(stack: Stack) -> None:
