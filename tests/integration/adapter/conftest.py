@@ -123,7 +123,7 @@ async def register(
 ) -> ScriptedEngine:
     """Register an engine that is ready for an hour, and that answers with `texts` and nothing else."""
     async with httpx.AsyncClient(timeout=60) as http:
-        await http.post(address + "/reset")
+        await http.post(address + "/restart")
     engine = ScriptedEngine(0, address, process, renderer)
     await engine.say(*texts)
     async with database.begin() as conn:
