@@ -57,8 +57,9 @@ site: docs
 
 # In the order of collection, not of the number of tests: files that wait for long come first, and the short ones of the
 # unit tests fill the end. Four workers on two cores, since a worker waits for a third of its time.
+WORKERS ?= 4
 test: setup
-	@$(RUN)/pytest -n 4 --dist loadfile --no-loadscope-reorder --durations 30 tests/integration tests/unit tests/replay --ignore tests/integration/workflows -m "not slow"
+	@$(RUN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 30 tests/integration tests/unit tests/replay --ignore tests/integration/workflows -m "not slow"
 
 # Whole rollouts, on two stacks at a time since they wait for most of it: first with a scripted engine and everything
 # else real, then a run whose stack is upgraded beside real agents and real containers, then the whole stack. A broken
