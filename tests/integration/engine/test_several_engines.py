@@ -91,6 +91,15 @@ class Fleet:
                     return ready
                 await asyncio.sleep(0.05)
 
+    async def wait_heartbeats(self, number: int) -> None:
+        """Wait for heartbeats of the only engine: after two of them it has looked for versions that came meanwhile."""
+        silent = 0.0
+        while number:
+            [row] = await self.rows()
+            number -= row.silent_seconds < silent
+            silent = row.silent_seconds
+            await asyncio.sleep(0.05)
+
     async def publish(self, step: int, address: str | None = None, run_id: str = "run-1") -> str:
         """Publish the weights of a step as the learner does: the files first, then the row.
 
@@ -214,6 +223,7 @@ async def test_an_engine_without_the_shared_path_starts_and_goes_on_generating_w
     async with asyncio.timeout(300), fleet.engine():
         [row] = await fleet.wait_ready(1)
         assert row.version == first and row.has_fetched(first)
+        await fleet.wait_heartbeats(2)
         before = await seen(row.address)
         second = await fleet.publish(2, address)
         while not (row := (await fleet.rows())[0]).has_fetched(second):
