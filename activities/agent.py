@@ -13,6 +13,7 @@ import time
 import structlog
 
 from activities.box_lifecycle import box_ttl_seconds, connected_box, guard_seconds
+from activities.guard import require_wall_time
 from activities.harnesses.base import DEFAULT_PROMPT, BaseHarness, ExitReport, HarnessSpec, render_prompt
 from activities.harnesses.cli_exits import exit_of_error
 from activities.harnesses.registry import Harnesses
@@ -20,7 +21,6 @@ from activities.progress_reader import ProgressReader
 from activities.run_configs import RunConfigs
 from activities.stage import activity_stage, heartbeating
 from activities.stage_context import StageContext
-from activities.wall_time import require_wall_time
 from ratchet import secrets
 from ratchet.background_task import errors_logged, running_beside
 from ratchet.config import RunConfig

@@ -9,10 +9,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio import activity
 
 from activities.box_lifecycle import BoxCreator, box_ttl_seconds, guard_seconds, kill_and_record
+from activities.guard import require_wall_time
 from activities.image_builds import ImageBuilds
 from activities.run_configs import RunConfigs
 from activities.stage import activity_stage, heartbeating
-from activities.wall_time import require_wall_time
 from ratchet.config import RunConfig, SandboxConfig
 from ratchet.errors import SandboxBusyError
 from ratchet.payloads import LiveSandbox, StageInput, StageResult

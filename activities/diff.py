@@ -18,11 +18,11 @@ from temporalio import activity
 
 from activities.box_lifecycle import connected_box, guard_seconds, try_kill_box
 from activities.grade import grade_row
+from activities.guard import require_wall_time
 from activities.harnesses.registry import Harnesses
 from activities.run_configs import RunConfigs
 from activities.stage import activity_stage, heartbeating
 from activities.stage_context import StageContext
-from activities.wall_time import require_wall_time
 from engine.client import EngineClient
 from grading.base import Grader, Verdict
 from grading.git_scripts import diff_script

@@ -11,9 +11,9 @@ from activities.adapter_reachability import PATIENCE_SECONDS, AdapterReachabilit
 from activities.evaluations import evaluations_of_step
 from activities.run_configs import RunConfigs
 from activities.run_creation import create_run_from_config
-from activities.run_situation import describe_situation
 from activities.stage import activity_stage, heartbeating
 from activities.steering import apply_to_run, apply_to_target, run_of
+from activities.temporal_ui_details import describe_situation
 from ratchet import paths, temporal_client
 from ratchet.config import RunConfig
 from ratchet.config_sources import load_config, resolve_config

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from stack.diagnosis import Diagnosis
+    from stack.run_status import Diagnosis
 
 _WIDTH = 79
 _HEIGHT = 24
@@ -19,8 +19,8 @@ def print_run(run_id: str, as_json: bool) -> None:
 
     from cli.console import print_json
     from ratchet.errors import MachineError
-    from stack.diagnosis import UNKNOWN, diagnose
     from stack.parts import Stack
+    from stack.run_status import UNKNOWN, diagnose
 
     found = asyncio.run(diagnose(Stack(), run_id))
     if as_json:
@@ -35,7 +35,7 @@ def print_run(run_id: str, as_json: bool) -> None:
 def lines_of(found: "Diagnosis") -> list[str]:
     """Return the screen of a diagnosis: at most 24 lines of 79 columns, and few lines of each kind."""
     from ratchet.durations import duration_in_words
-    from stack.diagnosis import UNKNOWN
+    from stack.run_status import UNKNOWN
 
     if found.state == UNKNOWN:
         lines = [f"nothing is known of run {found.run_id}", *_wrap("", found.answer, _ANSWER_LINES)]

@@ -121,7 +121,7 @@ async def _add_waits(stack: "Stack", runs: list[dict[str, Any]]) -> None:
     import asyncio
 
     from ratchet.errors import RatchetError
-    from stack.diagnosis import diagnose
+    from stack.run_status import diagnose
 
     async def add(run: dict[str, Any]) -> None:
         with contextlib.suppress(RatchetError, TimeoutError):

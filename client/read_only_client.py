@@ -31,11 +31,11 @@ from reads.rollouts import RolloutHead, read_grade_log, read_patch_text, read_ro
 from reads.run_facts import read_run_facts
 from reads.run_times import read_run_times
 from reads.runs import RunHead, list_run_summaries, require_run
-from reads.step_facts import RatioToken, require_step
+from reads.steps import RatioToken, require_step
 from reads.text_search import TextSearch, search_run
 from reads.tokenizer import load_tokenizer
 from reads.turns import read_turn_contents
-from stack.diagnosis import diagnose
+from stack.run_status import diagnose
 
 _T = TypeVar("_T")
 _MAX_ROWS = 100

@@ -35,9 +35,9 @@ from reads.rollouts import describe_rollout
 from reads.run_times import read_run_times
 from reads.runs import RolloutCount, count_rollouts, list_run_summaries, require_run
 from reads.steering import list_requests
-from stack.diagnosis import Diagnosis, diagnose
 from stack.follow_run import collect_result, start_run, watch_run
 from stack.parts import Stack
+from stack.run_status import Diagnosis, diagnose
 from stack.startup import connect_running
 from store import runs, step_mix
 from store.runs import RunRow

@@ -19,8 +19,8 @@ from ratchet.progress import ReportProgress
 from ratchet.status_payloads import RolloutStatus
 from ratchet.temporal_client import PendingActivity, one_line, pending_activities, root_cause, starting
 from ratchet.temporal_settings import load_temporal_settings
-from stack.diagnosis import retried_activities
 from stack.parts import Stack
+from stack.run_status import retried_activities
 from stack.startup import connect_running, require_up
 
 _T = TypeVar("_T", bound=BaseModel)

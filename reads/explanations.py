@@ -11,7 +11,7 @@ from reads.reward_explanation import explain_reward
 from reads.rollouts import find_rollout, read_rollout_facts, require_rollout
 from reads.run_facts import RunFacts, read_run_facts
 from reads.runs import OutcomeCount, read_run_head
-from reads.step_facts import StepFacts, read_step_facts
+from reads.steps import StepFacts, read_step_facts
 from store.runs import ADHOC
 
 _MAX_LISTED = 3

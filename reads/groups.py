@@ -21,7 +21,7 @@ from ratchet.types import (
     RunState,
     SteeringAction,
 )
-from reads.steps import discarded_plans
+from reads.step_rows import discarded_plans
 from store.groups import GROUP_CANCELLED
 from store.schema import BatchItemTable, BatchTable, RolloutGroupTable, RolloutTable, RunTable, SteeringTable, TaskTable
 

@@ -15,7 +15,7 @@ from ratchet.run_names import rollout_number
 from ratchet.tracing import RolloutTrace
 from ratchet.types import REWARDED_OUTCOMES, GroupState, JsonObject
 from reads.runs import shown_endpoint
-from reads.steps import discarded_plans
+from reads.step_rows import discarded_plans
 from store.arrays import unpack_text
 from store.schema import (
     AttemptTable,

@@ -1,112 +1,150 @@
-"""One step for people: its plan row, discarded ones, its tokens with the largest ratios, and the groups it trains."""
+"""One training step: what entered it, each rollout's share of its loss, and the tokens with the largest ratios."""
 
-from dataclasses import dataclass
-from datetime import UTC, datetime
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.types import JsonObject, SteeringAction
-from store import plans
-from store.schema import BatchItemTable, BatchTable, SteeringTable, StepTokenTable
+from ratchet.errors import ConfigError
+from reads.conversation import main_command
+from reads.curves import Metrics, metrics_by_step
+from reads.groups import GroupLine, list_groups_of_step
+from reads.rollout_list import RolloutLine, lines_of_ids
+from reads.rollouts import PlannedUse, planned_uses
+from reads.step_rows import DiscardedPlan, StepHead, StepToken, discarded_plans, read_step_head, read_step_tokens
+from reads.tokenizer import DecodesIds
+from reads.turns import TurnContent, read_turns
+
+_MAX_LOG_RATIO = 700.0
+
+
+def loss_shares(uses: Mapping[int, PlannedUse], loss: Mapping[str, Any]) -> dict[int, float | None]:
+    """Return each rollout's share of the step's sum of |token weight x advantage| over trained tokens, from 0 to 1.
+
+    `loss`: the section of the step's knobs; the preset `sft` ignores advantages, so its shares are those of the token
+    weights. Clipping does not count, nor do terms of the loss without an advantage (reference, teacher, entropy bonus).
+    None for every rollout if the sum is 0; `why_no_shares` says why.
+    """
+    factor = float(loss.get("reward_factor", 1.0))
+    parts = {
+        rollout: factor * one.num_tokens * one.weight * (1.0 if loss.get("preset") == "sft" else abs(one.advantage))
+        for rollout, one in uses.items()
+    }
+    total = sum(parts.values())
+    return {rollout: part / total if total else None for rollout, part in parts.items()}
+
+
+def why_no_shares(uses: Mapping[int, PlannedUse], loss: Mapping[str, Any]) -> str:
+    """Return one sentence on why no rollout of the step has a share; empty if they have."""
+    if not uses or any(share is not None for share in loss_shares(uses, loss).values()):
+        return ""
+    if not loss.get("reward_factor", 1.0):
+        return "loss.reward_factor is 0, so rewards take no part in this step's loss."
+    return "All advantages are 0, so rewards take no part in this step's loss."
 
 
 @dataclass(slots=True, frozen=True)
-class StepHead:
-    """The plan row of a step without its members. `stepped_at`: when it was first trained."""
+class RatioToken:
+    """A trained token with a ratio far from 1. `advantage`: of its rollout. `command`: of its turn."""
 
-    step: int
-    state: str
-    knobs: JsonObject
-    denominators: list[JsonObject]
-    epoch: int | None
-    planned_at: datetime
-    stepped_at: datetime | None
-    committed_at: datetime | None
-
-
-async def read_step_head(connection: AsyncConnection, run_id: str, step: int) -> StepHead | None:
-    columns = [
-        plans.first_trained_at() if name == "stepped_at" else getattr(BatchTable, name) for name in StepHead.__slots__
-    ]
-    statement = select(*columns).where(BatchTable.run_id == run_id, BatchTable.step == step)
-    row = (await connection.execute(statement)).one_or_none()
-    return None if row is None else StepHead(*row)
+    token: StepToken
+    ratio: float
+    text: str | None
+    advantage: float | None
+    command: str
 
 
 @dataclass(slots=True, frozen=True)
-class DiscardedPlan:
-    """A plan row of `step` that a person has discarded (`ratchet resume --skip-step`), with its groups' workflows."""
+class RatioTokenGroup:
+    """Tokens that are equal and helped to write the same command; the furthest from 1 comes first."""
 
-    step: int
-    asked_by: str
-    reason: str
-    at: datetime
-    groups: list[str]
-
-    def sentence(self) -> str:
-        number = len(self.groups)
-        return (
-            f"{self.asked_by} discarded a plan of step {self.step} at {self.at.astimezone(UTC):%Y-%m-%d %H:%M} UTC, "
-            f"with {number} {'group' if number == 1 else 'groups'} that no step trains: {self.reason}"
-        )
-
-
-async def discarded_plans(
-    connection: AsyncConnection, run_id: str, step: int | None = None, group: str | None = None
-) -> list[DiscardedPlan]:
-    """Return the discarded plans of a step, or those with the group of this workflow, oldest first."""
-    wanted = (SteeringTable.run_id == run_id) & (SteeringTable.action == SteeringAction.SKIP_STEP)
-    if step is not None:
-        wanted &= SteeringTable.target == f"step/{step}"
-    if group is not None:
-        wanted &= SteeringTable.before.contains([group])
-    columns = (SteeringTable.from_step, SteeringTable.asked_by, SteeringTable.reason, SteeringTable.asked_at)
-    statement = select(*columns, SteeringTable.before).where(wanted).order_by(SteeringTable.id)
-    return [DiscardedPlan(*row) for row in await connection.execute(statement)]
-
-
-@dataclass(slots=True, frozen=True)
-class StepToken:
-    """A trained token whose ratio is far from 1; `StepTokenTable` describes the fields."""
-
-    rollout_id: int
-    turn_id: int
-    position: int
     token_id: int
-    behaviour: float
-    logprob: float
-    entropy: float
-    masked: bool
-
-
-async def read_step_tokens(connection: AsyncConnection, run_id: str, step: int) -> list[StepToken]:
-    """Return the tokens that the learner has recorded for the step, the furthest first."""
-    columns = [getattr(StepTokenTable, name) for name in StepToken.__slots__]
-    of_step = (StepTokenTable.run_id == run_id) & (StepTokenTable.step == step)
-    rows = await connection.execute(select(*columns).where(of_step).order_by(StepTokenTable.no))
-    return [StepToken(*row) for row in rows]
+    text: str | None
+    command: str
+    tokens: list[RatioToken]
 
 
 @dataclass(slots=True, frozen=True)
-class GroupTraining:
-    """A step that trains a group. `run_id`: of the step, which is another run's if that trains on stored groups.
-    `stepped_at`: None while it is only planned. `min_policy_step`: tokens of older weights are not trained."""
+class StepMember:
+    """A rollout of the step. `share`: of the loss, see `loss_shares`."""
 
-    run_id: str
-    step: int
-    stepped_at: datetime | None
-    min_policy_step: int
+    rollout: RolloutLine
+    use: PlannedUse
+    share: float | None
 
 
-async def list_trainings(connection: AsyncConnection, group_id: int) -> list[GroupTraining]:
-    """Return the steps that train the group, the first one first; no run trains a group twice."""
-    columns = (BatchTable.run_id, BatchTable.step, BatchTable.stepped_at)
-    bound = BatchTable.knobs["min_policy_step"].as_integer()
-    statement = (
-        select(*columns, bound)
-        .join(BatchItemTable, (BatchItemTable.run_id == BatchTable.run_id) & (BatchItemTable.step == BatchTable.step))
-        .where(BatchItemTable.group_id == group_id, BatchItemTable.use == "trained")
-        .order_by(plans.first_trained_at().asc().nulls_last(), BatchTable.planned_at, BatchTable.run_id)
+@dataclass(slots=True, frozen=True)
+class StepFacts:
+    """The facts about a step that its page, tools and sentences tell.
+
+    `members`: those with the largest share of the loss first; `no_shares`: why none has one, else empty. `discarded`:
+    earlier plans of the step. `tokens`: those with the largest ratios, as the learner recorded them; `turns`: those of
+    these tokens by id, without archived ones.
+    """
+
+    step: StepHead
+    metrics: Metrics
+    groups: Sequence[GroupLine] = ()
+    members: Sequence[StepMember] = ()
+    no_shares: str = ""
+    discarded: Sequence[DiscardedPlan] = ()
+    tokens: Sequence[StepToken] = ()
+    turns: Mapping[int, TurnContent] = field(default_factory=dict)
+
+    def command_of(self, token: StepToken) -> str:
+        """Return the command that the token helped to write; empty if its turn is archived."""
+        return main_command(self.turns[token.turn_id]) if token.turn_id in self.turns else ""
+
+    def ratio_tokens(self, tokenizer: DecodesIds | None) -> list[RatioToken]:
+        advantages = {one.rollout.id: one.use.advantage for one in self.members}
+        return [
+            RatioToken(
+                one,
+                math.exp(min(one.logprob - one.behaviour, _MAX_LOG_RATIO)),
+                tokenizer.decode([one.token_id], skip_special_tokens=False) if tokenizer else None,
+                advantages.get(one.rollout_id),
+                self.command_of(one),
+            )
+            for one in self.tokens
+        ]
+
+
+async def read_step_facts(connection: AsyncConnection, run_id: str, step: int) -> StepFacts | None:
+    head = await read_step_head(connection, run_id, step)
+    if head is None:
+        return None
+    uses = await planned_uses(connection, run_id, step)
+    lines = await lines_of_ids(connection, list(uses))
+    loss = head.knobs.get("loss", {})
+    shares = loss_shares(uses, loss)
+    members = [StepMember(lines[one], use, shares[one]) for one, use in uses.items() if one in lines]
+    members.sort(key=lambda one: -(one.share or 0.0))
+    tokens = await read_step_tokens(connection, run_id, step)
+    return StepFacts(
+        head,
+        (await metrics_by_step(connection, run_id, step, step)).get(step, {}),
+        await list_groups_of_step(connection, run_id, step),
+        members,
+        why_no_shares(uses, loss),
+        await discarded_plans(connection, run_id, step),
+        tokens,
+        await read_turns(connection, {one.turn_id for one in tokens}),
     )
-    return [GroupTraining(*row) for row in await connection.execute(statement)]
+
+
+async def require_step(connection: AsyncConnection, run_id: str, step: int) -> StepFacts:
+    """Return the facts about a step. Raises ConfigError if it does not exist."""
+    found = await read_step_facts(connection, run_id, step)
+    if found is None:
+        raise ConfigError(f"there is no step {step} of a run {run_id!r}; its metrics name its steps")
+    return found
+
+
+def group_ratio_tokens(tokens: Sequence[RatioToken]) -> list[RatioTokenGroup]:
+    """Put equal tokens of equal commands together, in the order of the first of each."""
+    groups: dict[tuple[int, str], list[RatioToken]] = {}
+    for one in tokens:
+        groups.setdefault((one.token.token_id, one.command), []).append(one)
+    return [RatioTokenGroup(key[0], found[0].text, key[1], found) for key, found in groups.items()]

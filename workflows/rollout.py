@@ -3,7 +3,7 @@
     claim → boot → workspace → agent → diff → boot → grade → (boot → control_run) → finalise
 
 The workflow decides the order of the stages and what happens if one fails; activities do the work, and Postgres holds
-the data. The boot of a further box fails if the rollout's guard is spent (`activities/wall_time.py`); a stored patch is
+the data. The boot of a further box fails if the rollout's guard is spent (`activities/guard.py`); a stored patch is
 graded at least once, and a patch that is suspected gets its second box in any case.
 """
 

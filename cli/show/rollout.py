@@ -13,8 +13,8 @@ def rollout(
     from cli.console import print_json
     from client import Client
     from client.session import run_blocking
-    from stack.diagnosis import describe_work
     from stack.parts import Stack
+    from stack.run_status import describe_work
 
     story = Client().rollout(name)
     if story["rollout"]["outcome"] is None:

@@ -19,7 +19,7 @@ from reads.rollouts import (
     read_attempt_logs,
     read_rollout_head,
 )
-from reads.steps import GroupTraining, list_trainings
+from reads.step_rows import GroupTraining, list_trainings
 from reads.tokenizer import load_tokenizer
 from reads.turns import ChainToken, chain_length, first_position_of_turn, read_token_window
 from store.trained_turns import read_trained_turns

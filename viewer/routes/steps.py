@@ -10,8 +10,8 @@ from starlette.responses import Response
 from reads.curves import Metrics, times_by_step
 from reads.groups import GroupLine
 from reads.runs import RunHead, read_run_head
-from reads.step_facts import RatioTokenGroup, StepMember, group_ratio_tokens, read_step_facts
-from reads.steps import DiscardedPlan, StepHead
+from reads.step_rows import DiscardedPlan, StepHead
+from reads.steps import RatioTokenGroup, StepMember, group_ratio_tokens, read_step_facts
 from reads.tokenizer import load_tokenizer
 from viewer.rendering import respond
 from viewer.routes.registration import found, page_route

@@ -15,8 +15,8 @@ from engine.policy_fetcher import PolicyFetcher
 from engine.policy_files import describe_files, weight_files
 from ratchet.background_task import running_beside
 from ratchet.types import JsonObject, policy_version
-from stack.diagnosis import diagnose
 from stack.parts import Stack
+from stack.run_status import diagnose
 from store import engines
 from store.database import Database
 from store.engines import EngineRow

@@ -11,7 +11,7 @@ from ratchet.types import GroupState, Purpose, SandboxRole, policy_version
 from reads.curves import times_by_step
 from reads.run_result import read_steps
 from reads.run_times import RunTimes, read_run_times
-from reads.steps import read_step_head
+from reads.step_rows import read_step_head
 from store import metrics
 from store.database import Database
 from store.schema import (

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import func, update
 
-from stack.diagnosis import diagnose
 from stack.parts import Stack
+from stack.run_status import diagnose
 from store import learner_commits, learners, plans, runs
 from store.database import Database
 from store.plans import PlanRow

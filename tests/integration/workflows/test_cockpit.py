@@ -7,7 +7,7 @@ from temporalio.client import WorkflowHandle
 from temporalio.contrib.pydantic import pydantic_data_converter
 
 from ratchet.types import SEARCH_ATTRIBUTES
-from stack.diagnosis import describe_work, diagnose
+from stack.run_status import describe_work, diagnose
 from tests.integration.workflows.conftest import Loop
 from tests.integration.workflows.test_groups import Training, training
 from tests.integration.workflows.test_rollout import PRE, call

@@ -7,8 +7,8 @@ import pytest
 from cli.run_screen import lines_of
 from ratchet.errors import ConfigError
 from scheduling.quarantine import QuarantinedTask
-from stack.diagnosis import UNKNOWN, Diagnosis, RetriedActivity, diagnose
 from stack.parts import Stack
+from stack.run_status import UNKNOWN, Diagnosis, RetriedActivity, diagnose
 from store import open_rollouts, run_pause
 from store.open_rollouts import StageCount
 from tests.integration.workflows.conftest import Loop

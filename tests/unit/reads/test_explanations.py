@@ -7,8 +7,8 @@ from typing import Any
 from reads.explanations import explain_run, explain_step
 from reads.run_facts import RunFacts
 from reads.runs import FailureCount, OutcomeCount, RunHead
-from reads.step_facts import StepFacts
-from reads.steps import StepHead, StepToken
+from reads.step_rows import StepHead, StepToken
+from reads.steps import StepFacts
 from reads.turns import TurnContent
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from reads.rollouts import PlannedUse
-from reads.step_facts import RatioToken, group_ratio_tokens, loss_shares, why_no_shares
-from reads.steps import StepToken
+from reads.step_rows import StepToken
+from reads.steps import RatioToken, group_ratio_tokens, loss_shares, why_no_shares
 from training.loss_reducers import reducer_weights
 
 

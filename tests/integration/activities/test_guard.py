@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from temporalio.testing import ActivityEnvironment
 
-from activities import wall_time
+from activities import guard
 from ratchet.errors import GuardSpentError
 from ratchet.payloads import StageInput
 from store.database import Database
@@ -24,12 +24,12 @@ async def test_an_outage_that_is_written_late_does_not_count(
     async def watcher_writes(seconds: float) -> None:
         await away(database, "postgres", 10, next(ended))
 
-    monkeypatch.setattr(wall_time, "sleep", watcher_writes)
+    monkeypatch.setattr(guard, "sleep", watcher_writes)
     environment = ActivityEnvironment()
     environment.info = dataclasses.replace(environment.info, workflow_id=rollout[1])
     input = StageInput(rollout_id=rollout[0], attempt=1)
     with pytest.raises(GuardSpentError):
-        await environment.run(wall_time.require_wall_time, database, input, HOUR)
-    assert 0 < await environment.run(wall_time.require_wall_time, database, input, HOUR) < HOUR
+        await environment.run(guard.require_wall_time, database, input, HOUR)
+    assert 0 < await environment.run(guard.require_wall_time, database, input, HOUR) < HOUR
     with pytest.raises(StopIteration):
         next(ended)
