@@ -1,8 +1,8 @@
 """The contract of a sandbox back end: what a box can do, and which errors it raises.
 
-Stages and harnesses use these Protocols and know no vendor; each back end is one file of this folder. Every method of
-both Protocols may raise SandboxGoneError (the box is gone, only a new one helps) and SandboxBusyError (busy,
-rate-limited or unreachable; the same call may succeed later).
+Stages and harnesses use these Protocols and know no vendor; each back end is one file of this folder, chosen in
+`registry.py`. Every method of both Protocols may raise SandboxGoneError (the box is gone, only a new one helps) and
+SandboxBusyError (busy, rate-limited or unreachable; the same call may succeed later).
 """
 
 from collections.abc import Callable, Mapping

@@ -123,8 +123,8 @@ def _installation() -> Any:
 def _provider() -> Any:
     import os
 
+    from sandboxes.registry import sandbox_provider
     from stack.parts import Stack
-    from stack.worker import sandbox_provider
 
     os.environ.update(Stack().environment())
     return sandbox_provider()

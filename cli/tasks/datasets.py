@@ -99,8 +99,8 @@ async def _lint_boxes(rows: "list[TaskFields]") -> list[str]:
     from contextlib import ExitStack
 
     from activities.datasets.box_lints import lint_boxes
+    from sandboxes.registry import sandbox_provider
     from stack.private_gateway import private_gateway
-    from stack.worker import sandbox_provider
 
     with ExitStack() as stack:
         if os.environ.get("E2B_API_KEY") or os.environ.get("RATCHET_SANDBOX_PROVIDER"):

@@ -28,8 +28,8 @@ import orjson
 from cli.console import say
 from sandboxes import docker_settings
 from sandboxes.base import Sandbox, SandboxProvider
+from sandboxes.registry import sandbox_provider
 from stack.private_gateway import private_gateway
-from stack.worker import sandbox_provider
 from tests.benchmarks._commit import commit
 from tests.benchmarks._options import asks_for_all_repetitions
 

@@ -11,8 +11,8 @@ from ratchet.errors import CommandFailedError, ConfigError, SandboxBusyError, Sa
 from sandboxes.base import Sandbox
 from sandboxes.e2b import E2BProvider
 from sandboxes.e2b_errors import cancellable
+from sandboxes.registry import sandbox_provider
 from stack.ports import free_port
-from stack.worker import sandbox_provider
 from tests.integration.sandbox_gateway.conftest import API_KEY, GatewayProcess, make_box, provider_of
 from tests.integration.sandbox_gateway.contract import *  # noqa: F403
 

@@ -16,10 +16,10 @@ from ratchet.errors import ConfigError
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.vime_names import REFUSED, VIME_ARGUMENTS, VIME_VARIABLES, dump_pattern, value_of
 from sandboxes.e2b import image_metadata_key
+from sandboxes.registry import adapter_url, sandbox_provider
 from stack.engine_parts import place_parts
 from stack.follow_run import new_run_id, run_name
 from stack.parts import Stack
-from stack.worker import adapter_url, sandbox_provider
 
 
 @pytest.fixture
