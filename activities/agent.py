@@ -286,12 +286,12 @@ def owed_seconds(ended: ExitReport, budget_seconds: float, waited_seconds: float
 
 
 def is_too_long(ended: ExitReport, refusal: str | None) -> bool:
-    """Return whether an agent that has had no answer could not say what it says first: no other box changes that."""
+    """Return whether what the agent says first does not fit, so that it began no call: no other box changes that."""
     return exit_of_error(refusal) is AgentExit.CONTEXT_FULL if refusal else ended.kind is AgentExit.CONTEXT_FULL
 
 
 def uncalled(ended: ExitReport, refusal: str | None) -> str:
-    """Return the reason why an agent whose model has answered no call is starved, however it ended.
+    """Return the reason why an agent that has begun no model call is starved, however it ended.
 
     The policy acts only through its answers. Without a call it has had no influence on the agent, so the end says
     nothing about it, and a policy cannot use this to avoid verdicts. `refusal`: why its first call was refused.

@@ -141,8 +141,8 @@ def find_grader(graders: Mapping[str, Grader], name: str) -> Grader:
 class PatchJudge:
     """Judges patches of one task. `base_commit` None: any base commit is accepted. `controlled`: a solved verdict gets
     control runs, or the patch is the task's own, so that the patch may change the runner's files.
-    `suspected`: a box that shows no failed test in one of these ways decides alone. In any other way it makes the patch
-    suspect (SuspectPatchError), and another box decides."""
+    `suspected`: what earlier boxes showed; a box that shows one of these decides alone. Any other suspicion is a
+    SuspectPatchError, and another box decides."""
 
     grader: Grader
     task: TaskRow
@@ -244,13 +244,14 @@ class PatchJudge:
         if not verdict.solved and not verdict.rejected:
             listed = verdict.tests if verdict.fail_to_pass is not None else None
             if not has_failed_test(done.run.outcomes, listed, oracle):
-                self._suspect(suspicion_of(done.run), describe_end(done.run))
+                self._require_earlier(suspicion_of(done.run), describe_end(done.run))
             elif refusal := told_refusal(done.run.observed.log):
-                self._suspect(Suspicion.REFUSED, f"a test failed, and the log says {refusal!r}")
+                self._require_earlier(Suspicion.REFUSED, f"a test failed, and the log says {refusal!r}")
         return verdict
 
-    def _suspect(self, suspicion: Suspicion, seen: str) -> None:
-        """Raise SuspectPatchError with `seen`, the end of the run, unless an earlier box showed the same."""
+    def _require_earlier(self, suspicion: Suspicion, seen: str) -> None:
+        """Return if an earlier box showed the same: the patch is to blame, and the caller's verdict of 0 stands. Else
+        raise SuspectPatchError with `seen`, the end of the run."""
         if suspicion not in self.suspected:
             raise SuspectPatchError(f"{seen}; {_NEXT_BOX}", suspicion)
 
@@ -259,23 +260,23 @@ class PatchJudge:
         deed = prepared.blame if prepared.applies else "the patch does not apply to its own base commit"
         if not deed:
             return None
-        self._suspect(Suspicion.NOT_PREPARED, deed)
+        self._require_earlier(Suspicion.NOT_PREPARED, deed)
         return Verdict(False, deed, prepared.log, 0.0)
 
     def _blamed(self, prepared: PreparedBox, error: GraderFailedError) -> Verdict:
         """Return `not solved` if the patch is to blame for an error of the grader, else raise the error.
 
-        The unpatched task is known to be healthy if it was admitted. One box's error says nothing yet: it may be the
-        infrastructure's.
+        It may be if the task was admitted or the patch may have broken the command; for a NoEvidenceError only if the
+        command failed and its log names a changed file. A first box only makes it suspect.
         """
-        is_healthy = self.known.oracle is not None or prepared.may_have_broken_the_command
+        may_blame = self.known.oracle is not None or prepared.may_have_broken_the_command
         if isinstance(error, NoEvidenceError):
             dropped = {finding.path for finding in prepared.findings}
             kept = [one for one in prepared.changes if one.path not in dropped]
-            is_healthy = error.has_failed and names_change(error.log, kept)
-        if isinstance(error, UnusableBoxError) or not is_healthy:
+            may_blame = error.has_failed and names_change(error.log, kept)
+        if isinstance(error, UnusableBoxError) or not may_blame:
             raise error
-        self._suspect(Suspicion.NOT_PREPARED, str(error))
+        self._require_earlier(Suspicion.NOT_PREPARED, str(error))
         log = error.log if isinstance(error, NoEvidenceError) else ""
         return Verdict(False, f"the patch took away what the tests need: {error}", log, 0.0)
 

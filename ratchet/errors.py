@@ -197,8 +197,8 @@ class GraderFailedError(RatchetError):
 
 
 class SuspectPatchError(GraderFailedError):
-    """No test failed in a box, and the run is not solved. That may be the patch's doing or the infrastructure's: the
-    patch is to blame if a second box shows the same `suspicion`.
+    """A run that is not solved, and either no test failed or the log names a machine without room. The patch is to
+    blame if a second box shows the same `suspicion`.
     """
 
     def __init__(self, reason: str, suspicion: Suspicion) -> None:

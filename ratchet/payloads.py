@@ -112,7 +112,7 @@ class RolloutRow(Payload):
 class StageInput(Payload):
     """Argument of every stage that uses a box. `grader` None: the task's own. `repeat` counts grades of one patch.
     `grade_id`: the solved grade that a control run checks; `control_number` counts its control runs from 0.
-    `suspected`: the ways in which earlier boxes showed no failed test; this box's word is final on these.
+    `suspected`: what earlier boxes showed of the patch; this box's word is final on these.
     `ended_by_host`: the worker's machine ended the try of the boxes that are released.
     """
 

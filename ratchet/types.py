@@ -152,7 +152,7 @@ REWARDED_OUTCOMES = (Outcome.GRADED, Outcome.REJECTED)
 
 
 class Suspicion(StrEnum):
-    """The way in which a box showed no failed test. The patch is to blame for the one that two boxes show."""
+    """An end of tests that a patch and a machine can both cause. The patch is to blame for one that two boxes show."""
 
     NOT_PREPARED = "not_prepared"
     """The patch does not apply, or the tests cannot be put in or started with it."""

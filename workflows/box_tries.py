@@ -38,7 +38,7 @@ class _Ending(Enum):
     """The way in which a failed try has ended."""
 
     BOX_FAILED = auto()
-    """One of the tries, but not if the box showed no failed test of the patch in a way that no earlier one showed: so
+    """One of the tries, but not if the box showed a suspicion that no earlier one showed: so
     other failures do not take away the second box, which decides."""
     LOST = auto()
     """The worker, the store or the sandbox service was away, which says nothing about the box. The work gets a new box
@@ -49,7 +49,8 @@ class _Ending(Enum):
 
 
 class BoxTries:
-    """State: `suspected`, the ways in which boxes showed no failed test; `num_failed`, the boxes whose try has failed.
+    """State: `suspected`, what boxes showed that a patch and a machine can both cause; `num_failed`, the boxes whose
+    try has failed.
 
     `most`: the number of boxes that may fail. `wait_seconds`: the first waits for a worker whose machine fails.
     `failure`: a clause that ends the reason of NoBoxLeftError.
@@ -126,7 +127,7 @@ def _ending(error: ActivityError) -> _Ending:
 
 
 def _suspicion(error: ActivityError) -> Suspicion | None:
-    """Return the way in which a box showed no failed test of the patch, None if the try failed otherwise."""
+    """Return what a box showed of the patch, None if the try failed otherwise."""
     inner = error.cause
     if isinstance(inner, ApplicationError) and inner.type == SuspectPatchError.__name__:
         return Suspicion(inner.details[0])
