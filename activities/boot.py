@@ -90,7 +90,6 @@ class BootActivities:
             attempt=input.attempt,
             workflow_id=info.workflow_id,
             image=image,
-            control_number=input.control_number,
         )
 
     async def _is_further_box(self, input: StageInput) -> bool:
@@ -101,7 +100,7 @@ class BootActivities:
         """
         if input.role is SandboxRole.AGENT:
             return input.attempt > 1
-        if input.control_number is not None or input.suspected:
+        if input.grade_id is not None or input.suspected:
             return False
         workflow_id = activity.info().workflow_id
         assert workflow_id is not None
@@ -116,7 +115,7 @@ class BootActivities:
         """
         max_boots = self.configs.settings.queues["boot"].slots
         max_boxes = config.sandbox.max_boxes
-        earlier_try = (input.rollout_id, input.attempt, input.role, new.workflow_id, input.control_number)
+        earlier_try = (input.rollout_id, input.attempt, input.role, new.workflow_id)
         async with self.database.begin() as connection:
             row = await sandboxes.unused_sandbox(connection, *earlier_try)
         if row is not None:
@@ -174,10 +173,10 @@ class BootActivities:
 
     @activity_stage("release")
     async def release(self, input: StageInput) -> StageResult:
-        """Kill all boxes that the rollout still holds, or those of one of its control runs."""
+        """Kill all boxes that the rollout still holds."""
         async with self.database.begin() as connection:
             reason = ENDED_BY_HOST if input.ended_by_host else "rollout ended"
-            rows = await sandboxes.want_release_of_rollout(connection, input.rollout_id, reason, input.control_number)
+            rows = await sandboxes.want_release_of_rollout(connection, input.rollout_id, reason)
         await kill_and_record(self.database, self.provider, rows)
         return StageResult()
 

@@ -119,7 +119,6 @@ class GradeActivities:
         """Make one of the control runs. Their order depends on the grade, so a retry makes the same."""
         runs = judge.known.control_runs(grade_id)
         run_number = context.input.control_number
-        assert run_number is not None
         if run_number >= len(runs):
             raise GraderFailedError(
                 "the task has no broken oracles any more; `ratchet tasks admit --again` makes new ones"

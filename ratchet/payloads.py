@@ -111,8 +111,7 @@ class RolloutRow(Payload):
 
 class StageInput(Payload):
     """Argument of every stage that uses a box. `grader` None: the task's own. `repeat` counts grades of one patch.
-    `grade_id`: the solved grade that a control run checks. `control_number` counts its control runs from 0; None: the
-    stage is part of none.
+    `grade_id`: the solved grade that a control run checks; `control_number` counts its control runs from 0.
     `suspected`: what earlier boxes showed of the patch; this box's word is final on these.
     `ended_by_host`: the worker's machine ended the try of the boxes that are released.
     """
@@ -125,7 +124,7 @@ class StageInput(Payload):
     grader: str | None = None
     repeat: int = 0
     grade_id: int | None = None
-    control_number: int | None = None
+    control_number: int = 0
     suspected: list[Suspicion] = []
     ended_by_host: bool = False
 

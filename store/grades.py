@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass, field
 
-from sqlalchemy import Boolean, case, cast, exists, func, insert, not_, select, update
+from sqlalchemy import Boolean, cast, exists, func, insert, not_, select, update
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import aliased
@@ -57,16 +57,16 @@ async def store_grade(connection: AsyncConnection, grade: NewGrade) -> int:
 
 
 async def record_control(connection: AsyncConnection, grade_id: int, verdict: ControlVerdict) -> None:
-    """Add the result of a control run to its grade; a second result of the same run changes nothing.
-
-    Control runs of a grade end in any order: one that rejects the patch has the last word.
-    """
+    """Add the result of a control run to its grade; a second result of the same run changes nothing."""
     control = func.coalesce(GradeTable.control, cast([], JSONB))
     values: JsonObject = {"control": control.op("||")(cast([verdict.result], JSONB))}
     if not verdict.solved:
-        said = {"rejected": verdict.rejected, "rule": verdict.rule, "reason": verdict.reason}
-        values |= {name: case((GradeTable.rejected, getattr(GradeTable, name)), else_=said[name]) for name in said}
-        values["solved"] = False
+        values |= {
+            "solved": False,
+            "rejected": verdict.rejected,
+            "rule": verdict.rule,
+            "reason": verdict.reason,
+        }
     is_new = not_(control.op("@>", return_type=Boolean())(cast([{"run": verdict.result["run"]}], JSONB)))
     await connection.execute(update(GradeTable).where(GradeTable.id == grade_id, is_new).values(**values))
 

@@ -34,7 +34,7 @@ class LedgerRow:
 @dataclass(slots=True, frozen=True)
 class NewSandbox:
     """A ledger row to be inserted. `rollout_id` None: a box of an admission. `used_by`: set if it is spent from the
-    start. `control_number`: the control run that it is for."""
+    start."""
 
     provider: str
     role: SandboxRole
@@ -43,7 +43,6 @@ class NewSandbox:
     workflow_id: str
     image: str
     used_by: str | None = None
-    control_number: int | None = None
 
 
 _COLUMNS = (
@@ -69,12 +68,7 @@ _ABOUT_TO_BE_GRADED = select(func.count()).where(
 
 
 async def unused_sandbox(
-    connection: AsyncConnection,
-    rollout_id: int,
-    attempt: int,
-    role: SandboxRole,
-    workflow_id: str,
-    control_number: int | None = None,
+    connection: AsyncConnection, rollout_id: int, attempt: int, role: SandboxRole, workflow_id: str
 ) -> LedgerRow | None:
     """Return the unused box of an earlier try of the same boot, which a retried boot adopts; None without one."""
     statement = (
@@ -84,7 +78,6 @@ async def unused_sandbox(
             SandboxTable.attempt == attempt,
             SandboxTable.role == role,
             SandboxTable.workflow_id == workflow_id,
-            SandboxTable.control_number.is_not_distinct_from(control_number),
             SandboxTable.state.in_([SandboxState.CREATING, SandboxState.LIVE]),
             SandboxTable.used_by.is_(None),
         )
@@ -251,17 +244,15 @@ async def want_sandbox_release(connection: AsyncConnection, sandbox_id: int, rea
     await connection.execute(statement.values(_given_up(reason)))
 
 
-async def want_release_of_rollout(
-    connection: AsyncConnection, rollout_id: int, reason: str, control_number: int | None = None
-) -> list[LedgerRow]:
-    """Mark every box of the rollout, or of one of its control runs, for release, and return those that are not released
-    yet."""
-    own = SandboxTable.rollout_id == rollout_id
-    if control_number is not None:
-        own &= SandboxTable.control_number == control_number
-    marking = update(SandboxTable).where(own, SandboxTable.state.in_([SandboxState.CREATING, SandboxState.LIVE]))
+async def want_release_of_rollout(connection: AsyncConnection, rollout_id: int, reason: str) -> list[LedgerRow]:
+    """Mark every box of the rollout for release, and return those that are not released yet."""
+    marking = update(SandboxTable).where(
+        SandboxTable.rollout_id == rollout_id, SandboxTable.state.in_([SandboxState.CREATING, SandboxState.LIVE])
+    )
     await connection.execute(marking.values(_given_up(reason)))
-    statement = select(*_COLUMNS).where(own, SandboxTable.state == SandboxState.RELEASE_WANTED)
+    statement = select(*_COLUMNS).where(
+        SandboxTable.rollout_id == rollout_id, SandboxTable.state == SandboxState.RELEASE_WANTED
+    )
     return [LedgerRow(*row) for row in await connection.execute(statement)]
 
 

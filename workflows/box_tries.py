@@ -135,20 +135,15 @@ def _suspicion(error: ActivityError) -> Suspicion | None:
 
 
 async def release_boxes(
-    rollout_id: int,
-    attempt: int,
-    stages: Mapping[str, StageOptions],
-    by_host: bool = False,
-    *,
-    control_number: int | None = None,
+    rollout_id: int, attempt: int, stages: Mapping[str, StageOptions], by_host: bool = False
 ) -> None:
-    """Kill the boxes that a rollout, or one of its control runs, still holds; a stage that succeeds kills its own.
+    """Kill the boxes that a rollout still holds; `diff` and `grade` kill their own if they succeed.
 
     `by_host`: the worker's machine ended the try, so the time with its boxes does not count against the guard. If the
     activity fails, the sweep kills the boxes: those that are not needed any more decide nothing about the outcome.
     """
-    boxes = StageInput(rollout_id=rollout_id, attempt=attempt, ended_by_host=by_host, control_number=control_number)
-    what = f"boxes of attempt {attempt}" + ("" if control_number is None else f", control run {control_number}")
+    boxes = StageInput(rollout_id=rollout_id, attempt=attempt, ended_by_host=by_host)
+    what = f"boxes of attempt {attempt}"
     try:
         await run_activity_even_if_cancelled(BootActivities.release, boxes, stages["release"], what)
     except ActivityError as error:

@@ -1,6 +1,5 @@
-"""Have a solved grade confirmed by control runs, for the workflows that grade."""
+"""Have a solved grade confirmed by a control run, for the workflows that grade."""
 
-import asyncio
 from functools import partial
 
 from temporalio import workflow
@@ -18,24 +17,21 @@ with workflow.unsafe.imports_passed_through():
 async def confirm_grade(
     grade: GradeResult, graded: StageInput, stages: Mapping[str, StageOptions], tries: int
 ) -> GradeResult:
-    """Return the grade after its control runs, which run side by side; one that found against the patch decides.
+    """Return the grade after its control runs, not solved if one of them does not confirm it.
 
-    `graded`: the argument of its grade stage. If none did and one of them ended without evidence, after `tries` boxes,
-    this raises its NoBoxLeftError: such a grade is no verdict.
+    `graded`: the argument of its grade stage.
+
+    An unconfirmed grade is no verdict: after `tries` boxes without evidence this raises NoBoxLeftError.
     """
-    runs = [
-        graded.model_copy(update={"sandbox_id": None, "grade_id": grade.grade_id, "control_number": number})
-        for number in range(grade.num_control_runs)
-    ]
-    ended = await asyncio.gather(*(_control_run(run, stages, tries) for run in runs), return_exceptions=True)
-    results = [result for result in ended if isinstance(result, GradeResult)]
-    against = [result for result in results if not result.solved]
-    decisive = next((result for result in against if result.rejected), against[0] if against else None)
-    for error in ended:
-        if isinstance(error, BaseException) and decisive is None:
-            raise error
-    used_seconds = sum(result.used_seconds for result in results)
-    return (decisive or results[-1]).model_copy(update={"used_seconds": used_seconds})
+    confirmed = grade
+    used_seconds = 0.0
+    for number in range(grade.num_control_runs):
+        wanted = graded.model_copy(update={"sandbox_id": None, "grade_id": grade.grade_id, "control_number": number})
+        confirmed = await _control_run(wanted, stages, tries)
+        used_seconds += confirmed.used_seconds
+        if not confirmed.solved:
+            break
+    return confirmed.model_copy(update={"used_seconds": used_seconds})
 
 
 async def _control_run(wanted: StageInput, stages: Mapping[str, StageOptions], most_tries: int) -> GradeResult:
@@ -47,5 +43,4 @@ async def _control_run(wanted: StageInput, stages: Mapping[str, StageOptions], m
         work = wanted.model_copy(update={"sandbox_id": box.sandbox_id, "suspected": list(tries.suspected)})
         return await run_activity_even_if_cancelled(GradeActivities.control_run, work, stages["grade"])
 
-    release = partial(release_boxes, wanted.rollout_id, wanted.attempt, stages, control_number=wanted.control_number)
-    return await tries.run(run_tests, release)
+    return await tries.run(run_tests, partial(release_boxes, wanted.rollout_id, wanted.attempt, stages))

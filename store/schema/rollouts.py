@@ -226,8 +226,7 @@ class SandboxTable(Base):
 
     `used_by`: the try that used the box. `rollout_id` NULL: a box of an admission. `boot_error`: why the newest try to
     create the box failed, empty if the service had no room; NULL during the first try and when the box is live.
-    `released_at`: when its rollout ceased to use it, also if it could not be killed at once. `control_number`: the
-    control run that it is for; NULL otherwise.
+    `released_at`: when its rollout ceased to use it, also if it could not be killed at once.
     """
 
     __tablename__ = "sandbox"
@@ -239,7 +238,6 @@ class SandboxTable(Base):
     rollout_id: Mapped[int | None] = reference("rollout.id", index=True)
     attempt: Mapped[int]
     workflow_id: Mapped[str]
-    control_number: Mapped[int | None]
     image: Mapped[str]
     state: Mapped[str] = mapped_column(server_default="creating")
     used_by: Mapped[str | None]

@@ -392,7 +392,6 @@ CREATE TABLE sandbox (
     rollout_id bigint CONSTRAINT fk_sandbox_rollout_id REFERENCES rollout,
     attempt integer NOT NULL,
     workflow_id text NOT NULL,
-    control_number integer,
     image text NOT NULL,
     state text NOT NULL DEFAULT 'creating',
     used_by text,

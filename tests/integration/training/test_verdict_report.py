@@ -51,24 +51,6 @@ async def test_a_control_run_is_stored_once(database: Database, run_id: str) -> 
         assert grade.solved != grade.rejected and grade.tests == {"t\\0": "passed"} and grade.has_oracle
 
 
-async def test_control_runs_end_in_any_order(database: Database, run_id: str) -> None:
-    """One that rejects the patch has the last word beside one that found it not solved."""
-    await make_run(database, run_id, make_config())
-    async with database.begin() as connection:
-        group_id = await make_group(connection, run_id, 0, [1.0, 0.0])
-    failed = ControlVerdict({**CLEAN.result, "run": 2}, False, False, "", "not again")
-    for rollout_id, verdicts in zip(
-        await members_of(database, group_id), ((CAUGHT, failed), (failed, CAUGHT)), strict=True
-    ):
-        grade_id = await graded(database, rollout_id, SOLVED, [])
-        async with database.begin() as connection:
-            for verdict in verdicts:
-                await grades.record_control(connection, grade_id, verdict)
-            grade = await grades.get_grade(connection, grade_id, rollout_id)
-        assert (grade.solved, grade.rejected, grade.rule) == (False, True, CAUGHT.rule)
-        assert grade.reason == CAUGHT.reason and len(grade.control or []) == 2
-
-
 async def test_the_report_of_a_step(database: Database, run_id: str) -> None:
     config = make_config(training={"groups_per_step": 1})
     await make_run(database, run_id, config)

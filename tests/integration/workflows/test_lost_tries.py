@@ -105,8 +105,6 @@ class Stages:
         self.suspected: list[list[Suspicion]] = []
         self.agent_seconds = 0.0
         self.by_host: list[bool] = []
-        self.released: list[int | None] = []
-        self.control_runs: dict[int | None, str] = {}
         self.tries: Counter[str] = Counter()
         self.num_finalised = 0
         self.began = asyncio.Event()
@@ -165,10 +163,7 @@ class Stages:
     @activity_stage("control_run")
     async def control_run(self, input: StageInput) -> GradeResult:
         await self._use_box("control_run")
-        ending = self.control_runs.get(input.control_number)
-        if ending == "loses its box":
-            await lost_its_box()
-        return GradeResult(grade_id=1, solved=ending is None, rejected=ending == "rejects")
+        return GradeResult(grade_id=1, solved=True)
 
     @activity_stage("regrade_page")
     async def regrade_page(self, input: RegradeInput) -> RegradePage:
@@ -183,7 +178,6 @@ class Stages:
     @activity_stage("release")
     async def release(self, input: StageInput) -> StageResult:
         self.by_host.append(input.ended_by_host)
-        self.released.append(input.control_number)
         await self._use_box("release")
         return StageResult()
 
@@ -238,42 +232,6 @@ async def test_a_worker_whose_machine_refuses_is_waited_for(client: Client, loss
     history = await client.get_workflow_handle(f"host {loss.__name__}").fetch_history()
     assert sum(event.HasField("timer_started_event_attributes") for event in history.events) == 24
     await Replayer(workflows=[Rollout], data_converter=pydantic_data_converter).replay_workflow(history)
-
-
-async def test_control_runs_go_side_by_side_and_lose_only_their_own_boxes(client: Client) -> None:
-    all_have_begun = asyncio.Barrier(3)
-
-    async def meets() -> None:
-        await all_have_begun.wait()
-
-    async def meets_and_loses_its_box() -> None:
-        await all_have_begun.wait()
-        raise SandboxGoneError("box 1 is released")
-
-    stages = Stages({"control_run": [meets, meets_and_loses_its_box, meets]}, grade_tries=2)
-    stages.num_control_runs = 3
-    assert (await play(client, stages, "side by side")).outcome is Outcome.GRADED
-    assert stages.tries["control_run"] == 4 and len(stages.released) == 1 and stages.released[0] in (0, 1, 2)
-
-
-@pytest.mark.parametrize(("endings", "outcome"), [
-    ({1: "loses its box"}, Outcome.GRADER_FAILED),
-    ({1: "loses its box", 2: "rejects"}, Outcome.GRADED),
-    ({0: "rejects", 1: "loses its box"}, Outcome.GRADED),
-    ({0: "is not solved", 1: "rejects"}, Outcome.GRADED),
-])  # fmt: skip
-async def test_a_control_run_against_the_patch_decides_beside_one_without_evidence(
-    client: Client, endings: dict[int | None, str], outcome: Outcome
-) -> None:
-    stages = Stages({})
-    stages.num_control_runs = 3
-    stages.control_runs = endings
-    async with stages.worker(client):
-        start = RolloutInput(rollout_id=1)
-        handle = await client.start_workflow(Rollout.run, start, id=f"control runs {endings}", task_queue="control")
-        assert (await handle.result()).outcome is outcome
-        status = await handle.query(Rollout.state)
-    assert status.verdict.startswith("rejected") == ("rejects" in endings.values()), status
 
 
 async def test_control_runs_and_regrades_wait_for_a_machine_too(client: Client) -> None:
