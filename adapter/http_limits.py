@@ -70,7 +70,7 @@ class LimitedHttpProtocol(H11Protocol):
         return False
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP, or too large. No answer is written into that to a request before it."""
+        """Refuse a malformed or oversized request. While an earlier answer is still sent, only close the connection."""
         self._stop_head_timer()
         if self.cycle is not None and not self.cycle.response_complete:
             self.transport.abort()

@@ -80,8 +80,8 @@ def _gap_of_command(observed: RunnerReport) -> str:
 
 
 def suspicion_of(run: TestRun) -> Suspicion:
-    """Return the way in which a run without a failed test ended. A patch can do each of it, and so can a machine that
-    ends processes, loses files or has no time."""
+    """Return the way in which a run without a failed test ended. The patch, or a machine that kills processes, loses
+    files or is too slow, can cause each of these."""
     observed = run.observed
     if observed.exit_code is None and not observed.lost:
         return Suspicion.TIMED_OUT

@@ -244,14 +244,15 @@ class PatchJudge:
         if not verdict.solved and not verdict.rejected:
             listed = verdict.tests if verdict.fail_to_pass is not None else None
             if not has_failed_test(done.run.outcomes, listed, oracle):
-                self._require_earlier(suspicion_of(done.run), describe_end(done.run))
+                self._raise_unless_seen_before(suspicion_of(done.run), describe_end(done.run), done.run.observed.log)
             elif refusal := told_refusal(done.run.observed.log):
-                self._require_earlier(Suspicion.REFUSED, f"a test failed, and the log says {refusal!r}")
+                self._raise_unless_seen_before(Suspicion.REFUSED, f"a test failed, and the log says {refusal!r}")
         return verdict
 
-    def _require_earlier(self, suspicion: Suspicion, seen: str) -> None:
-        """Return if an earlier box showed the same: the patch is to blame, and the caller's verdict of 0 stands. Else
-        raise SuspectPatchError with `seen`, the end of the run."""
+    def _raise_unless_seen_before(self, suspicion: Suspicion, seen: str, log: str = "") -> None:
+        """Raise SuspectPatchError with `seen`, the end of the run, unless an earlier box showed the same. If one did,
+        the patch is to blame."""
+        suspicion = Suspicion.REFUSED if told_refusal(log) else suspicion
         if suspicion not in self.suspected:
             raise SuspectPatchError(f"{seen}; {_NEXT_BOX}", suspicion)
 
@@ -260,7 +261,8 @@ class PatchJudge:
         deed = prepared.blame if prepared.applies else "the patch does not apply to its own base commit"
         if not deed:
             return None
-        self._require_earlier(Suspicion.NOT_PREPARED, deed)
+        suspicion = Suspicion.NOT_PREPARED if prepared.applies else Suspicion.NOT_APPLIED
+        self._raise_unless_seen_before(suspicion, deed, f"{deed}\n{prepared.log}")
         return Verdict(False, deed, prepared.log, 0.0)
 
     def _blamed(self, prepared: PreparedBox, error: GraderFailedError) -> Verdict:
@@ -276,7 +278,7 @@ class PatchJudge:
             may_blame = error.has_failed and names_change(error.log, kept)
         if isinstance(error, UnusableBoxError) or not may_blame:
             raise error
-        self._require_earlier(Suspicion.NOT_PREPARED, str(error))
+        self._raise_unless_seen_before(Suspicion.NOT_PREPARED, str(error), str(error))
         log = error.log if isinstance(error, NoEvidenceError) else ""
         return Verdict(False, f"the patch took away what the tests need: {error}", log, 0.0)
 

@@ -197,8 +197,8 @@ class GraderFailedError(RatchetError):
 
 
 class SuspectPatchError(GraderFailedError):
-    """A run that is not solved, and either no test failed or the log names a machine without room. The patch is to
-    blame if a second box shows the same `suspicion`.
+    """The run did not solve the task, but no test failed, or the log reports a full disk or no memory; that may be the
+    machine's fault. The patch is to blame if a second box shows the same `suspicion`.
     """
 
     def __init__(self, reason: str, suspicion: Suspicion) -> None:

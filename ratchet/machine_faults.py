@@ -58,5 +58,5 @@ def describe_refusal(error: OSError) -> str:
 
 
 def told_refusal(log: str) -> str:
-    """Return what a machine without room answers, if a log names it as the C library does; else an empty text."""
+    """Return the C library's message for a full disk, no memory or the like that a log contains; empty if none."""
     return next((text for text in map(os.strerror, _WITHOUT_ROOM) if text in log), "")

@@ -154,8 +154,10 @@ REWARDED_OUTCOMES = (Outcome.GRADED, Outcome.REJECTED)
 class Suspicion(StrEnum):
     """An end of tests that a patch and a machine can both cause. The patch is to blame for one that two boxes show."""
 
+    NOT_APPLIED = "not_applied"
+    """Git does not apply the patch to its own base commit."""
     NOT_PREPARED = "not_prepared"
-    """The patch does not apply, or the tests cannot be put in or started with it."""
+    """The tests cannot be put in or started with the patch."""
     TIMED_OUT = "timed_out"
     """The tests' time was over."""
     KILLED = "killed"
@@ -163,7 +165,7 @@ class Suspicion(StrEnum):
     NO_TEST = "no_test"
     """The command ended by itself, and no test that counts ran and failed."""
     REFUSED = "refused"
-    """A test failed, and the log names what a machine without room answers."""
+    """Any of this, or a failed test, and the log has a message of a machine without room."""
 
 
 class AgentExit(StrEnum):

@@ -38,8 +38,7 @@ class _Ending(Enum):
     """The way in which a failed try has ended."""
 
     BOX_FAILED = auto()
-    """One of the tries, but not if the box showed a suspicion that no earlier one showed: so
-    other failures do not take away the second box, which decides."""
+    """Counts as a try, unless the box raised a new suspicion: the second box, which decides, is always available."""
     LOST = auto()
     """The worker, the store or the sandbox service was away, which says nothing about the box. The work gets a new box
     all the same, because the lost try may still work in the old one."""

@@ -73,7 +73,7 @@ class ExitReport:
     `exit_code` None: the launcher died, or `is_suspended`. `used_seconds`: by the box's clock, without
     `suspended_seconds`, the time for which the agent has been suspended, or was before it was ended. `is_suspended`: it
     has not ended; `resume_suspended` or `stop_suspended` decides, and then `wait` is called again. `is_cut`: the
-    rollout's guard ended it, so its work is not its own.
+    rollout's guard ended it before it was done, so its work is not graded.
     """
 
     kind: AgentExit

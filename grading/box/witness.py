@@ -29,8 +29,9 @@ _MAX_CODES = 60
 """Digests in one line, which has to fit into what a pipe writes at once."""
 _MAX_REACHED = 500
 _CURRENT = "PYTEST_CURRENT_TEST"
+_MODULE = pytest.Module
 _CAN_MAKE_TESTS = hasattr(pytest.Function, "from_parent")
-"""Pytest from 5.4. It is asked before any code under test is loaded."""
+"""Pytest from 5.4. Both are read before any code under test is loaded."""
 
 
 def _read_nonce():
@@ -253,7 +254,7 @@ class Witness:
     def pytest_collection_finish(self, session):
         self.items = list(session.items)
         self.modules = _modules(self.items)
-        parents = [item.getparent(pytest.Module) for item in self.items if hasattr(item, "getparent")]
+        parents = [item.getparent(_MODULE) for item in self.items if hasattr(item, "getparent")]
         parents = [parent for parent in parents if parent is not None]
         self.canary_parent = parents[-1] if parents and _CAN_MAKE_TESTS else None
         self.numbers = {item.nodeid.replace("\0", "(null)"): number for number, item in enumerate(self.items)}

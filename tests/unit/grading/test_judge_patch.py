@@ -160,17 +160,31 @@ async def test_a_patch_that_git_refuses_once_is_suspect_only() -> None:
     assert again.not_run is not None and not again.not_run.solved
 
 
+async def test_a_machine_without_room_is_another_cause_than_a_patch_that_does_not_apply() -> None:
+    """An admitted task's own program fails in the second box, because its disk is full."""
+    suspected = _judge("eval_cmd", Oracle(), False, Suspicion.NOT_APPLIED, Suspicion.NOT_PREPARED)
+    judge = replace(suspected, grader=_HelperFails("eval_cmd", "cp: error writing 'a': No space left on device"))
+    with pytest.raises(SuspectPatchError) as raised:
+        await judge.run_tests(cast(Sandbox, None), PreparedBox())
+    assert raised.value.suspicion is Suspicion.REFUSED
+    with pytest.raises(SuspectPatchError) as raised:
+        judge = _judge("eval_cmd", Oracle(), False, Suspicion.NOT_PREPARED)
+        await judge.run_tests(cast(Sandbox, None), PreparedBox(applies=False))
+    assert raised.value.suspicion is Suspicion.NOT_APPLIED
+
+
 class _HelperFails:
     """A grader whose own helper gives no result, as a service that refuses one call makes it."""
 
-    def __init__(self, grader: str) -> None:
+    def __init__(self, grader: str, reason: str = "the parser gave no result") -> None:
         self._grader = GRADERS[grader]
+        self._reason = reason
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._grader, name)
 
     async def run(self, *_: Any) -> TestRun:
-        raise GraderFailedError("the parser gave no result")
+        raise GraderFailedError(self._reason)
 
 
 @pytest.mark.parametrize("blame", ("", "the tests can be put in without the patch, but not with it"))
