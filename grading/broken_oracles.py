@@ -37,7 +37,7 @@ SPEC = "spec:"
 _COMMANDS = ("eval_cmd", "remote_env_info.f2p_script", "swe_bench.test_cmd")
 _HEREDOC = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1[^\n]*\n(.*?)\n\t*\2[ \t]*(?:\n|\Z)", re.DOTALL)
 _MAX_SOURCE_BYTES = 500_000
-_MAX_MENTIONS = 200
+_MAX_MENTIONS = 50
 _MENTION = re.compile(r"""(?<![\w.$-])([\w.$-]{1,200}\.\w{1,12})(?:["']?, line |:|\()(\d{1,6})\b""")
 
 
