@@ -11,7 +11,7 @@ import time
 from dataclasses import replace
 
 from grading.base import NoEvidenceError, TestFiles, TestRun, Verdict, log_tail
-from grading.evidence import Judgement, all_tests, find_gap, has_no_canary, judge_sessions
+from grading.evidence import Judgement, all_tests, find_gap, judge_sessions, lacks_canary
 from grading.oracle import Oracle
 from grading.printed_results import count_printed_tests
 from grading.reward_file import HARBOR, lay_out_tests, read_reward
@@ -25,8 +25,8 @@ _UNCHECKED = (
     "tasks admit`), or set `empty_patch_fails: true` in its row if the command has been seen to fail without a solution"
 )
 _NO_CANARY = (
-    "this pytest, or tests that are in no Python module, cannot show that the runner still reports failures: admit the "
-    "task (`ratchet tasks admit`)"
+    "no canary ran that shows that the runner still reports failures, because this pytest or tests in no Python module "
+    "have no place for it, or a conftest.py skips it: admit the task (`ratchet tasks admit`)"
 )
 _NAMES_PYTEST = re.compile(r"\b(?:pytest|py\.test)\b")
 
@@ -123,7 +123,7 @@ def judge_command(run: TestRun, command: str, spec: JsonObject, oracle: Oracle |
 
 def require_canary(run: TestRun, oracle: Oracle | None) -> None:
     """Raise NoEvidenceError if the tests passed, but nothing shows that this runner reports a failure."""
-    if oracle is None and has_no_canary(run.observed):
+    if lacks_canary(run.observed, oracle):
         raise NoEvidenceError(_NO_CANARY, run.observed.log, has_failed=False)
 
 

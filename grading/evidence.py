@@ -160,7 +160,7 @@ def _judge_session(session: RunnerSession, observed: RunnerReport, oracle: Oracl
         return Judgement(False, "a test that must fail was reported as passed: the runner was changed", TAMPERED)
     # Without a canary no success counts. If every report is a failure, the tests could not even be imported.
     claims_success = any(outcome != "failed" for outcome in session.tests.values())
-    known = ("failed", "unsupported") if oracle is None else ("failed", *oracle.canaries)
+    known = ("failed", "unsupported", *(oracle.canaries if oracle else ()))
     if canary not in known and claims_success:
         return Judgement(False, "the canary test could not be run: the runner was changed", TAMPERED)
     if session.num_missed:
@@ -189,8 +189,10 @@ def _compare(observed: RunnerReport, oracle: Oracle) -> Judgement:
     return _OK
 
 
-def has_no_canary(observed: RunnerReport) -> bool:
-    """Return whether a session had no place for a canary: its success counts only if the gold runs had none either."""
+def lacks_canary(observed: RunnerReport, oracle: Oracle | None) -> bool:
+    """Return whether a session could not run its canary, which the gold runs' sessions could."""
+    if oracle is not None and "unsupported" in oracle.canaries:
+        return False
     return any(session_canary(session, observed) == "unsupported" for session in observed.top_sessions)
 
 

@@ -44,23 +44,31 @@ def pytest_summary(log: str) -> dict[str, str]:
 def unittest_verbose(log: str) -> dict[str, str]:
     """Parse `python -m unittest -v` and Django's runner: `test_x (module.Class) ... ok`."""
     found: dict[str, str] = {}
+    name = ""
     for line in log.splitlines():
         match = _UNITTEST_LINE.match(line.strip())
-        if match is None:
-            continue
-        word = match[2].strip()
-        if word == "ok":
-            _worst(found, match[1], "passed")
-        elif word.startswith("skipped"):
-            _worst(found, match[1], "skipped")
-        elif word.startswith("expected failure"):
-            _worst(found, match[1], "xfailed")
-        elif word in ("FAIL", "ERROR", "unexpected success"):
-            _worst(found, match[1], "failed")
+        if match is not None:
+            name = match[1]
+        # What a test prints stands between its name and its outcome, which then has a line of its own.
+        outcome = _unittest_outcome(match[2] if match else line)
+        if name and outcome:
+            _worst(found, name, outcome)
+            name = ""
     for line in log.splitlines():
         if line.startswith(("FAIL: ", "ERROR: ")):
             _worst(found, line.split(": ", 1)[1].strip(), "failed")
     return found
+
+
+def _unittest_outcome(text: str) -> str:
+    word = text.strip()
+    if word == "ok":
+        return "passed"
+    if word.startswith("skipped"):
+        return "skipped"
+    if word.startswith("expected failure"):
+        return "xfailed"
+    return "failed" if word in ("FAIL", "ERROR", "unexpected success") else ""
 
 
 def sympy_classic(log: str) -> dict[str, str]:

@@ -35,7 +35,12 @@ _OF_THE_MACHINE = _OF_THE_NETWORK | {
     errno.ENXIO,
 }
 """Errors of a disk, a mount, a network or a machine without room."""
-_WITHOUT_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.ENFILE, errno.ENOMEM)
+_WITHOUT_ROOM = (
+    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN,
+)  # fmt: skip
+_WORDS_OF_RUNTIMES = (
+    "MemoryError", "Out of memory", "OutOfMemoryError", "can't start new thread", "unable to create native thread",
+)  # fmt: skip
 
 
 def is_machine_fault(error: OSError) -> bool:
@@ -58,5 +63,6 @@ def describe_refusal(error: OSError) -> str:
 
 
 def told_refusal(log: str) -> str:
-    """Return the C library's message for a full disk, no memory or the like that a log contains; empty if none."""
-    return next((text for text in map(os.strerror, _WITHOUT_ROOM) if text in log), "")
+    """Return the message of the C library or a runtime for a full disk, no memory or the like that a log contains."""
+    lower = log.lower()
+    return next((text for text in (*map(os.strerror, _WITHOUT_ROOM), *_WORDS_OF_RUNTIMES) if text.lower() in lower), "")

@@ -29,6 +29,8 @@ _MAX_CODES = 60
 """Digests in one line, which has to fit into what a pipe writes at once."""
 _MAX_REACHED = 500
 _CURRENT = "PYTEST_CURRENT_TEST"
+# Tests may replace these while they run.
+_getpid, _write, _dumps = os.getpid, os.write, json.dumps
 _MODULE = pytest.Module
 _CAN_MAKE_TESTS = hasattr(pytest.Function, "from_parent")
 """Pytest from 5.4. Both are read before any code under test is loaded."""
@@ -243,10 +245,10 @@ class Witness:
         self.canary_parent = None
 
     def send(self, kind, **facts):
-        if os.getpid() != self.pid:
+        if _getpid() != self.pid:
             return  # a child that the tests forked is not the runner
-        line = json.dumps(dict(facts, kind=kind, session=self.number))
-        os.write(self.pipe, (self.nonce + " " + line + "\n").encode("ascii"))
+        line = _dumps(dict(facts, kind=kind, session=self.number))
+        _write(self.pipe, (self.nonce + " " + line + "\n").encode("ascii"))
 
     def pytest_collection_modifyitems(self, items):
         self.items = list(items)
@@ -320,8 +322,8 @@ class Witness:
                 self.send("module", path=path[:_MAX_NAME], file=file[:_MAX_NAME], codes=part)
 
     def tell_canary(self):
-        """Run the canary: `failed` is correct, `passed` means a changed runner, `unsupported` that this pytest or these
-        tests, none of which is in a Python module, have no place for it."""
+        """Run the canary: `failed` is correct, `passed` means a changed runner, `unsupported` that it did not run: this
+        pytest or these tests, none of which is in a Python module, have no place for it, or a conftest.py skips it."""
         from _pytest import runner
 
         if self.canary_parent is None:
@@ -333,7 +335,9 @@ class Witness:
         if hasattr(item, "fixturenames"):
             item.fixturenames = []
         reports = runner.runtestprotocol(item, log=False, nextitem=None)
-        return "failed" if any(report.failed for report in reports) else "passed"
+        if any(report.failed for report in reports):
+            return "failed"
+        return "passed" if any(report.passed and report.when == "call" for report in reports) else "unsupported"
 
 
 def _canary():

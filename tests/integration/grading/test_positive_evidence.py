@@ -292,7 +292,14 @@ async def test_a_pro_parser_that_found_no_test_gives_no_verdict(judged: Judge, t
         await judged(pro_task(test_patch, run_script="echo nothing", parser_script=parser), b"")
 
 
+_REPLACES_GETPID = """import os, shop
+def test_pid(monkeypatch):
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    assert shop.discount(199, 50) == 99
+"""
 TESTS_RAN = {
+    "a test replaces what the witness uses": f"cat > /tmp/test_pid.py <<'END'\n{_REPLACES_GETPID}END\n"
+    f"PYTHONPATH=. {PYTEST} /tmp/test_pid.py",
     "a harmless missing command": f"no-such-helper; {PYTEST} {shop.TESTS}",
     "unittest beside a missing command": f"no-such-helper; {shop.PYTHON} -B -m unittest -v tests.test_price",
     "make has done a part": "touch built; make built && PYTHONPATH=. "
@@ -342,6 +349,33 @@ async def test_tests_that_have_no_place_for_a_canary_reject_nothing(
     (tree / "wrong").mkdir()
     verdict, _, _ = await judged(task, shop.diff(tree / "wrong", WRONG))
     assert not verdict.solved and not verdict.rejected, verdict.reason
+
+
+_SKIPS_THE_UNKNOWN = """import pytest
+known = set()
+def pytest_collection_modifyitems(items):
+    known.update(item.nodeid for item in items)
+def pytest_runtest_setup(item):
+    if item.nodeid not in known:
+        pytest.skip("not selected")
+"""
+
+
+async def test_a_conftest_that_skips_the_canary_rejects_nothing(
+    fresh_box: FreshBox, judged: Judge, tree: Path, test_patch: str
+) -> None:
+    """Honest work may skip tests by what it saw when they were collected. Its success is no verdict."""
+    task = shop.task("eval_cmd", test_patch)
+    judge = PatchJudge(GRADERS["eval_cmd"], task, GradingLimits.of_run(config()), controlled=True)
+    async with fresh_box() as box:
+        done = await judge.run(box, shop.diff(tree, SOLUTION))
+    assert done.run is not None
+    oracle = Oracle.of_run(done.run.observed, done.run.outcomes)
+    (tree / "skips").mkdir()
+    patch = shop.diff(tree / "skips", {**SOLUTION, "conftest.py": _SKIPS_THE_UNKNOWN})
+    async with fresh_box() as box:
+        with pytest.raises(GraderFailedError, match="no canary ran"):
+            await replace(judge, known=KnownRuns(oracle)).judge(box, patch)
 
 
 async def test_a_patch_that_a_log_names_is_not_solved(judged: Judge, tree: Path, test_patch: str) -> None:

@@ -91,9 +91,14 @@ def test_a_box_decides_only_about_what_an_earlier_one_showed(pair: tuple[str, st
 
 
 REFUSALS = [
-    "OSError: [Errno 28] No space left on device: 'a'",
+    "[Errno 28] No space left on device: 'a'",
     "fork: Cannot allocate memory",
     "EIO: Input/output error",
+    "Error: ENOSPC: no space left on device, write",
+    "E   MemoryError",
+    "RuntimeError: can't start new thread",
+    "java.lang.OutOfMemoryError: unable to create native thread",
+    "bash: fork: retry: Resource temporarily unavailable",
 ]
 
 

@@ -2,7 +2,7 @@
 
 import json
 
-from grading.evidence import has_no_canary, judge_runner, judge_sessions
+from grading.evidence import judge_runner, judge_sessions, lacks_canary
 from grading.oracle import Oracle, merge_oracles, name_digest
 from grading.run_hidden_tests import LoadedModule, RunnerReport, RunnerSession
 
@@ -37,7 +37,6 @@ def test_what_differs_is_not_solved() -> None:
         report(session({**tests, "t.py::a": "skipped"})),
         report(session({"t.py::c": "passed"})),
         report(session(tests, canary="none")),
-        report(session(tests, canary="unsupported")),
         report(session(tests, canary="passed")),
         report(session(tests, code="other")),
         report(session(tests, changed=True)),
@@ -71,9 +70,11 @@ def test_without_an_oracle_the_canary_must_have_run() -> None:
     assert judge_runner(report(session({"t.py::a": "passed"}))).ok
     assert not judge_runner(report(session({"t.py::a": "passed"}, canary="none"))).ok
     unsupported = report(session({"t.py::a": "passed"}, canary="unsupported"))
-    assert judge_runner(unsupported).ok and has_no_canary(unsupported), (
+    assert judge_runner(unsupported).ok and lacks_canary(unsupported, None), (
         "no proof of a changed runner, and none of success"
     )
+    assert judge_runner(unsupported, ORACLE).ok and lacks_canary(unsupported, ORACLE), "the gold runs' canaries ran"
+    assert not lacks_canary(unsupported, Oracle(canaries=("unsupported",)))
     workers = [RunnerSession("token", number, worker=True, exit=0, canary="failed") for number in (2, 3)]
     assert judge_runner(report(session({"t.py::a": "passed"}, canary="none"), *workers)).ok
 
