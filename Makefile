@@ -56,7 +56,7 @@ site: docs
 	@$(RUN)/zensical build --strict
 
 # In the order of collection, not of the number of tests: files that wait for long come first, and the short ones of the
-# unit tests fill the end. Four workers on two cores, since a worker waits for a third of its time.
+# unit tests fill the end. Four workers on two cores, since many of the tests wait.
 WORKERS ?= 4
 test: setup
 	@$(RUN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 30 tests/integration tests/unit tests/replay --ignore tests/integration/workflows -m "not slow"

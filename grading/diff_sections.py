@@ -13,7 +13,6 @@ _HEADER = b"diff --git "
 _MODE = re.compile(
     rb"^(?:new file mode|new mode|deleted file mode|old mode|index [0-9a-f]+\.\.[0-9a-f]+) (\d{6})$", re.MULTILINE
 )
-_BINARY = re.compile(rb"^(?:GIT binary patch$|Binary files )", re.MULTILINE)
 _QUOTED = re.compile(rb'"((?:[^"\\]|\\.)*)', re.DOTALL)
 _ESCAPE = re.compile(rb"\\([0-7]{1,3}|.)", re.DOTALL)
 _LETTERS = {b"a": 7, b"b": 8, b"t": 9, b"n": 10, b"v": 11, b"f": 12, b"r": 13}
@@ -37,11 +36,6 @@ class FileChange:
     @property
     def is_symlink(self) -> bool:
         return SYMLINK in self.modes
-
-    @property
-    def is_binary(self) -> bool:
-        """True if the content is no text: git wrote it as binary, or it has NUL bytes."""
-        return b"\0" in self.raw or _BINARY.search(self.raw) is not None
 
     @property
     def added_text(self) -> str:

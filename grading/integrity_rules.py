@@ -1,8 +1,8 @@
 """The integrity rules: which files of a patch could change the test runner.
 
-The rules are data, in `rules.toml`. `patch_screening.py` applies the first one to every patch and
-the others to patches that no control run checks. `ratchet tasks rules` prints them, and a verdict names the rule. A
-task may add patterns of its own (`metadata.integrity`).
+The rules are data, in `rules.toml`. `patch_screening.py` applies the first one to every patch and the others to patches
+that no control run checks. `ratchet tasks rules` prints them, and a verdict names the rule. A task may add patterns of
+its own (`metadata.integrity`).
 """
 
 import sys
@@ -39,16 +39,14 @@ class Rule:
         return "the runner's part is put back" if self.sections else "left out"
 
 
-def _load() -> dict[str, Any]:
-    return tomllib.loads((files("grading") / "rules.toml").read_text())
+_TABLE: dict[str, Any] = tomllib.loads((files("grading") / "rules.toml").read_text())
 
-
-RULES: tuple[Rule, ...] = tuple(Rule(**{**row, "files": tuple(row.get("files", ()))}) for row in _load()["rule"])
+RULES: tuple[Rule, ...] = tuple(Rule(**{**row, "files": tuple(row.get("files", ()))}) for row in _TABLE["rule"])
 
 LISTED_TEST = RULES[0]
 """The rule of the task's own tests."""
 
-ORDINARY_TESTS = tuple(_load()["ordinary"])
+ORDINARY_TESTS = tuple(_TABLE["ordinary"])
 """Patterns of files that hold tests and nothing that other tests use."""
 
 TAMPERED = "runner_tampered"

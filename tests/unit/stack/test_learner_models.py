@@ -1,4 +1,4 @@
-"""What a model of the learner does not allow is refused before anything starts."""
+"""A setting that the learner's model does not allow is refused before anything starts."""
 
 from pathlib import Path
 from typing import Any
