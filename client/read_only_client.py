@@ -24,7 +24,7 @@ from reads.conversation import read_conversation
 from reads.curves import metrics_by_step, steps_with_metrics
 from reads.explanations import explain_run, explain_thing
 from reads.groups import ListedGroup, list_groups, read_group_filter
-from reads.read_only import ReadOnlyStore, has_refused_value
+from reads.reader_role import ReadOnlyStore, has_refused_value
 from reads.reward_explanation import explain_reward
 from reads.rollout_list import RolloutFilter, RolloutLine, list_rollout_lines
 from reads.rollouts import RolloutHead, read_grade_log, read_patch_text, read_rollout_facts, require_rollout

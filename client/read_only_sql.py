@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import ConfigError, StoreUnavailableError
-from reads.read_only import (
+from reads.reader_role import (
     HIDDEN_TABLES,
     READER_ROLE,
     READER_URL_VARIABLE,

@@ -20,7 +20,7 @@ from ratchet.config import RunConfig
 from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
 from ratchet.model_directory import model_of
 from ratchet.temporal_settings import TemporalSettings, load_temporal_settings
-from reads.read_only import grant_reader_role
+from reads.reader_role import grant_reader_role
 from sandbox_gateway import machine_probe
 from sandboxes import docker_settings
 from stack import docker_egress, postgres, temporal_namespace

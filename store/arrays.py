@@ -10,7 +10,7 @@ import orjson
 import zstandard
 
 from ratchet.routed_experts import ExpertIds
-from ratchet.trained_turns import Halves
+from ratchet.token_statistics import Halves
 
 Ids = npt.NDArray[np.int32]
 Logprobs = npt.NDArray[np.float32]

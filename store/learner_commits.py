@@ -13,7 +13,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import FencedError
-from ratchet.trained_turns import TrainedTurn
+from ratchet.token_statistics import TrainedTurn
 from ratchet.types import (
     BatchState,
     JsonObject,
@@ -36,7 +36,7 @@ from store.schema import (
     TurnTable,
 )
 from store.step_tokens import record_step_tokens
-from store.trained_turns import record_trained_turns
+from store.token_statistics import record_trained_turns
 
 KEPT_CHECKPOINTS = 2
 """Number of checkpoints of a run that are kept, beside that of its best step."""

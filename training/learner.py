@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from engine import canary, policy_files
-from ratchet.trained_turns import TrainedTurn
+from ratchet.token_statistics import TrainedTurn
 from ratchet.types import JsonObject
 from training import checkpoint, lora, model_files, router_replay
 from training.largest_ratios import LargestRatios
@@ -51,7 +51,7 @@ from training.prefix_tree import Segment
 from training.rank_zero import read_on_rank_zero
 from training.reference import kl_estimates, load_reference
 from training.teacher import load_teacher, teacher_gaps, teacher_losses
-from training.trained_turns import TrainedTurns
+from training.token_statistics import TrainedTurns
 
 if TYPE_CHECKING:  # a step needs no pydantic
     from ratchet.config import RunConfig

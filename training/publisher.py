@@ -17,7 +17,7 @@ from engine.policy_files import policy_directory
 from engine.weight_deltas import LocalVersion
 from ratchet.config import RunConfig
 from ratchet.errors import FencedError, StoreUnavailableError, WeightStorageError
-from ratchet.trained_turns import TrainedTurn
+from ratchet.token_statistics import TrainedTurn
 from ratchet.types import JsonObject, policy_version
 from store import engines, learner_commits, learners, runs
 from training import checkpoint

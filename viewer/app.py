@@ -19,7 +19,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ratchet.errors import StoreUnavailableError
-from reads.read_only import ReadOnlyStore, has_refused_value
+from reads.reader_role import ReadOnlyStore, has_refused_value
 from viewer.access import SECURITY_HEADERS, TokenGate
 from viewer.live import live_router
 from viewer.rendering import FOLDER, make_environment, respond

@@ -17,7 +17,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from ratchet.errors import StoreUnavailableError
 from reads.changes import rollout_fingerprint, run_fingerprint, runs_fingerprint
-from reads.read_only import ReadOnlyStore, has_refused_value
+from reads.reader_role import ReadOnlyStore, has_refused_value
 
 Fingerprint = Callable[[AsyncConnection], Awaitable[str]]
 live_router = APIRouter(prefix="/live")

@@ -335,7 +335,7 @@ class ChainSpanTable(Base):
 
 
 class TrainedTurnTable(Base):
-    """The learner's record of a turn's trained tokens in a step: `ratchet.trained_turns.TrainedTurn`.
+    """The learner's record of a turn's trained tokens in a step: `ratchet.token_statistics.TrainedTurn`.
 
     `start`: chain position of the first one. `entropies`, `log_ratios`: little-endian float16. A replay of the step
     overwrites its rows. `run_id` is the run that trains, which for stored groups is not that of the rollout.

@@ -22,7 +22,7 @@ import orjson
 from sqlalchemy import text
 
 from cli.console import say
-from reads.read_only import grant_reader_role
+from reads.reader_role import grant_reader_role
 from stack.ports import free_port
 from stack.postgres import database_url, embedded_server
 from store.arrays import halves_to_bytes, ids_to_bytes, logprobs_to_bytes, pack_json, pack_text

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ratchet.trained_turns import TrainedTurn
+from ratchet.token_statistics import TrainedTurn
 from reads.tokenizer import DecodesIds
 from reads.turns import ChainToken
 

@@ -22,7 +22,7 @@ from reads.rollouts import (
 from reads.step_rows import GroupTraining, list_trainings
 from reads.tokenizer import load_tokenizer
 from reads.turns import ChainToken, chain_length, first_position_of_turn, read_token_window
-from store.trained_turns import read_trained_turns
+from store.token_statistics import read_trained_turns
 from viewer.models.tokens import LEGENDS, Legend, StepTraining, TokenView, view_tokens
 from viewer.rendering import respond
 from viewer.routes.registration import found, next_link, page_route

@@ -19,7 +19,7 @@ from activities import pruning
 from activities.pruning import PruneTask
 from ratchet.errors import ConfigError, RatchetError
 from ratchet.temporal_settings import Retention
-from ratchet.trained_turns import TrainedTurn
+from ratchet.token_statistics import TrainedTurn
 from stack.train_from_store import create_stored_run
 from store import open_runs, retention, runs
 from store.arrays import ids_from_bytes, pack_text
@@ -34,7 +34,7 @@ from store.schema import (
     RunTable,
     TurnTable,
 )
-from store.trained_turns import record_trained_turns
+from store.token_statistics import record_trained_turns
 from tests.integration.training.records import make_config, make_group, make_planned_run, make_run
 from training.sample_export import export_run
 

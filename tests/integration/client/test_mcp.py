@@ -18,7 +18,7 @@ from client.answers import MAX_ANSWER_CHARS, fit, page_of_groups, page_of_rows, 
 from client.mcp_server import TOOLS
 from client.read_only_client import ReadOnlyClient
 from ratchet.errors import ConfigError
-from reads.read_only import grant_reader_role
+from reads.reader_role import grant_reader_role
 from store.arrays import pack_json, pack_text
 from store.database import Database
 from store.metrics import record_metrics

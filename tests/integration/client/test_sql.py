@@ -9,7 +9,7 @@ from sqlalchemy import text
 from client.read_only_client import ReadOnlyClient
 from client.read_only_sql import NoReaderError
 from ratchet.errors import ConfigError, RatchetError
-from reads.read_only import READER_ROLE, READER_URL_VARIABLE, grant_reader_role
+from reads.reader_role import READER_ROLE, READER_URL_VARIABLE, grant_reader_role
 from store.database import Database
 
 LEAVE = "set_config('role', 'none', true)"

@@ -32,7 +32,7 @@ from store import (
     sandboxes,
     sessions,
     tasks,
-    trained_turns,
+    token_statistics,
     turn_trees,
     turns,
 )
@@ -189,8 +189,8 @@ async def read_what_is_read_often(connection: AsyncConnection, run_id: str) -> N
     await tasks.image_of_rollout(connection, rollout_id)
     await tasks.task_label_of_rollout(connection, rollout_id)
     await grades.patches_to_regrade(connection, run_id, None, rollout_id - 1000, 200)
-    await trained_turns.record_trained_turns(connection, run_id, 2, [])
-    assert not await trained_turns.read_trained_turns(connection, run_id, 2, range(1, 100))
+    await token_statistics.record_trained_turns(connection, run_id, 2, [])
+    assert not await token_statistics.read_trained_turns(connection, run_id, 2, range(1, 100))
     new = sandboxes.NewSandbox("p", sandboxes.SandboxRole.AGENT, rollout_id, 1, "w", "host")
     await sandboxes.reserve_sandbox(connection, new, 100, 100)
 

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from tokenizers import Tokenizer
 
 from adapter.turns.loss_mask import TokenChain, TrainSpan
-from ratchet.trained_turns import TrainedTurn
+from ratchet.token_statistics import TrainedTurn
 from ratchet.types import policy_version
 from store import chains
 from store.arrays import ids_to_bytes, logprobs_to_bytes, pack_json, pack_text
@@ -35,7 +35,7 @@ from store.schema import (
     TaskTable,
     TurnTable,
 )
-from store.trained_turns import record_trained_turns
+from store.token_statistics import record_trained_turns
 from tests.integration.training.records import make_config, make_run
 
 DIFF = """diff --git a/calc.py b/calc.py

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from reads.advice import advise_run
-from reads.read_only import grant_reader_role
+from reads.reader_role import grant_reader_role
 from reads.run_times import read_run_times
 from store.database import Database
 from store.schema import Base

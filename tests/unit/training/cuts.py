@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ratchet.config import RunConfig
-from ratchet.trained_turns import TrainedTurn
+from ratchet.token_statistics import TrainedTurn
 from training.loss_reducers import reducer_weights
 from training.plan_types import Member, Plan, TrainedToken, TrainingSequence
 

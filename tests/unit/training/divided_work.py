@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from ratchet.config import RunConfig
-from ratchet.trained_turns import TrainedTurn
+from ratchet.token_statistics import TrainedTurn
 from ratchet.types import JsonObject
 from tests.unit.training.cuts import make_config, make_plan, make_relatives
 from tests.unit.training.test_router_replay import with_experts

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError
-from ratchet.trained_turns import TrainedTurn
+from ratchet.token_statistics import TrainedTurn
 from stack.learner_models import LearnerModels
 from tests.standins.tiny_model import make_tokenizer
 from tests.unit.training.cuts import make_config

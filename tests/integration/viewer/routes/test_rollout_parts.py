@@ -11,11 +11,11 @@ import pytest
 import torch
 from sqlalchemy import delete, func, insert, select, update
 
-from ratchet.trained_turns import TrainedTurn
+from ratchet.token_statistics import TrainedTurn
 from store.chains import read_chains
 from store.database import Database
 from store.schema import BatchItemTable, BatchTable
-from store.trained_turns import read_trained_turns, record_trained_turns
+from store.token_statistics import read_trained_turns, record_trained_turns
 from tests.integration.training.ranks import supervise
 from tests.integration.training.records import make_config, make_planned_run, make_run
 from tests.integration.viewer.filled_store import FilledRun

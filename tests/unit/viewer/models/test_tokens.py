@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from ratchet.trained_turns import TrainedTurn
+from ratchet.token_statistics import TrainedTurn
 from reads.turns import ChainToken
 from viewer.models.tokens import LEGENDS, StepTraining, entropy_class, logprob_class, signed_class, view_tokens
 

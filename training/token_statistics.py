@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ratchet.trained_turns import Halves, TrainedTurn
+from ratchet.token_statistics import Halves, TrainedTurn
 from training.loss import TokenBatch
 from training.packing import Bin
 

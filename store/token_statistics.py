@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from sqlalchemy import delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.trained_turns import TrainedTurn
+from ratchet.token_statistics import TrainedTurn
 from store.arrays import halves_from_bytes, halves_to_bytes
 from store.schema import TrainedTurnTable
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from ratchet.trained_turns import TrainedTurn
+from ratchet.token_statistics import TrainedTurn
 from tests.unit.training.cuts import make_config, make_plan, make_relatives, trained_turns
 from training.plan_types import TrainingSequence
 

@@ -7,7 +7,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from ratchet.errors import StoreUnavailableError
-from reads.read_only import READER_ROLE, ReadOnlyStore, grant_reader_role
+from reads.reader_role import READER_ROLE, ReadOnlyStore, grant_reader_role
 from store.database import Database
 
 WRITES = (
