@@ -27,7 +27,7 @@ from grading.assertions.python import python_sites
 from grading.assertions.site import AssertionSite, Insertion, Kind
 from grading.assertions.text import text_sites
 from grading.base import TestRun
-from grading.evidence import suspicion_of
+from grading.blame import suspicion_of
 from grading.oracle import Oracle
 from ratchet.errors import GraderFailedError, SuspectPatchError
 from ratchet.types import JsonObject, Suspicion

@@ -4,25 +4,18 @@ Pure functions on the host, shared by all graders. A patch's code runs in the ru
 witness sees, so each of these checks can be deceived by itself; the oracle and the control run do not depend on them.
 """
 
-import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
-from grading.base import TestRun
-from grading.diff_sections import FileChange
 from grading.integrity_rules import TAMPERED
 from grading.oracle import Oracle, is_code_missing, module_codes, name_digest, session_canary
 from grading.printed_results import count_printed_tests, find_missing_program
 from grading.run_hidden_tests import RunnerReport, RunnerSession
-from ratchet.types import Suspicion
 
 COULD_NOT_RUN = (126, 127)
 """A shell's exit codes for "not executable" and "not found"."""
 SIGNALLED = 128
 """A shell adds the number of the signal that ended a command."""
-_MAX_NAMED = 300
-"""Changed files that are looked for in a log."""
 _RAN = ("passed", "failed", "xfailed", "xpassed")
 _INSTALLED = ("/site-packages/", "/dist-packages/", "/lib/python")
 
@@ -77,64 +70,6 @@ def _gap_of_command(observed: RunnerReport) -> str:
     if find_missing_program(observed.log):
         return "the test command did not find what it needs"
     return "the test command ran no test" if num_printed == 0 else ""
-
-
-def suspicion_of(run: TestRun) -> Suspicion:
-    """Return the way in which a run without a failed test ended. The patch, or a machine that kills processes, loses
-    files or is too slow, can cause each of these."""
-    observed = run.observed
-    if observed.exit_code is None and not observed.lost:
-        return Suspicion.TIMED_OUT
-    sessions = observed.top_sessions
-    was_cut = any(session.exit is None or session.num_missed for session in sessions)
-    is_killed = observed.lost or was_cut or (observed.exit_code or 0) > SIGNALLED
-    return Suspicion.KILLED if is_killed else Suspicion.NO_TEST
-
-
-def describe_end(run: TestRun) -> str:
-    """Return the end of a run in which no test that counts failed, as the beginning of a sentence."""
-    observed = run.observed
-    if run.gap:
-        return run.gap
-    if observed.lost:
-        return "the test process died before it reported"
-    if observed.exit_code is None:
-        return f"no test had failed when the tests' {run.limit_seconds:.0f} s were over"
-    sessions = observed.top_sessions
-    if any(session.exit is None for session in sessions):
-        return "pytest began and never ended"
-    if any(session.num_missed for session in sessions):
-        return "collected tests never ran"
-    return f"no test that counts is named as failed (exit code {observed.exit_code})"
-
-
-def names_change(log: str, changes: Iterable[FileChange]) -> bool:
-    """Return whether a log names a line of a file that the patch changed, or a file that it removed or replaced.
-
-    Compilers and tracebacks do; so a run without a test is shown to be the patch's deed. Warnings are none, and if a
-    program is missing, only a file that is gone explains it.
-    """
-    is_missing = bool(find_missing_program(log))
-    lines = [line for line in log.splitlines() if "warning" not in line.lower()]
-    for change in islice(changes, _MAX_NAMED):
-        name = change.path.rpartition("/")[2]
-        if (_is_gone(change) or not is_missing) and any(
-            name in line and re.search(_mention_of(change), line) for line in lines
-        ):
-            return True
-    return False
-
-
-def _is_gone(change: FileChange) -> bool:
-    return change.deleted or len(change.modes) > 1 or change.is_symlink
-
-
-def _mention_of(change: FileChange) -> str:
-    parts = change.path.split("/")
-    last_two, name = re.escape("/".join(parts[-2:])), re.escape(parts[-1])
-    line = r"""(?:(?:["']?,? (?:on )?line |[:(])\d|["']?: .{0,200}\bline \d)"""
-    place = r"(?![\w.-])" if _is_gone(change) else line
-    return rf"""(?:(?<![\w.-]){last_two}|(?:^|[\s"'(]|\./){name}){place}"""
 
 
 def judge_runner(observed: RunnerReport, oracle: Oracle | None = None, required: bool = False) -> Judgement:

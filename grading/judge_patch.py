@@ -12,6 +12,7 @@ from typing import NamedTuple, Self
 
 from grading import git_scripts
 from grading.base import Grader, NoEvidenceError, TestRun, Verdict
+from grading.blame import describe_end, names_change, raise_unless_seen_before, suspicion_of
 from grading.broken_oracles import (
     SPEC,
     BrokenOracle,
@@ -22,14 +23,14 @@ from grading.broken_oracles import (
     spec_sources,
     validated,
 )
-from grading.evidence import describe_end, has_failed_test, has_passed, names_change, suspicion_of
+from grading.evidence import has_failed_test, has_passed
 from grading.flags import Flag, static_flags
 from grading.grading_box import BoxPreparation, PreparedBox
 from grading.oracle import Oracle
 from grading.patch_screening import Finding
 from grading.run_hidden_tests import UnusableBoxError
 from ratchet.config import RunConfig
-from ratchet.errors import BugError, CommandFailedError, GraderFailedError, SuspectPatchError
+from ratchet.errors import BugError, CommandFailedError, GraderFailedError
 from ratchet.machine_faults import told_refusal
 from ratchet.types import JsonObject, Suspicion
 from sandboxes.base import Sandbox
@@ -37,7 +38,6 @@ from store.admissions import TaskOracle
 from store.tasks import TaskRow
 
 _MAX_TEST_FILES = 20
-_NEXT_BOX = "a second box shows whose fault it is"
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,17 +244,13 @@ class PatchJudge:
         if not verdict.solved and not verdict.rejected:
             listed = verdict.tests if verdict.fail_to_pass is not None else None
             if not has_failed_test(done.run.outcomes, listed, oracle):
-                self._raise_unless_seen_before(suspicion_of(done.run), describe_end(done.run), done.run.observed.log)
+                raise_unless_seen_before(
+                    suspicion_of(done.run), describe_end(done.run), self.suspected, done.run.observed.log
+                )
             elif refusal := told_refusal(done.run.observed.log):
-                self._raise_unless_seen_before(Suspicion.REFUSED, f"a test failed, and the log says {refusal!r}")
+                seen = f"a test failed, and the log says {refusal!r}"
+                raise_unless_seen_before(Suspicion.REFUSED, seen, self.suspected)
         return verdict
-
-    def _raise_unless_seen_before(self, suspicion: Suspicion, seen: str, log: str = "") -> None:
-        """Raise SuspectPatchError with `seen`, the end of the run, unless an earlier box showed the same. If one did,
-        the patch is to blame."""
-        suspicion = Suspicion.REFUSED if told_refusal(log) else suspicion
-        if suspicion not in self.suspected:
-            raise SuspectPatchError(f"{seen}; {_NEXT_BOX}", suspicion)
 
     def _not_run(self, prepared: PreparedBox) -> Verdict | None:
         """Return the verdict of a patch whose tests need not run, None if they have to."""
@@ -262,7 +258,7 @@ class PatchJudge:
         if not deed:
             return None
         suspicion = Suspicion.NOT_PREPARED if prepared.applies else Suspicion.NOT_APPLIED
-        self._raise_unless_seen_before(suspicion, deed, f"{deed}\n{prepared.log}")
+        raise_unless_seen_before(suspicion, deed, self.suspected, f"{deed}\n{prepared.log}")
         return Verdict(False, deed, prepared.log, 0.0)
 
     def _blamed(self, prepared: PreparedBox, error: GraderFailedError) -> Verdict:
@@ -278,7 +274,7 @@ class PatchJudge:
             may_blame = error.has_failed and names_change(error.log, kept)
         if isinstance(error, UnusableBoxError) or not may_blame:
             raise error
-        self._raise_unless_seen_before(Suspicion.NOT_PREPARED, str(error), str(error))
+        raise_unless_seen_before(Suspicion.NOT_PREPARED, str(error), self.suspected, str(error))
         log = error.log if isinstance(error, NoEvidenceError) else ""
         return Verdict(False, f"the patch took away what the tests need: {error}", log, 0.0)
 

@@ -1,0 +1,88 @@
+"""Decide whether a box in which no test failed blames the patch.
+
+The way in which such a run ended is a suspicion, because a machine that kills processes, loses files or is too slow
+ends a run in the same way. The patch is to blame if two boxes show the same suspicion.
+"""
+
+import re
+from collections.abc import Collection, Iterable
+from itertools import islice
+
+from grading.base import TestRun
+from grading.diff_sections import FileChange
+from grading.evidence import SIGNALLED
+from grading.printed_results import find_missing_program
+from ratchet.errors import SuspectPatchError
+from ratchet.machine_faults import told_refusal
+from ratchet.types import Suspicion
+
+_MAX_NAMED = 300
+"""Changed files that are looked for in a log."""
+
+
+def raise_unless_seen_before(suspicion: Suspicion, seen: str, suspected: Collection[Suspicion], log: str = "") -> None:
+    """Raise SuspectPatchError with `seen`, the end of the run, unless an earlier box showed the same (`suspected`).
+
+    A message of a full machine in the log is a suspicion of its own.
+    """
+    suspicion = Suspicion.REFUSED if told_refusal(log) else suspicion
+    if suspicion not in suspected:
+        raise SuspectPatchError(f"{seen}; a second box shows whose fault it is", suspicion)
+
+
+def suspicion_of(run: TestRun) -> Suspicion:
+    """Return the way in which a run without a failed test ended. The patch, or a machine that kills processes, loses
+    files or is too slow, can cause each of these."""
+    observed = run.observed
+    if observed.exit_code is None and not observed.lost:
+        return Suspicion.TIMED_OUT
+    sessions = observed.top_sessions
+    was_cut = any(session.exit is None or session.num_missed for session in sessions)
+    is_killed = observed.lost or was_cut or (observed.exit_code or 0) > SIGNALLED
+    return Suspicion.KILLED if is_killed else Suspicion.NO_TEST
+
+
+def describe_end(run: TestRun) -> str:
+    """Return the end of a run in which no test that counts failed, as the beginning of a sentence."""
+    observed = run.observed
+    if run.gap:
+        return run.gap
+    if observed.lost:
+        return "the test process died before it reported"
+    if observed.exit_code is None:
+        return f"no test had failed when the tests' {run.limit_seconds:.0f} s were over"
+    sessions = observed.top_sessions
+    if any(session.exit is None for session in sessions):
+        return "pytest began and never ended"
+    if any(session.num_missed for session in sessions):
+        return "collected tests never ran"
+    return f"no test that counts is named as failed (exit code {observed.exit_code})"
+
+
+def names_change(log: str, changes: Iterable[FileChange]) -> bool:
+    """Return whether a log names a line of a file that the patch changed, or a file that it removed or replaced.
+
+    Compilers and tracebacks do; so a run without a test is shown to be the patch's deed. Warnings are none, and if a
+    program is missing, only a file that is gone explains it.
+    """
+    is_missing = bool(find_missing_program(log))
+    lines = [line for line in log.splitlines() if "warning" not in line.lower()]
+    for change in islice(changes, _MAX_NAMED):
+        name = change.path.rpartition("/")[2]
+        if (_is_gone(change) or not is_missing) and any(
+            name in line and re.search(_mention_of(change), line) for line in lines
+        ):
+            return True
+    return False
+
+
+def _is_gone(change: FileChange) -> bool:
+    return change.deleted or len(change.modes) > 1 or change.is_symlink
+
+
+def _mention_of(change: FileChange) -> str:
+    parts = change.path.split("/")
+    last_two, name = re.escape("/".join(parts[-2:])), re.escape(parts[-1])
+    line = r"""(?:(?:["']?,? (?:on )?line |[:(])\d|["']?: .{0,200}\bline \d)"""
+    place = r"(?![\w.-])" if _is_gone(change) else line
+    return rf"""(?:(?<![\w.-]){last_two}|(?:^|[\s"'(]|\./){name}){place}"""
