@@ -21,7 +21,8 @@ from activities.image_builds import ImageBuilds
 from activities.stage import activity_stage, heartbeating
 from grading.base import Grader
 from grading.broken_oracles import BrokenOracle, confirmed_pool
-from grading.judge_patch import BrokenTests, EmptyRun, GradingLimits, PatchJudge, find_grader
+from grading.integrity_rules import LISTED_TEST
+from grading.judge_patch import BrokenTests, EmptyRun, GradingLimits, KnownRuns, PatchJudge, find_grader
 from grading.oracle import Oracle, merge_oracles
 from grading.registry import GRADERS
 from ratchet.config import SandboxConfig
@@ -36,10 +37,10 @@ from ratchet.grading_payloads import (
     TrialResult,
 )
 from ratchet.temporal_settings import TemporalSettings
-from ratchet.types import SandboxRole
+from ratchet.types import JsonObject, SandboxRole
 from sandboxes.base import Sandbox, SandboxProvider
 from store import admissions, sandboxes, tasks
-from store.admissions import GraderVersion, NewAdmission
+from store.admissions import GraderVersion, NewAdmission, TaskOracle
 from store.database import Database
 from store.sandboxes import LedgerRow, NewSandbox
 from store.tasks import TaskRow
@@ -114,6 +115,8 @@ class AdmitActivities:
             async with connected_box(self.provider, provider_id) as box:
                 if input.patch == "broken":
                     return await self._break_oracle(box, task, input)
+                if input.as_grade:
+                    return await self._grade_gold(box, task, input)
                 return await self._judge(box, task, input)
         finally:
             await try_kill_box(self.database, self.provider, row.id, provider_id)
@@ -144,6 +147,24 @@ class AdmitActivities:
             seconds=verdict.duration_seconds,
             failed=run.failed[:_MAX_FAILED],
             failed_at=run.failed_at if input.patch == "empty" else [],
+        )
+
+    async def _grade_gold(self, box: Sandbox, task: TaskRow, input: TrialInput) -> TrialResult:
+        """Judge the gold patch by the task's oracle, screened as a rollout's grade screens it: by every rule if no
+        broken oracle is valid, so that no control run would follow.
+        """
+        judge = _judge_of(task, input)
+        async with self.database.begin() as connection:
+            stored = await admissions.task_oracle(connection, task.id, _version(judge.grader))
+        known = KnownRuns.of_task(stored._replace(broken=_confirmed(stored)), task.spec)
+        judged = await replace(judge, known=known, controlled=bool(known.broken)).judge(box, _gold(task))
+        screened = () if known.broken else (one.path for one in judged.findings if one.rule != LISTED_TEST.name)
+        return TrialResult(
+            patch="gold",
+            solved=judged.verdict.solved,
+            reason=judged.verdict.reason,
+            seconds=judged.verdict.duration_seconds,
+            left_out=sorted(set(screened))[:_MAX_FAILED],
         )
 
     async def _break_oracle(self, box: Sandbox, task: TaskRow, input: TrialInput) -> TrialResult:
@@ -219,11 +240,15 @@ class AdmitActivities:
 
 async def _confirm_pool(connection: AsyncConnection, task_id: int, version: GraderVersion) -> None:
     """Replace the task's pool by what of it is confirmed. Doing it again changes nothing."""
-    stored = await admissions.task_oracle(connection, task_id, version)
-    pool = confirmed_pool({number: BrokenOracle.of_json(one) for number, one in stored.broken.items()})
+    pool = _confirmed(await admissions.task_oracle(connection, task_id, version))
     await admissions.delete_broken_oracles(connection, task_id, version)
     for number, broken in pool.items():
-        await admissions.store_broken_oracle(connection, task_id, version, number, broken.as_json())
+        await admissions.store_broken_oracle(connection, task_id, version, number, broken)
+
+
+def _confirmed(stored: TaskOracle) -> dict[int, JsonObject]:
+    pool = confirmed_pool({number: BrokenOracle.of_json(one) for number, one in stored.broken.items()})
+    return {number: broken.as_json() for number, broken in pool.items()}
 
 
 def broken_trial(made: BrokenTests, pool: dict[int, BrokenOracle], number: int) -> TrialResult:
@@ -272,6 +297,11 @@ def decide_admission(trials: list[TrialResult]) -> AdmissionResult:
         first = next(trial for trial in gold if not trial.solved)
         flaky = "flaky: " if num_passed else ""
         reasons.append(f"the gold patch passed {num_passed} of {len(gold)} times ({flaky}{first.reason})")
+        if first.left_out:
+            reasons[-1] = (
+                f"no control run can check this task's grades, so {', '.join(first.left_out)} of the gold patch is "
+                f"left out, and it is not solved ({first.reason}); `metadata.integrity.allow` keeps files of a patch"
+            )
     if num_failed < len(empty):
         flaky = " (flaky)" if num_failed else ""
         reasons.append(f"the empty patch failed {num_failed} of {len(empty)} times{flaky}")

@@ -53,8 +53,8 @@ Trial = Literal["gold", "empty", "broken"]
 
 class TrialInput(Payload):
     """One run of a task's hidden tests in a new box: on its gold patch, on an empty one, or (`broken`) on the gold
-    patch with broken tests. `repeat` counts the runs of each kind. `failing`: tests that failed without a patch.
-    `failed_at`: lines of files that this run's log names.
+    patch with broken tests. `repeat` counts the runs of each kind. `as_grade`: the patch is screened as in a rollout's
+    grade. `failing`: tests that failed without a patch. `failed_at`: lines of files that this run's log names.
     """
 
     task_id: int
@@ -62,13 +62,15 @@ class TrialInput(Payload):
     repeat: int
     eval_seconds: float
     workspace_seconds: float
+    as_grade: bool = False
     failing: list[str] = Field(default_factory=list)
     failed_at: list[str] = Field(default_factory=list)
 
 
 class TrialResult(Payload):
     """Verdict of one trial. `failed`: at most fifty expected tests that did not pass. `failed_at`: lines of files that
-    the log of an empty patch names, as `NAME:LINE`. `error`: why there is no verdict.
+    the log of an empty patch names, as `NAME:LINE`. `left_out`: files that a grade without control runs leaves out of
+    the patch, or whose runner settings it puts back. `error`: why there is no verdict.
 
     Of a broken trial `solved` means that the gold patch failed the broken tests as it should: they joined the pool.
     """
@@ -79,6 +81,7 @@ class TrialResult(Payload):
     seconds: float = 0.0
     failed: list[str] = Field(default_factory=list)
     failed_at: list[str] = Field(default_factory=list)
+    left_out: list[str] = Field(default_factory=list)
     error: str = ""
 
 

@@ -1,7 +1,8 @@
 """The AdmitTasks workflow: grade every task of a dataset with its gold patch and with an empty one, k times each.
 
 A task is admitted or quarantined, with the evidence in the store. For an admitted task a pool of broken oracles is
-made, against which control runs check solved patches. An interrupted admission continues where it was.
+made, against which control runs check solved patches. Then the gold patch is judged once more as a grade would judge
+it, and the task is quarantined if it is not solved. An interrupted admission continues where it was.
 """
 
 import asyncio
@@ -50,10 +51,11 @@ class AdmitTasks:
     async def _examine(self, input: AdmitInput, page: AdmitPage, task: LabelledTask, window: asyncio.Semaphore) -> bool:
         """Run all trials of one task one after the other, until one gets no verdict; return whether it is admitted.
 
-        An admitted task then gets its pool of broken oracles.
+        An admitted task then gets its pool of broken oracles, and the gold patch a trial as a grade.
         """
         trials: list[TrialResult] = []
         limits = {"eval_seconds": input.eval_seconds, "workspace_seconds": input.workspace_seconds}
+        as_grade = TrialInput(task_id=task.task_id, patch="gold", repeat=input.repeats, as_grade=True, **limits)
         async with window:
             for repeat in range(input.repeats):
                 pair = [TrialInput(task_id=task.task_id, patch=patch, repeat=repeat, **limits) for patch in _PATCHES]
@@ -61,12 +63,12 @@ class AdmitTasks:
                 if any(trial.error for trial in trials):
                     break
         decision = AdmissionInput(task_id=task.task_id, trials=trials, complete=False)
-        admitted = (await run_activity(AdmitActivities.record_admission, decision, page.record)).admitted
-        async with window:
-            pool = await self._make_pool(input, page, task, trials) if admitted else []
-        complete = AdmissionInput(task_id=task.task_id, trials=[*trials, *pool])
-        await run_activity(AdmitActivities.record_admission, complete, page.record)
-        return admitted
+        if (await run_activity(AdmitActivities.record_admission, decision, page.record)).admitted:
+            async with window:
+                trials += await self._make_pool(input, page, task, trials)
+                trials.append(await self._run_trial(as_grade, page, task.label))
+        complete = AdmissionInput(task_id=task.task_id, trials=trials)
+        return (await run_activity(AdmitActivities.record_admission, complete, page.record)).admitted
 
     async def _make_pool(
         self, input: AdmitInput, page: AdmitPage, task: LabelledTask, trials: list[TrialResult]

@@ -43,7 +43,7 @@ class BuildContextTable(Base):
 class AdmissionTable(Base):
     """One grader version's admission of a task: admitted if its gold patch always passed and the empty one never did.
 
-    `evidence`: [{"patch": "gold" or "empty", "solved", "reason", "seconds", "tests"}], one per repeat. `oracle`: what
+    `evidence`: [{"patch": "gold" or "empty", "solved", "reason", "seconds", "tests"}], one per trial. `oracle`: what
     the gold runs have in common (`grading/oracle.py`); NULL if there is none.
     """
 

@@ -80,7 +80,7 @@ async def test_admission_tells_good_broken_and_flaky_tasks_apart(loop: Loop, mon
         assert (await connection.execute(held)).scalar_one() == 0
     assert rows["good"].admitted and rows["good"].gold_seconds > 0
     kinds = [trial["patch"] for trial in rows["good"].evidence]
-    assert kinds[:4] == ["gold", "empty", "gold", "empty"] and set(kinds[4:]) == {"broken"}
+    assert kinds[:4] == ["gold", "empty", "gold", "empty"] and set(kinds[4:-1]) == {"broken"} and kinds[-1] == "gold"
     assert "gold patch passed 0 of 2" in rows["gold_fails"].reason
     assert "empty patch failed 0 of 2" in rows["empty_passes"].reason
     assert "no gold_patch" in rows["no_gold"].reason
@@ -91,9 +91,29 @@ async def test_admission_tells_good_broken_and_flaky_tasks_apart(loop: Loop, mon
     report = subprocess.run(command, env=loop.environment, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "8 tasks examined: 1 admitted, 7 quarantined." in report
     assert "| broken oracles | result |" in report
-    assert "| good | eval_cmd 4 | 2/2 | 2/2 | " in report and "| empty_passes | eval_cmd 4 | 2/2 | 0/2 | " in report
+    assert "| good | eval_cmd 4 | 3/3 | 2/2 | " in report and "| empty_passes | eval_cmd 4 | 2/2 | 0/2 | " in report
     again = await run(loop, "AdmitTasks", {"dataset": path, "repeats": 2})
     assert again == {"admitted": 0, "quarantined": 0}, "what the present graders have examined is not examined again"
+
+
+async def test_a_task_is_not_admitted_if_grades_leave_out_what_its_solution_needs(loop: Loop) -> None:
+    """The command has no assertion that can be changed, so no control run lets a patch change what it runs."""
+    names = "diff --git a/Makefile b/Makefile\n--- a/Makefile\n+++ b/Makefile\n"
+    target = names + "@@ -1,2 +1,2 @@\n check:\n-\tfalse\n+\ttrue\n"
+    row = {
+        "eval_cmd": "make -s check",
+        "gold_patch": target,
+        "pre_commands": ["printf 'check:\\n\\tfalse\\n' > Makefile && " + PRE],
+    }
+    path = dataset(loop, screened=row, allowed={**row, "integrity": {"allow": ["Makefile"]}})
+    assert await run(loop, "AdmitTasks", {"dataset": path, "repeats": 1}) == {"admitted": 1, "quarantined": 1}
+    async with loop.database.begin() as connection:
+        statement = select(TaskTable.label, AdmissionTable.admitted, AdmissionTable.reason)
+        statement = statement.join(TaskTable, TaskTable.id == AdmissionTable.task_id).where(TaskTable.dataset == path)
+        rows = {row.label: row for row in await connection.execute(statement)}
+    assert rows["allowed"].admitted
+    reason = rows["screened"].reason
+    assert "Makefile of the gold patch is left out" in reason and "metadata.integrity.allow" in reason
 
 
 async def test_tasks_of_real_packages_are_admitted(loop: Loop) -> None:
