@@ -134,7 +134,7 @@ class AdmitActivities:
         done = await judge.run(box, _gold(task) if input.patch == "gold" else b"")
         oracle = merge_oracles([Oracle.of_json(one) for one in stored]) if stored else None
         if input.patch == "gold" and done.run is not None:
-            oracle = Oracle.of_run(done.run.observed, done.run.outcomes)
+            oracle = judge.gold_oracle(done)
         verdict = judge.verdict(done, oracle)
         if input.patch == "gold" and oracle is not None and verdict.solved:
             async with self.database.begin() as connection:

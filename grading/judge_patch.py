@@ -23,11 +23,14 @@ from grading.broken_oracles import (
     spec_sources,
     validated,
 )
+from grading.diff_sections import FileChange
 from grading.evidence import has_failed_test, has_passed
 from grading.flags import Flag, static_flags
 from grading.grading_box import BoxPreparation, PreparedBox
+from grading.integrity_rules import ORDINARY_TESTS
 from grading.oracle import Oracle
-from grading.patch_screening import Finding
+from grading.patch_screening import Finding, PatchPolicy
+from grading.path_patterns import matches_pattern
 from grading.run_hidden_tests import UnusableBoxError
 from ratchet.config import RunConfig
 from ratchet.errors import BugError, CommandFailedError, GraderFailedError
@@ -173,6 +176,23 @@ class PatchJudge:
         preparation = BoxPreparation(box, self.task, self.limits.workspace_seconds)
         tests = self.grader.test_files(self.task.spec)
         return await preparation.run(tests, self.base_commit, diff, controlled=self.controlled)
+
+    def gold_oracle(self, done: PatchRun) -> Oracle:
+        """Return the oracle of a gold run that has run its tests, without tests that only the gold patch brings.
+
+        These are in files that the gold patch makes or changes and that are not the task's: for example doctests of the
+        product. In a row that lists no tests, files of the base that are named like tests are the task's.
+        """
+        assert done.run is not None
+        policy = PatchPolicy.of_task(self.task.spec, self.grader.test_files(self.task.spec).paths)
+        own = policy.named_files | (policy.test_files or frozenset())
+
+        def is_own(change: FileChange) -> bool:
+            is_named = policy.test_files is None and matches_pattern(change.path, ORDINARY_TESTS)
+            return change.path in own or (is_named and not change.added)
+
+        brought = {change.path for change in done.prepared.changes if not is_own(change)}
+        return Oracle.of_run(done.run.observed, done.run.outcomes).without_files(brought)
 
     async def test_sources(self, box: Sandbox, names: Sequence[str]) -> dict[str, bytes]:
         """Return the sources of the hidden tests in a prepared box, by target of an edit.

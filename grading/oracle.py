@@ -6,7 +6,7 @@ were not admitted have no oracle, and their verdicts say so.
 
 import hashlib
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Self
 
 from grading.run_hidden_tests import RunnerReport, RunnerSession
@@ -49,6 +49,14 @@ class Oracle:
     def as_json(self) -> JsonObject:
         """Return the oracle as a JSON column."""
         return asdict(self)
+
+    def without_files(self, paths: Collection[str]) -> Self:
+        """Return the oracle without tests of these files and their code."""
+        return replace(
+            self,
+            outcomes={name: one for name, one in self.outcomes.items() if name.partition("::")[0] not in paths},
+            modules={path: codes for path, codes in self.modules.items() if path not in paths},
+        )
 
     @property
     def passed(self) -> list[str]:

@@ -12,7 +12,6 @@ from grading.base import Verdict
 from grading.broken_oracles import BrokenOracle, confirmed_pool, judge_control
 from grading.flags import Flag
 from grading.judge_patch import EmptyRun, GradingLimits, KnownRuns, PatchJudge
-from grading.oracle import Oracle
 from grading.registry import GRADERS
 from ratchet.errors import GraderFailedError
 from store.tasks import TaskRow
@@ -75,6 +74,35 @@ SEVERAL = replace(
     },
 )
 """A test with many assertions, of which only one fails without a solution."""
+CATALOGUE = Ecosystem(
+    "catalogue",
+    "python3",
+    {
+        **shop.BASE,
+        "tests/__init__.py": "",
+        "tests/test_report.py": (
+            "from shop.report import line\n\n\ndef test_line():\n    assert line('tea', 3) == 'tea: 3'\n"
+        ),
+        "shop/rates.py": "RATES = {'third': 33}\n",
+        "Makefile": f"test:\n\t{shop.PYTHON} -B -m pytest -q -p no:cacheprovider --doctest-modules shop tests\n",
+    },
+    {
+        "shop/price.py": shop.TOTAL
+        + shop.FIX.replace(":\n", ':\n    """\n    >>> discount(199, 50)\n    99\n    """\n'),
+        "shop/rates.py": "RATES = {'third': 33, 'half': 50}\n",
+    },
+    {
+        shop.TESTS: (
+            "import pytest\n\nfrom shop import discount, total\nfrom shop.rates import RATES\n\n\n"
+            "def test_total():\n    assert total([1, 2]) == 3\n\n\n"
+            "def test_half_price():\n    assert discount(199, 50) == 99\n    assert 50 in RATES.values()\n\n\n"
+            "@pytest.mark.parametrize('name', sorted(RATES))\n"
+            "def test_rate(name):\n    assert discount(1990, RATES[name]) == {33: 1333, 50: 995}[RATES[name]]\n"
+        )
+    },
+    "make -s test",
+)
+"""Tests of the product's own table, a doctest that only the gold patch has, and tests of the base."""
 NODE = Ecosystem(
     "node",
     "node",
@@ -204,7 +232,7 @@ C = Ecosystem(
     },
     "make test",
 )
-ECOSYSTEMS = {one.name: one for one in (PYTHON, SEVERAL, NODE, GO, JAVA, C)}
+ECOSYSTEMS = {one.name: one for one in (PYTHON, SEVERAL, CATALOGUE, NODE, GO, JAVA, C)}
 
 
 @dataclass(frozen=True)
@@ -268,7 +296,7 @@ async def make_referee(ecosystem: Ecosystem, fresh_box: FreshBox, directory: Pat
     async with fresh_box() as box:
         done = await judge.run(box, gold)
     assert done.run is not None and done.run.observed.exit_code == 0, done
-    oracle = Oracle.of_run(done.run.observed, done.run.outcomes)
+    oracle = judge.gold_oracle(done)
     async with fresh_box() as box:
         empty = EmptyRun.of_verdict(judge.verdict(await judge.run(box, b""), oracle), oracle)
     pool: dict[int, BrokenOracle] = {}

@@ -23,6 +23,11 @@ _REFEREES: dict[str, Referee] = {}
 OTHER_SOLUTION = {
     "python": ("shop/price.py", "cents - round(cents * percent / 100)", "(cents * (100 - percent) + 49) // 100"),
     "several": ("shop/price.py", "cents - round(cents * percent / 100)", "(cents * (100 - percent) + 49) // 100"),
+    "catalogue": (
+        "shop/price.py",
+        '    """\n    >>> discount(199, 50)\n    99\n    """\n    return cents - round(cents * percent / 100)',
+        "    return (cents * (100 - percent) + 49) // 100",
+    ),
     "node": ("price.js", "cents - Math.round(cents * percent / 100)", "Math.ceil(cents * (100 - percent) / 100 - 0.5)"),
     "go": ("price.go", "cents - (cents*percent+50)/100", "(cents*(100-percent) + 49) / 100"),
     "java": ("src/shop/Price.java", "cents - (cents * percent + 50) / 100", "(cents * (100 - percent) + 49) / 100"),
@@ -68,7 +73,7 @@ async def test_a_solution_is_solved(name: str, fresh_box: FreshBox, tmp_path: Pa
     gold = str(referee.ecosystem.gold[path])
     assert old in gold
     for number, text in enumerate((gold, gold.replace(old, new))):
-        patch = patch_of(referee.ecosystem, {path: text}, tmp_path / str(number))
+        patch = patch_of(referee.ecosystem, {**referee.ecosystem.gold, path: text}, tmp_path / str(number))
         played = await referee.play(fresh_box, patch, number)
         assert played.result == "solved" and not played.flags, (number, played)
 

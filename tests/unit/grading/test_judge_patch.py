@@ -252,3 +252,25 @@ def test_a_silent_command_that_succeeded_is_no_patchs_fault_whatever_it_printed(
     with pytest.raises(GraderFailedError, match="empty_patch_fails"):
         judge.verdict(run(0), None)
     assert not judge.verdict(run(2), None).solved, "a compiler says which line of the patch is wrong"
+
+
+def _changes(**paths: str) -> bytes:
+    headers = {"added": "new file mode 100644\n", "changed": ""}
+    return b"".join(
+        f"diff --git a/{path} b/{path}\n{headers[kind]}--- a/{path}\n+++ b/{path}\n@@ -1 +1 @@\n-x\n+y\n".encode()
+        for path, kind in paths.items()
+    )
+
+
+@pytest.mark.parametrize("lists_tests", [True, False])
+def test_a_test_that_only_the_gold_patch_brings_binds_no_other_patch(lists_tests: bool) -> None:
+    """The task's own tests stay, also if the gold patch changes them, and so do the base's that it leaves alone."""
+    own = [shop.TESTS] if lists_tests else None
+    task = shop.task("eval_cmd", "", test_files=own, tests_archive="")
+    judge = PatchJudge(GRADERS["eval_cmd"], task, GradingLimits(60, 60))
+    paths = ("shop/price.py", "tests/test_new.py", shop.TESTS, "tests/test_old.py")
+    gold = _run(0, [_session(0, **{f"{path}::test_a": "passed" for path in paths})])
+    gold.prepared.changes = split_diff(
+        _changes(**{"shop/price.py": "changed", "tests/test_new.py": "added", shop.TESTS: "changed"})
+    )
+    assert judge.gold_oracle(gold).passed == [f"{path}::test_a" for path in paths[2:]]
