@@ -1,6 +1,6 @@
 """A mistake of the user gives one sentence with cause and remedy, exit code 2, no stack trace, and nothing half-made.
 
-Each case runs the real command in its own state directory; none gets as far as starting a part.
+Each case runs the command in its own state directory; none gets as far as starting a part.
 """
 
 import json
@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from cli.main import run_app
+
 ROOT = Path(__file__).parents[3]
 TASK = {"prompt": "fix it", "label": "a", "metadata": {"image": "host", "workdir": "/w", "eval_cmd": "true"}}
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: mounts a small disk, switches off namespaces")
@@ -25,34 +27,50 @@ class Machine:
     """A directory with a valid config, dataset and model, one of which a test then breaks."""
 
     directory: Path
+    monkeypatch: pytest.MonkeyPatch
+    capture: pytest.CaptureFixture[str]
 
     @property
     def home(self) -> Path:
         return self.directory / "home"
 
-    def train(self, prefix: Sequence[str] = (), **environment: str) -> str:
-        """Run `ratchet train`, expect a refusal, and return the sentence."""
+    def train(self, **environment: str) -> str:
+        """Run `ratchet train` in this process, expect a refusal, and return the sentence."""
+        for name, value in {"RATCHET_HOME": str(self.home), **environment}.items():
+            self.monkeypatch.setenv(name, value)
+        self.monkeypatch.setattr("sys.argv", ["ratchet", "train", str(self.directory / "run.yaml")])
+        code = run_app()
+        said = self.capture.readouterr()
+        return refusal(code, said.out, said.err)
+
+    def train_under(self, prefix: Sequence[str]) -> str:
+        """Run `ratchet train` as a process that another program starts, expect a refusal, and return the sentence."""
         command = [*prefix, sys.executable, "-m", "cli.main", "train", str(self.directory / "run.yaml")]
-        variables = {**os.environ, "RATCHET_HOME": str(self.home), **environment}
+        variables = {**os.environ, "RATCHET_HOME": str(self.home)}
         ended = subprocess.run(
             command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=600, check=False
         )
-        assert ended.returncode == 2, (ended.returncode, ended.stdout, ended.stderr)
-        assert "Traceback" not in ended.stderr and ended.stdout == ""
-        lines = [line for line in ended.stderr.splitlines() if line.startswith("ratchet: ")]
-        assert len(lines) == 1, ended.stderr
-        return lines[0]
+        return refusal(ended.returncode, ended.stdout, ended.stderr)
+
+
+def refusal(code: int, output: str, error: str) -> str:
+    """Return the only sentence of a refused command."""
+    assert code == 2, (code, output, error)
+    assert "Traceback" not in error and output == ""
+    lines = [line for line in error.splitlines() if line.startswith("ratchet: ")]
+    assert len(lines) == 1, error
+    return lines[0]
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Machine:
     (tmp_path / "tasks.jsonl").write_text(json.dumps(TASK) + "\n")
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     (tmp_path / "model" / "chat_template.jinja").write_text("{{ messages }}")
     (tmp_path / "model" / "tokenizer.json").write_text("{}")
     (tmp_path / "run.yaml").write_text(f"model: {tmp_path}/model\ndatasets: [{{path: tasks.jsonl}}]\n")
-    return Machine(tmp_path)
+    return Machine(tmp_path, monkeypatch, capsys)
 
 
 def test_an_address_of_weights_that_cannot_be_used(machine: Machine) -> None:
@@ -144,7 +162,7 @@ def test_user_namespaces_are_switched_off(machine: Machine) -> None:
         'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"',
         "sh",
     ]
-    assert "user namespaces are switched off; run `sysctl" in machine.train(switched_off)
+    assert "user namespaces are switched off; run `sysctl" in machine.train_under(switched_off)
     assert not machine.home.exists()
 
 
