@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,9 @@ from ratchet.config import RunConfig
 from ratchet.token_statistics import TrainedTurn
 from training.loss_reducers import reducer_weights
 from training.plan_types import Member, Plan, TrainedToken, TrainingSequence
+
+if TYPE_CHECKING:
+    from training.learner import RankLearner
 
 NUM_IDS = 300
 
@@ -125,17 +129,44 @@ def gradient(
     model: Path, config: RunConfig, plan: Plan, sequences: Sequence[TrainingSequence]
 ) -> npt.NDArray[np.float32]:
     """Return the gradient of the whole model, flat, before an update. Needs a process group; a collective."""
-    from torch.distributed.tensor import DTensor
-
     from training.learner import RankLearner
 
     learner = RankLearner(model, config)
     learner.accumulate(sequences, {member.rollout_id: member for member in plan.members})
+    return accumulated(learner)
+
+
+def accumulated(learner: "RankLearner") -> npt.NDArray[np.float32]:
+    """Return the gradient that a learner has accumulated, flat. A collective."""
+    from torch.distributed.tensor import DTensor
+
     parts = []
     for parameter in learner.policy.parameters():
         assert isinstance(parameter.grad, DTensor)
         parts.append(parameter.grad.full_tensor().flatten().numpy())
     return np.concatenate(parts)
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """The gradient of a step's sequences, their tokens with the largest ratios, and the step's record of its tokens."""
+
+    gradient: npt.NDArray[np.float32]
+    largest_ratios: list[TrainedToken]
+    trained_turns: list[TrainedTurn]
+
+
+def step_outcome(model: Path, config: RunConfig, plan: Plan, sequences: Sequence[TrainingSequence]) -> StepOutcome:
+    """Train one step of a new learner. Needs a process group; a collective."""
+    from training.largest_ratios import LargestRatios
+    from training.learner import RankLearner
+
+    learner = RankLearner(model, config)
+    largest = LargestRatios(learner.device)
+    learner.accumulate(sequences, {member.rollout_id: member for member in plan.members}, None, [largest])
+    before = accumulated(learner)
+    learner.optimiser.zero_grad()
+    return StepOutcome(before, largest.merged(), list(learner.step(plan, sequences).trained_turns))
 
 
 def largest_ratios(
@@ -175,7 +206,7 @@ def run_rank(meeting: Path, number: int, world_size: int, request: Path, answer:
         AutoModelForCausalLM.from_pretrained = _only_rank_zero_reads
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=number, world_size=world_size)
     asked = pickle.loads(request.read_bytes())
-    found = [(gradient(*case), largest_ratios(*case), trained_turns(*case)) for case in asked]
+    found = [step_outcome(*case) for case in asked]
     if number == 0:
         answer.write_bytes(pickle.dumps(found))
     dist.barrier()

@@ -21,13 +21,12 @@ from engine import policy_files
 from tests.unit.training.cuts import (
     NUM_IDS,
     gradient,
-    largest_ratios,
     make_config,
     make_plan,
     make_relatives,
     make_rollouts,
     run_rank,
-    trained_turns,
+    step_outcome,
 )
 from training import attention_kernels
 from training.checkpoint import DamagedCheckpointError
@@ -139,14 +138,14 @@ def test_two_ranks(model: Path, tmp_path: Path) -> None:
     for process in ranks:
         process.join(400)
     assert [process.exitcode for process in ranks] == [0, 0]
-    for case, (found, tokens, turns) in zip(cases, pickle.loads(answer.read_bytes()), strict=True):
-        assert_same(found, gradient(*case))
-        alone = largest_ratios(*case)
-        assert [one.logprob - one.behaviour for one in tokens] == pytest.approx(
-            [one.logprob - one.behaviour for one in alone], abs=1e-4
+    for case, found in zip(cases, pickle.loads(answer.read_bytes()), strict=True):
+        alone = step_outcome(*case)
+        assert_same(found.gradient, alone.gradient)
+        assert [one.logprob - one.behaviour for one in found.largest_ratios] == pytest.approx(
+            [one.logprob - one.behaviour for one in alone.largest_ratios], abs=1e-4
         )
-        assert {one.rollout_id for one in tokens} <= {one.rollout_id for one in case[2].members}
-        for one, other in zip(turns, trained_turns(*case), strict=True):
+        assert {one.rollout_id for one in found.largest_ratios} <= {one.rollout_id for one in case[2].members}
+        for one, other in zip(found.trained_turns, alone.trained_turns, strict=True):
             assert (one.turn_id, one.rollout_id, one.start) == (other.turn_id, other.rollout_id, other.start)
             np.testing.assert_allclose(one.entropies, other.entropies, rtol=2e-3, atol=1e-3)
             np.testing.assert_allclose(one.log_ratios, other.log_ratios, rtol=2e-3, atol=1e-3)
