@@ -18,7 +18,9 @@ Kill = tuple[str, int, int]
 """(point, step, rank): SIGKILL, once."""
 
 _forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(["tests.integration.training.ranks", "transformers.models.qwen3.modeling_qwen3"])
+_forks.set_forkserver_preload(
+    ["tests.integration.training.ranks", "training.train_loop", "transformers.models.qwen3.modeling_qwen3"]
+)
 
 
 def _rank(
