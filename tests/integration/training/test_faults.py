@@ -7,6 +7,7 @@ import shutil
 import sys
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 
@@ -26,7 +27,6 @@ from store.schema import (
     BatchTable,
     CheckpointTable,
     LearnerTable,
-    MetricTable,
     PolicyVersionTable,
     RolloutGroupTable,
     RolloutTable,
@@ -42,6 +42,20 @@ from training import planner
 from training.rank_runtime import RankSettings
 
 POINTS = ("plan", "step", "write", "publish", "save", "commit")
+_UNDISTURBED: "dict[tuple[int, str], Trained]" = {}
+"""By world size and config."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The result of a run that no fault has disturbed.
+
+    `digest`: sha256 of the last step's weights. `seen`: what the learner saw of each trained turn. `losses`: by step.
+    """
+
+    digest: str
+    seen: list[tuple[int, int, bytes, bytes]]
+    losses: list[float]
 
 
 class Runs:
@@ -60,6 +74,23 @@ class Runs:
 
     async def train(self, settings: RankSettings, world_size: int, kills: list[Kill]) -> int:
         return await asyncio.to_thread(supervise, settings, world_size, self.home / settings.run_id, kills)
+
+    async def undisturbed(self, world_size: int) -> Trained:
+        """Return the result of a run without faults, which is trained once for all tests with the same config."""
+        key = world_size, self.config.model_dump_json()
+        if key not in _UNDISTURBED:
+            settings = await self.make()
+            assert await self.train(settings, world_size, []) == 1
+            await self.assert_trained_once(settings)
+            _UNDISTURBED[key] = Trained(
+                await self.digest(settings), await self.seen(settings), await self.losses(settings)
+            )
+        return _UNDISTURBED[key]
+
+    async def losses(self, settings: RankSettings) -> list[float]:
+        async with self.database.begin() as connection:
+            found = await metrics_by_step(connection, settings.run_id, 0, 100)
+        return [found[step]["loss"] for step in sorted(found)]
 
     async def digest(self, settings: RankSettings) -> str:
         """Return the sha256 of the last step's weights."""
@@ -103,8 +134,7 @@ def equal_runs(database: Database, model: Path, tmp_path: Path) -> Runs:
 
 @pytest.mark.parametrize("world_size", [1, 2])
 async def test_kills_at_every_point_change_nothing(equal_runs: Runs, world_size: int) -> None:
-    undisturbed, killed = await equal_runs.make(), await equal_runs.make()
-    assert await equal_runs.train(undisturbed, world_size, []) == 1
+    undisturbed, killed = await equal_runs.undisturbed(world_size), await equal_runs.make()
     # Each point on each rank, in a step of its own; save and commit exist in steps with a checkpoint only.
     first_save = POINTS.index("save")
     kills = [
@@ -113,10 +143,9 @@ async def test_kills_at_every_point_change_nothing(equal_runs: Runs, world_size:
     ]
     assert await equal_runs.train(killed, world_size, kills) > len(kills) // 2
     assert all((equal_runs.home / killed.run_id / f"{point}.{step}.{rank}").exists() for point, step, rank in kills)
-    assert await equal_runs.digest(killed) == await equal_runs.digest(undisturbed)
-    assert await equal_runs.seen(killed) == await equal_runs.seen(undisturbed), "each trained token is recorded once"
-    for settings in (undisturbed, killed):
-        await equal_runs.assert_trained_once(settings)
+    assert await equal_runs.digest(killed) == undisturbed.digest
+    assert await equal_runs.seen(killed) == undisturbed.seen, "each trained token is recorded once"
+    await equal_runs.assert_trained_once(killed)
     left = sorted(path.name.split(".")[0] for path in (killed.checkpoints / killed.run_id).iterdir())
     assert left == ["step6", "step8"], "old checkpoints are deleted, also those of killed learners"
     published = {int(path.name.split(".")[0]) for path in (killed.policies / killed.run_id).iterdir()}
@@ -135,39 +164,24 @@ async def test_kills_at_every_point_change_nothing(equal_runs: Runs, world_size:
 
 async def test_one_rank_continues_a_checkpoint_of_two(equal_runs: Runs) -> None:
     """The training is the same, but not bit by bit: sums have another order."""
-    settings, alone = await equal_runs.make(), await equal_runs.make()
+    settings, alone = await equal_runs.make(), await equal_runs.undisturbed(1)
     codes = await asyncio.to_thread(Group(settings, 2, equal_runs.home / "two", [("commit", 4, 0)]).wait)
     assert any(codes)
     await equal_runs.train(settings, 1, [])
-    await equal_runs.train(alone, 1, [])
     await equal_runs.assert_trained_once(settings)
-    async with equal_runs.database.begin() as connection:
-        losses = [
-            (
-                await connection.execute(
-                    select(MetricTable.value)
-                    .where(MetricTable.run_id == one.run_id, MetricTable.name == "loss")
-                    .order_by(MetricTable.step)
-                )
-            )
-            .scalars()
-            .all()
-            for one in (settings, alone)
-        ]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-3, abs=1e-5)
+    assert await equal_runs.losses(settings) == pytest.approx(alone.losses, rel=1e-3, abs=1e-5)
 
 
 async def test_a_replaced_learner_leaves_no_trace(equal_runs: Runs) -> None:
     """A second learner takes over while the first is stopped. When the first resumes, its writes match no row."""
-    settings, undisturbed = await equal_runs.make(), await equal_runs.make()
-    await equal_runs.train(undisturbed, 1, [])
+    settings, undisturbed = await equal_runs.make(), await equal_runs.undisturbed(1)
     zombie = Group(settings, 1, equal_runs.home / "zombie", stops=[("step", 3, 0)])
     await asyncio.to_thread(zombie.wait_until_stopped)
     await equal_runs.train(settings, 1, [])
     zombie.resume()
     assert await asyncio.to_thread(zombie.wait) == [0]
     await equal_runs.assert_trained_once(settings)
-    assert await equal_runs.digest(settings) == await equal_runs.digest(undisturbed)
+    assert await equal_runs.digest(settings) == undisturbed.digest
     async with equal_runs.database.begin() as connection:
         epoch = (
             await connection.execute(select(RunTable.epoch).where(RunTable.run_id == settings.run_id))
@@ -353,8 +367,7 @@ async def test_torchrun_trains_the_same_weights(equal_runs: Runs) -> None:
     """Two ranks under torchrun train the same weights, bit by bit, and write TensorBoard events.
 
     A sink that would hold up the end of its process does not, and it gets no secret of the config."""
-    settings, undisturbed = await equal_runs.make(), await equal_runs.make()
-    await equal_runs.train(undisturbed, 2, [])
+    settings, undisturbed = await equal_runs.make(), await equal_runs.undisturbed(2)
     home = equal_runs.home / "torchrun"
     (home / "policies").mkdir(parents=True)
     (home / "never_exits.py").write_text(NEVER_EXITS)
@@ -378,7 +391,7 @@ async def test_torchrun_trains_the_same_weights(equal_runs: Runs) -> None:
     async with asyncio.timeout(500):
         assert await process.wait() == 0
     await equal_runs.assert_trained_once(settings)
-    assert await equal_runs.digest(settings) == await equal_runs.digest(undisturbed)
+    assert await equal_runs.digest(settings) == undisturbed.digest
     assert list((home / "tensorboard" / settings.run_id).glob("events.out.tfevents.*"))
     uploaded = (home / "neverexits" / "config.json").read_text()
     assert '"K": "***"' in uploaded and "secret" not in uploaded
@@ -404,8 +417,7 @@ async def test_a_changed_learning_rate_replays_bit_by_bit(equal_runs: Runs) -> N
 
 async def test_a_stopped_run_is_checkpointed_after_its_planned_step_and_goes_on(equal_runs: Runs) -> None:
     """The weights of the resumed run equal those of one that was never stopped."""
-    undisturbed, stopped = await equal_runs.make(), await equal_runs.make()
-    await equal_runs.train(undisturbed, 1, [])
+    undisturbed, stopped = await equal_runs.undisturbed(1), await equal_runs.make()
     row = update(RunTable).where(RunTable.run_id == stopped.run_id)
     async with equal_runs.database.begin() as connection:
         await connection.execute(row.values(stop_at=3))
@@ -417,7 +429,7 @@ async def test_a_stopped_run_is_checkpointed_after_its_planned_step_and_goes_on(
         await connection.execute(row.values(stop_at=None))
         assert stopped.run_id in await learners.runs_wanting_learner(connection)
     await equal_runs.train(stopped, 1, [])
-    assert await equal_runs.digest(stopped) == await equal_runs.digest(undisturbed)
+    assert await equal_runs.digest(stopped) == undisturbed.digest
     await equal_runs.assert_trained_once(stopped)
 
 
@@ -446,8 +458,7 @@ async def test_a_damaged_checkpoint_is_replaced_by_the_one_before(
     equal_runs: Runs, damage: Callable[[Path], None], world_size: int
 ) -> None:
     """Its steps are trained again from their plan rows, and the weights equal those of the undisturbed run."""
-    undisturbed, damaged = await equal_runs.make(), await equal_runs.make()
-    await equal_runs.train(undisturbed, world_size, [])
+    undisturbed, damaged = await equal_runs.undisturbed(world_size), await equal_runs.make()
     row = update(RunTable).where(RunTable.run_id == damaged.run_id)
     async with equal_runs.database.begin() as connection:
         await connection.execute(row.values(stop_at=6))
@@ -457,7 +468,7 @@ async def test_a_damaged_checkpoint_is_replaced_by_the_one_before(
     async with equal_runs.database.begin() as connection:
         await connection.execute(row.values(stop_at=None))
     await equal_runs.train(damaged, world_size, [])
-    assert await equal_runs.digest(damaged) == await equal_runs.digest(undisturbed)
+    assert await equal_runs.digest(damaged) == undisturbed.digest
     await equal_runs.assert_trained_once(damaged)
 
 
