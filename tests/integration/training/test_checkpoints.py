@@ -2,13 +2,14 @@
 
 import asyncio
 import json
-import os
-import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
+from cli.main import run_app
 from store import runs
 from store.database import Database
 from tests.integration.training.ranks import supervise
@@ -16,17 +17,37 @@ from tests.integration.training.records import make_config, make_planned_run
 from training.rank_runtime import RankSettings
 
 
-async def ratchet(database: Database, home: Path, *arguments: str) -> tuple[int, str, str]:
-    environment = {**os.environ, "RATCHET_HOME": str(home), "RATCHET_DATABASE_URL": database.url, "COLUMNS": "400"}
-    command = (sys.executable, "-m", "cli.main", "models", "checkpoints", *arguments)
-    pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
-    process = await asyncio.create_subprocess_exec(*command, env=environment, **pipes)
-    out, error = await process.communicate()
-    return process.returncode or 0, out.decode(), error.decode()
+@dataclass(frozen=True)
+class Answer:
+    """Exit code and output of a command."""
+
+    code: int
+    output: str
+    error: str
+
+
+@pytest.fixture
+def checkpoints(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Awaitable[Answer]]:
+    """Run `ratchet models checkpoints` in a thread of this process."""
+    for name, value in {"RATCHET_HOME": str(tmp_path), "RATCHET_DATABASE_URL": database.url, "COLUMNS": "400"}.items():
+        monkeypatch.setenv(name, value)
+
+    async def run(*arguments: str) -> Answer:
+        monkeypatch.setattr("sys.argv", ["ratchet", "models", "checkpoints", *arguments])
+        capsys.readouterr()
+        code = await asyncio.to_thread(run_app)
+        said = capsys.readouterr()
+        return Answer(code, said.out, said.err)
+
+    return run
 
 
 @pytest.mark.timeout(900)
-async def test_list_and_export(database: Database, run_id: str, model: Path, tmp_path: Path) -> None:
+async def test_list_and_export(
+    checkpoints: Callable[..., Awaitable[Answer]], database: Database, run_id: str, model: Path, tmp_path: Path
+) -> None:
     """Of three checkpoints in six steps two are kept; transformers loads the published weights from each."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -34,16 +55,20 @@ async def test_list_and_export(database: Database, run_id: str, model: Path, tmp
     settings = RankSettings(run_id, database.url, tmp_path / "policies", tmp_path / "checkpoints")
     await asyncio.to_thread(supervise, settings, 1, tmp_path / "ranks")
 
-    code, out, _ = await ratchet(database, tmp_path, "list", run_id, "--json")
-    rows = json.loads(out)
-    assert code == 0 and [(row["step"], row["mib"] is not None) for row in rows] == [(6, True), (4, True), (2, False)]
-    code, out, _ = await ratchet(database, tmp_path, "list", run_id)
-    assert code == 0 and "deleted" in out and rows[0]["uri"] in out
+    listed = await checkpoints("list", run_id, "--json")
+    rows = json.loads(listed.output)
+    assert listed.code == 0 and [(row["step"], row["mib"] is not None) for row in rows] == [
+        (6, True),
+        (4, True),
+        (2, False),
+    ]
+    table = await checkpoints("list", run_id)
+    assert table.code == 0 and "deleted" in table.output and rows[0]["uri"] in table.output
 
     for step, arguments in ((6, ()), (4, ("--step", "4"))):
         exported = tmp_path / f"exported-{step}"
-        code, out, error = await ratchet(database, tmp_path, "export", run_id, str(exported), *arguments)
-        assert code == 0 and f"step {step} of {run_id}" in error, error  # progress goes to standard error
+        done = await checkpoints("export", run_id, str(exported), *arguments)
+        assert done.code == 0 and f"step {step} of {run_id}" in done.error, done.error  # progress: on standard error
         async with database.begin() as connection:
             version = await runs.newest_version(connection, run_id, step)
         assert version is not None
@@ -56,5 +81,5 @@ async def test_list_and_export(database: Database, run_id: str, model: Path, tmp
         (("--step", "2"), "available steps: 6, 4"),
         (("--step", "6"), "exists already"),
     ):
-        code, _, error = await ratchet(database, tmp_path, "export", run_id, str(tmp_path / "exported-6"), *arguments)
-        assert code == 2 and sentence in error, error
+        refused = await checkpoints("export", run_id, str(tmp_path / "exported-6"), *arguments)
+        assert refused.code == 2 and sentence in refused.error, refused.error
