@@ -9,6 +9,8 @@ the canary runs in each worker, since only the workers have tests.
 
 For each test file it reports the file that its module was loaded from, and digests of the code that its tests run,
 before the first test and after the last.
+
+If its directory has the file `selected`, only the tests of which it has the name's digest run.
 """
 
 import ast
@@ -29,6 +31,8 @@ _MAX_CODES = 60
 """Digests in one line, which has to fit into what a pipe writes at once."""
 _MAX_REACHED = 500
 _CURRENT = "PYTEST_CURRENT_TEST"
+_NO_TESTS = 5
+"""Exit code of pytest if no test was collected, or all were deselected."""
 # Tests may replace these while they run.
 _getpid, _write, _dumps = os.getpid, os.write, json.dumps
 _MODULE = pytest.Module
@@ -54,6 +58,15 @@ def _open_pipe():
         return os.open(os.path.join(_DIRECTORY, "frames"), os.O_WRONLY)
     except OSError:
         return -1
+
+
+def _read_selected():
+    """Return the digests of the names of the tests to run, None if all run."""
+    try:
+        with open(os.path.join(_DIRECTORY, "selected")) as source:
+            return frozenset(source.read().split())
+    except OSError:
+        return None
 
 
 def _add_code(digest, code):
@@ -231,11 +244,12 @@ def _modules(items, after=False):
 
 
 class Witness:
-    def __init__(self, nonce, pipe, number, worker):
+    def __init__(self, nonce, pipe, number, worker, selected):
         self.nonce = nonce
         self.pipe = pipe
         self.number = number
         self.worker = worker
+        self.selected = selected
         self.pid = os.getpid()
         self.items = []
         self.numbers = {}
@@ -250,8 +264,18 @@ class Witness:
         line = _dumps(dict(facts, kind=kind, session=self.number))
         _write(self.pipe, (self.nonce + " " + line + "\n").encode("ascii"))
 
-    def pytest_collection_modifyitems(self, items):
+    @pytest.hookimpl(hookwrapper=True, tryfirst=True)
+    def pytest_collection_modifyitems(self, config, items):
+        """Leave out what is not selected, after all plugins have seen and ordered the collected tests."""
+        yield
+        if self.selected is not None:
+            left_out = [item for item in items if not self.is_selected(item)]
+            items[:] = [item for item in items if self.is_selected(item)]
+            config.hook.pytest_deselected(items=left_out)
         self.items = list(items)
+
+    def is_selected(self, item):
+        return _name_digest(item.nodeid[:_MAX_NAME]) in self.selected
 
     def pytest_collection_finish(self, session):
         self.items = list(session.items)
@@ -306,6 +330,8 @@ class Witness:
     def pytest_sessionfinish(self, session, exitstatus):
         told = self.tell_canary() if self.items else "none"
         self.tell_modules()
+        if self.selected is not None and int(exitstatus) == _NO_TESTS:
+            session.exitstatus = 0  # a command goes on to its next session
         self.send(
             "end", exit=int(exitstatus), canary=told, seconds=round(time.time() - _STARTED, 3),
             missed=0 if self.worker else len({item.nodeid for item in self.items} - self.ran),
@@ -383,6 +409,7 @@ def _failing_case(unittest):
 _STARTED = time.time()
 _STARTED_IN = os.getcwd()
 _NONCE, _PIPE = (_read_nonce(), _open_pipe()) if _DIRECTORY else ("", -1)
+_SELECTED = _read_selected() if _DIRECTORY else None
 _NUMBER = 0
 
 
@@ -392,6 +419,7 @@ def pytest_configure(config):
         return
     _NUMBER += 1
     worker = hasattr(config, "workerinput")
-    witness = Witness(_NONCE, _PIPE, _NUMBER, worker)
+    selected = None if os.environ.get(_CURRENT) else _SELECTED  # a test's own sessions run all their tests
+    witness = Witness(_NONCE, _PIPE, _NUMBER, worker, selected)
     witness.send("begin", root=str(getattr(config, "rootpath", None) or getattr(config, "rootdir", "")), worker=worker)
     config.pluginmanager.register(witness, "ratchet-witness-" + str(_NUMBER))

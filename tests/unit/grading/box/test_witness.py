@@ -5,8 +5,10 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,25 +78,45 @@ class _Run:
         return is_code_missing(sorted(gold.codes), self.codes, self.names)
 
 
-def _play(directory: Path, product: str = _PRODUCT, tests: str = _TESTS, takeover: str = "") -> _Run:
-    """Run the tests on a product. `takeover`: code of the product that changes the session."""
+def _frames(
+    directory: Path,
+    product: str = _PRODUCT,
+    tests: str = _TESTS,
+    conftest: str = "",
+    selected: Sequence[str] | None = None,
+    arguments: Sequence[str] = ("test_it.py",),
+) -> list[dict[str, Any]]:
+    """Run pytest with each of `arguments` until it fails, and return the reports. `selected`: names of the tests to
+    run."""
     witness = directory / "witness"
     witness.mkdir(parents=True)
     (witness / "nonce").write_text("n" * 32 + "\n")
-    (witness / "frames").touch()
+    os.mkfifo(witness / "frames")
+    if selected is not None:
+        (witness / "selected").write_text("\n".join(map(name_digest, selected)))
     shutil.copy(_BOX / "witness.py", witness / "ratchet_witness.py")
-    for name, text in {"product.py": product, "test_it.py": tests, "conftest.py": takeover}.items():
+    for name, text in {"product.py": product, "test_it.py": tests, "conftest.py": conftest}.items():
         (directory / name).write_text(text)
     environment = {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
         "RATCHET_WITNESS": str(witness),
         "RATCHET_WORKDIR": str(directory),
         "PYTEST_PLUGINS": "ratchet_witness",
         "PYTHONPATH": f"{witness}:{directory}:{os.environ.get('PYTHONPATH', '')}",
     }
-    command = [sys.executable, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", ".", "test_it.py"]
-    subprocess.run(command, cwd=directory, env=environment, check=False, capture_output=True, timeout=60)
-    frames = [json.loads(line.partition(" ")[2]) for line in (witness / "frames").read_text().splitlines()]
+    command = f"{sys.executable} -B -m pytest -q -p no:cacheprovider --rootdir . "
+    with open(directory / "reports", "wb") as reports:
+        reader = subprocess.Popen(["cat", witness / "frames"], stdout=reports)
+    with open(witness / "frames", "wb"):
+        line = " && ".join(command + one for one in arguments)
+        subprocess.run(line, shell=True, cwd=directory, env=environment, check=False, capture_output=True, timeout=600)
+    reader.wait()
+    return [json.loads(line.partition(" ")[2]) for line in (directory / "reports").read_text().splitlines()]
+
+
+def _play(directory: Path, product: str = _PRODUCT, tests: str = _TESTS, takeover: str = "") -> _Run:
+    """Run the tests on a product. `takeover`: code of the product that changes the session."""
+    frames = _frames(directory, product, tests, takeover)
     modules = [frame for frame in frames if frame["kind"] == "module"]
     assert modules and len({frame["path"] for frame in modules}) == 1, frames
     return _Run(
@@ -212,7 +234,7 @@ def test_a_file_of_many_tests_is_told_in_several_lines(tmp_path: Path) -> None:
     tests = "".join(f"def test_{number}():\n    assert {number} >= 0\n\n\n" for number in range(200))
     found = _play(tmp_path / "found", tests=tests)
     assert len(found.names) == 200 and len(found.codes) == 400
-    assert max(map(len, (tmp_path / "found" / "witness" / "frames").read_text().splitlines())) < 4096
+    assert max(map(len, (tmp_path / "found" / "reports").read_text().splitlines())) < 4096
 
 
 def test_the_environment_does_not_tell_parameters(tmp_path: Path) -> None:
@@ -247,3 +269,97 @@ def told(request):
 def test_a_try_that_runs_again_and_a_dead_worker_are_no_tests_result(gold: _Run, tmp_path: Path) -> None:
     """pytest-rerunfailures reports the one, pytest-xdist the other."""
     assert _play(tmp_path / "found", takeover=_PLUGINS_REPORTS).names == gold.names
+
+
+def _ran(frames: list[dict[str, Any]]) -> list[str]:
+    return sorted(frame["name"] for frame in frames if frame["kind"] == "test")
+
+
+def _ends(frames: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [frame for frame in frames if frame["kind"] == "end"]
+
+
+_SELECTED = ["test_it.py::test_case[a]", "test_it.py::TestMethods::test_own"]
+_CASES = ["test_it.py::test_case[a]", "test_it.py::test_case[b]"]
+_SORTS = """
+import pytest
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.name)
+
+
+def pytest_deselected(items):
+    assert {item.name for item in items} == {"test_plain", "test_decorated", "test_inherited"}
+"""
+
+
+@pytest.mark.parametrize("options", ("--strict-markers -x", "-n 2 -p no:randomly"))
+def test_only_selected_tests_run_and_the_canary(tmp_path: Path, options: str) -> None:
+    """A function is selected with all its parameters, whose names a product may choose."""
+    frames = _frames(tmp_path, conftest=_SORTS, selected=_SELECTED, arguments=[f"test_it.py {options}"])
+    assert _ran(frames) == sorted(["test_it.py::TestMethods::test_own", *_CASES])
+    ends = _ends(frames)
+    assert {end["missed"] for end in ends} == {0} and {end["exit"] for end in ends} == {0}
+    assert {end["canary"] for end in ends} == ({"failed", "none"} if "-n" in options else {"failed"})
+    codes = {code for frame in frames if frame["kind"] == "module" for code in frame["codes"]}
+    assert {code[:8] for code in codes} == {name_digest(name) for name in _SELECTED}
+
+
+_SHARED = """
+import pytest
+
+MADE = []
+
+
+@pytest.fixture(scope="session", autouse=True)
+def made():
+    MADE.append(1)
+
+
+def test_before():
+    MADE.append(2)
+
+
+def test_alone():
+    assert MADE[0] == 1
+
+
+def test_after():
+    assert MADE == [1, 2]
+"""
+
+
+def test_a_test_that_needs_an_earlier_one_fails_alone_and_fixtures_run(tmp_path: Path) -> None:
+    selected = ["test_it.py::test_alone", "test_it.py::test_after"]
+    frames = _frames(tmp_path, tests=_SHARED, selected=selected)
+    outcomes = {frame["name"]: frame["outcome"] for frame in frames if frame["kind"] == "test"}
+    assert outcomes == {"test_it.py::test_alone": "passed", "test_it.py::test_after": "failed"}
+
+
+def test_a_session_without_a_selected_test_stops_no_command(tmp_path: Path) -> None:
+    (tmp_path / "test_two.py").write_text("def test_more():\n    pass\n")
+    frames = _frames(tmp_path, selected=["test_two.py::test_more"], arguments=["test_it.py", "test_two.py"])
+    assert [(end["exit"], end["canary"]) for end in _ends(frames)] == [(5, "none"), (0, "failed")]
+    assert _ran(frames) == ["test_two.py::test_more"]
+
+
+_NESTED = """
+import os, subprocess, sys
+
+
+def test_runs_pytest():
+    code = subprocess.run([sys.executable, "-m", "pytest", "-q", "inner.py"]).returncode
+    assert code == 0
+
+
+def test_other():
+    pass
+"""
+
+
+def test_a_session_that_a_test_starts_runs_all_its_tests(tmp_path: Path) -> None:
+    (tmp_path / "inner.py").write_text("def test_inner():\n    pass\n")
+    frames = _frames(tmp_path, tests=_NESTED, selected=["test_it.py::test_runs_pytest"])
+    assert _ran(frames) == ["inner.py::test_inner", "test_it.py::test_runs_pytest"]
