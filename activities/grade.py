@@ -126,12 +126,12 @@ class GradeActivities:
         number = runs[run_number]
         broken = None if number is None else judge.known.broken[number]
         async with connected_box(self.provider, context.provider_id) as box:
-            done = await judge.run(box, diff, broken)
+            done = await judge.run(box, diff, broken, judge.known.selected)
         if done.run is None:
             raise GraderFailedError(f"the tests of the control run did not run: {done.not_run and done.not_run.reason}")
         if broken is None:
             return _repetition(run_number, judge.verdict(done, judge.known.oracle))
-        found = judge_control(broken, done.run, judge.suspected)
+        found = judge_control(broken, done.run, judge.suspected, by_exit=not done.selected)
         reason = "" if found.is_evidence else "no run against a broken oracle ended with a report"
         if found.passed:
             reason = (

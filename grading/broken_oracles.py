@@ -26,9 +26,11 @@ from grading.assertions.choice import choose_for_each, choose_single, failing_li
 from grading.assertions.python import python_sites
 from grading.assertions.site import AssertionSite, Insertion, Kind
 from grading.assertions.text import text_sites
-from grading.base import TestRun
+from grading.base import TestRun, Verdict
 from grading.blame import suspicion_of
-from grading.oracle import Oracle
+from grading.eval_cmd import reason_unfinished, require_canary
+from grading.evidence import Judgement, has_passed, judge_runner, judge_tests
+from grading.oracle import Oracle, name_digest
 from ratchet.errors import GraderFailedError, SuspectPatchError
 from ratchet.types import JsonObject, Suspicion
 
@@ -307,6 +309,41 @@ def _confirmed(broken: BrokenOracle, other: BrokenOracle | None) -> BrokenOracle
     return replace(broken, must_fail=must_fail, exit_fails=exit_fails)
 
 
+def selectable_tests(pool: Collection[BrokenOracle], oracle: Oracle) -> tuple[str, ...]:
+    """Return digests of the names of the tests that some member of the pool must fail, to repeat them alone.
+
+    Empty if all tests have to run: a member is judged by its exit code, no witness reported tests, or no test is left
+    out. The names are those of functions: names of parameters may tell expected values.
+    """
+    if not oracle.canaries or not all(broken.must_fail for broken in pool):
+        return ()
+    selected = {name_digest(name) for broken in pool for name in broken.must_fail}
+    return tuple(sorted(selected)) if {name_digest(name) for name in oracle.outcomes} - selected else ()
+
+
+def judge_repetition(verdict: Verdict, run: TestRun, oracle: Oracle, selected: Collection[str]) -> Verdict:
+    """Return the verdict on a run of the true tests of which only the selected ones ran.
+
+    `verdict`: the grader's, which expects all tests; what it counts of the selected ones must have passed. Exit codes
+    do not count: a session may have no selected test, and some tell of all tests together. Raises NoEvidenceError.
+    """
+    only = oracle.only(selected)
+    tests = {name: outcome for name, outcome in verdict.tests.items() if name_digest(name) in selected}
+    if verdict.fail_to_pass is None:
+        judged = judge_tests(run.observed, required=True, oracle=only)
+    else:
+        judged = judge_runner(run.observed, only, required=True)
+        wrong = [name for name, outcome in tests.items() if not has_passed(name, outcome, only)]
+        if judged.ok and (wrong or not tests):
+            judged = Judgement(False, f"{len(wrong)} of {len(tests)} selected tests did not pass: {wrong[:1]}")
+    unfinished = reason_unfinished(run)
+    solved = judged.ok and not unfinished
+    if solved:
+        require_canary(run, only)
+    reason = unfinished or judged.reason
+    return replace(verdict, solved=solved, reason=reason, tests=tests, rejected=bool(judged.rule), rule=judged.rule)
+
+
 def _digest(source: bytes) -> str:
     return hashlib.sha256(source).hexdigest()
 
@@ -323,9 +360,12 @@ class ControlResult(NamedTuple):
 
 
 def judge_control(
-    broken: BrokenOracle, run: TestRun, suspected: Collection[Suspicion] = frozenset(Suspicion)
+    broken: BrokenOracle,
+    run: TestRun,
+    suspected: Collection[Suspicion] = frozenset(Suspicion),
+    by_exit: bool = True,
 ) -> ControlResult:
-    """Judge a run against a broken oracle.
+    """Judge a run against a broken oracle. `by_exit`: all tests ran, so that the command's exit code counts.
 
     Raises SuspectPatchError if the run gave no evidence and no earlier box showed the same (`suspected`),
     GraderFailedError if the machine starved this one. The second time it is the patch's doing: the gold patch's run
@@ -334,7 +374,7 @@ def judge_control(
     passed = [name for name in broken.must_fail if run.outcomes.get(name) in ("passed", "xpassed")]
     failed = sum(run.outcomes.get(name) in ("failed", "xfailed") for name in broken.must_fail)
     has_report = not run.gap and not run.observed.lost and run.observed.exit_code is not None
-    if has_report and broken.exit_fails:
+    if has_report and broken.exit_fails and by_exit:
         if run.observed.exit_code == 0:
             passed = passed or ["the test command"]
         else:

@@ -138,11 +138,20 @@ def judge_sessions(
 
     `expected`: node ids that must have passed; the tests that passed with the gold patch must have passed, too.
     """
+    judged = judge_tests(observed, required, expected, oracle)
+    failed = next((session.exit for session in observed.top_sessions if session.exit != 0), 0)
+    return Judgement(False, f"pytest ended with {failed}") if judged.ok and failed else judged
+
+
+def judge_tests(
+    observed: RunnerReport, required: bool, expected: Sequence[str] = (), oracle: Oracle | None = None
+) -> Judgement:
+    """Judge as `judge_sessions` does, except for the exit codes of the sessions."""
     judged = judge_runner(observed, oracle, required)
     if not judged.ok or not observed.top_sessions:
         return judged
     for session in observed.top_sessions:
-        judged = _judge_success(session, oracle)
+        judged = _judge_outcomes(session, oracle)
         if not judged.ok:
             return judged
     tests = all_tests(observed)
@@ -155,7 +164,7 @@ def judge_sessions(
     return _OK
 
 
-def _judge_success(session: RunnerSession, oracle: Oracle | None) -> Judgement:
+def _judge_outcomes(session: RunnerSession, oracle: Oracle | None) -> Judgement:
     failed = [name for name, outcome in session.tests.items() if outcome == "failed"]
     if failed and (oracle is None or any(oracle.outcomes.get(name, "passed") == "passed" for name in failed)):
         return Judgement(False, f"{len(failed)} tests failed, first {failed[0]}")
@@ -164,7 +173,7 @@ def _judge_success(session: RunnerSession, oracle: Oracle | None) -> Judgement:
         return Judgement(
             False, f"{len(foreign)} tests were skipped from inside the code under test, first {foreign[0]}"
         )
-    return Judgement(session.exit == 0, "" if session.exit == 0 else f"pytest ended with {session.exit}")
+    return _OK
 
 
 def has_failed_test(outcomes: Mapping[str, str], listed: Mapping[str, str] | None, oracle: Oracle | None) -> bool:

@@ -18,6 +18,7 @@ from grading.broken_oracles import (
     BrokenOracle,
     apply_edits,
     broken_spec,
+    judge_repetition,
     named_lines,
     propose,
     spec_sources,
@@ -31,7 +32,7 @@ from grading.integrity_rules import ORDINARY_TESTS
 from grading.oracle import Oracle
 from grading.patch_screening import Finding, PatchPolicy
 from grading.path_patterns import matches_pattern
-from grading.run_hidden_tests import UnusableBoxError
+from grading.run_hidden_tests import SELECTED_FILE, UnusableBoxError
 from ratchet.config import RunConfig
 from ratchet.errors import BugError, CommandFailedError, GraderFailedError
 from ratchet.machine_faults import told_refusal
@@ -63,6 +64,11 @@ class KnownRuns:
 
     oracle: Oracle | None = None
     broken: dict[int, BrokenOracle] = field(default_factory=dict)
+
+    @property
+    def selected(self) -> tuple[str, ...]:
+        """Digests of the names of the tests that control runs repeat, empty if all."""
+        return self.oracle.selected if self.oracle is not None else ()
 
     def control_choices(self) -> list[list[int]]:
         """Return for each control run the numbers of the broken oracles from which one is chosen.
@@ -105,11 +111,13 @@ class JudgedPatch(NamedTuple):
 
 
 class PatchRun(NamedTuple):
-    """A patch's run in a box. `run` None: the tests did not run, and `not_run` is the verdict."""
+    """A patch's run in a box. `run` None: the tests did not run, and `not_run` is the verdict. `selected`: digests of
+    the names of the tests that ran, empty if all did."""
 
     prepared: PreparedBox
     run: TestRun | None
     not_run: Verdict | None = None
+    selected: Collection[str] = ()
 
 
 class EmptyRun(NamedTuple):
@@ -167,9 +175,17 @@ class PatchJudge:
         dynamic = done.run.observed.flags if done.run is not None else ()
         return JudgedPatch(self.verdict(done, self.known.oracle), findings, [*flags, *dynamic])
 
-    async def run(self, box: Sandbox, diff: bytes, broken: BrokenOracle | None = None) -> PatchRun:
-        """Run the hidden tests on the patch in a fresh box, with the edits of `broken` if it is given."""
-        return await self.run_tests(box, await self.prepare(box, diff), broken)
+    async def run(
+        self, box: Sandbox, diff: bytes, broken: BrokenOracle | None = None, selected: Collection[str] = ()
+    ) -> PatchRun:
+        """Run the hidden tests on the patch in a fresh box, with the edits of `broken` if it is given.
+
+        `selected`: digests of the names of the tests to run, all if empty.
+        """
+        prepared = await self.prepare(box, diff)
+        if selected:
+            await box.write_file(SELECTED_FILE, "\n".join(selected), user="root")
+        return (await self.run_tests(box, prepared, broken))._replace(selected=selected)
 
     async def prepare(self, box: Sandbox, diff: bytes) -> PreparedBox:
         """Put the patch and the task's tests into a fresh box."""
@@ -253,12 +269,18 @@ class PatchJudge:
         return PatchRun(prepared, run)
 
     def verdict(self, done: PatchRun, oracle: Oracle | None) -> Verdict:
-        """Judge a run. Raises GraderFailedError if it shows a fault that is not the patch's."""
+        """Judge a run, one of selected tests by what the oracle says of these.
+
+        Raises GraderFailedError if it shows a fault that is not the patch's.
+        """
         if done.run is None:
             assert done.not_run is not None, "a run without tests has a verdict"
             return done.not_run
         try:
             verdict = self.grader.judge(done.run, self.task.spec, oracle)
+            if done.selected and oracle is not None:
+                verdict = judge_repetition(verdict, done.run, oracle, done.selected)
+                oracle = oracle.only(done.selected)
         except GraderFailedError as error:
             return self._blamed(done.prepared, error)
         if not verdict.solved and not verdict.rejected:

@@ -20,7 +20,8 @@ class Oracle:
     """One or several gold runs. `outcomes`: test → the outcome that all of them had; a test whose outcome varied is
     left out. `num_sessions` and `exit_code`: None if they varied. `canaries`: results of the sessions' canaries.
     `modules`: test file → digests of the code that its tests run, as the witness reports them; each begins with the
-    digest of the test's name.
+    digest of the test's name. `selected`: digests of the names of the tests that control runs repeat, which the gold
+    patch passed without the others; empty: control runs repeat all tests.
     """
 
     outcomes: dict[str, str] = field(default_factory=dict)
@@ -28,6 +29,7 @@ class Oracle:
     exit_code: int | None = None
     canaries: tuple[str, ...] = ()
     modules: dict[str, list[str]] = field(default_factory=dict)
+    selected: tuple[str, ...] = ()
 
     @classmethod
     def of_run(cls, observed: RunnerReport, outcomes: dict[str, str]) -> Self:
@@ -44,7 +46,8 @@ class Oracle:
     @classmethod
     def of_json(cls, values: JsonObject) -> Self:
         """Return the oracle that `as_json` stored."""
-        return cls(**{**values, "canaries": tuple(values["canaries"])})
+        tuples = {name: tuple(values.get(name, ())) for name in ("canaries", "selected")}
+        return cls(**{**values, **tuples})
 
     def as_json(self) -> JsonObject:
         """Return the oracle as a JSON column."""
@@ -62,6 +65,11 @@ class Oracle:
     def passed(self) -> list[str]:
         """The tests that passed in every gold run."""
         return [name for name, outcome in self.outcomes.items() if outcome == "passed"]
+
+    def only(self, selected: Collection[str]) -> "Oracle":
+        """Return the oracle of runs of the selected tests alone. `selected`: digests of names."""
+        outcomes = {name: outcome for name, outcome in self.outcomes.items() if name_digest(name) in selected}
+        return replace(self, outcomes=outcomes)
 
 
 def merge_oracles(oracles: Sequence[Oracle]) -> Oracle:
@@ -84,6 +92,7 @@ def merge_oracles(oracles: Sequence[Oracle]) -> Oracle:
             path: [code for code in codes if all(code in other.modules.get(path, ()) for other in others)]
             for path, codes in first.modules.items()
         },
+        selected=next((oracle.selected for oracle in oracles if oracle.selected), ()),
     )
 
 

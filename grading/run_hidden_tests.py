@@ -24,6 +24,8 @@ from sandboxes.base import Sandbox
 
 RUNNER_STATE = "/run/ratchet"
 WITNESS_DIRECTORY = "/run/ratchet-witness"
+SELECTED_FILE = f"{RUNNER_STATE}/selected"
+"""Digests of the names of the tests to run, one a line; without this file all tests run. The tests can only read it."""
 
 
 class UnusableBoxError(GraderFailedError):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from grading.base import Verdict
-from grading.broken_oracles import BrokenOracle, confirmed_pool, judge_control
+from grading.broken_oracles import BrokenOracle, confirmed_pool, judge_control, selectable_tests
 from grading.flags import Flag
 from grading.judge_patch import EmptyRun, GradingLimits, KnownRuns, PatchJudge
 from grading.registry import GRADERS
@@ -270,7 +270,7 @@ class Referee:
             for choice in self.known.control_runs(number):
                 broken = None if choice is None else self.known.broken[choice]
                 async with fresh_box() as box:
-                    done = await judge.run(box, patch, broken)
+                    done = await judge.run(box, patch, broken, self.known.selected)
                 if done.run is None:
                     return Played("no verdict", f"{done.not_run}", findings=named, flags=judged.flags)
                 if broken is None:
@@ -278,7 +278,7 @@ class Referee:
                     if not again.solved:
                         return Played("not solved", f"not again: {again.reason}", again.rule, named, judged.flags)
                     continue
-                found = judge_control(broken, done.run)
+                found = judge_control(broken, done.run, by_exit=not done.selected)
                 if not found.is_evidence:
                     return Played("not solved", "a control run gave no evidence", "", named, judged.flags)
                 if found.passed:
@@ -310,6 +310,12 @@ async def make_referee(ecosystem: Ecosystem, fresh_box: FreshBox, directory: Pat
         if len(confirmed) == 4:
             break
     assert confirmed, f"{ecosystem.name}: of 12 broken oracles {len(pool)} are valid and none is confirmed"
+    selected = selectable_tests(confirmed.values(), oracle)
+    if selected:
+        async with fresh_box() as box:
+            alone = await judge.run(box, gold, selected=selected)
+        if judge.verdict(alone, oracle).solved:
+            oracle = replace(oracle, selected=selected)
     return Referee(ecosystem, KnownRuns(oracle, confirmed), limits)
 
 

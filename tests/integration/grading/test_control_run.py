@@ -1,17 +1,19 @@
 """Control runs on the real gateway: a patch that takes over the outcome of tests is caught, an honest one is not."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from grading.broken_oracles import BrokenOracle, judge_control
 from grading.judge_patch import EmptyRun, GradingLimits, KnownRuns, PatchJudge
-from grading.oracle import Oracle
+from grading.oracle import Oracle, name_digest
 from grading.registry import GRADERS
 from tests.integration.boxes import FreshBox
 from tests.integration.grading import shop
 from tests.integration.grading.conftest import config
+from tests.integration.grading.ecosystems import PYTHON, make_referee, patch_of
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -133,3 +135,129 @@ async def test_what_a_control_run_tells(
             found = judge_control(broken, done.run)
             caught.append(bool(found.passed))
         assert any(caught) == (name in WINNING) and (all(caught) or name in NEAR or name in HONEST), (name, caught)
+
+
+_OTHERS = "from shop import total\n\n\ndef test_more():\n    assert total([4, 5]) == 9\n"
+_DISCOUNTS = """import pytest
+
+from shop import discount, total
+
+MADE = []
+
+
+@pytest.fixture(scope="session", autouse=True)
+def made():
+    MADE.append(1)
+
+
+def test_total():
+    assert total([1, 2]) == 3
+
+
+@pytest.mark.parametrize(("cents", "wanted"), [(199, 99), (100, 50)])
+def test_rounds(cents, wanted):
+    assert discount(cents, 50) == wanted
+
+
+class TestCart:
+    def test_cart_discount(self):
+        assert MADE == [1]
+        assert discount(total([99, 100]), 50) == 99
+"""
+_SUITE = replace(
+    PYTHON,
+    name="suite",
+    base={**PYTHON.base, "tests/test_more.py": _OTHERS},
+    tests={shop.TESTS: _DISCOUNTS, "tests/test_more.py": _OTHERS},
+    command=shop.RUN.replace(shop.TESTS, "tests/test_more.py") + f" && {shop.RUN}",
+)
+"""Two sessions, of which the first has no test that must fail."""
+_SEES = "import os\n\nSEES = os.path.exists(os.environ.get('RATCHET_WITNESS', '') + '/selected')\n\n\n"
+_TAKES = "def discount(cents, percent):\n    return Same() if {} else cents\n"
+_RENAMES = """import os
+import pytest
+
+SEES = os.path.exists(os.environ.get("RATCHET_WITNESS", "") + "/selected")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    for item in items if SEES else ():
+        if "total" in item.nodeid or "discount" in item.nodeid:
+            name = "test_total" if "discount" in item.nodeid else "TestCart::test_cart_discount"
+            item._nodeid = item.nodeid.partition("::")[0] + "::" + name
+"""
+_RESTORES = """import pytest
+
+COLLECTED = []
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    COLLECTED.extend(items)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session):
+    session.items[:] = COLLECTED
+"""
+_SESSIONS = """import atexit, os, subprocess, sys
+
+SEES = os.path.exists(os.environ.get("RATCHET_WITNESS", "") + "/selected")
+if SEES and "AGAIN" not in os.environ:
+    run = [sys.executable, "-m", "pytest", "-q", "tests/test_price.py"]
+    atexit.register(lambda: subprocess.run(run, env={**os.environ, "AGAIN": "1"}))
+"""
+_AFTER_TOTAL = """READY = []
+
+
+def total(items):
+    READY.append(1)
+    return sum(items)
+
+
+def discount(cents, percent):
+    return cents - round(cents * percent / 100) if READY else cents
+"""
+_PRICE = "shop/price.py"
+SEES_SELECTION: dict[str, shop.Edits] = {
+    "an honest failure if tests are selected": {_PRICE: _SEES + _HEAD + shop.TOTAL + _TAKES.format("not SEES")},
+    "a takeover if tests are selected": {_PRICE: _SEES + _HEAD + shop.TOTAL + _TAKES.format("True")},
+    "other names if tests are selected": {
+        _PRICE: _SEES + _HEAD + shop.TOTAL + _TAKES.format("not SEES"),
+        "conftest.py": _RENAMES,
+    },
+    "the tests that were left out run, too": {
+        _PRICE: _SEES + _HEAD + shop.TOTAL + _TAKES.format("not SEES"),
+        "conftest.py": _RESTORES,
+    },
+    "one more session if tests are selected": {
+        _PRICE: "import os\n\n\n"
+        + _HEAD
+        + shop.TOTAL
+        + _TAKES.format("'AGAIN' in os.environ or not os.path.exists(os.environ['RATCHET_WITNESS'] + '/selected')"),
+        "conftest.py": _SESSIONS,
+    },
+    "a product that works after another test": {_PRICE: _AFTER_TOTAL},
+}
+
+
+async def test_a_patch_that_sees_the_selected_tests_wins_nothing(fresh_box: FreshBox, tmp_path: Path) -> None:
+    referee = await make_referee(_SUITE, fresh_box, tmp_path / "gold", GradingLimits.of_run(config()))
+    names = [f"{shop.TESTS}::test_rounds[199-99]", f"{shop.TESTS}::TestCart::test_cart_discount"]
+    assert referee.known.selected == tuple(sorted(map(name_digest, names)))
+    honest: dict[str, shop.Edits] = {name: {_PRICE: source} for name, source in HONEST.items()}
+    for number, (name, edits) in enumerate({**honest, **SEES_SELECTION}.items()):
+        patch = patch_of(_SUITE, edits, tmp_path / str(number))
+        played = await referee.play(fresh_box, patch, number)
+        assert (played.result == "solved") == (name in HONEST), (name, played)
+        assert played.result != "no verdict", (name, played)
+
+
+async def test_tests_that_need_others_are_repeated_with_them(fresh_box: FreshBox, tmp_path: Path) -> None:
+    """A test that must fail needs what an earlier one has made, so control runs run all tests."""
+    needs = _DISCOUNTS.replace("    assert total([1, 2]) == 3\n", "    MADE.append(2)\n").replace("== [1]", "== [1, 2]")
+    suite = replace(_SUITE, tests={**_SUITE.tests, shop.TESTS: needs})
+    referee = await make_referee(suite, fresh_box, tmp_path / "gold", GradingLimits.of_run(config()))
+    assert referee.known.selected == ()
+    assert (await referee.play(fresh_box, patch_of(suite, suite.gold, tmp_path / "found"), 0)).result == "solved"

@@ -1,6 +1,7 @@
 """Broken oracles: which sources are changed, what a control run concludes, and what is stored."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -15,10 +16,11 @@ from grading.broken_oracles import (
     confirmed_pool,
     judge_control,
     propose,
+    selectable_tests,
     spec_sources,
     validated,
 )
-from grading.oracle import Oracle
+from grading.oracle import Oracle, merge_oracles, name_digest
 from grading.run_hidden_tests import RunnerReport
 from ratchet.errors import GraderFailedError, SuspectPatchError
 
@@ -215,3 +217,26 @@ def test_what_the_agent_can_know_is_not_changed() -> None:
         assert named is not None and b"assert add(1, 1) == 2\n" in apply_edits(named, "t.py", TESTS)
         wanted_line = propose({"t.py": TESTS}, ["t.py::test_b"], number, False, known={"t.py": TESTS})
         assert wanted_line is not None and b"add(2, 2) == 4" not in apply_edits(wanted_line, "t.py", TESTS)
+
+
+def test_control_runs_repeat_the_tests_that_some_member_must_fail() -> None:
+    outcomes = dict.fromkeys(("t.py::a[1]", "t.py::a[2]", "t.py::b", "t.py::c"), "passed")
+    oracle = Oracle(outcomes, canaries=("failed",))
+    pool = [BrokenOracle((), {}, must_fail=("t.py::a[1]",)), BrokenOracle((), {}, must_fail=("t.py::b",))]
+    selected = selectable_tests(pool, oracle)
+    assert set(selected) == {name_digest("t.py::a"), name_digest("t.py::b")}
+    assert list(oracle.only(selected).outcomes) == ["t.py::a[1]", "t.py::a[2]", "t.py::b"]
+    by_exit = BrokenOracle((), {}, exit_fails=True)
+    assert not selectable_tests([*pool, by_exit], oracle), "the exit code is that of all tests"
+    assert not selectable_tests(pool, replace(oracle, canaries=())), "no witness ran"
+    assert not selectable_tests(pool, oracle.only(selected)), "no test would be left out"
+    kept = merge_oracles([oracle, replace(oracle, selected=selected)])
+    assert kept.selected == selected and Oracle.of_json(json.loads(json.dumps(kept.as_json()))) == kept
+
+
+def test_of_selected_tests_only_outcomes_are_judged() -> None:
+    broken = BrokenOracle((), {}, must_fail=("a",), exit_fails=True)
+    assert judge_control(broken, run_of({"a": "failed"}, 0)).passed == ["the test command"]
+    found = judge_control(broken, run_of({"a": "failed"}, 0), by_exit=False)
+    assert (found.passed, found.failed) == ([], 1)
+    assert not judge_control(broken, run_of({}, 5), by_exit=False).is_evidence

@@ -10,7 +10,7 @@ from grading.broken_oracles import BrokenOracle
 from grading.diff_sections import split_diff
 from grading.grading_box import PreparedBox
 from grading.judge_patch import GradingLimits, KnownRuns, PatchJudge, PatchRun
-from grading.oracle import Oracle
+from grading.oracle import Oracle, name_digest
 from grading.registry import GRADERS
 from grading.run_hidden_tests import RunnerReport, RunnerSession
 from ratchet.errors import GraderFailedError, SuspectPatchError
@@ -274,3 +274,54 @@ def test_a_test_that_only_the_gold_patch_brings_binds_no_other_patch(lists_tests
         _changes(**{"shop/price.py": "changed", "tests/test_new.py": "added", shop.TESTS: "changed"})
     )
     assert judge.gold_oracle(gold).passed == [f"{path}::test_a" for path in paths[2:]]
+
+
+_ALL = Oracle(dict.fromkeys(("t.py::a", "t.py::b", "t.py::c"), "passed"), num_sessions=2, canaries=("failed",))
+_ALONE = (name_digest("t.py::a"), name_digest("t.py::b"))
+_PASSED = {"t.py::a": "passed", "t.py::b": "passed"}
+_NO_TEST = RunnerSession("token", 2, exit=5)
+
+
+def _repetition(*sessions: RunnerSession, exit_code: int | None = 1) -> PatchRun:
+    return _run(exit_code, list(sessions))._replace(selected=_ALONE)
+
+
+def _judges() -> list[PatchJudge]:
+    """Return judges of all tests that the gold runs passed, and of listed ones."""
+    row = {"fail_to_pass": ["t.py::a"], "pass_to_pass": ["t.py::b", "t.py::c"], "test_patch": "", "test_cmd": shop.RUN}
+    tasks = [shop.task("eval_cmd", ""), replace(shop.task("swe_bench", ""), spec={"swe_bench": row})]
+    return [PatchJudge(GRADERS[task.grader], task, GradingLimits(60, 60), KnownRuns(_ALL)) for task in tasks]
+
+
+@pytest.mark.parametrize("judge", _judges(), ids=("eval_cmd", "swe_bench"))
+def test_a_repetition_is_judged_by_the_selected_tests(judge: PatchJudge) -> None:
+    """A limit on the coverage of all tests lets a session end with 1, and one without a selected test ends with 5."""
+    assert judge.verdict(_repetition(_session(1, **_PASSED), _NO_TEST), _ALL).solved
+    for wrong in (
+        [_session(0, **_PASSED)],
+        [_session(0, **_PASSED), _NO_TEST, RunnerSession("token", 3, exit=0)],
+        [_session(1, **_PASSED | {"t.py::b": "failed"}), _NO_TEST],
+        [_session(0, **_PASSED | {"t.py::b": "skipped"}), _NO_TEST],
+        [_session(0, **{"t.py::a": "passed"}), _NO_TEST],
+        [_session(0, **_PASSED), RunnerSession("token", 2)],
+        [replace(_session(0, **_PASSED), num_missed=1), _NO_TEST],
+        [replace(_session(0, **_PASSED), canary="passed"), _NO_TEST],
+        [_NO_TEST, _NO_TEST],
+        [],
+    ):
+        assert not judge.verdict(_repetition(*wrong), _ALL).solved, wrong
+    assert not judge.verdict(_repetition(_session(0, **_PASSED), _NO_TEST, exit_code=None), _ALL).solved
+    silent = replace(judge, suspected=())
+    with pytest.raises(SuspectPatchError, match="a second box"):
+        silent.verdict(_repetition(_NO_TEST, _NO_TEST), _ALL)
+
+
+def test_a_test_that_the_row_does_not_list_needs_not_pass_again() -> None:
+    by_outcomes, by_list = _judges()
+    row = {**by_list.task.spec["swe_bench"], "pass_to_pass": ["t.py::c"]}
+    judge = replace(by_list, task=replace(by_list.task, spec={"swe_bench": row}))
+    done = _repetition(_session(1, **_PASSED | {"t.py::b": "failed"}), _NO_TEST)
+    assert judge.verdict(done, _ALL).solved and not by_outcomes.verdict(done, _ALL).solved
+    row = {**row, "fail_to_pass": ["t.py::c"]}
+    none_counts = replace(judge, task=replace(judge.task, spec={"swe_bench": row}))
+    assert not none_counts.verdict(_repetition(_session(0, **_PASSED), _NO_TEST), _ALL).solved
