@@ -20,7 +20,7 @@ from activities.datasets.formats import dataset_digest
 from activities.image_builds import ImageBuilds
 from activities.stage import activity_stage, heartbeating
 from grading.base import Grader
-from grading.broken_oracles import BrokenOracle, confirmed_pool
+from grading.broken_oracles import BrokenOracle, confirmed_pool, selectable_tests
 from grading.integrity_rules import LISTED_TEST
 from grading.judge_patch import BrokenTests, EmptyRun, GradingLimits, KnownRuns, PatchJudge, find_grader
 from grading.oracle import Oracle, merge_oracles
@@ -47,6 +47,7 @@ from store.tasks import TaskRow
 
 _PAGE = 100
 _MAX_FAILED = 50
+_NOT_ALONE = "control runs repeat all tests, because those that must fail do not pass alone"
 _BOX_MARGIN_SECONDS = 600.0
 
 
@@ -151,12 +152,17 @@ class AdmitActivities:
 
     async def _grade_gold(self, box: Sandbox, task: TaskRow, input: TrialInput) -> TrialResult:
         """Judge the gold patch by the task's oracle, screened as a rollout's grade screens it: by every rule if no
-        broken oracle is valid, so that no control run would follow.
+        broken oracle is valid, so that no control run would follow. If control runs could repeat some tests alone, only
+        these run, and the oracle keeps their names if they pass.
         """
         judge = _judge_of(task, input)
         async with self.database.begin() as connection:
             stored = await admissions.task_oracle(connection, task.id, _version(judge.grader))
         known = KnownRuns.of_task(stored._replace(broken=_confirmed(stored)), task.spec)
+        assert known.oracle is not None, "only an admitted task gets this trial"
+        selected = selectable_tests(known.broken.values(), known.oracle)
+        if selected:
+            return await self._repeat_selected(box, replace(judge, known=known), _gold(task), input, selected)
         judged = await replace(judge, known=known, controlled=bool(known.broken)).judge(box, _gold(task))
         screened = () if known.broken else (one.path for one in judged.findings if one.rule != LISTED_TEST.name)
         return TrialResult(
@@ -166,6 +172,26 @@ class AdmitActivities:
             seconds=judged.verdict.duration_seconds,
             left_out=sorted(set(screened))[:_MAX_FAILED],
         )
+
+    async def _repeat_selected(
+        self, box: Sandbox, judge: PatchJudge, gold: bytes, input: TrialInput, selected: tuple[str, ...]
+    ) -> TrialResult:
+        """Run the selected tests alone; if they pass, add a gold run with their names, from which the task's oracle
+        gets them.
+        """
+        oracle = judge.known.oracle
+        assert oracle is not None
+        try:
+            verdict = judge.verdict(await judge.run(box, gold, selected=selected), oracle)
+        except GraderFailedError as error:
+            return TrialResult(patch="control", reason=f"{_NOT_ALONE}: {error}")
+        if verdict.solved:
+            async with self.database.begin() as connection:
+                chosen = replace(oracle, selected=selected).as_json()
+                await admissions.store_trial(connection, judge.task.id, _version(judge.grader), input.repeat, chosen)
+        told = f"control runs repeat {len(selected)} tests"
+        reason = told if verdict.solved else f"{_NOT_ALONE}: {verdict.reason}"
+        return TrialResult(patch="control", solved=verdict.solved, reason=reason, seconds=verdict.duration_seconds)
 
     async def _break_oracle(self, box: Sandbox, task: TaskRow, input: TrialInput) -> TrialResult:
         """Break the tests at random places and find out which of them the gold patch fails; add them to the pool."""

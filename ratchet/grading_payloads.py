@@ -48,7 +48,7 @@ class AdmitPage(Payload):
     record: StageOptions
 
 
-Trial = Literal["gold", "empty", "broken"]
+Trial = Literal["gold", "empty", "broken", "control"]
 
 
 class TrialInput(Payload):
@@ -72,7 +72,8 @@ class TrialResult(Payload):
     the log of an empty patch names, as `NAME:LINE`. `left_out`: files that a grade without control runs leaves out of
     the patch, or whose runner settings it puts back. `error`: why there is no verdict.
 
-    Of a broken trial `solved` means that the gold patch failed the broken tests as it should: they joined the pool.
+    Of a broken trial `solved` means that the gold patch failed the broken tests as it should: they joined the pool. A
+    gold trial as a grade becomes a `control` trial if it ran the tests that must fail alone; `solved`: they passed.
     """
 
     patch: Trial

@@ -5,7 +5,8 @@ import base64
 import pytest
 from sqlalchemy import select
 
-from store.schema import GradeTable, SandboxTable
+from grading.oracle import name_digest
+from store.schema import AdmissionTable, GradeTable, SandboxTable
 from tests.integration.grading import shop
 from tests.integration.workflows.conftest import Loop
 from tests.integration.workflows.test_admission import run
@@ -32,6 +33,9 @@ async def test_a_solved_verdict_is_checked(loop: Loop, tmp_path_factory: pytest.
         grade = (await connection.execute(select(GradeTable).where(GradeTable.rollout_id == row.id))).one()
         boxes = select(SandboxTable.role, SandboxTable.state).where(SandboxTable.rollout_id == row.id)
         found = sorted((await connection.execute(boxes)).all())
+        admission = (await connection.execute(select(AdmissionTable).order_by(AdmissionTable.id.desc()))).first()
+    assert admission is not None and admission.evidence[-1]["patch"] == "control", "gold has passed the tests alone"
+    assert sorted(admission.oracle["selected"]) == sorted(map(name_digest, shop.F2P))
     assert row.outcome == outcome and row.reward == float(outcome == "graded"), row.outcome_reason
     caught = [bool(one["passed"]) for one in grade.control]
     assert grade.has_oracle and caught == ([False] * (len(caught) - 1) + [outcome == "rejected"]), grade
