@@ -4,7 +4,7 @@ Pure functions on the host, shared by all graders. A patch's code runs in the ru
 witness sees, so each of these checks can be deceived by itself; the oracle and the control run do not depend on them.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from grading.integrity_rules import TAMPERED
@@ -184,7 +184,10 @@ def has_failed_test(outcomes: Mapping[str, str], listed: Mapping[str, str] | Non
     failed = {name for name, outcome in outcomes.items() if outcome == "failed"}
     if listed is None:
         return any(oracle is None or oracle.outcomes.get(name, "passed") == "passed" for name in failed)
-    return "failed" in listed.values() or any(name.partition("::")[0] in failed for name in listed)
+    files = {f"/{name}" for name in failed if "::" not in name}
+    return "failed" in listed.values() or any(
+        file.endswith("/" + name.partition("::")[0]) for file in files for name in listed
+    )
 
 
 def has_passed(name: str, outcome: str, oracle: Oracle | None, may_xfail: bool = False) -> bool:
@@ -222,6 +225,26 @@ def all_tests(observed: RunnerReport) -> dict[str, str]:
     for session in observed.top_sessions:
         for name, outcome in session.tests.items():
             found[name] = "failed" if skipped_by_product(session, name) else outcome
+    return found
+
+
+def locate(names: Iterable[str], reported: Iterable[str], files: Collection[str] = ()) -> dict[str, str]:
+    """Return name of a dataset → name as `reported`, which is relative to the workdir.
+
+    A list made in a directory below the workdir has shorter paths: then the only reported path with that end counts.
+    Paths of `files`, and reported ones, stay as they are.
+    """
+    paths = {name.partition("::")[0] for name in reported}
+    longer: dict[str, list[str]] = {}
+    for path in paths:
+        parts = path.split("/")
+        for start in range(1, len(parts)):
+            longer.setdefault("/".join(parts[start:]), []).append(path)
+    found = {}
+    for name in names:
+        path, colons, test = name.partition("::")
+        ends = [] if path in paths or path in files else longer.get(path, [])
+        found[name] = ends[0] + colons + test if colons and len(ends) == 1 else name
     return found
 
 
