@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from grading.integrity_rules import TAMPERED
 from grading.oracle import Oracle, is_code_missing, module_codes, name_digest, session_canary
 from grading.printed_results import count_printed_tests, find_missing_program
-from grading.run_hidden_tests import RunnerReport, RunnerSession
+from grading.run_hidden_tests import RunnerReport, RunnerSession, worse
 
 COULD_NOT_RUN = (126, 127)
 """A shell's exit codes for "not executable" and "not found"."""
@@ -114,7 +114,8 @@ def _compare(observed: RunnerReport, oracle: Oracle) -> Judgement:
     Only code of test files is compared, since each patch writes the product's in its own way.
     """
     num_sessions = len(observed.top_sessions)
-    if oracle.num_sessions is not None and num_sessions != oracle.num_sessions:
+    is_less = num_sessions < (oracle.num_sessions or 0)
+    if is_less or (has_more_sessions(observed, oracle) and not oracle.may_run_more):
         return Judgement(False, f"pytest ran {num_sessions} times, and {oracle.num_sessions} times with the gold patch")
     names = {name_digest(name) for session in observed.top_sessions for name in session.tests}
     modules = module_codes(observed)
@@ -122,6 +123,12 @@ def _compare(observed: RunnerReport, oracle: Oracle) -> Judgement:
         if is_code_missing(codes, modules.get(path, ()), names):
             return Judgement(False, f"the tests of {path} are not those that ran with the gold patch")
     return _OK
+
+
+def has_more_sessions(observed: RunnerReport, oracle: Oracle | None) -> bool:
+    """Return whether pytest ran more often than with the gold patch."""
+    expected = None if oracle is None else oracle.num_sessions
+    return expected is not None and len(observed.top_sessions) > expected
 
 
 def lacks_canary(observed: RunnerReport, oracle: Oracle | None) -> bool:
@@ -154,7 +161,7 @@ def judge_tests(
         judged = _judge_outcomes(session, oracle)
         if not judged.ok:
             return judged
-    tests = all_tests(observed)
+    tests = worst_outcomes(all_tests(observed), observed, oracle)
     if not any(outcome == "passed" for outcome in tests.values()):
         return Judgement(False, "no test passed")
     expected = [*expected, *(oracle.passed if oracle else ())]
@@ -226,6 +233,22 @@ def all_tests(observed: RunnerReport) -> dict[str, str]:
         for name, outcome in session.tests.items():
             found[name] = "failed" if skipped_by_product(session, name) else outcome
     return found
+
+
+def worst_outcomes(outcomes: Mapping[str, str], observed: RunnerReport, oracle: Oracle | None) -> Mapping[str, str]:
+    """Return the outcomes of a run, of each test the worst one if pytest ran more often than with the gold patch.
+
+    So a session that the patch adds cannot cover a failure of another one.
+    """
+    if not has_more_sessions(observed, oracle):
+        return outcomes
+    seen: dict[str, str] = {}
+    for session in observed.top_sessions:
+        for name, outcome in session.tests.items():
+            told = "failed" if skipped_by_product(session, name) else outcome
+            seen[name] = worse(seen.get(name, told), told)
+    reported = locate(outcomes, seen)
+    return {**seen, **{name: worse(seen.get(reported[name], told), told) for name, told in outcomes.items()}}
 
 
 def locate(names: Iterable[str], reported: Iterable[str], files: Collection[str] = ()) -> dict[str, str]:

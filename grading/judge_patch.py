@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self
 
 from grading import git_scripts
@@ -163,6 +163,11 @@ class PatchJudge:
     controlled: bool = False
     suspected: Collection[Suspicion] = frozenset(Suspicion)
 
+    @property
+    def has_control_runs(self) -> bool:
+        """True if control runs check a solved verdict."""
+        return self.controlled and bool(self.known.broken)
+
     async def judge(self, box: Sandbox, diff: bytes) -> JudgedPatch:
         """Run the hidden tests on the patch in a fresh box and judge the run.
 
@@ -276,6 +281,8 @@ class PatchJudge:
         if done.run is None:
             assert done.not_run is not None, "a run without tests has a verdict"
             return done.not_run
+        if oracle is not None and self.has_control_runs:
+            oracle = replace(oracle, may_run_more=True)
         try:
             verdict = self.grader.judge(done.run, self.task.spec, oracle)
             if done.selected and oracle is not None:

@@ -21,7 +21,8 @@ class Oracle:
     left out. `num_sessions` and `exit_code`: None if they varied. `canaries`: results of the sessions' canaries.
     `modules`: test file → digests of the code that its tests run, as the witness reports them; each begins with the
     digest of the test's name. `selected`: digests of the names of the tests that control runs repeat, which the gold
-    patch passed without the others; empty: control runs repeat all tests.
+    patch passed without the others; empty: control runs repeat all tests. `may_run_more`: control runs follow, so that
+    more sessions are no difference.
     """
 
     outcomes: dict[str, str] = field(default_factory=dict)
@@ -30,6 +31,7 @@ class Oracle:
     canaries: tuple[str, ...] = ()
     modules: dict[str, list[str]] = field(default_factory=dict)
     selected: tuple[str, ...] = ()
+    may_run_more: bool = False
 
     @classmethod
     def of_run(cls, observed: RunnerReport, outcomes: dict[str, str]) -> Self:

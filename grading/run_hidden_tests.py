@@ -235,6 +235,11 @@ def _sessions(frames: Iterable[_Frame]) -> list[RunnerSession]:
 _WORST_FIRST = ("failed", "skipped", "xfailed", "xpassed", "passed")
 
 
+def worse(one: str, other: str) -> str:
+    """Return the worse of two outcomes of a test."""
+    return min(one, other, key=lambda outcome: _WORST_FIRST.index(outcome) if outcome in _WORST_FIRST else 0)
+
+
 def _record_frame(session: RunnerSession, frame: JsonObject) -> None:
     if frame["kind"] == "end" and session.exit is None:
         session.exit = int(frame["exit"])
@@ -248,8 +253,7 @@ def _record_frame(session: RunnerSession, frame: JsonObject) -> None:
     outcome = str(frame["outcome"])
     if frame.get("xfail"):
         outcome = "xfailed" if outcome == "skipped" else "xpassed" if outcome == "passed" else "failed"
-    known = session.tests.get(name, "passed")
-    session.tests[name] = min(known, outcome, key=lambda one: _WORST_FIRST.index(one) if one in _WORST_FIRST else 0)
+    session.tests[name] = worse(session.tests.get(name, "passed"), outcome)
     if frame.get("place"):
         session.places[name] = str(frame["place"])
 

@@ -13,7 +13,7 @@ from typing import Self
 from grading.base import TestFiles, TestRun, Verdict, log_tail
 from grading.diff_sections import split_diff
 from grading.eval_cmd import listed_test_files, names_pytest, reason_unfinished, require_canary, require_evidence
-from grading.evidence import all_tests, find_gap, has_passed, judge_runner, locate, look_up
+from grading.evidence import all_tests, find_gap, has_passed, judge_runner, locate, look_up, worst_outcomes
 from grading.log_parsers import find_log_parser
 from grading.oracle import Oracle
 from grading.run_hidden_tests import RunnerReport, run_tests
@@ -89,7 +89,8 @@ def judge_lists(run: TestRun, lists: TestLists, oracle: Oracle | None, required:
     `required`: pytest must have run, because the command names it; a printed log alone does not count then. Raises
     GraderFailedError if the box was starved of CPU, and NoEvidenceError.
     """
-    tests = lists.look_up(run.outcomes, run.outcomes if oracle is None else oracle.outcomes)
+    outcomes = worst_outcomes(run.outcomes, run.observed, oracle)
+    tests = lists.look_up(outcomes, run.outcomes if oracle is None else oracle.outcomes)
     unfinished = reason_unfinished(run)
     truthful = judge_runner(run.observed, oracle, required)
     gap = "" if unfinished or truthful.rule else require_evidence(run, oracle)

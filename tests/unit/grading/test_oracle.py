@@ -1,8 +1,9 @@
 """The oracle: what gold runs have in common, and what differs from it."""
 
 import json
+from dataclasses import replace
 
-from grading.evidence import judge_runner, judge_sessions, lacks_canary
+from grading.evidence import all_tests, judge_runner, judge_sessions, lacks_canary, worst_outcomes
 from grading.oracle import Oracle, merge_oracles, name_digest
 from grading.run_hidden_tests import LoadedModule, RunnerReport, RunnerSession
 
@@ -48,6 +49,31 @@ def test_what_differs_is_not_solved() -> None:
     elsewhere = session(tests)
     elsewhere.modules["t.py"] = LoadedModule("t/__init__.py", frozenset())
     assert not judge_runner(report(elsewhere)).ok
+
+
+def test_more_sessions_are_a_difference_only_without_control_runs() -> None:
+    tests = GOLD.sessions[0].tests
+    controlled = replace(ORACLE, may_run_more=True)
+    assert judge_sessions(report(session(tests), session(tests)), True, (), controlled).ok
+    for wrong in (
+        report(session({**tests, "t.py::a": "failed"}), session(tests)),
+        report(session({**tests, "t.py::a": "skipped"}), session(tests)),
+        report(session(tests), session(tests, canary="passed")),
+    ):
+        assert not judge_sessions(wrong, True, (), controlled).ok, wrong
+    twice = Oracle.of_run(report(session(tests), session(tests)), tests)
+    assert not judge_sessions(GOLD, True, (), replace(twice, may_run_more=True)).ok, "fewer sessions"
+
+
+def test_an_added_session_covers_no_failure_of_listed_tests() -> None:
+    failed = session({"backend/t.py::a": "failed"})
+    faked = session({"backend/t.py::a": "passed"})
+    for run in (report(failed, faked), report(faked, failed)):
+        outcomes = all_tests(run)
+        one = Oracle(num_sessions=1, may_run_more=True)
+        assert worst_outcomes(outcomes, run, one) == {"backend/t.py::a": "failed"}
+        assert worst_outcomes({"t.py::a": "passed"}, run, one)["t.py::a"] == "failed", "a parser's name"
+        assert worst_outcomes(outcomes, run, Oracle(num_sessions=2)) == outcomes == all_tests(run)
 
 
 def test_more_tests_and_more_parameters_are_no_difference() -> None:
