@@ -74,9 +74,15 @@ class BoxPreparation:
         self.seconds = seconds
 
     async def run(
-        self, tests: TestFiles, base_commit: str | None, diff: bytes, controlled: bool = False
+        self,
+        tests: TestFiles,
+        base_commit: str | None,
+        diff: bytes,
+        controlled: bool = False,
+        expected: frozenset[str] = frozenset(),
     ) -> PreparedBox:
         """Prepare the box for `diff`. `controlled`: a control run checks the verdict if it is `solved`.
+        `expected`: files whose tests have to pass.
 
         Raises GraderFailedError if the row's own commands or tests fail.
         """
@@ -85,7 +91,7 @@ class BoxPreparation:
         if not changes:
             await self._put_in([], tests)
             return PreparedBox()
-        policy = PatchPolicy.of_task(self.task.spec, tests.paths, controlled)
+        policy = PatchPolicy.of_task(self.task.spec, tests.paths, controlled, expected)
         base = await self._read_base(tests)
         screened = await asyncio.to_thread(screen_patch, changes, policy, base)
         prepared = PreparedBox(findings=screened.findings, changes=changes)

@@ -196,7 +196,9 @@ class PatchJudge:
         """Put the patch and the task's tests into a fresh box."""
         preparation = BoxPreparation(box, self.task, self.limits.workspace_seconds)
         tests = self.grader.test_files(self.task.spec)
-        return await preparation.run(tests, self.base_commit, diff, controlled=self.controlled)
+        oracle = self.known.oracle if self.has_control_runs else None
+        expected = frozenset(name.partition("::")[0] for name in (oracle.passed if oracle else ()))
+        return await preparation.run(tests, self.base_commit, diff, self.controlled, expected)
 
     def gold_oracle(self, done: PatchRun) -> Oracle:
         """Return the oracle of a gold run that has run its tests, without tests that only the gold patch brings.

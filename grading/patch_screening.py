@@ -44,7 +44,7 @@ class PatchPolicy:
     """The task's rules for patches. `test_files` None: the task lists no tests, so any directory may hold some.
 
     `named_files`: files that its test ids name. `commands`: its test commands. `controlled`: a control run checks every
-    verdict that would be solved.
+    verdict that would be solved. `expected`: files whose tests have to pass, which a patch may change but not delete.
     """
 
     test_files: frozenset[str] | None = None
@@ -53,9 +53,16 @@ class PatchPolicy:
     named_files: frozenset[str] = frozenset()
     commands: tuple[str, ...] = ()
     controlled: bool = False
+    expected: frozenset[str] = frozenset()
 
     @classmethod
-    def of_task(cls, spec: JsonObject, test_files: Iterable[str] | None, controlled: bool = False) -> Self:
+    def of_task(
+        cls,
+        spec: JsonObject,
+        test_files: Iterable[str] | None,
+        controlled: bool = False,
+        expected: frozenset[str] = frozenset(),
+    ) -> Self:
         """Read a task's row."""
         own = spec.get("integrity") or {}
         return cls(
@@ -65,6 +72,7 @@ class PatchPolicy:
             named_files=frozenset(_named_files(spec)),
             commands=tuple(_commands(spec)),
             controlled=controlled,
+            expected=expected,
         )
 
     @property
@@ -175,7 +183,8 @@ class _Screening:
             case "program":
                 return is_new and (EXECUTABLE in change.modes or change.is_symlink)
             case "test":
-                return self.tests.is_listed_test(change)
+                is_expected = change.deleted and change.path in self.policy.expected
+                return is_expected or self.tests.is_listed_test(change)
             case "shadow":
                 return self.tests.shadows(change)
             case "support":

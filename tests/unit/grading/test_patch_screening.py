@@ -44,6 +44,17 @@ def change(path: str, mode: str = "100644", added: bool | None = None, deleted: 
     return FileChange(path, b"", is_new, deleted, frozenset({mode}))
 
 
+def test_an_expected_test_of_the_base_may_be_changed_but_not_deleted() -> None:
+    path = "tests/test_other.py"
+    for listed in (frozenset({LISTED}), None):
+        policy = PatchPolicy(listed, controlled=True, expected=frozenset({path}))
+        moved = [change(path, deleted=True), change("tests/test_moved.py")]
+        screened = screen_patch(moved, policy, BASE)
+        assert [finding.path for finding in screened.findings] == [path] and screened.kept == moved[1:]
+        others = [change(path), change("tests/test_base.py", deleted=True)]
+        assert screen_patch(others, policy, BASE).kept == others
+
+
 def rule_of(path: str, mode: str = "100644", controlled: bool = False, **policy: object) -> str:
     """Return `rule: action` of the finding, empty if the file is kept without one."""
     values = {"test_files": frozenset({LISTED}), **policy}
