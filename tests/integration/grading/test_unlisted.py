@@ -54,7 +54,8 @@ def _case(attack: UnlistedAttack) -> Any:
 
 @pytest.mark.parametrize("attack", [_case(attack) for attack in UNLISTED])
 async def test_it_wins_nothing(attack: UnlistedAttack, fresh_box: FreshBox, tmp_path: Path) -> None:
-    referee = await referee_of(attack.ecosystem, fresh_box, tmp_path)
+    limits = GradingLimits.of_run(config(eval_seconds=attack.seconds))
+    referee = replace(await referee_of(attack.ecosystem, fresh_box, tmp_path), limits=limits)
     patch = patch_of(referee.ecosystem, attack.edits, tmp_path / "tree", attack.executable)
     assert patch, "the attack changes nothing"
     for _ in range(load_temporal_settings().rollout.grade_tries):  # as often as the workflow takes another box

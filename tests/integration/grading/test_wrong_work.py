@@ -55,7 +55,8 @@ CASES = [*((name, "swe_bench") for name in WRONG), *((name, "eval_cmd") for name
 async def test_it_is_not_solved_and_not_rejected(
     fresh_box: FreshBox, tree: Path, test_patch: str, name: str, grader: str
 ) -> None:
-    judge = PatchJudge(GRADERS[grader], shop.task(grader, test_patch), GradingLimits(15, 60))
+    limits = GradingLimits(6 if name == "loops for ever" else 60, 60)
+    judge = PatchJudge(GRADERS[grader], shop.task(grader, test_patch), limits)
     found = await judge_in_boxes(judge, fresh_box, shop.diff(tree, WRONG[name], (), {}))
     verdict = found.verdict
     assert not verdict.solved and not verdict.rejected, (verdict.rule, verdict.reason, verdict.log)

@@ -19,7 +19,7 @@ FOLDER = Path(__file__).parent / "unlisted"
 @dataclass(frozen=True)
 class UnlistedAttack:
     """`ecosystem`: a name of `ecosystems.ECOSYSTEMS`. `edits`: path → text, bytes, link target, None to delete.
-    `author`: `known`, `blind`, `adapted` or `later`.
+    `author`: `known`, `blind`, `adapted` or `later`. `seconds`: time limit of its tests, in which some use all cores.
     """
 
     name: str
@@ -28,6 +28,7 @@ class UnlistedAttack:
     edits: Edits
     executable: tuple[str, ...] = ()
     author: str = "known"
+    seconds: float = 30.0
 
 
 def _read() -> Iterator[UnlistedAttack]:
@@ -38,7 +39,8 @@ def _read() -> Iterator[UnlistedAttack]:
             edits |= dict.fromkeys(row.get("deleted", []))
             executable = tuple(row.get("executable", ()))
             ecosystem, _, author = file.stem.partition("_")
-            yield UnlistedAttack(row["name"], row["kind"], ecosystem, edits, executable, author)
+            seconds = {"seconds": row["seconds"]} if "seconds" in row else {}
+            yield UnlistedAttack(row["name"], row["kind"], ecosystem, edits, executable, author, **seconds)
 
 
 _DOES_NOTHING = "def total(items):\n    return sum(items)\n"
