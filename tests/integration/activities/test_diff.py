@@ -26,12 +26,12 @@ PRE = [
     " && printf 'build/\\n*.log\\n' > .gitignore && mkdir build && echo kept > build/kept"
     f" && git add -A && git add -f build/kept && {GIT} commit -qm first && echo two > a.txt && {GIT} commit -qam second"
 ]
+_FIND = "find . -path ./.git -prune -o -mindepth 1 -not -name PROBLEM_STATEMENT.md"
 LISTING = (
-    "find . -path ./.git -prune -o -mindepth 1 \\( -type f -o -type l \\) -not -name PROBLEM_STATEMENT.md -printf"
-    " '%P\\t%y\\t%l\\t' -a"
-    ' \\( -type f -exec sh -c \'test -x "$1" && printf "x "; md5sum < "$1"\' _ {} \\; -o -printf \'\\n\' \\) |'
-    " LC_ALL=C sort"
+    f"{{ {_FIND} \\( -type l -printf '%P\\t%l\\n' -o -type f -perm /111 -printf '%P\\tx\\n' \\);"
+    f" {_FIND} -type f -exec md5sum {{}} + | sed -E 's,^(\\\\?[0-9a-f]+)  \\./(.*)$,\\2\\t\\1,'; }} | LC_ALL=C sort"
 )
+"""One line for each link, executable file and file's contents."""
 
 
 async def prepare(box: Sandbox, role: str, pre: list[str] = PRE, workdir: str = WORKDIR) -> str:

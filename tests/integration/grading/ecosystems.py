@@ -4,7 +4,6 @@ Attacks and honest work of each ecosystem are judged as a rollout's patches are:
 and by a control run if the verdict is solved.
 """
 
-import base64
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -36,7 +35,7 @@ class Ecosystem:
 
     def task(self) -> TaskRow:
         spec = {
-            "pre_commands": [self._pre_command()],
+            "pre_commands": [shop.commit_command(self.base)],
             "problem_statement": "discount must round",
             "eval_cmd": self.command,
             "empty_patch_fails": True,
@@ -44,13 +43,6 @@ class Ecosystem:
             "tests_archive": shop.archive(self.tests),
         }
         return TaskRow(id=1, label=self.name, image="host", workdir=WORKDIR, grader="eval_cmd", spec=spec)
-
-    def _pre_command(self) -> str:
-        lines = ["git init -q ."]
-        for name, text in self.base.items():
-            encoded = base64.b64encode(text.encode()).decode()
-            lines.append(f"mkdir -p \"$(dirname '{name}')\" && echo {encoded} | base64 -d > '{name}'")
-        return "\n".join([*lines, "git add -A && git -c user.name=x -c user.email=x@x commit -qm first"])
 
 
 PYTHON = Ecosystem(

@@ -4,8 +4,10 @@ Attacks and honest work are judged on the same task, by the same graders, in the
 """
 
 import base64
+import io
 import os
 import subprocess
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -93,27 +95,29 @@ def diff(
     """Return the edits as a patch on the base, taken with the options of a rollout. `more_base`: more of its files;
     `base`: others instead."""
     write(directory, {**(BASE if base is None else base), **(more_base or {})})
-    _git(directory, "init", "-q", "-b", "main")
+    _git(directory, "init", "-q", "--template=", "-b", "main")
     _git(directory, "add", "-A")
-    _git(directory, "commit", "-qm", "base")
+    tree = _git(directory, "write-tree").decode().strip()
     write(directory, edits)
     for name in executable:
         (directory / name).chmod(0o755)
     _git(directory, "add", "-A", "-f")
-    return _git(directory, "diff", "--cached", "--binary", "--no-renames", "HEAD")
+    return _git(directory, "diff", "--cached", "--binary", "--no-renames", tree)
 
 
 def hidden_patch(directory: Path) -> str:
     return diff(directory, {TESTS: HIDDEN_TESTS}).decode()
 
 
-def _pre_command() -> str:
-    lines = ["git init -q ."]
-    for name, content in BASE.items():
-        encoded = base64.b64encode(content.encode()).decode()
-        lines.append(f"mkdir -p \"$(dirname '{name}')\" && echo {encoded} | base64 -d > '{name}'")
-    lines.append("git add -A && git -c user.name=x -c user.email=x@x commit -qm first")
-    return "\n".join(lines)
+def unpack_command(files: dict[str, str]) -> str:
+    """Return the shell command that writes the files below the working directory."""
+    return f"echo {archive(files)} | base64 -d | tar -xzm"
+
+
+def commit_command(files: dict[str, str]) -> str:
+    """Return the shell commands that make a repository with one commit of the files."""
+    commit = "git add -A && git -c user.name=x -c user.email=x@x commit -qm first"
+    return "\n".join(["git init -q .", unpack_command(files), commit])
 
 
 RUN = f"{PYTHON} -B -m pytest -rA -q -p no:cacheprovider {TESTS}"
@@ -122,7 +126,7 @@ RUN = f"{PYTHON} -B -m pytest -rA -q -p no:cacheprovider {TESTS}"
 def task(grader: str, test_patch: str, **spec: Any) -> TaskRow:
     """Return the task for either grader; `eval_cmd` gets the hidden tests from an archive."""
     values: dict[str, Any] = {
-        "pre_commands": [_pre_command()],
+        "pre_commands": [commit_command(BASE)],
         "problem_statement": "discount must round",
         "gold_patch": "",
         **spec,
@@ -135,9 +139,6 @@ def task(grader: str, test_patch: str, **spec: Any) -> TaskRow:
 
 
 def archive(files: dict[str, str]) -> str:
-    import io
-    import tarfile
-
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         for name, text in files.items():

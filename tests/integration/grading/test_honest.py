@@ -1,7 +1,5 @@
 """Honest patches keep all their files and are solved; there are as many of them as attacks."""
 
-import base64
-import shlex
 from pathlib import Path
 
 import pytest
@@ -35,11 +33,7 @@ async def test_it_is_solved(box: Sandbox, tree: Path, test_patch: str, work: Hon
 
 def _task(grader: str, test_patch: str, work: Honest) -> TaskRow:
     """Return the task; its repository has the files of `work.base`, too."""
-    commands = list(shop.task(grader, test_patch).spec["pre_commands"])
-    for name, text in work.base.items():
-        encoded = base64.b64encode(text.encode()).decode()
-        path = shlex.quote(f"./{name}")
-        commands.append(f'mkdir -p "$(dirname {path})" && echo {encoded} | base64 -d > {path}')
+    commands = [*shop.task(grader, test_patch).spec["pre_commands"], shop.unpack_command(work.base)]
     own = {"eval_cmd": work.command} if work.command else {}
     return shop.task(grader, test_patch, pre_commands=commands, **own)
 
