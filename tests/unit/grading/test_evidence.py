@@ -1,6 +1,5 @@
 """A run without a test is a gap."""
 
-
 from grading.evidence import find_gap, has_failed_test, locate
 from grading.run_hidden_tests import RunnerReport, RunnerSession
 
