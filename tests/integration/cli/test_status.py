@@ -2,20 +2,19 @@
 
 import json
 import os
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cli.main import run_app
 from stack.part_health import HealthState, PartHealth, write_health
 from stack.parts import WATCHER, Part, Stack, free_ports
 from stack.supervisor import Supervisor
 
-ROOT = Path(__file__).parents[3]
 PASSWORD = "s3cr3t-of-ann"
 DATABASE_URL = f"postgresql://ann:{PASSWORD}@a-database-server.example.org:15432/ratchet_of_ann?sslmode=require"
 
@@ -27,10 +26,31 @@ class Sleepers(Stack):
         return [Part(part.name, ["sleep", "1000"], part.priority) for part in super().parts()]
 
 
-def ratchet(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    variables = {**os.environ, "RATCHET_HOME": str(home), "RATCHET_DATABASE_URL": DATABASE_URL, "COLUMNS": "80"}
-    command = [sys.executable, "-P", "-m", "cli.main", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=120, check=False)
+@dataclass(frozen=True)
+class Shown:
+    """Exit code and output of a command."""
+
+    code: int
+    output: str
+    error: str
+
+
+Ratchet = Callable[..., Shown]
+
+
+@pytest.fixture
+def ratchet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ratchet:
+    """Run the program in this process, for the stack of a directory."""
+
+    def run(home: Path, *arguments: str) -> Shown:
+        for name, value in {"RATCHET_HOME": str(home), "RATCHET_DATABASE_URL": DATABASE_URL, "COLUMNS": "80"}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr("sys.argv", ["ratchet", *arguments])
+        code = run_app()
+        said = capsys.readouterr()
+        return Shown(code, said.out, said.err)
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -62,51 +82,51 @@ def stack(sleepers: Stack) -> Stack:
     return sleepers
 
 
-def test_each_part_has_one_line_of_80_columns_and_its_whole_address(stack: Stack) -> None:
+def test_each_part_has_one_line_of_80_columns_and_its_whole_address(stack: Stack, ratchet: Ratchet) -> None:
     shown = ratchet(stack.home, "status")
-    assert shown.returncode == 0 and PASSWORD not in shown.stdout + shown.stderr
-    lines = shown.stdout.splitlines()
+    assert shown.code == 0 and PASSWORD not in shown.output + shown.error
+    lines = shown.output.splitlines()
     for part in stack.parts():
         (line,) = [line for line in lines if line.split()[0] == part.name]
         assert len(line) <= 80 and stack.addresses().get(part.name, "") in line
-    assert any("restarts" in line for line in lines) and "head size 96" in shown.stdout
+    assert any("restarts" in line for line in lines) and "head size 96" in shown.output
 
 
-def test_json_has_state_reason_restarts_and_last_error(stack: Stack) -> None:
+def test_json_has_state_reason_restarts_and_last_error(stack: Stack, ratchet: Ratchet) -> None:
     shown = ratchet(stack.home, "status", "--json")
-    assert shown.returncode == 0 and PASSWORD not in shown.stdout
-    parts: dict[str, Any] = {part["name"]: part for part in json.loads(shown.stdout)["parts"]}
+    assert shown.code == 0 and PASSWORD not in shown.output
+    parts: dict[str, Any] = {part["name"]: part for part in json.loads(shown.output)["parts"]}
     assert set(parts) == {part.name for part in stack.parts()}
     restarted = next(part for part in parts.values() if part["restarts"])
     assert restarted["restarts"] == 12 and "head size 96" in restarted["last_error"]
     assert restarted["problem"].startswith("starting for ") and "no answer within 60 s" in restarted["problem"]
 
 
-def test_a_state_that_is_not_written_any_more_is_not_shown(stack: Stack) -> None:
+def test_a_state_that_is_not_written_any_more_is_not_shown(stack: Stack, ratchet: Ratchet) -> None:
     """Without what a watcher saw the processes' states are shown, and that they are not probed."""
     old = time.time() - 3600
     os.utime(stack.home / "health.json", (old, old))
     shown = ratchet(stack.home, "status")
-    assert "the watcher has not looked at them lately" in shown.stdout
-    assert "answering" not in shown.stdout and "given up" not in shown.stdout
+    assert "the watcher has not looked at them lately" in shown.output
+    assert "answering" not in shown.output and "given up" not in shown.output
 
 
-def test_a_stopped_stack_is_stopped(tmp_path: Path) -> None:
+def test_a_stopped_stack_is_stopped(tmp_path: Path, ratchet: Ratchet) -> None:
     free_ports(tmp_path)
     health = [PartHealth("engine", HealthState.ANSWERING, time.time())]
     write_health(tmp_path, health, time.time())
-    states = {part["name"]: part["state"] for part in json.loads(ratchet(tmp_path, "status", "--json").stdout)["parts"]}
+    states = {part["name"]: part["state"] for part in json.loads(ratchet(tmp_path, "status", "--json").output)["parts"]}
     assert set(states.values()) == {"stopped"}
 
 
-def test_doctor_checks_the_living_parts(stack: Stack) -> None:
+def test_doctor_checks_the_living_parts(stack: Stack, ratchet: Ratchet) -> None:
     shown = ratchet(stack.home, "doctor", "--json")
-    assert shown.stdout, shown.stderr
-    checks = {check["what"]: check for check in json.loads(shown.stdout)}
+    assert shown.output, shown.error
+    checks = {check["what"]: check for check in json.loads(shown.output)}
     failing = [what for what, check in checks.items() if what.startswith("part ") and not check["ok"]]
-    assert failing and shown.returncode == 1 and PASSWORD not in shown.stdout
+    assert failing and shown.code == 1 and PASSWORD not in shown.output
 
 
-def test_logs_without_a_part_lists_them(stack: Stack) -> None:
+def test_logs_without_a_part_lists_them(stack: Stack, ratchet: Ratchet) -> None:
     shown = ratchet(stack.home, "admin", "logs")
-    assert shown.returncode == 0 and {"engine", "adapter", "supervisord"} <= set(shown.stdout.split())
+    assert shown.code == 0 and {"engine", "adapter", "supervisord"} <= set(shown.output.split())
