@@ -13,9 +13,10 @@ from store.database import Database
 from store.migration import migrate
 from store.schema import Base
 from tests.integration.boxes import box, box_gateway, fresh_box, second_box
+from tests.integration.ratchet_command import ratchet
 from tests.s3_storage import S3Storage, s3_storage
 
-__all__ = ["box", "box_gateway", "fresh_box", "second_box"]
+__all__ = ["box", "box_gateway", "fresh_box", "ratchet", "second_box"]
 
 WITHOUT_FLUSHES = "fsync = off\nfull_page_writes = off\nsynchronous_commit = off\n"
 """A commit waits for no disk, about 5 ms each: the server may be killed, but the machine does not fail."""

@@ -3,17 +3,16 @@
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cli.main import run_app
 from stack.part_health import HealthState, PartHealth, write_health
 from stack.parts import WATCHER, Part, Stack, free_ports
 from stack.supervisor import Supervisor
+from tests.integration.ratchet_command import Ratchet
 
 PASSWORD = "s3cr3t-of-ann"
 DATABASE_URL = f"postgresql://ann:{PASSWORD}@a-database-server.example.org:15432/ratchet_of_ann?sslmode=require"
@@ -24,33 +23,6 @@ class Sleepers(Stack):
 
     def parts(self) -> list[Part]:
         return [Part(part.name, ["sleep", "1000"], part.priority) for part in super().parts()]
-
-
-@dataclass(frozen=True)
-class Shown:
-    """Exit code and output of a command."""
-
-    code: int
-    output: str
-    error: str
-
-
-Ratchet = Callable[..., Shown]
-
-
-@pytest.fixture
-def ratchet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ratchet:
-    """Run the program in this process, for the stack of a directory."""
-
-    def run(home: Path, *arguments: str) -> Shown:
-        for name, value in {"RATCHET_HOME": str(home), "RATCHET_DATABASE_URL": DATABASE_URL, "COLUMNS": "80"}.items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setattr("sys.argv", ["ratchet", *arguments])
-        code = run_app()
-        said = capsys.readouterr()
-        return Shown(code, said.out, said.err)
-
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +40,16 @@ def sleepers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         Supervisor(stack).down()
 
 
+@pytest.fixture(autouse=True)
+def variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RATCHET_DATABASE_URL", DATABASE_URL)
+    monkeypatch.setenv("COLUMNS", "80")
+
+
 @pytest.fixture
-def stack(sleepers: Stack) -> Stack:
-    """The stack whose watcher has written one state of each kind."""
+def stack(sleepers: Stack, monkeypatch: pytest.MonkeyPatch) -> Stack:
+    """The stack whose watcher has written one state of each kind, as the one of the commands."""
+    monkeypatch.setenv("RATCHET_HOME", str(sleepers.home))
     now, states = time.time(), list(HealthState)
     parts = [part.name for part in sleepers.parts() if part.name != WATCHER]
     reason, error = "no answer within 60 s", "RuntimeError: head size 96 is not supported " + 200 * "x"
@@ -83,7 +62,7 @@ def stack(sleepers: Stack) -> Stack:
 
 
 def test_each_part_has_one_line_of_80_columns_and_its_whole_address(stack: Stack, ratchet: Ratchet) -> None:
-    shown = ratchet(stack.home, "status")
+    shown = ratchet("status")
     assert shown.code == 0 and PASSWORD not in shown.output + shown.error
     lines = shown.output.splitlines()
     for part in stack.parts():
@@ -93,7 +72,7 @@ def test_each_part_has_one_line_of_80_columns_and_its_whole_address(stack: Stack
 
 
 def test_json_has_state_reason_restarts_and_last_error(stack: Stack, ratchet: Ratchet) -> None:
-    shown = ratchet(stack.home, "status", "--json")
+    shown = ratchet("status", "--json")
     assert shown.code == 0 and PASSWORD not in shown.output
     parts: dict[str, Any] = {part["name"]: part for part in json.loads(shown.output)["parts"]}
     assert set(parts) == {part.name for part in stack.parts()}
@@ -106,21 +85,22 @@ def test_a_state_that_is_not_written_any_more_is_not_shown(stack: Stack, ratchet
     """Without what a watcher saw the processes' states are shown, and that they are not probed."""
     old = time.time() - 3600
     os.utime(stack.home / "health.json", (old, old))
-    shown = ratchet(stack.home, "status")
+    shown = ratchet("status")
     assert "the watcher has not looked at them lately" in shown.output
     assert "answering" not in shown.output and "given up" not in shown.output
 
 
-def test_a_stopped_stack_is_stopped(tmp_path: Path, ratchet: Ratchet) -> None:
+def test_a_stopped_stack_is_stopped(tmp_path: Path, ratchet: Ratchet, monkeypatch: pytest.MonkeyPatch) -> None:
     free_ports(tmp_path)
+    monkeypatch.setenv("RATCHET_HOME", str(tmp_path))
     health = [PartHealth("engine", HealthState.ANSWERING, time.time())]
     write_health(tmp_path, health, time.time())
-    states = {part["name"]: part["state"] for part in json.loads(ratchet(tmp_path, "status", "--json").output)["parts"]}
+    states = {part["name"]: part["state"] for part in json.loads(ratchet("status", "--json").output)["parts"]}
     assert set(states.values()) == {"stopped"}
 
 
 def test_doctor_checks_the_living_parts(stack: Stack, ratchet: Ratchet) -> None:
-    shown = ratchet(stack.home, "doctor", "--json")
+    shown = ratchet("doctor", "--json")
     assert shown.output, shown.error
     checks = {check["what"]: check for check in json.loads(shown.output)}
     failing = [what for what, check in checks.items() if what.startswith("part ") and not check["ok"]]
@@ -128,5 +108,5 @@ def test_doctor_checks_the_living_parts(stack: Stack, ratchet: Ratchet) -> None:
 
 
 def test_logs_without_a_part_lists_them(stack: Stack, ratchet: Ratchet) -> None:
-    shown = ratchet(stack.home, "admin", "logs")
+    shown = ratchet("admin", "logs")
     assert shown.code == 0 and {"engine", "adapter", "supervisord"} <= set(shown.output.split())

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.main import run_app
+from tests.integration.ratchet_command import Ratchet
 
 ROOT = Path(__file__).parents[3]
 TASK = {"prompt": "fix it", "label": "a", "metadata": {"image": "host", "workdir": "/w", "eval_cmd": "true"}}
@@ -27,8 +27,7 @@ class Machine:
     """A directory with a valid config, dataset and model, one of which a test then breaks."""
 
     directory: Path
-    monkeypatch: pytest.MonkeyPatch
-    capture: pytest.CaptureFixture[str]
+    ratchet: Ratchet
 
     @property
     def home(self) -> Path:
@@ -36,12 +35,9 @@ class Machine:
 
     def train(self, **environment: str) -> str:
         """Run `ratchet train` in this process, expect a refusal, and return the sentence."""
-        for name, value in {"RATCHET_HOME": str(self.home), **environment}.items():
-            self.monkeypatch.setenv(name, value)
-        self.monkeypatch.setattr("sys.argv", ["ratchet", "train", str(self.directory / "run.yaml")])
-        code = run_app()
-        said = self.capture.readouterr()
-        return refusal(code, said.out, said.err)
+        variables = {"RATCHET_HOME": str(self.home), **environment}
+        ended = self.ratchet("train", str(self.directory / "run.yaml"), **variables)
+        return refusal(ended.code, ended.output, ended.error)
 
     def train_under(self, prefix: Sequence[str]) -> str:
         """Run `ratchet train` as a process that another program starts, expect a refusal, and return the sentence."""
@@ -63,14 +59,14 @@ def refusal(code: int, output: str, error: str) -> str:
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Machine:
+def machine(tmp_path: Path, ratchet: Ratchet) -> Machine:
     (tmp_path / "tasks.jsonl").write_text(json.dumps(TASK) + "\n")
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     (tmp_path / "model" / "chat_template.jinja").write_text("{{ messages }}")
     (tmp_path / "model" / "tokenizer.json").write_text("{}")
     (tmp_path / "run.yaml").write_text(f"model: {tmp_path}/model\ndatasets: [{{path: tasks.jsonl}}]\n")
-    return Machine(tmp_path, monkeypatch, capsys)
+    return Machine(tmp_path, ratchet)
 
 
 def test_an_address_of_weights_that_cannot_be_used(machine: Machine) -> None:

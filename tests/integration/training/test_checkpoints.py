@@ -2,52 +2,21 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
-from cli.main import run_app
 from store import runs
 from store.database import Database
+from tests.integration.ratchet_command import Ended, Ratchet
 from tests.integration.training.ranks import supervise
 from tests.integration.training.records import make_config, make_planned_run
 from training.rank_runtime import RankSettings
 
 
-@dataclass(frozen=True)
-class Answer:
-    """Exit code and output of a command."""
-
-    code: int
-    output: str
-    error: str
-
-
-@pytest.fixture
-def checkpoints(
-    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., Awaitable[Answer]]:
-    """Run `ratchet models checkpoints` in a thread of this process."""
-    for name, value in {"RATCHET_HOME": str(tmp_path), "RATCHET_DATABASE_URL": database.url, "COLUMNS": "400"}.items():
-        monkeypatch.setenv(name, value)
-
-    async def run(*arguments: str) -> Answer:
-        monkeypatch.setattr("sys.argv", ["ratchet", "models", "checkpoints", *arguments])
-        capsys.readouterr()
-        code = await asyncio.to_thread(run_app)
-        said = capsys.readouterr()
-        return Answer(code, said.out, said.err)
-
-    return run
-
-
 @pytest.mark.timeout(900)
-async def test_list_and_export(
-    checkpoints: Callable[..., Awaitable[Answer]], database: Database, run_id: str, model: Path, tmp_path: Path
-) -> None:
+async def test_list_and_export(ratchet: Ratchet, database: Database, run_id: str, model: Path, tmp_path: Path) -> None:
     """Of three checkpoints in six steps two are kept; transformers loads the published weights from each."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -55,19 +24,23 @@ async def test_list_and_export(
     settings = RankSettings(run_id, database.url, tmp_path / "policies", tmp_path / "checkpoints")
     await asyncio.to_thread(supervise, settings, 1, tmp_path / "ranks")
 
-    listed = await checkpoints("list", run_id, "--json")
+    def checkpoints(*arguments: str) -> Ended:
+        variables = {"RATCHET_HOME": str(tmp_path), "RATCHET_DATABASE_URL": database.url, "COLUMNS": "400"}
+        return ratchet("models", "checkpoints", *arguments, **variables)
+
+    listed = checkpoints("list", run_id, "--json")
     rows = json.loads(listed.output)
     assert listed.code == 0 and [(row["step"], row["mib"] is not None) for row in rows] == [
         (6, True),
         (4, True),
         (2, False),
     ]
-    table = await checkpoints("list", run_id)
+    table = checkpoints("list", run_id)
     assert table.code == 0 and "deleted" in table.output and rows[0]["uri"] in table.output
 
     for step, arguments in ((6, ()), (4, ("--step", "4"))):
         exported = tmp_path / f"exported-{step}"
-        done = await checkpoints("export", run_id, str(exported), *arguments)
+        done = checkpoints("export", run_id, str(exported), *arguments)
         assert done.code == 0 and f"step {step} of {run_id}" in done.error, done.error  # progress: on standard error
         async with database.begin() as connection:
             version = await runs.newest_version(connection, run_id, step)
@@ -81,5 +54,5 @@ async def test_list_and_export(
         (("--step", "2"), "available steps: 6, 4"),
         (("--step", "6"), "exists already"),
     ):
-        refused = await checkpoints("export", run_id, str(tmp_path / "exported-6"), *arguments)
+        refused = checkpoints("export", run_id, str(tmp_path / "exported-6"), *arguments)
         assert refused.code == 2 and sentence in refused.error, refused.error
