@@ -4,8 +4,6 @@ import gzip
 import json
 import os
 import shutil
-import subprocess
-import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -23,8 +21,9 @@ from sandbox_gateway.machine_probe import probe_machine
 from sandbox_gateway.settings import GatewaySettings
 from sandboxes.base import Sandbox
 from sandboxes.e2b import E2BProvider
+from tests.integration.ratchet_command import Ended, Ratchet
 from tests.integration.sandbox_gateway import image_files
-from tests.integration.sandbox_gateway.conftest import CHECKOUT, GatewayProcess, eventually, provider_of
+from tests.integration.sandbox_gateway.conftest import GatewayProcess, eventually, provider_of
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="images keep their files' owners, which only root may set")
 
@@ -75,16 +74,27 @@ def gateway(
         running.end()
 
 
-def ratchet_images(cache: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "cli.main", "tasks", "images", *map(str, arguments)]
-    environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=CHECKOUT, env=environment)
+Images = Callable[..., Ended]
 
 
-def import_image(cache: Path, *arguments: str | Path) -> dict[str, Any]:
-    done = ratchet_images(cache, "import", *arguments, "--json")
-    assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout))
+@pytest.fixture
+def ratchet_images(ratchet: Ratchet) -> Images:
+    """Run `ratchet tasks images` on the images of a cache directory."""
+
+    def run(cache: Path, *arguments: str | Path) -> Ended:
+        return ratchet("tasks", "images", *map(str, arguments), XDG_CACHE_HOME=str(cache))
+
+    return run
+
+
+@pytest.fixture
+def import_image(ratchet_images: Images) -> Callable[..., dict[str, Any]]:
+    def run(cache: Path, *arguments: str | Path) -> dict[str, Any]:
+        done = ratchet_images(cache, "import", *arguments, "--json")
+        assert done.code == 0, done.error
+        return dict(json.loads(done.output))
+
+    return run
 
 
 async def boot(provider: E2BProvider, reference: str) -> Sandbox:
@@ -128,7 +138,13 @@ def _bring(kind: str, tmp_path: Path, layers: list[bytes]) -> tuple[list[str | P
 
 @pytest.mark.parametrize("kind", ["docker-archive", "docker-archive.gz", "oci-archive", "oci-layout"])
 async def test_an_archive_boots_as_the_image_says(
-    kind: str, layers: list[bytes], tmp_path: Path, cache: Path, gateway: GatewayProcess, box_of: Callable[[str], Any]
+    kind: str,
+    layers: list[bytes],
+    tmp_path: Path,
+    cache: Path,
+    gateway: GatewayProcess,
+    box_of: Callable[[str], Any],
+    import_image: Callable[..., dict[str, Any]],
 ) -> None:
     arguments, reference = _bring(kind, tmp_path, layers)
     facts = import_image(cache, *arguments)
@@ -161,7 +177,12 @@ async def _run_as_default_user(gateway: GatewayProcess, box: Sandbox, command: s
 
 @pytest.mark.parametrize("name", ["Tree", "Tree.tar", "tree.tar.gz"])
 async def test_a_plain_tree_boots(
-    name: str, layers: list[bytes], tmp_path: Path, cache: Path, box_of: Callable[[str], Any]
+    name: str,
+    layers: list[bytes],
+    tmp_path: Path,
+    cache: Path,
+    box_of: Callable[[str], Any],
+    import_image: Callable[..., dict[str, Any]],
 ) -> None:
     source = tmp_path / name
     if name == "Tree":
@@ -175,7 +196,11 @@ async def test_a_plain_tree_boots(
 
 
 async def test_two_boxes_share_an_image_and_not_their_changes(
-    layers: list[bytes], tmp_path: Path, cache: Path, box_of: Callable[[str], Any]
+    layers: list[bytes],
+    tmp_path: Path,
+    cache: Path,
+    box_of: Callable[[str], Any],
+    import_image: Callable[..., dict[str, Any]],
 ) -> None:
     facts = import_image(cache, image_files.write_docker_archive(tmp_path / "a.tar", layers, ["shared"]))
     first, second = await box_of("shared"), await box_of("docker.io/library/shared:latest")
@@ -189,7 +214,11 @@ async def test_two_boxes_share_an_image_and_not_their_changes(
 
 
 async def test_the_agent_gets_a_user_of_its_own_in_an_image_that_has_none(
-    layers: list[bytes], tmp_path: Path, cache: Path, box_of: Callable[[str], Any]
+    layers: list[bytes],
+    tmp_path: Path,
+    cache: Path,
+    box_of: Callable[[str], Any],
+    import_image: Callable[..., dict[str, Any]],
 ) -> None:
     import_image(cache, image_files.write_docker_archive(tmp_path / "a.tar", layers, ["no-agent"]))
     box = await box_of("no-agent")
@@ -209,7 +238,13 @@ async def test_an_unknown_reference_is_refused_with_its_name(gateway: GatewayPro
 
 
 async def test_a_removed_image_stays_while_a_box_uses_it(
-    layers: list[bytes], tmp_path: Path, cache: Path, gateway: GatewayProcess, box_of: Callable[[str], Any]
+    layers: list[bytes],
+    tmp_path: Path,
+    cache: Path,
+    gateway: GatewayProcess,
+    box_of: Callable[[str], Any],
+    import_image: Callable[..., dict[str, Any]],
+    ratchet_images: Images,
 ) -> None:
     changed = [*layers, image_files.make_layer([("srv/only-here", "here\n", {})])]
     facts = import_image(cache, image_files.write_docker_archive(tmp_path / "a.tar", changed, ["held:1", "held:2"]))
@@ -217,10 +252,10 @@ async def test_a_removed_image_stays_while_a_box_uses_it(
     # The config's digest is known, so this only adds a second name.
     assert import_image(cache, tmp_path / "a.tar", "--name", "held:2")["directory"] == facts["directory"]
     directory = Path(facts["directory"])
-    assert ratchet_images(cache, "remove", "held:1").returncode == 0
+    assert ratchet_images(cache, "remove", "held:1").code == 0
     assert directory.is_dir(), "the other name still holds it"
     done = ratchet_images(cache, "remove", "held:2")
-    assert "boxes still use" in done.stderr and directory.is_dir()
+    assert "boxes still use" in done.error and directory.is_dir()
     assert gateway.call("POST", "/sandboxes", json={"templateID": "held:2"}).status_code == 404
     assert (await box.exec("cat /srv/only-here")).stdout == "here\n"
     await box.kill()
@@ -231,17 +266,19 @@ async def test_a_removed_image_stays_while_a_box_uses_it(
         return not directory.exists()
 
     await eventually(collected, 60)
-    assert ratchet_images(cache, "remove", "held:2").returncode == 2
+    assert ratchet_images(cache, "remove", "held:2").code == 2
 
 
-def test_list_shows_what_was_imported(layers: list[bytes], tmp_path: Path) -> None:
+def test_list_shows_what_was_imported(
+    layers: list[bytes], tmp_path: Path, import_image: Callable[..., dict[str, Any]], ratchet_images: Images
+) -> None:
     source = image_files.write_docker_archive(tmp_path / "a.tar", layers, ["docker.io/library/listed"])
     facts = import_image(tmp_path, source)
-    listed = json.loads(ratchet_images(tmp_path, "list", "--json").stdout)
+    listed = json.loads(ratchet_images(tmp_path, "list", "--json").output)
     assert listed == [facts]
     assert facts["reference"] == "listed:latest" and facts["source"] == str(source) and facts["size_bytes"] > 1_000_000
     assert facts["digest"].startswith("sha256:")
-    assert "listed:latest" in ratchet_images(tmp_path, "list").stdout
+    assert "listed:latest" in ratchet_images(tmp_path, "list").output
 
 
 HOSTILE: dict[str, list[image_files.Entry]] = {
