@@ -4,7 +4,7 @@ Pure functions on the host, shared by all graders. A patch's code runs in the ru
 witness sees, so each of these checks can be deceived by itself; the oracle and the control run do not depend on them.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from grading.integrity_rules import TAMPERED
@@ -191,10 +191,7 @@ def has_failed_test(outcomes: Mapping[str, str], listed: Mapping[str, str] | Non
     failed = {name for name, outcome in outcomes.items() if outcome == "failed"}
     if listed is None:
         return any(oracle is None or oracle.outcomes.get(name, "passed") == "passed" for name in failed)
-    files = {f"/{name}" for name in failed if "::" not in name}
-    return "failed" in listed.values() or any(
-        file.endswith("/" + name.partition("::")[0]) for file in files for name in listed
-    )
+    return "failed" in listed.values() or any(name.partition("::")[0] in failed for name in listed)
 
 
 def has_passed(name: str, outcome: str, oracle: Oracle | None, may_xfail: bool = False) -> bool:
@@ -226,49 +223,29 @@ def skipped_by_product(session: RunnerSession, name: str) -> bool:
     return not any(part in place for part in _INSTALLED)
 
 
-def all_tests(observed: RunnerReport) -> dict[str, str]:
-    """Return node id → outcome of all top sessions; a later session overrides, a skip by the product is a failure."""
+def all_tests(observed: RunnerReport, worst: bool = False) -> dict[str, str]:
+    """Return node id → outcome of all top sessions; a skip by the product is a failure.
+
+    Of several sessions with a test the last one counts, or the one with the worst outcome.
+    """
     found: dict[str, str] = {}
     for session in observed.top_sessions:
         for name, outcome in session.tests.items():
-            found[name] = "failed" if skipped_by_product(session, name) else outcome
+            told = "failed" if skipped_by_product(session, name) else outcome
+            found[name] = worse(found.get(name, told), told) if worst else told
     return found
 
 
 def worst_outcomes(outcomes: Mapping[str, str], observed: RunnerReport, oracle: Oracle | None) -> Mapping[str, str]:
     """Return the outcomes of a run, of each test the worst one if pytest ran more often than with the gold patch.
 
-    So a session that the patch adds cannot cover a failure of another one.
+    So a session that the patch adds cannot cover a failure of another one. A name that the witness has not reported is
+    a parser's, which may have read it from any session's log; it counts as failed.
     """
     if not has_more_sessions(observed, oracle):
         return outcomes
-    seen: dict[str, str] = {}
-    for session in observed.top_sessions:
-        for name, outcome in session.tests.items():
-            told = "failed" if skipped_by_product(session, name) else outcome
-            seen[name] = worse(seen.get(name, told), told)
-    reported = locate(outcomes, seen)
-    return {**seen, **{name: worse(seen.get(reported[name], told), told) for name, told in outcomes.items()}}
-
-
-def locate(names: Iterable[str], reported: Iterable[str], files: Collection[str] = ()) -> dict[str, str]:
-    """Return name of a dataset → name as `reported`, which is relative to the workdir.
-
-    A list made in a directory below the workdir has shorter paths: then the only reported path with that end counts.
-    Paths of `files`, and reported ones, stay as they are.
-    """
-    paths = {name.partition("::")[0] for name in reported}
-    longer: dict[str, list[str]] = {}
-    for path in paths:
-        parts = path.split("/")
-        for start in range(1, len(parts)):
-            longer.setdefault("/".join(parts[start:]), []).append(path)
-    found = {}
-    for name in names:
-        path, colons, test = name.partition("::")
-        ends = [] if path in paths or path in files else longer.get(path, [])
-        found[name] = ends[0] + colons + test if colons and len(ends) == 1 else name
-    return found
+    seen = all_tests(observed, worst=True)
+    return {**seen, **{name: worse(seen.get(name, "failed"), told) for name, told in outcomes.items()}}
 
 
 def look_up(tests: Mapping[str, str], name: str) -> str:

@@ -67,10 +67,9 @@ class LoadedModule:
 
 @dataclass(slots=True)
 class RunnerSession:
-    """One run of pytest as its witness saw it. `tests`: node id, with a path below `root`, → worst reported outcome.
-    `exit` None: it did not end. `nested`: a test started it. `worker`: it is a process of xdist. `num_missed`:
-    collected tests without any report. `modules`: by the test file's path. `root`: the workdir, or pytest's root if it
-    is apart.
+    """One run of pytest as its witness saw it. `tests`: node id → worst reported outcome. `exit` None: it did not
+    end. `nested`: a test started it. `worker`: it is a process of xdist. `num_missed`: collected tests without any
+    report. `modules`: by the test file's path; below `root` it is relative.
     """
 
     token: str

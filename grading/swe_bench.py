@@ -6,14 +6,13 @@ printed log does.
 """
 
 import time
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
 from grading.base import TestFiles, TestRun, Verdict, log_tail
 from grading.diff_sections import split_diff
 from grading.eval_cmd import listed_test_files, names_pytest, reason_unfinished, require_canary, require_evidence
-from grading.evidence import all_tests, find_gap, has_passed, judge_runner, locate, look_up, worst_outcomes
+from grading.evidence import all_tests, find_gap, has_passed, judge_runner, look_up, worst_outcomes
 from grading.log_parsers import find_log_parser
 from grading.oracle import Oracle
 from grading.run_hidden_tests import RunnerReport, run_tests
@@ -39,41 +38,34 @@ class SweBenchGrader:
         started = time.monotonic()
         observed = await run_tests(box, row["test_cmd"], workdir, limit_seconds)
         outcomes = outcomes_of(observed, str(row.get("log_parser") or "pytest"))
-        gap = self._lists(spec).find_gap(observed, outcomes, names_pytest(row["test_cmd"]))
+        gap = TestLists.of_row(row).find_gap(observed, outcomes, names_pytest(row["test_cmd"]))
         return TestRun(observed, outcomes, time.monotonic() - started, limit_seconds, gap)
 
     def judge(self, run: TestRun, spec: JsonObject, oracle: Oracle | None) -> Verdict:
-        return judge_lists(run, self._lists(spec), oracle, names_pytest(spec["swe_bench"]["test_cmd"]))
-
-    def _lists(self, spec: JsonObject) -> "TestLists":
-        return TestLists.of_row(spec["swe_bench"], self.test_files(spec))
+        row = spec["swe_bench"]
+        lists = TestLists.of_row(row)
+        return judge_lists(run, lists, oracle, names_pytest(row["test_cmd"]))
 
 
 @dataclass(slots=True, frozen=True)
 class TestLists:
-    """Tests that fail without a solution and pass with one, and tests that always pass. `files`: the task's own."""
+    """Tests that fail without a solution and pass with one, and tests that always pass."""
 
     __test__ = False
 
     fail_to_pass: list[str]
     pass_to_pass: list[str]
-    files: frozenset[str] = frozenset()
 
     @classmethod
-    def of_row(cls, row: JsonObject, tests: TestFiles) -> Self:
+    def of_row(cls, row: JsonObject) -> Self:
         """Return the lists of `metadata.swe_bench` or `metadata.swepro`."""
-        return cls(row["fail_to_pass"], row["pass_to_pass"], tests.paths or frozenset())
-
-    def look_up(self, outcomes: Mapping[str, str], known: Iterable[str]) -> dict[str, str]:
-        """Return each listed test's outcome, under the name that it has in `known` runs."""
-        located = locate([*self.fail_to_pass, *self.pass_to_pass], known, self.files)
-        return {name: look_up(outcomes, reported) for name, reported in located.items()}
+        return cls(row["fail_to_pass"], row["pass_to_pass"])
 
     def find_gap(self, observed: RunnerReport, outcomes: dict[str, str], required: bool) -> str:
         """Return why a run shows nothing of the patch: none of the listed tests ran, and no other test failed."""
         if not self.fail_to_pass:
             return "the row names no test that fails without a solution"
-        seen = list(self.look_up(outcomes, outcomes).values())
+        seen = [look_up(outcomes, name) for name in (*self.fail_to_pass, *self.pass_to_pass)]
         seen += [outcome for outcome in outcomes.values() if outcome == "failed"]
         return find_gap(observed, seen, required, by_name=True)
 
@@ -90,7 +82,7 @@ def judge_lists(run: TestRun, lists: TestLists, oracle: Oracle | None, required:
     GraderFailedError if the box was starved of CPU, and NoEvidenceError.
     """
     outcomes = worst_outcomes(run.outcomes, run.observed, oracle)
-    tests = lists.look_up(outcomes, run.outcomes if oracle is None else oracle.outcomes)
+    tests = {name: look_up(outcomes, name) for name in [*lists.fail_to_pass, *lists.pass_to_pass]}
     unfinished = reason_unfinished(run)
     truthful = judge_runner(run.observed, oracle, required)
     gap = "" if unfinished or truthful.rule else require_evidence(run, oracle)

@@ -16,7 +16,7 @@ import orjson
 
 from grading.base import TestFiles, TestRun, Verdict
 from grading.eval_cmd import names_pytest
-from grading.evidence import all_tests, locate, look_up
+from grading.evidence import all_tests, look_up
 from grading.oracle import Oracle
 from grading.run_hidden_tests import RUNNER_STATE, RunnerReport, run_tests
 from grading.swe_bench import TestLists, judge_lists
@@ -48,18 +48,19 @@ class SweBenchProGrader:
         observed = await run_tests(box, command, workdir, limit_seconds)
         parsed = await _parse(box, row["parser_script"], observed)
         outcomes = confirm_outcomes(parsed, all_tests(observed))
-        gap = TestLists.of_row(row, self.test_files(spec)).find_gap(observed, outcomes, names_pytest(row["run_script"]))
+        gap = TestLists.of_row(row).find_gap(observed, outcomes, names_pytest(row["run_script"]))
         return TestRun(observed, outcomes, time.monotonic() - started, limit_seconds, gap)
 
     def judge(self, run: TestRun, spec: JsonObject, oracle: Oracle | None) -> Verdict:
         row = spec["swepro"]
-        return judge_lists(run, TestLists.of_row(row, self.test_files(spec)), oracle, names_pytest(row["run_script"]))
+        return judge_lists(run, TestLists.of_row(row), oracle, names_pytest(row["run_script"]))
 
 
 def confirm_outcomes(parsed: dict[str, str], seen: dict[str, str]) -> dict[str, str]:
     """Return the parsed tests with the outcomes that the witness saw; `parsed` if the witness saw none of them."""
-    found = {name: look_up(seen, reported) for name, reported in locate(parsed, seen).items()}
-    return found if any(outcome != "missing" for outcome in found.values()) else parsed
+    if not any(look_up(seen, name) != "missing" for name in parsed):
+        return parsed
+    return {name: look_up(seen, name) for name in parsed}
 
 
 def _command(run_script: str, test_files: list[str], env_cmds: str) -> str:

@@ -7,8 +7,6 @@ Each line is `<nonce> <json>`; a pipe gives every reader another nonce. After th
 fail in several ways, runs through the same machinery. If it is reported as passed, the runner was changed. Under xdist
 the canary runs in each worker, since only the workers have tests.
 
-Names of tests are relative to the workdir, not to pytest's root, which a settings file of the patch may move.
-
 For each test file it reports the file that its module was loaded from, and digests of the code that its tests run,
 before the first test and after the last.
 
@@ -213,32 +211,6 @@ def _digest_of(how, code):
     return digest.hexdigest()[:24]
 
 
-class _Places:
-    """Makes node ids relative to the workdir. `base`: the workdir, or pytest's root if neither is below the other."""
-
-    def __init__(self, root):
-        root = root.rstrip("/")
-        self.base = root
-        self.below = ""
-        self.above = ""
-        for workdir in (_WORKDIR, os.path.realpath(_WORKDIR)) if _WORKDIR else ():
-            if (root + "/").startswith(workdir + "/"):
-                self.base = workdir
-                self.below = root[len(workdir) + 1 :]
-                break
-            if (workdir + "/").startswith(root + "/"):
-                self.base = workdir
-                self.above = workdir[len(root) + 1 :]
-                break
-
-    def name(self, node_id):
-        if self.above and node_id.startswith(self.above + "/"):
-            node_id = node_id[len(self.above) + 1 :]
-        elif self.below and node_id not in ("", "."):
-            node_id = self.below + "/" + node_id
-        return node_id[:_MAX_NAME]
-
-
 def _name_digest(node_id):
     """Return a digest of a test's name without parameters. `oracle.py` computes the same of the reported names."""
     path, colons, name = node_id.partition("::")
@@ -250,7 +222,7 @@ def _path_of(item):
     return str(getattr(item, "path", None) or getattr(item, "fspath", ""))  # without legacypath there is no fspath
 
 
-def _modules(items, places, after=False):
+def _modules(items, after=False):
     """Return path of a test file -> the file that its module says it is from, and digests of its tests' code.
 
     Each begins with that of the test's name. How many parameters a test has does not matter, but each has to run the
@@ -262,7 +234,7 @@ def _modules(items, places, after=False):
     for item in items:
         path = _path_of(item)
         files.setdefault(path, str(getattr(getattr(item, "module", None), "__file__", "")))
-        key = (path, _name_digest(places.name(item.nodeid)))
+        key = (path, _name_digest(item.nodeid[:_MAX_NAME]))
         own = code.of_item(item)
         tests[key] = tests[key] & own if key in tests else own
     found = {path: (files[path], set()) for path in files}
@@ -272,8 +244,7 @@ def _modules(items, places, after=False):
 
 
 class Witness:
-    def __init__(self, nonce, pipe, number, worker, places, selected):
-        self.places = places
+    def __init__(self, nonce, pipe, number, worker, selected):
         self.nonce = nonce
         self.pipe = pipe
         self.number = number
@@ -304,11 +275,11 @@ class Witness:
         self.items = list(items)
 
     def is_selected(self, item):
-        return _name_digest(self.places.name(item.nodeid)) in self.selected
+        return _name_digest(item.nodeid[:_MAX_NAME]) in self.selected
 
     def pytest_collection_finish(self, session):
         self.items = list(session.items)
-        self.modules = _modules(self.items, self.places)
+        self.modules = _modules(self.items)
         parents = [item.getparent(_MODULE) for item in self.items if hasattr(item, "getparent")]
         parents = [parent for parent in parents if parent is not None]
         self.canary_parent = parents[-1] if parents and _CAN_MAKE_TESTS else None
@@ -336,7 +307,7 @@ class Witness:
 
     def pytest_collectreport(self, report):
         if report.outcome == "failed":
-            self.send("test", name=self.places.name(report.nodeid), when="collect", outcome="failed")
+            self.send("test", name=report.nodeid[:_MAX_NAME], when="collect", outcome="failed")
 
     def pytest_runtest_logreport(self, report):
         if self.worker or (self.canary and self.canary in report.nodeid):
@@ -352,7 +323,7 @@ class Witness:
         elif hasattr(report, "wasxfail"):
             place = str(getattr(getattr(report.longrepr, "reprcrash", None), "path", ""))
         self.send(
-            "test", name=self.places.name(report.nodeid), when=report.when, outcome=str(report.outcome),
+            "test", name=report.nodeid[:_MAX_NAME], when=report.when, outcome=str(report.outcome),
             xfail=hasattr(report, "wasxfail"), place=place[:_MAX_NAME],
         )  # fmt: skip
 
@@ -367,7 +338,7 @@ class Witness:
         )  # fmt: skip
 
     def tell_modules(self):
-        now = _modules(self.items, self.places, after=True)
+        now = _modules(self.items, after=True)
         for path in now:
             file, codes = self.modules.get(path, ("", set()))
             changed = file != now[path][0] or not codes <= now[path][1]
@@ -449,7 +420,6 @@ def pytest_configure(config):
     _NUMBER += 1
     worker = hasattr(config, "workerinput")
     selected = None if os.environ.get(_CURRENT) else _SELECTED  # a test's own sessions run all their tests
-    places = _Places(str(getattr(config, "rootpath", None) or getattr(config, "rootdir", "")))
-    witness = Witness(_NONCE, _PIPE, _NUMBER, worker, places, selected)
-    witness.send("begin", root=places.base, worker=worker)
+    witness = Witness(_NONCE, _PIPE, _NUMBER, worker, selected)
+    witness.send("begin", root=str(getattr(config, "rootpath", None) or getattr(config, "rootdir", "")), worker=worker)
     config.pluginmanager.register(witness, "ratchet-witness-" + str(_NUMBER))

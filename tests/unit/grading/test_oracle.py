@@ -66,13 +66,13 @@ def test_more_sessions_are_a_difference_only_without_control_runs() -> None:
 
 
 def test_an_added_session_covers_no_failure_of_listed_tests() -> None:
-    failed = session({"backend/t.py::a": "failed"})
-    faked = session({"backend/t.py::a": "passed"})
+    failed = session({"t.py::a": "failed"})
+    faked = session({"t.py::a": "passed"})
     for run in (report(failed, faked), report(faked, failed)):
         outcomes = all_tests(run)
         one = Oracle(num_sessions=1, may_run_more=True)
-        assert worst_outcomes(outcomes, run, one) == {"backend/t.py::a": "failed"}
-        assert worst_outcomes({"t.py::a": "passed"}, run, one)["t.py::a"] == "failed", "a parser's name"
+        assert worst_outcomes(outcomes, run, one) == {"t.py::a": "failed"}
+        assert worst_outcomes({"a": "passed"}, run, one)["a"] == "failed", "a parser's name"
         assert worst_outcomes(outcomes, run, Oracle(num_sessions=2)) == outcomes == all_tests(run)
 
 

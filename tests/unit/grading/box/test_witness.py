@@ -86,41 +86,32 @@ def _frames(
     selected: Sequence[str] | None = None,
     arguments: Sequence[str] = ("test_it.py",),
 ) -> list[dict[str, Any]]:
-    """Write the files, run pytest with each of `arguments` until it fails, and return the reports."""
-    directory.mkdir(exist_ok=True)
-    for name, text in {"product.py": product, "test_it.py": tests, "conftest.py": conftest}.items():
-        (directory / name).write_text(text)
-    return _reports(directory, directory, [f"--rootdir . {one}" for one in arguments], selected)
-
-
-def _reports(
-    workdir: Path, started_in: Path, arguments: Sequence[str], selected: Sequence[str] | None = None
-) -> list[dict[str, Any]]:
-    """Run pytest with each of `arguments` in a directory until it fails, and return what the witness reports.
-
-    `selected`: names of the tests to run.
-    """
-    witness = workdir / "witness"
-    witness.mkdir()
+    """Run pytest with each of `arguments` until it fails, and return the reports. `selected`: names of the tests to
+    run."""
+    witness = directory / "witness"
+    witness.mkdir(parents=True)
     (witness / "nonce").write_text("n" * 32 + "\n")
     os.mkfifo(witness / "frames")
     if selected is not None:
         (witness / "selected").write_text("\n".join(map(name_digest, selected)))
     shutil.copy(_BOX / "witness.py", witness / "ratchet_witness.py")
+    for name, text in {"product.py": product, "test_it.py": tests, "conftest.py": conftest}.items():
+        (directory / name).write_text(text)
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
         "RATCHET_WITNESS": str(witness),
-        "RATCHET_WORKDIR": str(workdir),
+        "RATCHET_WORKDIR": str(directory),
         "PYTEST_PLUGINS": "ratchet_witness",
-        "PYTHONPATH": f"{witness}:{workdir}:{os.environ.get('PYTHONPATH', '')}",
+        "PYTHONPATH": f"{witness}:{directory}:{os.environ.get('PYTHONPATH', '')}",
     }
-    line = " && ".join(f"{sys.executable} -B -m pytest -q -p no:cacheprovider {one}" for one in arguments)
-    with open(workdir / "reports", "wb") as reports:
+    command = f"{sys.executable} -B -m pytest -q -p no:cacheprovider --rootdir . "
+    with open(directory / "reports", "wb") as reports:
         reader = subprocess.Popen(["cat", witness / "frames"], stdout=reports)
     with open(witness / "frames", "wb"):
-        subprocess.run(line, shell=True, cwd=started_in, env=environment, check=False, capture_output=True, timeout=600)
+        line = " && ".join(command + one for one in arguments)
+        subprocess.run(line, shell=True, cwd=directory, env=environment, check=False, capture_output=True, timeout=600)
     reader.wait()
-    return [json.loads(line.partition(" ")[2]) for line in (workdir / "reports").read_text().splitlines()]
+    return [json.loads(line.partition(" ")[2]) for line in (directory / "reports").read_text().splitlines()]
 
 
 def _play(directory: Path, product: str = _PRODUCT, tests: str = _TESTS, takeover: str = "") -> _Run:
@@ -372,23 +363,3 @@ def test_a_session_that_a_test_starts_runs_all_its_tests(tmp_path: Path) -> None
     (tmp_path / "inner.py").write_text("def test_inner():\n    pass\n")
     frames = _frames(tmp_path, tests=_NESTED, selected=["test_it.py::test_runs_pytest"])
     assert _ran(frames) == ["inner.py::test_inner", "test_it.py::test_runs_pytest"]
-
-
-@pytest.mark.parametrize(
-    ("started_in", "arguments"),
-    [("", "tests/a"), ("", "--rootdir . tests/a"), ("tests", "a"), ("tests/a", "--rootdir ../../.. .")],
-)
-def test_names_are_relative_to_the_workdir(tmp_path: Path, started_in: str, arguments: str) -> None:
-    """A settings file below the workdir or an option moves pytest's root, to which its own names are relative."""
-    directory = tmp_path / "repo"
-    tests = directory / "tests" / "a"
-    tests.mkdir(parents=True)
-    (directory / "tests" / "pytest.ini").write_text("[pytest]\n")
-    (tests / "test_it.py").write_text("def test_a():\n    pass\n")
-    (tests / "test_no.py").write_text("import nothing_of_this_name\n")
-    frames = _reports(directory, directory / started_in, [f"--continue-on-collection-errors {arguments}"])
-    names = {frame["name"] for frame in frames if frame["kind"] == "test"}
-    assert names == {"tests/a/test_it.py::test_a", "tests/a/test_no.py"}
-    assert frames[0]["root"] == str(directory)
-    codes = [code for frame in frames if frame["kind"] == "module" for code in frame["codes"]]
-    assert codes and {code[:8] for code in codes} == {name_digest("tests/a/test_it.py::test_a")}
