@@ -7,6 +7,7 @@ its pool of broken oracles.
 
 import asyncio
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -47,7 +48,8 @@ from store.tasks import TaskRow
 
 _PAGE = 100
 _MAX_FAILED = 50
-_NOT_ALONE = "control runs repeat all tests, because those that must fail do not pass alone"
+_NOT_ALONE = "control runs repeat all tests, because those that must fail were not seen to pass alone"
+_TRIED = {"gold": "gold", "empty": "empty", "grade": "gold"}
 _BOX_MARGIN_SECONDS = 600.0
 
 
@@ -116,7 +118,7 @@ class AdmitActivities:
             async with connected_box(self.provider, provider_id) as box:
                 if input.patch == "broken":
                     return await self._break_oracle(box, task, input)
-                if input.as_grade:
+                if input.patch == "grade":
                     return await self._grade_gold(box, task, input)
                 return await self._judge(box, task, input)
         finally:
@@ -153,45 +155,26 @@ class AdmitActivities:
     async def _grade_gold(self, box: Sandbox, task: TaskRow, input: TrialInput) -> TrialResult:
         """Judge the gold patch by the task's oracle, screened as a rollout's grade screens it: by every rule if no
         broken oracle is valid, so that no control run would follow. If control runs could repeat some tests alone, only
-        these run, and the oracle keeps their names if they pass.
+        these run, which is a `control` trial.
         """
         judge = _judge_of(task, input)
         async with self.database.begin() as connection:
-            stored = await admissions.task_oracle(connection, task.id, _version(judge.grader))
-        known = KnownRuns.of_task(stored._replace(broken=_confirmed(stored)), task.spec)
-        assert known.oracle is not None, "only an admitted task gets this trial"
+            stored = await _examined(connection, task.id, _version(judge.grader))
+        known = KnownRuns.of_task(stored._replace(broken=_confirmed(stored.broken)), task.spec)
+        assert known.oracle is not None, "only a task whose gold patch passed gets this trial"
+        judge = replace(judge, known=known, controlled=bool(known.broken))
         selected = selectable_tests(known.broken.values(), known.oracle)
         if selected:
-            return await self._repeat_selected(box, replace(judge, known=known), _gold(task), input, selected)
-        judged = await replace(judge, known=known, controlled=bool(known.broken)).judge(box, _gold(task))
+            return await _try_alone(box, judge, _gold(task), selected)
+        judged = await judge.judge(box, _gold(task))
         screened = () if known.broken else (one.path for one in judged.findings if one.rule != LISTED_TEST.name)
         return TrialResult(
-            patch="gold",
+            patch="grade",
             solved=judged.verdict.solved,
             reason=judged.verdict.reason,
             seconds=judged.verdict.duration_seconds,
             left_out=sorted(set(screened))[:_MAX_FAILED],
         )
-
-    async def _repeat_selected(
-        self, box: Sandbox, judge: PatchJudge, gold: bytes, input: TrialInput, selected: tuple[str, ...]
-    ) -> TrialResult:
-        """Run the selected tests alone; if they pass, add a gold run with their names, from which the task's oracle
-        gets them.
-        """
-        oracle = judge.known.oracle
-        assert oracle is not None
-        try:
-            verdict = judge.verdict(await judge.run(box, gold, selected=selected), oracle)
-        except GraderFailedError as error:
-            return TrialResult(patch="control", reason=f"{_NOT_ALONE}: {error}")
-        if verdict.solved:
-            async with self.database.begin() as connection:
-                chosen = replace(oracle, selected=selected).as_json()
-                await admissions.store_trial(connection, judge.task.id, _version(judge.grader), input.repeat, chosen)
-        told = f"control runs repeat {len(selected)} tests"
-        reason = told if verdict.solved else f"{_NOT_ALONE}: {verdict.reason}"
-        return TrialResult(patch="control", solved=verdict.solved, reason=reason, seconds=verdict.duration_seconds)
 
     async def _break_oracle(self, box: Sandbox, task: TaskRow, input: TrialInput) -> TrialResult:
         """Break the tests at random places and find out which of them the gold patch fails; add them to the pool."""
@@ -200,8 +183,8 @@ class AdmitActivities:
         async with self.database.begin() as connection:
             if input.repeat == 0:
                 await admissions.delete_broken_oracles(connection, task.id, version)
-            stored = await admissions.task_oracle(connection, task.id, version)
-        assert stored.oracle is not None, "only an admitted task gets a pool"
+            stored = await _examined(connection, task.id, version)
+        assert stored.oracle is not None, "only a task whose gold patch passed gets a pool"
         oracle = Oracle.of_json(stored.oracle)
         made = await judge.break_tests(box, _gold(task), oracle, EmptyRun(input.failing, input.failed_at), input.repeat)
         if made.broken is None:
@@ -245,8 +228,8 @@ class AdmitActivities:
             version = _version(find_grader(GRADERS, task.grader))
             decided = decide_admission(input.trials)
             gold = [trial.seconds for trial in input.trials if trial.patch == "gold" and not trial.error]
-            stored = await admissions.trials_of_task(connection, input.task_id, version)
-            oracle = merge_oracles([Oracle.of_json(one) for one in stored]).as_json() if stored else None
+            stored = await _examined(connection, input.task_id, version)
+            pool = _confirmed(stored.broken)
             admission = NewAdmission(
                 task_id=input.task_id,
                 grader=version.grader,
@@ -255,26 +238,52 @@ class AdmitActivities:
                 reason=decided.reason,
                 evidence=[trial.model_dump() for trial in input.trials],
                 gold_seconds=median(gold) if gold else None,
-                oracle=oracle,
+                oracle=_with_selection(stored.oracle, pool, input.trials),
             )
             await admissions.store_admission(connection, admission)
-            if input.complete:
-                await admissions.delete_trials(connection, input.task_id, version)
-                await _confirm_pool(connection, input.task_id, version)
+            await admissions.delete_trials(connection, input.task_id, version)
+            if stored.oracle is not None:  # else this was recorded before, and its answer was lost
+                await admissions.delete_broken_oracles(connection, input.task_id, version)
+                for number, broken in pool.items():
+                    await admissions.store_broken_oracle(connection, input.task_id, version, number, broken)
         return decided
 
 
-async def _confirm_pool(connection: AsyncConnection, task_id: int, version: GraderVersion) -> None:
-    """Replace the task's pool by what of it is confirmed. Doing it again changes nothing."""
-    pool = _confirmed(await admissions.task_oracle(connection, task_id, version))
-    await admissions.delete_broken_oracles(connection, task_id, version)
-    for number, broken in pool.items():
-        await admissions.store_broken_oracle(connection, task_id, version, number, broken)
+async def _examined(connection: AsyncConnection, task_id: int, version: GraderVersion) -> TaskOracle:
+    """Return what the trials of an examination have found so far: what its gold runs have in common, and the pool."""
+    runs = [Oracle.of_json(one) for one in await admissions.trials_of_task(connection, task_id, version)]
+    oracle = merge_oracles(runs).as_json() if runs else None
+    return TaskOracle(oracle, await admissions.pool_of_task(connection, task_id, version))
 
 
-def _confirmed(stored: TaskOracle) -> dict[int, JsonObject]:
-    pool = confirmed_pool({number: BrokenOracle.of_json(one) for number, one in stored.broken.items()})
+def _confirmed(stored: Mapping[int, JsonObject]) -> dict[int, JsonObject]:
+    pool = confirmed_pool({number: BrokenOracle.of_json(one) for number, one in stored.items()})
     return {number: broken.as_json() for number, broken in pool.items()}
+
+
+def _with_selection(
+    oracle: JsonObject | None, pool: Mapping[int, JsonObject], trials: Sequence[TrialResult]
+) -> JsonObject | None:
+    """Return the oracle with the tests that control runs repeat, if the gold patch has always passed them alone."""
+    control = [trial for trial in trials if trial.patch == "control"]
+    if oracle is None or not control or not all(trial.solved for trial in control):
+        return oracle
+    known = Oracle.of_json(oracle)
+    return replace(
+        known, selected=selectable_tests([BrokenOracle.of_json(one) for one in pool.values()], known)
+    ).as_json()
+
+
+async def _try_alone(box: Sandbox, judge: PatchJudge, gold: bytes, selected: tuple[str, ...]) -> TrialResult:
+    """Run only the selected tests on the gold patch. If they do not pass, or if this box fails, control runs repeat all
+    tests.
+    """
+    try:
+        verdict = judge.verdict(await judge.run(box, gold, selected=selected), judge.known.oracle)
+    except (GraderFailedError, SandboxGoneError) as error:
+        return TrialResult(patch="control", reason=f"{_NOT_ALONE}: {error}")
+    told = f"control runs repeat {len(selected)} tests" if verdict.solved else f"{_NOT_ALONE}: {verdict.reason}"
+    return TrialResult(patch="control", solved=verdict.solved, reason=told, seconds=verdict.duration_seconds)
 
 
 def broken_trial(made: BrokenTests, pool: dict[int, BrokenOracle], number: int) -> TrialResult:
@@ -305,30 +314,36 @@ def _gold(task: TaskRow) -> bytes:
     return str(task.spec["gold_patch"]).encode()
 
 
-def decide_admission(trials: list[TrialResult]) -> AdmissionResult:
+def decide_admission(trials: Sequence[TrialResult]) -> AdmissionResult:
     """Admit a task if every gold trial is solved and no empty one is; otherwise give the reason."""
     gold = [trial for trial in trials if trial.patch == "gold"]
     empty = [trial for trial in trials if trial.patch == "empty"]
-    error = next((trial for trial in [*gold, *empty] if trial.error), None)
+    has_pool = any(trial.patch == "broken" and trial.solved for trial in trials)
+    graded = next((trial for trial in trials if trial.patch == "grade" and not (has_pool and trial.error)), None)
+    error = next((trial for trial in [*gold, *empty, graded] if trial is not None and trial.error), None)
     if error is not None:
-        return AdmissionResult(admitted=False, reason=f"the {error.patch} patch got no verdict: {error.error}")
+        return AdmissionResult(admitted=False, reason=f"the {_TRIED[error.patch]} patch got no verdict: {error.error}")
     if not gold or not empty:
         return AdmissionResult(admitted=False, reason="both patches have to be tried")
     num_passed = sum(trial.solved for trial in gold)
     num_failed = sum(not trial.solved for trial in empty)
-    if num_passed == len(gold) and num_failed == len(empty):
-        return AdmissionResult(admitted=True, reason="")
     reasons = []
     if num_passed < len(gold):
         first = next(trial for trial in gold if not trial.solved)
         flaky = "flaky: " if num_passed else ""
         reasons.append(f"the gold patch passed {num_passed} of {len(gold)} times ({flaky}{first.reason})")
-        if first.left_out:
-            reasons[-1] = (
-                f"no control run can check this task's grades, so {', '.join(first.left_out)} of the gold patch is "
-                f"left out, and it is not solved ({first.reason}); `metadata.integrity.allow` keeps files of a patch"
-            )
     if num_failed < len(empty):
         flaky = " (flaky)" if num_failed else ""
         reasons.append(f"the empty patch failed {num_failed} of {len(empty)} times{flaky}")
-    return AdmissionResult(admitted=False, reason="; ".join(reasons))
+    if graded is not None and not graded.solved:
+        reasons.append(_why_no_grade(graded))
+    return AdmissionResult(admitted=not reasons, reason="; ".join(reasons))
+
+
+def _why_no_grade(graded: TrialResult) -> str:
+    if not graded.left_out:
+        return f"the gold patch passed and then failed as a grade (flaky: {graded.reason})"
+    return (
+        f"no control run can check this task's grades, so {', '.join(graded.left_out)} of the gold patch is left out, "
+        f"and it is not solved ({graded.reason}); `metadata.integrity.allow` keeps files of a patch"
+    )

@@ -83,14 +83,15 @@ class KnownRuns:
         return [numbers for numbers in both if numbers]
 
     def control_runs(self, seed: int) -> list[int | None]:
-        """Return what a solved patch is run against: numbers of broken oracles, and None once for the true tests.
+        """Return what a solved patch is run against: numbers of broken oracles, and None for the true tests.
 
-        The order is random. A patch that only knows by some trace that it has run before fails the repetition of the
-        true tests or passes a broken oracle.
+        The order is random. A patch that knows that it has run before fails a repetition of the true tests or passes a
+        broken oracle. If selected tests tell it so, the true tests run twice: then acting at random in these runs only
+        succeeds no more often than in all runs.
         """
         rng = random.Random(f"control {seed}")
         runs: list[int | None] = [rng.choice(numbers) for numbers in self.control_choices()]
-        if runs:
+        for _ in range((2 if self.selected else 1) if runs else 0):
             runs.insert(rng.randrange(len(runs) + 1), None)
         return runs
 
@@ -196,9 +197,15 @@ class PatchJudge:
         """Put the patch and the task's tests into a fresh box."""
         preparation = BoxPreparation(box, self.task, self.limits.workspace_seconds)
         tests = self.grader.test_files(self.task.spec)
-        oracle = self.known.oracle if self.has_control_runs else None
-        expected = frozenset(name.partition("::")[0] for name in (oracle.passed if oracle else ()))
-        return await preparation.run(tests, self.base_commit, diff, self.controlled, expected)
+        return await preparation.run(tests, self.base_commit, diff, self.controlled, self._expected_files())
+
+    def _expected_files(self) -> frozenset[str]:
+        """Return the test files whose tests the oracle expects; none if the row lists the tests that have to pass."""
+        oracle = self.known.oracle
+        if oracle is None or not self.has_control_runs or PatchPolicy.of_task(self.task.spec, None).named_files:
+            return frozenset()
+        paths = {name.partition("::")[0] for name in oracle.passed}
+        return frozenset(path for path in paths if matches_pattern(path, ORDINARY_TESTS))
 
     def gold_oracle(self, done: PatchRun) -> Oracle:
         """Return the oracle of a gold run that has run its tests, without tests that only the gold patch brings.

@@ -47,13 +47,16 @@ class Oracle:
 
     @classmethod
     def of_json(cls, values: JsonObject) -> Self:
-        """Return the oracle that `as_json` stored."""
+        """Return the oracle that `as_json` stored. Keys of a later version are ignored."""
+        known = {name: value for name, value in values.items() if name in cls.__dataclass_fields__}
         tuples = {name: tuple(values.get(name, ())) for name in ("canaries", "selected")}
-        return cls(**{**values, **tuples})
+        return cls(**{**known, **tuples})
 
     def as_json(self) -> JsonObject:
-        """Return the oracle as a JSON column."""
-        return asdict(self)
+        """Return the oracle as a JSON column, without `may_run_more`, which is a fact of a judgement."""
+        values = asdict(self)
+        del values["may_run_more"]
+        return values
 
     def without_files(self, paths: Collection[str]) -> Self:
         """Return the oracle without tests of these files and their code."""
@@ -94,7 +97,6 @@ def merge_oracles(oracles: Sequence[Oracle]) -> Oracle:
             path: [code for code in codes if all(code in other.modules.get(path, ()) for other in others)]
             for path, codes in first.modules.items()
         },
-        selected=next((oracle.selected for oracle in oracles if oracle.selected), ()),
     )
 
 

@@ -48,13 +48,13 @@ class AdmitPage(Payload):
     record: StageOptions
 
 
-Trial = Literal["gold", "empty", "broken", "control"]
+Trial = Literal["gold", "empty", "broken", "grade", "control"]
 
 
 class TrialInput(Payload):
-    """One run of a task's hidden tests in a new box: on its gold patch, on an empty one, or (`broken`) on the gold
-    patch with broken tests. `repeat` counts the runs of each kind. `as_grade`: the patch is screened as in a rollout's
-    grade. `failing`: tests that failed without a patch. `failed_at`: lines of files that this run's log names.
+    """One run of a task's hidden tests in a new box: on its gold patch, on an empty one, on the gold patch with broken
+    tests (`broken`), or on the gold patch as a rollout's grade judges it (`grade`). `repeat` counts the runs of each
+    kind. `failing`: tests that failed without a patch. `failed_at`: lines of files that this run's log names.
     """
 
     task_id: int
@@ -62,7 +62,6 @@ class TrialInput(Payload):
     repeat: int
     eval_seconds: float
     workspace_seconds: float
-    as_grade: bool = False
     failing: list[str] = Field(default_factory=list)
     failed_at: list[str] = Field(default_factory=list)
 
@@ -73,7 +72,7 @@ class TrialResult(Payload):
     the patch, or whose runner settings it puts back. `error`: why there is no verdict.
 
     Of a broken trial `solved` means that the gold patch failed the broken tests as it should: they joined the pool. A
-    gold trial as a grade becomes a `control` trial if it ran the tests that must fail alone; `solved`: they passed.
+    `grade` trial becomes a `control` trial if it ran only the tests that control runs repeat; `solved`: they passed.
     """
 
     patch: Trial
@@ -87,11 +86,10 @@ class TrialResult(Payload):
 
 
 class AdmissionInput(Payload):
-    """All trials of one task. `complete`: no more trials follow."""
+    """All trials of one task."""
 
     task_id: int
     trials: list[TrialResult]
-    complete: bool = True
 
 
 class AdmissionResult(Payload):

@@ -78,8 +78,13 @@ async def task_oracle(connection: AsyncConnection, task_id: int, version: Grader
     oracle = (await connection.execute(admitted)).scalar_one_or_none()
     if oracle is None:
         return TaskOracle(None, {})
+    return TaskOracle(oracle, await pool_of_task(connection, task_id, version))
+
+
+async def pool_of_task(connection: AsyncConnection, task_id: int, version: GraderVersion) -> dict[int, JsonObject]:
+    """Return the task's broken oracles by number."""
     pool = select(BrokenOracleTable.number, BrokenOracleTable.content).where(*_of(BrokenOracleTable, task_id, version))
-    return TaskOracle(oracle, {row.number: row.content for row in await connection.execute(pool)})
+    return {row.number: row.content for row in await connection.execute(pool)}
 
 
 async def store_trial(

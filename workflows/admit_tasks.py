@@ -1,31 +1,31 @@
 """The AdmitTasks workflow: grade every task of a dataset with its gold patch and with an empty one, k times each.
 
-A task is admitted or quarantined, with the evidence in the store. For an admitted task a pool of broken oracles is
-made, against which control runs check solved patches. Then the gold patch is judged once more as a grade would judge
-it, and the task is quarantined if it is not solved. An interrupted admission continues where it was.
+A task is admitted or quarantined, with the evidence in the store. Before a task is admitted, a pool of broken oracles
+is made, against which control runs check solved patches, and the gold patch is judged as a grade would judge it. Tasks
+whose result is stored are not examined again by a later admission.
 """
 
 import asyncio
-from typing import Literal
 
 from pydantic import ValidationError
 from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.admission import AdmitActivities
+    from activities.admission import AdmitActivities, decide_admission
     from ratchet.grading_payloads import (
         AdmissionInput,
         AdmitInput,
         AdmitPage,
         AdmitResult,
         LabelledTask,
+        Trial,
         TrialInput,
         TrialResult,
     )
     from workflows.activity_options import FIRST_STAGE, failure_cause, run_activity
 
-_PATCHES: tuple[Literal["gold"], Literal["empty"]] = ("gold", "empty")
+_PATCHES: tuple[Trial, Trial] = ("gold", "empty")
 
 
 @workflow.defn(name="AdmitTasks", failure_exception_types=[ValidationError])
@@ -49,26 +49,31 @@ class AdmitTasks:
         return AdmitResult(admitted=counts["admitted"], quarantined=counts["quarantined"])
 
     async def _examine(self, input: AdmitInput, page: AdmitPage, task: LabelledTask, window: asyncio.Semaphore) -> bool:
-        """Run all trials of one task one after the other, until one gets no verdict; return whether it is admitted.
-
-        An admitted task then gets its pool of broken oracles, and the gold patch a trial as a grade.
-        """
-        trials: list[TrialResult] = []
-        limits = {"eval_seconds": input.eval_seconds, "workspace_seconds": input.workspace_seconds}
-        as_grade = TrialInput(task_id=task.task_id, patch="gold", repeat=input.repeats, as_grade=True, **limits)
+        """Run all trials of one task one after the other, until one gets no verdict; return whether it is admitted."""
         async with window:
-            for repeat in range(input.repeats):
-                pair = [TrialInput(task_id=task.task_id, patch=patch, repeat=repeat, **limits) for patch in _PATCHES]
-                trials += [await self._run_trial(trial, page, task.label) for trial in pair]
-                if any(trial.error for trial in trials):
-                    break
-        decision = AdmissionInput(task_id=task.task_id, trials=trials, complete=False)
-        if (await run_activity(AdmitActivities.record_admission, decision, page.record)).admitted:
-            async with window:
+            trials = await self._try_patches(input, page, task)
+            if decide_admission(trials).admitted:
                 trials += await self._make_pool(input, page, task, trials)
-                trials.append(await self._run_trial(as_grade, page, task.label))
-        complete = AdmissionInput(task_id=task.task_id, trials=trials)
-        return (await run_activity(AdmitActivities.record_admission, complete, page.record)).admitted
+                trials += await self._try_grades(input, page, task)
+        examined = AdmissionInput(task_id=task.task_id, trials=trials)
+        return (await run_activity(AdmitActivities.record_admission, examined, page.record)).admitted
+
+    async def _try_patches(self, input: AdmitInput, page: AdmitPage, task: LabelledTask) -> list[TrialResult]:
+        trials: list[TrialResult] = []
+        for repeat in range(input.repeats):
+            trials += [
+                await self._run_trial(_trial(input, task, patch, repeat), page, task.label) for patch in _PATCHES
+            ]
+            if any(trial.error for trial in trials):
+                break
+        return trials
+
+    async def _try_grades(self, input: AdmitInput, page: AdmitPage, task: LabelledTask) -> list[TrialResult]:
+        """Judge the gold patch as a grade; as often as the patches are tried, if these are control runs."""
+        trials = [await self._run_trial(_trial(input, task, "grade", 0), page, task.label)]
+        while len(trials) < input.repeats and trials[-1].patch == "control" and trials[-1].solved:
+            trials.append(await self._run_trial(_trial(input, task, "grade", len(trials)), page, task.label))
+        return trials
 
     async def _make_pool(
         self, input: AdmitInput, page: AdmitPage, task: LabelledTask, trials: list[TrialResult]
@@ -77,15 +82,8 @@ class AdmitTasks:
         empty = next(trial for trial in trials if trial.patch == "empty")
         made: list[TrialResult] = []
         while len(made) < 3 * input.broken_oracles and sum(one.solved for one in made) < input.broken_oracles:
-            trial = TrialInput(
-                task_id=task.task_id,
-                patch="broken",
-                repeat=len(made),
-                eval_seconds=input.eval_seconds,
-                workspace_seconds=input.workspace_seconds,
-                failing=empty.failed,
-                failed_at=empty.failed_at,
-            )
+            known = {"failing": empty.failed, "failed_at": empty.failed_at}
+            trial = _trial(input, task, "broken", len(made)).model_copy(update=known)
             made.append(await self._run_trial(trial, page, task.label))
             if len(made) > 1 and made[-1].error and made[-2].error:
                 break  # the task's tests have nothing to break, or its boxes fail
@@ -101,3 +99,13 @@ class AdmitTasks:
             if cause.is_cancellation:
                 raise
             return TrialResult(patch=trial.patch, error=cause.message)
+
+
+def _trial(input: AdmitInput, task: LabelledTask, patch: Trial, repeat: int) -> TrialInput:
+    return TrialInput(
+        task_id=task.task_id,
+        patch=patch,
+        repeat=repeat,
+        eval_seconds=input.eval_seconds,
+        workspace_seconds=input.workspace_seconds,
+    )

@@ -43,8 +43,8 @@ class BuildContextTable(Base):
 class AdmissionTable(Base):
     """One grader version's admission of a task: admitted if its gold patch always passed and the empty one never did.
 
-    `evidence`: [{"patch": "gold" or "empty", "solved", "reason", "seconds", "tests"}], one per trial. `oracle`: what
-    the gold runs have in common (`grading/oracle.py`); NULL if there is none.
+    `evidence`: one `TrialResult` (`ratchet/grading_payloads.py`) per trial. `oracle`: what the gold runs have in common
+    (`grading/oracle.py`); NULL if there is none.
     """
 
     __tablename__ = "admission"

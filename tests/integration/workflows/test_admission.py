@@ -80,7 +80,7 @@ async def test_admission_tells_good_broken_and_flaky_tasks_apart(loop: Loop, mon
         assert (await connection.execute(held)).scalar_one() == 0
     assert rows["good"].admitted and rows["good"].gold_seconds > 0
     kinds = [trial["patch"] for trial in rows["good"].evidence]
-    assert kinds[:4] == ["gold", "empty", "gold", "empty"] and set(kinds[4:-1]) == {"broken"} and kinds[-1] == "gold"
+    assert kinds[:4] == ["gold", "empty", "gold", "empty"] and set(kinds[4:-1]) == {"broken"} and kinds[-1] == "grade"
     assert "gold patch passed 0 of 2" in rows["gold_fails"].reason
     assert "empty patch failed 0 of 2" in rows["empty_passes"].reason
     assert "no gold_patch" in rows["no_gold"].reason
@@ -91,7 +91,7 @@ async def test_admission_tells_good_broken_and_flaky_tasks_apart(loop: Loop, mon
     report = subprocess.run(command, env=loop.environment, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "8 tasks examined: 1 admitted, 7 quarantined." in report
     assert "| broken oracles | result |" in report
-    assert "| good | eval_cmd 4 | 3/3 | 2/2 | " in report and "| empty_passes | eval_cmd 4 | 2/2 | 0/2 | " in report
+    assert "| good | eval_cmd 4 | 2/2 | 2/2 | " in report and "| empty_passes | eval_cmd 4 | 2/2 | 0/2 | " in report
     again = await run(loop, "AdmitTasks", {"dataset": path, "repeats": 2})
     assert again == {"admitted": 0, "quarantined": 0}, "what the present graders have examined is not examined again"
 
@@ -130,8 +130,9 @@ async def test_tasks_of_real_packages_are_admitted(loop: Loop) -> None:
         rows = (await connection.execute(found.where(TaskTable.dataset == str(path)))).all()
     assert {row.label for row in rows} == only
     assert result == {"admitted": 2, "quarantined": 0}, [row.reason for row in rows]
-    judged = [trial for row in rows for trial in row.evidence if trial["patch"] != "broken"]
+    judged = [trial for row in rows for trial in row.evidence if trial["patch"] in ("gold", "empty")]
     assert all("fail-to-pass" in trial["reason"] for trial in judged)
+    assert all(row.evidence[-1]["patch"] == "control" and row.evidence[-1]["solved"] for row in rows)
     for row in rows:
         broken = [trial for trial in row.evidence if trial["patch"] == "broken"]
         assert sum(trial["solved"] for trial in broken) == 4, broken

@@ -40,7 +40,7 @@ async def test_a_solved_verdict_is_checked(loop: Loop, tmp_path_factory: pytest.
     caught = [bool(one["passed"]) for one in grade.control]
     assert grade.has_oracle and caught == ([False] * (len(caught) - 1) + [outcome == "rejected"]), grade
     repeated = [one["solved"] for one in grade.control if one["broken_oracle"] is None]
-    assert outcome == "rejected" or (len(caught) == 3 and repeated == [True]), grade.control
+    assert outcome == "rejected" or (len(caught) == 4 and repeated == [True, True]), grade.control
     assert (grade.rule, grade.solved) == (("control_run", False) if outcome == "rejected" else ("", True))
     assert [role for role, _ in found] == ["agent", *["grade"] * (1 + len(grade.control))] and {
         state for _, state in found

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activities.admission import broken_trial
+from activities.admission import broken_trial, decide_admission
 from activities.datasets.lints import lint_config, lint_rows
 from activities.regrade import reward_spread
 from cli.tasks.datasets import _pool_in_words
@@ -195,3 +195,31 @@ def test_a_broken_trial_needs_its_counterpart() -> None:
     weak = broken_trial(made("negation", False), {}, 1)
     assert weak.solved and "weakly controlled" in weak.reason
     assert _pool_in_words([weak.model_dump(), alone.model_dump()]).startswith("1/2 (1 weak): ")
+
+
+def _trials(*kinds: str, **changes: object) -> list[TrialResult]:
+    """Return trials that went well, the last one with changes."""
+    trials = [TrialResult(patch=kind, solved=kind != "empty") for kind in kinds]
+    return [*trials[:-1], trials[-1].model_copy(update=changes)]
+
+
+@pytest.mark.parametrize(
+    ("trials", "words"),
+    [
+        (_trials("gold", "empty"), ""),
+        (_trials("gold", "empty", "broken", "broken", "control", solved=False), ""),
+        (_trials("gold", "empty", "broken", "grade", solved=False, error="the box was lost"), ""),
+        (_trials("gold", "empty", "broken", "grade"), ""),
+        (_trials("gold", "empty", "grade"), ""),
+        (_trials("gold", "empty", "grade", solved=False, error="the box was lost"), "the gold patch got no verdict"),
+        (_trials("gold", "empty", "grade", solved=False, left_out=["Makefile"]), "Makefile of the gold patch is left"),
+        (_trials("gold", "empty", "broken", "grade", solved=False, reason="exit code 1"), "flaky: exit code 1"),
+        (_trials("gold", "empty", "gold", solved=False), "passed 1 of 2 times (flaky"),
+        (_trials("gold", "empty", solved=True), "failed 0 of 1 times"),
+        (_trials("gold"), "both patches"),
+    ],
+)
+def test_the_decision_on_a_task(trials: list[TrialResult], words: str) -> None:
+    """A box that fails in the trial of control runs costs no admission: they repeat all tests then."""
+    decided = decide_admission(trials)
+    assert decided.admitted == (not words) and words in decided.reason
