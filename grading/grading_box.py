@@ -82,7 +82,7 @@ class BoxPreparation:
         expected: frozenset[str] = frozenset(),
     ) -> PreparedBox:
         """Prepare the box for `diff`. `controlled`: a control run checks the verdict if it is `solved`.
-        `expected`: files whose tests have to pass.
+        `expected`: test files of the base whose tests have to pass as they are.
 
         Raises GraderFailedError if the row's own commands or tests fail.
         """

@@ -200,7 +200,8 @@ class PatchJudge:
         return await preparation.run(tests, self.base_commit, diff, self.controlled, self._expected_files())
 
     def _expected_files(self) -> frozenset[str]:
-        """Return the test files whose tests the oracle expects; none if the row lists the tests that have to pass."""
+        """Return the base's test files whose tests the oracle expects, which a patch leaves as they are; none if the
+        row lists the tests that have to pass."""
         oracle = self.known.oracle
         if oracle is None or not self.has_control_runs or PatchPolicy.of_task(self.task.spec, None).named_files:
             return frozenset()
@@ -211,7 +212,8 @@ class PatchJudge:
         """Return the oracle of a gold run that has run its tests, without tests that only the gold patch brings.
 
         These are in files that the gold patch makes or changes and that are not the task's: for example doctests of the
-        product. In a row that lists no tests, files of the base that are named like tests are the task's.
+        product. In a row that lists no tests, files of the base that are named like tests are the task's. In one that
+        lists the tests that count, code of other test files binds no patch.
         """
         assert done.run is not None
         policy = PatchPolicy.of_task(self.task.spec, self.grader.test_files(self.task.spec).paths)
@@ -222,7 +224,10 @@ class PatchJudge:
             return change.path in own or (is_named and not change.added)
 
         brought = {change.path for change in done.prepared.changes if not is_own(change)}
-        return Oracle.of_run(done.run.observed, done.run.outcomes).without_files(brought)
+        oracle = Oracle.of_run(done.run.observed, done.run.outcomes).without_files(brought)
+        if policy.named_files:  # the row lists the tests that count
+            return replace(oracle, modules={path: codes for path, codes in oracle.modules.items() if path in own})
+        return oracle
 
     async def test_sources(self, box: Sandbox, names: Sequence[str]) -> dict[str, bytes]:
         """Return the sources of the hidden tests in a prepared box, by target of an edit.

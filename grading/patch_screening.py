@@ -44,7 +44,7 @@ class PatchPolicy:
     """The task's rules for patches. `test_files` None: the task lists no tests, so any directory may hold some.
 
     `named_files`: files that its test ids name. `commands`: its test commands. `controlled`: a control run checks every
-    verdict that would be solved. `expected`: files whose tests have to pass, which a patch may change but not delete.
+    verdict that would be solved. `expected`: test files of the base whose tests have to pass as they are.
     """
 
     test_files: frozenset[str] | None = None
@@ -183,8 +183,7 @@ class _Screening:
             case "program":
                 return is_new and (EXECUTABLE in change.modes or change.is_symlink)
             case "test":
-                is_expected = change.deleted and change.path in self.policy.expected
-                return is_expected or self.tests.is_listed_test(change)
+                return change.path in self.policy.expected or self.tests.is_listed_test(change)
             case "shadow":
                 return self.tests.shadows(change)
             case "support":

@@ -7,6 +7,7 @@ edited assertion was not reached.
 
 import ast
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -49,6 +50,7 @@ _OF_ONE_VALUE = ("assertTrue", "assertFalse", "assertIsNone")
 _RAISES = ("raises", "assertRaises", "assertRaisesRegex")
 _CHECKS = ("assert", "check", "compare", "ensure", "expect", "verify")
 _NEVER_RAISED = "GeneratorExit"
+_QUOTED = re.compile(r"""([rRuU]?('{3}|"{3}|'|"))(.*)\2""", re.DOTALL)
 
 
 def python_sites(source: bytes, rng: random.Random, up: bool = True) -> list[AssertionSite]:
@@ -249,10 +251,15 @@ class _FunctionSites:
         if isinstance(value, int | float):
             return self._other_number(value)
         if isinstance(value, str):
-            return repr(other_text(value, self.rng))
+            return self._in_quotes(leaf, value, other_text(value, self.rng))
         if isinstance(value, bytes):
             return repr(other_text(value.decode("latin-1"), self.rng).encode("latin-1"))
         return "0" if value is None else "None"
+
+    def _in_quotes(self, leaf: ast.Constant, value: str, other: str) -> str:
+        """Return another text in the quotes of a literal, which would else tell that it was changed."""
+        written = _QUOTED.fullmatch(self.spans.text(leaf))
+        return f"{written[1]}{other}{written[2]}" if written and written[3] == value else repr(other)
 
     def _other_number(self, value: int | float) -> str:
         text = repr(value)

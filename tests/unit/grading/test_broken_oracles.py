@@ -20,7 +20,8 @@ from grading.broken_oracles import (
     spec_sources,
     validated,
 )
-from grading.oracle import Oracle, merge_oracles, name_digest
+from grading.judge_patch import KnownRuns
+from grading.oracle import Oracle, name_digest
 from grading.run_hidden_tests import RunnerReport
 from ratchet.errors import GraderFailedError, SuspectPatchError
 
@@ -230,8 +231,12 @@ def test_control_runs_repeat_the_tests_that_some_member_must_fail() -> None:
     assert not selectable_tests([*pool, by_exit], oracle), "the exit code is that of all tests"
     assert not selectable_tests(pool, replace(oracle, canaries=())), "no witness ran"
     assert not selectable_tests(pool, oracle.only(selected)), "no test would be left out"
-    kept = merge_oracles([oracle, replace(oracle, selected=selected)])
-    assert kept.selected == selected and Oracle.of_json(json.loads(json.dumps(kept.as_json()))) == kept
+    kept = replace(oracle, selected=selected)
+    assert Oracle.of_json(json.loads(json.dumps({**kept.as_json(), "a later key": 1}))) == kept
+    runs = KnownRuns(
+        kept, dict(enumerate(replace(one, up=not number) for number, one in enumerate(pool)))
+    ).control_runs(1)
+    assert sorted(runs, key=str) == [0, 1, None, None], "of selected tests a patch sees that they are run again"
 
 
 def test_of_selected_tests_only_outcomes_are_judged() -> None:

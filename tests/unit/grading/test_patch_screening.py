@@ -44,15 +44,16 @@ def change(path: str, mode: str = "100644", added: bool | None = None, deleted: 
     return FileChange(path, b"", is_new, deleted, frozenset({mode}))
 
 
-def test_an_expected_test_of_the_base_may_be_changed_but_not_deleted() -> None:
+def test_an_expected_test_of_the_base_stays_as_it_is() -> None:
     path = "tests/test_other.py"
     for listed in (frozenset({LISTED}), None):
         policy = PatchPolicy(listed, controlled=True, expected=frozenset({path}))
-        moved = [change(path, deleted=True), change("tests/test_moved.py")]
-        screened = screen_patch(moved, policy, BASE)
-        assert [finding.path for finding in screened.findings] == [path] and screened.kept == moved[1:]
-        others = [change(path), change("tests/test_base.py", deleted=True)]
-        assert screen_patch(others, policy, BASE).kept == others
+        for own in (change(path, deleted=True), change(path)):
+            screened = screen_patch([own, change("tests/test_moved.py")], policy, BASE)
+            assert [finding.path for finding in screened.findings] == [path]
+            assert [kept.path for kept in screened.kept] == ["tests/test_moved.py"]
+        other = [change("tests/test_base.py", deleted=True)]
+        assert screen_patch(other, policy, BASE).kept == other
 
 
 def rule_of(path: str, mode: str = "100644", controlled: bool = False, **policy: object) -> str:
