@@ -29,7 +29,11 @@ WRONG: dict[str, shop.Edits] = {
     },
     "is killed": {PRICE: "import os\n" + shop.TOTAL + "def discount(cents, percent):\n    os.kill(os.getpid(), 9)\n"},
     "recurses for ever": {PRICE: shop.TOTAL + "def discount(cents, percent):\n    return discount(cents, percent)\n"},
-    "loops for ever": {PRICE: shop.TOTAL + "def discount(cents, percent):\n    while True:\n        pass\n"},
+    "loops for ever": {
+        PRICE: "import time\n"
+        + shop.TOTAL
+        + "def discount(cents, percent):\n    while True:\n        time.sleep(0.1)\n"
+    },
     "raises": {PRICE: shop.TOTAL + "def discount(cents, percent):\n    raise KeyError(cents)\n"},
     "returns nothing": {PRICE: shop.TOTAL + "def discount(cents, percent):\n    pass\n"},
     "prints bytes that are no text": {PRICE: "import os\nos.write(1, bytes(range(256)))\n" + shop.TOTAL + shop.BUG},
@@ -55,7 +59,7 @@ CASES = [*((name, "swe_bench") for name in WRONG), *((name, "eval_cmd") for name
 async def test_it_is_not_solved_and_not_rejected(
     fresh_box: FreshBox, tree: Path, test_patch: str, name: str, grader: str
 ) -> None:
-    limits = GradingLimits(6 if name == "loops for ever" else 60, 60)
+    limits = GradingLimits(15 if name == "loops for ever" else 60, 60)
     judge = PatchJudge(GRADERS[grader], shop.task(grader, test_patch), limits)
     found = await judge_in_boxes(judge, fresh_box, shop.diff(tree, WRONG[name], (), {}))
     verdict = found.verdict
