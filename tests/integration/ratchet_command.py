@@ -23,17 +23,17 @@ Ratchet = Callable[..., Ended]
 
 
 @pytest.fixture
-def ratchet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ratchet:
+def ratchet(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Ratchet:
     """Run commands in a thread, since they start event loops of their own. The variables stay until the test ends."""
 
     def run(*arguments: str, **variables: str) -> Ended:
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr("sys.argv", ["ratchet", *arguments])
-        capsys.readouterr()
+        capfd.readouterr()
         with ThreadPoolExecutor(1) as thread:
             code = thread.submit(run_app).result()
-        said = capsys.readouterr()
+        said = capfd.readouterr()
         return Ended(code, said.out, said.err)
 
     return run

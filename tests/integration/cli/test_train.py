@@ -132,7 +132,7 @@ def test_a_taken_port(machine: Machine) -> None:
         port = other.getsockname()[1]
         machine.home.mkdir()
         (machine.home / "ports.json").write_text(json.dumps({"postgres": port}))
-        sentence = machine.train()
+        sentence = machine.train_under([])  # this process is another program then
     assert f"port {port} (postgres) is used by another program, process {os.getpid()} (" in sentence
     assert "stop that program, or remove the line from" in sentence
     assert not (machine.home / "supervisord.pid").exists()
