@@ -4,7 +4,7 @@ Pure functions on the host, shared by all graders. A patch's code runs in the ru
 witness sees, so each of these checks can be deceived by itself; the oracle and the control run do not depend on them.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from grading.integrity_rules import TAMPERED
@@ -248,15 +248,18 @@ def worst_outcomes(outcomes: Mapping[str, str], observed: RunnerReport, oracle: 
     return {**seen, **{name: worse(seen.get(name, "failed"), told) for name, told in outcomes.items()}}
 
 
-def look_up(tests: Mapping[str, str], name: str) -> str:
-    """Return the outcome of a test that a dataset names, `missing` if it did not run.
+def look_up(tests: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+    """Return name → outcome of the tests that a dataset names, `missing` for one that did not run.
 
     Lists made from printed summaries cut a name at its first space, and a name without parameters stands for all its
     parameters; the worst outcome of the tests that match counts.
     """
-    if name in tests:
-        return tests[name]
-    cut = [outcome for test, outcome in tests.items() if name in (test.split(" ", 1)[0], test.split("[", 1)[0])]
-    if not cut:
-        return "missing"
-    return next((outcome for outcome in cut if outcome not in ("passed", "xfailed")), cut[0])
+    cut: dict[str, list[str]] = {}
+    for test, outcome in tests.items():
+        for short in {test.split(" ", 1)[0], test.split("[", 1)[0]}:
+            cut.setdefault(short, []).append(outcome)
+    return {name: tests[name] if name in tests else _first_wrong(cut.get(name, ["missing"])) for name in names}
+
+
+def _first_wrong(outcomes: Sequence[str]) -> str:
+    return next((outcome for outcome in outcomes if outcome not in ("passed", "xfailed")), outcomes[0])

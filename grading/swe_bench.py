@@ -65,7 +65,7 @@ class TestLists:
         """Return why a run shows nothing of the patch: none of the listed tests ran, and no other test failed."""
         if not self.fail_to_pass:
             return "the row names no test that fails without a solution"
-        seen = [look_up(outcomes, name) for name in (*self.fail_to_pass, *self.pass_to_pass)]
+        seen = list(look_up(outcomes, [*self.fail_to_pass, *self.pass_to_pass]).values())
         seen += [outcome for outcome in outcomes.values() if outcome == "failed"]
         return find_gap(observed, seen, required, by_name=True)
 
@@ -82,7 +82,7 @@ def judge_lists(run: TestRun, lists: TestLists, oracle: Oracle | None, required:
     GraderFailedError if the box was starved of CPU, and NoEvidenceError.
     """
     outcomes = worst_outcomes(run.outcomes, run.observed, oracle)
-    tests = {name: look_up(outcomes, name) for name in [*lists.fail_to_pass, *lists.pass_to_pass]}
+    tests = look_up(outcomes, [*lists.fail_to_pass, *lists.pass_to_pass])
     unfinished = reason_unfinished(run)
     truthful = judge_runner(run.observed, oracle, required)
     gap = "" if unfinished or truthful.rule else require_evidence(run, oracle)

@@ -58,9 +58,8 @@ class SweBenchProGrader:
 
 def confirm_outcomes(parsed: dict[str, str], seen: dict[str, str]) -> dict[str, str]:
     """Return the parsed tests with the outcomes that the witness saw; `parsed` if the witness saw none of them."""
-    if not any(look_up(seen, name) != "missing" for name in parsed):
-        return parsed
-    return {name: look_up(seen, name) for name in parsed}
+    found = look_up(seen, parsed)
+    return found if any(outcome != "missing" for outcome in found.values()) else parsed
 
 
 def _command(run_script: str, test_files: list[str], env_cmds: str) -> str:

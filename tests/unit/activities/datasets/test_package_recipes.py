@@ -176,14 +176,9 @@ def test_a_name_without_parameters_stands_for_all_of_them() -> None:
         "t.py::b[2]": "xfailed",
         "t.py::abc": "passed",
     }
-    assert [look_up(tests, f"t.py::{name}") for name in ("a", "b", "ab", "a[1]", "a[2", "abc")] == [
-        "failed",
-        "passed",
-        "missing",
-        "passed",
-        "failed",
-        "passed",
-    ]
+    expected = {"a": "failed", "b": "passed", "ab": "missing", "a[1]": "passed", "a[2": "failed", "abc": "passed"}
+    named = {f"t.py::{name}": outcome for name, outcome in expected.items()}
+    assert look_up(tests, named) == named
 
 
 def test_every_task_was_admitted_with_broken_oracles() -> None:
