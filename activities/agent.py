@@ -1,8 +1,9 @@
 """Stage `agent`: run the agent's program in its box.
 
 The launcher in the box starts the program once (`mkdir` is atomic); any number of tries and workers then wait for the
-same program. A cancelled stage leaves the program running; `diff` ends it. At its deadline the launcher suspends the
-program, and this stage decides whether it goes on, because only the store knows for how long it waited for us.
+same program. A cancelled stage leaves the program running, until `diff` or the end of its box. At its deadline the
+launcher suspends the program, and this stage decides if it goes on, because only the store knows for how long it waited
+for us.
 """
 
 import asyncio
@@ -44,7 +45,7 @@ _LOG = structlog.get_logger()
 _WATCH_SECONDS = 10.0
 _LEAST_RESUMED_SECONDS = 1.0
 _GRACE_SECONDS = 60.0
-"""Time beyond the guard in which an agent that was ended has to be gone."""
+"""Time beyond the guard for the end of an agent that was ended, and for retries of a busy box."""
 _MAX_DETAIL_CHARS = 300
 _TTL_UPDATES_PER_MARGIN = 10
 """The number of renewals of the time to live within `rollout.ttl_margin`."""
@@ -136,7 +137,7 @@ class AgentActivities:
         return await require_wall_time(self.database, context.input, guard, grace_seconds)
 
     async def _wait_until_guard(self, box: Sandbox, harness: BaseHarness, context: StageContext) -> ExitReport:
-        """Wait for the end of the agent; at the guard it is ended as at its deadline.
+        """Wait for the end of the agent; at the guard it is ended, and its work is not graded.
 
         Raises GuardSpentError if it does not end in spite of that.
         """
@@ -218,7 +219,7 @@ class AgentActivities:
 
         While the store is away, the time for which the agent has waited is unknown, and it can make no call; that time
         is not the agent's either. An agent is stalled if it has made no model call for `stall_seconds` of its own time
-        and waits for none; it ends as at its deadline. Runs until it is cancelled.
+        and waits for none; it is ended, with the exit of a spent time budget. Runs until it is cancelled.
         """
         input, stall_seconds = context.input, context.config.limits.stall_seconds
         extended_seconds = 0.0

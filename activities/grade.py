@@ -1,8 +1,8 @@
-"""Stage `grade`: judge a patch in a second, fresh box; stage `control_run`: check a solved verdict in a third one.
+"""Stage `grade`: judge a patch in a fresh box; stage `control_run`: check a solved verdict in a further one.
 
-Only the text of the patch comes from the agent's box, and only the files of it that the integrity rules let through.
-A control run grades the same patch against a broken oracle of the task. Its box is another one and as fresh as the
-first, so the patch's code cannot tell which of the two runs it is in.
+Into a grading box goes only the text of the patch, and only the files of it that the integrity rules let through. A
+control run grades the same patch against a broken oracle of the task, or again against the true tests. Each has a fresh
+box of its own, so the patch's code cannot tell by its box which of these runs it is in.
 """
 
 import random
@@ -86,7 +86,7 @@ class GradeActivities:
         """Run the patch of a solved grade against a broken oracle or the true tests, store the result, kill the box.
 
         If a test passes that must fail, the grade becomes `rejected`; if a true test fails now, it becomes not solved.
-        Raises GraderFailedError if the run gives no evidence.
+        Raises SuspectPatchError if the run gives no evidence and no earlier box ended in the same way.
         """
         assert input.grade_id is not None
         started = time.monotonic()

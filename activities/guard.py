@@ -1,7 +1,7 @@
 """The guard of a rollout: for how long it may have boxes, outages and waits for us not counted.
 
 The time is read from the ledger of boxes, so a workflow or a worker that dies loses nothing of it. It decides on
-further boxes and ends an agent that hangs; it never decides a verdict.
+further boxes and ends an agent; it never decides a verdict.
 """
 
 from asyncio import sleep

@@ -1,7 +1,7 @@
 """Canary: a fixed text that learner and engine both score; if they disagree, the engine does not serve its label.
 
 Version labels, checksums and digests can all pass while an engine computes with an old copy of a weight. Only its
-answers show it. No torch.
+answers show it.
 """
 
 from collections.abc import Sequence

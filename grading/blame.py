@@ -1,4 +1,4 @@
-"""Decide whether a box in which no test failed blames the patch.
+"""Decide whether a box blames the patch if no test failed in it, or if its log has a message of a full machine.
 
 The way in which such a run ended is a suspicion, because a machine that kills processes, loses files or is too slow
 ends a run in the same way. The patch is to blame if two boxes show the same suspicion.

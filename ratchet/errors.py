@@ -193,7 +193,7 @@ class LearnerLostError(RatchetError):
 
 
 class GraderFailedError(RatchetError):
-    """The grader could not run, so there is no verdict. Never a reward of 0."""
+    """The grader could not run, so there is no verdict; a second box may show that it is the patch's doing."""
 
 
 class SuspectPatchError(GraderFailedError):

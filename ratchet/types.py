@@ -184,7 +184,7 @@ class AgentExit(StrEnum):
     """The program, or its launcher, ended with an error of its own."""
     STARVED = "starved"
     """The program ended because it could not reach its model, or ended before its first model call, however it ended;
-    infrastructure, so the rollout gets a new attempt."""
+    infrastructure, so the rollout gets a new attempt if one is left."""
 
 
 TRUNCATED_EXITS = (AgentExit.TURN_LIMIT, AgentExit.CONTEXT_FULL, AgentExit.TIME_BUDGET)

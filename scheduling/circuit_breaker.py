@@ -1,4 +1,4 @@
-"""Hold back new groups while the sandbox service or the graders fail, so that rollouts are not lost in vain. No torch.
+"""Hold back new groups while the sandbox service or the graders fail, so that rollouts are not lost in vain.
 
 | state | condition | new groups |
 |---|---|---|

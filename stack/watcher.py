@@ -39,10 +39,10 @@ from store import run_pause
 _LOG = structlog.get_logger("ratchet.watcher")
 _LOOK_SECONDS = 1.0
 _OWN_GAP_SECONDS = 3.0
-_UNOBSERVED_SECONDS = 30.0
-"""A gap that is longer counts as an outage. A busy machine makes shorter ones, and then the parts work."""
 """Wall time between two looks above which the watcher itself did not run. The monotonic clock stands still while a
 machine is suspended, unlike the clock of the rollouts' limits."""
+_UNOBSERVED_SECONDS = 30.0
+"""A gap that is longer counts as an outage. A busy machine makes shorter ones, and then the parts work."""
 _WANTED = {"starting", "running", "backoff", "exited"}
 """supervisord's states of a part that runs or that it starts again by itself."""
 _MAX_REASON_CHARS = 200

@@ -22,7 +22,7 @@ with workflow.unsafe.imports_passed_through():
 _OF_THE_HOST = {WorkerHostError.__name__, TemporalUnavailableError.__name__}
 _WAITS_PER_LENGTH, _MOST_LENGTHS = 10, 20
 """Waits become longer, so that a machine that fails for many days does not fill the history of a workflow."""
-_MOST_LOST = 10
+_MOST_INTERRUPTED = 10
 """Bounds the history, and the boxes of work that ends its worker each time."""
 
 
@@ -39,9 +39,9 @@ class _Ending(Enum):
 
     BOX_FAILED = auto()
     """Counts as a try, unless the box raised a new suspicion: the second box, which decides, is always available."""
-    LOST = auto()
+    INTERRUPTED = auto()
     """The worker, the store or the sandbox service was away, which says nothing about the box. The work gets a new box
-    all the same, because the lost try may still work in the old one."""
+    all the same, because the interrupted try may still work in the old one."""
     HOST_FAILED = auto()
     """The worker's machine refuses a file, or cannot ask Temporal. It is waited for and never counted: a new box does
     not help, and the old one is not to blame."""
@@ -59,7 +59,7 @@ class BoxTries:
         self.suspected: list[Suspicion] = []
         self.num_failed = 0
         self._left = most
-        self._lost_left = _MOST_LOST
+        self._interrupted_left = _MOST_INTERRUPTED
         self._num_waits = 0
         self._wait_seconds = wait_seconds
         self._failure = failure
@@ -97,8 +97,8 @@ class BoxTries:
         self.num_failed += 1
         if suspicion is not None and suspicion not in self.suspected:
             self.suspected.append(suspicion)
-        elif ending is _Ending.LOST and self._lost_left:
-            self._lost_left -= 1
+        elif ending is _Ending.INTERRUPTED and self._interrupted_left:
+            self._interrupted_left -= 1
         elif ending is not _Ending.HOST_FAILED:
             self._left -= 1
 
@@ -112,17 +112,17 @@ class BoxTries:
 def _ending(error: ActivityError) -> _Ending:
     """Classify a failed activity by its error.
 
-    A try is lost if no heartbeat came, its worker was shut down, or it failed with an error that the same activity may
-    not have again (`ratchet.errors`).
+    A try is interrupted if no heartbeat came, its worker was shut down, or it failed with a retryable error
+    (`ratchet.errors`).
     """
     inner = error.cause
     if isinstance(inner, TimeoutError) and inner.type is TimeoutType.HEARTBEAT:
-        return _Ending.LOST
+        return _Ending.INTERRUPTED
     if not isinstance(inner, ApplicationError):
         return _Ending.BOX_FAILED
     if inner.type in _OF_THE_HOST:
         return _Ending.HOST_FAILED
-    return _Ending.BOX_FAILED if inner.non_retryable else _Ending.LOST
+    return _Ending.BOX_FAILED if inner.non_retryable else _Ending.INTERRUPTED
 
 
 def _suspicion(error: ActivityError) -> Suspicion | None:

@@ -19,9 +19,8 @@ async def confirm_grade(
 ) -> GradeResult:
     """Return the grade after its control runs, not solved if one of them does not confirm it.
 
-    `graded`: the argument of its grade stage.
-
-    An unconfirmed grade is no verdict: after `tries` boxes without evidence this raises NoBoxLeftError.
+    `graded`: the argument of its grade stage. A run without evidence confirms nothing: if two boxes show the same end,
+    the grade is not solved. If `tries` boxes fail otherwise, there is no verdict, and this raises NoBoxLeftError.
     """
     confirmed = grade
     used_seconds = 0.0

@@ -138,7 +138,7 @@ class Rollout:
                 raise
             failure = "cancelled"
             reason = "cancelled"
-        # In every case the outcome is recorded and both boxes are released.
+        # In every case the outcome is recorded and all boxes are released.
         result = await shielded(self._end(claim, failure, reason))
         if failure == "cancelled":
             raise asyncio.CancelledError

@@ -44,7 +44,7 @@ class HarnessSpec(BaseModel):
 
     `adapter_base_url`: the adapter as the box reaches it, without `/v1`. `prompt`: the final user message (see
     `render_prompt`). `time_budget_seconds`: counted by the box's clock, by the launcher; time in which the
-    agent waits for an engine is added by `BaseHarness.extend`. `extra`: the harness's own options, which it validates
+    agent waits for us is added by `BaseHarness.extend`. `extra`: the harness's own options, which it validates
     itself. `extra_args`: appended to the program's command line, in shell syntax; None: the harness's own default.
     `extra_env`: overrides all other environment variables.
     """
@@ -70,10 +70,10 @@ class HarnessSpec(BaseModel):
 class ExitReport:
     """The end of the agent, or its suspension at its deadline.
 
-    `exit_code` None: the launcher died, or `is_suspended`. `used_seconds`: by the box's clock, without
-    `suspended_seconds`, the time for which the agent has been suspended, or was before it was ended. `is_suspended`: it
-    has not ended; `resume_suspended` or `stop_suspended` decides, and then `wait` is called again. `is_cut`: the
-    rollout's guard ended it before it was done, so its work is not graded.
+    `exit_code` None: the launcher died, the agent was ended before its start, or `is_suspended`. `used_seconds`: by the
+    box's clock, without `suspended_seconds`, the time for which the agent has been suspended, or was before it was
+    ended. `is_suspended`: it has not ended; `resume_suspended` or `stop_suspended` decides, and then `wait` is called
+    again. `is_cut`: the rollout's guard ended it before it was done, so its work is not graded.
     """
 
     kind: AgentExit
