@@ -19,7 +19,10 @@ from store.database import Database, async_url
 from store.migration import migrate, wait_for_schema
 from store.schema import Base
 
-RELEASED: dict[str, str] = {}
+RELEASED = {
+    "0001_initial_schema.py": "87fad01c8ae8912c8808dd69ceb69156e25668ece492940c3978b07d0b8ebe93",
+    "0001_initial_schema.sql": "d825a7a6c37093e75708ea615365441862266dd27bc1c54ae98f5cc9b3342724",
+}
 """Name of each file of a released migration -> its sha256. A release adds the files that are new in it."""
 SCRIPTS = Path(migration.__file__).parent / "migrations"
 RUN = """INSERT INTO run (run_id, config, config_digest, config_name, seed, model_path)
