@@ -146,6 +146,14 @@ async def seen(address: str) -> dict[str, Any]:
         return dict((await http.get(address + "/calls")).json())
 
 
+async def wait_until_gone(address: str) -> None:
+    """Wait for the end of an engine whose wrapper was killed: the kernel ends it a moment later."""
+    with contextlib.suppress(httpx.TransportError):
+        while True:
+            await seen(address)
+            await asyncio.sleep(0.01)
+
+
 async def test_one_engine_is_killed_and_one_joins_late(fleet: Fleet, postgres_url: str, model_dir: Path) -> None:
     opened = [await open_rollout(fleet.database, member) for member in range(6)]
     async with (
@@ -163,6 +171,7 @@ async def test_one_engine_is_killed_and_one_joins_late(fleet: Fleet, postgres_ur
         killed = next(row for row in both if row.details["pid"] == first.pid)
         left = next(row for row in both if row.id != killed.id)
         first.kill()
+        await wait_until_gone(killed.address)
         assert {await ask(adapter, one.token, "c") for one in opened} == {200}
         after = await seen(left.address)
         assert len(after["calls"]) == served[both.index(left)] + 6
