@@ -5,15 +5,19 @@ The checks follow from how boxd works and must change with it.
 
 import os
 import shutil
-from collections.abc import Callable
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from ratchet.errors import MachineError
 from sandbox_gateway import disk_template
-from sandbox_gateway.boxd import cgroups, linux_calls, seccomp
+from sandbox_gateway.boxd import cgroups, seccomp
 
 _TRIED_MEMORY_BYTES, _TRIED_PROCESSES = 64 << 20, 16
+_NEW_USER_NAMESPACE = (
+    "from sandbox_gateway.boxd import linux_calls, seccomp; linux_calls.unshare(linux_calls.CLONE_NEWUSER)"
+)
 _INSTALL = "install it with the system's package manager (package `bubblewrap`)"
 
 
@@ -69,7 +73,7 @@ def _user_namespaces() -> Protection:
         return Protection(
             name, False, "this kernel was built without user namespaces; boot one that has CONFIG_USER_NS"
         )
-    if os.geteuid() == 0 and not _succeeds_in_child(lambda: linux_calls.unshare(linux_calls.CLONE_NEWUSER)):
+    if os.geteuid() == 0 and not _succeeds_in_child(_NEW_USER_NAMESPACE):
         return Protection(
             name,
             False,
@@ -78,16 +82,18 @@ def _user_namespaces() -> Protection:
     return Protection(name, True, "processes of a box hold no right outside it")
 
 
-def _succeeds_in_child(attempt: Callable[[], None]) -> bool:
-    """Try it in a child process, because configuration files do not show what a container's seccomp profile refuses."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            attempt()
-            os._exit(0)
-        except OSError:
-            os._exit(1)
-    return os.waitpid(pid, 0)[1] == 0
+def _succeeds_in_child(code: str) -> bool:
+    """Run code in a new interpreter, because configuration files do not show what a container's seccomp profile
+    refuses.
+
+    A forked child would not do: libraries start threads in it (OpenTelemetry does), and with a second thread the kernel
+    refuses a user namespace.
+    """
+    path = f"import sys; sys.path[:] = {sys.path!r}; "
+    try:
+        return subprocess.run([sys.executable, "-c", path + code], capture_output=True, check=False).returncode == 0
+    except OSError:  # this user may not run the interpreter
+        return False
 
 
 def _limits() -> Protection:
@@ -127,16 +133,11 @@ def _system_calls() -> Protection:
     name, machine = "system call filter", os.uname().machine
     if not seccomp.PROGRAM:
         return Protection(name, False, f"there is no table of system calls for {machine}")
-    if not _succeeds_in_child(_filter_in_user_namespace):
-        return Protection(name, False, "this kernel refuses seccomp filters (CONFIG_SECCOMP_FILTER)")
+    if not _succeeds_in_child(f"{_NEW_USER_NAMESPACE}; seccomp.apply()"):
+        return Protection(name, False, "seccomp filters are refused, or no interpreter can be started to try one")
     return Protection(
         name, True, "mounts, namespaces, modules, BPF, io_uring, keys, clocks and rare socket families are refused"
     )
-
-
-def _filter_in_user_namespace() -> None:
-    linux_calls.unshare(linux_calls.CLONE_NEWUSER)
-    seccomp.apply()
 
 
 def _network() -> Protection:

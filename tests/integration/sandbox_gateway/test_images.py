@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from grading.git_scripts import ENSURE_AGENT_USER
 from ratchet.errors import ConfigError
@@ -351,10 +353,13 @@ def test_what_a_killed_import_left_goes_with_the_next_one(layers: list[bytes], t
 
 
 def test_probe_reports_this_machine(python_layer: Path) -> None:
+    """Also in a process with exported traces, whose library starts a thread in each forked child."""
+    traces = BatchSpanProcessor(InMemorySpanExporter())
     report = {protection.name: protection for protection in probe_machine()}
     assert report["bubblewrap"].on and report["user namespaces"].on and report["closed network"].on
     assert report["memory and process limits"].on == (cgroups.usable_version() != 0)
     assert not [*Path(cgroups.MOUNT).glob("*/ratchet-probe-*"), *Path(cgroups.MOUNT).glob("ratchet-probe-*")]
+    traces.shutdown()
 
 
 def test_the_host_image_copies_only_what_everybody_may_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
