@@ -23,7 +23,16 @@ from activities.stage import activity_stage, heartbeating
 from grading.base import Grader
 from grading.broken_oracles import BrokenOracle, confirmed_pool, selectable_tests
 from grading.integrity_rules import LISTED_TEST
-from grading.judge_patch import BrokenTests, EmptyRun, GradingLimits, KnownRuns, PatchJudge, find_grader
+from grading.judge_patch import (
+    BrokenTests,
+    EmptyRun,
+    GradingLimits,
+    KnownRuns,
+    PatchJudge,
+    find_grader,
+    read_pool,
+    row_pool,
+)
 from grading.oracle import Oracle, merge_oracles
 from grading.registry import GRADERS
 from ratchet.config import SandboxConfig
@@ -38,10 +47,10 @@ from ratchet.grading_payloads import (
     TrialResult,
 )
 from ratchet.temporal_settings import TemporalSettings
-from ratchet.types import JsonObject, SandboxRole
+from ratchet.types import SandboxRole
 from sandboxes.base import Sandbox, SandboxProvider
 from store import admissions, sandboxes, tasks
-from store.admissions import GraderVersion, NewAdmission, TaskOracle
+from store.admissions import GraderVersion, NewAdmission
 from store.database import Database
 from store.sandboxes import LedgerRow, NewSandbox
 from store.tasks import TaskRow
@@ -49,7 +58,6 @@ from store.tasks import TaskRow
 _PAGE = 100
 _MAX_FAILED = 50
 _NOT_ALONE = "control runs repeat all tests, because those that must fail were not seen to pass alone"
-_TRIED = {"gold": "gold", "empty": "empty", "grade": "gold"}
 _BOX_MARGIN_SECONDS = 600.0
 
 
@@ -133,9 +141,8 @@ class AdmitActivities:
         async with self.database.begin() as connection:
             if input.patch == "gold" and input.repeat == 0:
                 await admissions.delete_trials(connection, task.id, version)
-            stored = await admissions.trials_of_task(connection, task.id, version)
+            oracle = (await _examined(connection, task.id, version)).oracle
         done = await judge.run(box, _gold(task) if input.patch == "gold" else b"")
-        oracle = merge_oracles([Oracle.of_json(one) for one in stored]) if stored else None
         if input.patch == "gold" and done.run is not None:
             oracle = judge.gold_oracle(done)
         verdict = judge.verdict(done, oracle)
@@ -159,8 +166,8 @@ class AdmitActivities:
         """
         judge = _judge_of(task, input)
         async with self.database.begin() as connection:
-            stored = await _examined(connection, task.id, _version(judge.grader))
-        known = KnownRuns.of_task(stored._replace(broken=_confirmed(stored.broken)), task.spec)
+            examined = await _examined(connection, task.id, _version(judge.grader))
+        known = replace(examined, broken=_final_pool(examined, task))
         assert known.oracle is not None, "only a task whose gold patch passed gets this trial"
         judge = replace(judge, known=known, controlled=bool(known.broken))
         selected = selectable_tests(known.broken.values(), known.oracle)
@@ -183,17 +190,16 @@ class AdmitActivities:
         async with self.database.begin() as connection:
             if input.repeat == 0:
                 await admissions.delete_broken_oracles(connection, task.id, version)
-            stored = await _examined(connection, task.id, version)
-        assert stored.oracle is not None, "only a task whose gold patch passed gets a pool"
-        oracle = Oracle.of_json(stored.oracle)
-        made = await judge.break_tests(box, _gold(task), oracle, EmptyRun(input.failing, input.failed_at), input.repeat)
+            known = await _examined(connection, task.id, version)
+        assert known.oracle is not None, "only a task whose gold patch passed gets a pool"
+        empty = EmptyRun(input.failing, input.failed_at)
+        made = await judge.break_tests(box, _gold(task), known.oracle, empty, input.repeat)
         if made.broken is None:
             return TrialResult(patch="broken", error=made.reason, seconds=made.seconds)
         if made.broken.is_valid:
             async with self.database.begin() as connection:
                 await admissions.store_broken_oracle(connection, task.id, version, input.repeat, made.broken.as_json())
-        pool = {number: BrokenOracle.of_json(one) for number, one in stored.broken.items()}
-        return broken_trial(made, pool, input.repeat)
+        return broken_trial(made, known.broken, input.repeat)
 
     async def _reserve(self, task: TaskRow, input: TrialInput) -> LedgerRow:
         """Kill the boxes of earlier tries of this trial and reserve a new one. Raises SandboxBusyError if none is
@@ -228,8 +234,8 @@ class AdmitActivities:
             version = _version(find_grader(GRADERS, task.grader))
             decided = decide_admission(input.trials)
             gold = [trial.seconds for trial in input.trials if trial.patch == "gold" and not trial.error]
-            stored = await _examined(connection, input.task_id, version)
-            pool = _confirmed(stored.broken)
+            known = await _examined(connection, input.task_id, version)
+            oracle = _with_selection(known.oracle, _final_pool(known, task), input.trials)
             admission = NewAdmission(
                 task_id=input.task_id,
                 grader=version.grader,
@@ -238,40 +244,37 @@ class AdmitActivities:
                 reason=decided.reason,
                 evidence=[trial.model_dump() for trial in input.trials],
                 gold_seconds=median(gold) if gold else None,
-                oracle=_with_selection(stored.oracle, pool, input.trials),
+                oracle=None if oracle is None else oracle.as_json(),
             )
             await admissions.store_admission(connection, admission)
             await admissions.delete_trials(connection, input.task_id, version)
-            if stored.oracle is not None:  # else this was recorded before, and its answer was lost
+            if known.oracle is not None:  # else this was recorded before, and its answer was lost
                 await admissions.delete_broken_oracles(connection, input.task_id, version)
-                for number, broken in pool.items():
-                    await admissions.store_broken_oracle(connection, input.task_id, version, number, broken)
+                for number, broken in confirmed_pool(known.broken).items():
+                    await admissions.store_broken_oracle(connection, input.task_id, version, number, broken.as_json())
         return decided
 
 
-async def _examined(connection: AsyncConnection, task_id: int, version: GraderVersion) -> TaskOracle:
+async def _examined(connection: AsyncConnection, task_id: int, version: GraderVersion) -> KnownRuns:
     """Return what the trials of an examination have found so far: what its gold runs have in common, and the pool."""
     runs = [Oracle.of_json(one) for one in await admissions.trials_of_task(connection, task_id, version)]
-    oracle = merge_oracles(runs).as_json() if runs else None
-    return TaskOracle(oracle, await admissions.pool_of_task(connection, task_id, version))
+    pool = read_pool(await admissions.pool_of_task(connection, task_id, version))
+    return KnownRuns(merge_oracles(runs) if runs else None, pool)
 
 
-def _confirmed(stored: Mapping[int, JsonObject]) -> dict[int, JsonObject]:
-    pool = confirmed_pool({number: BrokenOracle.of_json(one) for number, one in stored.items()})
-    return {number: broken.as_json() for number, broken in pool.items()}
+def _final_pool(examined: KnownRuns, task: TaskRow) -> dict[int, BrokenOracle]:
+    """Return the pool that the task's grades will use: what is confirmed, else the row's own."""
+    return confirmed_pool(examined.broken) or read_pool(row_pool(task.spec))
 
 
 def _with_selection(
-    oracle: JsonObject | None, pool: Mapping[int, JsonObject], trials: Sequence[TrialResult]
-) -> JsonObject | None:
+    oracle: Oracle | None, pool: Mapping[int, BrokenOracle], trials: Sequence[TrialResult]
+) -> Oracle | None:
     """Return the oracle with the tests that control runs repeat, if the gold patch has always passed them alone."""
     control = [trial for trial in trials if trial.patch == "control"]
     if oracle is None or not control or not all(trial.solved for trial in control):
         return oracle
-    known = Oracle.of_json(oracle)
-    return replace(
-        known, selected=selectable_tests([BrokenOracle.of_json(one) for one in pool.values()], known)
-    ).as_json()
+    return replace(oracle, selected=selectable_tests(pool.values(), oracle))
 
 
 async def _try_alone(box: Sandbox, judge: PatchJudge, gold: bytes, selected: tuple[str, ...]) -> TrialResult:
@@ -322,7 +325,8 @@ def decide_admission(trials: Sequence[TrialResult]) -> AdmissionResult:
     graded = next((trial for trial in trials if trial.patch == "grade" and not (has_pool and trial.error)), None)
     error = next((trial for trial in [*gold, *empty, graded] if trial is not None and trial.error), None)
     if error is not None:
-        return AdmissionResult(admitted=False, reason=f"the {_TRIED[error.patch]} patch got no verdict: {error.error}")
+        tried = "empty" if error.patch == "empty" else "gold"
+        return AdmissionResult(admitted=False, reason=f"the {tried} patch got no verdict: {error.error}")
     if not gold or not empty:
         return AdmissionResult(admitted=False, reason="both patches have to be tried")
     num_passed = sum(trial.solved for trial in gold)

@@ -99,8 +99,17 @@ class KnownRuns:
     def of_task(cls, stored: TaskOracle, spec: JsonObject) -> Self:
         """Read what admission has stored. A pool of the row itself counts if admission has made none."""
         oracle = None if stored.oracle is None else Oracle.of_json(stored.oracle)
-        pool = stored.broken or dict(enumerate(spec.get("broken_oracles", ())))
-        return cls(oracle, {number: BrokenOracle.of_json(content) for number, content in pool.items()})
+        return cls(oracle, read_pool(stored.broken or row_pool(spec)))
+
+
+def row_pool(spec: JsonObject) -> dict[int, JsonObject]:
+    """Return the pool that the row itself brings."""
+    return dict(enumerate(spec.get("broken_oracles", ())))
+
+
+def read_pool(stored: Mapping[int, JsonObject]) -> dict[int, BrokenOracle]:
+    """Return a pool from its JSON."""
+    return {number: BrokenOracle.of_json(content) for number, content in stored.items()}
 
 
 class JudgedPatch(NamedTuple):
