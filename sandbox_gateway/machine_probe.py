@@ -91,7 +91,9 @@ def _succeeds_in_child(code: str) -> bool:
     """
     path = f"import sys; sys.path[:] = {sys.path!r}; "
     try:
-        return subprocess.run([sys.executable, "-c", path + code], capture_output=True, check=False).returncode == 0
+        return (
+            subprocess.run([sys.executable, "-P", "-c", path + code], capture_output=True, check=False).returncode == 0
+        )
     except OSError:  # this user may not run the interpreter
         return False
 
