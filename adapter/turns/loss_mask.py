@@ -74,8 +74,8 @@ def build_chains(
     """All chains of one attempt, in the order of their leaves.
 
     `turns` are the completed ones, parents before children. A whole output is trained in the first chain that has it;
-    an output that a fork cuts is context there. With `branch`, the cut turn keeps a chain in which it is whole; with
-    `drop`, only if another turn extends it, and otherwise the part that drifted is left out.
+    an output that a fork cuts is context there. With `branch`, the turns behind the cut keep a chain in which they are
+    whole. With `drop`, those that the drifted prompt continues are left out, unless another chain has them, too.
     """
     streams: dict[int, tuple[TrainSpan, ...]] = {}
     for turn in turns:
@@ -125,18 +125,41 @@ def _spans_of(turn: TurnMeta, streams: dict[int, tuple[TrainSpan, ...]]) -> tupl
 
 
 def _leaves(turns: Sequence[TurnMeta], by_id: dict[int, TurnMeta], drift: Drift) -> list[TurnMeta]:
-    """Turns whose whole stream is in no other chain; with `drop`, without those that a drift cut."""
+    """Turns whose whole stream is in no other chain; with `drop`, without those that a drifted prompt has lost."""
     inner: set[int] = set()
-    for turn in turns:
+    for at, turn in enumerate(turns):
         ancestor = by_id.get(turn.parent_turn_id) if turn.parent_turn_id is not None else None
         if ancestor is None:
             continue
         length = _prompt_tokens(ancestor, by_id) + ancestor.num_sampled
         assert turn.kept_tokens <= length, f"turn {turn.id} keeps {turn.kept_tokens} of {length} tokens of its parent"
-        cut = turn.kept_tokens < length
-        if not cut or (drift == "drop" and turn.fork_cause in _DRIFTS):
+        if turn.kept_tokens == length:
             inner.add(ancestor.id)
+        elif drift == "drop" and turn.fork_cause in _DRIFTS:
+            inner.update(_lost_turns(turns[:at], turn, ancestor, by_id))
     return [turn for turn in turns if turn.id not in inner]
+
+
+def _lost_turns(
+    earlier: Sequence[TurnMeta], turn: TurnMeta, ancestor: TurnMeta, by_id: dict[int, TurnMeta]
+) -> list[int]:
+    """The turns of the stream that a drifted prompt continues, from its newest turn to the ancestor that is cut.
+
+    It continues the newest turn of its lane that holds the ancestor's stream beyond the cut: a client sends the whole
+    history, whose messages are those of that turn.
+    """
+    for newest in reversed(earlier):
+        if newest.lane != turn.lane:
+            continue
+        path = [newest]
+        while path[-1].id != ancestor.id and path[-1].kept_tokens > turn.kept_tokens:
+            parent = by_id.get(path[-1].parent_turn_id) if path[-1].parent_turn_id is not None else None
+            if parent is None:
+                break
+            path.append(parent)
+        if path[-1].id == ancestor.id:
+            return [one.id for one in path]
+    return [ancestor.id]
 
 
 def _prompt_tokens(turn: TurnMeta, by_id: dict[int, TurnMeta]) -> int:

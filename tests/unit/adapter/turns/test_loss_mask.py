@@ -60,7 +60,8 @@ def test_drop_leaves_out_only_what_drifted() -> None:
     edited = build_chains([turn(1, None, 0, 10, 5), turn(2, 1, 12, 3, 4, ForkCause.EDIT)], drift="drop")
     assert [chain.num_trained for chain in edited] == [5, 4]
     held = build_chains(
-        [turn(1, None, 0, 10, 5), turn(2, 1, 15, 3, 4), turn(3, 1, 12, 3, 4, ForkCause.DRIFT)], drift="drop"
+        [turn(1, None, 0, 10, 5), turn(2, 1, 15, 3, 4, lane="helper"), turn(3, 1, 12, 3, 4, ForkCause.DRIFT)],
+        drift="drop",
     )
     assert [chain.num_trained for chain in held] == [9, 4]
 
@@ -93,11 +94,33 @@ def test_drift_over_skipped_turns(cause: ForkCause) -> None:
     """The cut is in an output two turns back: what followed it is left out under `drop`, and is a chain of its own
     under `branch`.
     """
-    turns = [turn(1, None, 0, 10, 5), turn(2, 1, 15, 3, 4), turn(3, 2, 22, 2, 6), turn(4, 3, 13, 9, 2, cause)]
+    turns = [turn(1, None, 0, 10, 5), turn(2, 1, 15, 3, 4), turn(3, 2, 22, 2, 6), turn(4, 1, 13, 9, 2, cause)]
     branch, drop = build_chains(turns), build_chains(turns, drift="drop")
     assert [chain.leaf_turn_id for chain in branch] == [3, 4] and [chain.num_trained for chain in branch] == [15, 2]
     cut = [(1, False, False, 0, 10), (1, True, False, 10, 3), (4, False, False, 13, 9), (4, True, True, 22, 2)]
     assert shape(branch[1]) == cut and [shape(chain) for chain in drop] == [cut]
+
+
+def test_drop_loses_the_turns_that_the_drifted_prompt_continues_and_no_other_branch() -> None:
+    """Turn 5 continues turn 4. Turns 3, of another branch, and 6, of another lane, keep their chains."""
+    turns = [
+        turn(1, None, 0, 10, 5),
+        turn(6, 1, 15, 3, 4, ForkCause.SUB_AGENT, lane="helper"),
+        turn(2, 1, 15, 3, 4, ForkCause.RESTART),
+        turn(3, 2, 22, 2, 6),
+        turn(4, 2, 22, 3, 7, ForkCause.EDIT),
+        turn(5, 1, 13, 9, 2, ForkCause.DRIFT),
+    ]
+    drop = build_chains(turns, drift="drop")
+    assert {chain.leaf_turn_id: chain.num_trained for chain in drop} == {6: 9, 3: 10, 5: 2}
+
+
+def test_a_drift_of_the_prompt_loses_what_was_sampled_behind_it() -> None:
+    """The tokens of the first question came back otherwise, so nothing that followed them is matched."""
+    turns = [turn(1, None, 0, 10, 5), turn(2, 1, 15, 3, 4), turn(3, 1, 6, 20, 2, ForkCause.DRIFT)]
+    assert [(chain.leaf_turn_id, chain.num_trained) for chain in build_chains(turns, drift="drop")] == [(3, 2)]
+    twice = [*turns, turn(4, 3, 28, 2, 3), turn(5, 3, 27, 4, 6, ForkCause.DRIFT)]
+    assert [(chain.leaf_turn_id, chain.num_trained) for chain in build_chains(twice, drift="drop")] == [(5, 6)]
 
 
 def test_matched_outputs_before_a_drift_stay_trained_under_drop() -> None:
