@@ -1,5 +1,5 @@
-"""The stack of the benchmark of orchestration: Postgres, Temporal's server, adapter and worker are real; boxes and
-engine are scripted, so that only what surrounds them is measured.
+"""The stack of the benchmarks of orchestration and overload: Postgres, Temporal's server, adapter and worker are real;
+the engine is scripted, and boxes are scripted or the gateway's.
 """
 
 import asyncio
@@ -12,7 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -30,6 +31,7 @@ from ratchet.config import RunConfig
 from ratchet.errors import StoreUnavailableError
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import EngineState, policy_version
+from sandbox_gateway.box_end import kill_processes, living_boxes
 from stack import temporal_namespace
 from stack.parts import Stack, free_ports
 from stack.ports import free_port
@@ -45,18 +47,23 @@ ROOT = Path(__file__).parents[2]
 CONTROL_PLANE = ("worker", "temporal", "postgres", "adapter")
 """Parts whose CPU counts. Boxes and engine are stand-ins."""
 _START_SECONDS = 240.0
+_BOX_END_SECONDS = 10.0
 
 
 class OrchestrationStack:
-    """All state is in `home`. `at_once`: boxes that may exist at once."""
+    """All state is in `home`. `at_once`: boxes that may exist at once. `real_boxes`: those of the gateway, in which the
+    bash agent works; otherwise boxes are scripted. `beside_postgres`: variables of every part but Postgres."""
 
-    def __init__(self, home: Path, at_once: int) -> None:
+    def __init__(self, home: Path, at_once: int, real_boxes: bool) -> None:
         self.run_id = f"orchestration-{uuid4().hex[:6]}"
         free_ports(home)
         self.home = home
         self.at_once = at_once
         self.stack = Stack(home)
         self.boxes_port = free_port()
+        self.real_boxes = real_boxes
+        self.beside_postgres: dict[str, str] = {}
+        self.around: Any = None
         (home / "temporal.yaml").write_text(yaml.safe_dump(self._settings()))
         self.settings = load_temporal_settings(home / "temporal.yaml").model_copy(
             update={"address": f"127.0.0.1:{self.stack.ports['temporal']}"}
@@ -65,10 +72,11 @@ class OrchestrationStack:
             **os.environ,
             **self.stack.environment(),
             "RATCHET_TEMPORAL_CONFIG": str(home / "temporal.yaml"),
-            "RATCHET_SANDBOX_PROVIDER": "tests.standins.scripted_boxes:make_provider",
-            URL_VARIABLE: f"http://127.0.0.1:{self.boxes_port}",
             "NO_PROXY": "127.0.0.1",
         }
+        if not real_boxes:
+            self.environment["RATCHET_SANDBOX_PROVIDER"] = "tests.standins.scripted_boxes:make_provider"
+            self.environment[URL_VARIABLE] = f"http://127.0.0.1:{self.boxes_port}"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.ended_cpu: dict[str, float] = {}
         self.database = Database(self.environment["RATCHET_DATABASE_URL"], pool_size=2)
@@ -86,8 +94,9 @@ class OrchestrationStack:
 
     def spawn(self, name: str, *arguments: str) -> None:
         command = [sys.executable, "-m", *(arguments or ("cli.main", "part", name))]
+        environment = self.environment | ({} if name == "postgres" else self.beside_postgres)
         with (self.home / f"{name}.log").open("ab") as log:
-            self.processes[name] = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log, cwd=ROOT)
+            self.processes[name] = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=ROOT)
 
     def end(self, name: str, kill: bool = False) -> None:
         process = self.processes.pop(name)
@@ -123,9 +132,14 @@ class OrchestrationStack:
         adapter = f"http://127.0.0.1:{self.stack.ports['adapter']}"
         self.spawn("adapter")
         self.spawn("engine", "tests.standins.bulk_engine", str(self.stack.ports["engine"]))
-        self.spawn("boxes", "tests.standins.scripted_boxes", str(self.boxes_port), adapter, str(num_turns))
+        if self.real_boxes:
+            boxes = self.environment["E2B_API_URL"]
+            self.spawn("gateway")
+        else:
+            boxes = self.environment[URL_VARIABLE]
+            self.spawn("boxes", "tests.standins.scripted_boxes", str(self.boxes_port), adapter, str(num_turns))
         self.spawn("worker")
-        for address in (adapter, self.engine, self.environment[URL_VARIABLE]):
+        for address in (adapter, self.engine, boxes):
             await _until_answering(f"{address}/health")
         await self._script_engine()
         return client
@@ -138,6 +152,9 @@ class OrchestrationStack:
         tokenizer = Tokenizer.from_file(str(self.model / "tokenizer.json"))
         stop = tokenizer.token_to_id("<|im_end|>")
         texts = [f"I look at file {number}." for number in range(7)]
+        if self.real_boxes:  # a rollout ends with each third answer, after none to several commands
+            call = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls -l; echo two > a.txt"}}\n</tool_call>'
+            texts = [call, call, "Done."]
         outputs = [[*tokenizer.encode(one, add_special_tokens=False).ids, stop] for one in texts]
         async with httpx.AsyncClient(trust_env=False) as http:
             await http.post(f"{self.engine}/texts", json={"outputs": outputs, "hold_seconds": [0.05, 0.5]})
@@ -159,16 +176,19 @@ class OrchestrationStack:
         await self.database.close()
         for name in reversed(list(self.processes)):
             self.end(name)
+        for directory in living_boxes(self.home / "boxes"):
+            kill_processes(directory, _BOX_END_SECONDS)
 
     # ------------------------------------------------------------ the evaluation
 
     def evaluation(self, num_rollouts: int, samples: int) -> dict[str, Any]:
         """Return the config of a run that evaluates `num_rollouts` rollouts."""
         num_tasks = max(1, num_rollouts // samples)
-        row = {
-            "prompt": "make it right",
-            "metadata": {"image": "host", "workdir": "/workspace/repo", "eval_cmd": "echo ok 1"},
-        }
+        metadata = {"image": "host", "workdir": "/workspace/repo", "eval_cmd": "echo ok 1"}
+        if self.real_boxes:
+            commit = "git -c user.name=x -c user.email=x@x commit -qm first"
+            metadata |= {"pre_commands": [f"git init -q . && echo one > a.txt && git add -A && {commit}"]}
+        row = {"prompt": "make it right", "metadata": metadata}
         path = self.home / "tasks.jsonl"
         path.write_text("".join(json.dumps({**row, "label": f"task {n}"}) + "\n" for n in range(num_tasks)))
         return {
@@ -240,19 +260,23 @@ async def _until_answering(url: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def orchestration_stack(at_once: int, num_turns: int) -> AsyncIterator[tuple[OrchestrationStack, Client]]:
-    """Start the stack in a new directory, and remove both at the end."""
+async def orchestration_stack(
+    at_once: int,
+    num_turns: int,
+    real_boxes: bool = False,
+    around: Callable[[OrchestrationStack], AbstractAsyncContextManager[Any]] | None = None,
+) -> AsyncIterator[tuple[OrchestrationStack, Client]]:
+    """Start the stack in a new directory, and remove both at the end; `around` is entered before the first part."""
     home = Path(tempfile.mkdtemp(prefix="ratchet-orchestration-"))
     home.chmod(0o755)  # the embedded Postgres runs as another user
-    found = OrchestrationStack(home, at_once)
+    found = OrchestrationStack(home, at_once, real_boxes)
     os.environ["RATCHET_HOME"] = str(home)
-    keeper: asyncio.Task[None] | None = None
-    try:
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(shutil.rmtree, home, ignore_errors=True)
+        stack.push_async_callback(found.close)
+        if around is not None:
+            found.around = await stack.enter_async_context(around(found))
         client = await found.start(num_turns)
         keeper = asyncio.create_task(found.keep_engine())
+        stack.callback(keeper.cancel)
         yield found, client
-    finally:
-        if keeper is not None:
-            keeper.cancel()
-        await found.close()
-        shutil.rmtree(home, ignore_errors=True)
