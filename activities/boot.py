@@ -13,12 +13,14 @@ from activities.guard import require_wall_time
 from activities.image_builds import ImageBuilds
 from activities.run_configs import RunConfigs
 from activities.stage import activity_stage, heartbeating
+from activities.worker_lateness import WorkerLateness
 from ratchet.config import RunConfig, SandboxConfig
 from ratchet.errors import SandboxBusyError
 from ratchet.payloads import LiveSandbox, StageInput, StageResult
 from ratchet.types import MODEL_NAME, SandboxRole, SandboxState
 from sandboxes.base import BoxLimits, SandboxProvider
 from store import box_cap, rollouts, sandboxes, sessions, tasks
+from store.box_cap import MachineLoad
 from store.box_failures import ENDED_BY_HOST
 from store.database import Database
 from store.sandboxes import LedgerRow, NewSandbox
@@ -35,9 +37,11 @@ class BootActivities:
         database: Database,
         provider: SandboxProvider,
         configs: RunConfigs,
-        builds: ImageBuilds | None = None,
+        builds: ImageBuilds | None,
+        lateness: WorkerLateness,
     ) -> None:
         self.database = database
+        self.lateness = lateness
         self.provider = provider
         self.configs = configs
         self._creator = BoxCreator(database, provider, builds)
@@ -127,9 +131,8 @@ class BootActivities:
                         row = await sandboxes.unused_sandbox(connection, *earlier_try)
                         if row is None and config.sandbox.adaptive and input.role is SandboxRole.AGENT:
                             run_id = await rollouts.run_of_rollout(connection, input.rollout_id)
-                            max_boxes = await box_cap.adapt_cap(
-                                connection, run_id, config, new.provider, _free_memory()
-                            )
+                            machine = MachineLoad(_free_memory(), self.lateness.seconds())
+                            max_boxes = await box_cap.adapt_cap(connection, run_id, config, new.provider, machine)
                         if row is None:
                             row = await sandboxes.reserve_sandbox(connection, new, max_boxes, max_boots)
                     if row is not None:

@@ -47,6 +47,8 @@ _REFUSED_FOR_ITS_CONTENT = frozenset(
     }
 )
 
+_BEAT_SECONDS = 10.0
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -129,13 +131,15 @@ def activity_stage(name: str) -> Callable[[Callable[P, Awaitable[R]]], Callable[
 
 @contextlib.asynccontextmanager
 async def heartbeating(details: Callable[[], Awaitable[Any]] | None = None) -> AsyncIterator[None]:
-    """Send heartbeats while the block runs, three per heartbeat timeout.
+    """Send heartbeats while the block runs, at least three per heartbeat timeout.
+
+    Their answers say whether the activity is cancelled, so they come much more often than the timeout needs.
 
     `details` are for display only. A heartbeat never waits for them: it carries the newest that are known, so that a
     slow store does not make a living activity look dead.
     """
     timeout = activity.info().heartbeat_timeout
-    interval = timeout.total_seconds() / 3 if timeout else 10.0
+    interval = min(timeout.total_seconds() / 3, _BEAT_SECONDS) if timeout else _BEAT_SECONDS
     displayed: tuple[Any, ...] = ()
 
     async def beat() -> None:

@@ -1,4 +1,4 @@
-"""Give each try of an activity its ids in log lines, and the stages of rollouts their spans.
+"""Give each try of an activity its ids in log lines, the stages of rollouts their spans, and note how late they begin.
 
 An interceptor of the SDK, so that the activities themselves need nothing. A retried stage is another span of the same
 trace, with the number of its try.
@@ -15,6 +15,7 @@ from temporalio import activity
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
 from activities.run_configs import RunConfigs
+from activities.worker_lateness import WorkerLateness
 from ratchet import tracing
 from ratchet.payloads import AgentResult, GradeResult, LiveSandbox, StageInput
 from ratchet.secrets import without_secrets
@@ -25,13 +26,17 @@ _STORE_SECONDS = 2.0
 _STAGES_OF_ATTEMPT = ("boot", "workspace", "agent", "diff")
 """The stages whose spans are children of the attempt; the spans of all other stages are children of the rollout."""
 
+_NEVER_QUEUED = ("claim", "release", "finalise")
+"""Short stages of a queue with free slots, which begin at once unless something is late."""
+
 
 class StageTelemetry(Interceptor):
     """Worker interceptor. `installation`: of this store, in which rollouts are numbered."""
 
-    def __init__(self, installation: UUID, configs: RunConfigs) -> None:
+    def __init__(self, installation: UUID, configs: RunConfigs, lateness: WorkerLateness) -> None:
         self.installation = installation
         self.configs = configs
+        self.lateness = lateness
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
         return _Stage(next, self)
@@ -44,6 +49,8 @@ class _Stage(ActivityInboundInterceptor):
 
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:
         info = activity.info()
+        if info.activity_type in _NEVER_QUEUED:
+            self._telemetry.lateness.see(info)
         argument = input.args[0] if input.args else None
         rollout_id: int | None = getattr(argument, "rollout_id", None)
         ids: dict[str, Fact] = {

@@ -151,10 +151,9 @@ class SandboxConfig(Section):
     max_boxes: Annotated[int, Field(ge=2, le=LARGEST_INTEGER)] = 48
     """Number of boxes of this provider that may exist at once; one tenth of them is reserved for grading. 48 stays
     below the agent slots of temporal.yaml."""
-    adaptive: bool = False
-    """Run fewer agents at once while engines, sandbox service or memory are full. True begins with a quarter of
-    max_boxes and grows while nothing is full (`ratchet status` shows the present number and its cause). False, the
-    default, always allows max_boxes, which is best if it is known to fit."""
+    adaptive: bool = True
+    """Run fewer agents at once while engines, sandbox service, memory or this machine are full, the default:
+    `ratchet status` shows the present number and its cause. False always allows max_boxes."""
     memory_mib: Annotated[int, Field(ge=64, le=LARGEST_INTEGER)] | None = None
     """Memory limit of one box, in MiB. None, the default, leaves it to the service (docker: 2048). Only docker accepts
     this limit and the next two."""

@@ -18,7 +18,6 @@ turn, no workflow and no row is left behind.
 """
 
 import os
-import socket
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
@@ -50,6 +49,7 @@ from ratchet.types import EngineState
 from sandboxes.e2b import E2BProvider
 from stack import temporal_namespace
 from stack.engine_parts import engine_addresses
+from stack.orphaned_tries import WorkerProcess
 from stack.part_health import HealthLimits, HealthState, PartHealth
 from stack.parts import VIEWER, Stack
 from stack.placement import part_kind, set_of_part
@@ -296,7 +296,9 @@ class Probes:
         )
 
     async def worker(self) -> str:
-        identity = f"{self.pid_of('worker')}@{socket.gethostname()}"
+        pid = self.pid_of("worker")
+        assert pid is not None, "only a running part is probed"
+        identity = WorkerProcess.of(pid).identity
         ages: dict[str, float] = {}
         for queue in QUEUES:
             kinds = [TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY]

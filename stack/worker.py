@@ -43,9 +43,11 @@ from activities.run_configs import RunConfigs
 from activities.run_lifecycle import RunActivities
 from activities.stage_telemetry import StageTelemetry
 from activities.sweep import SweepActivities
+from activities.worker_lateness import WorkerLateness
 from activities.workspace import WorkspaceActivities
 from grading.registry import GRADERS
 from ratchet import temporal_client
+from ratchet.background_task import running_beside
 from ratchet.payload_codec import codec_of
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.worker_versions import worker_deployment
@@ -53,6 +55,7 @@ from sandboxes.registry import adapter_url, image_builder, sandbox_provider
 from stack import temporal_namespace
 from stack.agent_programs import lay_out_tarballs
 from stack.build_id import build_id
+from stack.orphaned_tries import WorkerProcess, end_orphaned_tries
 from store import installations
 from store.database import Database
 from store.migration import wait_for_schema
@@ -78,13 +81,13 @@ so that what a workflow may not call is found there."""
 
 
 def _activities(
-    client: Client, database: Database, settings: TemporalSettings, configs: RunConfigs
+    client: Client, database: Database, settings: TemporalSettings, configs: RunConfigs, lateness: WorkerLateness
 ) -> dict[str, list[Callable[..., Any]]]:
     """Return queue → its activities."""
     provider = sandbox_provider()
     harnesses = Harnesses()
     builds = ImageBuilds(client, settings)
-    boot = BootActivities(database, provider, configs, builds)
+    boot = BootActivities(database, provider, configs, builds, lateness)
     record = RolloutRecordActivities(database, settings, configs)
     group = GroupRecordActivities(database, settings, configs)
     evaluation = EvaluationActivities(database, settings, configs)
@@ -160,7 +163,8 @@ async def run_worker(queues: Sequence[str], settings: TemporalSettings, database
     if "agent" in queues:
         await asyncio.to_thread(lay_out_tarballs, lambda text: _LOG.info("agent programs", what=text))
     configs = RunConfigs(database, settings)
-    activities = _activities(client, database, settings, configs)
+    lateness = WorkerLateness()
+    activities = _activities(client, database, settings, configs, lateness)
     deployment = worker_deployment(settings, build_id())
 
     def worker(queue: str) -> Worker:
@@ -169,11 +173,12 @@ async def run_worker(queues: Sequence[str], settings: TemporalSettings, database
             task_queue=settings.own(queue),
             workflows=WORKFLOWS if queue == "control" else [],
             activities=activities[queue],
-            interceptors=[StageTelemetry(installation, configs)],
+            interceptors=[StageTelemetry(installation, configs, lateness)],
             max_concurrent_activities=slots(queue, settings),
             workflow_runner=_RUNNER,
             max_cached_workflows=settings.max_cached_workflows,
             deployment_config=deployment,
+            identity=WorkerProcess.of(os.getpid()).identity,
             graceful_shutdown_timeout=temporal_client.GRACEFUL_SHUTDOWN,
             # The SDK's default is four fifths of the heartbeat timeout, too close to it on a busy machine.
             max_heartbeat_throttle_interval=_HEARTBEAT_INTERVAL,
@@ -185,6 +190,8 @@ async def run_worker(queues: Sequence[str], settings: TemporalSettings, database
         async with contextlib.AsyncExitStack() as stack:
             for queue in queues:
                 await stack.enter_async_context(worker(queue))
+            await stack.enter_async_context(running_beside(lateness.follow()))
+            await stack.enter_async_context(running_beside(end_orphaned_tries(client, settings)))
             _LOG.info("worker ready", queues=list(queues))
             # Without the key of a payload it takes no more work, because each task would fail.
             await _first_of(stopping, codec_of(client.data_converter).is_refused)

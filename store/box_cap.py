@@ -1,12 +1,14 @@
-"""The adaptive limit of a run's boxes: it grows slowly while all is well, and shrinks if something is full.
+"""The adaptive limit of a run's boxes: it shrinks if something is full, and grows slowly while nothing is.
 
 It takes the place of `sandbox.max_boxes` for agents' boxes, and includes the same share for grading. Boxes for grading
 keep to max_boxes, so that rollouts end.
 
     limit    it becomes                      if
-    NULL     a quarter of max_boxes          `sandbox.adaptive` is on and an agent's box is asked for
-    c        c + max_boxes / 32, at least 1  it holds boxes back, and nothing is full
-    c        3/4 of the boxes in use         something is full: the engines' slots, the sandbox service, memory
+    NULL     max_boxes                       `sandbox.adaptive` is on and an agent's box is asked for
+    c        c + max_boxes / 8, at least 1   it holds boxes back, and nothing is full
+    c        3/4 of the boxes in use         something is full: engines, the sandbox service, memory, this machine
+
+The engines are full only if half as many calls wait as run, so that three quarters of them still use all slots.
 
 The limit is in the run's row, so no process can lose it. It is changed by boots that wait for room, at most once in
 `RISE_SECONDS`; of several that ask at once, one changes it, because the change names the limit that it was made from.
@@ -32,9 +34,19 @@ FLOOR = 4
 """The limit never falls below so many boxes, so that a run goes on."""
 MIN_FREE_MEMORY = 0.08
 """Share of the machine's memory below which the limit shrinks."""
-_START_DIVISOR = 4
-_RISE_DIVISOR = 32
+LATE_SECONDS = 5.0
+"""Lateness of the worker above which it shrinks. Full but healthy machines stay below two seconds."""
+QUEUE_SHARE = 0.5
+_RISE_DIVISOR = 8
 _SHRINK = 0.75
+
+
+@dataclass(slots=True, frozen=True)
+class MachineLoad:
+    """`free_memory`: share of the machine's memory. `late_seconds`: by which work begins later than it could."""
+
+    free_memory: float
+    late_seconds: float
 
 
 @dataclass(slots=True, frozen=True)
@@ -42,24 +54,26 @@ class Load:
     """The figures from which the limit is computed. `boxes`: places that are taken (`sandboxes.count_places`). `calls`:
     model calls that have not ended, of which the ready engines decode `engine_slots` at once. `refused`: boxes for
     which the sandbox service has no room now. `endpoint_waits`: sessions whose endpoint does not answer now.
-    `free_memory`: share of the memory of the worker's machine."""
+    `machine`: the worker's."""
 
     boxes: int
     calls: int
     engine_slots: int
     refused: int
     endpoint_waits: int
-    free_memory: float
+    machine: MachineLoad
 
     def fullness(self) -> str:
         """Return what is full, as a clause; empty if nothing is."""
-        if self.free_memory < MIN_FREE_MEMORY:
-            return f"only {self.free_memory:.0%} of the memory is free"
+        if self.machine.free_memory < MIN_FREE_MEMORY:
+            return f"only {self.machine.free_memory:.0%} of the memory is free"
+        if self.machine.late_seconds > LATE_SECONDS:
+            return f"the machine is busy: stages begin {self.machine.late_seconds:.0f} s late"
         if self.refused:
             return f"the sandbox service has no room for {self.refused} boxes"
         if self.endpoint_waits:
             return f"{self.endpoint_waits} rollouts wait for their endpoint"
-        if self.engine_slots and self.calls > self.engine_slots:
+        if self.engine_slots and self.calls > self.engine_slots * (1 + QUEUE_SHARE):
             return f"{self.calls - self.engine_slots} of {self.calls} model calls wait in the engines' queues"
         return ""
 
@@ -74,12 +88,6 @@ class BoxCap:
     def sentence(self, max_boxes: int) -> str:
         """Say both, for people; `max_boxes` is the run's `sandbox.max_boxes`."""
         return f"at most {self.limit} of {max_boxes}: {self.cause}"
-
-
-def first_cap(max_boxes: int) -> BoxCap:
-    """Return the limit with which a run begins."""
-    limit = min(max_boxes, max(FLOOR, max_boxes // _START_DIVISOR))
-    return BoxCap(limit, f"it begins with a part of sandbox.max_boxes ({max_boxes})")
 
 
 def next_cap(limit: int, max_boxes: int, load: Load) -> BoxCap:
@@ -124,7 +132,7 @@ async def open_caps(connection: AsyncConnection) -> list[OpenCap]:
 
 
 async def adapt_cap(
-    connection: AsyncConnection, run_id: str, config: RunConfig, provider: str, free_memory: float
+    connection: AsyncConnection, run_id: str, config: RunConfig, provider: str, machine: MachineLoad
 ) -> int:
     """Return the limit of boxes now, after changing it if it is due. Call it if an agent's box is wanted."""
     max_boxes = config.sandbox.max_boxes
@@ -132,9 +140,9 @@ async def adapt_cap(
     statement = select(RunTable.box_cap, due).where(RunTable.run_id == run_id)
     limit, is_due = (await connection.execute(statement)).one()
     if limit is None:
-        new = first_cap(max_boxes)
+        new = BoxCap(max_boxes, "sandbox.max_boxes")
     elif is_due:
-        load = await read_load(connection, run_id, config, provider, free_memory)
+        load = await read_load(connection, run_id, config, provider, machine)
         if load.boxes < places_of_agents(limit) and not load.fullness():
             return min(limit, max_boxes)  # it holds nothing back
         new = next_cap(limit, max_boxes, load)
@@ -149,7 +157,7 @@ async def adapt_cap(
 
 
 async def read_load(
-    connection: AsyncConnection, run_id: str, config: RunConfig, provider: str, free_memory: float
+    connection: AsyncConnection, run_id: str, config: RunConfig, provider: str, machine: MachineLoad
 ) -> Load:
     """Count what the limit is judged by. Boxes of all runs count, because they share the sandbox service."""
     refused = select(func.count()).where(
@@ -176,5 +184,5 @@ async def read_load(
         engine_slots=len(await ready_engines(connection, config.engine_set)) * config.engine.max_num_seqs,
         refused=(await connection.execute(refused)).scalar_one(),
         endpoint_waits=(await connection.execute(waits)).scalar_one(),
-        free_memory=free_memory,
+        machine=machine,
     )

@@ -34,7 +34,7 @@ REWARD = SearchAttributeKey.for_float("ratchet_reward")
 STEP = SearchAttributeKey.for_int("ratchet_step")
 
 FIRST_STAGE = StageOptions(
-    queue="", start_to_close_seconds=600, heartbeat_seconds=60, retry_initial_seconds=1, retry_max_seconds=30
+    queue="", start_to_close_seconds=600, heartbeat_seconds=180, retry_initial_seconds=1, retry_max_seconds=30
 )
 """Options of a workflow's first activity, which returns the options of all others. It runs on the workflow's own queue,
 because the names of the others depend on the installation."""

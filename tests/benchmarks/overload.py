@@ -7,8 +7,9 @@ goes on through all phases; each phase lasts `--seconds`, and the machine is lef
 
 Rollouts a minute are compared with those of the quiet phase times the share of the CPU that the other programs left
 (`of_share`; 1.0: nothing is lost beyond what was taken away). `recovered_seconds`: from the end of the disturbance
-until as many rollouts end in 20 s as in 0.8 of 20 quiet seconds; None: not before the next phase. `tried_again`:
-activities that were begun again because a time-out of Temporal ended a try. The exit code is 1 if a verdict was lost.
+until as many rollouts end in 20 s as in 0.8 of 20 quiet seconds; None: not before the next phase. `delays`: seconds
+from scheduling to start, of workflow tasks and of activities whose queue has free slots. `tried_again`: activities that
+were begun again because a time-out of Temporal ended a try. The exit code is 1 if a verdict was lost.
 """
 
 import argparse
@@ -38,6 +39,7 @@ from tests.benchmarks._orchestration_stack import OrchestrationStack, orchestrat
 from tests.standins.slow_proxy import SlowProxy
 
 SAMPLES = 8
+FREE_ACTIVITIES = ("claim", "release", "finalise")
 BUSY = [sys.executable, "-c", "while True: pass"]
 DISK = ["sh", "-c", 'while :; do dd if=/dev/zero of="$0" bs=1M count=512 conv=fsync 2>/dev/null; done']
 SLOW_QUERY_SECONDS = 0.05
@@ -61,6 +63,8 @@ class Phase:
     cpu_seconds_per_rollout: dict[str, float] = field(default_factory=dict)
     log_bytes: int = 0
     load: float = 0.0
+    begun: float = 0.0
+    delays: dict[str, list[float]] = field(default_factory=dict)
 
 
 class Bench:
@@ -88,6 +92,7 @@ class Bench:
         hogs = self._disturb(name)
         try:
             await asyncio.sleep(SETTLE_SECONDS)
+            phase.begun = time.time()
             begun, taken, cpu, logs = time.monotonic(), _cpu_of(hogs), self.found.cpu_seconds(), self._log_bytes()
             await asyncio.sleep(self.seconds)
             ended = time.monotonic()
@@ -157,24 +162,53 @@ def _cpu_of(processes: list[subprocess.Popen[bytes]]) -> float:
     return total
 
 
-async def tried_again(client: Client, run_id: str) -> dict[str, int]:
-    """Return activity and kind of time-out → the number of tries that Temporal began because of it."""
-    found: Counter[str] = Counter()
+@dataclass
+class Histories:
+    """What Temporal's histories say. `tried_again`: activity and time-out → tries that Temporal began because of it.
+    `delays`: (kind, wall time of the start, seconds since it was scheduled)."""
+
+    tried_again: Counter[str] = field(default_factory=Counter)
+    delays: list[tuple[str, float, float]] = field(default_factory=list)
+
+    def percentiles(self, begun: float, ended: float) -> dict[str, list[float]]:
+        """Return kind → median, 95th percentile and maximum between two wall times."""
+        found = {}
+        for kind in ("workflow task", "activity"):
+            values = sorted(delay for one, at, delay in self.delays if one == kind and begun <= at <= ended)
+            if values:
+                found[kind] = [round(values[int(share * (len(values) - 1))], 3) for share in (0.5, 0.95, 1.0)]
+        return found
+
+
+async def read_histories(client: Client, run_id: str) -> Histories:
+    """Read the histories of all rollouts."""
+    found = Histories()
     async for one in client.list_workflows(f'WorkflowId STARTS_WITH "rollout/{run_id}/"'):
-        names: dict[int, str] = {}
+        scheduled: dict[int, tuple[str, float]] = {}
         async for event in client.get_workflow_handle(one.id, run_id=one.run_id).fetch_history_events():
+            at = event.event_time.ToNanoseconds() / 1e9
+            started, ended = (
+                event.activity_task_started_event_attributes,
+                event.activity_task_timed_out_event_attributes,
+            )
             if event.event_type == EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED:
-                names[event.event_id] = event.activity_task_scheduled_event_attributes.activity_type.name
-            started = event.activity_task_started_event_attributes
-            ended = event.activity_task_timed_out_event_attributes
-            for scheduled, failure in (
+                scheduled[event.event_id] = (event.activity_task_scheduled_event_attributes.activity_type.name, at)
+            elif event.event_type == EventType.EVENT_TYPE_WORKFLOW_TASK_SCHEDULED:
+                scheduled[event.event_id] = ("", at)
+            elif event.event_type == EventType.EVENT_TYPE_WORKFLOW_TASK_STARTED:
+                before = scheduled[event.workflow_task_started_event_attributes.scheduled_event_id][1]
+                found.delays.append(("workflow task", at, at - before))
+            if started.scheduled_event_id:
+                name, before = scheduled[started.scheduled_event_id]
+                if name in FREE_ACTIVITIES and started.attempt == 1:
+                    found.delays.append(("activity", at, at - before))
+            for number, failure in (
                 (started.scheduled_event_id, started.last_failure),
                 (ended.scheduled_event_id, ended.failure),
             ):
-                if scheduled and failure.HasField("timeout_failure_info"):
-                    kind = failure.timeout_failure_info.timeout_type
-                    found[f"{names[scheduled]}, {kind}"] += 1
-    return dict(found)
+                if number and failure.HasField("timeout_failure_info"):
+                    found.tried_again[f"{scheduled[number][0]}, {failure.timeout_failure_info.timeout_type}"] += 1
+    return found
 
 
 @contextlib.asynccontextmanager
@@ -203,9 +237,11 @@ async def measure(boxes: int, seconds: float, phases: list[str]) -> dict[str, An
             rows.append(await bench.measure(name, last=number == 1 + len(phases)))
             say(str(rows[-1]))
         following.cancel()
-        again = await tried_again(client, run_id)
+        histories = await read_histories(client, run_id)
+        for row in rows:
+            row.delays = histories.percentiles(row.begun, row.begun + row.seconds)
         verdicts = await found.verdicts()
-    return {"phases": [vars(row) for row in rows], "tried_again": again, "verdicts": verdicts}
+    return {"phases": [vars(row) for row in rows], "tried_again": histories.tried_again, "verdicts": verdicts}
 
 
 def main() -> None:

@@ -48,12 +48,10 @@ _LOG_LINES = 20
 
 
 def _short(directory: Path) -> Path:
-    """Write temporal.yaml with heartbeats and retries of seconds instead of minutes."""
+    """Write temporal.yaml with retries of seconds instead of minutes."""
     settings = yaml.safe_load((ROOT / "temporal.yaml").read_text())
     for stage in settings["stages"].values():
         stage |= {"retry_initial": 0.1, "retry_max": 1}
-        if stage["heartbeat"]:
-            stage["heartbeat"] = 10  # a busy machine may delay a worker by some seconds
     settings["train_run"]["poll"] = 2
     settings["sweep"] |= {"interval": 3600, "creating_grace": 0, "unknown_grace": 0, "max_share": 1.0}
     settings["rollout"]["ttl_margin"] = 60
