@@ -26,6 +26,9 @@ import (
 // historyShards is written into the database by the first start and cannot be changed later.
 const historyShards = 16
 
+// shardWrites is the number of workflows of one shard that are written at once; all share the connections.
+const shardWrites = 8
+
 const (
 	firstWait = 200 * time.Millisecond
 	maxWait   = 5 * time.Second
@@ -68,7 +71,10 @@ func serve(options serveOptions) error {
 		temporal.WithStaticHosts(hosts),
 		temporal.WithLogger(logger),
 		temporal.WithDynamicConfigClient(dynamicconfig.StaticClient{
-			dynamicconfig.HistoryCacheHostLevelMaxSize.Key():                 8192,
+			dynamicconfig.HistoryCacheHostLevelMaxSize.Key(): 8192,
+			// A slow Postgres delays workflows and must not make shards lose track of what they have written.
+			dynamicconfig.ShardIOConcurrency.Key():                           shardWrites,
+			dynamicconfig.ShardIOTimeout.Key():                               time.Minute,
 			dynamicconfig.FrontendMaxNamespaceVisibilityRPSPerInstance.Key(): 100,
 			dynamicconfig.WorkflowPauseEnabled.Key():                         true,
 		}),

@@ -3,7 +3,7 @@
 Postgres, Temporal, adapter, worker, gateway, boxes, agents and grades are real, the engine is scripted. One evaluation
 goes on through all phases; each phase lasts `--seconds`, and the machine is left alone between two of them.
 
-    ratchet admin bench overload -- --boxes 24 --seconds 180 --phases "busy 2,busy 8,busy 32,disk,postgres"
+    ratchet admin bench overload -- --boxes 24 --seconds 180 --phases "busy 2,busy 8,busy 32,disk,postgres,restart 2"
 
 Rollouts a minute are compared with those of the quiet phase times the share of the CPU that the other programs left
 (`of_share`; 1.0: nothing is lost beyond what was taken away). `recovered_seconds`: from the end of the disturbance
@@ -35,7 +35,7 @@ from temporalio.client import Client
 from cli.console import say
 from store.schema import RolloutTable
 from tests.benchmarks._commit import commit
-from tests.benchmarks._orchestration_stack import OrchestrationStack, orchestration_stack
+from tests.benchmarks._orchestration_stack import CONTROL_PLANE, OrchestrationStack, orchestration_stack
 from tests.standins.slow_proxy import SlowProxy
 
 SAMPLES = 8
@@ -126,6 +126,27 @@ class Bench:
         if kind == "postgres":
             self.proxy.delay_seconds = SLOW_QUERY_SECONDS
         return []
+
+    async def measure_restart(self, name: str) -> Phase:
+        """End the control plane beside busy processes and start it again; `recovered_seconds`: until a rollout ends."""
+        phase = Phase(name)
+        hogs = [subprocess.Popen(BUSY) for _ in range(int(name.partition(" ")[2]))]
+        try:
+            phase.open_rollouts = await self._num_open()
+            for part in CONTROL_PLANE:
+                await asyncio.to_thread(self.found.end, part)
+            before = self.ends[-1][1]
+            begun = time.monotonic()
+            for part in reversed(CONTROL_PLANE):
+                self.found.spawn(part)
+            while self.ends[-1][1] <= before:
+                await asyncio.sleep(0.2)
+            phase.recovered_seconds = time.monotonic() - begun
+        finally:
+            for hog in hogs:
+                hog.kill()
+                hog.wait()
+        return phase
 
     async def _recovery(self, rest: float) -> float | None:
         begun, found = time.monotonic(), None
@@ -234,7 +255,10 @@ async def measure(boxes: int, seconds: float, phases: list[str]) -> dict[str, An
             await asyncio.sleep(1)
         await asyncio.sleep(SETTLE_SECONDS)
         for number, name in enumerate(["quiet", *phases], 1):
-            rows.append(await bench.measure(name, last=number == 1 + len(phases)))
+            if name.startswith("restart"):
+                rows.append(await bench.measure_restart(name))
+            else:
+                rows.append(await bench.measure(name, last=number == 1 + len(phases)))
             say(str(rows[-1]))
         following.cancel()
         histories = await read_histories(client, run_id)
@@ -249,7 +273,7 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="600 s a phase")
     parser.add_argument("--boxes", type=int, default=24)
     parser.add_argument("--seconds", type=float, default=None)
-    parser.add_argument("--phases", default="busy 2,busy 8,busy 32,disk,postgres")
+    parser.add_argument("--phases", default="busy 2,busy 8,busy 32,disk,postgres,restart 2")
     options = parser.parse_args()
     machine = {"cores": _num_cores(), "kernel": platform.release(), "load": os.getloadavg()[0]}
     seconds = options.seconds or (600.0 if options.full else 120.0)
