@@ -90,14 +90,17 @@ async def usable_task_ids(
     """
     found = await tasks.tasks_of_dataset(connection, digest)
     chosen = [task.task_id for task in found if dataset.limit is None or task.row_no < dataset.limit]
-    if config.grading.admission == "ignored":
+    rule = config.grading.admission
+    if rule == "ignored":
         return chosen
     examined = await admissions.admissions_of_dataset(connection, digest, grader_versions())
-    admitted = [task_id for task_id in chosen if task_id in examined and examined[task_id].admitted]
-    if not admitted:
+    usable = [
+        task_id for task_id in chosen if (examined[task_id].admitted if task_id in examined else rule == "optional")
+    ]
+    if not usable:
         raise DatasetError(
             f"{dataset.path}: none of its {len(chosen)} tasks is admitted "
-            f"({len(examined)} were examined by the present graders); "
-            f"run `ratchet tasks admit {dataset.path}`, or set grading.admission=ignored to take all"
+            f"({len(examined)} were examined by the present graders); `ratchet tasks list {dataset.path}` has the "
+            f"reasons, `ratchet tasks admit {dataset.path}` examines them, grading.admission=ignored takes all"
         )
-    return admitted
+    return usable

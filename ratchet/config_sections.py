@@ -383,6 +383,7 @@ class GradingConfig(Section):
     """Share of solved verdicts that control runs check; all by default: each costs up to five more grades. They
     run the patch against hidden tests that a correct solution fails, which `ratchet tasks admit` makes, and once more
     against the true ones."""
-    admission: Literal["required", "ignored"] = "required"
-    """Tasks that a run takes: `required`, the default, only those that `ratchet tasks admit` has admitted under the
-    present grader versions; `ignored` all of them."""
+    admission: Literal["required", "optional", "ignored"] = "optional"
+    """Tasks that a run takes, by what `ratchet tasks admit` has found under the present grader versions: `optional`,
+    the default, all but those that it has refused; `required` only those that it has admitted; `ignored` all. Verdicts
+    of a task that is not admitted are not compared with runs of a gold patch, and each says so."""

@@ -15,15 +15,14 @@ from ratchet.config import DatasetConfig
 
 
 def read_jsonl(path: Path, dataset: DatasetConfig) -> Iterator[RawRow | Problem]:
-    """Yield one row per line."""
+    """Yield one row per line; empty lines are none."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            yield _parse_line(line, number, path, dataset)
+            if line.strip():
+                yield _parse_line(line, number, path, dataset)
 
 
 def _parse_line(line: bytes, number: int, path: Path, dataset: DatasetConfig) -> RawRow | Problem:
-    if not line.strip():
-        return Problem(str(path), number, "", "expected a JSON object, found an empty line")
     try:
         value = orjson.loads(line)
     except orjson.JSONDecodeError as error:

@@ -180,7 +180,7 @@ async def test_an_import_that_was_broken_off_is_completed_and_another_one_adds_n
         ]
 
 
-async def test_a_run_takes_admitted_tasks_only(loop: Loop) -> None:
+async def test_what_a_run_takes_of_a_dataset_follows_its_rule_on_admission(loop: Loop) -> None:
     path = dataset(loop, good={"eval_cmd": TASK["eval_cmd"]}, bad={"eval_cmd": "true"})
 
     async def labels(**grading: str) -> list[str]:
@@ -197,9 +197,10 @@ async def test_a_run_takes_admitted_tasks_only(loop: Loop) -> None:
 
     await run(loop, "AdmitTasks", {"dataset": path, "repeats": 1, "labels": ["nobody"]})
     with pytest.raises(DatasetError, match="none of its 2 tasks is admitted"):
-        await labels()
+        await labels(admission="required")
+    assert await labels() == ["good", "bad"], "a row without an admission is used without an oracle"
     await run(loop, "AdmitTasks", {"dataset": path, "repeats": 1})
-    assert await labels() == ["good"]
+    assert await labels() == await labels(admission="required") == ["good"]
     assert await labels(admission="ignored") == ["good", "bad"]
 
 

@@ -33,6 +33,10 @@ def test_a_good_row(tmp_path: Path) -> None:
     )
     assert rows[0]["spec"]["problem_statement"] == "fix it"
     assert (rows[1]["spec"]["problem_statement"], rows[1]["spec"]["pre_commands"]) == ("other", ["ls"])
+    spaced = list(
+        read_rows(write(tmp_path / "spaced.jsonl", "\n", GOOD, " \n", changed(problem_statement="other")), "d")
+    )
+    assert [row["row_no"] for row in spaced] == [0, 1], "an empty line is no row"
     assert rows[0]["grader"] == "eval_cmd" and rows[0]["row_digest"] != rows[1]["row_digest"]
 
 
@@ -40,7 +44,6 @@ def test_a_good_row(tmp_path: Path) -> None:
     ("row", "named"),
     [
         ("not json\n", "row 2: is not JSON"),
-        ("\n", "row 2: expected a JSON object, found an empty line"),
         ("[1]\n", "row 2: expected an object, found list"),
         ({**GOOD, "label": 7}, "row 2, field label: expected a string, found 7"),
         ({**GOOD, "metadata": None}, "row 2, field metadata: expected an object, found NoneType"),
