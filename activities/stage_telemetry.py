@@ -6,6 +6,7 @@ trace, with the number of its try.
 
 import asyncio
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
 
@@ -26,8 +27,7 @@ _STORE_SECONDS = 2.0
 _STAGES_OF_ATTEMPT = ("boot", "workspace", "agent", "diff")
 """The stages whose spans are children of the attempt; the spans of all other stages are children of the rollout."""
 
-_NEVER_QUEUED = ("claim", "release", "finalise")
-"""Short stages of a queue with free slots, which begin at once unless something is late."""
+_WAIT_FOR_SLOTS = ("boot", "grade", "control_run")
 
 
 class StageTelemetry(Interceptor):
@@ -49,8 +49,6 @@ class _Stage(ActivityInboundInterceptor):
 
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:
         info = activity.info()
-        if info.activity_type in _NEVER_QUEUED:
-            self._telemetry.lateness.see(info)
         argument = input.args[0] if input.args else None
         rollout_id: int | None = getattr(argument, "rollout_id", None)
         ids: dict[str, Fact] = {
@@ -74,12 +72,25 @@ class _Stage(ActivityInboundInterceptor):
         if isinstance(argument, StageInput):
             box = {"box": argument.sandbox_id, "role": argument.role}
         with (
+            self._between_stages(info),
             tracing.rollout_span(trace, attempt, info.activity_type, ids | box),
             _bound(ids | {"trace_id": trace.hex if tracing.is_on() else None}),
         ):
             result = await super().execute_activity(input)
             tracing.add_facts(_facts_of(result))
             return result
+
+    @contextlib.contextmanager
+    def _between_stages(self, info: activity.Info) -> Iterator[None]:
+        """Measure the time from the end of a stage to the start of the workflow's next one."""
+        lateness, workflow_id = self._telemetry.lateness, info.workflow_id
+        if workflow_id is None or info.attempt > 1:
+            yield
+            return
+        lateness.stage_began(workflow_id, info.activity_type in _WAIT_FOR_SLOTS)
+        yield
+        if info.activity_type != "finalise":
+            lateness.stage_ended(workflow_id)
 
 
 def _bound(ids: dict[str, Fact]) -> contextlib.AbstractContextManager[None]:

@@ -7,9 +7,9 @@ goes on through all phases; each phase lasts `--seconds`, and the machine is lef
 
 Rollouts a minute are compared with those of the quiet phase times the share of the CPU that the other programs left
 (`of_share`; 1.0: nothing is lost beyond what was taken away). `recovered_seconds`: from the end of the disturbance
-until as many rollouts end in 20 s as in 0.8 of 20 quiet seconds; None: not before the next phase. `delays`: seconds
-from scheduling to start, of workflow tasks and of activities whose queue has free slots. `tried_again`: activities that
-were begun again because a time-out of Temporal ended a try. The exit code is 1 if a verdict was lost.
+until as many rollouts end in 20 s as in 0.8 of 20 quiet seconds; None: not before the next phase. `task_delays`: from
+scheduling to start of workflow tasks. `tried_again`: activities that were begun again because a time-out of Temporal
+ended a try. The exit code is 1 if a verdict was lost.
 """
 
 import argparse
@@ -39,7 +39,6 @@ from tests.benchmarks._orchestration_stack import CONTROL_PLANE, OrchestrationSt
 from tests.standins.slow_proxy import SlowProxy
 
 SAMPLES = 8
-FREE_ACTIVITIES = ("claim", "release", "finalise")
 BUSY = [sys.executable, "-c", "while True: pass"]
 DISK = ["sh", "-c", 'while :; do dd if=/dev/zero of="$0" bs=1M count=512 conv=fsync 2>/dev/null; done']
 SLOW_QUERY_SECONDS = 0.05
@@ -64,7 +63,7 @@ class Phase:
     log_bytes: int = 0
     load: float = 0.0
     begun: float = 0.0
-    delays: dict[str, list[float]] = field(default_factory=dict)
+    task_delays: list[float] = field(default_factory=list)
 
 
 class Bench:
@@ -186,19 +185,15 @@ def _cpu_of(processes: list[subprocess.Popen[bytes]]) -> float:
 @dataclass
 class Histories:
     """What Temporal's histories say. `tried_again`: activity and time-out → tries that Temporal began because of it.
-    `delays`: (kind, wall time of the start, seconds since it was scheduled)."""
+    `task_delays`: of workflow tasks, (wall time of the start, seconds since it was scheduled)."""
 
     tried_again: Counter[str] = field(default_factory=Counter)
-    delays: list[tuple[str, float, float]] = field(default_factory=list)
+    task_delays: list[tuple[float, float]] = field(default_factory=list)
 
-    def percentiles(self, begun: float, ended: float) -> dict[str, list[float]]:
-        """Return kind → median, 95th percentile and maximum between two wall times."""
-        found = {}
-        for kind in ("workflow task", "activity"):
-            values = sorted(delay for one, at, delay in self.delays if one == kind and begun <= at <= ended)
-            if values:
-                found[kind] = [round(values[int(share * (len(values) - 1))], 3) for share in (0.5, 0.95, 1.0)]
-        return found
+    def percentiles(self, begun: float, ended: float) -> list[float]:
+        """Return median, 95th percentile and maximum of the delays between two wall times."""
+        values = sorted(delay for at, delay in self.task_delays if begun <= at <= ended)
+        return [round(values[int(share * (len(values) - 1))], 3) for share in (0.5, 0.95, 1.0)] if values else []
 
 
 async def read_histories(client: Client, run_id: str) -> Histories:
@@ -218,11 +213,7 @@ async def read_histories(client: Client, run_id: str) -> Histories:
                 scheduled[event.event_id] = ("", at)
             elif event.event_type == EventType.EVENT_TYPE_WORKFLOW_TASK_STARTED:
                 before = scheduled[event.workflow_task_started_event_attributes.scheduled_event_id][1]
-                found.delays.append(("workflow task", at, at - before))
-            if started.scheduled_event_id:
-                name, before = scheduled[started.scheduled_event_id]
-                if name in FREE_ACTIVITIES and started.attempt == 1:
-                    found.delays.append(("activity", at, at - before))
+                found.task_delays.append((at, at - before))
             for number, failure in (
                 (started.scheduled_event_id, started.last_failure),
                 (ended.scheduled_event_id, ended.failure),
@@ -263,7 +254,7 @@ async def measure(boxes: int, seconds: float, phases: list[str]) -> dict[str, An
         following.cancel()
         histories = await read_histories(client, run_id)
         for row in rows:
-            row.delays = histories.percentiles(row.begun, row.begun + row.seconds)
+            row.task_delays = histories.percentiles(row.begun, row.begun + row.seconds)
         verdicts = await found.verdicts()
     return {"phases": [vars(row) for row in rows], "tried_again": histories.tried_again, "verdicts": verdicts}
 

@@ -2,35 +2,47 @@
 
 import asyncio
 import time
-from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
-from typing import Any, cast
+
+import pytest
 
 from activities.worker_lateness import WorkerLateness
 
 
-def info(scheduled: datetime, delay: float) -> Any:
-    return cast(
-        Any,
-        SimpleNamespace(current_attempt_scheduled_time=scheduled, started_time=scheduled + timedelta(seconds=delay)),
-    )
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The clock's time, which the test moves."""
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
 
 
-def test_one_late_value_is_no_overload_and_many_are() -> None:
+def test_stages_that_begin_late_show_and_a_few_of_them_do_not(clock: list[float]) -> None:
     lateness = WorkerLateness()
     assert lateness.seconds() == 0.0
-    now = datetime.now(UTC) + timedelta(seconds=1)
-    for delay in [0.1] * 19 + [60.0]:
-        lateness.see(info(now, delay))
-    assert lateness.seconds() == 0.1
-    for _ in range(5):
-        lateness.see(info(now, 60.0))
-    assert lateness.seconds() == 60.0
+
+    def pass_between_stages(seconds: float, waits_for_slot: bool = False) -> None:
+        lateness.stage_ended("rollout")
+        clock[0] += seconds
+        lateness.stage_began("rollout", waits_for_slot)
+
+    for seconds in (0.25, 0.25, 9.0, 0.25, 0.25):
+        pass_between_stages(seconds)
+    assert lateness.seconds() == 0.25
+    pass_between_stages(15.0, waits_for_slot=True)
+    assert lateness.seconds() == 0.25, "a stage that waits for a slot is not late"
+    for _ in range(2):
+        pass_between_stages(9.0)
+    assert lateness.seconds() == 9.0
+    clock[0] += 60
+    assert lateness.seconds() == 0.0, "it was late a minute ago"
 
 
-def test_work_that_waited_for_the_process_to_start_does_not_count() -> None:
+def test_a_first_stage_says_nothing(clock: list[float]) -> None:
     lateness = WorkerLateness()
-    lateness.see(info(datetime.now(UTC) - timedelta(hours=1), 3600.0))
+    lateness.stage_began("rollout", False)
+    lateness.stage_ended("other")
+    clock[0] += 50
+    lateness.stage_began("rollout", False)
     assert lateness.seconds() == 0.0
 
 
