@@ -141,7 +141,7 @@ def _part_checks(stack: "Stack") -> list[dict[str, Any]]:
     return [
         {
             "what": f"part {part.name}",
-            "ok": part.state in (HealthState.ANSWERING, HealthState.STARTING),
+            "ok": part.state in (HealthState.ANSWERING, HealthState.SLOW, HealthState.STARTING),
             "needed": True,
             "detail": part.summary(time.time()) or part.detail or part.state,
         }

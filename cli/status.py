@@ -110,7 +110,7 @@ def _collect() -> dict[str, Any]:
     if fresh is None and living:
         why = "the watcher has not looked at them lately" if WATCHER in living else "no watcher runs"
         note = f"the parts are not probed: {why}"
-    answers = health.get("postgres", PartHealth("postgres")).state == "answering"
+    answers = health.get("postgres", PartHealth("postgres")).state in ("answering", "slow")
     of_store = asyncio.run(_open_runs(stack)) if answers else {"runs": [], "boxes": []}
     asyncio.run(_add_waits(stack, of_store["runs"][:_RUNS_EXPLAINED]))
     return {"home": str(stack.home), "temporal_ui": stack.shown_ui, "note": note, "parts": parts, **of_store}

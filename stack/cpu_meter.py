@@ -47,6 +47,11 @@ class CpuMeter:
         return found
 
 
+def tree_cpu_seconds(pid: int) -> float:
+    """Return the CPU seconds of a process and of all that it has started."""
+    return _tree_seconds(pid, *_processes())
+
+
 def _processes() -> tuple[dict[int, list[int]], dict[int, float]]:
     """Return pid → its children, and pid → CPU seconds of the process and of the children that it has waited for."""
     children: dict[int, list[int]] = defaultdict(list)

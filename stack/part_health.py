@@ -1,32 +1,45 @@
 """The health of each part: states, transitions, and the file from which readers take them.
 
-Only the watcher (`stack/watcher.py`) writes the file; it looks at every part once a second.
+Only the watcher (`stack/watcher.py`) writes the file.
 
 | state | meaning |
 |---|---|
 | stopped | supervisord does not run the part |
 | starting | a process runs, or is about to, and no probe has succeeded since its start |
 | answering | the newest probe succeeded |
-| failing | the newest probe failed, or ran into its time limit |
-| waiting | as failing, and the clock stands still: a part that it needs does not answer, or no restart would help |
+| slow, failing | the newest probe did not succeed; the second table tells them apart |
+| waiting | the clock stands still: a part that it needs does not answer, or no restart would help |
 | restarting | the watcher ends the process, supervisord starts another one |
 | given_up | too many short lives (MAX_SHORT_LIVES) or slow starts (MAX_SLOW_STARTS); it is stopped |
 
 | from | event | to |
 |---|---|---|
 | stopped | supervisord runs it | starting |
-| starting, failing, waiting | a probe succeeds | answering |
+| starting, slow, failing, waiting | a probe succeeds | answering |
 | starting | no success for `start_seconds`, twice as long after each start of the part that ended so | restarting |
-| answering | a probe fails | failing |
-| failing | a part that it needs does not answer, or a probe says that a restart would not help | waiting |
+| answering, slow, failing | a probe does not succeed | slow or failing |
+| slow, failing | a part that it needs does not answer, or a probe says that a restart would not help | waiting |
 | waiting | every part that it needs answers, and a probe fails for another reason | failing |
-| failing | no success for `failing_seconds` | restarting |
+| slow, failing | no success for `failing_seconds` | restarting |
 | restarting | another process runs | starting; counted as a restart |
 | restarting | the same process runs after END_SECONDS | restarting: it is ended again |
 | any but given_up | its process ends by itself | starting; counted as a restart |
 | any | the last of too many short lives or slow starts ends | given_up; runs that need it are paused with its error |
 | any but given_up | supervisord was told to stop it | stopped |
 | given_up | `ratchet up` starts it | starting, with all counters at zero |
+
+A probe that does not succeed is late (no answer, or no other sign of life, within its time) or fails: the part refuses,
+answers wrongly, or its process is suspended.
+
+| newest probe | process and machine | state | clock of the restart |
+|---|---|---|---|
+| fails | | failing | real time |
+| late | the first late one, or the process uses CPU, or the machine is busy | slow | at the machine's pace |
+| late | the process uses no CPU, the machine is not busy | failing | real time |
+| none has succeeded yet | | starting | at the machine's pace |
+
+The machine's pace is the share of time in which nothing waits for CPU, disk or memory, and at least SLOWEST_PACE: on a
+machine that is always busy a part is restarted ten times as late as on a quiet one.
 
 If the watcher dies, nothing is lost: the next one reads the file and goes on, and supervisord restarts a part that has
 ended without any watcher.
@@ -46,6 +59,7 @@ WINDOW_SECONDS = 1800.0
 STABLE_SECONDS = 30.0
 MAX_SLOW_STARTS = 4
 END_SECONDS = 90.0
+SLOWEST_PACE = 0.1
 STALE_SECONDS = 30.0
 """Age of the file above which its contents say nothing about now."""
 
@@ -54,10 +68,14 @@ class HealthState(StrEnum):
     STOPPED = "stopped"
     STARTING = "starting"
     ANSWERING = "answering"
+    SLOW = "slow"
     FAILING = "failing"
     WAITING = "waiting"
     RESTARTING = "restarting"
     GIVEN_UP = "given_up"
+
+
+_UNANSWERED = (HealthState.SLOW, HealthState.FAILING)
 
 
 class HealthAction(StrEnum):
@@ -82,13 +100,13 @@ class HealthLimits:
 class PartHealth:
     """One part. Times are seconds since the epoch.
 
-    `since`: when the state began. `reason`: why it does not answer. `detail`: what the newest successful probe found.
+    `since`: when the state began; slow and failing are one time without an answer. `counted_from`: as `since`, moved
+    on by time that no limit counts. `reason`: why it does not answer. `detail`: what the newest successful probe found.
     `restarts`: processes that ended since `ratchet up`, however they ended. `last_error`: from the log, at the newest
     restart. `started_at`: when supervisord started the newest process, `pid` while it lives. `first_answer_at` and
     `last_answer_at`: of the current process. `short_lives`: the ends that count towards giving up. `slow_starts`:
-    processes in a row that were ended because they did not answer in time after their start, as on a machine with too
-    much to do; the next one gets longer. `runs_paused`: the part is given up, and the runs that need it have been
-    paused.
+    processes in a row that were ended because they did not answer in time after their start; the next one gets longer.
+    `runs_paused`: the part is given up, and the runs that need it have been paused.
     """
 
     name: str
@@ -106,11 +124,15 @@ class PartHealth:
     slow_starts: int = 0
     runs_paused: bool = False
     restart_helps: bool = True
+    counted_from: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.counted_from = self.counted_from or self.since
 
     def enter(self, state: HealthState, now: float, reason: str = "") -> None:
         if state is not self.state:
             self.state = state
-            self.since = now
+            self.since = self.counted_from = now
         self.reason = reason
 
     # ------------------------------------------------------------ what supervisord says
@@ -173,14 +195,14 @@ class PartHealth:
             self.pid = None
             return HealthAction.STOP
         self.state = HealthState.STARTING
-        self.since = now
+        self.since = self.counted_from = now
         self.reason = reason
         return HealthAction.NOTHING
 
     # ------------------------------------------------------------ what a probe says
 
     def see_success(self, detail: str, now: float) -> None:
-        if self.state in (HealthState.STARTING, HealthState.FAILING, HealthState.WAITING, HealthState.ANSWERING):
+        if self.state in (HealthState.STARTING, *_UNANSWERED, HealthState.WAITING, HealthState.ANSWERING):
             if self.first_answer_at is None:
                 self.first_answer_at = now
             self.last_answer_at = now
@@ -189,12 +211,15 @@ class PartHealth:
             self.detail = detail
             self.restart_helps = True
 
-    def see_failure(self, reason: str, now: float, restart_helps: bool = True) -> None:
-        """Record a failed probe. `restart_helps` False: the part works, but a setting of a person stops it."""
+    def see_failure(self, reason: str, now: float, restart_helps: bool = True, is_slow: bool = False) -> None:
+        """Record a probe that did not succeed. `restart_helps` False: the part works, but a setting of a person stops
+        it. `is_slow`: by the second table."""
         self.restart_helps = restart_helps
         if self.state is HealthState.ANSWERING:
             self.enter(HealthState.FAILING, now)
-        if self.state in (HealthState.STARTING, HealthState.FAILING, HealthState.WAITING):
+        if self.state in _UNANSWERED:
+            self.state = HealthState.SLOW if is_slow else HealthState.FAILING
+        if self.state in (HealthState.STARTING, *_UNANSWERED, HealthState.WAITING):
             self.reason = reason
 
     # ------------------------------------------------------------ what follows
@@ -202,34 +227,44 @@ class PartHealth:
     def act(self, limits: HealthLimits, missing: str | None, now: float) -> HealthAction:
         """Return what must be done now. `missing`: a part that this one needs and that does not answer."""
         if missing is not None or not self.restart_helps:
-            if self.state is HealthState.FAILING:
+            if self.state in _UNANSWERED:
                 self.state = HealthState.WAITING
             if self.state in (HealthState.WAITING, HealthState.STARTING):
-                self.since = now  # its clock stands still
+                self.counted_from = now  # its clock stands still
                 self.reason = self.reason if missing is None else f"waits for {missing}"
         elif self.state is HealthState.WAITING:
             self.enter(HealthState.FAILING, now, "what it waited for answers again")
-        if self.state is HealthState.RESTARTING and now - self.since > END_SECONDS:
-            self.since = now
+        counted = now - self.counted_from
+        if self.state is HealthState.RESTARTING and counted > END_SECONDS:
+            self.counted_from = now
             return HealthAction.RESTART
-        start_seconds = limits.start_seconds * 2**self.slow_starts
-        limits_of = {HealthState.FAILING: limits.failing_seconds, HealthState.STARTING: start_seconds}
-        limit = limits_of.get(self.state)
-        if limit is not None and self.pid is not None and now - self.since > limit:
+        limit = None
+        if self.state in _UNANSWERED:
+            limit = limits.failing_seconds
+        elif self.state is HealthState.STARTING:
+            limit = limits.start_seconds * 2**self.slow_starts
+        if limit is not None and self.pid is not None and counted > limit:
             self.slow_starts += self.state is HealthState.STARTING
             self.enter(HealthState.RESTARTING, now, f"no answer for {now - self.since:.0f} s: {self.reason}")
             return HealthAction.RESTART
         return HealthAction.NOTHING
 
     def hold(self, seconds: float) -> None:
-        """Move the clock on: the watcher itself did not run for so long."""
-        self.since += seconds
+        """Do not count so many seconds: the watcher itself did not run, or see `pass_time`."""
+        self.counted_from += seconds
+
+    def pass_time(self, seconds: float, pace: float) -> None:
+        """Let a time pass that the limits of a slow or starting part count at the machine's pace."""
+        if self.state in (HealthState.SLOW, HealthState.STARTING):
+            self.hold(seconds * (1 - pace))
 
     def summary(self, now: float) -> str:
         """Return one sentence for a person; empty if the part answers."""
         if self.state in (HealthState.ANSWERING, HealthState.STOPPED):
             return ""
         words = f"{self.state.replace('_', ' ')} for {duration_in_words(now - self.since)}"
+        if self.state is HealthState.SLOW:
+            words = f"slow, last answer {duration_in_words(now - self.last_answer_at)} ago"
         if self.reason:
             words += f": {self.reason}"
         if self.last_error and self.last_error not in words:

@@ -21,7 +21,6 @@ import os
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -38,6 +37,7 @@ from temporalio.api.workflowservice.v1 import (
     ListWorkflowExecutionsRequest,
 )
 from temporalio.client import Client
+from temporalio.service import RPCError, RPCStatusCode
 
 from engine.client import EngineClient
 from engine.generate_request import Sampling
@@ -101,7 +101,6 @@ def is_missed(part: str, health: Mapping[str, PartHealth]) -> bool:
     return all(one.state is HealthState.GIVEN_UP for one in of_set)
 
 
-_RPC_LIMIT = timedelta(seconds=LIMITS["temporal"].probe_seconds)
 _BOX_SECONDS = 60.0
 _POLL_SECONDS = 180.0
 """Age of a worker's newest poll above which it does not poll; one poll lasts up to a minute."""
@@ -115,12 +114,23 @@ _TOKENS_METRIC = "vllm:generation_tokens_total"
 class ProbeFailedError(RatchetError):
     """The part answered, and the answer shows that it does not do its work.
 
-    `restart_helps` False: only a person can change what stops it.
+    `restart_helps` False: only a person can change what stops it. `is_late`: a sign of life is missing, which a part
+    that gets little CPU gives late.
     """
 
-    def __init__(self, message: str, restart_helps: bool = True) -> None:
+    def __init__(self, message: str, restart_helps: bool = True, is_late: bool = False) -> None:
         super().__init__(message)
         self.restart_helps = restart_helps
+        self.is_late = is_late
+
+
+def is_late(error: BaseException | None) -> bool:
+    """Return whether a probe ended because no answer, or no other sign of life, came within its time."""
+    if isinstance(error, ProbeFailedError):
+        return error.is_late
+    if isinstance(error, RPCError):
+        return error.status in (RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED)
+    return isinstance(error, TimeoutError | httpx.TimeoutException) or (error is not None and is_late(error.__cause__))
 
 
 class Probes:
@@ -182,11 +192,11 @@ class Probes:
 
     async def temporal(self) -> str:
         client = await self._client()
-        service, limit = client.workflow_service, _RPC_LIMIT
-        version = (await service.get_system_info(GetSystemInfoRequest(), timeout=limit)).server_version
-        await service.describe_namespace(DescribeNamespaceRequest(namespace=client.namespace), timeout=limit)
+        service = client.workflow_service
+        version = (await service.get_system_info(GetSystemInfoRequest())).server_version
+        await service.describe_namespace(DescribeNamespaceRequest(namespace=client.namespace))
         request = ListWorkflowExecutionsRequest(namespace=client.namespace, page_size=1)
-        await service.list_workflow_executions(request, timeout=limit)
+        await service.list_workflow_executions(request)
         await self._pollers(self.settings.own("control"), TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW)
         return f"temporal {version}"
 
@@ -273,7 +283,7 @@ class Probes:
         if seconds is None or seconds > min(lived, _ADAPTER_SECONDS):
             if wait is not None:  # a new process would wait, too
                 raise ProbeFailedError(f"Postgres: {wait.sentence()}", restart_helps=False)
-            raise ProbeFailedError("it has not loaded its output parsers, or sends no heartbeat")
+            raise ProbeFailedError("it has not loaded its output parsers, or sends no heartbeat", is_late=True)
         return "answers from the store"
 
     # ------------------------------------------------------------ work
@@ -289,7 +299,7 @@ class Probes:
         silent = [run_id for run_id, row in found.items() if row is None or row.silent_seconds > _LEARNER_SECONDS]
         failing = [run_id for run_id in silent if now - self.wanted_since[run_id] > _LEARNER_START_SECONDS]
         if failing:
-            raise ProbeFailedError(f"no heartbeat of the learner of {', '.join(failing)}")
+            raise ProbeFailedError(f"no heartbeat of the learner of {', '.join(failing)}", is_late=True)
         return "; ".join(
             f"{run_id}: " + ("its ranks start" if row is None or run_id in silent else f"step {row.step}, {row.phase}")
             for run_id, row in found.items()
@@ -314,9 +324,9 @@ class Probes:
             except PayloadKeyError as error:
                 raise ProbeFailedError(str(error), restart_helps=False) from None
         if not ages:
-            raise ProbeFailedError(f"no poll of {identity} is known to Temporal")
+            raise ProbeFailedError(f"no poll of {identity} is known to Temporal", is_late=True)
         if min(ages.values()) > _POLL_SECONDS:
-            raise ProbeFailedError(f"its last poll was {min(ages.values()):.0f} s ago")
+            raise ProbeFailedError(f"its last poll was {min(ages.values()):.0f} s ago", is_late=True)
         # A queue whose slots are all taken is not polled; that is work, no failure.
         idle = [queue for queue in QUEUES if ages.get(queue, _POLL_SECONDS + 1) > _POLL_SECONDS]
         return "polls its queues" + (f"; full: {', '.join(idle)}" if idle else "")
@@ -326,7 +336,7 @@ class Probes:
         request = DescribeTaskQueueRequest(
             namespace=client.namespace, task_queue=TaskQueue(name=queue), task_queue_type=kind
         )
-        reply = await client.workflow_service.describe_task_queue(request, timeout=_RPC_LIMIT)
+        reply = await client.workflow_service.describe_task_queue(request)
         return reply.pollers
 
     async def close(self) -> None:

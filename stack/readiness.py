@@ -13,7 +13,6 @@ from ratchet.progress import ReportProgress
 from stack.part_health import HealthState, PartHealth, read_fresh_health
 from stack.part_logs import last_error, log_size
 from stack.parts import VIEWER, WATCHER, Stack
-from stack.probes import limits_of
 from stack.supervisor import Supervisor
 
 LogSizes = dict[str, int]
@@ -21,6 +20,8 @@ LogSizes = dict[str, int]
 
 _LOOK_SECONDS = 0.5
 _REPORT_SECONDS = 15.0
+_MAX_SLOW_STARTS = 2
+"""Starts of a part without an answer in its time, the second of which had twice as long."""
 _MAX_ENDS = 3
 """Ends of a part during one `up` after which waiting on is useless."""
 # An error that a person must mend; the restarts that follow find the same.
@@ -73,15 +74,14 @@ def _open_parts(stack: Stack, began: float) -> list[PartHealth]:
 
 def _require_hope(stack: Stack, part: PartHealth, start: int, began: float) -> None:
     error = last_error(part_log(stack, part.name), start)
-    limit = limits_of(part.name).start_seconds
     if part.state is HealthState.GIVEN_UP and part.since > began:
         problem = part.reason
     elif sum(at > began for at in part.short_lives) >= _MAX_ENDS:
         problem = f"its process has ended {_MAX_ENDS} times"
     elif any(name in error for name in _FOR_A_PERSON):
         problem = "it cannot work"
-    elif time.time() - began > limit:
-        problem = f"no answer within {limit:.0f} s: {part.reason}"
+    elif part.slow_starts >= _MAX_SLOW_STARTS and part.since > began:
+        problem = part.reason
     else:
         return
     reason = error or part.last_error

@@ -10,6 +10,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import psutil
 import structlog
@@ -18,8 +19,10 @@ from sqlalchemy.exc import DBAPIError
 from ratchet.errors import MachineError, RatchetError
 from ratchet.secrets import without_secrets
 from ratchet.temporal_settings import load_temporal_settings
+from stack.cpu_meter import tree_cpu_seconds
 from stack.outage_log import OutageLog
 from stack.part_health import (
+    SLOWEST_PACE,
     HealthAction,
     HealthLimits,
     HealthState,
@@ -31,13 +34,19 @@ from stack.part_health import (
 from stack.part_logs import last_error, log_size
 from stack.parts import WATCHER, Part, Stack
 from stack.placement import part_kind, set_of_part
-from stack.probes import NEEDS, ProbeFailedError, Probes, is_missed, limits_of
+from stack.probes import NEEDS, ProbeFailedError, Probes, is_late, is_missed, limits_of
 from stack.readiness import log_sizes, part_log
 from stack.supervisor import PartState, Supervisor
 from store import run_pause
 
 _LOG = structlog.get_logger("ratchet.watcher")
 _LOOK_SECONDS = 1.0
+_SLOW_PATIENCE = 3.0
+"""A probe of a slow part gets so many times its limit."""
+_BUSY_PACE = 0.75
+"""The machine's pace below which it is busy."""
+_USED_SHARE = 0.02
+"""CPU seconds per second above which a process does something; one that hangs uses none."""
 _OWN_GAP_SECONDS = 3.0
 """Wall time between two looks above which the watcher itself did not run. The monotonic clock stands still while a
 machine is suspended, unlike the clock of the rollouts' limits."""
@@ -63,6 +72,9 @@ class Watcher:
         self.probes = Probes(stack, load_temporal_settings(), lambda name: self.health[name].pid)
         self.running: dict[str, asyncio.Task[None]] = {}
         self.probed_at: dict[str, float] = {}
+        self.pace = 1.0
+        self.late_at: dict[str, tuple[float, float]] = {}
+        """Part → time of its newest late probe, and CPU seconds of its process tree by then."""
         self.log_sizes = log_sizes(stack)  # at the newest look
         self.log_starts = dict(self.log_sizes)  # before the lines of the current process
         self.ending: set[asyncio.Task[None]] = set()
@@ -89,11 +101,14 @@ class Watcher:
     def _see_gap(self, looked_at: float, now: float) -> float:
         """Take in the time since the last look, of this watcher or the one before, and return `now`."""
         gap = now - looked_at
-        if gap > _LOOK_SECONDS + _OWN_GAP_SECONDS:
-            for health in self.health.values():
+        self.pace = machine_pace(gap)
+        for health in self.health.values():
+            if gap > _LOOK_SECONDS + _OWN_GAP_SECONDS:
                 health.hold(gap)
-            if gap > _UNOBSERVED_SECONDS:
-                self.outages.see_gap(looked_at, now)
+            else:
+                health.pass_time(max(0.0, gap), self.pace)  # the clock may have been set back
+        if gap > _UNOBSERVED_SECONDS:
+            self.outages.see_gap(looked_at, now)
         return now
 
     async def _look(self) -> None:
@@ -168,20 +183,31 @@ class Watcher:
         self, health: PartHealth, probe: Callable[[], Awaitable[str]] | None, limits: HealthLimits
     ) -> None:
         pid = health.pid
+        limit = limits.probe_seconds * (_SLOW_PATIENCE if health.state is HealthState.SLOW else 1)
         try:
             if pid is not None and _is_suspended(pid):
-                raise TimeoutError("its process is suspended (SIGSTOP)")
-            async with asyncio.timeout(limits.probe_seconds):
+                raise ProbeFailedError("its process is suspended (SIGSTOP)")
+            async with asyncio.timeout(limit):
                 detail = await probe() if probe is not None else ""
         except Exception as error:  # any error of a probe means that the part does not answer
             if pid == health.pid:
                 logged = self._log_error(health.name)
                 words = f"; its log: {logged}" if logged else ""
+                words += "; the machine is busy" if self.pace < _BUSY_PACE else ""
                 restart_helps = not isinstance(error, ProbeFailedError) or error.restart_helps
-                health.see_failure(_reason(error, limits) + words, time.time(), restart_helps)
+                is_slow = is_late(error) and self._is_slow(health)
+                health.see_failure(_reason(error, limit) + words, time.time(), restart_helps, is_slow)
         else:
             if pid == health.pid:  # else the answer was that of a process which has ended
+                self.late_at.pop(health.name, None)
                 health.see_success(detail, time.time())
+
+    def _is_slow(self, health: PartHealth) -> bool:
+        """Return whether a part whose probe was late is slow, by the second table of `stack/part_health.py`."""
+        now, used = time.monotonic(), tree_cpu_seconds(health.pid) if health.pid is not None else 0.0
+        before = self.late_at.get(health.name)
+        self.late_at[health.name] = now, used
+        return before is None or self.pace < _BUSY_PACE or abs(used - before[1]) > _USED_SHARE * (now - before[0])
 
     # ------------------------------------------------------------ what follows for runs and processes
 
@@ -222,10 +248,19 @@ class Watcher:
         task.add_done_callback(self.ending.discard)
 
 
-def _reason(error: Exception, limits: HealthLimits) -> str:
+def machine_pace(gap_seconds: float) -> float:
+    """Return the machine's pace by the kernel's pressure of the last ten seconds, and by how late this look comes."""
+    stalled = [max(0.0, 1 - _LOOK_SECONDS / gap_seconds)] if gap_seconds > 0 else [0.0]
+    for resource in ("cpu", "io", "memory"):
+        with contextlib.suppress(OSError, ValueError, IndexError):  # a kernel that does not measure it
+            stalled.append(float(Path(f"/proc/pressure/{resource}").read_text().split("avg10=")[1].split()[0]) / 100)
+    return max(SLOWEST_PACE, 1 - max(stalled))
+
+
+def _reason(error: Exception, limit_seconds: float) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, TimeoutError) and not text:
-        return f"no answer within {limits.probe_seconds:.0f} s"
+        return f"no answer within {limit_seconds:.0f} s"
     if not isinstance(error, RatchetError):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return without_secrets(text)[:_MAX_REASON_CHARS]

@@ -121,7 +121,7 @@ async def test_time_in_which_no_watcher_ran_is_an_outage(stack: Stack, database:
     await watcher.outages.write()
     (gap,) = await recorded(database)
     assert gap[:2] == ("watcher", 100.0) and gap[2] > 1e9, "from the last look of any watcher until now"
-    assert watcher.health["worker"].since > 1e9, "nor does the part's own time limit count it"
+    assert watcher.health["worker"].counted_from > 1e9, "nor does the part's own time limit count it"
 
 
 def test_a_look_that_is_a_little_late_is_no_gap(stack: Stack) -> None:

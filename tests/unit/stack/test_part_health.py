@@ -8,6 +8,7 @@ import pytest
 from stack.part_health import (
     END_SECONDS,
     MAX_SHORT_LIVES,
+    SLOWEST_PACE,
     STABLE_SECONDS,
     HealthAction,
     HealthLimits,
@@ -148,6 +149,36 @@ def test_a_clock_stands_still_while_a_needed_part_does_not_answer(part: PartHeal
     assert part.act(LIMITS, None, 2000.0) is HealthAction.NOTHING and part.state is HealthState.FAILING
     assert part.act(LIMITS, None, 2059.0) is HealthAction.NOTHING, "it has its whole limit from then on"
     assert part.act(LIMITS, None, 2062.0) is HealthAction.RESTART
+
+
+def test_a_late_answer_is_slow_and_its_time_counts_at_the_machines_pace(part: PartHealth) -> None:
+    part.see_failure("no answer within 10 s", 20.0, is_slow=True)
+    assert part.state is HealthState.SLOW
+    assert part.summary(32.0) == "slow, last answer 22 s ago: no answer within 10 s"
+    for second in range(20, 600):
+        part.pass_time(1.0, SLOWEST_PACE)
+        assert part.act(LIMITS, None, float(second)) is HealthAction.NOTHING, "a tenth of 580 s"
+    part.see_failure("no answer within 30 s", 600.0)
+    assert (part.state, part.since) == (HealthState.FAILING, 20.0), "one time without an answer"
+    part.pass_time(10.0, SLOWEST_PACE)
+    assert part.act(LIMITS, None, 605.0) is HealthAction.RESTART, "a failing part has real time"
+
+
+def test_a_start_counts_at_the_machines_pace() -> None:
+    part = PartHealth("engine")
+    part.see_process(1, 1.0, True, 0.0, "")
+    part.pass_time(1000.0, 0.25)
+    part.see_failure("it loads its model", 1000.0)
+    assert part.act(LIMITS, None, 1000.0) is HealthAction.NOTHING
+    assert part.act(LIMITS, None, 1051.0) is HealthAction.RESTART
+
+
+def test_a_file_of_a_watcher_without_paces_restarts_nothing(tmp_path: Path, part: PartHealth) -> None:
+    part.see_failure("no answer", 1e9)
+    write_health(tmp_path, [part], 1e9)
+    path = health_path(tmp_path)
+    path.write_text(path.read_text().replace('"counted_from"', '"unknown"'))
+    assert read_health(tmp_path)["engine"].act(LIMITS, None, 1e9 + 59) is HealthAction.NOTHING
 
 
 def test_the_watchers_own_gap_counts_against_no_part(part: PartHealth) -> None:
