@@ -33,6 +33,8 @@ from sandbox_gateway.wire_errors import HTTP_STATUS_OF_CODE, BoxNotFoundError, R
 _log = structlog.get_logger(__name__)
 
 ENVD_PORT = "49983"
+GATEWAY_MARK = "x-ratchet-gateway"
+"""Header by which clients of this program know its gateway from other services."""
 _SHORTAGES = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN}
 
 
@@ -65,7 +67,7 @@ def create_gateway_app(
 
 
 async def _health(_request: Request) -> Response:
-    return Response(status_code=204)
+    return Response(status_code=204, headers={GATEWAY_MARK: "1"})
 
 
 class BoxDispatch:

@@ -24,12 +24,13 @@ class CommandResult:
 
 @dataclass(frozen=True, slots=True)
 class SandboxInfo:
-    """A live box, as the service describes it; `started_at` is in UTC. `metadata`: empty if the service tells none."""
+    """A live box, as the service describes it; times in UTC. `metadata` is empty, `ends_at` None if it tells none."""
 
     id: str
     metadata: dict[str, str]
     started_at: datetime
     state: Literal["running", "paused"]
+    ends_at: datetime | None = None
 
     def carries(self, metadata: Mapping[str, str]) -> bool:
         """Return whether the box has all of these metadata entries."""

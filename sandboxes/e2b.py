@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import urlsplit
 
 import structlog
 
@@ -24,6 +25,7 @@ from ratchet.built_images import is_built
 from ratchet.errors import (
     CommandFailedError,
     ConfigError,
+    RatchetError,
     SandboxBusyError,
     SandboxGoneError,
     SandboxRefusesError,
@@ -31,24 +33,22 @@ from ratchet.errors import (
 )
 from ratchet.vime_names import value_of
 from sandboxes.base import BoxLimits, Capabilities, CommandResult, Sandbox, SandboxInfo
-from sandboxes.e2b_errors import (
-    BOX_REFUSED,
-    CONTENT_REFUSED,
-    cancellable,
-    is_plain_timeout,
-    translate,
-    translated_errors,
-)
-from sandboxes.e2b_network import LOOPBACK, hosts_of_agents
+from sandboxes.e2b_control_plane import ControlPlane
+from sandboxes.e2b_errors import BOX_REFUSED, FILE_REFUSED, cancellable, is_plain_timeout, translate, translated_errors
 
 if TYPE_CHECKING:
-    import httpx
     from e2b import AsyncCommandHandle, AsyncSandbox
 
 _CANNOT_START = 126
 _TRANSFER_SECONDS = 600.0
 _PROBE_SECONDS = 30.0
-_PAGE_SIZE = 100
+_CONNECT_SECONDS = 3600
+"""Time to live that `connect` asks for if the service tells no end of a box; it has to be longer than a stage needs
+before it renews it."""
+_MAX_READ_BYTES = 1 << 30
+_LOOPBACK = ("127.0.0.1", "localhost")
+_KEY_METADATA = "ratchet_key"
+"""Metadata key of the idempotency key, by which a box is found if the service does not honour such keys."""
 
 _log = structlog.get_logger(__name__)
 
@@ -61,12 +61,12 @@ def image_metadata_key() -> str:
 
 
 class E2BProvider:
-    """Creates boxes by the SDK. `api_url` and `sandbox_url` None: E2B's cloud.
+    """Creates boxes of the service at `api_url` and `sandbox_url`; None: where the SDK's own variables say.
 
     `max_connections`: should be twice the number of concurrent commands, because every open command holds a connection
     and all boxes of a service share one address. `template`: `{image}` in it is replaced by the task's image, for
-    services that only support templates. `adapter_url`: the adapter as boxes reach it; services other than a gateway on
-    this machine are told to let an agent's box reach only this address.
+    services that only support templates. `adapter_url`: the adapter as boxes reach it; the service is told to let an
+    agent's box reach only this host.
     """
 
     def __init__(
@@ -80,24 +80,33 @@ class E2BProvider:
         max_ttl_seconds: int = 86_400,
         adapter_url: str = "",
     ) -> None:
+        if os.environ.get("E2B_DEBUG", "").lower() == "true":
+            raise ConfigError(
+                "E2B_DEBUG=true: the SDK then makes no boxes and runs everything in one, so that an agent would see how"
+                " it is graded; unset it, and set E2B_API_URL and E2B_SANDBOX_URL to reach a service on this machine"
+            )
         _prepare_sdk(max_connections, (api_url, sandbox_url))
         self._image_metadata_key = image_metadata_key
         self._template = template
-        self._api_url = api_url
-        self._adapter_url = adapter_url
+        self._adapter_host = urlsplit(adapter_url).hostname
         self._capabilities = Capabilities(
             pause=True, network_policy=True, limits=False, max_ttl_seconds=max_ttl_seconds
         )
-        # retries=0: a busy service is the activity's retry policy's business. debug=False: the SDK's debug mode calls
-        # no service.
-        self._options: dict[str, Any] = {"api_key": api_key, "retries": 0, "debug": False}
+        # retries=0: a busy service is the activity's retry policy's business.
+        self._options: dict[str, Any] = {"api_key": api_key, "retries": 0}
         for name, url in (("api_url", api_url), ("sandbox_url", sandbox_url)):
-            if url is not None:
+            if url:
                 self._options[name] = url.rstrip("/")  # a trailing slash would be doubled in every path
+        self._plane = ControlPlane(self._options)
 
     @property
     def name(self) -> str:
         return "e2b"
+
+    @property
+    def url(self) -> str:
+        """The service's address, as the SDK finds it in its variables."""
+        return self._plane.url
 
     @property
     def capabilities(self) -> Capabilities:
@@ -114,77 +123,95 @@ class E2BProvider:
         network: bool = True,
         limits: BoxLimits | None = None,
     ) -> Sandbox:
-        from e2b import ALL_TRAFFIC, AsyncSandbox, SandboxNetworkOpts
-
         if limits not in (None, BoxLimits()):
             raise ConfigError(
                 "sandbox.memory_mib, cpus and max_processes:"
                 " this service gives every box what its template or gateway has;"
                 " leave them out, or set RATCHET_SANDBOX_PROVIDER=docker"
             )
+        if self._plane.honours_keys is not True:  # another process may have made the box
+            for found in await self.list({_KEY_METADATA: idempotency_key}):
+                return await self.connect(found.id)
+        body = {
+            "templateID": image if is_built(image) else self._template.replace("{image}", image),
+            "timeout": ttl_seconds,
+            "metadata": {**metadata, self._image_metadata_key: image, _KEY_METADATA: idempotency_key},
+            "envVars": dict(env or {}),
+            "secure": True,
+            **({"network": self._agents_network()} if network else {"allow_internet_access": False}),
+        }
+        row = await self._plane.create(body, idempotency_key, image, UnknownImageError)
+        if self._plane.honours_keys is None:
+            await self._find_out_about_keys(row["sandboxID"], body, idempotency_key, image)
+        return self._box(row)
 
-        hosts = hosts_of_agents(self._api_url, self._adapter_url) if network else None
-        with translated_errors("the new box", CONTENT_REFUSED, missing=UnknownImageError):
-            box = await AsyncSandbox.create(
-                image if is_built(image) else self._template.replace("{image}", image),
-                timeout=ttl_seconds,
-                metadata={**metadata, self._image_metadata_key: image},
-                envs=dict(env or {}),
-                allow_internet_access=None if network else False,
-                network=None if hosts is None else SandboxNetworkOpts(allow_out=hosts, deny_out=[ALL_TRAFFIC]),
-                idempotency_key=idempotency_key,
-                **self._options,
-            )
-        return E2BSandbox(box)
+    def _agents_network(self) -> dict[str, list[str]]:
+        """Return the policy of a box that reaches the adapter and nothing else."""
+        from e2b import ALL_TRAFFIC
+
+        return {"allowOut": [self._adapter_host] if self._adapter_host else [], "denyOut": [ALL_TRAFFIC]}
+
+    async def _find_out_about_keys(self, box_id: str, body: Mapping[str, Any], key: str, image: str) -> None:
+        """Repeat the first create call of this process, as a retry does."""
+        try:
+            second = (await self._plane.create(body, key, image, UnknownImageError))["sandboxID"]
+        except RatchetError:  # it is full, for example
+            return
+        self._plane.honours_keys = second == box_id
+        if second != box_id:
+            _log.warning("the sandbox service makes two boxes for one key; boxes are looked up first", url=self.url)
+            await self.kill(second)
 
     async def connect(self, sandbox_id: str) -> Sandbox:
-        from e2b import AsyncSandbox
-
-        with translated_errors(sandbox_id):
-            # Without a timeout the SDK sets 300 seconds, which would extend a box that ends sooner.
-            return E2BSandbox(await AsyncSandbox.connect(sandbox_id, timeout=1, **self._options))
+        row = await self._plane.row(sandbox_id)
+        info = self._info(row)
+        if info.state == "paused" or not row.get("envdAccessToken"):
+            left = info.ends_at - datetime.now(UTC) if info.ends_at else timedelta(seconds=_CONNECT_SECONDS)
+            row = await self._plane.connect(sandbox_id, max(1, math.ceil(left.total_seconds())))
+        return self._box(row)
 
     async def kill(self, sandbox_id: str) -> bool:
-        from e2b import AsyncSandbox
-
-        with translated_errors(sandbox_id):
-            return bool(await AsyncSandbox.kill(sandbox_id, **self._options))
+        return await _kill(self._plane, sandbox_id)
 
     async def describe(self, sandbox_id: str) -> SandboxInfo:
-        with translated_errors(sandbox_id):
-            reply = await self._get(f"/sandboxes/{quote(sandbox_id, safe='')}", {})
-            if reply.status_code == 404:
-                raise SandboxGoneError(f"{sandbox_id}: the service does not know this box")
-            found = _info(_body(reply))
-        if found.id.partition("-")[0] != sandbox_id.partition("-")[0]:  # E2B appends its machine to a box's name
-            raise SandboxBusyError(f"the service was asked about box {sandbox_id} and answers about box {found.id}")
-        return found
+        return self._info(await self._plane.row(sandbox_id))
 
     async def list(self, metadata: Mapping[str, str]) -> list[SandboxInfo]:
-        # Quoted twice, as the SDK does.
-        query = urlencode({quote(name): quote(value) for name, value in metadata.items()})
-        parameters = {"limit": str(_PAGE_SIZE), **({"metadata": query} if query else {})}
-        found: list[SandboxInfo] = []
-        tokens: set[str] = set()
-        token = ""
-        with translated_errors("the list of boxes"):
-            while token or not tokens:
-                tokens.add(token)
-                reply = await self._get("/v2/sandboxes", parameters)
-                found += [_info(row) for row in _body(reply)]
-                token = reply.headers.get("x-next-token", "")
-                if token and token in tokens:
-                    raise SandboxBusyError(f"the service's list of boxes comes back to its page {token!r} for ever")
-                parameters["nextToken"] = token
+        found = [self._info(row) for row in await self._plane.rows(metadata)]
         return [box for box in found if box.carries(metadata)]
 
-    async def _get(self, path: str, parameters: Mapping[str, str]) -> httpx.Response:
-        """Ask the control plane by the SDK's client, whose own calls refuse a row that lacks a field."""
-        from e2b.api.client_async import get_api_client
-        from e2b.connection_config import ConnectionConfig
+    def _info(self, row: Mapping[str, Any]) -> SandboxInfo:
+        """Read a row of the control plane. Other services leave out more fields than E2B's own."""
+        try:
+            started_at, ends_at = (_moment(row[name]) if row.get(name) else None for name in ("startedAt", "endAt"))
+        except ValueError as error:
+            raise SandboxRefusesError(f"box {row['sandboxID']} of {self.url}: {error}") from error
+        if started_at is None:
+            raise self._plane.lacks("startedAt", f"{self.url} about box {row['sandboxID']}")
+        state: Literal["running", "paused"] = "paused" if row.get("state") == "paused" else "running"
+        return SandboxInfo(row["sandboxID"], dict(row.get("metadata") or {}), started_at, state, ends_at)
 
-        client = get_api_client(ConnectionConfig(**self._options))
-        return await client.get_async_httpx_client().get(path, params=parameters)
+    def _box(self, row: Mapping[str, Any]) -> E2BSandbox:
+        """Return a handle, as the SDK makes one of the answer to its own create call."""
+        from e2b import AsyncSandbox
+        from e2b.connection_config import ConnectionConfig
+        from packaging.version import Version
+
+        if not row.get("envdVersion"):
+            raise self._plane.lacks("envdVersion", f"{self.url} about box {row['sandboxID']}")
+        token = row.get("envdAccessToken")
+        headers = {"E2b-Sandbox-Id": row["sandboxID"], "E2b-Sandbox-Port": str(ConnectionConfig.envd_port)}
+        box = AsyncSandbox(
+            sandbox_id=row["sandboxID"],
+            sandbox_domain=row.get("domain"),
+            envd_version=Version(row["envdVersion"]),
+            envd_access_token=token,
+            traffic_access_token=row.get("trafficAccessToken"),
+            connection_config=ConnectionConfig(
+                extra_sandbox_headers=headers | ({"X-Access-Token": token} if token else {}), **self._options
+            ),
+        )
+        return E2BSandbox(box, self._plane)
 
     async def close(self) -> None:
         """Do nothing: the SDK keeps one connection pool per event loop and closes it with the loop."""
@@ -193,8 +220,9 @@ class E2BProvider:
 class E2BSandbox:
     """One connected box; the SDK object is kept, so that a command takes one request."""
 
-    def __init__(self, box: AsyncSandbox) -> None:
+    def __init__(self, box: AsyncSandbox, plane: ControlPlane) -> None:
         self._box = box
+        self._plane = plane
 
     @property
     def id(self) -> str:
@@ -240,7 +268,7 @@ class E2BSandbox:
                 background=True,
                 user=user,
                 envs=env,
-                cwd=cwd,
+                cwd=cwd or "~",  # without one, envd starts in the home of another user
                 timeout=0 if timeout is None else timeout,
                 on_stderr=on_stderr,
             )
@@ -250,6 +278,7 @@ class E2BSandbox:
             result = CommandResult(ended_badly.exit_code, ended_badly.stdout, ended_badly.stderr)
         except Exception as error:
             if timeout is not None and time.monotonic() - started >= timeout and is_plain_timeout(error):
+                await self._require_running()
                 raise CommandFailedError(cmd, None, *_output(handle), timed_out=True) from error
             raise translate(error, self.id, BOX_REFUSED) from error
         finally:
@@ -262,17 +291,32 @@ class E2BSandbox:
         has run another command.
 
         A proxy on the way refuses with the same statuses as the box, and what it refused must not count as the
-        command's or the file's own fault. A refused call has changed nothing.
+        command's or the file's own fault. A refused call has changed nothing. Of any other failure the service is asked
+        if the box lives.
         """
         try:
-            return await call()
-        except ConfigError:
             try:
-                with translated_errors(self.id, BOX_REFUSED):
-                    await self._box.commands.run("true", user="root", timeout=_PROBE_SECONDS)
-            except ConfigError as error:
-                raise SandboxRefusesError(f"the box refuses every command: {error}") from error
-            return await call()
+                return await call()
+            except ConfigError:
+                try:
+                    with translated_errors(self.id, BOX_REFUSED):
+                        await self._box.commands.run("true", user="root", timeout=_PROBE_SECONDS)
+                except ConfigError as error:
+                    raise SandboxRefusesError(f"the box refuses every command: {error}") from error
+                return await call()
+        except SandboxBusyError as error:
+            if not error.is_full:
+                await self._require_running()
+            raise
+
+    async def _require_running(self) -> None:
+        """Raise SandboxGoneError, or SandboxBusyError for a paused box, as far as the service can say it."""
+        try:
+            row = await self._plane.row(self.id)
+        except SandboxBusyError:
+            return
+        if row.get("state") == "paused":
+            raise SandboxBusyError(f"box {self.id} is paused; the next call of `connect` resumes it")
 
     async def start_detached(
         self, cmd: str, *, user: str = "root", env: Mapping[str, str] | None = None, cwd: str | None = None
@@ -280,7 +324,7 @@ class E2BSandbox:
         async def start() -> None:
             with translated_errors(self.id, BOX_REFUSED):
                 handle = await self._box.commands.run(
-                    cmd, background=True, user=user, envs=dict(env or {}), cwd=cwd, timeout=0
+                    cmd, background=True, user=user, envs=dict(env or {}), cwd=cwd or "~", timeout=0
                 )
                 await handle.disconnect()
 
@@ -291,12 +335,12 @@ class E2BSandbox:
 
     async def write_file(self, path: str, content: bytes | str | Path, *, user: str = "root") -> None:
         async def write() -> None:
-            with translated_errors(self.id, BOX_REFUSED):
-                if isinstance(content, Path):
-                    with content.open("rb") as stream:
-                        await self._box.files.write(path, stream, user=user, request_timeout=_TRANSFER_SECONDS)
-                else:
-                    await self._box.files.write(path, content, user=user, request_timeout=_TRANSFER_SECONDS)
+            with translated_errors(self.id, FILE_REFUSED), contextlib.ExitStack() as stack:
+                data = stack.enter_context(content.open("rb")) if isinstance(content, Path) else content
+                # As an octet stream, because a form cannot carry every file name.
+                await self._box.files.write(
+                    path, data, user=user, use_octet_stream=True, request_timeout=_TRANSFER_SECONDS
+                )
 
         try:
             await self._confirmed(write)
@@ -304,22 +348,14 @@ class E2BSandbox:
             raise CommandFailedError(f"write {path}", 1, "", str(error)) from error
 
     async def read_file(self, path: str, *, user: str = "root", max_bytes: int | None = None) -> bytes:
-        if max_bytes is None:
-
-            async def read() -> bytes:
-                with translated_errors(self.id, BOX_REFUSED):
-                    return bytes(
-                        await self._box.files.read(path, format="bytes", user=user, request_timeout=_TRANSFER_SECONDS)
-                    )
-
-            with _read_errors(path):
-                return await self._confirmed(read)
         data = bytearray()
         async with contextlib.aclosing(self._chunks(path, user)) as chunks:
             async for chunk in chunks:
                 data += chunk
-                if len(data) >= max_bytes:
+                if max_bytes is not None and len(data) >= max_bytes:
                     break
+                if len(data) > _MAX_READ_BYTES:
+                    raise CommandFailedError(f"read {path}", 1, "", f"it has more than {_MAX_READ_BYTES} bytes")
         return bytes(data[:max_bytes])
 
     async def fetch_file(self, path: str, target: Path, *, user: str = "root") -> None:
@@ -330,23 +366,26 @@ class E2BSandbox:
 
     async def _chunks(self, path: str, user: str) -> AsyncGenerator[bytes]:
         async def begin() -> Any:
-            with translated_errors(self.id, BOX_REFUSED):
+            with translated_errors(self.id, FILE_REFUSED):
+                # Some services read a pipe or a device without end.
+                if (await self._box.files.get_info(path, user=user)).type is not FileType.FILE:
+                    raise ConfigError(f"{path} is not a regular file")
                 return await self._box.files.read(path, format="stream", user=user)
+
+        from e2b import FileType
 
         with _read_errors(path):
             stream = await self._confirmed(begin)
-            with translated_errors(self.id, BOX_REFUSED):
+            with translated_errors(self.id, FILE_REFUSED):
                 async with stream:
                     async for chunk in stream:
                         yield chunk
 
     async def set_ttl(self, seconds: int) -> None:
-        with translated_errors(self.id):
-            await self._box.set_timeout(seconds)
+        await self._plane.ask("POST", self.id, "/timeout", json={"timeout": seconds})
 
     async def kill(self) -> None:
-        with translated_errors(self.id):
-            await self._box.kill()
+        await _kill(self._plane, self.id)
 
     async def close(self) -> None:
         """Do nothing: the SDK shares one pool."""
@@ -360,19 +399,16 @@ class E2BSandbox:
         await self.kill()
 
 
-def _body(reply: httpx.Response) -> Any:
-    from e2b.api import handle_api_exception
+async def _kill(plane: ControlPlane, box_id: str) -> bool:
+    try:
+        await plane.ask("DELETE", box_id)
+    except SandboxGoneError:
+        return False
+    return True
 
-    if reply.status_code >= 300:
-        raise handle_api_exception(reply)
-    return reply.json()
 
-
-def _info(row: Mapping[str, Any]) -> SandboxInfo:
-    """Read a row of the control plane. Other services leave out more fields than E2B's own."""
-    started_at = datetime.fromisoformat(row["startedAt"]).astimezone(UTC)
-    state: Literal["running", "paused"] = "paused" if row.get("state") == "paused" else "running"
-    return SandboxInfo(row["sandboxID"], dict(row.get("metadata") or {}), started_at, state)
+def _moment(text: str) -> datetime:
+    return datetime.fromisoformat(text).astimezone(UTC)
 
 
 @contextmanager
@@ -403,10 +439,10 @@ def _prepare_sdk(max_connections: int, urls: tuple[str | None, ...]) -> None:
             remedy="set E2B_MAX_CONNECTIONS in the environment",
         )
     hosts = {urlsplit(url).hostname for url in urls if url}
-    if hosts & set(LOOPBACK):
+    if hosts & set(_LOOPBACK):
         for name in ("NO_PROXY", "no_proxy"):
             known = [host for host in os.environ.get(name, "").split(",") if host]
-            os.environ[name] = ",".join([*known, *(host for host in LOOPBACK if host not in known)])
+            os.environ[name] = ",".join([*known, *(host for host in _LOOPBACK if host not in known)])
 
 
 def _output(handle: AsyncCommandHandle[str] | None) -> tuple[str, str]:

@@ -5,6 +5,7 @@ final; everything else, also an answer that the SDK cannot read, is waited for.
 """
 
 import asyncio
+import re
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
 
@@ -18,8 +19,12 @@ CONTENT_REFUSED = frozenset({400, 404, 413, 415, 422})
 caller or does not know the route."""
 BOX_REFUSED = frozenset(range(400, 500)) | {501, 507}
 """Statuses with which a box may refuse a command or a file."""
-_UNKNOWN_STATUS = 500
+FILE_REFUSED = BOX_REFUSED | {500}
+"""E2B's own box answers 500 to most errors of a path, such as a name that is too long."""
+_UNKNOWN_STATUS = 599
+_PAGE = re.compile(r"[^:]*: \s*<")
 _CONNECT = {
+    "internal": 500,
     "unimplemented": 501,
     "failed_precondition": 400,
     "permission_denied": 403,
@@ -84,15 +89,25 @@ def translate(
             log_unexplained("unknown error of a call to the sandbox service; it is repeated", error, subject=subject)
         return SandboxBusyError(f"{words} ({type(error).__name__}: the service's answer could not be read)")
     status = _status(error)
+    is_proxys = status >= 500 and _PAGE.match(str(error))
+    return error_of_status(status, words, () if is_proxys else final, missing)
+
+
+def error_of_status(
+    status: int, words: str, final: Container[int] = (), missing: type[ConfigError] = ConfigError
+) -> RatchetError:
+    """Return the error of a refusal with this HTTP status; `final` and `missing` as for `translate`."""
     if status in final:
         return (missing if status == 404 else ConfigError)(f"The sandbox service refuses {words}")
-    if 400 <= status < 500:
+    if status in (429, 503):
+        return SandboxBusyError(words, is_full=True)
+    if status < 500 and status not in (408, 425):
         return SandboxRefusesError(f"The sandbox service refuses {words}")
     return SandboxBusyError(words)
 
 
 def _status(error: Exception) -> int:
-    """Return the HTTP status that an exception of the SDK stands for, 500 if it stands for none."""
+    """Return the HTTP status that an exception of the SDK stands for, 599 if it stands for none."""
     from e2b import exceptions as sdk
 
     known: dict[type[Exception], int] = {

@@ -8,25 +8,42 @@ import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ratchet.errors import BuildFailedError, SandboxBusyError
+from ratchet.errors import BuildFailedError, SandboxBusyError, SandboxRefusesError
+from sandboxes.base import ImageBuilder
 from sandboxes.build_context import DOCKERFILE, unpack_build_context
+from sandboxes.e2b_control_plane import ControlPlane
 from sandboxes.e2b_errors import CONTENT_REFUSED, translated_errors
+
+if TYPE_CHECKING:
+    from e2b.template.logger import LogEntry
 
 _SERVICE_FAULT = re.compile(r"5\d\d: ")
 """The beginning of the SDK's message if the service, and not a step of the build, has failed."""
 
 
 class E2BImageBuilder:
-    """Builds by the SDK. `api_url` None: E2B's cloud."""
+    """Builds by the SDK. `api_url` None: where the SDK's own variables say.
 
-    def __init__(self, api_key: str, api_url: str | None = None) -> None:
+    `of_gateway`: builds if the service is a local gateway, which has no builder of its own.
+    """
+
+    def __init__(self, api_key: str, api_url: str | None = None, of_gateway: ImageBuilder | None = None) -> None:
         self._options: dict[str, Any] = {"api_key": api_key}
-        if api_url is not None:
+        if api_url:
             self._options["api_url"] = api_url.rstrip("/")
+        self._of_gateway = of_gateway
 
     async def build(self, image: str, context: bytes, on_lines: Callable[[str], None]) -> None:
+        if self._of_gateway is not None and await ControlPlane(self._options).is_own_gateway():
+            return await self._of_gateway.build(image, context, on_lines)
+
+        def on_log(entry: "LogEntry") -> None:
+            begun.append("Build ID: " in entry.message)
+            on_lines(entry.message)
+
+        begun: list[bool] = []
         from e2b import AsyncTemplate
         from e2b.exceptions import BuildException, FileUploadException, TemplateException
 
@@ -38,14 +55,14 @@ class E2BImageBuilder:
             await asyncio.to_thread(unpack_build_context, image, context, directory)
             try:
                 template = AsyncTemplate(file_context_path=directory).from_dockerfile(str(directory / DOCKERFILE))
-                await AsyncTemplate.build(
-                    template, image, on_build_logs=lambda entry: on_lines(entry.message), **self._options
-                )
+                await AsyncTemplate.build(template, image, on_build_logs=on_log, **self._options)
             except FileUploadException as error:
                 raise SandboxBusyError(f"the files of {image} cannot be uploaded: {error}") from error
             except BuildException as error:
                 if _SERVICE_FAULT.match(str(error)):
                     raise SandboxBusyError(f"the sandbox service cannot build {image} now: {error}") from error
+                if not any(begun):  # no step has run
+                    raise SandboxRefusesError(f"the sandbox service starts no build of {image}: {error}") from error
                 on_lines(str(error))
                 raise BuildFailedError(f"the sandbox service cannot build {image}") from error
             except (TemplateException, ValueError) as error:  # the SDK reads most, not all, of what Docker reads

@@ -1,7 +1,6 @@
 """The back ends by name: the one that the environment chooses, and what builds images for its boxes."""
 
 import os
-from urllib.parse import urlsplit
 
 from ratchet import paths
 from ratchet.errors import ConfigError
@@ -10,7 +9,6 @@ from ratchet.temporal_settings import positive_number
 from sandboxes import docker_settings
 from sandboxes.base import ImageBuilder, SandboxProvider
 from sandboxes.e2b import E2BProvider, image_metadata_key
-from sandboxes.e2b_network import LOOPBACK
 
 
 def sandbox_provider() -> SandboxProvider:
@@ -51,10 +49,8 @@ def image_builder() -> ImageBuilder | None:
         return DockerImageBuilder()
     if os.environ.get("RATCHET_SANDBOX_PROVIDER", "e2b") not in ("", "e2b"):
         return None
-    url = os.environ.get("E2B_API_URL")
-    if urlsplit(url or "").hostname in LOOPBACK:  # the gateway of this machine
-        return LocalImageBuilder(paths.images())
-    return E2BImageBuilder(os.environ.get("E2B_API_KEY", ""), url)
+    key, url = os.environ.get("E2B_API_KEY", ""), os.environ.get("E2B_API_URL")
+    return E2BImageBuilder(key, url, LocalImageBuilder(paths.images()))
 
 
 def _own_provider(path: str) -> SandboxProvider:
@@ -70,9 +66,9 @@ def _own_provider(path: str) -> SandboxProvider:
 
 
 def adapter_url() -> str:
-    """Return the adapter's URL as a box reaches it; ADAPTER_PUBLIC_HOST may be a whole https URL."""
+    """Return the adapter's URL as a box reaches it; ADAPTER_PUBLIC_HOST may be a whole URL."""
     public = os.environ.get("ADAPTER_PUBLIC_HOST") or ""
-    if public.startswith("https://") and not docker_settings.needs_egress():
+    if public.startswith(("http://", "https://")) and not docker_settings.needs_egress():
         return public.rstrip("/")
     host, _, port = docker_settings.adapter_address().rpartition(":")
     return f"http://{'127.0.0.1' if docker_settings.needs_egress() else host}:{port}"

@@ -12,6 +12,7 @@ from ratchet.errors import (
     CommandFailedError,
     ConfigError,
     SandboxBusyError,
+    SandboxGoneError,
     SandboxRefusesError,
     UnknownImageError,
 )
@@ -152,6 +153,45 @@ def _json(status: int, words: str) -> tuple[int, str, bytes]:
     return status, "application/json", b'{"code": %d, "message": "%s"}' % (status, words.encode())
 
 
+_PATH_ERROR = _json(500, "error opening file: open /workspace/a: text file busy")
+
+
+async def test_what_the_box_answers_with_500_to_a_path_is_final(proxy: Proxy, behind: E2BProvider) -> None:
+    """E2B's own box does so. A failure that is over, a page of a proxy, and a failed command are not taken for it."""
+    box = await make_box(behind)
+    try:
+        for call in (lambda: box.write_file("/workspace/a", b"x"), lambda: box.read_file("/workspace/a")):
+            proxy.refuse("/files", _PATH_ERROR)
+            await call()
+            proxy.refuse("/files", _PATH_ERROR, _PATH_ERROR)
+            with pytest.raises(CommandFailedError, match="text file busy"):
+                await call()
+            proxy.refuse("/files", *[(500, "text/html", _HTML)] * 2)
+            with pytest.raises(SandboxBusyError):
+                await call()
+        proxy.refuse("process.Process", *[_PATH_ERROR] * 3)
+        with pytest.raises(SandboxBusyError):
+            await box.exec("true")
+    finally:
+        proxy.refuse("")
+        await box.kill()
+
+
+@pytest.mark.parametrize("status", [404, 502, 500])
+async def test_a_box_that_is_gone_is_gone_whatever_the_way_to_it_answers(
+    gateway: GatewayProcess, proxy: Proxy, behind: E2BProvider, status: int
+) -> None:
+    box = await make_box(behind)
+    gateway.call("DELETE", f"/sandboxes/{box.id}")
+    for part, call in (
+        ("/files", lambda: box.write_file("/tmp/x", b"")),
+        ("process.Process", lambda: box.exec("true")),
+    ):
+        proxy.refuse(part, *[_json(status, "no such machine")] * 3)
+        with pytest.raises(SandboxGoneError):
+            await call()
+
+
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
@@ -172,7 +212,7 @@ def _json(status: int, words: str) -> tuple[int, str, bytes]:
 async def test_an_answer_to_the_create_call(
     proxy: Proxy, behind: E2BProvider, answer: tuple[int, str, bytes], expected: type[Exception]
 ) -> None:
-    proxy.refuse("/sandboxes", answer)
+    proxy.refuse("POST ", answer, answer)  # of the SDK's route and of the older one
     with pytest.raises(expected) as raised:
         box = await behind.create("host", ttl_seconds=60, metadata={}, idempotency_key=uuid.uuid4().hex)
         await box.kill()
