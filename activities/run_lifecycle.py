@@ -7,10 +7,11 @@ import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio.client import Client
 
-from activities.adapter_reachability import PATIENCE_SECONDS, AdapterReachability
+from activities.box_lifecycle import box_ttl_seconds
 from activities.evaluations import evaluations_of_step
 from activities.run_configs import RunConfigs
 from activities.run_creation import create_run_from_config
+from activities.sandbox_probe import PATIENCE_SECONDS, SandboxProbe
 from activities.stage import activity_stage, heartbeating
 from activities.steering import apply_to_run, apply_to_target, run_of
 from activities.temporal_ui_details import describe_situation
@@ -72,16 +73,16 @@ class RunActivities:
         settings: TemporalSettings,
         configs: RunConfigs,
         client: Client,
-        adapter: AdapterReachability | None = None,
+        probe: SandboxProbe | None = None,
     ) -> None:
-        """`adapter`: tried before a run begins; None to believe that boxes reach it."""
+        """`probe`: tries the sandbox service before a run begins; None to believe in it."""
         self.database = database
         self.settings = settings
         self.configs = configs
         self.client = client
-        self._adapter = adapter
+        self._probe = probe
         self._tried: set[str] = set()
-        """Runs whose boxes reach the adapter, as far as is known, or that have begun."""
+        """Runs whose sandbox service is good enough, as far as is known, or that have begun."""
 
     @activity_stage("prepare_run")
     async def prepare_run(self, input: PrepareRunInput) -> RunPlan:
@@ -100,7 +101,7 @@ class RunActivities:
             else:
                 config = _config_of(input)
                 await create_run_from_config(self.database, self.settings, run_id, config, _name_of(input))
-            await self._try_adapter(run_id, PATIENCE_SECONDS)
+            await self._try_service(run_id, PATIENCE_SECONDS)
         training = config.training
         return RunPlan(
             run_id=run_id,
@@ -118,7 +119,7 @@ class RunActivities:
         staleness bound allows, unless the run is paused, stopping or ended.
         """
         if input.make_groups and input.run_id not in self._tried:
-            await self._try_adapter_again(input.run_id)
+            await self._try_service_again(input.run_id)
         async with self.database.begin() as connection:
             await plans.lock_run_for_planning(connection, input.run_id)
             row = await runs.get_run(connection, input.run_id)
@@ -170,28 +171,35 @@ class RunActivities:
             batch_reward_mean=batch_reward_mean,
         )
 
-    async def _try_adapter(self, run_id: str, patience_seconds: float) -> None:
-        """Pause a running run if a box cannot call the adapter. After it was resumed this is tried again."""
+    async def _try_service(self, run_id: str, patience_seconds: float) -> None:
+        """Pause a running run if the sandbox service lacks what it needs. After it was resumed this is tried again."""
         async with self.database.begin() as connection:
             row = await runs.get_run(connection, run_id)
             image = await tasks.first_image(connection, run_id)
-        if self._adapter is None or image is None or row is None or row.state != RunState.RUNNING:
+        if self._probe is None or image is None or row is None or row.state != RunState.RUNNING:
             return
-        problem = await self._adapter.problem(image, patience_seconds)
+        offered = self._probe.provider.capabilities
+        if offered.without:
+            _LOG.warning("this run does without some guarantees of a sandbox service", run=run_id, what=offered.without)
+        try:
+            ttl_seconds = box_ttl_seconds(read_stored_config(row.config), self.settings, offered.max_ttl_seconds)
+            problem = await self._probe.problem(image, ttl_seconds, patience_seconds)
+        except ConfigError as error:
+            problem = str(error)
         if not problem:
             self._tried.add(run_id)
         else:
             async with self.database.begin() as connection:
                 await run_pause.pause_run(connection, run_id, problem)
 
-    async def _try_adapter_again(self, run_id: str) -> None:
+    async def _try_service_again(self, run_id: str) -> None:
         """Try it before the first group, perhaps in a worker that was restarted with another address."""
         async with self.database.begin() as connection:
             row = await runs.get_run(connection, run_id)
         if row is not None and row.next_group_no:
             self._tried.add(run_id)
         else:
-            await self._try_adapter(run_id, 0.0)
+            await self._try_service(run_id, 0.0)
 
     async def _make_groups(self, connection: AsyncConnection, run_id: str, config: RunConfig) -> None:
         """Make as many groups as `group_selection.groups_to_start`, the disk and the circuit breaker allow.

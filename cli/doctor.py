@@ -59,9 +59,10 @@ def _sandbox_checks(stack: "Stack") -> list[dict[str, Any]]:
     import asyncio
     import os
 
-    from ratchet.errors import MachineError
+    from ratchet.errors import MachineError, RatchetError
     from sandbox_gateway import machine_probe
     from sandboxes import docker_settings
+    from sandboxes.registry import sandbox_provider
     from stack.docker_egress import require_docker_egress
 
     if stack.has_gateway:
@@ -81,8 +82,13 @@ def _sandbox_checks(stack: "Stack") -> list[dict[str, Any]]:
             asyncio.run(require_docker_egress())
         except MachineError as error:
             return [check | {"ok": False, "detail": str(error)}]
-    address = os.environ.get("E2B_API_URL") or "E2B's cloud"
-    return [check | {"detail": address if provider == "e2b" else "needs nothing else of this machine"}]
+    try:
+        service = sandbox_provider()
+        asyncio.run(service.list({"ratchet_probe": "doctor"}))
+    except RatchetError as error:
+        return [check | {"ok": False, "detail": str(error)}]
+    detail = f"{getattr(service, 'url', provider)} lists its boxes"
+    return [check | {"detail": "; ".join([detail, *(f"without: {one}" for one in service.capabilities.without)])}]
 
 
 def _huge_pages_check() -> dict[str, Any]:

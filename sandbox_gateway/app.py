@@ -26,15 +26,13 @@ from sandbox_gateway.files import serve_files
 from sandbox_gateway.fork_client import ForkServer
 from sandbox_gateway.images import Catalogue
 from sandbox_gateway.port_proxy import serve_port
-from sandbox_gateway.settings import GatewaySettings
+from sandbox_gateway.settings import GATEWAY_MARK, GatewaySettings
 from sandbox_gateway.signed_urls import is_signed, signed_box
 from sandbox_gateway.wire_errors import HTTP_STATUS_OF_CODE, BoxNotFoundError, RefusalError, unsupported
 
 _log = structlog.get_logger(__name__)
 
 ENVD_PORT = "49983"
-GATEWAY_MARK = "x-ratchet-gateway"
-"""Header by which clients of this program know its gateway from other services."""
 _SHORTAGES = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN}
 
 

@@ -5,6 +5,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+GATEWAY_MARK = "x-ratchet-gateway"
+"""Header of `/health` by which clients of this program know its gateway from other services."""
 Port = Annotated[int, Field(ge=1, le=65_535)]
 
 

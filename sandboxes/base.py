@@ -39,12 +39,19 @@ class SandboxInfo:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """Optional features of a back end; stages ask for these and not for the vendor. `limits`: those of `create`."""
+    """Optional features of a back end; stages ask for these and not for the vendor. `limits`: those of `create`.
+
+    `without`: what a run does without, one sentence each, which it says at its start.
+    """
 
     pause: bool
     network_policy: bool
     limits: bool
     max_ttl_seconds: int
+    without: tuple[str, ...] = ()
+
+
+OPEN_NETWORK = "an agent's box reaches more than the adapter, so an agent could download a solution"
 
 
 @dataclass(frozen=True, slots=True)

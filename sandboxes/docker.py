@@ -65,7 +65,10 @@ class DockerProvider:
         self._limits = limits
         self._way_seconds = way_seconds
         self._capabilities = Capabilities(
-            pause=False, network_policy=True, limits=True, max_ttl_seconds=max_ttl_seconds
+            pause=False,
+            network_policy=network is None,  # the user's own network may lead anywhere
+            limits=True,
+            max_ttl_seconds=max_ttl_seconds,
         )
         self._client: aiodocker.Docker | None = None
 

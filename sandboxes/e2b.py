@@ -32,7 +32,7 @@ from ratchet.errors import (
     UnknownImageError,
 )
 from ratchet.vime_names import value_of
-from sandboxes.base import BoxLimits, Capabilities, CommandResult, Sandbox, SandboxInfo
+from sandboxes.base import OPEN_NETWORK, BoxLimits, Capabilities, CommandResult, Sandbox, SandboxInfo
 from sandboxes.e2b_control_plane import ControlPlane
 from sandboxes.e2b_errors import BOX_REFUSED, FILE_REFUSED, cancellable, is_plain_timeout, translate, translated_errors
 
@@ -66,7 +66,7 @@ class E2BProvider:
     `max_connections`: should be twice the number of concurrent commands, because every open command holds a connection
     and all boxes of a service share one address. `template`: `{image}` in it is replaced by the task's image, for
     services that only support templates. `adapter_url`: the adapter as boxes reach it; the service is told to let an
-    agent's box reach only this host.
+    agent's box reach only this host. `open_network`: the user accepts that the service does not obey.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class E2BProvider:
         max_connections: int = 1000,
         max_ttl_seconds: int = 86_400,
         adapter_url: str = "",
+        open_network: bool = False,
     ) -> None:
         if os.environ.get("E2B_DEBUG", "").lower() == "true":
             raise ConfigError(
@@ -90,7 +91,11 @@ class E2BProvider:
         self._template = template
         self._adapter_host = urlsplit(adapter_url).hostname
         self._capabilities = Capabilities(
-            pause=True, network_policy=True, limits=False, max_ttl_seconds=max_ttl_seconds
+            pause=True,
+            network_policy=not open_network,
+            limits=False,
+            max_ttl_seconds=max_ttl_seconds,
+            without=(OPEN_NETWORK,) if open_network else (),
         )
         # retries=0: a busy service is the activity's retry policy's business.
         self._options: dict[str, Any] = {"api_key": api_key, "retries": 0}

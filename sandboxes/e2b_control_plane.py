@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from ratchet.errors import ConfigError, RatchetError, SandboxBusyError, SandboxGoneError, SandboxRefusesError
-from sandbox_gateway.app import GATEWAY_MARK
+from sandbox_gateway.settings import GATEWAY_MARK
 from sandboxes.e2b_errors import CONTENT_REFUSED, error_of_status, translated_errors
 
 _PAGE_SIZE = 100

@@ -8,6 +8,7 @@ from ratchet.import_path import import_object
 from ratchet.temporal_settings import positive_number
 from sandboxes import docker_settings
 from sandboxes.base import ImageBuilder, SandboxProvider
+from sandboxes.class_provider import ClassProvider
 from sandboxes.e2b import E2BProvider, image_metadata_key
 
 
@@ -15,7 +16,8 @@ def sandbox_provider() -> SandboxProvider:
     """Return the provider that the environment names.
 
     Without RATCHET_SANDBOX_PROVIDER it is the E2B SDK's target: E2B cloud, a self-hosted fleet, or the local gateway.
-    `docker` is the daemon at DOCKER_HOST, else the local one; `package.module:function` is what that function returns.
+    `docker` is the daemon at DOCKER_HOST, else the local one; `package.module:function` is what that function returns,
+    and `package.module:Class` a class of boxes.
     """
     kind = os.environ.get("RATCHET_SANDBOX_PROVIDER") or "e2b"
     if docker_settings.is_chosen():
@@ -37,6 +39,7 @@ def sandbox_provider() -> SandboxProvider:
         template=os.environ.get("RATCHET_SANDBOX_TEMPLATE") or "base",
         max_ttl_seconds=positive_number("RATCHET_SANDBOX_MAX_TTL_SECONDS", 86_400),
         adapter_url=adapter_url(),
+        open_network=bool(os.environ.get("RATCHET_SANDBOX_OPEN_NETWORK")),
     )
 
 
@@ -59,7 +62,10 @@ def _own_provider(path: str) -> SandboxProvider:
             raise ImportError(
                 "it is neither e2b nor docker, nor an import path like `my_package.my_boxes:make_provider`"
             )
-        provider: SandboxProvider = import_object(path)()
+        made = import_object(path)
+        if isinstance(made, type) and hasattr(made, "exec"):
+            return ClassProvider(made, path, positive_number("RATCHET_SANDBOX_MAX_TTL_SECONDS", 86_400))
+        provider: SandboxProvider = made()
     except ImportError as error:
         raise ConfigError(f"RATCHET_SANDBOX_PROVIDER: {path!r} cannot be used: {error}") from error
     return provider

@@ -26,6 +26,7 @@ from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import RunState
 from ratchet.vime_names import value_of
 from reads.run_result import evaluation_rewards, read_steps, run_progress
+from sandboxes.registry import sandbox_provider
 from stack.cpu_meter import CpuMeter
 from stack.curve import summary
 from stack.part_health import HealthState, read_health
@@ -48,6 +49,9 @@ async def start_run(stack: Stack, config: RunConfig, name: str, new: bool, say: 
 
     Raises ConfigError if another run of its engine set is open, or with the reason for which the new run is refused.
     """
+    if not stack.has_gateway:
+        for sentence in sandbox_provider().capabilities.without:
+            say(f"these boxes do without: {sentence}")
     settings = load_temporal_settings()
     client = await connect_stack(stack, settings)  # before anything is changed
     async with stack.database() as database, database.begin() as connection:

@@ -25,7 +25,6 @@ from temporalio.runtime import (
 from temporalio.worker import Worker
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
-from activities.adapter_reachability import AdapterReachability
 from activities.adhoc_rollouts import AdhocRolloutActivities
 from activities.admission import AdmitActivities
 from activities.agent import AgentActivities
@@ -41,6 +40,7 @@ from activities.learning import LearnActivities
 from activities.regrade import RegradeActivities
 from activities.run_configs import RunConfigs
 from activities.run_lifecycle import RunActivities
+from activities.sandbox_probe import SandboxProbe
 from activities.stage_telemetry import StageTelemetry
 from activities.sweep import SweepActivities
 from activities.worker_lateness import WorkerLateness
@@ -92,7 +92,7 @@ def _activities(
     group = GroupRecordActivities(database, settings, configs)
     evaluation = EvaluationActivities(database, settings, configs)
     adhoc = AdhocRolloutActivities(database, settings)
-    run = RunActivities(database, settings, configs, client, AdapterReachability(provider, adapter_url()))
+    run = RunActivities(database, settings, configs, client, SandboxProbe(provider, adapter_url()))
     learn = LearnActivities(database, configs)
     admit = AdmitActivities(database, provider, settings, builds)
     grade = GradeActivities(database, provider, configs, GRADERS)

@@ -30,8 +30,10 @@ def test_doctor_asks_for_what_the_provider_needs(
     for name, value in (("RATCHET_SANDBOX_PROVIDER", provider), ("E2B_API_KEY", key)):
         monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:9")
+    monkeypatch.setenv("E2B_API_URL", "http://127.0.0.1:9")
     checks = _sandbox_checks(Stack(tmp_path))
     assert checks[0]["what"] == expected
     assert len(checks) == 1 or not provider, "nothing of the local gateway is asked for"
+    assert not provider or not checks[0]["ok"], "nothing answers there"
     if provider == "docker":
         assert not checks[0]["ok"] and "RATCHET_SANDBOX_PROVIDER=docker" in checks[0]["detail"]

@@ -1,0 +1,98 @@
+"""Real boxes try what a run needs of the sandbox service, and a failure names the thing and the remedy.
+
+What the local gateway does right, services that are stand-ins do wrong.
+"""
+
+from typing import cast
+
+import pytest
+from temporalio.client import Client
+from temporalio.testing import ActivityEnvironment
+
+from activities import run_lifecycle
+from activities.run_configs import RunConfigs
+from activities.run_lifecycle import RunActivities
+from activities.sandbox_probe import SandboxProbe
+from ratchet.payloads import PrepareRunInput, TrainRunInput
+from ratchet.temporal_settings import load_temporal_settings
+from ratchet.types import RunState
+from sandboxes.e2b import E2BProvider
+from store import open_runs
+from store.database import Database
+from tests.integration.sandbox_gateway.conftest import API_KEY, GatewayProcess
+from tests.integration.training.test_holding_back import View
+from tests.standins import foreign_boxes
+
+
+async def test_a_box_that_reaches_the_adapter(provider: E2BProvider, adapter_address: str) -> None:
+    assert await SandboxProbe(provider, f"http://{adapter_address}").problem("host") == ""
+    assert await provider.list({"ratchet_probe": "adapter"}) == [], "the box has been ended"
+
+
+async def test_a_box_that_does_not(provider: E2BProvider, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ADAPTER_BIND_HOST", "127.0.0.1")
+    found = await SandboxProbe(provider, "http://127.0.0.1:9").problem("host", patience_seconds=0)
+    for named in ("http://127.0.0.1:9", "refused", "listens on 127.0.0.1", "ADAPTER_PUBLIC_HOST", "resume"):
+        assert named in found
+    assert await provider.list({"ratchet_probe": "adapter"}) == []
+
+
+async def test_a_service_that_gives_no_box_says_nothing_about_the_adapter(gateway: GatewayProcess) -> None:
+    away = E2BProvider(API_KEY, "http://127.0.0.1:9", "http://127.0.0.1:9", image_metadata_key="image")
+    assert await SandboxProbe(away, "http://127.0.0.1:9").problem("host", patience_seconds=0) == ""
+
+
+async def test_a_run_is_paused_until_boxes_reach_the_adapter(
+    database: Database, run_id: str, gateway: GatewayProcess, adapter_address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried before the first group, and again whenever a person has resumed the run."""
+    monkeypatch.setattr(run_lifecycle, "PATIENCE_SECONDS", 0.0)
+    settings = load_temporal_settings()
+    provider = E2BProvider(API_KEY, gateway.url, gateway.url, max_ttl_seconds=gateway.settings.max_ttl_seconds)
+    view = View(database, run_id)
+    await view.make()
+    adapter = SandboxProbe(provider, "http://127.0.0.1:9")
+    configs = RunConfigs(database, settings)
+    view.activities = RunActivities(database, settings, configs, cast(Client, None), adapter)
+    prepare = PrepareRunInput(input=TrainRunInput(run_id=run_id), run_id=run_id)
+    await ActivityEnvironment().run(view.activities.prepare_run, prepare)
+    for _ in range(2):
+        seen = await view.look()
+        assert (seen.state, seen.open_groups) == (RunState.PAUSED, []) and "http://127.0.0.1:9" in seen.reason
+        async with database.begin() as connection:
+            await open_runs.resume_run(connection, run_id)
+    adapter.url = f"http://{adapter_address}"
+    seen = await view.look()
+    assert seen.state == RunState.RUNNING and seen.open_groups
+
+
+async def test_a_time_to_live_that_the_service_refuses(provider: E2BProvider, adapter_address: str) -> None:
+    found = await SandboxProbe(provider, f"http://{adapter_address}").problem("host", ttl_seconds=90_000)
+    for named in ("90000 s", "3600 s this gateway allows", "RATCHET_SANDBOX_MAX_TTL_SECONDS", "resume"):
+        assert named in found
+
+
+@pytest.mark.parametrize(
+    ("deviation", "named"),
+    [
+        (foreign_boxes.NO_METADATA, "metadata of a box"),
+        (foreign_boxes.CAPS_TTL, "ends after 60 s"),
+        (foreign_boxes.NO_ROUTES, "404 page not found"),
+    ],
+)
+async def test_what_a_service_lacks_is_named_before_the_run_starts(deviation: str, named: str) -> None:
+    with foreign_boxes.serving_foreign_boxes(deviation) as service:
+        assert named in await SandboxProbe(service.provider(), "http://10.1.2.3:80").problem("image", ttl_seconds=600)
+        assert not service.boxes, "its boxes are ended"
+
+
+async def test_a_box_that_reaches_what_it_must_not(gateway: GatewayProcess, adapter_address: str) -> None:
+    """The address that boxes reach here although it is not allowed is that of the adapter, seen from outside."""
+    for is_open in (False, True):
+        provider = E2BProvider(API_KEY, gateway.url, gateway.url, max_ttl_seconds=3600, open_network=is_open)
+        url = f"http://{adapter_address}"
+        found = await SandboxProbe(provider, url, outside=[f"{url}/"]).problem("host")
+        if is_open:
+            assert found == "" and provider.capabilities.without
+        else:
+            assert f"reaches http://{adapter_address}/" in found and "RATCHET_SANDBOX_OPEN_NETWORK" in found
