@@ -18,7 +18,7 @@ class LimitsConfig(Section):
     (SWE_ROLLOUT_GUARD_SEC)."""
     stall_seconds: Seconds | None = 900
     """Time in seconds without a model call after which the agent is ended with `time_budget`. It must be above
-    harness.step_timeout_seconds. None disables the check."""
+    harness.step_timeout_seconds. None leaves it to agent_seconds."""
     workspace_seconds: Seconds = 300
     """Time limit of a task's pre_commands, in seconds."""
     max_patch_bytes: Positive = 5_000_000

@@ -54,7 +54,7 @@ class SessionLimits(TypedDict):
     max_context_tokens: int
     max_response_tokens: int
     min_response_tokens: int
-    max_turns: NotRequired[int]
+    max_turns: NotRequired[int | None]
 
 
 class EngineCall(NamedTuple):

@@ -44,7 +44,8 @@ class HarnessSpec(BaseModel):
 
     `adapter_base_url`: the adapter as the box reaches it, without `/v1`. `prompt`: the final user message (see
     `render_prompt`). `time_budget_seconds`: counted by the box's clock, by the launcher; time in which the
-    agent waits for us is added by `BaseHarness.extend`. `extra`: the harness's own options, which it validates
+    agent waits for us is added by `BaseHarness.extend`. `max_turns`, `step_timeout_seconds`: None for no limit beside
+    that budget. `extra`: the harness's own options, which it validates
     itself. `extra_args`: appended to the program's command line, in shell syntax; None: the harness's own default.
     `extra_env`: overrides all other environment variables.
     """
@@ -55,8 +56,8 @@ class HarnessSpec(BaseModel):
     model_name: str
     workdir: str
     prompt: str
-    max_turns: int = Field(ge=1)
-    step_timeout_seconds: float = Field(gt=0)
+    max_turns: int | None = Field(ge=1)
+    step_timeout_seconds: float | None = Field(gt=0)
     time_budget_seconds: float = Field(gt=0)
     agent_user: str = "agent"
     max_context_tokens: int | None = None

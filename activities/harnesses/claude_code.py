@@ -61,7 +61,6 @@ class ClaudeCode(FetchedHarness):
         return agent_programs.claude_code_program()
 
     def environment(self, spec: HarnessSpec) -> dict[str, str]:
-        milliseconds = str(int(spec.step_timeout_seconds * 1000))
         models = (
             "ANTHROPIC_MODEL",
             "ANTHROPIC_DEFAULT_OPUS_MODEL",
@@ -71,20 +70,20 @@ class ClaudeCode(FetchedHarness):
         return {
             "ANTHROPIC_BASE_URL": spec.adapter_base_url,
             **dict.fromkeys((*models, "ANTHROPIC_SMALL_FAST_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL"), spec.model_name),
-            "BASH_DEFAULT_TIMEOUT_MS": milliseconds,
-            "BASH_MAX_TIMEOUT_MS": milliseconds,
             "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
             "CLAUDE_CODE_DISABLE_EXPERIMENTAL_BETAS": "1",
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             "DISABLE_AUTOUPDATER": "1",
             "IS_SANDBOX": "1",
+            **_bash_limits(spec),
             **_window(spec),
             **spec.extra_env,
         }
 
     def configure(self, spec: HarnessSpec) -> dict[str, bytes]:
         options = ClaudeCodeOptions.model_validate(spec.extra)
-        arguments = ["--model", spec.model_name, "--max-turns", str(spec.max_turns)]
+        arguments = ["--model", spec.model_name]
+        arguments += ["--max-turns", str(spec.max_turns)] if spec.max_turns else []
         if options.system_prompt is not None:
             arguments += ["--append-system-prompt", options.system_prompt]
         arguments += shlex.split(DEFAULT_EXTRA_ARGS if spec.extra_args is None else spec.extra_args)
@@ -108,6 +107,14 @@ class ClaudeCode(FetchedHarness):
             num_steps=sum(block.get("type") == "tool_use" for block in blocks),
             usage={name: value for name, value in usage.items() if isinstance(value, int)},
         )
+
+
+def _bash_limits(spec: HarnessSpec) -> dict[str, str]:
+    """Return the variables that bound a command; without a limit the CLI's own hold, two minutes and ten at most."""
+    if spec.step_timeout_seconds is None:
+        return {}
+    milliseconds = str(int(spec.step_timeout_seconds * 1000))
+    return {"BASH_DEFAULT_TIMEOUT_MS": milliseconds, "BASH_MAX_TIMEOUT_MS": milliseconds}
 
 
 def _window(spec: HarnessSpec) -> dict[str, str]:

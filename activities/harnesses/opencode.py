@@ -52,7 +52,7 @@ class OpenCode(FetchedHarness):
             "enabled_providers": ["ratchet"],
             "model": f"ratchet/{spec.model_name}",
             "small_model": f"ratchet/{spec.model_name}",
-            "agent": {"build": {"steps": spec.max_turns}},
+            "agent": {"build": {"steps": spec.max_turns} if spec.max_turns else {}},
             "autoupdate": False,
             "share": "disabled",
             "lsp": False,

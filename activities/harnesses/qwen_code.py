@@ -61,7 +61,7 @@ class QwenCode(FetchedHarness):
             "memory": {"enableManagedAutoMemory": False, "enableManagedAutoDream": False, "enableAutoSkill": False},
             "model": {
                 "name": spec.model_name,
-                "maxSessionTurns": spec.max_turns,
+                "maxSessionTurns": spec.max_turns or -1,
                 "generationConfig": generation,
             },
         }

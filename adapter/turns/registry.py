@@ -108,7 +108,7 @@ class TurnRegistry:
         process ends all others would take it for a call that is being generated.
         """
         if session.at_turn_limit:
-            raise TurnLimitError(session.row.limits["max_turns"])
+            raise TurnLimitError(session.row.limits["max_turns"] or 0)
         await self.begin_lease()
         turn = new_turn(session.row, prepared, ordinal, self.process_id)
         try:

@@ -72,8 +72,8 @@ class Config:
         self.workdir: str = values["workdir"]
         self.system_prompt: str = values["system_prompt"]
         self.user_prompt: str = values["user_prompt"]
-        self.max_turns: int = values["max_turns"]
-        self.step_timeout_seconds: float = values["step_timeout_seconds"]
+        self.max_turns: int = values["max_turns"] or sys.maxsize
+        self.step_timeout_seconds: float = values["step_timeout_seconds"] or float("inf")
         self.output_limit_bytes: int = values["output_limit_bytes"]
         self.request_timeout_seconds: float = values["request_timeout_seconds"]
         self.outage_seconds: float = values["outage_seconds"]

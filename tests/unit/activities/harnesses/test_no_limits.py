@@ -1,0 +1,37 @@
+"""Without limits in the config, an agent's time budget is its only limit."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from activities.harnesses.claude_code import ClaudeCode
+from activities.harnesses.mini_swe_agent import MiniSweAgent
+from activities.harnesses.opencode import OpenCode
+from activities.harnesses.qwen_code import QwenCode
+from tests.standins.chat_engine import calls, says
+from tests.unit.activities.harnesses.test_bash_agent import last_observation, make_spec, run_agent
+
+NONE: dict[str, Any] = {"max_turns": None, "step_timeout_seconds": None}
+
+
+def test_the_bash_agent_goes_on(tmp_path: Path) -> None:
+    answers = [*(calls(f"echo {number}") for number in range(60)), says("Done.")]
+    code, transcript, engine = run_agent(tmp_path, answers, **NONE)
+    assert code == 0 and sum(event["event"] == "turn" for event in transcript) == 61
+    assert last_observation(engine) == "59"
+
+
+def test_claude_code_gets_no_limit() -> None:
+    limited, free = (ClaudeCode().configure(make_spec("http://a", "/w", **values)) for values in ({}, NONE))
+    for text in ("--max-turns", "BASH_MAX_TIMEOUT_MS", "BASH_DEFAULT_TIMEOUT_MS"):
+        assert text in limited["command.sh"].decode() and text not in free["command.sh"].decode()
+
+
+def test_other_programs_get_their_word_for_no_limit() -> None:
+    spec = make_spec("http://a", "/w", **NONE)
+    mini = yaml.safe_load(MiniSweAgent().configure(spec)["overrides.yaml"])
+    assert (mini["agent"]["step_limit"], mini["environment"]["timeout"]) == (0, 60)
+    assert json.loads(QwenCode().configure(spec)["settings.json"])["model"]["maxSessionTurns"] == -1
+    assert json.loads(OpenCode().configure(spec)["opencode.json"])["agent"] == {"build": {}}
