@@ -16,6 +16,7 @@ from ratchet.config_limits import LimitsConfig
 from ratchet.config_loss import LOSS_PRESET_VALUES, LossConfig
 from ratchet.config_sections import (
     ADVANTAGES,
+    DEFAULT_BIN_TOKENS,
     METRIC_SINKS,
     DatasetConfig,
     EndpointConfig,
@@ -59,6 +60,15 @@ __all__ = [
 TINY, TINY_CURRICULUM = "tiny", "tiny-curriculum"
 TINY_POLICIES = (TINY, TINY_CURRICULUM)
 """Names of the policies that are made on this machine (examples/recipes.py)."""
+
+
+def _with_bin(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the values with `training.bin_tokens`, if they do not name it and its default is below the context."""
+    sampling, training = values.get("sampling"), values.get("training", {})
+    context = sampling.get("max_context_tokens") if isinstance(sampling, Mapping) else None
+    if not isinstance(context, int) or not isinstance(training, Mapping) or context <= DEFAULT_BIN_TOKENS:
+        return values
+    return {**values, "training": {"bin_tokens": context, **training}}
 
 
 class RunConfig(Section):
@@ -112,7 +122,9 @@ class RunConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _preset(cls, values: Any) -> Any:
-        """Fill in the preset's values for keys that the config does not set, so that a resolved config is complete."""
+        """Fill in the preset's values, and a bin for the longest context, for keys that the config does not set, so
+        that a resolved config is complete."""
+        values = _with_bin(values) if isinstance(values, Mapping) else values
         loss = values.get("loss") if isinstance(values, Mapping) else None
         preset = LOSS_PRESET_VALUES.get(str(loss.get("preset"))) if isinstance(loss, Mapping) else None
         if not isinstance(loss, Mapping) or not preset:
@@ -153,7 +165,9 @@ class RunConfig(Section):
             raise ValueError("training.solve_rates: the lower bound is above the upper one")
         if self.training.bin_tokens < self.sampling.max_context_tokens:
             raise ValueError(
-                "training.bin_tokens is below sampling.max_context_tokens: the longest chain would not fit into a bin"
+                f"training.bin_tokens ({self.training.bin_tokens}) is below sampling.max_context_tokens "
+                f"({self.sampling.max_context_tokens}), so the longest chain would not fit into a bin; raise it, or "
+                "leave it out, which makes it as large as the context"
             )
         if self.training.lora is not None and self.training.weight_transport == "nccl":
             raise ValueError("training.weight_transport: an adapter is a small file, which engines read; use disk")

@@ -123,10 +123,12 @@ class HarnessConfig(Section):
     uses the prompt of activities/harnesses/base.py."""
     system_prompt: str | None = None
     """System prompt, or for claude_code a text that is appended to it. None, the default, uses the program's own."""
-    max_turns: Positive = 50
-    """Number of model calls after which the agent ends with `turn_limit`. 50 bounds the cost of an agent that loops."""
-    step_timeout_seconds: Seconds = 120
-    """Time limit of one tool call, in seconds. 120 s lets a usual test suite finish."""
+    max_turns: Positive | None = 50
+    """Number of model calls, those of sub-agents among them, after which the agent ends with `turn_limit`. 50 bounds
+    the cost of an agent that loops; None leaves that to `limits.agent_seconds`."""
+    step_timeout_seconds: Seconds | None = 120
+    """Time limit of one tool call, in seconds. 120 s lets a usual test suite finish; None leaves it to the agent's
+    program, if that has a limit of its own, and to `limits.agent_seconds`."""
     extra_args: str | None = None
     """Arguments appended to the agent's command line, in shell syntax. None, the default, uses the harness's own
     (variable VIME_AGENT_CC_EXTRA_ARGS for claude_code)."""
@@ -186,6 +188,7 @@ class SamplingConfig(Section):
     shorter answer could not hold a tool call."""
 
 
+DEFAULT_BIN_TOKENS = 32768
 ADVANTAGES = ("mean", "std", "leave_one_out", "batch", "shuffled")
 
 
@@ -278,9 +281,9 @@ class TrainingConfig(Section):
     `exclude` does neither."""
     train_kinds: list[TurnKind] = [TurnKind.MAIN, TurnKind.SUB_AGENT, TurnKind.COMPACTION]
     """Kinds of turns that may be trained. Auxiliary calls, such as titles, are left out by default."""
-    bin_tokens: Positive = 32768
+    bin_tokens: Positive = DEFAULT_BIN_TOKENS
     """Number of tokens of one forward pass of a rank; at least `sampling.max_context_tokens`. It bounds the learner's
-    memory."""
+    memory. If a config does not name it, it is 32768, or the context if that is larger."""
     packing: Literal["auto", "tree", "packed", "padded"] = "auto"
     """Layout of chains in a forward pass: `tree` computes equal prefixes once, `packed` puts chains side by side,
     `padded` makes padded rows. `auto`, the default, takes tree if the architecture allows it."""

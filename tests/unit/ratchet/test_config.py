@@ -68,7 +68,7 @@ def test_precedence(path: Path) -> None:
         ("nonsense", "expected KEY=VALUE"),
         ("model.x=1", "model"),
         ("training.group_size=1", "group_size must be at least 2"),
-        ("sampling.max_context_tokens=100000", "bin_tokens is below sampling.max_context_tokens"),
+        ("training.bin_tokens=1000", "training.bin_tokens (1000) is below sampling.max_context_tokens (32768)"),
     ],
 )
 def test_a_wrong_value_is_named(path: Path, override: str, named: str) -> None:
