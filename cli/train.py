@@ -58,12 +58,12 @@ def train(
     if check:
         _check(stack, resolved)
         return
-    _say_what_memory_costs()
+    _say_what_memory_costs(resolved)
     if from_store is None:
         provide_program(resolved.harness.name, stack.has_gateway, say)
     bring_up(stack, resolved, say, for_run=from_store is None)
     if from_store is not None:
-        _train_from_store(stack, resolved, name, from_store, new, detach, json)
+        _train_from_store(stack, resolved, name, from_store, new, detach, pattern, json)
         return
     try:
         run_id = asyncio.run(start_run(stack, resolved, name, new, say))
@@ -71,33 +71,44 @@ def train(
         say("interrupted; a run that was named above goes on, and `ratchet show runs` lists it once it is accepted")
         raise typer.Exit(130) from None
     say(f"run {run_id}: {stack.workflow_page(f'run/{run_id}')}")
+    _request_dumps(stack, run_id, pattern)
     if not detach:
-        _follow(stack, run_id, config, pattern, json)
+        _follow(stack, run_id, config, json)
 
 
-def _say_what_memory_costs() -> None:
+def _request_dumps(stack: Any, run_id: str, pattern: str | None) -> None:
+    from training.rollout_dumps import request_dumps
+
+    if pattern is not None:
+        request_dumps(stack.home, run_id, pattern)
+
+
+def _say_what_memory_costs(config: Any) -> None:
     import os
 
     from cli.console import say
     from stack.huge_pages import probe_huge_pages
+    from stack.learner_models import LearnerModels
+    from stack.run_size import bin_notice
 
+    for line in bin_notice(LearnerModels(config)):
+        say(line)
     if advice := probe_huge_pages().advice(os.environ):
         say(advice)
 
 
-def _follow(stack: Any, run_id: str, config: Path, pattern: str | None, json: bool) -> None:
+def _follow(stack: Any, run_id: str, config: Path, json: bool) -> None:
     import asyncio
     from dataclasses import asdict
 
     from cli.console import print_json, say
     from stack.follow_run import collect_result, watch_run
-    from stack.rollout_dumps import dumping
+    from training.rollout_dumps import wait_for_dumps
 
     async def follow() -> Any:
-        if pattern is None:
-            return await watch_run(stack, run_id, say)
-        async with dumping(stack, run_id, pattern, say):
-            return await watch_run(stack, run_id, say)
+        cost = await watch_run(stack, run_id, say)
+        await wait_for_dumps(stack.home, run_id, say)
+        return cost
 
     try:
         cost = asyncio.run(follow())
@@ -151,13 +162,16 @@ def _check(stack: Any, config: Any) -> None:
     )
 
 
-def _train_from_store(stack: Any, config: Any, name: str, source: str, new: bool, detach: bool, json: bool) -> None:
+def _train_from_store(
+    stack: Any, config: Any, name: str, source: str, new: bool, detach: bool, pattern: str | None, json: bool
+) -> None:
     import asyncio
 
     from cli.console import print_json, say
     from stack import train_from_store
 
     run_id = asyncio.run(train_from_store.start_stored_run(stack, config, name, source, new, say))
+    _request_dumps(stack, run_id, pattern)
     if detach:
         return
     try:

@@ -68,9 +68,13 @@ VIME_VARIABLES = (
         "Workers: tarball of Claude Code, unpacked when a run starts; `ratchet admin agents fetch` gets one.",
     ),
     Variable("SWE_BOOT_CONCURRENCY", None, "Workers: number of parallel boots, of agents and grades together."),
-    Variable("HOSTFILE", None, "`ratchet launch`: file with one host per line."),
-    Variable("EXP_TAG", None, "`ratchet train`: first part of a new run's id, instead of the config file's name."),
-    Variable("STAMP", None, "`ratchet train`: second part of a new run's id, instead of the time."),
+    Variable(
+        "HOSTFILE",
+        None,
+        "`ratchet launch`: file with one host per line. Default: /root/mpi_rack_hostfile if it exists.",
+    ),
+    Variable("EXP_TAG", None, "First part of a new run's id, and of its directory, instead of the config file's name."),
+    Variable("STAMP", None, "Second part of a new run's id, and of its directory, instead of the time."),
 )
 _PREFIXES = ("VIME_AGENT_", "SWE_", "SLIME_AGENT_")
 """A variable VIME_AGENT_X may also be called SWE_X, its older name, or SLIME_AGENT_X, slime's."""
@@ -119,13 +123,18 @@ VIME_ARGUMENTS = (
     Argument("--kl-loss-coef", "loss.reference_kl", "Factor of the KL to the reference."),
 )
 DUMPS = "--save-debug-rollout-data"
-"""Takes a path with `{rollout_id}` in it; it sets no key, since the command that follows the run writes the files."""
+"""Takes a path with ROLLOUT_ID in it; it sets no key, so that a run goes on with other paths."""
+ROLLOUT_ID = "{rollout_id}"
+"""Stands for the step in the path of a debug dump (training/rollout_dumps.py)."""
 _VLLM = "--vllm-"
 OTHER_VLLM = "engine.args"
 """The key to which `--vllm-X VALUE` adds `--X VALUE`, if X has no key of its own."""
+GENERATE = ("--custom-generate-function-path", "examples.coding_agent_rl.generate.generate")
+"""The brief's own function, whose stages every rollout has here."""
 REFUSED = {
-    "--custom-generate-function-path": "rollouts are Temporal workflows here; an agent of your own is `harness.name: "
-    "package.module:Class`, a sandbox service of your own RATCHET_SANDBOX_PROVIDER=package.module:function",
+    GENERATE[0]: f"only {GENERATE[1]} is taken, because rollouts are Temporal workflows here; move your code to where "
+    "it belongs: an agent is `harness.name: package.module:Class`, a sandbox service "
+    "RATCHET_SANDBOX_PROVIDER=package.module:function, a reward `grading.reward: package.module:function`",
     "--custom-rm-path": "a reward of your own is `grading.reward: package.module:function`",
     "--custom-loss-function-path": "a loss of your own is `loss.preset: package.module:function`",
     "--custom-advantage-function-path": "advantages of your own are `training.advantage: package.module:function`",
@@ -146,10 +155,10 @@ def settings_of_arguments(arguments: Sequence[str]) -> list[Setting]:
     known = {one.name: one for one in VIME_ARGUMENTS}
     found: list[Setting] = []
     for name, values in _with_values(arguments):
-        if name in REFUSED:
-            raise ConfigError(f"{name}: not supported: {REFUSED[name]}")
-        if name == DUMPS:
+        if name == DUMPS or (name, *values) == GENERATE:
             continue
+        if name in REFUSED:
+            raise ConfigError(f"{name} {' '.join(values)}: not supported: {REFUSED[name]}")
         if name in known:
             found.append(Setting(name, known[name].key, _value(known[name], values)))
         elif name.startswith(_VLLM):
@@ -166,10 +175,9 @@ def dump_pattern(arguments: Sequence[str]) -> str | None:
     """Return the path pattern of DUMPS, None without the argument. Raises ConfigError."""
     for name, values in _with_values(arguments):
         if name == DUMPS:
-            if len(values) != 1 or "{rollout_id}" not in values[0]:
-                raise ConfigError(
-                    f"{DUMPS}: expected one path with {{rollout_id}} in it, got {' '.join(values) or 'none'}"
-                )
+            if len(values) != 1 or ROLLOUT_ID not in values[0] or not values[0].endswith(".pt"):
+                got = " ".join(values) or "none"
+                raise ConfigError(f"{DUMPS}: expected one path that ends with .pt, with {ROLLOUT_ID} in it, got {got}")
             return values[0]
     return None
 

@@ -116,7 +116,7 @@ def benchmarks_page() -> str:
 
 def vime_page() -> str:
     """Return the page of vime's variables and arguments."""
-    from ratchet.vime_names import DUMPS, REFUSED, VIME_ARGUMENTS, VIME_VARIABLES
+    from ratchet.vime_names import DUMPS, GENERATE, REFUSED, ROLLOUT_ID, VIME_ARGUMENTS, VIME_VARIABLES
 
     lines = ["## Variables", "", "`VIME_AGENT_X` may also be called `SWE_X` or `SLIME_AGENT_X`.", ""]
     lines += ["| variable | key | meaning |", "|---|---|---|"]
@@ -127,8 +127,10 @@ def vime_page() -> str:
     lines += ["", "## Arguments of `ratchet train`", "", "| argument | key | meaning |", "|---|---|---|"]
     lines += [f"| `{one.name}` | `{one.key}` | {_in_cell(one.meaning)} |" for one in VIME_ARGUMENTS]
     lines.append(
-        f"| `{DUMPS}` | | A file of each rollout as it is graded; `{{rollout_id}}` in the path is its number. |"
+        f"| `{DUMPS}` | | A file per step with all its rollouts, also those without a verdict; `{ROLLOUT_ID}` is the "
+        "step, `eval_STEP` for evaluations, `unused` for what a run leaves at its end. |"
     )
+    lines.append(f"| `{' '.join(GENERATE)}` | | Taken: these are the stages of every rollout. |")
     lines.append("| `--vllm-X VALUE`, any other X | `engine.args` | Passed to vLLM as `--X VALUE`. |")
     lines += [f"| `{name}` | | Refused: {_in_cell(reason)}. |" for name, reason in REFUSED.items()]
     return _page("Variables and arguments of vime", "ratchet/vime_names.py", "\n".join(lines) + "\n")

@@ -21,6 +21,7 @@ from store import learners, open_runs, retention, runs
 from store.database import Database
 from store.runs import RunRow
 from training import planner
+from training.rollout_dumps import wait_for_dumps
 
 _LOOK_SECONDS = 1.0
 _TOKENIZER = "tokenizer.json"
@@ -115,6 +116,8 @@ async def follow_stored_run(stack: Stack, run_id: str, say: ReportProgress) -> d
     """Report the run's progress until it has ended or is paused, and return its steps and evaluations."""
     async with stack.database() as database:
         row = await watch_stored_run(database, run_id, say)
+    if row.state != RunState.PAUSED:
+        await wait_for_dumps(stack.home, run_id, say)
     if row.state != RunState.DONE:
         say(f"run {run_id} is {row.state}: {row.state_reason}")
     return await collect_result(stack, run_id)

@@ -187,14 +187,15 @@ async def read_chains(
         if key not in chains:
             like = next(iter(experts.values()), None)
             unknown = RoutedExperts.unknown(span.num_tokens, like) if with_experts else None
-            chains[key] = _empty_chain(span.rollout_id, span.chain_no, span.num_tokens, unknown)
+            chains[key] = empty_chain(span.rollout_id, span.chain_no, span.num_tokens, unknown)
         _fill_span(chains[key], span, turns[span.turn_id])
         if span.turn_id in experts:
             _fill_experts(chains[key], span, turns[span.turn_id].kept_tokens, experts[span.turn_id])
     return list(chains.values())
 
 
-def _empty_chain(rollout_id: int, no: int, num_tokens: int, experts: RoutedExperts | None) -> ChainArrays:
+def empty_chain(rollout_id: int, no: int = 0, num_tokens: int = 0, experts: RoutedExperts | None = None) -> ChainArrays:
+    """Return a chain to be filled; without tokens it stands for a rollout that has none."""
     return ChainArrays(
         rollout_id,
         no,

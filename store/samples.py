@@ -5,32 +5,40 @@ An export contains exactly what was trained. The rows are read page by page, so 
 
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, NamedTuple
 
 import numpy as np
-from sqlalchemy import ARRAY, BigInteger, Select, any_, literal, select, true
+from sqlalchemy import ARRAY, BigInteger, Select, any_, literal, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.types import REWARDED_OUTCOMES, JsonObject
+from ratchet.types import REWARDED_OUTCOMES, JsonObject, Purpose, RunState
 from store import chains
 from store.chains import ChainArrays
-from store.schema import BatchTable, RolloutGroupTable, RolloutTable, TaskTable, TurnTable
+from store.schema import (
+    BatchItemTable,
+    BatchTable,
+    EvaluationTable,
+    RolloutGroupTable,
+    RolloutTable,
+    RunTable,
+    TaskTable,
+    TurnTable,
+)
 
 _PAGE_ROLLOUTS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One chain of one rollout that has a verdict.
+    """One chain of one rollout.
 
     `reward` is R/K on each of the K chains (`num_chains`) with trained tokens and 0 on the others, so that the samples
-    of a rollout add up to R (`rollout_reward`). `step` and `advantage`: of the plan row with the rollout, None without
-    one."""
+    of a rollout add up to R (`rollout_reward`); both are None without a verdict. `step` and `advantage`: of the plan
+    row with the rollout, None without one."""
 
     chain: ChainArrays
-    reward: float
-    rollout_reward: float
+    reward: float | None
+    rollout_reward: float | None
     num_chains: int
     advantage: float | None
     step: int | None
@@ -51,48 +59,67 @@ class Sample:
 async def samples_of_run(connection: AsyncConnection, run_id: str) -> AsyncIterator[Sample]:
     """Yield all samples of a run, in order of rollouts and chains."""
     planned = await _planned(connection, select(BatchTable.step, BatchTable.members).where(BatchTable.run_id == run_id))
-    async for sample in _paged(connection, list(await graded_rollouts(connection, run_id)), planned):
+    async for sample in _paged(connection, await _graded(connection, run_id), planned):
         yield sample
 
 
-async def samples_of_step(connection: AsyncConnection, run_id: str, step: int) -> AsyncIterator[Sample]:
-    """Yield the samples of one plan row, in its order."""
-    planned = await _planned(
-        connection,
-        select(BatchTable.step, BatchTable.members).where(BatchTable.run_id == run_id, BatchTable.step == step),
-    )
-    async for sample in _paged(connection, list(planned), planned):
+async def samples_of_rollouts(
+    connection: AsyncConnection, run_id: str, step: int | None, rollout_ids: Sequence[int]
+) -> AsyncIterator[Sample]:
+    """Yield the samples of these rollouts, as the run's plan row of this step uses them; one without tokens for each
+    that has no chain."""
+    of_step = select(BatchTable.step, BatchTable.members).where(BatchTable.run_id == run_id, BatchTable.step == step)
+    async for sample in _paged(connection, rollout_ids, await _planned(connection, of_step), with_empty=True):
         yield sample
 
 
-async def graded_rollouts(
-    connection: AsyncConnection, run_id: str, since: datetime | None = None
-) -> dict[int, datetime]:
-    """Return id → end of the run's rollouts that have a verdict and ended after `since`, oldest first."""
-    is_new = true() if since is None else RolloutTable.ended_at > since
-    statement = (
-        select(RolloutTable.id, RolloutTable.ended_at)
-        .where(RolloutTable.run_id == run_id, RolloutTable.outcome.in_(REWARDED_OUTCOMES), is_new)
-        .order_by(RolloutTable.id)
+async def _graded(connection: AsyncConnection, run_id: str) -> list[int]:
+    statement = select(RolloutTable.id).where(
+        RolloutTable.run_id == run_id, RolloutTable.outcome.in_(REWARDED_OUTCOMES)
     )
-    return {row.id: row.ended_at for row in await connection.execute(statement)}
+    return list((await connection.execute(statement.order_by(RolloutTable.id))).scalars())
 
 
-async def samples_of_rollouts(connection: AsyncConnection, rollout_ids: Sequence[int]) -> AsyncIterator[Sample]:
-    """Yield the samples of these rollouts, without step and advantage, which a plan has given to none or some."""
-    async for sample in _paged(connection, rollout_ids, {}):
-        yield sample
+@dataclass(frozen=True, slots=True)
+class RolloutsOfStep:
+    """The rollouts of one step: those of the groups that it consumed, with signal or without, or of the evaluations of
+    its weights. `step`: None for rollouts of no step, which a run leaves at its end. `has_ended`: no more are to come.
+    """
+
+    step: int | None
+    is_evaluation: bool
+    rollout_ids: list[int]
+    has_ended: bool
 
 
-async def planned_steps(connection: AsyncConnection, run_id: str) -> list[int]:
-    """Return the steps of the run that have a plan row, in order."""
-    return list(
-        (
-            await connection.execute(
-                select(BatchTable.step).where(BatchTable.run_id == run_id).order_by(BatchTable.step)
-            )
-        ).scalars()
+async def rollouts_by_step(connection: AsyncConnection, run_id: str) -> list[RolloutsOfStep]:
+    """Return the rollouts of a run, each in one entry, in order; those of no step once the run has ended."""
+    state = (await connection.execute(select(RunTable.state).where(RunTable.run_id == run_id))).scalar_one()
+    is_over = state not in (RunState.RUNNING, RunState.PAUSED)
+    planned = select(BatchTable.step).where(BatchTable.run_id == run_id)
+    trained = (
+        select(BatchItemTable.step, RolloutTable.id, RolloutTable.ended_at)
+        .join(RolloutTable, RolloutTable.group_id == BatchItemTable.group_id)
+        .where(BatchItemTable.run_id == run_id, BatchItemTable.step.in_(planned))
     )
+    own = select(EvaluationTable.step, RolloutTable.id, EvaluationTable.ended_at).where(RolloutTable.run_id == run_id)
+    evaluated = own.join(RolloutGroupTable, RolloutGroupTable.id == RolloutTable.group_id).join(
+        EvaluationTable,
+        (EvaluationTable.run_id == RolloutTable.run_id) & (EvaluationTable.label == RolloutGroupTable.label),
+    )
+    consumed = select(BatchItemTable.group_id).where(BatchItemTable.run_id == run_id, BatchItemTable.step.in_(planned))
+    left = select(literal(None), RolloutTable.id, RolloutTable.ended_at).where(
+        RolloutTable.run_id == run_id, RolloutTable.purpose == Purpose.TRAIN, RolloutTable.group_id.not_in(consumed)
+    )
+    found: list[RolloutsOfStep] = []
+    for statement, is_evaluation in ((trained, False), (evaluated, True), *([(left, False)] if is_over else [])):
+        by_step: dict[int | None, list[Any]] = {}
+        for step, *row in await connection.execute(statement.order_by(RolloutTable.id)):
+            by_step.setdefault(step, []).append(row)
+        for step, rows in sorted(by_step.items(), key=lambda item: item[0] or 0):
+            has_ended = is_over or all(ended_at is not None for _, ended_at in rows)
+            found.append(RolloutsOfStep(step, is_evaluation, [rollout_id for rollout_id, _ in rows], has_ended))
+    return found
 
 
 class _PlannedUse(NamedTuple):
@@ -111,7 +138,10 @@ async def _planned(connection: AsyncConnection, batches: Select[Any]) -> dict[in
 
 
 async def _paged(
-    connection: AsyncConnection, rollout_ids: Sequence[int], planned: dict[int, _PlannedUse]
+    connection: AsyncConnection,
+    rollout_ids: Sequence[int],
+    planned: dict[int, _PlannedUse],
+    with_empty: bool = False,
 ) -> AsyncIterator[Sample]:
     for start in range(0, len(rollout_ids), _PAGE_ROLLOUTS):
         page = rollout_ids[start : start + _PAGE_ROLLOUTS]
@@ -120,6 +150,9 @@ async def _paged(
         versions = await _versions(
             connection, {int(one) for chain in found for one in np.unique(chain.turn_ids[chain.sampled])}
         )
+        if with_empty:
+            missing = [one for one in page if one not in {chain.rollout_id for chain in found}]
+            found = sorted([*found, *(chains.empty_chain(one) for one in missing)], key=lambda one: one.rollout_id)
         for chain in found:
             yield _sample(chain, facts[chain.rollout_id], planned.get(chain.rollout_id), versions)
 
@@ -127,9 +160,10 @@ async def _paged(
 def _sample(chain: ChainArrays, row: Any, plan: _PlannedUse | None, versions: dict[int, list[str]]) -> Sample:
     trains = bool(chain.trained.any())
     turns = dict.fromkeys(chain.turn_ids[chain.sampled].tolist())
+    share = row.reward / row.num_chains if trains and row.reward is not None else 0.0
     return Sample(
         chain=chain,
-        reward=row.reward / row.num_chains if trains else 0.0,
+        reward=None if row.reward is None else share,
         rollout_reward=row.reward,
         num_chains=row.num_chains,
         advantage=None if plan is None else plan.advantage,

@@ -6,7 +6,6 @@ runs/<config's name>_<when the run began>/samples.jsonl
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import ConfigError
 from ratchet.types import AgentExit, JsonObject
+from ratchet.vime_names import ROLLOUT_ID
 from store import retention, samples
 from store.samples import Sample
 from store.schema import RunTable
@@ -28,8 +28,7 @@ _STATUS = {
     AgentExit.TIME_BUDGET: "truncated",
 }
 _PARQUET_ROWS = 64
-ROLLOUT_ID = "{rollout_id}"
-"""The part of a file's name that `dump_graded` replaces."""
+_NO_STATUS = {"cancelled": "aborted", "infra_failed": "failed", "grader_failed": "failed"}
 Decode = Callable[[list[int]], str]
 
 
@@ -60,10 +59,17 @@ def sample_fields(sample: Sample, decode: Decode) -> JsonObject:
         "num_chains": sample.num_chains,
         "advantage": sample.advantage,
         "step": sample.step,
-        "remove_sample": not bool(chain.trained.any()),
-        "status": _STATUS.get(AgentExit(sample.agent_exit), "failed") if sample.agent_exit else "completed",
+        "remove_sample": sample.reward is None or not bool(chain.trained.any()),
+        "status": _status(sample),
         "metadata": sample.metadata,
     }
+
+
+def _status(sample: Sample) -> str:
+    """Return slime's word for the end of a rollout; without a verdict, that of its outcome."""
+    if sample.reward is None:
+        return _NO_STATUS.get(sample.metadata["outcome"] or "", "pending")
+    return _STATUS.get(AgentExit(sample.agent_exit), "failed") if sample.agent_exit else "completed"
 
 
 async def write_jsonl(found: AsyncIterator[Sample], decode: Decode, path: Path) -> int:
@@ -80,7 +86,7 @@ async def write_jsonl(found: AsyncIterator[Sample], decode: Decode, path: Path) 
     return _done(path, number)
 
 
-async def write_dump(found: AsyncIterator[Sample], decode: Decode, step: int, path: Path) -> int:
+async def write_dump(found: AsyncIterator[Sample], decode: Decode, step: int | None, path: Path) -> int:
     """Write a step's samples as slime's `--save-debug-rollout-data` does; return their number.
 
     `torch.load(path, weights_only=True)` reads the file.
@@ -195,40 +201,28 @@ async def export_run(
         written[out / "samples.parquet"] = await write_parquet(
             samples.samples_of_run(connection, run_id), decode, out / "samples.parquet"
         )
-    for step in await samples.planned_steps(connection, run_id) if "pt" in formats else []:
-        path = out / "rollout_dumps" / f"rollout_{step}.pt"
-        written[path] = await write_dump(samples.samples_of_step(connection, run_id, step), decode, step, path)
+    if "pt" in formats:
+        written |= await dump_steps(connection, run_id, str(out / "rollout_dumps" / "rollout_{rollout_id}.pt"))
     return written
 
 
-async def dump_graded(
-    connection: AsyncConnection, run_id: str, pattern: str, since: datetime | None = None
-) -> datetime | None:
-    """Write a file for each rollout that was graded after `since` and has none yet; return when the newest ended.
+async def dump_steps(connection: AsyncConnection, run_id: str, pattern: str, again: bool = True) -> dict[Path, int]:
+    """Write a debug dump of each step whose rollouts have ended; return the new files with their number of samples.
 
-    `pattern`: a path with `{rollout_id}` in it; a file that ends with .pt is slime's debug dump, any other is JSON.
+    `pattern`: a path; `{rollout_id}` in it becomes the step, `eval_STEP` for evaluations of its weights, and `unused`
+    for rollouts that an ended run leaves behind. `again`: write files that are there, too. Each rollout is in one file.
     """
-    graded = await samples.graded_rollouts(connection, run_id, since)
-    paths = {one: Path(pattern.replace(ROLLOUT_ID, str(one))) for one in graded}
-    new = [one for one, path in paths.items() if not path.exists()]
-    if new:
-        run = (await connection.execute(select(RunTable).where(RunTable.run_id == run_id))).one()
-        decode = _decoder(Path(run.model_path))
-        for rollout_id in new:
-            found = samples.samples_of_rollouts(connection, [rollout_id])
-            await _write_rollout(found, decode, rollout_id, paths[rollout_id])
-    return max(graded.values(), default=since)
-
-
-async def _write_rollout(found: AsyncIterator[Sample], decode: Decode, rollout_id: int, path: Path) -> None:
-    if path.suffix == ".pt":
-        await write_dump(found, decode, rollout_id, path)
-        return
-    rows = [sample_fields(sample, decode) async for sample in found]
-    _fresh(path).write_bytes(
-        orjson.dumps({"rollout_id": rollout_id, "samples": rows}, option=orjson.OPT_SERIALIZE_NUMPY)
-    )
-    _done(path, len(rows))
+    model_path = (await connection.execute(select(RunTable.model_path).where(RunTable.run_id == run_id))).scalar_one()
+    decode = _decoder(Path(model_path))
+    written: dict[Path, int] = {}
+    for one in await samples.rollouts_by_step(connection, run_id):
+        name = "unused" if one.step is None else f"{'eval_' if one.is_evaluation else ''}{one.step}"
+        path = Path(pattern.replace(ROLLOUT_ID, name))
+        if one.has_ended and (again or one.step is None or not path.exists()):
+            step = None if one.is_evaluation else one.step
+            found = samples.samples_of_rollouts(connection, run_id, step, one.rollout_ids)
+            written[path] = await write_dump(found, decode, one.step, path)
+    return written
 
 
 def _decoder(model_path: Path) -> Decode:

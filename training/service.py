@@ -25,6 +25,7 @@ from store import learners, runs
 from store.database import Database
 from store.migration import wait_for_schema
 from training.driver_lines import MAX_LINE_BYTES, relay_lines
+from training.rollout_dumps import dump_requests
 
 _LOG = structlog.get_logger()
 
@@ -66,7 +67,7 @@ def default_workers(config: RunConfig) -> int:
 
 def drive_run(run_id: str, url: str, service_pid: int) -> None:
     """Run the driver of one run. It dies with its service, and Ray ends the ranks of a driver that has died."""
-    _die_with_service(service_pid)
+    die_with_service(service_pid)
     for name, value in _RAY_DEFAULTS.items():
         os.environ.setdefault(name, value)
     from training.rank_runtime import RankSettings
@@ -79,7 +80,8 @@ def drive_run(run_id: str, url: str, service_pid: int) -> None:
     )
 
 
-def _die_with_service(service_pid: int) -> None:
+def die_with_service(service_pid: int) -> None:
+    """Let the kernel kill this process once its parent, the service, has ended."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != service_pid:
@@ -107,6 +109,7 @@ async def run_learner_service(url: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     keepers: dict[str, asyncio.Task[None]] = {}
+    dumps = asyncio.create_task(_keep_dumps(url))
     ended: set[str] = set()
     while not stopping.is_set():
         try:
@@ -123,9 +126,9 @@ async def run_learner_service(url: str) -> None:
             if run_id not in keepers and (silent_seconds is None or silent_seconds > patience_seconds):
                 keepers[run_id] = asyncio.create_task(_keep_driver(run_id, url))
         await _sleep_or_stop(stopping)
-    for keeper in keepers.values():
+    for keeper in (*keepers.values(), dumps):
         keeper.cancel()
-    await asyncio.gather(*keepers.values(), return_exceptions=True)
+    await asyncio.gather(*keepers.values(), dumps, return_exceptions=True)
     await database.close()
 
 
@@ -169,6 +172,23 @@ async def _drive_once(run_id: str, url: str) -> bool:
     else:
         _LOG.warning("driver died", run=run_id, code=code)
     return code == 0
+
+
+async def _keep_dumps(url: str) -> None:
+    """Run the process that writes debug dumps as long as a command has asked for some."""
+    environment = {**os.environ, _URL_VARIABLE: url, "RATCHET_HOME": str(paths.home())}
+    while True:
+        await asyncio.sleep(_POLL_SECONDS)
+        process = None
+        with errors_logged("dumps not written"):
+            try:
+                if dump_requests():
+                    command = [sys.executable, "-P", "-m", "training.rollout_dumps", str(os.getpid())]
+                    process = await asyncio.create_subprocess_exec(*command, env=environment)
+                    await process.wait()
+            finally:
+                if process is not None:
+                    await _terminate(process)
 
 
 async def _start_driver(command: list[str], environment: dict[str, str]) -> Process:

@@ -22,10 +22,19 @@ from ratchet.errors import ConfigError
 from store import chains, fork_report, metrics, turns
 from store.arrays import ids_from_bytes, logprobs_from_bytes
 from store.database import Database
-from store.schema import BatchTable, MetricTable, RolloutTable, TurnTable
+from store.schema import (
+    BatchItemTable,
+    BatchTable,
+    EvaluationTable,
+    MetricTable,
+    RolloutGroupTable,
+    RolloutTable,
+    RunTable,
+    TurnTable,
+)
 from tests.integration.adapter.conftest import Opened, ScriptedEngine, open_rollout
 from tests.integration.adapter.test_durability import ask
-from training.sample_export import dump_graded, export_run
+from training.sample_export import dump_steps, export_run
 
 REWARD = 1.0
 ADVANTAGE = 0.25
@@ -58,6 +67,13 @@ async def finished(adapter: str, engine: ScriptedEngine, database: Database, ope
         await conn.execute(
             insert(BatchTable).values(run_id="run-1", step=3, members=[member], denominators=[], knobs={}, seed=0)
         )
+        task = select(RolloutTable.task_id).where(RolloutTable.id == opened.rollout_id).scalar_subquery()
+        of_group = {"run_id": "run-1", "group_no": 1, "purpose": "train", "workflow_id": "group", "task_id": task}
+        made = insert(RolloutGroupTable).values(**of_group, size=2, min_graded=1, temperature=1.0)
+        group = (await conn.execute(made.returning(RolloutGroupTable.id))).scalar_one()
+        values = {"group_id": group, "ended_at": func.now()}
+        await conn.execute(update(RolloutTable).where(RolloutTable.id == opened.rollout_id).values(**values))
+        await conn.execute(insert(BatchItemTable).values(run_id="run-1", group_id=group, step=3, use="trained"))
     assert second.rollout_id != opened.rollout_id
     return rows
 
@@ -199,25 +215,40 @@ async def test_the_commands_give_the_same_results(finished: list[Any], postgres_
     check([orjson.loads(line) for line in (out / "samples.jsonl").read_bytes().splitlines()], finished)
 
 
-async def test_rollouts_are_dumped_once_as_they_are_graded(
-    finished: list[Any], database: Database, tmp_path: Path
-) -> None:
-    rollout_id = finished[0].rollout_id
-    pattern = str(tmp_path / "dumps" / "rollout_{rollout_id}")
+async def test_every_rollout_of_a_step_is_dumped_once(finished: list[Any], database: Database, tmp_path: Path) -> None:
+    """Those of its groups, with a verdict or without one; others once the run has ended."""
+    pattern, graded = str(tmp_path / "dumps" / "rollout_{rollout_id}.pt"), finished[0].rollout_id
+
+    async def dump() -> dict[str, int]:
+        async with database.begin() as conn:
+            found = await dump_steps(conn, "run-1", pattern, again=False)
+        return {path.stem.removeprefix("rollout_"): number for path, number in found.items()}
+
+    async with database.begin() as conn:
+        columns = select(RolloutTable.group_id, RolloutTable.task_id).where(RolloutTable.id == graded)
+        of_step, task = (await conn.execute(columns)).one()
+        for no, (purpose, label, outcome) in enumerate([("train", "", None), ("eval", "end", "infra_failed")]):
+            of_group = {"run_id": "run-1", "size": 2, "min_graded": 1, "temperature": 1.0, "purpose": purpose}
+            row = {"label": label, "group_no": 50 + no, "workflow_id": f"group-{no}", "task_id": task}
+            made = insert(RolloutGroupTable).values(**of_group, **row).returning(RolloutGroupTable.id)
+            groups = [(await conn.execute(made)).scalar_one(), of_step]
+            for member, group in enumerate(groups):
+                key = {"group_id": group, "member": 5 + 2 * no + member, "workflow_id": f"rollout-{no}-{member}"}
+                values = {"run_id": "run-1", "task_id": task, "harness": "x", "temperature": 1.0, "purpose": purpose}
+                await conn.execute(insert(RolloutTable).values(**key, **values, outcome=outcome))
+        evaluation = {"run_id": "run-1", "label": "end", "step": 4, "temperature": 1.0, "num_samples": 1}
+        await conn.execute(insert(EvaluationTable).values(**evaluation, policy_version="run-1/4.e1"))
+    assert await dump() == {}, "a rollout of the step goes on"
     async with database.begin() as conn:
         await conn.execute(update(RolloutTable).values(ended_at=func.now()))
-        newest = await dump_graded(conn, "run-1", pattern + ".json")
-        assert newest is not None
-        await dump_graded(conn, "run-1", pattern + ".pt")
-    written = tmp_path / "dumps" / f"rollout_{rollout_id}.json"
-    dump = orjson.loads(written.read_bytes())
-    assert (dump["rollout_id"], len(dump["samples"])) == (rollout_id, 3)
-    loaded = torch.load(written.with_suffix(".pt"), weights_only=True)
-    assert [one["response_length"] for one in loaded["samples"]] == [one["response_length"] for one in dump["samples"]]
-    written.write_text("mine")
+    assert await dump() == {"3": 5}, "three chains, and two rollouts without one"
+    loaded = torch.load(pattern.replace("{rollout_id}", "3"), weights_only=True)
+    assert loaded["rollout_id"] == 3
+    check([one for one in loaded["samples"] if one["rollout_id"] == graded], finished)
+    failed = [one for one in loaded["samples"] if one["rollout_id"] != graded]
+    assert sorted(one["status"] for one in failed) == ["failed", "pending"]
+    assert {(one["reward"], one["remove_sample"], len(one["tokens"])) for one in failed} == {(None, True, 0)}
+    assert await dump() == {}, "a file that is there is not written again"
     async with database.begin() as conn:
-        await dump_graded(conn, "run-1", pattern + ".json")
-        assert written.read_text() == "mine", "a file that is there is not written again"
-        written.unlink()
-        assert await dump_graded(conn, "run-1", pattern + ".json", newest) == newest
-    assert not written.exists(), "it was graded before"
+        await conn.execute(update(RunTable).values(state="done"))
+    assert await dump() == {"eval_4": 1, "unused": 1}

@@ -17,7 +17,6 @@ from ratchet.temporal_settings import load_temporal_settings
 from ratchet.vime_names import REFUSED, VIME_ARGUMENTS, VIME_VARIABLES, dump_pattern, value_of
 from sandboxes.e2b import image_metadata_key
 from sandboxes.registry import adapter_url, sandbox_provider
-from stack.engine_parts import place_parts
 from stack.follow_run import new_run_id, run_name
 from stack.parts import Stack
 
@@ -209,7 +208,11 @@ def test_precedence(path: Path) -> None:
         (["--rollout-batch-size", "many"], "training.groups_per_step"),
         (["stray"], "'stray': expected an argument such as"),
         (["--vllm-logprobs-mode", "raw_logits"], "engine.args: --logprobs-mode"),
-        (["--save-debug-rollout-data", "dumps"], "expected one path with {rollout_id} in it, got dumps"),
+        (
+            ["--save-debug-rollout-data", "dumps"],
+            "expected one path that ends with .pt, with {rollout_id} in it, got dumps",
+        ),
+        (["--save-debug-rollout-data", "d/{rollout_id}.json"], "that ends with .pt"),
         *([[name, "a.b"], reason.split(";")[0]] for name, reason in REFUSED.items()),
     ],
 )
@@ -265,11 +268,25 @@ def test_the_config_of_eight_nodes_names_every_line_of_the_launcher() -> None:
     assert [name for name in names if not re.search(rf"(?<![\w-]){name}(?![\w-])", text)] == []
 
 
-def test_eight_nodes_have_a_place_for_every_part(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")
-    mirrored = Path(__file__).parents[3] / "configs" / "qwen36_35b_a3b_swe_8nodes.yaml"
-    placed = place_parts(load_config(mirrored, [], {"PROMPT_DATA": str(path.parent / "tasks.jsonl")}))
-    assert sorted(len(engine.gpus) for engine in placed.engines) == [8] * 4
-    assert {host: len(gpus) for host, gpus in placed.learner.items()} == dict.fromkeys(
-        ("local", "10.0.0.2", "10.0.0.3", "10.0.0.4"), 8
-    )
+ROLLOUT_ARGS = """--custom-generate-function-path examples.coding_agent_rl.generate.generate --prompt-data tasks.jsonl
+    --input-key prompt --label-key label --metadata-key metadata --rollout-batch-size 8 --n-samples-per-prompt 8
+    --rollout-max-context-len 96000 --rollout-max-response-len 32768 --rollout-stop-token-ids 248046 248044
+    --save-debug-rollout-data runs/x/rollout_dumps/rollout_{rollout_id}.pt"""
+VLLM_ARGS = "--vllm-tool-call-parser qwen3_coder --vllm-reasoning-parser qwen3"
+
+
+def test_the_blocks_of_arguments_are_taken_as_they_are_printed(tmp_path: Path) -> None:
+    (tmp_path / "tasks.jsonl").write_text("{}")
+    plain = tmp_path / "plain.yaml"
+    plain.write_text("datasets: [{path: tasks.jsonl}]\n")
+    arguments = [*ROLLOUT_ARGS.split(), *VLLM_ARGS.split()]
+    config = load_config(plain, [], {}, arguments)
+    assert dump_pattern(arguments) == "runs/x/rollout_dumps/rollout_{rollout_id}.pt"
+    assert (config.sampling.max_context_tokens, config.training.bin_tokens) == (96000, 96000)
+    assert "bin_tokens" not in RunConfig(datasets=config.datasets).model_dump(exclude_defaults=True)
+    with pytest.raises(
+        ConfigError, match=r"training.bin_tokens \(64000\) is below sampling.max_context_tokens \(96000\)"
+    ):
+        load_config(plain, ["training.bin_tokens=64000"], {}, arguments)
+    with pytest.raises(ConfigError, match=r"generate.mine: not supported: only examples.coding_agent_rl"):
+        load_config(plain, [], {}, ["--custom-generate-function-path", "generate.mine"])
