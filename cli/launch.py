@@ -7,26 +7,37 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.up import DEFAULT_CONFIG
+from ratchet.bounded_numbers import MAX_ROWS
 
 if TYPE_CHECKING:
     from ratchet.config import RunConfig
     from stack.cluster import Cluster
     from stack.parts import Stack
 
+LAUNCHER_CONFIG = Path("configs/qwen36_35b_a3b_swe_8nodes.yaml")
+
 
 def launch_command(
     context: typer.Context,
     cluster: Annotated[
-        Path, typer.Argument(envvar="HOSTFILE", help="A cluster's YAML file, or a host file: one IP address per line.")
-    ],
-    config: Annotated[Path, typer.Option("--config", help="The run's YAML file.")] = DEFAULT_CONFIG,
+        Path | None,
+        typer.Argument(
+            envvar="HOSTFILE",
+            help="A cluster's YAML file, or a host file: one IP address per line. Default: /root/mpi_rack_hostfile.",
+        ),
+    ] = None,
+    config: Annotated[Path, typer.Option("--config", help="The run's YAML file.")] = LAUNCHER_CONFIG,
     set: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE; overrides the file. Repeatable.")] = None,
+    engine_gpus: Annotated[
+        int | None,
+        typer.Option("--engine-gpus", min=1, max=MAX_ROWS, help="Number of GPUs of the engines; default: half."),
+    ] = None,
     check: Annotated[bool, typer.Option("--check", help="Print placement and size; start nothing.")] = False,
 ) -> None:
-    """Train on a cluster: Ray on this machine and, over ssh, on every host; engines and learner as the config says.
+    """Train on a cluster: Ray, engines and learner on this machine and, over ssh, on every host.
 
-    Writes runs/<EXP_TAG>_<STAMP>/run.log and a file per graded rollout. When the run has ended, or on Ctrl-C or
+    Half of the GPUs are the engines', unless the config places the parts. Writes runs/<EXP_TAG>_<STAMP>/run.log, with
+    all that the parts print, and a file of the rollouts of each step. When the run has ended, or on Ctrl-C or
     SIGTERM, everything that this command has started is ended; the same command continues the run. Arguments of vime's
     training command may follow (docs/vime.md).
     """
@@ -35,45 +46,53 @@ def launch_command(
     from ratchet.config_sources import load_config
     from ratchet.vime_names import dump_pattern, value_of
     from stack.box_host import box_host
-    from stack.cluster import read_cluster, require_hosts
+    from stack.cluster import cluster_file, read_cluster, require_hosts
     from stack.follow_run import run_name
     from stack.gpus import usable_gpus
     from stack.learner_models import LearnerModels
+    from stack.part_logs import following_logs
     from stack.parts import Stack
     from stack.placement import place
     from stack.ray_nodes import ray_nodes
     from stack.run_size import describe_run
+    from stack.spread import is_placed, spread, with_gpus
     from training.service import default_workers
 
     arguments = list(context.args)
-    if str(cluster).startswith("--") and os.environ.get("HOSTFILE"):  # the first of vime's arguments, not the cluster
-        arguments, cluster = [str(cluster), *arguments], Path(os.environ["HOSTFILE"])
+    if cluster is not None and str(cluster).startswith("--"):  # the first of vime's arguments, not the cluster
+        named = os.environ.get("HOSTFILE")
+        arguments, cluster = [str(cluster), *arguments], Path(named) if named else None
     pattern = dump_pattern(arguments)
-    hosts, resolved = read_cluster(cluster), load_config(config, set or [], arguments=arguments)
+    hosts, resolved = read_cluster(cluster_file(cluster)), load_config(config, set or [], arguments=arguments)
+    if hosts.ray_hosts and not is_placed(resolved):
+        hosts = with_gpus(hosts)
+        resolved = spread(resolved, hosts.num_gpus(len(usable_gpus())), engine_gpus)
     require_hosts(hosts, resolved)
     num_gpus = hosts.num_gpus(len(usable_gpus()))
     placement = place(resolved, default_workers(resolved), num_gpus)
-    for line in describe_run(LearnerModels(resolved), placement, num_gpus):
-        print(line)
-    _require_reachable(hosts)
+    lines = describe_run(LearnerModels(resolved), placement, num_gpus)
+    print("\n".join(lines))
+    _require_down(hosts)
     if check:
         return
     name = run_name(config)
     directory = Path("runs") / f"{name}_{value_of('STAMP') or time.strftime('%Y%m%d_%H%M%S')}"
     say = _Log(directory / "run.log")
+    for line in lines:
+        say.write(line)
     say(f"log and dumps: {directory}")
     _end_in_order()
-    if hosts.ray_hosts:
-        os.environ["RAY_ADDRESS"] = hosts.ray_address
+    _name_services(hosts)
     with contextlib.ExitStack() as started:
-        started.enter_context(box_host(hosts, Stack(), directory, say))
+        started.enter_context(box_host(hosts, Stack(), say, say.part))
         if hosts.ray_hosts:
-            started.enter_context(ray_nodes(hosts, placement, say))
-        _train(resolved, name, pattern or str(directory / "rollout_dumps" / "rollout_{rollout_id}.json"), say)
+            started.enter_context(ray_nodes(hosts, placement, say, say.part))
+        started.enter_context(following_logs(Stack().home / "logs", say.part))
+        _train(resolved, name, pattern or str(directory / "rollout_dumps" / "rollout_{rollout_id}.pt"), say)
 
 
 class _Log:
-    """Progress on stderr and in the log."""
+    """Progress on stderr and in the log, which also gets what the parts print."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -83,12 +102,35 @@ class _Log:
         from cli.console import say
 
         say(text)
-        with self.path.open("a") as file:
-            print(time.strftime("%Y-%m-%d %H:%M:%S"), text, file=file)
+        self.write(text)
+
+    def part(self, name: str, line: str) -> None:
+        """Add a line that a part has printed."""
+        self.write(f"[{name}] {line}")
+
+    def write(self, text: str) -> None:
+        with self.path.open("a") as file:  # one write per line, so that threads do not mix theirs
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
 
-def _require_reachable(cluster: "Cluster") -> None:
-    """Raise MachineError if workers would be told of a Postgres that they cannot reach, or if the stack is up."""
+def _name_services(cluster: "Cluster") -> None:
+    """Name in this process's environment, which the parts inherit, what of the head the hosts and boxes reach."""
+    import socket
+
+    from stack.parts import POSTGRES_HOSTS, Stack
+
+    stack = Stack()
+    if cluster.ray_hosts:
+        os.environ["RAY_ADDRESS"] = cluster.ray_address
+    if cluster.hosts and not stack.has_gateway:
+        os.environ.setdefault("MASTER_ADDR", cluster.head)
+    if cluster.ray_hosts and not stack.is_external("RATCHET_DATABASE_URL"):
+        found = [socket.getaddrinfo(host, None)[0][4][0] for host in (cluster.head, *cluster.hosts)]
+        os.environ[POSTGRES_HOSTS] = " ".join(map(str, found))
+
+
+def _require_down(cluster: "Cluster") -> None:
+    """Raise MachineError if the stack is up."""
     from ratchet.errors import MachineError
     from stack.parts import Stack
     from stack.supervisor import Supervisor
@@ -97,11 +139,6 @@ def _require_reachable(cluster: "Cluster") -> None:
     if cluster.hosts and Supervisor(stack).is_up():
         raise MachineError(
             f"the stack in {stack.home} is up, with another Ray than that of this launch: `ratchet down` first"
-        )
-    if cluster.ray_hosts and not stack.is_external("RATCHET_DATABASE_URL"):
-        raise MachineError(
-            "learner and engines on other hosts need Postgres, and this stack's own listens on 127.0.0.1 only: set "
-            "RATCHET_DATABASE_URL to a server that every host reaches (docs/fleet.md)"
         )
 
 
@@ -119,16 +156,17 @@ def _end_undisturbed() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def _train(config: "RunConfig", name: str, pattern: str, say: Any) -> None:
+def _train(config: "RunConfig", name: str, pattern: str, say: _Log) -> None:
     """Bring up the stack and follow the run; end the stack if it was not up before."""
     import asyncio
 
-    from cli.console import print_json
+    from cli.console import json_text, print_json
     from stack.agent_programs import provide_program
-    from stack.follow_run import collect_result, start_run
+    from stack.follow_run import start_run
     from stack.parts import Stack
     from stack.startup import bring_up
     from stack.supervisor import Supervisor
+    from training.rollout_dumps import request_dumps
 
     stack = Stack()
     supervisor = Supervisor(stack)
@@ -138,8 +176,11 @@ def _train(config: "RunConfig", name: str, pattern: str, say: Any) -> None:
         bring_up(stack, config, say, for_run=True)
         run_id = asyncio.run(start_run(stack, config, name, False, say))
         say(f"run {run_id}: {stack.workflow_page(f'run/{run_id}')}")
-        asyncio.run(_follow(stack, run_id, pattern, say))
-        print_json(asyncio.run(collect_result(stack, run_id)))
+        request_dumps(stack.home, run_id, pattern)
+        result = asyncio.run(_follow(stack, run_id, say))
+        print_json(result)
+        for line in json_text(result).splitlines():
+            say.write(line)
     except KeyboardInterrupt:
         _end_undisturbed()
         say("ending; the same command continues the run")
@@ -149,10 +190,11 @@ def _train(config: "RunConfig", name: str, pattern: str, say: Any) -> None:
             supervisor.down()
 
 
-async def _follow(stack: "Stack", run_id: str, pattern: str, say: Any) -> None:
-    from stack.follow_run import watch_run
-    from stack.rollout_dumps import dumping
+async def _follow(stack: "Stack", run_id: str, say: _Log) -> dict[str, Any]:
+    from stack.follow_run import collect_result, watch_run
+    from training.rollout_dumps import wait_for_dumps
 
-    async with dumping(stack, run_id, pattern, say):
-        await watch_run(stack, run_id, say)
-        _end_undisturbed()
+    await watch_run(stack, run_id, say)
+    _end_undisturbed()
+    await wait_for_dumps(stack.home, run_id, say)
+    return await collect_result(stack, run_id)

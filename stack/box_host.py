@@ -9,14 +9,14 @@ import os
 import shlex
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from functools import partial
 
 import httpx
 
 from ratchet.errors import ConfigError, MachineError
 from ratchet.temporal_settings import QUEUES, QUEUES_VARIABLE
 from stack.cluster import Cluster
-from stack.host_process import HostProcess, Say, over_ssh
+from stack.host_process import HostProcess, LogLine, Say, over_ssh
 from stack.parts import Stack
 
 _START_SECONDS, _LOOK_SECONDS = 120.0, 0.5
@@ -28,9 +28,9 @@ _OPTIONS = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=40", "-o"
 
 
 @contextlib.contextmanager
-def box_host(cluster: Cluster, stack: Stack, logs: Path, say: Say) -> Iterator[None]:
+def box_host(cluster: Cluster, stack: Stack, say: Say, log: LogLine) -> Iterator[None]:
     """Run gateway and worker on the cluster's host of boxes, if it has one, and make this process's environment name
-    that gateway. They have ended after the block; their output is in `logs`.
+    that gateway. They have ended after the block. `log` gets each line that they print, with their name.
 
     Raises ConfigError if the environment names other boxes, and MachineError if the gateway does not answer.
     """
@@ -52,9 +52,8 @@ def box_host(cluster: Cluster, stack: Stack, logs: Path, say: Say) -> Iterator[N
         program = str(cluster.directory / ".venv/bin/ratchet")
         command = [program, "part", part, *arguments]
         ssh = over_ssh(cluster, host, command, {"PYTHONUNBUFFERED": "1"}, [*_OPTIONS, *forwards])
-        processes.append(
-            HostProcess(f"the {part} of {host}", ssh, say, environment=environment, log=logs / f"{part}.log")
-        )
+        lines = partial(log, f"{part} {host}")
+        processes.append(HostProcess(f"the {part} of {host}", ssh, say, environment=environment, log=lines))
         return processes[-1]
 
     try:

@@ -164,7 +164,7 @@ def _devices(engine: PlacedEngine) -> dict[str, str]:
 
 def _require_reachable(stack: Stack, engine: PlacedEngine) -> None:
     for name, what in (("RAY_ADDRESS", "the Ray cluster"), ("RATCHET_DATABASE_URL", "the Postgres server")):
-        if not stack.is_external(name):
+        if not stack.is_external(name) and not (name == "RATCHET_DATABASE_URL" and stack.postgres_hosts):
             raise MachineError(
                 f"{engine.name} is placed on {engine.node}, so {name} must name {what} that this node belongs to or "
                 "can reach; this stack's own listens on 127.0.0.1 only"

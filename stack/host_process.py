@@ -11,7 +11,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import IO
 
 from stack.cluster import Cluster
@@ -35,13 +34,15 @@ exit $status
 a process group of its own, and ends that group when the script's input ends."""
 _PATIENCE_SECONDS = 20
 Say = Callable[[str], None]
+LogLine = Callable[[str, str], None]
+"""Takes the name of a part and a line that it has printed."""
 
 
 class HostProcess:
     """A process on the host that is started again, after a pause, if it ends by itself.
 
     `name`: for messages. `started`: a text in its output that says that it is up. `environment`: variables that no
-    command line shows. `log`: a file that gets its output, None for none.
+    command line shows. `log`: gets each line of its output.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class HostProcess:
         say: Say,
         started: str = "",
         environment: Mapping[str, str] | None = None,
-        log: Path | None = None,
+        log: Say = lambda line: None,
     ) -> None:
         self.name = name
         self.command = command
@@ -100,15 +101,12 @@ class HostProcess:
         return process
 
     def _read(self, output: IO[str]) -> None:
-        with self.log.open("a") if self.log is not None else contextlib.nullcontext() as log:
-            for line in output:
-                if log is not None:
-                    log.write(line)
-                    log.flush()
-                if line.strip():
-                    self.last_lines.append(line.strip())
-                if self.started and self.started in line:
-                    self.is_up.set()
+        for line in output:
+            if line.strip():
+                self.log(line.rstrip())
+                self.last_lines.append(line.strip())
+            if self.started and self.started in line:
+                self.is_up.set()
 
     def words(self) -> str:
         """Return what it has said last."""
@@ -148,10 +146,14 @@ def over_ssh(
 
     `variables`: which everybody on both machines may read.
     """
+    return [*ssh_login(cluster, host, options), f"sh -c {shlex.quote(_script(cluster, command, variables))}"]
+
+
+def ssh_login(cluster: Cluster, host: str, options: Sequence[str] = ()) -> list[str]:
+    """Return the command that connects to a host, without the command to run there."""
     login = f"{cluster.user}@{host}" if cluster.user else host
     # Without BatchMode, ssh would ask for a password.
-    arguments = ["-o", "BatchMode=yes", *options, *cluster.ssh, login]
-    return ["ssh", *arguments, f"sh -c {shlex.quote(_script(cluster, command, variables))}"]
+    return ["ssh", "-o", "BatchMode=yes", *options, *cluster.ssh, login]
 
 
 def _script(cluster: Cluster, command: Sequence[str], variables: Mapping[str, str]) -> str:

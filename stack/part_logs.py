@@ -1,13 +1,17 @@
-"""The newest error in a part's log, as one line that fits into a table or a sentence."""
+"""The logs of the parts: the newest error as one line that fits into a sentence, and each new line as it comes."""
 
+import contextlib
 import re
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ratchet.logs import json_object, text_line
 from ratchet.secrets import without_secrets
 
-_TAIL_BYTES = 64 << 10
+_TAIL_BYTES = _LINE_BYTES = 64 << 10
+_LOOK_SECONDS = 0.5
 _MAX_CHARS = 300
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _SENTENCE = re.compile(r"^(ratchet|temporal-server|panic): |^[\w.]*(Error|Exception)\b|\b(FATAL|PANIC)\b")
@@ -63,3 +67,58 @@ def _short(line: str) -> str:
         return text_line(fields)
     text = str(fields.get("exception", "")).strip().rpartition("\n")[2] or str(fields["event"])
     return text if _SENTENCE.search(text) else f"Error: {text}"
+
+
+@contextlib.contextmanager
+def following_logs(directory: Path, write: Callable[[str, str], None]) -> Iterator[None]:
+    """Give `write` the part and the text of each line that is added to a log of the directory during the block.
+
+    Neither the number of lines nor their length takes memory: a line is given in pieces of 64 KiB.
+    """
+    followed = {path: _Followed(path, log_size(path), write) for path in directory.glob("*.log")}
+    ended = threading.Event()
+
+    def follow() -> None:
+        is_last = False
+        while not is_last:
+            is_last = ended.wait(_LOOK_SECONDS)
+            for path in directory.glob("*.log"):
+                with contextlib.suppress(OSError):  # a log that goes away, or no space left; the next look goes on
+                    followed.setdefault(path, _Followed(path, 0, write)).read()
+
+    follower = threading.Thread(target=follow, name="logs", daemon=True)
+    follower.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        follower.join()
+
+
+class _Followed:
+    """A log that is read as it grows, and begun anew when supervisord rotates it."""
+
+    def __init__(self, path: Path, start: int, write: Callable[[str, str], None]) -> None:
+        self.path = path
+        self.at = start
+        self.write = write
+        self.number = path.stat().st_ino if start else 0
+
+    def read(self) -> None:
+        rotated = self.path.with_name(f"{self.path.name}.1")
+        if self.number not in (0, number := self.path.stat().st_ino):
+            if rotated.is_file() and rotated.stat().st_ino == self.number:
+                self._read_lines(rotated)
+            self.at = 0
+        self.number = number
+        self._read_lines(self.path)
+
+    def _read_lines(self, path: Path) -> None:
+        with path.open("rb") as file:
+            file.seek(self.at)
+            while line := file.readline(_LINE_BYTES):
+                if not line.endswith(b"\n") and len(line) < _LINE_BYTES:  # the rest is to come
+                    return
+                self.at = file.tell()
+                if text := readable(_COLOURS.sub("", line.decode(errors="replace")).rstrip()):
+                    self.write(self.path.stem, text)

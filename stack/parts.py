@@ -50,6 +50,7 @@ PREFERRED_PORTS = {
 }
 
 
+POSTGRES_HOSTS = "RATCHET_POSTGRES_HOSTS"
 WATCHER = "watcher"
 """The name of the part that probes the others."""
 VIEWER = "viewer"
@@ -208,7 +209,7 @@ class Stack:
         gateway = f"http://127.0.0.1:{self.ports['gateway']}"
         return {
             "RATCHET_HOME": str(self.home),
-            "RATCHET_DATABASE_URL": database_url(self.ports["postgres"]),
+            "RATCHET_DATABASE_URL": database_url(self.ports["postgres"], *self._postgres_login()),
             "TEMPORAL_ADDRESS": f"127.0.0.1:{self.ports['temporal']}",
             "TEMPORAL_NAMESPACE": "default",
             "E2B_API_KEY": self._gateway_key(),
@@ -223,6 +224,9 @@ class Stack:
             "ADAPTER_PORT": str(self.ports["adapter"]),
             "RATCHET_WORKER_METRICS": f"127.0.0.1:{self.ports['worker_metrics']}",
         }
+
+    def _postgres_login(self) -> list[str]:
+        return [self.postgres_hosts[0], self.postgres_password()] if self.postgres_hosts else []
 
     @property
     def adapter_host(self) -> str:
@@ -264,7 +268,8 @@ class Stack:
         ratchet = [sys.executable, "-P", "-m", "cli.main", "part"]  # -P: see ratchet/import_path.py
         parts = [Part(WATCHER, [*ratchet, WATCHER], 5)]
         if not self.is_external("RATCHET_DATABASE_URL"):
-            parts.append(Part("postgres", [*ratchet, "postgres"], 10, stop_signal="INT", stop_wait_seconds=30))
+            hosts = ["--hosts", " ".join(self.postgres_hosts)] if self.postgres_hosts else []
+            parts.append(Part("postgres", [*ratchet, "postgres", *hosts], 10, stop_signal="INT", stop_wait_seconds=30))
         if not self.is_external("TEMPORAL_ADDRESS"):
             if temporal_kind(self.home) is TemporalKind.DEV:
                 parts.append(Part("temporal", [*ratchet, "temporal", "--dev"], 20, stop_signal="INT"))
@@ -330,6 +335,15 @@ class Stack:
         """True if the boxes are those of a gateway that `ratchet launch` has started on another host."""
         key = self.home / "box_host.key"
         return key.is_file() and os.environ.get("E2B_API_KEY") == key.read_text().strip()
+
+    @property
+    def postgres_hosts(self) -> list[str]:
+        """The addresses of a launch's head, on which the stack's own Postgres listens then, and of its hosts."""
+        return os.environ.get(POSTGRES_HOSTS, "").split()
+
+    def postgres_password(self) -> str:
+        """Return the password with which they connect; made once. Empty without such hosts."""
+        return self._kept_secret("postgres.password", "") if self.postgres_hosts else ""
 
     def codec_token(self) -> str:
         """Return the token in the path of the codec server; made once."""

@@ -1,16 +1,18 @@
 """The embedded Postgres: a real server from a wheel, in the state directory, on a loopback port.
 
-It runs unless `RATCHET_DATABASE_URL` names another server.
+It runs unless `RATCHET_DATABASE_URL` names another server. For the hosts of a launch it listens on the head's address,
+too, and takes their connections, and no others, with a password.
 """
 
 import asyncio
 import contextlib
+import ipaddress
 import os
 import pwd
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,8 +21,16 @@ from ratchet.errors import MachineError
 DATABASE = "ratchet"
 
 
-def database_url(port: int) -> str:
-    return f"postgresql://postgres@127.0.0.1:{port}/{DATABASE}"
+_HBA = """\
+local all all trust
+host all all 127.0.0.1/32 trust
+host all all ::1/128 trust
+"""
+
+
+def database_url(port: int, host: str = "127.0.0.1", password: str = "") -> str:
+    user = f"postgres:{password}" if password else "postgres"
+    return f"postgresql://{user}@{f'[{host}]' if ':' in host else host}:{port}/{DATABASE}"
 
 
 def _server(data: Path):  # type: ignore[no-untyped-def]  # a class of the untyped wheel
@@ -54,19 +64,26 @@ def initialise(data: Path) -> Path:
     return Path(server.bin_path)
 
 
-def run_postgres(data: Path, port: int, max_connections: int = 200) -> NoReturn:
+def run_postgres(data: Path, port: int, max_connections: int = 200, hosts: Sequence[str] = ()) -> NoReturn:
     """Replace this process with the Postgres server, which the supervisor then watches directly.
 
+    `hosts`: the address of a launch's head, on which it listens, too, and those of the hosts that may connect there.
     SIGINT requests the server's fast shutdown, SIGTERM the smart one.
     """
     programs = initialise(data)
+    allowed = data / "hosts_hba.conf"
+    if hosts:
+        lines = [f"host all all {one}/{ipaddress.ip_address(one).max_prefixlen} scram-sha-256\n" for one in hosts]
+        allowed.write_text(_HBA + "".join(lines))
+        allowed.chmod(0o644)
     if os.geteuid() == 0:
         user = pwd.getpwnam("pgserver")
         os.setgroups([])
         os.setgid(user.pw_gid)
         os.setuid(user.pw_uid)
     os.chdir("/")
-    arguments = [str(programs / "postgres"), "-D", str(data), "-h", "127.0.0.1", "-p", str(port), "-k", ""]
+    arguments = [str(programs / "postgres"), "-D", str(data), "-h", ",".join(["127.0.0.1", *hosts[:1]])]
+    arguments += ["-p", str(port), "-k", "", *(["-c", f"hba_file={allowed}"] if hosts else [])]
     # A laptop's load is many short transactions in little shared memory. fsync stays on, because commits must be
     # durable.
     place = f"ratchet.place={data.resolve()}"  # by which a copy of the directory finds out (store.installations)
@@ -75,8 +92,8 @@ def run_postgres(data: Path, port: int, max_connections: int = 200) -> NoReturn:
     os.execv(arguments[0], arguments)
 
 
-async def ensure_database(port: int, timeout_seconds: float = 60) -> None:
-    """Wait for the server and create the database if it is missing."""
+async def ensure_database(port: int, timeout_seconds: float = 60, password: str = "") -> None:
+    """Wait for the server, create the database if it is missing, and set the password for other hosts."""
     import asyncpg
 
     from store.database import Database
@@ -87,6 +104,8 @@ async def ensure_database(port: int, timeout_seconds: float = 60) -> None:
     try:
         if not await connection.fetchval("SELECT 1 FROM pg_database WHERE datname = $1", DATABASE):
             await connection.execute(f"CREATE DATABASE {DATABASE}")
+        if password:  # of hexadecimal digits
+            await connection.execute(f"ALTER ROLE postgres PASSWORD '{password}'")
     except asyncpg.DuplicateDatabaseError:
         pass  # another process created it first
     finally:

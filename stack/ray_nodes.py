@@ -5,13 +5,14 @@ import os
 import shlex
 import time
 from collections.abc import Iterator
+from functools import partial
 
 from ratchet.config_engines import LOCAL
 from ratchet.errors import MachineError
 from ratchet.start_variables import start_variables
 from stack.cluster import Cluster
 from stack.gpus import usable_gpus, visible_devices
-from stack.host_process import HostProcess, Say, here, over_ssh
+from stack.host_process import HostProcess, LogLine, Say, here, over_ssh
 from stack.placement import Placement
 from stack.ports import free_port
 
@@ -30,16 +31,18 @@ _OPTIONS = ("-o", "ServerAliveInterval=15")
 
 
 @contextlib.contextmanager
-def ray_nodes(cluster: Cluster, placement: Placement, say: Say) -> Iterator[None]:
+def ray_nodes(cluster: Cluster, placement: Placement, say: Say, log: LogLine) -> Iterator[None]:
     """Run the head here and a node on every host with a part of the run; all of them have ended after the block.
 
+    `log` gets each line that a node prints, with the node's name.
     Raises MachineError, naming the host and what it said, if one does not come up.
     """
     nodes: list[HostProcess] = []
 
     def start(host: str) -> None:
         name = f"the Ray node of {host}"
-        nodes.append(HostProcess(name, node_command(cluster, placement, host), say, started=_STARTED))
+        command = node_command(cluster, placement, host)
+        nodes.append(HostProcess(name, command, say, started=_STARTED, log=partial(log, f"ray {host}")))
 
     try:
         start(LOCAL)

@@ -254,7 +254,7 @@ async def _make_ready(
     """
     if not stack.is_external("RATCHET_DATABASE_URL"):
         # On a busy machine the first start takes minutes; a server that ends instead is reported by its probe.
-        await postgres.ensure_database(stack.ports["postgres"], _POSTGRES_SECONDS)
+        await postgres.ensure_database(stack.ports["postgres"], _POSTGRES_SECONDS, stack.postgres_password())
     async with stack.database() as database:
         await database.wait()
         await asyncio.to_thread(migrate, database.url)

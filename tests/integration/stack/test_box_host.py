@@ -35,7 +35,7 @@ async def use():
     await box.kill()
     await provider.close()
 
-with box_host(read_cluster(Path(sys.argv[1])), Stack(), Path(sys.argv[2]), lambda text: print(text, flush=True)):
+with box_host(read_cluster(Path(sys.argv[1])), Stack(), *[lambda *words: print(*words, flush=True)] * 2):
     assert not Stack().has_gateway
     asyncio.run(use())
     input()
@@ -72,7 +72,7 @@ def test_boxes_on_another_host_reach_the_adapter_of_the_head(tmp_path: Path) -> 
         variables = {"RATCHET_HOME": str(state), "ADAPTER_PORT": str(port)}
         with log.open("wb") as output:
             user = subprocess.Popen(
-                head.inside(sys.executable, "-P", "-c", USE, str(cluster), str(tmp_path)),
+                head.inside(sys.executable, "-P", "-c", USE, str(cluster)),
                 cwd=ROOT,
                 env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
                 stdin=subprocess.PIPE,

@@ -70,7 +70,7 @@ def test_a_cluster_comes_up_over_ssh_and_leaves_nothing(
     def gpus() -> dict[str, float]:
         return {node["NodeManagerAddress"]: node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["Alive"]}
 
-    with ray_nodes(cluster, place(config, 3, {"local": 0}), said.append):
+    with ray_nodes(cluster, place(config, 3, {"local": 0}), said.append, lambda name, line: None):
         ray.init(address=cluster.ray_address, logging_level="ERROR", log_to_driver=False)
         try:
             assert gpus() == {"127.0.0.2": 0.0, HOSTS[0]: 2.0, HOSTS[1]: 1.0}
@@ -95,7 +95,7 @@ def test_a_host_that_refuses_is_named(ssh_options: tuple[str, ...], monkeypatch:
     values = {"head": "127.0.0.2", "hosts": {"127.0.0.9": {}}, "ssh": ssh_options, "port": free_port()}
     cluster = Cluster.model_validate(values)
     placement = place(RunConfig.model_validate({"datasets": [{"path": "x"}]}), 1, {"local": 0})
-    with pytest.raises(MachineError) as refused, ray_nodes(cluster, placement, lambda text: None):
+    with pytest.raises(MachineError) as refused, ray_nodes(cluster, placement, *[lambda *words: None] * 2):
         pass
     assert "127.0.0.9" in str(refused.value) and "refused" in str(refused.value)
     eventually(lambda: not ray_processes(cluster.port), "the head has ended", 60)

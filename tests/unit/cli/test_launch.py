@@ -54,5 +54,26 @@ def test_a_host_of_the_config_that_the_file_does_not_list_is_named(
     assert "host 10.0.0.3 of engines or training.gpus is not among the cluster's: 10.0.0.2" in said
 
 
-def test_without_hosts_there_is_no_launch(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_host_file_is_read(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("stack.cluster.DEFAULT_HOST_FILE", config.parent / "mpi_rack_hostfile")
     assert launch(monkeypatch, "--config", str(config)) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "mpi_rack_hostfile" in said and "in the variable HOSTFILE" in said
+    (config.parent / "rack").rename(config.parent / "mpi_rack_hostfile")
+    for arguments in ([], ["--rollout-batch-size", "2"]):
+        assert launch(monkeypatch, *arguments, "--config", str(config)) == 0
+
+
+def test_a_list_of_hosts_places_every_part(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also without an address of Postgres, which the launch starts for its hosts."""
+    config.write_text("datasets: [{path: tasks.jsonl}]")
+    monkeypatch.setenv("HOSTFILE", str(config.parent / "rack"))
+    monkeypatch.delenv("RATCHET_DATABASE_URL")
+    assert launch(monkeypatch, "--config", str(config), "--engine-gpus", "4") == 0
+    said = capsys.readouterr().out
+    assert [said.count(f"   {part}") for part in ("engine", "learner")] == [4, 2]
+    assert not (config.parent / "home").exists(), "nothing is started"

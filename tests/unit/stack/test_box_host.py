@@ -18,7 +18,7 @@ def test_other_boxes_of_the_environment_are_not_replaced(tmp_path: Path, monkeyp
     cluster = Cluster.model_validate({"head": "10.0.0.1", "hosts": {"10.0.0.2": {"boxes": True}}})
     with (
         pytest.raises(ConfigError, match=r"host 10.0.0.2 has `boxes: true`, but E2B_API_KEY"),
-        box_host(cluster, Stack(tmp_path), tmp_path, print),
+        box_host(cluster, Stack(tmp_path), print, print),
     ):
         pass
 

@@ -30,15 +30,15 @@ def has_ended(process: psutil.Process) -> bool:
         return True
 
 
-def test_variables_come_by_its_input_and_output_goes_to_a_file(cluster: Cluster, tmp_path: Path) -> None:
-    log = tmp_path / "log"
+def test_variables_come_by_its_input_and_output_goes_to_the_log(cluster: Cluster, tmp_path: Path) -> None:
+    lines: list[str] = []
     command = here(cluster, ["sh", "-c", 'pwd; echo "$KEY and $OPEN"; exec sleep 1000'], {"OPEN": "an open one"})
-    process = HostProcess("it", command, print, "and an open", {"KEY": "a  'secret' = one "}, log)
+    process = HostProcess("it", command, print, "and an open", {"KEY": "a  'secret' = one "}, lines.append)
     assert process.is_up.wait(60)
     assert "secret" not in str(command)
     process.end()
     process.wait_ended()
-    assert log.read_text().splitlines()[:2] == [str(tmp_path), "a  'secret' = one  and an open one"]
+    assert lines[:2] == [str(tmp_path), "a  'secret' = one  and an open one"]
 
 
 def test_it_is_started_again_until_it_is_ended(

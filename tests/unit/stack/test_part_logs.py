@@ -1,10 +1,11 @@
-"""The newest error of a log."""
+"""The newest error of a log, and its new lines."""
 
 from pathlib import Path
 
 import pytest
 
-from stack.part_logs import last_error, log_size
+from stack.part_logs import following_logs, last_error, log_size
+from tests.unit.stack.test_host_process import eventually
 
 
 @pytest.mark.parametrize(
@@ -42,3 +43,20 @@ def test_without_a_log_or_an_error_in_it_there_is_no_error(tmp_path: Path) -> No
     (tmp_path / "quiet.log").write_text(quiet)
     assert last_error(tmp_path / "quiet.log") == ""
     assert last_error(tmp_path / "none.log") == ""
+
+
+def test_new_lines_of_all_logs_are_followed_over_a_rotation(tmp_path: Path) -> None:
+    (tmp_path / "worker.log").write_text("old\n")
+    found: list[tuple[str, str]] = []
+    with following_logs(tmp_path, lambda part, line: found.append((part, line))):
+        with (tmp_path / "worker.log").open("a") as log:
+            log.write("one\nhal")
+        (tmp_path / "engine.log").write_text("\x1b[32mloads\x1b[0m\n\n")
+        eventually(lambda: len(found) == 2)
+        with (tmp_path / "worker.log").open("a") as log:
+            log.write("f\n")
+        (tmp_path / "worker.log").rename(tmp_path / "worker.log.1")
+        (tmp_path / "worker.log").write_text('{"event": "ready", "level": "info"}\n')
+    assert ("engine", "loads") in found
+    *lines, ready = [line for part, line in found if part == "worker"]
+    assert lines == ["one", "half"] and "ready" in ready
