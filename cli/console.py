@@ -64,12 +64,8 @@ def _bar() -> "ProgressBar":
     return ProgressBar(Console(stderr=True))
 
 
-def json_text(value: Any) -> str:
-    return orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE, default=str).decode()
-
-
 def print_json(value: Any) -> None:
-    sys.stdout.buffer.write(json_text(value).encode())
+    sys.stdout.buffer.write(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE, default=str))
     sys.stdout.flush()
 
 

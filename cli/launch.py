@@ -46,7 +46,7 @@ def launch_command(
     from ratchet.config_sources import load_config
     from ratchet.vime_names import dump_pattern, value_of
     from stack.box_host import box_host
-    from stack.cluster import cluster_file, read_cluster, require_hosts
+    from stack.cluster import DEFAULT_HOST_FILE, read_cluster, require_hosts
     from stack.follow_run import run_name
     from stack.gpus import usable_gpus
     from stack.learner_models import LearnerModels
@@ -55,7 +55,7 @@ def launch_command(
     from stack.placement import place
     from stack.ray_nodes import ray_nodes
     from stack.run_size import describe_run
-    from stack.spread import is_placed, spread, with_gpus
+    from stack.spread import spread, with_gpus
     from training.service import default_workers
 
     arguments = list(context.args)
@@ -63,8 +63,9 @@ def launch_command(
         named = os.environ.get("HOSTFILE")
         arguments, cluster = [str(cluster), *arguments], Path(named) if named else None
     pattern = dump_pattern(arguments)
-    hosts, resolved = read_cluster(cluster_file(cluster)), load_config(config, set or [], arguments=arguments)
-    if hosts.ray_hosts and not is_placed(resolved):
+    hosts = read_cluster(cluster or DEFAULT_HOST_FILE)
+    resolved = load_config(config, set or [], arguments=arguments)
+    if hosts.ray_hosts and ("engines" not in resolved.model_fields_set or resolved.training.gpus is None):
         hosts = with_gpus(hosts)
         resolved = spread(resolved, hosts.num_gpus(len(usable_gpus())), engine_gpus)
     require_hosts(hosts, resolved)
@@ -160,7 +161,7 @@ def _train(config: "RunConfig", name: str, pattern: str, say: _Log) -> None:
     """Bring up the stack and follow the run; end the stack if it was not up before."""
     import asyncio
 
-    from cli.console import json_text, print_json
+    from cli.console import print_json
     from stack.agent_programs import provide_program
     from stack.follow_run import start_run
     from stack.parts import Stack
@@ -176,11 +177,10 @@ def _train(config: "RunConfig", name: str, pattern: str, say: _Log) -> None:
         bring_up(stack, config, say, for_run=True)
         run_id = asyncio.run(start_run(stack, config, name, False, say))
         say(f"run {run_id}: {stack.workflow_page(f'run/{run_id}')}")
-        request_dumps(stack.home, run_id, pattern)
+        request_dumps(run_id, pattern)
         result = asyncio.run(_follow(stack, run_id, say))
         print_json(result)
-        for line in json_text(result).splitlines():
-            say.write(line)
+        say.write(str(result))
     except KeyboardInterrupt:
         _end_undisturbed()
         say("ending; the same command continues the run")
@@ -196,5 +196,5 @@ async def _follow(stack: "Stack", run_id: str, say: _Log) -> dict[str, Any]:
 
     await watch_run(stack, run_id, say)
     _end_undisturbed()
-    await wait_for_dumps(stack.home, run_id, say)
+    await wait_for_dumps(run_id, say)
     return await collect_result(stack, run_id)

@@ -48,6 +48,7 @@ def train(
     from stack.follow_run import run_name, start_run
     from stack.parts import Stack
     from stack.startup import bring_up
+    from training.rollout_dumps import request_dumps
 
     stack = Stack()
     if str(config).startswith("--"):
@@ -71,16 +72,9 @@ def train(
         say("interrupted; a run that was named above goes on, and `ratchet show runs` lists it once it is accepted")
         raise typer.Exit(130) from None
     say(f"run {run_id}: {stack.workflow_page(f'run/{run_id}')}")
-    _request_dumps(stack, run_id, pattern)
+    request_dumps(run_id, pattern)
     if not detach:
         _follow(stack, run_id, config, json)
-
-
-def _request_dumps(stack: Any, run_id: str, pattern: str | None) -> None:
-    from training.rollout_dumps import request_dumps
-
-    if pattern is not None:
-        request_dumps(stack.home, run_id, pattern)
 
 
 def _say_what_memory_costs(config: Any) -> None:
@@ -107,7 +101,7 @@ def _follow(stack: Any, run_id: str, config: Path, json: bool) -> None:
 
     async def follow() -> Any:
         cost = await watch_run(stack, run_id, say)
-        await wait_for_dumps(stack.home, run_id, say)
+        await wait_for_dumps(run_id, say)
         return cost
 
     try:
@@ -169,9 +163,10 @@ def _train_from_store(
 
     from cli.console import print_json, say
     from stack import train_from_store
+    from training.rollout_dumps import request_dumps
 
     run_id = asyncio.run(train_from_store.start_stored_run(stack, config, name, source, new, say))
-    _request_dumps(stack, run_id, pattern)
+    request_dumps(run_id, pattern)
     if detach:
         return
     try:

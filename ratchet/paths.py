@@ -34,6 +34,11 @@ def checkpoints() -> Path:
     return home() / "checkpoints"
 
 
+def dump_requests() -> Path:
+    """Return the directory of requests for debug dumps, one file per run (training/rollout_dumps.py)."""
+    return home() / "rollout_dumps"
+
+
 def archive() -> Path:
     """Return the root of archived turns: `<run_id>/<table>/<number>.parquet`."""
     return home() / "archive"

@@ -15,7 +15,7 @@ from ratchet.errors import ConfigError
 from ratchet.yaml_text import read_yaml
 from stack.listen_addresses import own_hosts
 
-_REMEDY = "; name a YAML file or a host file"
+_REMEDY = "; name a host file, one address per line, or a YAML file in the variable HOSTFILE or as the argument"
 DEFAULT_HOST_FILE = Path("/root/mpi_rack_hostfile")
 
 
@@ -36,8 +36,7 @@ class Cluster(BaseModel):
     """The hosts of one launch; the head is the machine that launches. Without hosts everything runs there.
 
     `head`: its address, as the workers reach it. `ssh`: further arguments of ssh, such as `[-p, "2222"]`. `port`: of
-    Ray's head. `directory`: the checkout, at the same path on every host. `head_gpus`: number of the head's GPUs that
-    may be used, None for all; the list's `slots`, if it contains the head.
+    Ray's head. `directory`: the checkout, at the same path on every host.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -48,7 +47,6 @@ class Cluster(BaseModel):
     ssh: tuple[str, ...] = ()
     port: Annotated[int, Field(gt=0, lt=65536)] = 6379
     directory: Path = Field(default_factory=Path.cwd)
-    head_gpus: Annotated[int, Field(ge=0)] | None = None
 
     @property
     def ray_address(self) -> str:
@@ -67,24 +65,12 @@ class Cluster(BaseModel):
     def num_gpus(self, of_head: int) -> dict[str, int]:
         """Return node -> number of its GPUs, as far as it is known."""
         known = {address: host.gpus for address, host in self.hosts.items() if host.gpus is not None}
-        return {LOCAL: of_head if self.head_gpus is None else min(of_head, self.head_gpus), **known}
-
-
-def cluster_file(named: Path | None) -> Path:
-    """Return the file that was named, else the default one. Raises ConfigError if there is none."""
-    if named is None and not DEFAULT_HOST_FILE.is_file():
-        raise ConfigError(
-            f"no hosts are named: write one address per line into {DEFAULT_HOST_FILE}, or name another file in the "
-            "variable HOSTFILE or as the argument of `ratchet launch`"
-        )
-    return named or DEFAULT_HOST_FILE
+        return {LOCAL: of_head, **known}
 
 
 def read_cluster(path: Path) -> Cluster:
-    """Read a cluster from a `.yaml` file or a host file, which may list this machine, the head, too.
-
-    Raises ConfigError naming file, value and expectation.
-    """
+    """Read a cluster from a `.yaml` file or a host file, which may list this machine, the head, too. Raises ConfigError
+    naming file, value and expectation."""
     values: dict[str, Any] = (
         _yaml_values(path) if path.suffix in (".yaml", ".yml") else {"hosts": _hosts(path, _text_of(path))}
     )
@@ -96,22 +82,15 @@ def read_cluster(path: Path) -> Cluster:
     elif isinstance(hosts, dict):
         values["hosts"] = {str(host): value or {} for host, value in hosts.items()}
     if "head" not in values and isinstance(values.get("hosts"), dict):
-        own = own_hosts()
-        other = next((host for host in values["hosts"] if host not in own), None)
-        listed = next((host for host in values["hosts"] if host in own), "127.0.0.1")
-        values["head"] = os.environ.get("MASTER_ADDR") or (listed if other is None else _own_address(other))
+        other = next((host for host in values["hosts"] if host not in own_hosts()), "127.0.0.1")
+        values["head"] = os.environ.get("MASTER_ADDR") or _own_address(other)
+    if isinstance(values.get("hosts"), dict):
+        for host in {str(values["head"]), *own_hosts()}:
+            values["hosts"].pop(host, None)
     try:
-        return _without_head(Cluster.model_validate(values))
+        return Cluster.model_validate(values)
     except ValidationError as error:
         raise explain_validation(error, str(path), Cluster) from None
-
-
-def _without_head(cluster: Cluster) -> Cluster:
-    """Return the cluster without this machine among its hosts."""
-    own = {cluster.head, *own_hosts()}
-    gpus = next((host.gpus for address, host in cluster.hosts.items() if address in own), None)
-    others = {address: host for address, host in cluster.hosts.items() if address not in own}
-    return cluster.model_copy(update={"hosts": others, "head_gpus": gpus if gpus is not None else cluster.head_gpus})
 
 
 def require_hosts(cluster: Cluster, config: RunConfig) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import re
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +72,9 @@ def _short(line: str) -> str:
 
 @contextlib.contextmanager
 def following_logs(directory: Path, write: Callable[[str, str], None]) -> Iterator[None]:
-    """Give `write` the part and the text of each line that is added to a log of the directory during the block.
-
-    Neither the number of lines nor their length takes memory: a line is given in pieces of 64 KiB.
-    """
-    followed = {path: _Followed(path, log_size(path), write) for path in directory.glob("*.log")}
+    """Give `write` the part and the text of each line that is added to a log of the directory during the block, a long
+    one in pieces."""
+    ends = {path: log_size(path) for path in directory.glob("*.log")}
     ended = threading.Event()
 
     def follow() -> None:
@@ -84,7 +83,7 @@ def following_logs(directory: Path, write: Callable[[str, str], None]) -> Iterat
             is_last = ended.wait(_LOOK_SECONDS)
             for path in directory.glob("*.log"):
                 with contextlib.suppress(OSError):  # a log that goes away, or no space left; the next look goes on
-                    followed.setdefault(path, _Followed(path, 0, write)).read()
+                    ends[path] = _give_lines(path, ends.get(path, 0), partial(write, path.stem))
 
     follower = threading.Thread(target=follow, name="logs", daemon=True)
     follower.start()
@@ -95,30 +94,15 @@ def following_logs(directory: Path, write: Callable[[str, str], None]) -> Iterat
         follower.join()
 
 
-class _Followed:
-    """A log that is read as it grows, and begun anew when supervisord rotates it."""
-
-    def __init__(self, path: Path, start: int, write: Callable[[str, str], None]) -> None:
-        self.path = path
-        self.at = start
-        self.write = write
-        self.number = path.stat().st_ino if start else 0
-
-    def read(self) -> None:
-        rotated = self.path.with_name(f"{self.path.name}.1")
-        if self.number not in (0, number := self.path.stat().st_ino):
-            if rotated.is_file() and rotated.stat().st_ino == self.number:
-                self._read_lines(rotated)
-            self.at = 0
-        self.number = number
-        self._read_lines(self.path)
-
-    def _read_lines(self, path: Path) -> None:
-        with path.open("rb") as file:
-            file.seek(self.at)
-            while line := file.readline(_LINE_BYTES):
-                if not line.endswith(b"\n") and len(line) < _LINE_BYTES:  # the rest is to come
-                    return
-                self.at = file.tell()
-                if text := readable(_COLOURS.sub("", line.decode(errors="replace")).rstrip()):
-                    self.write(self.path.stem, text)
+def _give_lines(path: Path, start: int, write: Callable[[str], None]) -> int:
+    """Give the lines from the byte `start` on; return the byte behind the last whole one."""
+    if path.stat().st_size < start:  # supervisord has rotated it
+        _give_lines(path.with_name(f"{path.name}.1"), start, write)
+        start = 0
+    with path.open("rb") as file:
+        file.seek(start)
+        while (line := file.readline(_LINE_BYTES)).endswith(b"\n") or len(line) == _LINE_BYTES:
+            start = file.tell()
+            if text := readable(_COLOURS.sub("", line.decode(errors="replace")).rstrip()):
+                write(text)
+    return start

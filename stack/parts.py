@@ -209,7 +209,7 @@ class Stack:
         gateway = f"http://127.0.0.1:{self.ports['gateway']}"
         return {
             "RATCHET_HOME": str(self.home),
-            "RATCHET_DATABASE_URL": database_url(self.ports["postgres"], *self._postgres_login()),
+            "RATCHET_DATABASE_URL": database_url(self.ports["postgres"], self.postgres_hosts, self.postgres_password()),
             "TEMPORAL_ADDRESS": f"127.0.0.1:{self.ports['temporal']}",
             "TEMPORAL_NAMESPACE": "default",
             "E2B_API_KEY": self._gateway_key(),
@@ -224,9 +224,6 @@ class Stack:
             "ADAPTER_PORT": str(self.ports["adapter"]),
             "RATCHET_WORKER_METRICS": f"127.0.0.1:{self.ports['worker_metrics']}",
         }
-
-    def _postgres_login(self) -> list[str]:
-        return [self.postgres_hosts[0], self.postgres_password()] if self.postgres_hosts else []
 
     @property
     def adapter_host(self) -> str:

@@ -21,16 +21,10 @@ from ratchet.errors import MachineError
 DATABASE = "ratchet"
 
 
-_HBA = """\
-local all all trust
-host all all 127.0.0.1/32 trust
-host all all ::1/128 trust
-"""
-
-
-def database_url(port: int, host: str = "127.0.0.1", password: str = "") -> str:
-    user = f"postgres:{password}" if password else "postgres"
-    return f"postgresql://{user}@{f'[{host}]' if ':' in host else host}:{port}/{DATABASE}"
+def database_url(port: int, hosts: Sequence[str] = (), password: str = "") -> str:
+    """Return the server's URL; with the `hosts` of `run_postgres` the one by which they reach it."""
+    login = f"postgres:{password}@{hosts[0]}" if hosts else "postgres@127.0.0.1"
+    return f"postgresql://{login}:{port}/{DATABASE}"
 
 
 def _server(data: Path):  # type: ignore[no-untyped-def]  # a class of the untyped wheel
@@ -74,7 +68,7 @@ def run_postgres(data: Path, port: int, max_connections: int = 200, hosts: Seque
     allowed = data / "hosts_hba.conf"
     if hosts:
         lines = [f"host all all {one}/{ipaddress.ip_address(one).max_prefixlen} scram-sha-256\n" for one in hosts]
-        allowed.write_text(_HBA + "".join(lines))
+        allowed.write_text((data / "pg_hba.conf").read_text() + "".join(lines))
         allowed.chmod(0o644)
     if os.geteuid() == 0:
         user = pwd.getpwnam("pgserver")

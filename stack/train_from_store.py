@@ -117,7 +117,7 @@ async def follow_stored_run(stack: Stack, run_id: str, say: ReportProgress) -> d
     async with stack.database() as database:
         row = await watch_stored_run(database, run_id, say)
     if row.state != RunState.PAUSED:
-        await wait_for_dumps(stack.home, run_id, say)
+        await wait_for_dumps(run_id, say)
     if row.state != RunState.DONE:
         say(f"run {run_id} is {row.state}: {row.state_reason}")
     return await collect_result(stack, run_id)

@@ -6,7 +6,6 @@ neither on the command that asked for them nor on its connection.
 """
 
 import asyncio
-import contextlib
 import os
 import sys
 import time
@@ -22,6 +21,8 @@ from ratchet.progress import ReportProgress
 from ratchet.types import RunState
 from store.database import Database
 from store.schema import RunTable
+from training.sample_export import dump_steps
+from training.service import die_with_service
 
 _LOG = structlog.get_logger()
 _LOOK_SECONDS, _LOOK_SHARE = 3.0, 20.0
@@ -29,38 +30,32 @@ _LOOK_SECONDS, _LOOK_SHARE = 3.0, 20.0
 _LAST_LOOK_SECONDS, _WAIT_SECONDS = 600.0, 0.2
 
 
-def dump_requests(home: Path | None = None) -> list[Path]:
-    """Return the files that ask for dumps; their names are those of the runs."""
-    return sorted(one for one in ((home or paths.home()) / "rollout_dumps").glob("*") if one.suffix != ".tmp")
-
-
-def request_dumps(home: Path, run_id: str, pattern: str) -> None:
+def request_dumps(run_id: str, pattern: str | None) -> None:
     """Ask for the dumps of a run, also of its steps so far. Raises ConfigError if they cannot be written."""
+    if pattern is None:
+        return
     path = Path(pattern).expanduser().absolute()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{path}: dumps cannot be written there ({error.strerror}); name another path") from None
-    request = home / "rollout_dumps" / run_id
-    request.parent.mkdir(exist_ok=True)
-    request.with_name(f"{run_id}.tmp").write_text(str(path))
-    request.with_name(f"{run_id}.tmp").rename(request)
+    paths.dump_requests().mkdir(exist_ok=True)
+    (paths.dump_requests() / run_id).write_text(str(path))
 
 
-async def wait_for_dumps(home: Path, run_id: str, say: ReportProgress) -> None:
+async def wait_for_dumps(run_id: str, say: ReportProgress) -> None:
     """Wait until all dumps of a run that has ended are written, for at most ten minutes."""
-    request = home / "rollout_dumps" / run_id
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_LAST_LOOK_SECONDS):
-            while request.exists():
-                await asyncio.sleep(_WAIT_SECONDS)
+    until = time.monotonic() + _LAST_LOOK_SECONDS
+    while (paths.dump_requests() / run_id).exists():
+        await asyncio.sleep(_WAIT_SECONDS)
+        if time.monotonic() > until:
+            say(f"not all rollouts of run {run_id} are dumped; see `ratchet admin logs learner`")
             return
-    say(f"not all rollouts of run {run_id} are dumped; see `ratchet admin logs learner`")
 
 
 async def write_requested(database: Database) -> None:
     """Write what is asked for until nothing is. An error, such as an outage or a full disk, only delays the files."""
-    while requests := dump_requests():
+    while requests := sorted(paths.dump_requests().glob("*")):
         started = time.monotonic()
         for request in requests:
             try:
@@ -71,15 +66,11 @@ async def write_requested(database: Database) -> None:
 
 
 async def _write(database: Database, request: Path) -> None:
-    from training.sample_export import dump_steps
-
     pattern = request.read_text()
     async with database.begin() as connection:
         state = await connection.scalar(select(RunTable.state).where(RunTable.run_id == request.name))
-        if state is not None:
-            written = await dump_steps(connection, request.name, pattern, again=False)
-            for path, number in written.items():
-                _LOG.info("rollouts dumped", run=request.name, path=str(path), samples=number)
+        if state is not None and pattern:  # it is empty while a command writes it
+            await dump_steps(connection, request.name, pattern, again=False)
     if state not in (RunState.RUNNING, RunState.PAUSED) and request.read_text() == pattern:
         request.unlink()
 
@@ -90,8 +81,6 @@ async def _main() -> None:
 
 
 if __name__ == "__main__":
-    from training.service import die_with_service
-
     die_with_service(int(sys.argv[1]))
     configure_logs("learner")
     asyncio.run(_main())

@@ -25,7 +25,6 @@ from store import learners, runs
 from store.database import Database
 from store.migration import wait_for_schema
 from training.driver_lines import MAX_LINE_BYTES, relay_lines
-from training.rollout_dumps import dump_requests
 
 _LOG = structlog.get_logger()
 
@@ -179,16 +178,10 @@ async def _keep_dumps(url: str) -> None:
     environment = {**os.environ, _URL_VARIABLE: url, "RATCHET_HOME": str(paths.home())}
     while True:
         await asyncio.sleep(_POLL_SECONDS)
-        process = None
         with errors_logged("dumps not written"):
-            try:
-                if dump_requests():
-                    command = [sys.executable, "-P", "-m", "training.rollout_dumps", str(os.getpid())]
-                    process = await asyncio.create_subprocess_exec(*command, env=environment)
-                    await process.wait()
-            finally:
-                if process is not None:
-                    await _terminate(process)
+            if any(paths.dump_requests().glob("*")):
+                command = [sys.executable, "-P", "-m", "training.rollout_dumps", str(os.getpid())]
+                await (await asyncio.create_subprocess_exec(*command, env=environment)).wait()
 
 
 async def _start_driver(command: list[str], environment: dict[str, str]) -> Process:

@@ -37,6 +37,7 @@ exec {program} -p --output-format stream-json --verbose --dangerously-skip-permi
 """
 
 
+_BASH_LIMITS = ("BASH_DEFAULT_TIMEOUT_MS", "BASH_MAX_TIMEOUT_MS")
 _COMPACT_AT_PERCENT = 80
 """Share, in percent, of the context beside an answer at which the CLI compacts, which leaves room for a tool result."""
 
@@ -61,6 +62,7 @@ class ClaudeCode(FetchedHarness):
         return agent_programs.claude_code_program()
 
     def environment(self, spec: HarnessSpec) -> dict[str, str]:
+        seconds = spec.step_timeout_seconds  # without it the CLI's own limits hold: two minutes, at most ten
         models = (
             "ANTHROPIC_MODEL",
             "ANTHROPIC_DEFAULT_OPUS_MODEL",
@@ -75,7 +77,7 @@ class ClaudeCode(FetchedHarness):
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             "DISABLE_AUTOUPDATER": "1",
             "IS_SANDBOX": "1",
-            **_bash_limits(spec),
+            **({} if seconds is None else dict.fromkeys(_BASH_LIMITS, str(int(seconds * 1000)))),
             **_window(spec),
             **spec.extra_env,
         }
@@ -107,14 +109,6 @@ class ClaudeCode(FetchedHarness):
             num_steps=sum(block.get("type") == "tool_use" for block in blocks),
             usage={name: value for name, value in usage.items() if isinstance(value, int)},
         )
-
-
-def _bash_limits(spec: HarnessSpec) -> dict[str, str]:
-    """Return the variables that bound a command; without a limit the CLI's own hold, two minutes and ten at most."""
-    if spec.step_timeout_seconds is None:
-        return {}
-    milliseconds = str(int(spec.step_timeout_seconds * 1000))
-    return {"BASH_DEFAULT_TIMEOUT_MS": milliseconds, "BASH_MAX_TIMEOUT_MS": milliseconds}
 
 
 def _window(spec: HarnessSpec) -> dict[str, str]:

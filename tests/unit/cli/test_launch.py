@@ -60,7 +60,7 @@ def test_the_default_host_file_is_read(
     monkeypatch.setattr("stack.cluster.DEFAULT_HOST_FILE", config.parent / "mpi_rack_hostfile")
     assert launch(monkeypatch, "--config", str(config)) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert "mpi_rack_hostfile" in said and "in the variable HOSTFILE" in said
+    assert "mpi_rack_hostfile" in said and "cannot be read" in said and "in the variable HOSTFILE" in said
     (config.parent / "rack").rename(config.parent / "mpi_rack_hostfile")
     for arguments in ([], ["--rollout-batch-size", "2"]):
         assert launch(monkeypatch, *arguments, "--config", str(config)) == 0

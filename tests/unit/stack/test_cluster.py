@@ -35,7 +35,7 @@ def test_a_host_file_has_one_address_per_line(tmp_path: Path, monkeypatch: pytes
 def test_the_list_may_contain_the_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     found = read_cluster(write(tmp_path, "127.0.0.1 slots=4\n127.0.0.2 slots=8\n"))
-    assert list(found.hosts) == ["127.0.0.2"] and found.num_gpus(8) == {"local": 4, "127.0.0.2": 8}
+    assert list(found.hosts) == ["127.0.0.2"] and found.num_gpus(8) == {"local": 8, "127.0.0.2": 8}
     monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
     found = read_cluster(write(tmp_path, "10.0.0.1\n10.0.0.2 slots=8\n"))
     assert list(found.hosts) == ["10.0.0.2"] and found.num_gpus(3) == {"local": 3, "10.0.0.2": 8}

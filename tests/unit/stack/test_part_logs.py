@@ -46,7 +46,7 @@ def test_without_a_log_or_an_error_in_it_there_is_no_error(tmp_path: Path) -> No
 
 
 def test_new_lines_of_all_logs_are_followed_over_a_rotation(tmp_path: Path) -> None:
-    (tmp_path / "worker.log").write_text("old\n")
+    (tmp_path / "worker.log").write_text("old\n" * 20)
     found: list[tuple[str, str]] = []
     with following_logs(tmp_path, lambda part, line: found.append((part, line))):
         with (tmp_path / "worker.log").open("a") as log:
