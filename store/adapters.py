@@ -22,6 +22,8 @@ from store.schema import AdapterProcessTable, InstallationTable, OutageTable
 BEAT_SECONDS = 2.0
 _LONGEST_NORMAL_GAP_SECONDS = 2.5 * BEAT_SECONDS
 _FORGOTTEN_AFTER = timedelta(hours=1)
+_MOST_AHEAD = timedelta(minutes=1)
+"""A heartbeat further ahead was written before the server's clock was set back; it would hide outages until then."""
 _LOCKS_OF_A_CALL = (
     # Calls write to these: also to `session` if they are refused, and to `rollout` if they are a session's first. In
     # this order, which is that of `write_turns`, or two that wait could wait for each other.
@@ -63,7 +65,10 @@ def _seen(here: ColumnElement[Any]) -> Insert:
     """The statement that records a heartbeat at the time `here`."""
     values = {
         "adapter_away_seconds": InstallationTable.adapter_away_seconds + _gap_seconds(here),
-        "adapter_seen_at": func.greatest(InstallationTable.adapter_seen_at, here),
+        "adapter_seen_at": case(
+            (InstallationTable.adapter_seen_at > here + _MOST_AHEAD, here),
+            else_=func.greatest(InstallationTable.adapter_seen_at, here),
+        ),
     }
     first = insert(InstallationTable).values(singleton=True)
     return first.on_conflict_do_update(index_elements=["singleton"], set_=values)

@@ -17,6 +17,7 @@ from sqlalchemy.engine.interfaces import AdaptedConnection, DBAPIConnection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+from sqlalchemy.pool import PoolProxiedConnection
 from sqlalchemy.util import greenlet_spawn
 
 from ratchet.errors import MachineError, StoreUnavailableError
@@ -171,9 +172,12 @@ class Database:
         with self._store_errors(lambda: connected):
             async with self.engine.begin() as connection:
                 connected = True
+                assert connection.sync_connection is not None
+                pooled = connection.sync_connection.connection
                 try:
                     yield connection
                 except TimeoutError:  # a rollback on this connection would wait as long
+                    self._replace_idle(pooled)
                     await connection.invalidate()
                     raise
 
@@ -191,11 +195,18 @@ class Database:
             assert driver is not None
             try:
                 rows = list(await driver.fetch(statement, *map(_storable_list, values)))
-            except BaseException:  # SQLAlchemy does not see the error: the connection may be broken
+            except BaseException as error:  # SQLAlchemy does not see the error: the connection may be broken
+                if isinstance(error, TimeoutError):
+                    self._replace_idle(connection)
                 await greenlet_spawn(connection.invalidate)
                 raise
             await greenlet_spawn(connection.close)
             return rows
+
+    def _replace_idle(self, silent: PoolProxiedConnection) -> None:
+        """Let the pool replace its idle connections before their next use: they fell silent with this one, and each
+        would cost its caller the same time-out. SQLAlchemy itself does so after a connection that has broken."""
+        self.engine.pool._invalidate(silent, _checkin=False)
 
     @contextmanager
     def _store_errors(self, is_connected: Callable[[], bool]) -> Iterator[None]:

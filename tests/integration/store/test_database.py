@@ -133,14 +133,16 @@ async def test_an_error_of_the_callers_own_is_left_alone(database: Database) -> 
 
 @asynccontextmanager
 async def silenceable_proxy(url: str) -> AsyncIterator[tuple[str, asyncio.Event]]:
-    """Yield the address of a proxy to Postgres, and an event after which no byte passes any more."""
+    """Yield the address of a proxy to Postgres, and an event after which no byte passes any more on connections that
+    were there, also if it is cleared for new ones."""
     parts = urlsplit(url)
     silent = asyncio.Event()
     writers: list[asyncio.StreamWriter] = []
 
     async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        fallen_silent = asyncio.create_task(silent.wait())
         while data := await reader.read(65536):
-            if silent.is_set():
+            if fallen_silent.done():
                 await asyncio.Event().wait()
             writer.write(data)
 
@@ -174,6 +176,27 @@ async def test_a_server_that_falls_silent_is_given_up_in_time(postgres_url: str)
         with pytest.raises(StoreUnavailableError):  # the pool's next connection cannot be opened either
             async with asyncio.timeout(100), database.begin() as connection:
                 await connection.execute(text("SELECT 3"))
+
+
+async def test_one_silent_connection_is_paid_for_once(postgres_url: str) -> None:
+    """The idle connections of a pool fall silent together, with the host or the way to it; new ones work."""
+    async with (
+        silenceable_proxy(postgres_url) as (url, silent),
+        Database(url, pool_size=3, statement_seconds=4, check_connections=False) as database,
+    ):
+
+        async def ask() -> None:
+            async with database.begin() as connection:
+                await connection.execute(text("SELECT pg_sleep(0.2)"))
+
+        for use in (ask, lambda: database.fetch("SELECT 1")):
+            await asyncio.gather(*(ask() for _ in range(6)))
+            silent.set()
+            with pytest.raises(StoreUnavailableError):
+                await use()
+            silent.clear()
+            for _ in range(6):
+                await ask()
 
 
 async def test_a_process_that_falls_silent_in_a_transaction_loses_its_locks(postgres_url: str) -> None:

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 import pytest
-from sqlalchemy import func, insert, select, text, update
+from sqlalchemy import func, select, text, update
+from sqlalchemy.dialects.postgresql import insert
 
 from store import adapters, outages, sandboxes, sessions
 from store.box_failures import ENDED_BY_HOST
@@ -138,6 +139,19 @@ async def test_what_agents_wait_for_is_left_out(database: Database, rollout: tup
     async with database.begin() as connection:
         await connection.execute(mine.values(state="open", away_before=0))
     assert await hours(database, rollout) == 5
+
+
+async def test_a_heartbeat_of_a_clock_that_was_ahead_hides_no_outage(database: Database) -> None:
+    """The server's clock was an hour ahead for some seconds: the next heartbeat is taken as it is."""
+    for ahead, is_set_back in ((timedelta(hours=1), True), (timedelta(seconds=5), False)):
+        async with database.begin() as connection:
+            seen = insert(InstallationTable).values(singleton=True, adapter_seen_at=func.now() + ahead)
+            changes = {"adapter_seen_at": func.now() + ahead}
+            await connection.execute(seen.on_conflict_do_update(index_elements=["singleton"], set_=changes))
+            await adapters.heartbeat_adapters(connection)
+            seconds = func.extract("epoch", InstallationTable.adapter_seen_at - func.clock_timestamp())
+            left = (await connection.execute(select(seconds))).scalar_one()
+        assert (left <= 0) == is_set_back
 
 
 async def test_time_without_an_adapter_counts_once_and_stays_so_when_the_session_is_closed(
