@@ -68,7 +68,7 @@ async def kill_stack_boxes(environment: dict[str, str]) -> tuple[int, Collection
     from store.database import Database
 
     provider = E2BProvider(environment["E2B_API_KEY"], environment["E2B_API_URL"], environment["E2B_SANDBOX_URL"])
-    database = Database(environment["RATCHET_DATABASE_URL"], pool_size=1)
+    database = Database(environment["RATCHET_DATABASE_URL"], pool_size=1, is_patient=True)
     num_killed = 0
     try:
         async with database.begin() as connection:

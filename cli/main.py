@@ -201,6 +201,13 @@ def run_app() -> int:
         return 2
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except Exception as error:
+        service = sys.modules.get("temporalio.service")  # loaded by the commands that use it
+        if service is None or not isinstance(error, service.RPCError) or sys.argv[1:2] == ["part"]:
+            raise
+        words = " ".join(error.message.split())
+        print(f"ratchet: Temporal: {words}; repeat the command; `ratchet status` shows its state", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -57,7 +57,7 @@ class ReadOnlyClient:
     def _read(self, work: Callable[[AsyncConnection], Awaitable[_T]]) -> _T:
         async def read() -> _T:
             try:
-                async with ReadOnlyStore(self._url, pool_size=1) as store, store.read() as connection:
+                async with ReadOnlyStore(self._url, 1, is_patient=True) as store, store.read() as connection:
                     return await work(connection)
             except DBAPIError as error:
                 if has_refused_value(error):

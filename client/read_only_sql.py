@@ -59,7 +59,7 @@ class TableDescription:
 
 async def read_sql_as_reader(url: str, query: str, after: int = 0, limit: int | None = None) -> SqlResult:
     """Do what `read_sql` does, in a session of a reader. Raises NoReaderError if the store at `url` has none."""
-    async with ReadOnlyStore(reader_url(url), pool_size=1) as store:
+    async with ReadOnlyStore(reader_url(url), 1, is_patient=True) as store:
         try:
             async with store.read() as connection:
                 if not await is_confined(connection):

@@ -21,9 +21,10 @@ from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.converter import DataConverter
 from temporalio.envconfig import ClientConfig
 from temporalio.runtime import Runtime
-from temporalio.service import RPCError, RPCStatusCode
+from temporalio.service import KeepAliveConfig, RPCError, RPCStatusCode
 
 from ratchet.errors import ConfigError, MachineError, TemporalUnavailableError
+from ratchet.patience import ANSWER_SECONDS, Patience
 from ratchet.payload_codec import payload_converter
 from ratchet.payloads import TrainRunInput
 from ratchet.secrets import without_secrets
@@ -32,30 +33,40 @@ from ratchet.temporal_settings import TemporalSettings
 GRACEFUL_SHUTDOWN = timedelta(seconds=5)
 _CONCURRENT_CALLS = 16
 _MAX_CHARACTERS = 300
+_WAITING_CALLS = ("get_workflow_execution_history", "query_workflow")
+"""Calls that the server answers when a workflow has gone on, or a worker has answered."""
 
 
 async def connect_temporal(
     settings: TemporalSettings, wait_seconds: float = 10, runtime: Runtime | None = None
 ) -> Client:
-    """Connect, retrying for `wait_seconds`; TEMPORAL_* variables override temporal.yaml. Raises MachineError.
+    """Connect, retrying for `wait_seconds`, and for ANSWER_SECONDS while a server takes connections and has not
+    answered; TEMPORAL_* variables override temporal.yaml. Raises MachineError.
 
+    Every call of the client is given ANSWER_SECONDS, so that none ends because the server is slow.
     The client encrypts payloads if RATCHET_PAYLOAD_KEY_FILE is set (`ratchet.payload_codec`).
     `runtime`: of the SDK, None for the one that all clients of the process share.
     """
     arguments = dict(ClientConfig.load_client_connect_config())
     arguments.setdefault("target_host", settings.address)
     arguments.setdefault("namespace", settings.namespace)
-    converter = payload_converter()
-    deadline = asyncio.get_running_loop().time() + wait_seconds
+    # At the SDK's 15 s a connection whose pings are late would be closed.
+    arguments.setdefault("keep_alive_config", KeepAliveConfig(timeout_millis=round(1000 * ANSWER_SECONDS)))
+    converter, patience = payload_converter(), Patience(f"Temporal at {arguments['target_host']}")
+    began = asyncio.get_running_loop().time()
     while True:
         try:
-            client = await _connect(converter, runtime, arguments)
+            with patience.waiting():
+                client = await _connect(converter, runtime, arguments)
+            _wait_for_answers(client, patience)
             # Fails until the server knows the namespace. The operator service is not for users of Temporal Cloud.
             request = ListWorkflowExecutionsRequest(namespace=client.namespace, page_size=1)
             await client.workflow_service.list_workflow_executions(request)
             return client
         except (RuntimeError, RPCError) as error:
-            if asyncio.get_running_loop().time() > deadline:
+            is_late = "Timeout expired" in str(error)
+            limit = max(wait_seconds, ANSWER_SECONDS) if is_late else wait_seconds
+            if asyncio.get_running_loop().time() - began > limit:
                 refused = "Connection refused" in str(error)  # deep in the SDK's words
                 raise MachineError(
                     f"Temporal at {arguments['target_host']} does not answer "
@@ -75,6 +86,19 @@ async def _connect(converter: DataConverter, runtime: Runtime | None, arguments:
                 f"TEMPORAL_ADDRESS: {arguments['target_host']!r} is no address ({error}); expected HOST:PORT"
             ) from None
         raise MachineError(f"Temporal's client refuses the TEMPORAL_* variables or its config: {error}") from error
+
+
+def _wait_for_answers(client: Client, patience: Patience) -> None:
+    """Give every call ANSWER_SECONDS in place of the SDK's 30 s, for which it has no setting."""
+    service = client.service_client
+    call = service._rpc_call
+
+    async def patient_call(rpc: str, *arguments: Any, timeout: timedelta | None, **options: Any) -> Any:
+        timeout = timeout or timedelta(seconds=ANSWER_SECONDS)
+        with contextlib.nullcontext() if rpc in _WAITING_CALLS else patience.waiting():
+            return await call(rpc, *arguments, timeout=timeout, **options)
+
+    service._rpc_call = patient_call  # type: ignore[method-assign]
 
 
 class WorkflowState(IntEnum):

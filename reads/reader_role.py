@@ -123,9 +123,19 @@ def has_refused_value(error: BaseException) -> bool:
 class ReadOnlyStore:
     """A small pool of connections for reading, closed at the end of `async with`."""
 
-    def __init__(self, url: str, pool_size: int = 2, transaction_seconds: float = _TRANSACTION_SECONDS) -> None:
-        """`transaction_seconds`: the server ends a longer transaction, from Postgres 17 on."""
-        self.database = Database(url, pool_size, _STATEMENT_SECONDS, _IDLE_SECONDS, is_reader=True)
+    def __init__(
+        self,
+        url: str,
+        pool_size: int = 2,
+        transaction_seconds: float = _TRANSACTION_SECONDS,
+        is_patient: bool = False,
+    ) -> None:
+        """`transaction_seconds`: the server ends a longer transaction, from Postgres 17 on. `is_patient`: as
+        Database's; it has twenty times the limit of a transaction."""
+        self.database = Database(
+            url, pool_size, _STATEMENT_SECONDS, _IDLE_SECONDS, is_reader=True, is_patient=is_patient
+        )
+        transaction_seconds *= 20 if is_patient else 1
         self._has_role = False
         limit = round(1000 * transaction_seconds)
 

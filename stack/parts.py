@@ -258,7 +258,7 @@ class Stack:
         """Open a connection pool of size one. The import is local because most commands do not use the store."""
         from store.database import Database
 
-        return Database(self.environment()["RATCHET_DATABASE_URL"], pool_size=1)
+        return Database(self.environment()["RATCHET_DATABASE_URL"], pool_size=1, is_patient=True)
 
     def parts(self) -> list[Part]:
         """Return the parts in start order, without those whose service the environment names elsewhere."""

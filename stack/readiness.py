@@ -5,7 +5,9 @@ What a part does is known from the watcher's file, what it says from its log.
 
 import asyncio
 import time
+from collections.abc import Awaitable
 from pathlib import Path
+from typing import TypeVar
 
 from ratchet.durations import duration_in_words
 from ratchet.errors import MachineError
@@ -15,6 +17,7 @@ from stack.part_logs import last_error, log_size
 from stack.parts import VIEWER, WATCHER, Stack
 from stack.supervisor import Supervisor
 
+_T = TypeVar("_T")
 LogSizes = dict[str, int]
 """Part → bytes of its log at some moment."""
 
@@ -37,19 +40,32 @@ def log_sizes(stack: Stack) -> LogSizes:
     return {part.name: log_size(part_log(stack, part.name)) for part in stack.parts()}
 
 
-async def wait_until_answering(stack: Stack, starts: LogSizes, say: ReportProgress) -> None:
-    """Wait until the newest probe of every part has succeeded.
+async def answer_of(stack: Stack, name: str, answer: Awaitable[_T], starts: LogSizes, say: ReportProgress) -> _T:
+    """Return an answer of the part `name`, which may be starting. Raises as `wait_until_answering` does."""
+    task = asyncio.ensure_future(answer)
+    try:
+        await wait_until_answering(stack, starts, say, task, name)
+        return await task
+    finally:
+        task.cancel()
+
+
+async def wait_until_answering(
+    stack: Stack, starts: LogSizes, say: ReportProgress, answer: "asyncio.Future[_T] | None" = None, name: str = ""
+) -> None:
+    """Wait until the newest probe of every part has succeeded; or for an answer of the part `name`.
 
     Raises MachineError with the part's last error if it is given up, ends again and again, reports an error of the
-    user, or does not answer within its start limit.
+    user, or has not answered after two starts, the second of which had twice its limit.
     """
     began, reported_at = time.time(), time.monotonic()
     while True:
         open_parts = _open_parts(stack, began)
-        if not open_parts:
+        if not open_parts if answer is None else answer.done():
             return
         for part in open_parts:
-            _require_hope(stack, part, starts.get(part.name, 0), began)
+            if name in ("", part.name):
+                _require_hope(stack, part, starts.get(part.name, 0), began)
         if time.monotonic() - reported_at > _REPORT_SECONDS:
             reported_at = time.monotonic()
             waiting = (f"{part.name} ({part.reason})" if part.reason else part.name for part in open_parts)

@@ -241,7 +241,7 @@ async def _look_at_workflows(found: Diagnosis, stack: Stack, workflow_ids: list[
             client = await connect_stack(stack, load_temporal_settings(), wait_seconds=2)
             pending = await asyncio.gather(*(pending_activities(client, name) for name in workflow_ids))
     except (MachineError, RPCError, TimeoutError) as error:
-        found.notes.append(f"Temporal: {' '.join(str(error).split()) or 'no answer'}")
+        found.notes.append(f"Temporal: {' '.join(str(error).split()) or 'it is slow to answer'}")
         return
     if pending[0] is None and found.state == RunState.RUNNING and not found.is_by_hand:
         found.notes.append(
@@ -278,7 +278,9 @@ async def describe_work(stack: Stack, workflow_id: str) -> list[str]:
             client = await connect_stack(stack, load_temporal_settings(), wait_seconds=0)
             pending = await pending_activities(client, workflow_id) or []
     except (MachineError, RPCError, TimeoutError) as error:
-        return [f"not known, because Temporal does not answer: {' '.join(str(error).split()) or 'no answer'}"]
+        return [
+            f"not known, because Temporal does not answer: {' '.join(str(error).split()) or 'it is slow to answer'}"
+        ]
     found = []
     for one in pending:
         words = [f"{one.name}, try {one.attempt}", one.heartbeat]

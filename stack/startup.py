@@ -8,6 +8,7 @@ down, their engines start once it answers.
 import asyncio
 import collections
 import functools
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -30,7 +31,7 @@ from stack.disk_space import require_space
 from stack.engine_parts import choose_ports, learner_devices, place_parts, replaced_parts, with_gpus
 from stack.parts import WATCHER, Stack
 from stack.placement import ENGINE, part_kind
-from stack.readiness import LogSizes, log_sizes, wait_until_answering
+from stack.readiness import LogSizes, answer_of, log_sizes, wait_until_answering
 from stack.serving_plan import (
     ServingPlan,
     StackPlan,
@@ -53,9 +54,6 @@ from store.open_runs import OpenSet
 
 _ANSWER_SECONDS = 10.0
 _RUNNING_SECONDS = 2.0
-_HUNG_SECONDS = 15.0
-
-_POSTGRES_SECONDS = 300.0
 
 
 def bring_up(
@@ -253,16 +251,17 @@ async def _make_ready(
     to say which these are.
     """
     if not stack.is_external("RATCHET_DATABASE_URL"):
-        # On a busy machine the first start takes minutes; a server that ends instead is reported by its probe.
-        await postgres.ensure_database(stack.ports["postgres"], _POSTGRES_SECONDS, stack.postgres_password())
+        made = postgres.ensure_database(stack.ports["postgres"], math.inf, stack.postgres_password())
+        await answer_of(stack, "postgres", made, starts, say)
     async with stack.database() as database:
         await database.wait()
         await asyncio.to_thread(migrate, database.url)
         await grant_reader_role(database)
         if settle is not None:
             await asyncio.to_thread(settle)
-        client = await connect_stack(stack, settings)
         is_own = not stack.is_external("TEMPORAL_ADDRESS")
+        answer = connect_stack(stack, settings, math.inf if is_own else _ANSWER_SECONDS)
+        client = await (answer_of(stack, "temporal", answer, starts, say) if is_own else answer)
         await temporal_namespace.prepare_namespace(client, database, settings, is_own, moved)
         say("Postgres and Temporal answer")
         if warning := await too_many_connections(stack, settings, config):
@@ -284,16 +283,9 @@ async def connect_stack(stack: Stack, settings: TemporalSettings, wait_seconds: 
 async def connect_running(stack: Stack, settings: TemporalSettings) -> Client:
     """Connect to Temporal for a command that needs a stack which is up already, and so does not wait for its start.
 
-    Raises MachineError after some seconds if nothing listens there, or if what listens does not answer.
+    Raises MachineError after some seconds if nothing listens there.
     """
-    try:
-        async with asyncio.timeout(_HUNG_SECONDS):
-            return await connect_stack(stack, settings, _RUNNING_SECONDS)
-    except TimeoutError:
-        address = stack.environment()["TEMPORAL_ADDRESS"]
-        raise MachineError(
-            f"Temporal at {address} has not answered for {_HUNG_SECONDS:.0f} s; see `ratchet status`"
-        ) from None
+    return await connect_stack(stack, settings, _RUNNING_SECONDS)
 
 
 async def require_up(stack: Stack, what: str) -> None:

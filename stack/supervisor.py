@@ -26,6 +26,7 @@ _STOPPED_LAST = ("postgres", "temporal", "temporal-ui")
 """The other parts write to these while they stop."""
 
 _SILENT_WATCHER_SECONDS = 60.0
+_START_SECONDS = 300.0
 
 _LOOPBACK = ("127.0.0.1", "localhost")
 
@@ -169,7 +170,7 @@ class Supervisor:
         # With the mark it is found and ended even if its socket is gone, or it would start again what is ended.
         marked = {**os.environ, **start_variables(os.environ), MARK: str(self.stack.home)}
         started = subprocess.run(command, capture_output=True, text=True, check=False, env=marked)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + _START_SECONDS
         while not self.is_up():
             if started.returncode != 0 or time.monotonic() > deadline:
                 raise MachineError(f"supervisord did not start: {(started.stderr or started.stdout).strip()[-300:]}")

@@ -71,6 +71,8 @@ from workflows.train_run import TrainRun
 _LOG = structlog.get_logger()
 
 _HEARTBEAT_INTERVAL = timedelta(seconds=5)
+_TEMPORAL_SECONDS = 600.0
+"""The first start of Temporal's server on a busy machine takes minutes."""
 
 WORKFLOWS = [Rollout, RolloutGroup, TrainRun, Evaluate, Sweep, AdmitTasks, Regrade, BuildImage]
 
@@ -156,7 +158,7 @@ async def run_worker(queues: Sequence[str], settings: TemporalSettings, database
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    client = await temporal_client.connect_temporal(settings, wait_seconds=60, runtime=_runtime())
+    client = await temporal_client.connect_temporal(settings, wait_seconds=_TEMPORAL_SECONDS, runtime=_runtime())
     await temporal_namespace.wait_for_namespace(client, database)
     async with database.begin() as connection:
         installation = await installations.installation_id(connection)

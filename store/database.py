@@ -8,7 +8,7 @@ that no caller can forget it.
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from typing import Self
 
 import asyncpg
@@ -21,6 +21,7 @@ from sqlalchemy.pool import PoolProxiedConnection
 from sqlalchemy.util import greenlet_spawn
 
 from ratchet.errors import MachineError, StoreUnavailableError
+from ratchet.patience import ANSWER_SECONDS, Patience
 from ratchet.storable_values import storable_json, storable_text
 from store.database_address import require_usable_address
 
@@ -128,14 +129,20 @@ class Database:
         idle_seconds: float = _IDLE_SECONDS,
         check_connections: bool = True,
         is_reader: bool = False,
+        is_patient: bool = False,
     ) -> None:
         """`idle_seconds`: the server ends a transaction in which no statement is sent for so long.
 
         `check_connections`: ask the server before each use of a connection whether it is whole; a process that repeats
         what fails with StoreUnavailableError needs no such question.
 
-        `is_reader`: texts are sent as they are, so that Postgres refuses those that no row can have."""
+        `is_reader`: texts are sent as they are, so that Postgres refuses those that no row can have.
+
+        `is_patient`: of a command, which waits for a slow server and says so."""
         self.url = url
+        connect_seconds = min(10.0, statement_seconds)
+        if is_patient:
+            statement_seconds, idle_seconds, connect_seconds = ANSWER_SECONDS, 2 * ANSWER_SECONDS, 2 * ANSWER_SECONDS
         # No overflow: its connections are closed after each use, and opening them costs more than a usual query.
         self.engine = create_async_engine(
             async_url(url),
@@ -143,8 +150,10 @@ class Database:
             max_overflow=0,
             pool_pre_ping=check_connections,
             json_serializer=storable_json,
-            connect_args={"timeout": min(10.0, statement_seconds), "command_timeout": statement_seconds},
+            connect_args={"timeout": connect_seconds, "command_timeout": statement_seconds},
         )
+        address = f"Postgres at {self.engine.url.host}:{self.engine.url.port}"
+        self._patience = Patience(address) if is_patient else None
         limits = {
             "statement_timeout": statement_seconds + _SERVER_GRACE_SECONDS,
             "idle_in_transaction_session_timeout": idle_seconds,
@@ -169,7 +178,8 @@ class Database:
         Raises StoreUnavailableError for every error of the server that a healthy one would not give; whether a commit
         in progress succeeded is then unknown. An error of the statement itself is raised as it is."""
         connected = False
-        with self._store_errors(lambda: connected):
+        waits = self._patience.waiting() if self._patience is not None else nullcontext()
+        with self._store_errors(lambda: connected), waits:
             async with self.engine.begin() as connection:
                 connected = True
                 assert connection.sync_connection is not None
