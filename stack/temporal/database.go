@@ -75,19 +75,31 @@ func connectionTo(parsed *url.URL, name string, connections int) *config.SQL {
 }
 
 // prepare creates both databases if they are missing and brings their schemas up to date. It may run again after any
-// interruption: a statement whose table or index exists is skipped by Temporal's own update task.
-func (stores databases) prepare(logger log.Logger) error {
+// interruption: a statement whose table or index exists is skipped by Temporal's own update task. It returns the number
+// of history shards that the server has acquired before, zero in a new database.
+func (stores databases) prepare(logger log.Logger) (shards int, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), connectLimit)
 	defer cancel()
 	main, err := pgx.Connect(ctx, stores.url)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer main.Close(context.Background())
-	if err := stores.prepareOne(main, stores.core, "postgresql/v12/temporal", logger); err != nil {
-		return err
+	if err := stores.prepareOne(main, stores.visibility, "postgresql/v12/visibility", logger); err != nil {
+		return 0, err
 	}
-	return stores.prepareOne(main, stores.visibility, "postgresql/v12/visibility", logger)
+	if err := stores.prepareOne(main, stores.core, "postgresql/v12/temporal", logger); err != nil {
+		return 0, err
+	}
+	options := main.Config()
+	options.Database = stores.core.DatabaseName
+	core, err := pgx.ConnectConfig(ctx, options)
+	if err != nil {
+		return 0, err
+	}
+	defer core.Close(context.Background())
+	err = core.QueryRow(ctx, "SELECT count(*) FROM shards").Scan(&shards)
+	return shards, err
 }
 
 func (stores databases) prepareOne(main *pgx.Conn, store *config.SQL, schemaName string, logger log.Logger) error {

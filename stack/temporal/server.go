@@ -16,6 +16,8 @@ import (
 	"go.temporal.io/server/common/membership/static"
 	"go.temporal.io/server/common/primitives"
 	"go.temporal.io/server/temporal"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -23,11 +25,19 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// historyShards is written into the database by the first start and cannot be changed later.
-const historyShards = 16
+// The first start writes the number of history shards into the database; the server keeps it and ignores another one.
+// Each shard polls its queues. `ioPerShard` commits of a shard may wait for the disk at once.
+const (
+	historyShards      = 4
+	ioPerShard         = 4
+	shardsOfPartitions = 16
+)
 
-// shardWrites is the number of workflows of one shard that are written at once; all share the connections.
-const shardWrites = 8
+// Lines with the same message: so many within the interval are written, and the others are dropped.
+const (
+	sameLines         = 5
+	sameLinesInterval = time.Minute
+)
 
 const (
 	firstWait = 200 * time.Millisecond
@@ -48,13 +58,15 @@ type serveOptions struct {
 
 // serve runs all services in this process until SIGINT or SIGTERM. It waits for Postgres as long as that takes.
 func serve(options serveOptions) error {
-	logger := log.NewZapLogger(log.BuildZapLogger(log.Config{Stdout: true, Level: "warn", Format: "console"}))
+	full := log.BuildZapLogger(log.Config{Stdout: true, Level: "warn", Format: "console"})
+	logger := log.NewZapLogger(quiet(full))
 	stores, err := databasesOf(options.databaseURL)
 	if err != nil {
 		return err
 	}
+	shards := 0
 	for wait := firstWait; ; wait = min(2*wait, maxWait) {
-		if err = stores.prepare(logger); err == nil {
+		if shards, err = stores.prepare(logger); err == nil {
 			break
 		}
 		logger.Warn("waiting for Postgres", tag.Error(err))
@@ -70,14 +82,7 @@ func serve(options serveOptions) error {
 		temporal.ForServices(temporal.DefaultServices),
 		temporal.WithStaticHosts(hosts),
 		temporal.WithLogger(logger),
-		temporal.WithDynamicConfigClient(dynamicconfig.StaticClient{
-			dynamicconfig.HistoryCacheHostLevelMaxSize.Key(): 8192,
-			// A slow Postgres delays workflows and must not make shards lose track of what they have written.
-			dynamicconfig.ShardIOConcurrency.Key():                           shardWrites,
-			dynamicconfig.ShardIOTimeout.Key():                               time.Minute,
-			dynamicconfig.FrontendMaxNamespaceVisibilityRPSPerInstance.Key(): 100,
-			dynamicconfig.WorkflowPauseEnabled.Key():                         true,
-		}),
+		temporal.WithDynamicConfigClient(dynamicConfig(shards)),
 		temporal.InterruptOn(temporal.InterruptCh()),
 	)
 	if err != nil {
@@ -85,6 +90,36 @@ func serve(options serveOptions) error {
 	}
 	go registerNamespace(options, logger)
 	return server.Start()
+}
+
+// quiet drops repeated lines and stack traces: a server whose Postgres is away or slow repeats the same errors for each
+// shard and poller.
+func quiet(full *zap.Logger) *zap.Logger {
+	return full.WithOptions(
+		zap.AddStacktrace(zap.FatalLevel),
+		zap.WrapCore(func(core zapcore.Core) zapcore.Core {
+			return zapcore.NewSamplerWithOptions(core, sameLinesInterval, sameLines, 0)
+		}),
+	)
+}
+
+// dynamicConfig returns the settings for a store with so many shards, none for a new one. Older stores have 16, and may
+// have tasks that wait in four partitions of a queue; one partition needs no forwarding between them.
+func dynamicConfig(shards int) dynamicconfig.StaticClient {
+	settings := dynamicconfig.StaticClient{
+		dynamicconfig.HistoryCacheHostLevelMaxSize.Key():                  8192,
+		dynamicconfig.FrontendMaxNamespaceVisibilityRPSPerInstance.Key():  100,
+		dynamicconfig.WorkflowPauseEnabled.Key():                          true,
+		dynamicconfig.WorkerScannerMaxConcurrentActivityTaskPollers.Key(): 1,
+		dynamicconfig.ShardIOConcurrency.Key():                            ioPerShard,
+		// After a time-out a shard loads its state anew, which a slow Postgres makes slower.
+		dynamicconfig.ShardIOTimeout.Key(): time.Minute,
+	}
+	if shards != shardsOfPartitions {
+		settings[dynamicconfig.MatchingNumTaskqueueReadPartitions.Key()] = 1
+		settings[dynamicconfig.MatchingNumTaskqueueWritePartitions.Key()] = 1
+	}
+	return settings
 }
 
 func address(port int) string {
