@@ -16,7 +16,7 @@ from sandbox_gateway.wire_errors import HTTP_STATUS_OF_CODE, RefusalError
 
 STREAM_TYPE = "application/connect+json"
 UNARY_TYPE = "application/json"
-MAX_BODY_BYTES = 8 << 20
+MAX_BODY_BYTES = 64 << 20
 _HEADER = struct.Struct(">BI")
 _FLAG_MESSAGE, _FLAG_END = 0, 2
 

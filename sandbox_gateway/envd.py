@@ -52,8 +52,8 @@ class ProcessConfig(Body):
 
 
 class TerminalSize(Body):
-    rows: int = Field(ge=1, le=4096)
-    cols: int = Field(ge=1, le=4096)
+    rows: int = Field(default=0, ge=0, le=4096)
+    cols: int = Field(default=0, ge=0, le=4096)
 
 
 class Terminal(Body):
@@ -100,7 +100,7 @@ class PathBody(Body):
 
 
 class ListBody(PathBody):
-    depth: int = Field(default=1, ge=0, le=64)
+    depth: int = Field(default=1, ge=0)
 
 
 class MoveBody(Body):
@@ -179,12 +179,12 @@ async def _start(request: Request, box: BoxClient) -> Response:
 async def _connect(request: Request, box: BoxClient) -> Response:
     body = parse(SelectBody, unwrap_envelope(await read_body(request)))
     stream = await box.follow(op="attach", pid=body.process.pid, tag=body.process.tag)
-    return _events(request, stream, started_here=False)
+    return _events(request, stream, started_here=False, seconds=_header_number(request, "connect-timeout-ms", 0) / 1000)
 
 
-def _events(request: Request, stream: BoxStream, started_here: bool) -> Response:
+def _events(request: Request, stream: BoxStream, started_here: bool, seconds: float = 0.0) -> Response:
     keepalive_seconds = _header_number(request, "keepalive-ping-interval", _KEEPALIVE_SECONDS) or _KEEPALIVE_SECONDS
-    return StreamingResponse(process_events(stream, keepalive_seconds, started_here), media_type=STREAM_TYPE)
+    return StreamingResponse(process_events(stream, keepalive_seconds, started_here, seconds), media_type=STREAM_TYPE)
 
 
 async def _list_processes(box: BoxClient, _body: bytes, _user: str) -> dict[str, Any]:

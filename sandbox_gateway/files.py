@@ -54,8 +54,15 @@ def _checked_path(path: str) -> str:
 async def _download(request: Request, box: BoxClient) -> Response:
     path = _checked_path(request.query_params.get("path", ""))
     reply, (fd,) = await box.files(op="open_read", path=path, user=_user(request))
+    if reply["size"] == 0:  # as files of /proc say that have a content
+        return Response(await asyncio.to_thread(_read_small, fd), media_type="application/octet-stream")
     headers = {"Content-Length": str(reply["size"])}
     return StreamingResponse(_read_exactly(fd, reply["size"]), media_type="application/octet-stream", headers=headers)
+
+
+def _read_small(fd: int) -> bytes:
+    with os.fdopen(fd, "rb") as file:
+        return file.read(_CHUNK_BYTES)
 
 
 async def _read_exactly(fd: int, size: int) -> AsyncIterator[bytes]:

@@ -6,6 +6,7 @@ Reading the spool and following its growth is the gateway's most frequent work.
 import asyncio
 import base64
 import os
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -18,11 +19,13 @@ _READ_BYTES = 256 << 10
 _STREAM_NAMES = {1: "stdout", 2: "stderr", 3: "pty"}
 
 
-async def process_events(stream: BoxStream, keepalive_seconds: float, started_here: bool) -> AsyncIterator[bytes]:
+async def process_events(
+    stream: BoxStream, keepalive_seconds: float, started_here: bool, seconds: float = 0.0
+) -> AsyncIterator[bytes]:
     """Yield the start event, existing and new output, and the end event. Closes the stream, also if the client
-    disconnects.
+    disconnects. `seconds`: after which a listener is sent away, 0 for never; the process goes on.
     """
-    offset = 0
+    offset, until = 0, time.monotonic() + (seconds or float("inf"))
     try:
         yield envelope({"event": {"start": {"pid": stream.pid}}})
         while True:
@@ -35,8 +38,11 @@ async def process_events(stream: BoxStream, keepalive_seconds: float, started_he
                 yield _last_events(stream.end, started_here)
                 return
             try:
-                await stream.wait_for_news(keepalive_seconds)
+                await stream.wait_for_news(min(keepalive_seconds, max(0.0, until - time.monotonic())))
             except TimeoutError:
+                if time.monotonic() >= until:
+                    yield end_of_stream(BoxFaultError("deadline_exceeded", "the time of this listener is over"))
+                    return
                 yield envelope({"event": {"keepalive": {}}})
     except ConnectionError:
         yield end_of_stream(BoxFaultError("unavailable", "the sandbox ended before the stream completed"))

@@ -25,7 +25,6 @@ PATH_KEEPER = "RATCHET_PATH"
 """A login shell resets PATH; the images' profile restores it from this variable."""
 _RESERVED_PROCESSES = 32
 _TERMINAL_SENT = b"t"
-_DEFAULT_SIGNALS = (signal.SIGPIPE, signal.SIGINT, signal.SIGCHLD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +116,8 @@ class _Pipes:
     def make(cls, wants_stdin: bool) -> "_Pipes":
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()
+        for fd in (out_write, err_write):  # so that any user of the box can open /dev/stdout
+            os.fchmod(fd, 0o666)
         in_read, in_write = os.pipe() if wants_stdin else (os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), None)
         return cls((in_read, out_write, err_write), out_read, err_read, in_write)
 
@@ -151,13 +152,12 @@ def _become(
         seccomp.apply()
         _change_user(user)
         os.setsid()
-        _change_directory(resolve_path(request.cwd or spec.workdir, user))
+        _change_directory(request.cwd or spec.workdir, user)
         for target, source in enumerate(stdio):
             os.dup2(source, target)
         if request.terminal is not None:
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-        for number in _DEFAULT_SIGNALS:
-            signal.signal(number, signal.SIG_DFL)
+        _reset_signals()
         environment = _environment(request.env, spec, user)
         os.execvpe(request.command, [request.command, *request.args], environment)
     except BoxFaultError as error:
@@ -194,6 +194,7 @@ def _limit_processes(max_processes: int) -> None:
 
 
 def _change_user(user: BoxUser) -> None:
+    become_box_root()  # only a change from the box's own root to a user takes its capabilities away before the exec
     os.setgroups(user.groups)
     os.setresgid(user.gid, user.gid, user.gid)
     os.setresuid(user.uid, user.uid, user.uid)
@@ -201,10 +202,20 @@ def _change_user(user: BoxUser) -> None:
         linux_calls.forbid_new_privileges()
 
 
-def _change_directory(path: str) -> None:
+def _reset_signals() -> None:
+    """Take nothing over of what this process, or the one that has started the gateway, ignores or blocks."""
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _change_directory(wanted: str, user: BoxUser) -> None:
+    path = resolve_path(wanted, user)
     try:
         os.chdir(path)
     except OSError as error:
+        if wanted in ("", "~") and isinstance(error, FileNotFoundError):  # a user without a home
+            return os.chdir("/")
         raise BoxFaultError("invalid_argument", f"cwd '{path}' cannot be entered: {error.strerror}") from error
 
 

@@ -110,7 +110,7 @@ def _open_read(request: JsonMessage, user: BoxUser) -> Reply:
 
 def _open_write(request: JsonMessage, user: BoxUser) -> Reply:
     path = resolve_path(request["path"], user)
-    if os.path.isdir(path):
+    if os.path.isdir(path) or request["path"].endswith("/"):
         raise BoxFaultError("invalid_argument", f"path is a directory: {path}")
     make_directories(os.path.dirname(path), user)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | _OPEN_FLAGS, 0o644)
@@ -182,17 +182,17 @@ def _list(request: JsonMessage, user: BoxUser) -> Reply:
         os.stat(top)
         raise BoxFaultError("invalid_argument", f"path is not a directory: {top}")
     owners, entries = _owner_names(), []
-    pending = [(top, max(1, request["depth"]))]
+    pending = [(os.path.join(top, name), max(1, request["depth"])) for name in sorted(os.listdir(top), reverse=True)]
     while pending:
-        directory, depth = pending.pop()
-        for name in sorted(os.listdir(directory)):
-            try:
-                entry = _entry(os.path.join(directory, name), owners)
-            except FileNotFoundError:
-                continue  # removed between listing and stat
-            entries.append(entry)
-            if depth > 1 and entry["type"] == "FILE_TYPE_DIRECTORY" and "symlinkTarget" not in entry:
-                pending.append((entry["path"], depth - 1))
+        path, depth = pending.pop()
+        try:
+            entry = _entry(path, owners)
+            is_directory = entry["type"] == "FILE_TYPE_DIRECTORY" and "symlinkTarget" not in entry
+            below = sorted(os.listdir(path), reverse=True) if depth > 1 and is_directory else []
+        except FileNotFoundError:
+            continue  # removed between listing and stat
+        entries.append(entry)
+        pending += [(os.path.join(path, name), depth - 1) for name in below]
         if len(entries) > _NUM_LISTED_MAX:
             raise BoxFaultError(
                 "failed_precondition", f"more than {_NUM_LISTED_MAX} entries below {top}; ask for less depth"

@@ -23,7 +23,7 @@ terminal.
 _MAX_SPOOL_BYTES = 256 << 20
 _MAX_KEPT_BYTES = 1 << 30
 """Limit for the spools of all ended commands together; the oldest are deleted first."""
-_MAX_STDIN_BYTES = 16 << 20
+_MAX_STDIN_BYTES = 64 << 20
 _NUM_KEPT_ENDED = 1000
 _LINGER_SECONDS = 1.0
 """The time for reading output after the main process ended, if a child of it (`server &`) keeps the pipes open."""
@@ -61,12 +61,23 @@ class Process:
             listener()
 
     def append(self, stream: int, data: bytes) -> None:
-        """Spool output, up to the limit. Raises OSError if the disk is full; the spool then ends before `data`."""
+        """Spool output, up to the limit, at which the command is to be killed.
+
+        Raises OSError if the disk is full; the spool then ends before `data`.
+        """
         if self.size >= _MAX_SPOOL_BYTES:
             return
         self._write_frame(stream, data)
         if self.size >= _MAX_SPOOL_BYTES:
-            self._write_frame(2, f"\n[output ends here: the limit of {_MAX_SPOOL_BYTES} bytes is reached]\n".encode())
+            self.say(f"output ends here, and the command was killed: the limit of {_MAX_SPOOL_BYTES} bytes is reached")
+
+    @property
+    def is_full(self) -> bool:
+        return self.size >= _MAX_SPOOL_BYTES
+
+    def say(self, words: str) -> None:
+        """Add words of ours to the error output."""
+        self._write_frame(2, f"\n[{words}]\n".encode())
 
     def _write_frame(self, stream: int, data: bytes) -> None:
         frame = memoryview(FRAME.pack(stream, len(data)) + data)
@@ -156,6 +167,8 @@ class ProcessTable:
                 process.kill_at = None
                 self.send_signal(process, signal.SIGKILL)
             if process.linger_until is not None and now >= process.linger_until:
+                if not process.lost_output:
+                    process.say("output ends here: a child of the command holds it open; redirect what it prints")
                 self._finish(process)
 
     def wait_for_all(self) -> None:
@@ -189,6 +202,8 @@ class ProcessTable:
             return
         try:
             process.append(stream, data)
+            if process.is_full:
+                self.send_signal(process, signal.SIGKILL)
         except OSError as error:
             process.lost_output = error.strerror or str(error)
             self.send_signal(process, signal.SIGKILL)

@@ -15,7 +15,7 @@ JsonMessage = dict[str, Any]
 
 CONTROL_SOCKET = "ctl.sock"
 FILES_SOCKET = "fs.sock"
-MAX_MESSAGE_BYTES = 8 << 20
+MAX_MESSAGE_BYTES = 66 << 20
 
 
 def clock() -> float:
