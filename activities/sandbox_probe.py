@@ -87,7 +87,7 @@ class SandboxProbe:
         )
 
     async def _promise_not_kept(self, box: Sandbox, ttl_seconds: int) -> str:
-        """Return what the service does otherwise than asked with a box, whatever runs in it."""
+        """Return what the service does otherwise than asked with a box and what it knows of it."""
         if not (await self.provider.describe(box.id)).carries(_METADATA):
             return (
                 f"the sandbox service {self.provider.name} does not give back the metadata of a box, without which no "

@@ -100,7 +100,7 @@ class PathBody(Body):
 
 
 class ListBody(PathBody):
-    depth: int = Field(default=1, ge=0)
+    depth: int = Field(default=1, ge=0, le=4096)
 
 
 class MoveBody(Body):

@@ -85,8 +85,9 @@ class Sandbox(Protocol):
         `on_stderr` gets each piece of the error output as it comes; it returns at once and raises nothing.
 
         Raises CommandFailedError for a non-zero exit code if `check`, and for a time-out always, after killing the
-        command. A command that cannot start (unknown user or directory) has exit code 126, as in a shell. Raises no
-        other errors than these three.
+        shell; some services let what it has started go on. A child in the background redirects its output, for which
+        some services wait. A command that cannot start (unknown user or directory) has exit code 126, as in a shell.
+        Raises no other errors than these three.
         """
         ...
 

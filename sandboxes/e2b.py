@@ -29,7 +29,6 @@ from ratchet.errors import (
     SandboxBusyError,
     SandboxGoneError,
     SandboxRefusesError,
-    UnknownImageError,
 )
 from ratchet.vime_names import value_of
 from sandboxes.base import OPEN_NETWORK, BoxLimits, Capabilities, CommandResult, Sandbox, SandboxInfo
@@ -61,7 +60,7 @@ def image_metadata_key() -> str:
 
 
 class E2BProvider:
-    """Creates boxes of the service at `api_url` and `sandbox_url`; None: where the SDK's own variables say.
+    """Creates boxes of the service at `api_url` and `sandbox_url`; None: that of the SDK's own variables.
 
     `max_connections`: should be twice the number of concurrent commands, because every open command holds a connection
     and all boxes of a service share one address. `template`: `{image}` in it is replaced by the task's image, for
@@ -142,10 +141,9 @@ class E2BProvider:
             "timeout": ttl_seconds,
             "metadata": {**metadata, self._image_metadata_key: image, _KEY_METADATA: idempotency_key},
             "envVars": dict(env or {}),
-            "secure": True,
             **({"network": self._agents_network()} if network else {"allow_internet_access": False}),
         }
-        row = await self._plane.create(body, idempotency_key, image, UnknownImageError)
+        row = await self._plane.create(body, idempotency_key, image)
         if self._plane.honours_keys is None:
             await self._find_out_about_keys(row["sandboxID"], body, idempotency_key, image)
         return self._box(row)
@@ -159,13 +157,14 @@ class E2BProvider:
     async def _find_out_about_keys(self, box_id: str, body: Mapping[str, Any], key: str, image: str) -> None:
         """Repeat the first create call of this process, as a retry does."""
         try:
-            second = (await self._plane.create(body, key, image, UnknownImageError))["sandboxID"]
+            second = (await self._plane.create(body, key, image))["sandboxID"]
         except RatchetError:  # it is full, for example
             return
         self._plane.honours_keys = second == box_id
         if second != box_id:
             _log.warning("the sandbox service makes two boxes for one key; boxes are looked up first", url=self.url)
-            await self.kill(second)
+            if (await self.describe(second)).carries({_KEY_METADATA: key}):
+                await self.kill(second)
 
     async def connect(self, sandbox_id: str) -> Sandbox:
         row = await self._plane.row(sandbox_id)

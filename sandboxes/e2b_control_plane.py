@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from ratchet.errors import ConfigError, RatchetError, SandboxBusyError, SandboxGoneError, SandboxRefusesError
+from ratchet.errors import RatchetError, SandboxBusyError, SandboxGoneError, SandboxRefusesError, UnknownImageError
 from sandbox_gateway.settings import GATEWAY_MARK
 from sandboxes.e2b_errors import CONTENT_REFUSED, error_of_status, translated_errors
 
@@ -36,11 +36,11 @@ class Answer:
         """False for the page of a proxy on the way to the service."""
         return isinstance(self.body, dict)
 
-    def required(self, subject: str, final: Container[int] = (), missing: type[ConfigError] = ConfigError) -> Any:
+    def required(self, subject: str, final: Container[int] = ()) -> Any:
         """Return the body. Raises as `error_of_status` for a refusal, and only the service can refuse for good."""
         words = f"{subject}: {self.call} answers {self.status}: {self.words}"
         if not 200 <= self.status < 300:
-            raise error_of_status(self.status, words, final if self.is_of_service else (), missing)
+            raise error_of_status(self.status, words, final if self.is_of_service else (), UnknownImageError)
         if self.body is None:
             raise SandboxRefusesError(f"{words} (which is no JSON)")
         return self.body
@@ -89,15 +89,16 @@ class ControlPlane:
         """Return whether the service is a gateway of this program, wherever it runs."""
         return GATEWAY_MARK in (await self.send("GET", "/health", "the sandbox service")).headers
 
-    async def create(self, body: Mapping[str, Any], key: str, image: str, missing: type[ConfigError]) -> dict[str, Any]:
+    async def create(self, body: Mapping[str, Any], key: str, image: str) -> dict[str, Any]:
         """Create a box, or return the one that an earlier call with this key has made, if the service honours keys."""
         subject = f"the new box of {image}"
-        request = {"json": body, "headers": {"Idempotency-Key": key}}
         answers = []
         for prefix in self._prefixes:
-            answer = await self.send("POST", f"{prefix}/sandboxes", subject, **request)
+            sent = {**body} if prefix else {**body, "secure": True}  # without it older services leave a box open
+            headers = {"Idempotency-Key": key}
+            answer = await self.send("POST", f"{prefix}/sandboxes", subject, json=sent, headers=headers)
             if not answer.has_no_route(image):
-                row = answer.required(subject, CONTENT_REFUSED, missing)
+                row = answer.required(subject, CONTENT_REFUSED)
                 self._prefixes = (prefix,)
                 return self._row(row, answer.call)
             answers.append(f"{answer.call} answers {answer.status}: {answer.words}")
@@ -137,7 +138,7 @@ class ControlPlane:
         return found
 
     async def rows(self, metadata: Mapping[str, str]) -> list[dict[str, Any]]:
-        """Return the rows of all boxes that the service lists for these metadata entries, whatever the boxes carry."""
+        """Return the rows that the service lists for these metadata entries, which may be of other boxes, too."""
         # Quoted twice, as the SDK does.
         query = urlencode({quote(name): quote(value) for name, value in metadata.items()})
         parameters = {"limit": str(_PAGE_SIZE), **({"metadata": query} if query else {})}

@@ -34,9 +34,7 @@ _CONNECT = {
 
 
 @contextmanager
-def translated_errors(
-    subject: str, final: Container[int] = (), missing: type[ConfigError] = ConfigError
-) -> Iterator[None]:
+def translated_errors(subject: str, final: Container[int] = ()) -> Iterator[None]:
     """Translate exceptions of the block, which makes calls of the SDK only, as `translate` does."""
     try:
         with cancellable():
@@ -44,7 +42,7 @@ def translated_errors(
     except RatchetError:
         raise
     except Exception as error:
-        raise translate(error, subject, final, missing) from error
+        raise translate(error, subject, final) from error
 
 
 @contextmanager
@@ -67,13 +65,10 @@ def cancellable() -> Iterator[None]:
         raise asyncio.CancelledError
 
 
-def translate(
-    error: Exception, subject: str, final: Container[int] = (), missing: type[ConfigError] = ConfigError
-) -> RatchetError:
+def translate(error: Exception, subject: str, final: Container[int] = ()) -> RatchetError:
     """The only mapping from the SDK's exceptions to errors of this program.
 
-    `final`: statuses that refuse the content of this call: ConfigError, `missing` for 404. Any other status below 500
-    refuses the caller: SandboxRefusesError. Unrecognised errors count as an outage: SandboxBusyError.
+    `final`: as for `error_of_status`. Unrecognised errors count as an outage: SandboxBusyError.
     """
     from e2b import exceptions as sdk
 
@@ -90,13 +85,17 @@ def translate(
         return SandboxBusyError(f"{words} ({type(error).__name__}: the service's answer could not be read)")
     status = _status(error)
     is_proxys = status >= 500 and _PAGE.match(str(error))
-    return error_of_status(status, words, () if is_proxys else final, missing)
+    return error_of_status(status, words, () if is_proxys else final)
 
 
 def error_of_status(
     status: int, words: str, final: Container[int] = (), missing: type[ConfigError] = ConfigError
 ) -> RatchetError:
-    """Return the error of a refusal with this HTTP status; `final` and `missing` as for `translate`."""
+    """Return the error of a refusal with this HTTP status.
+
+    `final`: statuses that refuse the content of this call: ConfigError, `missing` for 404. Any other status below 500
+    refuses the caller: SandboxRefusesError.
+    """
     if status in final:
         return (missing if status == 404 else ConfigError)(f"The sandbox service refuses {words}")
     if status in (429, 503):

@@ -24,7 +24,7 @@ _SERVICE_FAULT = re.compile(r"5\d\d: ")
 
 
 class E2BImageBuilder:
-    """Builds by the SDK. `api_url` None: where the SDK's own variables say.
+    """Builds by the SDK. `api_url` None: that of the SDK's own variables.
 
     `of_gateway`: builds if the service is a local gateway, which has no builder of its own.
     """

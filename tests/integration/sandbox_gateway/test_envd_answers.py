@@ -271,7 +271,11 @@ async def test_answer(sdk: AsyncSandbox, name: str) -> None:
 async def test_a_command_of_any_user_opens_its_output_and_ignores_no_signal(sdk: AsyncSandbox) -> None:
     for user in ("root", "agent"):
         assert await sh(sdk, "echo x > /dev/stdout; echo y > /dev/stderr", user) == [0, "x\n", "y\n"]
-        assert await sh(sdk, "grep -E '^Sig(Ign|Blk)' /proc/self/status | tr -d 'SigInBlk:\\t0\\n'", user) == [0, "", ""]
+        assert await sh(sdk, "grep -E '^Sig(Ign|Blk)' /proc/self/status | tr -d 'SigInBlk:\\t0\\n'", user) == [
+            0,
+            "",
+            "",
+        ]
 
 
 async def test_output_that_a_child_holds_open_is_not_lost_without_a_word(sdk: AsyncSandbox) -> None:

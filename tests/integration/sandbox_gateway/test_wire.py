@@ -48,7 +48,7 @@ def _last_envelope(body: bytes) -> dict[str, Any]:
         (b'{"templateID": "nope"}', 404),
         (b'{"templateID": "../../etc"}', 404),
         (b'{"templateID": "base", "metadata": {"image": "nope"}}', 404),
-        (b"x" * (9 << 20), 413),
+        (b"x" * (65 << 20), 413),
     ],
 )
 def test_bad_create(gateway: GatewayProcess, body: bytes, status: int) -> None:
@@ -235,7 +235,7 @@ def test_bad_unary_calls(
         (_envelope({"process": {"cmd": "/bin/true", "cwd": "/missing"}}), "invalid_argument"),
         (_envelope({"process": {"cmd": "/bin/true", "args": ["x" * 140_000]}}), "invalid_argument"),
         (_envelope({"process": {"cmd": "/bin/true", "envs": {"A": 1}}}), "invalid_argument"),
-        (_envelope({"process": {"cmd": "/bin/true"}, "pty": {"size": {"rows": 0, "cols": 80}}}), "invalid_argument"),
+        (_envelope({"process": {"cmd": "/bin/true"}, "pty": {"size": {"rows": -1, "cols": 80}}}), "invalid_argument"),
     ],
 )
 def test_bad_starts(gateway: GatewayProcess, odd_files: dict[str, Any], message: bytes, code: str) -> None:
