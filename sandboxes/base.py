@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, Protocol, Self
 
 
@@ -132,9 +131,23 @@ class Sandbox(Protocol):
 
     async def __aenter__(self) -> Self: ...
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None: ...
+    async def __aexit__(self, *error: object) -> None: ...
+
+
+class EndedOnExit:
+    """The parts of a Sandbox that are alike for every back end whose provider holds the connections."""
+
+    async def kill(self) -> None:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """Do nothing: the connections are the provider's."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.kill()
 
 
 class SandboxProvider(Protocol):

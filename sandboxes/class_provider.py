@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import structlog
 
 from ratchet.errors import CommandFailedError, ConfigError, RatchetError, SandboxBusyError, SandboxGoneError
-from sandboxes.base import OPEN_NETWORK, BoxLimits, Capabilities, CommandResult, SandboxInfo
+from sandboxes.base import OPEN_NETWORK, BoxLimits, Capabilities, CommandResult, EndedOnExit, SandboxInfo
 
 _log = structlog.get_logger(__name__)
 _UNLIMITED_SECONDS = 30 * 86_400
@@ -146,7 +146,7 @@ class ClassProvider:
         """Do nothing: the boxes live on."""
 
 
-class ClassSandbox:
+class ClassSandbox(EndedOnExit):
     """A box of the user's class, with the rest of the contract done by its four methods."""
 
     def __init__(self, provider: ClassProvider, box_id: str, made: Any) -> None:
@@ -220,15 +220,6 @@ class ClassSandbox:
 
     async def kill(self) -> None:
         await self._provider.kill(self.id)
-
-    async def close(self) -> None:
-        """Do nothing: other stages use the same object."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.kill()
 
 
 @contextmanager

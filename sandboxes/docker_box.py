@@ -11,15 +11,14 @@ import shlex
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, NamedTuple, Self
+from typing import BinaryIO, NamedTuple
 
 from aiodocker.containers import DockerContainer
 from aiodocker.execs import Exec
 from aiodocker.stream import Stream
 
 from ratchet.errors import CommandFailedError, ConfigError, SandboxBusyError, SandboxGoneError
-from sandboxes.base import CommandResult
+from sandboxes.base import CommandResult, EndedOnExit
 from sandboxes.docker_errors import remove_container, require_running, service_errors
 from sandboxes.docker_output import MARK_VARIABLE, MarkedStream, framed, new_mark
 
@@ -50,7 +49,7 @@ class _ExecOutput(NamedTuple):
     stderr: bytes
 
 
-class DockerSandbox:
+class DockerSandbox(EndedOnExit):
     """One container as a Sandbox."""
 
     def __init__(self, container: DockerContainer) -> None:
@@ -217,17 +216,6 @@ class DockerSandbox:
     async def kill(self) -> None:
         with contextlib.suppress(SandboxGoneError), service_errors(self.id):
             await remove_container(self._container)
-
-    async def close(self) -> None:
-        """Do nothing: the provider holds the connections."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.kill()
 
 
 def _login(cmd: str, cwd: str | None) -> list[str]:

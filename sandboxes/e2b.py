@@ -15,8 +15,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mappi
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import structlog
@@ -25,13 +24,12 @@ from ratchet.built_images import is_built
 from ratchet.errors import (
     CommandFailedError,
     ConfigError,
-    RatchetError,
     SandboxBusyError,
     SandboxGoneError,
     SandboxRefusesError,
 )
 from ratchet.vime_names import value_of
-from sandboxes.base import OPEN_NETWORK, BoxLimits, Capabilities, CommandResult, Sandbox, SandboxInfo
+from sandboxes.base import OPEN_NETWORK, BoxLimits, Capabilities, CommandResult, EndedOnExit, Sandbox, SandboxInfo
 from sandboxes.e2b_control_plane import ControlPlane
 from sandboxes.e2b_errors import BOX_REFUSED, FILE_REFUSED, cancellable, is_plain_timeout, translate, translated_errors
 
@@ -133,7 +131,7 @@ class E2BProvider:
                 " this service gives every box what its template or gateway has;"
                 " leave them out, or set RATCHET_SANDBOX_PROVIDER=docker"
             )
-        if self._plane.honours_keys is not True:  # another process may have made the box
+        if not await self._plane.is_own_gateway():  # another service may know no such keys
             for found in await self.list({_KEY_METADATA: idempotency_key}):
                 return await self.connect(found.id)
         body = {
@@ -143,10 +141,7 @@ class E2BProvider:
             "envVars": dict(env or {}),
             **({"network": self._agents_network()} if network else {"allow_internet_access": False}),
         }
-        row = await self._plane.create(body, idempotency_key, image)
-        if self._plane.honours_keys is None:
-            await self._find_out_about_keys(row["sandboxID"], body, idempotency_key, image)
-        return self._box(row)
+        return self._box(await self._plane.create(body, idempotency_key, image))
 
     def _agents_network(self) -> dict[str, list[str]]:
         """Return the policy of a box that reaches the adapter and nothing else."""
@@ -154,19 +149,7 @@ class E2BProvider:
 
         return {"allowOut": [self._adapter_host] if self._adapter_host else [], "denyOut": [ALL_TRAFFIC]}
 
-    async def _find_out_about_keys(self, box_id: str, body: Mapping[str, Any], key: str, image: str) -> None:
-        """Repeat the first create call of this process, as a retry does."""
-        try:
-            second = (await self._plane.create(body, key, image))["sandboxID"]
-        except RatchetError:  # it is full, for example
-            return
-        self._plane.honours_keys = second == box_id
-        if second != box_id:
-            _log.warning("the sandbox service makes two boxes for one key; boxes are looked up first", url=self.url)
-            if (await self.describe(second)).carries({_KEY_METADATA: key}):
-                await self.kill(second)
-
-    async def connect(self, sandbox_id: str) -> Sandbox:
+    async def connect(self, sandbox_id: str) -> E2BSandbox:
         row = await self._plane.row(sandbox_id)
         info = self._info(row)
         if info.state == "paused" or not row.get("envdAccessToken"):
@@ -186,10 +169,13 @@ class E2BProvider:
 
     def _info(self, row: Mapping[str, Any]) -> SandboxInfo:
         """Read a row of the control plane. Other services leave out more fields than E2B's own."""
-        try:
-            started_at, ends_at = (_moment(row[name]) if row.get(name) else None for name in ("startedAt", "endAt"))
-        except ValueError as error:
-            raise SandboxRefusesError(f"box {row['sandboxID']} of {self.url}: {error}") from error
+        moments: list[datetime | None] = []
+        for name in ("startedAt", "endAt"):
+            try:
+                moments.append(datetime.fromisoformat(row[name]).astimezone(UTC) if row.get(name) else None)
+            except ValueError as error:
+                raise SandboxRefusesError(f"`{name}` of box {row['sandboxID']} of {self.url}: {error}") from error
+        started_at, ends_at = moments
         if started_at is None:
             raise self._plane.lacks("startedAt", f"{self.url} about box {row['sandboxID']}")
         state: Literal["running", "paused"] = "paused" if row.get("state") == "paused" else "running"
@@ -221,16 +207,16 @@ class E2BProvider:
         """Do nothing: the SDK keeps one connection pool per event loop and closes it with the loop."""
 
 
-class E2BSandbox:
+class E2BSandbox(EndedOnExit):
     """One connected box; the SDK object is kept, so that a command takes one request."""
 
     def __init__(self, box: AsyncSandbox, plane: ControlPlane) -> None:
-        self._box = box
+        self.sdk = box
         self._plane = plane
 
     @property
     def id(self) -> str:
-        return self._box.sandbox_id
+        return self.sdk.sandbox_id
 
     async def exec(
         self,
@@ -267,7 +253,7 @@ class E2BSandbox:
         handle: AsyncCommandHandle[str] | None = None
         try:
             # In the background, because only its handle keeps the output of a command that times out.
-            handle = await self._box.commands.run(
+            handle = await self.sdk.commands.run(
                 cmd,
                 background=True,
                 user=user,
@@ -304,7 +290,7 @@ class E2BSandbox:
             except ConfigError:
                 try:
                     with translated_errors(self.id, BOX_REFUSED):
-                        await self._box.commands.run("true", user="root", timeout=_PROBE_SECONDS)
+                        await self.sdk.commands.run("true", user="root", timeout=_PROBE_SECONDS)
                 except ConfigError as error:
                     raise SandboxRefusesError(f"the box refuses every command: {error}") from error
                 return await call()
@@ -327,7 +313,7 @@ class E2BSandbox:
     ) -> None:
         async def start() -> None:
             with translated_errors(self.id, BOX_REFUSED):
-                handle = await self._box.commands.run(
+                handle = await self.sdk.commands.run(
                     cmd, background=True, user=user, envs=dict(env or {}), cwd=cwd or "~", timeout=0
                 )
                 await handle.disconnect()
@@ -342,7 +328,7 @@ class E2BSandbox:
             with translated_errors(self.id, FILE_REFUSED), contextlib.ExitStack() as stack:
                 data = stack.enter_context(content.open("rb")) if isinstance(content, Path) else content
                 # As an octet stream, because a form cannot carry every file name.
-                await self._box.files.write(
+                await self.sdk.files.write(
                     path, data, user=user, use_octet_stream=True, request_timeout=_TRANSFER_SECONDS
                 )
 
@@ -372,9 +358,9 @@ class E2BSandbox:
         async def begin() -> Any:
             with translated_errors(self.id, FILE_REFUSED):
                 # Some services read a pipe or a device without end.
-                if (await self._box.files.get_info(path, user=user)).type is not FileType.FILE:
+                if (await self.sdk.files.get_info(path, user=user)).type is not FileType.FILE:
                     raise ConfigError(f"{path} is not a regular file")
-                return await self._box.files.read(path, format="stream", user=user)
+                return await self.sdk.files.read(path, format="stream", user=user)
 
         from e2b import FileType
 
@@ -391,17 +377,6 @@ class E2BSandbox:
     async def kill(self) -> None:
         await _kill(self._plane, self.id)
 
-    async def close(self) -> None:
-        """Do nothing: the SDK shares one pool."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.kill()
-
 
 async def _kill(plane: ControlPlane, box_id: str) -> bool:
     try:
@@ -409,10 +384,6 @@ async def _kill(plane: ControlPlane, box_id: str) -> bool:
     except SandboxGoneError:
         return False
     return True
-
-
-def _moment(text: str) -> datetime:
-    return datetime.fromisoformat(text).astimezone(UTC)
 
 
 @contextmanager

@@ -59,8 +59,7 @@ class ControlPlane:
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = options
         self._prefixes: tuple[str, ...] = _PREFIXES
-        self.honours_keys: bool | None = None
-        """True if a repeated create call with the same key returns the same box; None until one was repeated."""
+        self._is_own_gateway: bool | None = None
 
     @property
     def url(self) -> str:
@@ -87,7 +86,9 @@ class ControlPlane:
 
     async def is_own_gateway(self) -> bool:
         """Return whether the service is a gateway of this program, wherever it runs."""
-        return GATEWAY_MARK in (await self.send("GET", "/health", "the sandbox service")).headers
+        if self._is_own_gateway is None:
+            self._is_own_gateway = GATEWAY_MARK in (await self.send("GET", "/health", "the sandbox service")).headers
+        return self._is_own_gateway
 
     async def create(self, body: Mapping[str, Any], key: str, image: str) -> dict[str, Any]:
         """Create a box, or return the one that an earlier call with this key has made, if the service honours keys."""

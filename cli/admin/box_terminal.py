@@ -13,20 +13,19 @@ import sys
 import termios
 import tty
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 
 async def run_terminal(environment: Mapping[str, str], sandbox_id: str, user: str) -> int:
     """Return the shell's exit code. Raises SandboxGoneError if the box does not exist any more."""
-    from e2b import AsyncSandbox, CommandExitException
+    from e2b import CommandExitException
     from e2b.exceptions import SandboxException
     from e2b.sandbox.commands.command_handle import PtySize
 
     from ratchet.errors import SandboxGoneError
+    from sandboxes.e2b import E2BProvider
 
-    options: dict[str, Any] = {"api_key": environment["E2B_API_KEY"]}
-    options |= {name: environment[variable] for name, variable in _URLS.items() if environment.get(variable)}
-    os.environ["NO_PROXY"] = ",".join(filter(None, [os.environ.get("NO_PROXY"), "127.0.0.1", "localhost"]))
+    urls = (environment.get("E2B_API_URL"), environment.get("E2B_SANDBOX_URL"))
+    provider = E2BProvider(environment["E2B_API_KEY"], *urls)
 
     def size() -> PtySize:
         columns, rows = shutil.get_terminal_size()
@@ -36,8 +35,7 @@ async def run_terminal(environment: Mapping[str, str], sandbox_id: str, user: st
         os.write(sys.stdout.fileno(), data)
 
     try:
-        # connecting must not prolong the box's time to live
-        box = await AsyncSandbox.connect(sandbox_id, timeout=1, **options)
+        box = (await provider.connect(sandbox_id)).sdk
         terminal = await box.pty.create(size(), on_data=show, user=user, timeout=0)
     except SandboxException as error:
         raise SandboxGoneError(f"box {sandbox_id}: {error}") from error
@@ -75,9 +73,6 @@ def run_docker_terminal(sandbox_id: str, user: str) -> int:
     return subprocess.run(
         [program, "exec", terminal, "--user", user, sandbox_id, "/bin/bash", "-l"], check=False
     ).returncode
-
-
-_URLS = {"api_url": "E2B_API_URL", "sandbox_url": "E2B_SANDBOX_URL"}
 
 
 @contextlib.contextmanager
