@@ -15,7 +15,14 @@ from urllib.parse import urlsplit
 
 import structlog
 
-from ratchet.errors import CommandFailedError, ConfigError, SandboxBusyError, SandboxGoneError, SandboxRefusesError
+from ratchet.errors import (
+    CommandFailedError,
+    ConfigError,
+    SandboxBusyError,
+    SandboxGoneError,
+    SandboxRefusesError,
+    UnknownImageError,
+)
 from sandboxes.base import Sandbox, SandboxProvider
 
 _LOG = structlog.get_logger()
@@ -70,12 +77,12 @@ class SandboxProbe:
                 found = await self._promise_not_kept(box, ttl_seconds)
                 found = found or await self._way_to_adapter(box, patience_seconds)
                 found = found or await self._way_outside(box, ())
-            if not found:
+            if not found and self.provider.capabilities.network_policy:
                 async with await self._box(image, network=False) as box:
                     found = await self._way_outside(box, (f"{self.url}/v1/models",))
-        except SandboxRefusesError as error:
-            return f"the sandbox service cannot be used: {error}; mend it, then resume the run"
         except (SandboxBusyError, SandboxGoneError, CommandFailedError, ConfigError) as error:
+            if isinstance(error, (SandboxRefusesError, ConfigError)) and not isinstance(error, UnknownImageError):
+                return f"the sandbox service cannot be used: {error}; mend it, then resume the run"
             _LOG.warning("what the sandbox service gives is not known", reason=str(error))
             return ""
         return found

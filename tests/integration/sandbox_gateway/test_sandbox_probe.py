@@ -96,3 +96,12 @@ async def test_a_box_that_reaches_what_it_must_not(gateway: GatewayProcess, adap
             assert found == "" and provider.capabilities.without
         else:
             assert f"reaches http://{adapter_address}/" in found and "RATCHET_SANDBOX_OPEN_NETWORK" in found
+
+
+async def test_an_image_that_has_yet_to_be_built_says_nothing(provider: E2BProvider, adapter_address: str) -> None:
+    assert await SandboxProbe(provider, f"http://{adapter_address}").problem("no/such:image") == ""
+
+
+async def test_an_adapter_that_the_service_cannot_open_for_boxes(gateway: GatewayProcess) -> None:
+    provider = E2BProvider(API_KEY, gateway.url, gateway.url, adapter_url="http://10.1.2.3:18001")
+    assert "network" in await SandboxProbe(provider, "http://10.1.2.3:18001").problem("host")
