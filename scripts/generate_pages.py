@@ -29,6 +29,8 @@ BESIDE_DOCS = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE")
 
 def pages() -> dict[str, str]:
     """Return the text of each generated page by its name in docs/reference/."""
+    from tests.brief.page import brief_page
+
     return {
         "glossary.md": glossary_page(ast.parse(SOURCE.read_text())),
         "configuration.md": config_page(),
@@ -38,6 +40,7 @@ def pages() -> dict[str, str]:
         "fields.md": fields_page(),
         "agents.md": agents_page(),
         "vime.md": vime_page(),
+        "brief.md": _page("The brief, feature by feature", "tests/brief/", brief_page()),
         "integrity.md": integrity_page(),
         "benchmarks.md": benchmarks_page(),
         "notebook.md": notebook_page(),

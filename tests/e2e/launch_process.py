@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import torch
 import yaml
 from sqlalchemy import select
 
@@ -51,25 +52,33 @@ class Launch:
     def words(self) -> str:
         return self.said()[-4000:]
 
-    def dumped(self) -> set[str]:
-        return {path.stem for path in (self.directory / "rollout_dumps").iterdir()}
+    def dumped(self) -> dict[str, set[int]]:
+        """Return file of dumps, such as `rollout_1` → the rollouts in it."""
+        files = (self.directory / "rollout_dumps").glob("*.pt")
+        loaded = {path.stem: torch.load(path, weights_only=True)["samples"] for path in files}
+        return {name: {one["rollout_id"] for one in samples} for name, samples in loaded.items()}
 
 
 @contextlib.contextmanager
 def launching(
     home: Path,
     head: NetworkHost,
-    cluster: Mapping[str, object],
-    config: Mapping[str, object],
+    cluster: Mapping[str, object] | None,
+    config: Mapping[str, object] | None,
     variables: Mapping[str, str],
 ) -> Iterator[Launch]:
-    """Run `ratchet launch` on the head with the state directory `home`/state; end it if the block fails."""
+    """Run `ratchet launch` on the head with the state directory `home`/state; end it if the block fails. None: the
+    variables name the hosts, and values of the launcher's config."""
     state = home / "state"
     state.mkdir(mode=0o755, parents=True)
     free_ports(state)  # of the machine: a port that is free on a host only may name a directory that another stack has
-    (home / "launch.yaml").write_text(yaml.safe_dump(dict(config)))
-    (home / "cluster.yaml").write_text(yaml.safe_dump(dict(cluster)))
-    names = [str(home / "cluster.yaml"), "--config", str(home / "launch.yaml")]
+    names = []
+    if cluster is not None:
+        (home / "cluster.yaml").write_text(yaml.safe_dump(dict(cluster)))
+        names.append(str(home / "cluster.yaml"))
+    if config is not None:
+        (home / "launch.yaml").write_text(yaml.safe_dump(dict(config)))
+        names += ["--config", str(home / "launch.yaml")]
     name = f"{home.parent.name}-{home.name}"
     own = {"RATCHET_HOME": str(state), "STAMP": "launched", "EXP_TAG": name}
     directory = ROOT / "runs" / f"{name}_launched"
@@ -103,18 +112,23 @@ def processes_with(*words: str) -> list[str]:
     return found
 
 
-async def require_nothing_lost(database_url: str, dumped: set[str], steps: int, group_size: int) -> None:
-    """Every step was committed once, from whole groups; no member counts twice, and every graded one was dumped."""
+async def require_nothing_lost(database_url: str, dumped: Mapping[str, set[int]], steps: int, group_size: int) -> None:
+    """Every step was committed once, from whole groups; no member counts twice, and every rollout was dumped once."""
     async with Database(database_url, pool_size=1) as database, database.begin() as connection:
         run = (await connection.execute(select(RunTable.state, RunTable.step))).one()
         batches = (await connection.execute(select(BatchTable.step, BatchTable.state))).all()
-        used = (await connection.execute(select(BatchItemTable.group_id))).scalars().all()
+        items = (await connection.execute(select(BatchItemTable.group_id, BatchItemTable.step))).all()
         rollouts = (await connection.execute(select(RolloutTable.__table__))).mappings().all()
     assert tuple(run) == ("done", steps)
     assert sorted(tuple(batch) for batch in batches) == [(step, "committed") for step in range(1, steps + 1)]
     kept = Counter((one["group_id"], one["member"]) for one in rollouts if one["replaced_by"] is None)
     assert set(kept.values()) == {1}
     graded = [one for one in rollouts if one["outcome"] == "graded"]
+    used = [one.group_id for one in items if one.step <= steps]
+    step_of = {one.group_id: one.step for one in items if one.step <= steps}
     assert Counter(one["group_id"] for one in graded if one["group_id"] in used) == dict.fromkeys(used, group_size)
     assert [one["outcome_reason"] for one in rollouts if one["outcome"] not in ("graded", "cancelled")] == []
-    assert {f"rollout_{one['id']}" for one in graded} == dumped
+    in_files: dict[str, set[int]] = {}
+    for one in rollouts:
+        in_files.setdefault(f"rollout_{step_of.get(one['group_id'], 'unused')}", set()).add(one["id"])
+    assert in_files == dumped

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -26,18 +27,51 @@ from store.database import Database
 from store.schema import EngineTable, RolloutTable, RunTable
 from tests.e2e.conftest import ROOT
 from tests.e2e.launch_process import Launch, launching, processes_with
-from tests.e2e.test_two_hosts import database_url
 from tests.network_hosts import NetworkHost, network_hosts, ssh_server
 
-__all__ = ["database_url"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 NUM_HOSTS, NUM_ROLLOUTS, PORT = 8, 32, 8000
+POSTGRES = """
+import os, pathlib, pwd, sys
+from stack.postgres import initialise
+data, address = pathlib.Path(sys.argv[1]), sys.argv[2]
+program = str(initialise(data) / "postgres")
+with (data / "pg_hba.conf").open("a") as file:
+    file.write("host all all 10.77.0.0/16 trust\\n")
+user = pwd.getpwnam("pgserver")
+os.setgroups([]), os.setgid(user.pw_gid), os.setuid(user.pw_uid), os.chdir("/")
+os.execv(program, [program, "-D", str(data), "-h", address, "-p", "5432", "-k", "", "-c", "max_connections=200"])
+"""
 
 
 @pytest.fixture
 def hosts() -> Iterator[list[NetworkHost]]:
     with network_hosts(1 + NUM_HOSTS) as found:
         yield found
+
+
+@pytest.fixture
+def database_url(hosts: list[NetworkHost], home: Path) -> Iterator[str]:
+    """A Postgres that both hosts reach."""
+    import asyncpg
+
+    address = hosts[0].address
+    command = hosts[0].inside(sys.executable, "-P", "-c", POSTGRES, str(home / "postgres"), address)
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    async def create() -> None:
+        async with Database(f"postgresql://postgres@{address}/postgres", pool_size=1) as admin:
+            await admin.wait(300)
+        connection = await asyncpg.connect(f"postgresql://postgres@{address}/postgres")
+        await connection.execute("CREATE DATABASE ratchet")
+        await connection.close()
+
+    try:
+        asyncio.run(create())
+        yield f"postgresql://postgres@{address}/ratchet"
+    finally:
+        server.send_signal(signal.SIGINT)
+        server.wait(60)
 
 
 @pytest.fixture
@@ -104,11 +138,11 @@ def test_eight_hosts_start_and_end_by_one_command(
     asyncio.run(require_whole(database_url, engines, dumped))
 
 
-async def require_whole(database_url: str, engines: list[str], dumped: set[str]) -> None:
+async def require_whole(database_url: str, engines: list[str], dumped: dict[str, set[int]]) -> None:
     async with Database(database_url, pool_size=1) as database, database.begin() as connection:
         known = (await connection.execute(select(EngineTable.address, EngineTable.state))).all()
         assert (await connection.execute(select(RunTable.state))).scalar_one() == "done"
         rollouts = (await connection.execute(select(RolloutTable.id, RolloutTable.outcome))).all()
     assert sorted(tuple(row) for row in known) == sorted((address, "gone") for address in engines)
     assert Counter(row.outcome for row in rollouts) == {"graded": len(rollouts)}
-    assert {f"rollout_{row.id}" for row in rollouts} == dumped
+    assert dumped == {"rollout_eval_0": {row.id for row in rollouts}}

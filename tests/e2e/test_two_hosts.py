@@ -1,14 +1,13 @@
 """`ratchet launch` over two hosts, the cable cut in mid-run: the engine on the other host, or all boxes and a worker.
 
-The hosts are network namespaces, each with its own address; the second one has a real sshd, and Postgres listens on the
-first one's address if the engine is there. Skipped without root, iproute2 or openssh-server.
+The hosts are network namespaces, each with its own address; the second one has a real sshd. Skipped without root,
+iproute2 or openssh-server.
 """
 
 import asyncio
 import os
-import signal
+import shlex
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,26 +17,24 @@ import pytest
 import yaml
 
 from stack.parts import Stack
-from stack.ports import free_port
 from stack.postgres import database_url as own_database_url
 from stack.postgres import embedded_server
-from store.database import Database
+from tests.e2e.conftest import ROOT
 from tests.e2e.launch_process import launching, processes_with, require_nothing_lost
 from tests.network_hosts import NetworkHost, network_hosts, ssh_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 STEPS, GROUP_SIZE, CUT_SECONDS = 4, 4, 60.0
-POSTGRES = """
-import os, pathlib, pwd, sys
-from stack.postgres import initialise
-data, address = pathlib.Path(sys.argv[1]), sys.argv[2]
-program = str(initialise(data) / "postgres")
-with (data / "pg_hba.conf").open("a") as file:
-    file.write("host all all 10.77.0.0/16 trust\\n")
-user = pwd.getpwnam("pgserver")
-os.setgroups([]), os.setgid(user.pw_gid), os.setuid(user.pw_uid), os.chdir("/")
-os.execv(program, [program, "-D", str(data), "-h", address, "-p", "5432", "-k", "", "-c", "max_connections=200"])
-"""
+SMALL = {
+    "LIMITS": "{agent_seconds: 120, eval_seconds: 60, workspace_seconds: 60}",
+    "ENGINE": "{dtype: float32, max_num_seqs: 64, reasoning_parser: null, stop_token_ids: [], args: [--enforce-eager]}",
+    "HARNESS": "{name: bash_agent, prompt: '{problem_statement}', max_turns: 4, step_timeout_seconds: 20}",
+    "SAMPLING": "{max_response_tokens: 56, max_context_tokens: 512, min_response_tokens: 8}",
+    "SANDBOX": "{max_boxes: 16}",
+    "TRAINING": "{steps: 4, groups_per_step: 3, group_size: 4, max_groups_seen: 1000, bin_tokens: 4096, "
+    "checkpoint_every: 1, activation_checkpointing: false, learning_rate: 2.5e-4}",
+}
+"""What the tiny policy needs in place of the launcher's values."""
 
 
 @pytest.fixture
@@ -55,61 +52,53 @@ def bystander(hosts: tuple[NetworkHost, NetworkHost]) -> "Iterator[subprocess.Po
     process.wait()
 
 
-@pytest.fixture
-def database_url(hosts: tuple[NetworkHost, NetworkHost], home: Path) -> Iterator[str]:
-    """A Postgres that both hosts reach."""
-    import asyncpg
-
-    address = hosts[0].address
-    command = hosts[0].inside(sys.executable, "-P", "-c", POSTGRES, str(home / "postgres"), address)
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-    async def create() -> None:
-        async with Database(f"postgresql://postgres@{address}/postgres", pool_size=1) as admin:
-            await admin.wait(300)
-        connection = await asyncpg.connect(f"postgresql://postgres@{address}/postgres")
-        await connection.execute("CREATE DATABASE ratchet")
-        await connection.close()
-
-    try:
-        asyncio.run(create())
-        yield f"postgresql://postgres@{address}/ratchet"
-    finally:
-        server.send_signal(signal.SIGINT)
-        server.wait(60)
-
-
 def config_of(path: Path, **values: object) -> dict[str, Any]:
     config: dict[str, Any] = yaml.safe_load(path.read_text())
     config["training"] |= {"steps": STEPS, "group_size": GROUP_SIZE, "checkpoint_every": 1}
     return config | values
 
 
-def test_the_engine_on_the_other_host(
+def test_the_variables_of_the_brief_are_enough(
     hosts: tuple[NetworkHost, NetworkHost],
     bystander: "subprocess.Popen[bytes]",
-    database_url: str,
     home: Path,
-    config_path: Path,
+    tiny_policy: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A list of hosts, which has the head, too; Postgres and Temporal are those of the stack."""
     head, worker = hosts
-    port = free_port()
-    config = config_of(config_path, engines=[{"host": worker.address}])
-    variables = {"RATCHET_DATABASE_URL": database_url, "ADAPTER_PUBLIC_HOST": head.address}
+    (home / "hosts").write_text(f"{head.address}\n{worker.address}\n")
+    tasks = ROOT / "datasets" / "quickstart" / "train.jsonl"
+    variables = {"HF_CHECKPOINT": str(tiny_policy), "PROMPT_DATA": str(tasks), "HOSTFILE": str(home / "hosts")}
+    variables |= {f"RATCHET_{section}": values for section, values in SMALL.items()}
     with ssh_server([worker.address], 22, [worker.inside()]) as ssh:
-        cluster = {"head": head.address, "hosts": {worker.address: {"gpus": 0}}, "ssh": list(ssh), "port": port}
-        with launching(home / "engine", head, cluster | {"user": "root"}, config, variables) as launch:
+        (home / "ssh").write_text(f'#!/bin/sh\nexec /usr/bin/ssh {shlex.join(ssh)} "$@"\n')  # the keys of this server
+        (home / "ssh").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{home}:{os.environ['PATH']}")
+        with launching(home / "engine", head, None, None, variables) as launch:
             launch.until(lambda: "step 1:" in launch.said())
             worker.cut()
             time.sleep(CUT_SECONDS)  # the length of the cut
             worker.mend()
             launch.wait_done()
             said, dumped = (launch.directory / "run.log").read_text(), launch.dumped()
-    left = processes_with(str(home / "engine"), f"{head.address}:{port}", f"ratchet-ray-{os.getuid()}-{port}")
-    assert left == [], "everything that the launch has started has ended"
+    state = home / "engine" / "state"
+    assert processes_with(str(home / "engine"), f"{head.address}:6379") == [], (
+        "all that the launch has started has ended"
+    )
     assert bystander.poll() is None
     assert f"the Ray node of {worker.address} has ended" in said and "engine answers again" in said
-    asyncio.run(require_nothing_lost(database_url, dumped, STEPS, GROUP_SIZE))
+    for text in (
+        f"node {worker.address} (0 GPUs)",
+        "[postgres] ",
+        "[worker] ",
+        f"[ray {worker.address}] ",
+        "'summary':",
+    ):
+        assert text in said
+    port = Stack(state).ports["postgres"]
+    with embedded_server(state / "postgres", port):
+        asyncio.run(require_nothing_lost(own_database_url(port), dumped, STEPS, GROUP_SIZE))
 
 
 def test_boxes_and_a_worker_on_the_other_host(
@@ -131,7 +120,8 @@ def test_boxes_and_a_worker_on_the_other_host(
             worker.mend()
             launch.wait_done()
             dumped = launch.dumped()
-            assert "worker ready" in (launch.directory / "worker.log").read_text()
+            log = (launch.directory / "run.log").read_text().splitlines()
+            assert any(f"[worker {worker.address}] " in line and "worker ready" in line for line in log)
         assert sorted(worker.commands()) == sorted(idle), "everything that the launch has started has ended"
     assert processes_with(str(home / "boxes")) == []
     assert bystander.poll() is None

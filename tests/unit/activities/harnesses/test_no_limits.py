@@ -29,6 +29,18 @@ def test_claude_code_gets_no_limit() -> None:
         assert text in limited["command.sh"].decode() and text not in free["command.sh"].decode()
 
 
+def test_what_the_brief_says_of_claude_code() -> None:
+    spec = make_spec("http://a", "/w", extra_env={"BASH_MAX_TIMEOUT_MS": "7"})
+    command = ClaudeCode().configure(spec)["command.sh"].decode()
+    for text in ("investigator", "WebFetch,WebSearch", "--disable-slash-commands"):
+        assert text in command
+    assert ClaudeCode().environment(spec)["BASH_MAX_TIMEOUT_MS"] == "7", "its own variables come last"
+    assert (
+        "investigator"
+        not in ClaudeCode().configure(make_spec("http://a", "/w", extra_args="-x"))["command.sh"].decode()
+    )
+
+
 def test_other_programs_get_their_word_for_no_limit() -> None:
     spec = make_spec("http://a", "/w", **NONE)
     mini = yaml.safe_load(MiniSweAgent().configure(spec)["overrides.yaml"])
