@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ratchet.config import RunConfig
     from stack.cluster import Cluster
     from stack.parts import Stack
+    from stack.placement import Placement
 
 LAUNCHER_CONFIG = Path("configs/qwen36_35b_a3b_swe_8nodes.yaml")
 
@@ -41,19 +42,13 @@ def launch_command(
     SIGTERM, everything that this command has started is ended; the same command continues the run. Arguments of vime's
     training command may follow (docs/vime.md).
     """
-    import contextlib
-
     from ratchet.config_sources import load_config
-    from ratchet.vime_names import dump_pattern, value_of
-    from stack.box_host import box_host
+    from ratchet.vime_names import dump_pattern
     from stack.cluster import DEFAULT_HOST_FILE, read_cluster, require_hosts
     from stack.follow_run import run_name
     from stack.gpus import usable_gpus
     from stack.learner_models import LearnerModels
-    from stack.part_logs import following_logs
-    from stack.parts import Stack
     from stack.placement import place
-    from stack.ray_nodes import ray_nodes
     from stack.run_size import describe_run
     from stack.spread import spread, with_gpus
     from training.service import default_workers
@@ -74,22 +69,35 @@ def launch_command(
     lines = describe_run(LearnerModels(resolved), placement, num_gpus)
     print("\n".join(lines))
     _require_down(hosts)
-    if check:
-        return
-    name = run_name(config)
+    if not check:
+        _launch(hosts, resolved, placement, lines, run_name(config), pattern)
+
+
+def _launch(
+    cluster: "Cluster", config: "RunConfig", placement: "Placement", lines: list[str], name: str, pattern: str | None
+) -> None:
+    """Start everything, follow the run, and end what was started. `lines`: the placement in words."""
+    import contextlib
+
+    from ratchet.vime_names import value_of
+    from stack.box_host import box_host
+    from stack.part_logs import following_logs
+    from stack.parts import Stack
+    from stack.ray_nodes import ray_nodes
+
     directory = Path("runs") / f"{name}_{value_of('STAMP') or time.strftime('%Y%m%d_%H%M%S')}"
     say = _Log(directory / "run.log")
     for line in lines:
         say.write(line)
     say(f"log and dumps: {directory}")
     _end_in_order()
-    _name_services(hosts)
+    _name_services(cluster)
     with contextlib.ExitStack() as started:
-        started.enter_context(box_host(hosts, Stack(), say, say.part))
-        if hosts.ray_hosts:
-            started.enter_context(ray_nodes(hosts, placement, say, say.part))
+        started.enter_context(box_host(cluster, Stack(), say, say.part))
+        if cluster.ray_hosts:
+            started.enter_context(ray_nodes(cluster, placement, say, say.part))
         started.enter_context(following_logs(Stack().home / "logs", say.part))
-        _train(resolved, name, pattern or str(directory / "rollout_dumps" / "rollout_{rollout_id}.pt"), say)
+        _train(config, name, pattern or str(directory / "rollout_dumps" / "rollout_{rollout_id}.pt"), say)
 
 
 class _Log:

@@ -36,7 +36,7 @@ def train(
     """Train: set up the stack, start or continue the run, follow it, print the curve and the commands that show more.
 
     Interrupting the command leaves the run going; the same command follows it again. Arguments of vime's training
-    command, such as `--rollout-batch-size 8`, may follow the config (docs/vime.md).
+    command may follow the config (docs/vime.md).
     """
     import asyncio
 
@@ -54,7 +54,6 @@ def train(
     if str(config).startswith("--"):
         raise ConfigError(f"{config}: name the config's file first, and arguments of vime after it")
     resolved = load_config(config, set or [], arguments=context.args)
-    name = run_name(config)
     pattern = dump_pattern(context.args)
     if check:
         _check(stack, resolved)
@@ -64,10 +63,10 @@ def train(
         provide_program(resolved.harness.name, stack.has_gateway, say)
     bring_up(stack, resolved, say, for_run=from_store is None)
     if from_store is not None:
-        _train_from_store(stack, resolved, name, from_store, new, detach, pattern, json)
+        _train_from_store(stack, resolved, run_name(config), from_store, new, detach, pattern, json)
         return
     try:
-        run_id = asyncio.run(start_run(stack, resolved, name, new, say))
+        run_id = asyncio.run(start_run(stack, resolved, run_name(config), new, say))
     except KeyboardInterrupt:
         say("interrupted; a run that was named above goes on, and `ratchet show runs` lists it once it is accepted")
         raise typer.Exit(130) from None

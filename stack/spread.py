@@ -55,7 +55,7 @@ def spread(config: RunConfig, num_gpus: Mapping[str, int], engine_gpus: int | No
 def _engines(
     config: RunConfig, num_gpus: Mapping[str, int], engine_gpus: int | None
 ) -> tuple[PlacedEnginesConfig, ...]:
-    """Return an entry per node with engines; where no node has a GPU, one engine for each host."""
+    """Return an entry per node with engines; if no node has a GPU, one engine for each host."""
     if not any(num_gpus.values()):
         return tuple(PlacedEnginesConfig(host=node) for node in num_gpus if node != LOCAL)
     each, learner = gpus_per_engine(config.engine.args), config.training.gpus

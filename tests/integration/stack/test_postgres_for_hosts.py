@@ -1,4 +1,4 @@
-"""The embedded Postgres of a launch: its hosts reach it with the password, and nobody else does."""
+"""The embedded Postgres of a launch: its hosts reach it with the password, and no other does."""
 
 import asyncio
 import signal
