@@ -3,7 +3,7 @@
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,7 +12,6 @@ from ratchet.bounded_numbers import MAX_ROWS
 if TYPE_CHECKING:
     from ratchet.config import RunConfig
     from stack.cluster import Cluster
-    from stack.parts import Stack
     from stack.placement import Placement
 
 LAUNCHER_CONFIG = Path("configs/qwen36_35b_a3b_swe_8nodes.yaml")
@@ -43,14 +42,17 @@ def launch_command(
     training command may follow (docs/vime.md).
     """
     from ratchet.config_sources import load_config
+    from ratchet.errors import MachineError
     from ratchet.vime_names import dump_pattern
     from stack.cluster import DEFAULT_HOST_FILE, read_cluster, require_hosts
     from stack.follow_run import run_name
     from stack.gpus import usable_gpus
     from stack.learner_models import LearnerModels
+    from stack.parts import Stack
     from stack.placement import place
     from stack.run_size import describe_run
     from stack.spread import spread, with_gpus
+    from stack.supervisor import Supervisor
     from training.service import default_workers
 
     arguments = list(context.args)
@@ -66,9 +68,11 @@ def launch_command(
     require_hosts(hosts, resolved)
     num_gpus = hosts.num_gpus(len(usable_gpus()))
     placement = place(resolved, default_workers(resolved), num_gpus)
-    lines = describe_run(LearnerModels(resolved), placement, num_gpus)
-    print("\n".join(lines))
-    _require_down(hosts)
+    print("\n".join(lines := describe_run(LearnerModels(resolved), placement, num_gpus)))
+    if hosts.hosts and Supervisor(stack := Stack()).is_up():
+        raise MachineError(
+            f"the stack in {stack.home} is up, with another Ray than this launch's: `ratchet down` first"
+        )
     if not check:
         _launch(hosts, resolved, placement, lines, run_name(config), pattern)
 
@@ -78,26 +82,29 @@ def _launch(
 ) -> None:
     """Start everything, follow the run, and end what was started. `lines`: the placement in words."""
     import contextlib
+    import signal
 
     from ratchet.vime_names import value_of
     from stack.box_host import box_host
     from stack.part_logs import following_logs
     from stack.parts import Stack
     from stack.ray_nodes import ray_nodes
+    from training.rollout_dumps import dump_path
 
     directory = Path("runs") / f"{name}_{value_of('STAMP') or time.strftime('%Y%m%d_%H%M%S')}"
     say = _Log(directory / "run.log")
+    dumps = dump_path(pattern or str(directory / "rollout_dumps" / "rollout_{rollout_id}.pt"))
     for line in lines:
         say.write(line)
     say(f"log and dumps: {directory}")
-    _end_in_order()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a batch system sends it before its time limit
     _name_services(cluster)
     with contextlib.ExitStack() as started:
         started.enter_context(box_host(cluster, Stack(), say, say.part))
         if cluster.ray_hosts:
             started.enter_context(ray_nodes(cluster, placement, say, say.part))
         started.enter_context(following_logs(Stack().home / "logs", say.part))
-        _train(config, name, pattern or str(directory / "rollout_dumps" / "rollout_{rollout_id}.pt"), say)
+        _train(config, name, dumps, say)
 
 
 class _Log:
@@ -138,40 +145,14 @@ def _name_services(cluster: "Cluster") -> None:
         os.environ[POSTGRES_HOSTS] = " ".join(map(str, found))
 
 
-def _require_down(cluster: "Cluster") -> None:
-    """Raise MachineError if the stack is up."""
-    from ratchet.errors import MachineError
-    from stack.parts import Stack
-    from stack.supervisor import Supervisor
-
-    stack = Stack()
-    if cluster.hosts and Supervisor(stack).is_up():
-        raise MachineError(
-            f"the stack in {stack.home} is up, with another Ray than that of this launch: `ratchet down` first"
-        )
-
-
-def _end_in_order() -> None:
-    """Take SIGTERM, which a batch system sends before its time limit, for Ctrl-C."""
-    import signal
-
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-
-
-def _end_undisturbed() -> None:
-    """Ignore SIGTERM from now on, since what was started is being ended."""
-    import signal
-
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
-def _train(config: "RunConfig", name: str, pattern: str, say: _Log) -> None:
+def _train(config: "RunConfig", name: str, dumps: Path | None, say: _Log) -> None:
     """Bring up the stack and follow the run; end the stack if it was not up before."""
     import asyncio
+    import signal
 
     from cli.console import print_json
     from stack.agent_programs import provide_program
-    from stack.follow_run import start_run
+    from stack.follow_run import follow_to_end, start_run
     from stack.parts import Stack
     from stack.startup import bring_up
     from stack.supervisor import Supervisor
@@ -185,24 +166,14 @@ def _train(config: "RunConfig", name: str, pattern: str, say: _Log) -> None:
         bring_up(stack, config, say, for_run=True)
         run_id = asyncio.run(start_run(stack, config, name, False, say))
         say(f"run {run_id}: {stack.workflow_page(f'run/{run_id}')}")
-        request_dumps(run_id, pattern)
-        result = asyncio.run(_follow(stack, run_id, say))
+        request_dumps(run_id, dumps)
+        result = asyncio.run(follow_to_end(stack, run_id, say))
         print_json(result)
         say.write(str(result))
     except KeyboardInterrupt:
-        _end_undisturbed()
         say("ending; the same command continues the run")
         raise typer.Exit(130) from None
     finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what was started is being ended
         if not was_up:
             supervisor.down()
-
-
-async def _follow(stack: "Stack", run_id: str, say: _Log) -> dict[str, Any]:
-    from stack.follow_run import collect_result, watch_run
-    from training.rollout_dumps import wait_for_dumps
-
-    await watch_run(stack, run_id, say)
-    _end_undisturbed()
-    await wait_for_dumps(run_id, say)
-    return await collect_result(stack, run_id)

@@ -48,22 +48,22 @@ def train(
     from stack.follow_run import run_name, start_run
     from stack.parts import Stack
     from stack.startup import bring_up
-    from training.rollout_dumps import request_dumps
+    from training.rollout_dumps import dump_path, request_dumps
 
     stack = Stack()
     if str(config).startswith("--"):
         raise ConfigError(f"{config}: name the config's file first, and arguments of vime after it")
     resolved = load_config(config, set or [], arguments=context.args)
-    pattern = dump_pattern(context.args)
     if check:
         _check(stack, resolved)
         return
-    _say_what_memory_costs(resolved)
+    dumps = dump_path(dump_pattern(context.args))
+    _say_what_memory_costs()
     if from_store is None:
         provide_program(resolved.harness.name, stack.has_gateway, say)
     bring_up(stack, resolved, say, for_run=from_store is None)
     if from_store is not None:
-        _train_from_store(stack, resolved, run_name(config), from_store, new, detach, pattern, json)
+        _train_from_store(stack, resolved, run_name(config), from_store, new, detach, dumps, json)
         return
     try:
         run_id = asyncio.run(start_run(stack, resolved, run_name(config), new, say))
@@ -71,47 +71,35 @@ def train(
         say("interrupted; a run that was named above goes on, and `ratchet show runs` lists it once it is accepted")
         raise typer.Exit(130) from None
     say(f"run {run_id}: {stack.workflow_page(f'run/{run_id}')}")
-    request_dumps(run_id, pattern)
+    request_dumps(run_id, dumps)
     if not detach:
         _follow(stack, run_id, config, json)
 
 
-def _say_what_memory_costs(config: Any) -> None:
+def _say_what_memory_costs() -> None:
     import os
 
     from cli.console import say
     from stack.huge_pages import probe_huge_pages
-    from stack.learner_models import LearnerModels
-    from stack.run_size import bin_notice
 
-    for line in bin_notice(LearnerModels(config)):
-        say(line)
     if advice := probe_huge_pages().advice(os.environ):
         say(advice)
 
 
 def _follow(stack: Any, run_id: str, config: Path, json: bool) -> None:
     import asyncio
-    from dataclasses import asdict
 
     from cli.console import print_json, say
-    from stack.follow_run import collect_result, watch_run
-    from training.rollout_dumps import wait_for_dumps
-
-    async def follow() -> Any:
-        cost = await watch_run(stack, run_id, say)
-        await wait_for_dumps(run_id, say)
-        return cost
+    from stack.follow_run import follow_to_end
 
     try:
-        cost = asyncio.run(follow())
+        result = asyncio.run(follow_to_end(stack, run_id, say))
     except KeyboardInterrupt:
         say(
             f"Detached; run {run_id} continues. `ratchet train {config}` follows it again, "
             "`ratchet down` stops the stack and the run until the next `ratchet up`"
         )
         raise typer.Exit(130) from None
-    result = asyncio.run(collect_result(stack, run_id)) | {"cost": asdict(cost)}
     if json:
         print_json(result)
     else:
@@ -156,7 +144,7 @@ def _check(stack: Any, config: Any) -> None:
 
 
 def _train_from_store(
-    stack: Any, config: Any, name: str, source: str, new: bool, detach: bool, pattern: str | None, json: bool
+    stack: Any, config: Any, name: str, source: str, new: bool, detach: bool, dumps: Path | None, json: bool
 ) -> None:
     import asyncio
 
@@ -165,7 +153,7 @@ def _train_from_store(
     from training.rollout_dumps import request_dumps
 
     run_id = asyncio.run(train_from_store.start_stored_run(stack, config, name, source, new, say))
-    request_dumps(run_id, pattern)
+    request_dumps(run_id, dumps)
     if detach:
         return
     try:

@@ -4,7 +4,7 @@ import ipaddress
 import os
 import socket
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -71,22 +71,18 @@ class Cluster(BaseModel):
 def read_cluster(path: Path) -> Cluster:
     """Read a cluster from a `.yaml` file or a host file, which may list this machine, the head, too. Raises ConfigError
     naming file, value and expectation."""
-    values: dict[str, Any] = (
-        _yaml_values(path) if path.suffix in (".yaml", ".yml") else {"hosts": _hosts(path, _text_of(path))}
-    )
-    if "hosts" in values and values["hosts"] is None:  # the key without a value, which is none of them
-        values["hosts"] = {}
-    hosts = values.get("hosts")
-    if isinstance(hosts, list):
-        values["hosts"] = {str(host): {} for host in hosts}
-    elif isinstance(hosts, dict):
-        values["hosts"] = {str(host): value or {} for host, value in hosts.items()}
-    if "head" not in values and isinstance(values.get("hosts"), dict):
-        other = next((host for host in values["hosts"] if host not in own_hosts()), "127.0.0.1")
-        values["head"] = os.environ.get("MASTER_ADDR") or _own_address(other)
-    if isinstance(values.get("hosts"), dict):
-        for host in {str(values["head"]), *own_hosts()}:
-            values["hosts"].pop(host, None)
+    values = read_yaml(path, _REMEDY) if path.suffix in (".yaml", ".yml") else {"hosts": _hosts(path)}
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: expected a mapping of keys, found {type(values).__name__}")
+    hosts = values.get("hosts", "missing")
+    if isinstance(hosts, list | dict | None):
+        listed = hosts if isinstance(hosts, dict) else dict.fromkeys(hosts or ())
+        found = {str(host): value or {} for host, value in listed.items()}
+        own = own_hosts()
+        other = next((host for host in found if host not in own), "127.0.0.1")
+        head = str(values.get("head") or os.environ.get("MASTER_ADDR") or _own_address(other))
+        kept = {host: value for host, value in found.items() if host not in {head, *own}}
+        values |= {"head": head, "hosts": kept}
     try:
         return Cluster.model_validate(values)
     except ValidationError as error:
@@ -112,22 +108,12 @@ def require_hosts(cluster: Cluster, config: RunConfig) -> None:
             raise ConfigError(f"host {host}{has} has no part; name it in engines or training.gpus, or leave it out")
 
 
-def _text_of(path: Path) -> str:
+def _hosts(path: Path) -> dict[str, dict[str, int]]:
+    """Read one address per line; `slots=N` of MPI's host files is the number of GPUs."""
     try:
-        return path.read_text(encoding="utf-8-sig", errors="replace")
+        text = path.read_text(encoding="utf-8-sig", errors="replace")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}){_REMEDY}") from None
-
-
-def _yaml_values(path: Path) -> dict[str, Any]:
-    values = read_yaml(path, _REMEDY)
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path}: expected a mapping of keys, found {type(values).__name__}")
-    return values
-
-
-def _hosts(path: Path, text: str) -> dict[str, dict[str, int]]:
-    """Read one address per line; `slots=N` of MPI's host files is the number of GPUs."""
     found: dict[str, dict[str, int]] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()

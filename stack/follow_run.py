@@ -8,7 +8,7 @@ import base64
 import contextlib
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 from temporalio.service import RPCError, RPCStatusCode
 
 from ratchet.config import RunConfig
+from ratchet.config_sections import DEFAULT_BIN_TOKENS
 from ratchet.errors import ConfigError, StoreUnavailableError
 from ratchet.payloads import TrainRunInput
 from ratchet.progress import CountedLine, ReportProgress
@@ -33,6 +34,7 @@ from stack.part_health import HealthState, read_health
 from stack.parts import Stack
 from stack.startup import connect_stack, keep_served, require_up
 from store import open_runs, runs
+from training.rollout_dumps import wait_for_dumps
 
 _ACCEPT_SECONDS = 60.0
 _ACCEPT_LOOK_SECONDS = 0.3
@@ -54,6 +56,8 @@ async def start_run(stack: Stack, config: RunConfig, name: str, new: bool, say: 
             say(f"these boxes do without: {sentence}")
     settings = load_temporal_settings()
     client = await connect_stack(stack, settings)  # before anything is changed
+    if config.training.bin_tokens > DEFAULT_BIN_TOKENS:
+        say(f"training.bin_tokens is {config.training.bin_tokens}; `--check` estimates the learner's memory")
     async with stack.database() as database, database.begin() as connection:
         unfinished = None if new else await runs.newest_unfinished_run(connection, config)
         reason = await open_runs.resume_run(connection, unfinished) if unfinished is not None else None
@@ -250,6 +254,13 @@ def _line(progress: dict[str, Any]) -> str:
     failed = f", {progress['failed']} failed" if progress["failed"] else ""
     counts = f"{progress['ended']} of {progress['rollouts']} started rollouts ended"
     return f"step {progress['step']}: {counts}{failed}{evaluations}"
+
+
+async def follow_to_end(stack: Stack, run_id: str, say: ReportProgress) -> dict[str, Any]:
+    """Report progress until the run has ended and its dumps are written; return its result and cost."""
+    cost = await watch_run(stack, run_id, say)
+    await wait_for_dumps(run_id, say)
+    return await collect_result(stack, run_id) | {"cost": asdict(cost)}
 
 
 async def collect_result(stack: Stack, run_id: str) -> dict[str, Any]:

@@ -265,8 +265,7 @@ class Stack:
         ratchet = [sys.executable, "-P", "-m", "cli.main", "part"]  # -P: see ratchet/import_path.py
         parts = [Part(WATCHER, [*ratchet, WATCHER], 5)]
         if not self.is_external("RATCHET_DATABASE_URL"):
-            hosts = ["--hosts", " ".join(self.postgres_hosts)] if self.postgres_hosts else []
-            parts.append(Part("postgres", [*ratchet, "postgres", *hosts], 10, stop_signal="INT", stop_wait_seconds=30))
+            parts.append(Part("postgres", [*ratchet, "postgres"], 10, stop_signal="INT", stop_wait_seconds=30))
         if not self.is_external("TEMPORAL_ADDRESS"):
             if temporal_kind(self.home) is TemporalKind.DEV:
                 parts.append(Part("temporal", [*ratchet, "temporal", "--dev"], 20, stop_signal="INT"))

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ratchet.config import RunConfig
-from ratchet.config_sections import DEFAULT_BIN_TOKENS
 from ratchet.model_directory import frozen_models, model_of
 from stack.learner_models import LearnerModels
 from stack.placement import LEARNER, PlacedEngine, Placement, cache_gpus
@@ -69,7 +68,7 @@ def describe_run(models: LearnerModels, placement: Placement, num_gpus: Mapping[
     """Return lines of at most 80 characters. `num_gpus`: node -> number of its GPUs, as far as it is known."""
     config = models.config
     memory = _read_memory(models)
-    lines = [*_node_lines(config, placement, num_gpus, memory), *bin_notice(models)]
+    lines = [*_node_lines(config, placement, num_gpus, memory)]
     if memory is not None:
         lines.append("GiB are estimates: an engine with the cache of one longest call, to which vLLM")
         lines.append("adds cache; a rank with its part of training.bin_tokens in bfloat16")
@@ -86,15 +85,6 @@ def describe_run(models: LearnerModels, placement: Placement, num_gpus: Mapping[
         size = daily.rollouts * config.sampling.max_context_tokens * per_token
         lines.append(f"  {_gib(size)} GiB of routed experts ({per_token} bytes per token), until trained")
     return lines
-
-
-def bin_notice(models: LearnerModels) -> list[str]:
-    """Return what the learner's bin costs if the context makes it larger than the default; empty if it does not."""
-    config, memory = models.config, _read_memory(models)
-    if not DEFAULT_BIN_TOKENS < config.training.bin_tokens == config.sampling.max_context_tokens:
-        return []
-    size = "" if memory is None else f": about {_estimate(config, memory, None).strip()} a rank"
-    return [f"training.bin_tokens is {config.training.bin_tokens}, for the context{size}"]
 
 
 def _gib(size: int) -> str:

@@ -5,10 +5,11 @@ An export contains exactly what was trained. The rows are read page by page, so 
 
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import numpy as np
-from sqlalchemy import ARRAY, BigInteger, Select, any_, literal, select
+from sqlalchemy import ARRAY, BigInteger, Select, String, any_, cast, func, literal, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.types import REWARDED_OUTCOMES, JsonObject, Purpose, RunState
@@ -80,46 +81,28 @@ async def _graded(connection: AsyncConnection, run_id: str) -> list[int]:
     return list((await connection.execute(statement.order_by(RolloutTable.id))).scalars())
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutsOfStep:
-    """The rollouts of one step: those of the groups that it consumed, with signal or without, or of the evaluations of
-    its weights. `step`: None for rollouts of no step, which a run leaves at its end. `has_ended`: no more are to come.
+async def rollouts_by_step(connection: AsyncConnection, run_id: str) -> dict[str, list[int]]:
+    """Return the rollouts of each step whose rollouts have ended: those of the groups that the step consumed, with
+    signal or without. `eval_STEP` stands for evaluations of its weights, `unused` for what an ended run leaves behind.
     """
-
-    step: int | None
-    is_evaluation: bool
-    rollout_ids: list[int]
-    has_ended: bool
-
-
-async def rollouts_by_step(connection: AsyncConnection, run_id: str) -> list[RolloutsOfStep]:
-    """Return the rollouts of a run, each in one entry, in order; those of no step once the run has ended."""
     state = (await connection.execute(select(RunTable.state).where(RunTable.run_id == run_id))).scalar_one()
     is_over = state not in (RunState.RUNNING, RunState.PAUSED)
-    planned = select(BatchTable.step).where(BatchTable.run_id == run_id)
-    trained = (
-        select(BatchItemTable.step, RolloutTable.id, RolloutTable.ended_at)
-        .join(RolloutTable, RolloutTable.group_id == BatchItemTable.group_id)
-        .where(BatchItemTable.run_id == run_id, BatchItemTable.step.in_(planned))
+    own = RolloutTable.run_id == run_id
+    used = (BatchItemTable.group_id == RolloutTable.group_id) & (BatchItemTable.run_id == run_id)
+    planned = BatchItemTable.step.in_(select(BatchTable.step).where(BatchTable.run_id == run_id))
+    trained = select(func.coalesce(cast(BatchItemTable.step, String), "unused"), RolloutTable.id, RolloutTable.ended_at)
+    trained = trained.outerjoin(BatchItemTable, used & planned).where(
+        BatchItemTable.step.is_not(None) | (own & (RolloutTable.purpose == Purpose.TRAIN))
     )
-    own = select(EvaluationTable.step, RolloutTable.id, EvaluationTable.ended_at).where(RolloutTable.run_id == run_id)
-    evaluated = own.join(RolloutGroupTable, RolloutGroupTable.id == RolloutTable.group_id).join(
-        EvaluationTable,
-        (EvaluationTable.run_id == RolloutTable.run_id) & (EvaluationTable.label == RolloutGroupTable.label),
-    )
-    consumed = select(BatchItemTable.group_id).where(BatchItemTable.run_id == run_id, BatchItemTable.step.in_(planned))
-    left = select(literal(None), RolloutTable.id, RolloutTable.ended_at).where(
-        RolloutTable.run_id == run_id, RolloutTable.purpose == Purpose.TRAIN, RolloutTable.group_id.not_in(consumed)
-    )
-    found: list[RolloutsOfStep] = []
-    for statement, is_evaluation in ((trained, False), (evaluated, True), *([(left, False)] if is_over else [])):
-        by_step: dict[int | None, list[Any]] = {}
-        for step, *row in await connection.execute(statement.order_by(RolloutTable.id)):
-            by_step.setdefault(step, []).append(row)
-        for step, rows in sorted(by_step.items(), key=lambda item: item[0] or 0):
-            has_ended = is_over or all(ended_at is not None for _, ended_at in rows)
-            found.append(RolloutsOfStep(step, is_evaluation, [rollout_id for rollout_id, _ in rows], has_ended))
-    return found
+    at = (EvaluationTable.run_id == run_id) & (EvaluationTable.label == RolloutGroupTable.label)
+    evaluated = select("eval_" + cast(EvaluationTable.step, String), RolloutTable.id, EvaluationTable.ended_at)
+    evaluated = evaluated.join(RolloutGroupTable, RolloutGroupTable.id == RolloutTable.group_id)
+    found: dict[str, list[tuple[int, datetime | None]]] = {}
+    for statement in (trained, evaluated.join(EvaluationTable, at).where(own)):
+        for name, rollout_id, ended_at in await connection.execute(statement.order_by(RolloutTable.id)):
+            found.setdefault(name, []).append((rollout_id, ended_at))
+    ended = {name for name, rows in found.items() if is_over or all(ended_at for _, ended_at in rows)}
+    return {name: [one for one, _ in found[name]] for name in found if name in ended and (is_over or name != "unused")}
 
 
 class _PlannedUse(NamedTuple):

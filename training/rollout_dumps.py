@@ -30,17 +30,22 @@ _LOOK_SECONDS, _LOOK_SHARE = 3.0, 20.0
 _LAST_LOOK_SECONDS, _WAIT_SECONDS = 600.0, 0.2
 
 
-def request_dumps(run_id: str, pattern: str | None) -> None:
-    """Ask for the dumps of a run, also of its steps so far. Raises ConfigError if they cannot be written."""
-    if pattern is None:
-        return
-    path = Path(pattern).expanduser().absolute()
+def dump_path(pattern: str | None) -> Path | None:
+    """Return the whole path, after making its directory. Raises ConfigError if that cannot be done."""
+    path = None if pattern is None else Path(pattern).expanduser().absolute()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{path}: dumps cannot be written there ({error.strerror}); name another path") from None
-    paths.dump_requests().mkdir(exist_ok=True)
-    (paths.dump_requests() / run_id).write_text(str(path))
+    return path
+
+
+def request_dumps(run_id: str, path: Path | None) -> None:
+    """Ask for the dumps of a run, also of its steps so far."""
+    if path is not None:
+        paths.dump_requests().mkdir(exist_ok=True)
+        (paths.dump_requests() / run_id).write_text(str(path))
 
 
 async def wait_for_dumps(run_id: str, say: ReportProgress) -> None:

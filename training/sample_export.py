@@ -86,7 +86,7 @@ async def write_jsonl(found: AsyncIterator[Sample], decode: Decode, path: Path) 
     return _done(path, number)
 
 
-async def write_dump(found: AsyncIterator[Sample], decode: Decode, step: int | None, path: Path) -> int:
+async def write_dump(found: AsyncIterator[Sample], decode: Decode, step: int | str, path: Path) -> int:
     """Write a step's samples as slime's `--save-debug-rollout-data` does; return their number.
 
     `torch.load(path, weights_only=True)` reads the file.
@@ -215,13 +215,12 @@ async def dump_steps(connection: AsyncConnection, run_id: str, pattern: str, aga
     model_path = (await connection.execute(select(RunTable.model_path).where(RunTable.run_id == run_id))).scalar_one()
     decode = _decoder(Path(model_path))
     written: dict[Path, int] = {}
-    for one in await samples.rollouts_by_step(connection, run_id):
-        name = "unused" if one.step is None else f"{'eval_' if one.is_evaluation else ''}{one.step}"
+    for name, rollout_ids in (await samples.rollouts_by_step(connection, run_id)).items():
         path = Path(pattern.replace(ROLLOUT_ID, name))
-        if one.has_ended and (again or one.step is None or not path.exists()):
-            step = None if one.is_evaluation else one.step
-            found = samples.samples_of_rollouts(connection, run_id, step, one.rollout_ids)
-            written[path] = await write_dump(found, decode, one.step, path)
+        if again or name == "unused" or not path.exists():
+            step = int(name) if name.isdigit() else None
+            found = samples.samples_of_rollouts(connection, run_id, step, rollout_ids)
+            written[path] = await write_dump(found, decode, name if step is None else step, path)
     return written
 
 
