@@ -94,8 +94,7 @@ def _launch(
     directory = Path("runs") / f"{name}_{value_of('STAMP') or time.strftime('%Y%m%d_%H%M%S')}"
     say = _Log(directory / "run.log")
     dumps = dump_path(pattern or str(directory / "rollout_dumps" / "rollout_{rollout_id}.pt"))
-    for line in lines:
-        say.write(line)
+    say.write("\n".join(lines))
     say(f"log and dumps: {directory}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a batch system sends it before its time limit
     _name_services(cluster)
@@ -145,7 +144,7 @@ def _name_services(cluster: "Cluster") -> None:
         os.environ[POSTGRES_HOSTS] = " ".join(map(str, found))
 
 
-def _train(config: "RunConfig", name: str, dumps: Path | None, say: _Log) -> None:
+def _train(config: "RunConfig", name: str, dumps: Path, say: _Log) -> None:
     """Bring up the stack and follow the run; end the stack if it was not up before."""
     import asyncio
     import signal

@@ -38,14 +38,13 @@ def train(
     Interrupting the command leaves the run going; the same command follows it again. Arguments of vime's training
     command may follow the config (docs/vime.md).
     """
-    import asyncio
 
     from cli.console import say
     from ratchet.config_sources import load_config
     from ratchet.errors import ConfigError
     from ratchet.vime_names import dump_pattern
     from stack.agent_programs import provide_program
-    from stack.follow_run import run_name, start_run
+    from stack.follow_run import run_name
     from stack.parts import Stack
     from stack.startup import bring_up
     from training.rollout_dumps import dump_path, request_dumps
@@ -57,23 +56,33 @@ def train(
     if check:
         _check(stack, resolved)
         return
-    dumps = dump_path(dump_pattern(context.args))
+    dumps = dump_path(pattern) if (pattern := dump_pattern(context.args)) else None
     _say_what_memory_costs()
     if from_store is None:
         provide_program(resolved.harness.name, stack.has_gateway, say)
     bring_up(stack, resolved, say, for_run=from_store is None)
+    run_id = _start(stack, resolved, run_name(config), from_store, new)
+    request_dumps(run_id, dumps)
+    if not detach:
+        _follow(stack, run_id, config, from_store is not None, json)
+
+
+def _start(stack: Any, config: Any, name: str, from_store: str | None, new: bool) -> str:
+    import asyncio
+
+    from cli.console import say
+    from stack.follow_run import start_run
+    from stack.train_from_store import start_stored_run
+
     if from_store is not None:
-        _train_from_store(stack, resolved, run_name(config), from_store, new, detach, dumps, json)
-        return
+        return asyncio.run(start_stored_run(stack, config, name, from_store, new, say))
     try:
-        run_id = asyncio.run(start_run(stack, resolved, run_name(config), new, say))
+        run_id = asyncio.run(start_run(stack, config, name, new, say))
     except KeyboardInterrupt:
         say("interrupted; a run that was named above goes on, and `ratchet show runs` lists it once it is accepted")
         raise typer.Exit(130) from None
     say(f"run {run_id}: {stack.workflow_page(f'run/{run_id}')}")
-    request_dumps(run_id, dumps)
-    if not detach:
-        _follow(stack, run_id, config, json)
+    return run_id
 
 
 def _say_what_memory_costs() -> None:
@@ -86,14 +95,15 @@ def _say_what_memory_costs() -> None:
         say(advice)
 
 
-def _follow(stack: Any, run_id: str, config: Path, json: bool) -> None:
+def _follow(stack: Any, run_id: str, config: Path, is_stored: bool, json: bool) -> None:
     import asyncio
 
     from cli.console import print_json, say
     from stack.follow_run import follow_to_end
+    from stack.train_from_store import follow_stored_run
 
     try:
-        result = asyncio.run(follow_to_end(stack, run_id, say))
+        result = asyncio.run((follow_stored_run if is_stored else follow_to_end)(stack, run_id, say))
     except KeyboardInterrupt:
         say(
             f"Detached; run {run_id} continues. `ratchet train {config}` follows it again, "
@@ -102,6 +112,8 @@ def _follow(stack: Any, run_id: str, config: Path, json: bool) -> None:
         raise typer.Exit(130) from None
     if json:
         print_json(result)
+    elif is_stored:
+        _print_steps(result)
     else:
         _print(result, stack)
         _say_what_next(run_id, stack)
@@ -141,32 +153,6 @@ def _check(stack: Any, config: Any) -> None:
         f"{training.steps} steps of {training.groups_per_step} groups of {training.group_size} rollouts by "
         f"{config.harness.name}; model {config.model}; nothing was started"
     )
-
-
-def _train_from_store(
-    stack: Any, config: Any, name: str, source: str, new: bool, detach: bool, dumps: Path | None, json: bool
-) -> None:
-    import asyncio
-
-    from cli.console import print_json, say
-    from stack import train_from_store
-    from training.rollout_dumps import request_dumps
-
-    run_id = asyncio.run(train_from_store.start_stored_run(stack, config, name, source, new, say))
-    request_dumps(run_id, dumps)
-    if detach:
-        return
-    try:
-        result = asyncio.run(train_from_store.follow_stored_run(stack, run_id, say))
-    except KeyboardInterrupt:
-        say(f"Detached; run {run_id} continues. Re-run this command to follow it")
-        raise typer.Exit(130) from None
-    if json:
-        print_json(result)
-    else:
-        _print_steps(result)
-    if result["state"] != "done":
-        raise typer.Exit(1)
 
 
 def _print_steps(result: dict[str, Any]) -> None:

@@ -122,8 +122,7 @@ class RunConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _preset(cls, values: Any) -> Any:
-        """Fill in the preset's values, and a bin for the longest context, for keys that the config does not set, so
-        that a resolved config is complete."""
+        """Fill in the preset's values, and a bin for the longest context, for keys that the config does not set."""
         values = _with_bin(values) if isinstance(values, Mapping) else values
         loss = values.get("loss") if isinstance(values, Mapping) else None
         preset = LOSS_PRESET_VALUES.get(str(loss.get("preset"))) if isinstance(loss, Mapping) else None

@@ -68,11 +68,7 @@ VIME_VARIABLES = (
         "Workers: tarball of Claude Code, unpacked when a run starts; `ratchet admin agents fetch` gets one.",
     ),
     Variable("SWE_BOOT_CONCURRENCY", None, "Workers: number of parallel boots, of agents and grades together."),
-    Variable(
-        "HOSTFILE",
-        None,
-        "`ratchet launch`: file with one host per line. Default: /root/mpi_rack_hostfile if it exists.",
-    ),
+    Variable("HOSTFILE", None, "`ratchet launch`: file with one host per line. Default: /root/mpi_rack_hostfile."),
     Variable("EXP_TAG", None, "First part of a new run's id, and of its directory, instead of the config file's name."),
     Variable("STAMP", None, "Second part of a new run's id, and of its directory, instead of the time."),
 )

@@ -22,6 +22,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined, to_json
 from reference_pages import commands_page, http_page, tables_page
 
+from tests.brief.page import brief_page
+
 SOURCE = Path("ratchet/types.py")
 FOLDER = Path("docs/reference")
 BESIDE_DOCS = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE")
@@ -29,8 +31,6 @@ BESIDE_DOCS = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE")
 
 def pages() -> dict[str, str]:
     """Return the text of each generated page by its name in docs/reference/."""
-    from tests.brief.page import brief_page
-
     return {
         "glossary.md": glossary_page(ast.parse(SOURCE.read_text())),
         "configuration.md": config_page(),

@@ -34,8 +34,7 @@ exit $status
 a process group of its own, and ends that group when the script's input ends."""
 _PATIENCE_SECONDS = 20
 Say = Callable[[str], None]
-LogLine = Callable[[str, str], None]
-"""Takes the name of a part and a line that it has printed."""
+LogLine = Callable[[str, str], None]  # of the name of a part and a line that it has printed
 
 
 class HostProcess:

@@ -40,9 +40,8 @@ def ray_nodes(cluster: Cluster, placement: Placement, say: Say, log: LogLine) ->
     nodes: list[HostProcess] = []
 
     def start(host: str) -> None:
-        name = f"the Ray node of {host}"
-        command = node_command(cluster, placement, host)
-        nodes.append(HostProcess(name, command, say, started=_STARTED, log=partial(log, f"ray {host}")))
+        command, lines = node_command(cluster, placement, host), partial(log, f"ray {host}")
+        nodes.append(HostProcess(f"the Ray node of {host}", command, say, started=_STARTED, log=lines))
 
     try:
         start(LOCAL)

@@ -60,8 +60,7 @@ def _engines(
         return tuple(PlacedEnginesConfig(host=node) for node in num_gpus if node != LOCAL)
     each, learner = gpus_per_engine(config.engine.args), config.training.gpus
     free = {node: number - len((learner or {}).get(node, ())) for node, number in num_gpus.items()}
-    divisor = 2 if config.training.steps and learner is None else 1
-    wanted = engine_gpus or max(each, sum(free.values()) // divisor)
+    wanted = engine_gpus or max(each, sum(free.values()) // (2 if config.training.steps and learner is None else 1))
     found: list[PlacedEnginesConfig] = []
     for node in reversed(free):
         if count := min(free[node], wanted) // each:

@@ -11,10 +11,10 @@ import sys
 import time
 from pathlib import Path
 
-import structlog
 from sqlalchemy import select
 
 from ratchet import paths
+from ratchet.background_task import errors_logged
 from ratchet.errors import ConfigError
 from ratchet.logs import configure_logs
 from ratchet.progress import ReportProgress
@@ -24,21 +24,18 @@ from store.schema import RunTable
 from training.sample_export import dump_steps
 from training.service import die_with_service
 
-_LOG = structlog.get_logger()
-_LOOK_SECONDS, _LOOK_SHARE = 3.0, 20.0
+_LOOK_SECONDS, _LOOK_SHARE, _LAST_LOOK_SECONDS = 3.0, 20.0, 600.0
 """A look is followed by a pause of so many seconds, and at least so many times its own duration."""
-_LAST_LOOK_SECONDS, _WAIT_SECONDS = 600.0, 0.2
 
 
-def dump_path(pattern: str | None) -> Path | None:
+def dump_path(pattern: str) -> Path:
     """Return the whole path, after making its directory. Raises ConfigError if that cannot be done."""
-    path = None if pattern is None else Path(pattern).expanduser().absolute()
+    path = Path(pattern).expanduser().absolute()
     try:
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
     except OSError as error:
         raise ConfigError(f"{path}: dumps cannot be written there ({error.strerror}); name another path") from None
-    return path
 
 
 def request_dumps(run_id: str, path: Path | None) -> None:
@@ -52,40 +49,35 @@ async def wait_for_dumps(run_id: str, say: ReportProgress) -> None:
     """Wait until all dumps of a run that has ended are written, for at most ten minutes."""
     until = time.monotonic() + _LAST_LOOK_SECONDS
     while (paths.dump_requests() / run_id).exists():
-        await asyncio.sleep(_WAIT_SECONDS)
+        await asyncio.sleep(0.2)
         if time.monotonic() > until:
             say(f"not all rollouts of run {run_id} are dumped; see `ratchet admin logs learner`")
             return
 
 
-async def write_requested(database: Database) -> None:
+async def write_requested(url: str) -> None:
     """Write what is asked for until nothing is. An error, such as an outage or a full disk, only delays the files."""
-    while requests := sorted(paths.dump_requests().glob("*")):
-        started = time.monotonic()
-        for request in requests:
-            try:
-                await _write(database, request)
-            except Exception as error:  # of any kind: other runs' dumps do not depend on this one's
-                _LOG.warning("rollouts are not dumped", run=request.name, reason=str(error)[:300])
-        await asyncio.sleep(max(_LOOK_SECONDS, _LOOK_SHARE * (time.monotonic() - started)))
+    async with Database(url, pool_size=1) as database:
+        while requests := sorted(paths.dump_requests().glob("*")):
+            started = time.monotonic()
+            for request in requests:
+                with errors_logged("rollouts are not dumped", run=request.name):
+                    await _write(database, request)
+            await asyncio.sleep(max(_LOOK_SECONDS, _LOOK_SHARE * (time.monotonic() - started)))
 
 
 async def _write(database: Database, request: Path) -> None:
-    pattern = request.read_text()
+    """Write the dumps of one run, and forget the request once the run has ended."""
     async with database.begin() as connection:
         state = await connection.scalar(select(RunTable.state).where(RunTable.run_id == request.name))
-        if state is not None and pattern:  # it is empty while a command writes it
-            await dump_steps(connection, request.name, pattern, again=False)
+        if state is None or not (pattern := request.read_text()):  # no row yet, or a command writes the request
+            return
+        await dump_steps(connection, request.name, pattern, again=False)
     if state not in (RunState.RUNNING, RunState.PAUSED) and request.read_text() == pattern:
         request.unlink()
-
-
-async def _main() -> None:
-    async with Database(os.environ["RATCHET_DATABASE_URL"], pool_size=1) as database:
-        await write_requested(database)
 
 
 if __name__ == "__main__":
     die_with_service(int(sys.argv[1]))
     configure_logs("learner")
-    asyncio.run(_main())
+    asyncio.run(write_requested(os.environ["RATCHET_DATABASE_URL"]))

@@ -15,20 +15,21 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import ConfigError
-from ratchet.types import AgentExit, JsonObject
+from ratchet.types import AgentExit, JsonObject, Outcome
 from ratchet.vime_names import ROLLOUT_ID
 from store import retention, samples
 from store.samples import Sample
 from store.schema import RunTable
 
-_STATUS = {
+_STATUS: dict[str | None, str] = {
+    None: "pending",
+    Outcome.CANCELLED: "aborted",
     AgentExit.DONE: "completed",
     AgentExit.TURN_LIMIT: "truncated",
     AgentExit.CONTEXT_FULL: "truncated",
     AgentExit.TIME_BUDGET: "truncated",
 }
 _PARQUET_ROWS = 64
-_NO_STATUS = {"cancelled": "aborted", "infra_failed": "failed", "grader_failed": "failed"}
 Decode = Callable[[list[int]], str]
 
 
@@ -39,7 +40,7 @@ def sample_fields(sample: Sample, decode: Decode) -> JsonObject:
     prompt. `prompt` and `response` are decoded for reading only.
     """
     chain = sample.chain
-    prompt = sample.prompt_length
+    prompt, outcome = sample.prompt_length, sample.metadata["outcome"]
     return {
         "group_index": sample.group_id,
         "index": sample.member,
@@ -60,16 +61,9 @@ def sample_fields(sample: Sample, decode: Decode) -> JsonObject:
         "advantage": sample.advantage,
         "step": sample.step,
         "remove_sample": sample.reward is None or not bool(chain.trained.any()),
-        "status": _status(sample),
+        "status": _STATUS.get(outcome if sample.reward is None else sample.agent_exit or AgentExit.DONE, "failed"),
         "metadata": sample.metadata,
     }
-
-
-def _status(sample: Sample) -> str:
-    """Return slime's word for the end of a rollout; without a verdict, that of its outcome."""
-    if sample.reward is None:
-        return _NO_STATUS.get(sample.metadata["outcome"] or "", "pending")
-    return _STATUS.get(AgentExit(sample.agent_exit), "failed") if sample.agent_exit else "completed"
 
 
 async def write_jsonl(found: AsyncIterator[Sample], decode: Decode, path: Path) -> int:

@@ -180,7 +180,7 @@ async def _keep_dumps(url: str) -> None:
         await asyncio.sleep(_POLL_SECONDS)
         with errors_logged("dumps not written"):
             if any(paths.dump_requests().glob("*")):
-                command = [sys.executable, "-P", "-m", "training.rollout_dumps", str(os.getpid())]
+                command = (sys.executable, "-P", "-m", "training.rollout_dumps", str(os.getpid()))
                 await (await asyncio.create_subprocess_exec(*command, env=environment)).wait()
 
 

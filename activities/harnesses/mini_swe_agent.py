@@ -59,12 +59,10 @@ class MiniSweAgent(FetchedHarness):
         }
 
     def configure(self, spec: HarnessSpec) -> dict[str, bytes]:
+        seconds = spec.step_timeout_seconds or spec.time_budget_seconds
         overrides: dict[str, Any] = {
             "agent": {"step_limit": spec.max_turns or 0, "cost_limit": 0},
-            "environment": {
-                "cwd": spec.workdir,
-                "timeout": int(spec.step_timeout_seconds or spec.time_budget_seconds),
-            },
+            "environment": {"cwd": spec.workdir, "timeout": int(seconds)},
             "model": {
                 "model_name": f"openai/{spec.model_name}",
                 "model_class": "litellm",
