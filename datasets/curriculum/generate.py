@@ -7,8 +7,8 @@ bytes.
 import argparse
 from pathlib import Path
 
-from examples.curriculum.tasks import RepositoryTask, held_out_repositories, joined_source, train_repositories
-from examples.tiny_policy.dataset_rows import GeneratedTask, dataset_text
+from examples.curriculum.tasks import held_out_repositories, train_repositories
+from examples.tiny_policy.dataset_rows import dataset_text
 from examples.tiny_policy.simulated_shell import CHECK_FILE
 
 README = """\
@@ -18,29 +18,13 @@ README = """\
 """
 
 
-def generated(task: RepositoryTask) -> GeneratedTask:
-    return GeneratedTask(
-        entry=task.entry,
-        function=task.function,
-        issue=task.issue,
-        family=task.family,
-        digest=task.digest,
-        files=task.files,
-        fixed_files=task.fixed_files,
-        source=joined_source(task.files, task.entry),
-        fixed_source=joined_source(task.fixed_files, task.entry),
-        cases=task.cases,
-        readme=README.format(stem=Path(task.entry).stem, function=task.function, file=task.entry),
-        executables=(CHECK_FILE,),
-    )
-
-
 def write_dataset(folder: Path) -> None:
     """Write one file per part and kind of family, since evaluations are reported by file."""
     for part, tasks in (("train", train_repositories()), ("heldout", held_out_repositories())):
         for kind in dict.fromkeys(task.kind for task in tasks):
-            rows = [generated(task) for task in tasks if task.kind == kind]
-            (folder / f"{part}_{kind}.jsonl").write_text(dataset_text(rows, f"{part}-{kind}"), encoding="utf-8")
+            of_kind = [task for task in tasks if task.kind == kind]
+            text = dataset_text(of_kind, f"{part}-{kind}", README, (CHECK_FILE,))
+            (folder / f"{part}_{kind}.jsonl").write_text(text, encoding="utf-8")
 
 
 def main() -> None:

@@ -7,8 +7,8 @@ bytes.
 import argparse
 from pathlib import Path
 
-from examples.tiny_policy.bug_tasks import BugTask, held_out_tasks, train_tasks
-from examples.tiny_policy.dataset_rows import GeneratedTask, dataset_text
+from examples.tiny_policy.bug_tasks import held_out_tasks, train_tasks
+from examples.tiny_policy.dataset_rows import dataset_text
 
 README = """\
 # {stem}
@@ -17,26 +17,9 @@ One function: `{function}` in `{file}`.
 """
 
 
-def generated(task: BugTask) -> GeneratedTask:
-    stem = Path(task.file).stem
-    return GeneratedTask(
-        entry=task.file,
-        function=task.function,
-        issue=task.issue,
-        family=task.family,
-        digest=task.digest,
-        files=task.files,
-        fixed_files=task.fixed_files,
-        source=task.code,
-        fixed_source=task.fixed,
-        cases=task.cases,
-        readme=README.format(stem=stem, function=task.function, file=task.file),
-    )
-
-
 def write_dataset(folder: Path) -> None:
     for name, part, tasks in (("train", "train", train_tasks()), ("heldout", "heldout", held_out_tasks())):
-        (folder / f"{name}.jsonl").write_text(dataset_text([generated(task) for task in tasks], part), encoding="utf-8")
+        (folder / f"{name}.jsonl").write_text(dataset_text(tasks, part, README), encoding="utf-8")
 
 
 def main() -> None:

@@ -5,10 +5,9 @@ and often stops early.
 """
 
 import random
-from collections.abc import Callable, Mapping
 
-from examples.curriculum.tasks import RepositoryTask
-from examples.tiny_policy.conversation import DONE, GIVE_UP, Conversation, Piece, cat_command, edit_command
+from examples.tiny_policy.bug_tasks import BugTask
+from examples.tiny_policy.conversation import DONE, GIVE_UP, Conversation, Expert, cat_command, edit_command
 from examples.tiny_policy.simulated_shell import ALL_SOURCES, CHECK
 
 
@@ -20,58 +19,58 @@ def edit_and_check(talk: Conversation, file: str, old: str, new: str) -> None:
     talk.call(f"{edit_command(file, old, new)} && {CHECK}")
 
 
-def try_options(talk: Conversation, task: RepositoryTask, options: list[str]) -> None:
+def try_options(talk: Conversation, task: BugTask, options: list[str]) -> None:
     now = task.wrong
     for option in options:
         edit_and_check(talk, task.faulty, now, option)
         now = option
 
 
-def wrong_options(task: RepositoryTask, rng: random.Random, number: int) -> list[str]:
+def wrong_options(task: BugTask, rng: random.Random, number: int) -> list[str]:
     """Return up to `number` different wrong expressions, none of them the one in the file."""
     others = [option for option in task.alternatives if option != task.wrong]
     return rng.sample(others, min(number, len(others)))
 
 
-def fix_at_once(talk: Conversation, task: RepositoryTask, _rng: random.Random) -> None:
+def fix_at_once(talk: Conversation, task: BugTask, _rng: random.Random) -> None:
     read(talk)
     try_options(talk, task, [task.right])
     talk.say(DONE)
 
 
-def fix_at_second_try(talk: Conversation, task: RepositoryTask, rng: random.Random) -> None:
+def fix_at_second_try(talk: Conversation, task: BugTask, rng: random.Random) -> None:
     read(talk)
     try_options(talk, task, [*wrong_options(task, rng, 1), task.right])
     talk.say(DONE)
 
 
-def fix_at_third_try(talk: Conversation, task: RepositoryTask, rng: random.Random) -> None:
+def fix_at_third_try(talk: Conversation, task: BugTask, rng: random.Random) -> None:
     read(talk)
     try_options(talk, task, [*wrong_options(task, rng, 2), task.right])
     talk.say(DONE)
 
 
-def quit_after_failure(talk: Conversation, task: RepositoryTask, rng: random.Random) -> None:
+def quit_after_failure(talk: Conversation, task: BugTask, rng: random.Random) -> None:
     """Stop after a check that fails, as if it had passed."""
     read(talk)
     try_options(talk, task, wrong_options(task, rng, rng.choice([1, 1, 2])) or [task.wrong])
     talk.say(rng.choice([DONE, GIVE_UP]))
 
 
-def edit_unchecked(talk: Conversation, task: RepositoryTask, rng: random.Random) -> None:
+def edit_unchecked(talk: Conversation, task: BugTask, rng: random.Random) -> None:
     """Edit without running the check."""
     read(talk)
     talk.call(edit_command(task.faulty, task.wrong, rng.choice([*task.alternatives, task.right])))
     talk.say(DONE)
 
 
-def replace_by_itself(talk: Conversation, task: RepositoryTask, _rng: random.Random) -> None:
+def replace_by_itself(talk: Conversation, task: BugTask, _rng: random.Random) -> None:
     read(talk)
     edit_and_check(talk, task.faulty, task.wrong, task.wrong)
     talk.say(DONE)
 
 
-def edit_other_file(talk: Conversation, task: RepositoryTask, _rng: random.Random) -> None:
+def edit_other_file(talk: Conversation, task: BugTask, _rng: random.Random) -> None:
     """Edit the other file, in which the expression does not occur."""
     read(talk)
     other = next(name for name in task.files if name.endswith(".py") and name != task.faulty)
@@ -79,12 +78,12 @@ def edit_other_file(talk: Conversation, task: RepositoryTask, _rng: random.Rando
     talk.say(GIVE_UP)
 
 
-def only_read(talk: Conversation, task: RepositoryTask, _rng: random.Random) -> None:
+def only_read(talk: Conversation, task: BugTask, _rng: random.Random) -> None:
     read(talk)
     talk.say(GIVE_UP)
 
 
-REPOSITORY_PLAYS: dict[str, Callable[[Conversation, RepositoryTask, random.Random], None]] = {
+REPOSITORY_PLAYS: dict[str, Expert] = {
     "good": fix_at_once,
     "second_try": fix_at_second_try,
     "third_try": fix_at_third_try,
@@ -94,11 +93,3 @@ REPOSITORY_PLAYS: dict[str, Callable[[Conversation, RepositoryTask, random.Rando
     "wrong_file": edit_other_file,
     "give_up": only_read,
 }
-
-
-def write_repository_transcript(task: RepositoryTask, rng: random.Random, mix: Mapping[str, float]) -> list[Piece]:
-    """Return one conversation, of a kind drawn by the weights of `mix` (names of REPOSITORY_PLAYS)."""
-    kind = rng.choices(list(mix), list(mix.values()))[0]
-    talk = Conversation(task)
-    REPOSITORY_PLAYS[kind](talk, task, rng)
-    return talk.pieces

@@ -2,14 +2,9 @@
 
 import random
 
-from examples.curriculum.expert import write_repository_transcript
-from examples.curriculum.tasks import (
-    FAMILIES_OF,
-    RepositoryTask,
-    draw_repository,
-    held_out_repositories,
-    train_repositories,
-)
+from examples.curriculum.expert import REPOSITORY_PLAYS
+from examples.curriculum.tasks import FAMILIES_OF, draw_repository, held_out_repositories, train_repositories
+from examples.tiny_policy.bug_tasks import BugTask
 from examples.tiny_policy.settings import Recipe, TinyPolicySettings
 
 WARM_START, RANDOM_SHARE = "warm start", 0.6
@@ -27,7 +22,7 @@ CURRICULUM_MIX = {
 }
 
 
-def draw_curriculum_task(rng: random.Random, kind: str) -> RepositoryTask:
+def draw_curriculum_task(rng: random.Random, kind: str) -> BugTask:
     if kind == WARM_START:
         kind = "random" if rng.random() < RANDOM_SHARE else "warm"
     return draw_repository(rng, kind, rng.choice(list(FAMILIES_OF[kind])))
@@ -41,5 +36,5 @@ CURRICULUM = Recipe(
     (WARM_START, "warm", "new", "unseen"),
     train_repositories,
     held_out_repositories,
-    write_repository_transcript,
+    REPOSITORY_PLAYS,
 )

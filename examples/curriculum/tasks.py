@@ -3,11 +3,9 @@
 The issue names the function that users call. The bug is in it, or in a function of the other file that it calls.
 """
 
-import hashlib
 import random
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -20,10 +18,12 @@ from examples.tiny_policy.bug_tasks import (
     PLAIN_NAMES,
     TEXT_METHODS,
     VARIABLES,
-    Arguments,
+    BugTask,
     PlantedBug,
+    digest_of,
     draw_distinct,
     function_name,
+    task_digests,
 )
 from examples.tiny_policy.expected_results import assertions
 from examples.tiny_policy.simulated_shell import CHECK_FILE
@@ -63,41 +63,13 @@ training tasks; `unseen` ones in neither.
 FAMILIES_OF = {"random": RANDOM_BUGS, "warm": WARM_FAMILIES, "new": NEW_FAMILIES, "unseen": UNSEEN_FAMILIES}
 
 
-@dataclass(frozen=True, slots=True)
-class RepositoryTask:
-    """One bug in a repository. `entry` defines `function`, which the issue names; `faulty` is the file with the bug.
-
-    `planted` is the source of the function with the bug. Replacing `wrong` by `right` in `faulty` is the fix;
-    `alternatives` are other texts that could stand there. `cases` are those of `BugTask`.
-    """
-
-    kind: str
-    family: str
-    entry: str
-    faulty: str
-    function: str
-    files: Mapping[str, str]
-    fixed_files: Mapping[str, str]
-    planted: str
-    issue: str
-    wrong: str
-    right: str
-    alternatives: tuple[str, ...]
-    cases: tuple[Arguments, ...]
-
-    @property
-    def digest(self) -> str:
-        """Identifies the function with the bug and its fix, independent of the files' names."""
-        return hashlib.sha256(f"{self.planted}\0{self.right}".encode()).hexdigest()
-
-
-def draw_repository(rng: random.Random, kind: str, family: str) -> RepositoryTask:
+def draw_repository(rng: random.Random, kind: str, family: str) -> BugTask:
     while (task := _draw(rng, kind, family)) is None:
         pass
     return task
 
 
-def _draw(rng: random.Random, kind: str, family: str) -> RepositoryTask | None:
+def _draw(rng: random.Random, kind: str, family: str) -> BugTask | None:
     """Draw a task; None if its short edit would change more than the bug."""
     entry, helper = (f"{stem}.py" for stem in rng.sample(FILE_STEMS, 2))
     a, b = rng.sample(VARIABLES, 2)
@@ -116,9 +88,10 @@ def _draw(rng: random.Random, kind: str, family: str) -> RepositoryTask | None:
     old, new = short_edit(bug.wrong, bug.right, (a, b))
     if files[faulty].replace(old, new) != fixed_files[faulty]:
         return None
-    asserts = assertions(joined_source(fixed_files, entry), function, cases)
+    fixed_source = joined_source(fixed_files, entry)
+    asserts = assertions(fixed_source, function, cases)
     check = {CHECK_FILE: CHECK_SCRIPT.format(stem=Path(entry).stem, function=function, asserts=asserts)}
-    return RepositoryTask(
+    return BugTask(
         kind=kind,
         family=family,
         entry=entry,
@@ -126,12 +99,14 @@ def _draw(rng: random.Random, kind: str, family: str) -> RepositoryTask | None:
         function=function,
         files=files | check,
         fixed_files=fixed_files | check,
-        planted=planted,
+        source=joined_source(files, entry),
+        fixed_source=fixed_source,
         issue=f"{function} in {entry} is wrong. {bug.intent}",
         wrong=old,
         right=new,
         alternatives=tuple(one for one in other_texts(old, new, bug.alternatives) if one not in (old, new)),
         cases=cases,
+        digest=digest_of(planted, new),
     )
 
 
@@ -189,21 +164,19 @@ def joined_source(files: Mapping[str, str], entry: str) -> str:
     return "".join(line for line in lines if not line.startswith("from "))
 
 
-def draw_kinds(seed: int, numbers: Mapping[str, int], excluded: frozenset[str] = frozenset()) -> list[RepositoryTask]:
+def draw_kinds(seed: int, numbers: Mapping[str, int], excluded: Collection[str] = ()) -> list[BugTask]:
     """Draw distinct tasks, `numbers[kind]` of each family of a kind, shuffled, none with a digest in `excluded`."""
-    rng = random.Random(seed)
-    taken = set(excluded)
-    tasks: list[RepositoryTask] = []
-    for kind, number in numbers.items():
-        for family in FAMILIES_OF[kind]:
-            tasks += draw_distinct(partial(draw_repository, rng, kind, family), number, taken)
-    rng.shuffle(tasks)
-    return tasks
+    draws = (
+        (partial(draw_repository, kind=kind, family=family), number)
+        for kind, number in numbers.items()
+        for family in FAMILIES_OF[kind]
+    )
+    return draw_distinct(seed, draws, excluded)
 
 
-def held_out_repositories() -> list[RepositoryTask]:
+def held_out_repositories() -> list[BugTask]:
     return draw_kinds(HELD_OUT_SEED, NUM_HELD_OUT)
 
 
-def train_repositories() -> list[RepositoryTask]:
-    return draw_kinds(TRAIN_SEED, NUM_TRAIN, frozenset(task.digest for task in held_out_repositories()))
+def train_repositories() -> list[BugTask]:
+    return draw_kinds(TRAIN_SEED, NUM_TRAIN, task_digests(held_out_repositories()))

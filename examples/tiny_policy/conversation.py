@@ -3,12 +3,13 @@
 A warm start imitates such conversations, so that reinforcement learning starts on the same distribution.
 """
 
+import random
 import re
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from activities.harnesses.bash_agent.harness import DEFAULT_SYSTEM_PROMPT
+from examples.tiny_policy.bug_tasks import BugTask
 from examples.tiny_policy.simulated_shell import Files, quote_pattern, quote_replacement, run_command
 
 TURN_END = "<|im_end|>"
@@ -19,22 +20,6 @@ DONE = "Done."
 GIVE_UP = "I could not find the bug."
 
 
-class Task(Protocol):
-    """The fields of a task that a warm start reads: the files before and after the fix, and the user's request."""
-
-    @property
-    def issue(self) -> str: ...
-
-    @property
-    def files(self) -> Mapping[str, str]: ...
-
-    @property
-    def fixed_files(self) -> Mapping[str, str]: ...
-
-    @property
-    def digest(self) -> str: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A part of a conversation; `sampled` parts are the policy's and end with the stop token."""
@@ -43,7 +28,7 @@ class Piece:
     sampled: bool
 
 
-def opening_text(task: Task) -> str:
+def opening_text(task: BugTask) -> str:
     return (
         f"<|im_start|>system\n{DEFAULT_SYSTEM_PROMPT}{TURN_END}\n"
         f"<|im_start|>user\n{task.issue}{TURN_END}\n<|im_start|>assistant\n"
@@ -70,7 +55,7 @@ def edit_command(file: str, old: str, new: str) -> str:
 class Conversation:
     """Play the expert's turns against the simulated shell."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: BugTask) -> None:
         self.files: Files = dict(task.files)
         self.fixed_files: Files = dict(task.fixed_files)
         self.pieces = [Piece(opening_text(task), sampled=False)]
@@ -81,6 +66,10 @@ class Conversation:
 
     def say(self, text: str) -> None:
         self.pieces.append(Piece(text + TURN_END, sampled=True))
+
+
+Expert = Callable[[Conversation, BugTask, random.Random], None]
+"""Plays the policy's part of one conversation."""
 
 
 def called_command(turn: str) -> str | None:

@@ -2,11 +2,10 @@
 
 import difflib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
 
-from examples.tiny_policy.bug_tasks import Arguments
+from examples.tiny_policy.bug_tasks import BugTask
 from examples.tiny_policy.expected_results import assertions, call_results
 from grading.broken_oracles import BrokenOracle, broken_spec, propose, spec_sources
 
@@ -54,43 +53,14 @@ def test_{function}():
 """
 
 
-@dataclass(frozen=True, slots=True)
-class GeneratedTask:
-    """The material of a row. `source` and `fixed_source` define `function` in one text, before and after the fix.
-
-    `entry`: the file from which the test imports the function; its stem names the repository.
-    """
-
-    entry: str
-    function: str
-    issue: str
-    family: str
-    digest: str
-    files: Mapping[str, str]
-    fixed_files: Mapping[str, str]
-    source: str
-    fixed_source: str
-    cases: Sequence[Arguments]
-    readme: str
-    executables: Sequence[str] = ()
-
-    @property
-    def stem(self) -> str:
-        return Path(self.entry).stem
-
-    @property
-    def workdir(self) -> str:
-        return f"/workspace/{self.stem}"
-
-
-def hidden_test(task: GeneratedTask) -> str:
+def hidden_test(task: BugTask) -> str:
     right, wrong = (call_results(text, task.function, task.cases) for text in (task.fixed_source, task.source))
     assert right != wrong, f"the cases of {task.family} do not see the bug in {task.source!r}"
     asserts = assertions(task.fixed_source, task.function, task.cases)
     return TEST.format(workdir=task.workdir, stem=task.stem, function=task.function, asserts=asserts)
 
 
-def broken_oracles(task: GeneratedTask, eval_cmd: str) -> list[BrokenOracle]:
+def broken_oracles(task: BugTask, eval_cmd: str) -> list[BrokenOracle]:
     """Return the row's pool: two members with larger expected numbers, two with smaller ones, which the fix fails."""
     name = f"test_{task.function}"
     pool: list[BrokenOracle] = []
@@ -104,7 +74,7 @@ def broken_oracles(task: GeneratedTask, eval_cmd: str) -> list[BrokenOracle]:
     return pool
 
 
-def fails(eval_cmd: str, task: GeneratedTask) -> bool:
+def fails(eval_cmd: str, task: BugTask) -> bool:
     """Return whether the fixed code fails the test that `eval_cmd` writes."""
     namespace: dict[str, object] = {}
     exec(compile(task.fixed_source, task.entry, "exec"), namespace)
@@ -119,7 +89,7 @@ def fails(eval_cmd: str, task: GeneratedTask) -> bool:
     return False
 
 
-def fix_patch(task: GeneratedTask) -> str:
+def fix_patch(task: BugTask) -> str:
     """Return the fix as git's diff."""
     [file] = [name for name, text in task.files.items() if task.fixed_files[name] != text]
     lines = difflib.unified_diff(
@@ -131,10 +101,12 @@ def fix_patch(task: GeneratedTask) -> str:
     return f"diff --git a/{file} b/{file}\n{''.join(lines)}"
 
 
-def dataset_row(task: GeneratedTask, label: str) -> dict[str, object]:
-    written = {**task.files, "README.md": task.readme}
+def dataset_row(task: BugTask, label: str, readme: str, executables: Sequence[str]) -> dict[str, object]:
+    """`readme`: with `{stem}`, `{function}` and `{file}`."""
+    about = readme.format(stem=task.stem, function=task.function, file=task.entry)
+    written = {**task.files, "README.md": about}
     writes = "".join(WRITE.format(file=file, text=text) for file, text in written.items())
-    writes += "".join(f"chmod +x {file}\n" for file in task.executables)
+    writes += "".join(f"chmod +x {file}\n" for file in executables)
     prepare = PREPARE.format(workdir=task.workdir, stem=task.stem, writes=writes, date=COMMIT_DATE)
     eval_cmd = EVALUATE.format(test=hidden_test(task), workdir=task.workdir)
     return {
@@ -154,10 +126,11 @@ def dataset_row(task: GeneratedTask, label: str) -> dict[str, object]:
     }
 
 
-def row_label(part: str, number: int, task: GeneratedTask) -> str:
+def row_label(part: str, number: int, task: BugTask) -> str:
     return f"{part}-{number:03d}-{task.digest[:8]}"
 
 
-def dataset_text(tasks: Sequence[GeneratedTask], part: str) -> str:
-    rows = (dataset_row(task, row_label(part, number, task)) for number, task in enumerate(tasks))
+def dataset_text(tasks: Sequence[BugTask], part: str, readme: str, executables: Sequence[str] = ()) -> str:
+    labelled = ((task, row_label(part, number, task)) for number, task in enumerate(tasks))
+    rows = (dataset_row(task, label, readme, executables) for task, label in labelled)
     return "".join(json.dumps(row) + "\n" for row in rows)

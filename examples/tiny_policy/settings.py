@@ -9,11 +9,10 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import resources
-from typing import Any
 
 from examples.tiny_policy.bug_tasks import FAMILIES, BugTask, draw_task, held_out_tasks, train_tasks
-from examples.tiny_policy.conversation import Piece, Task
-from examples.tiny_policy.transcripts import write_transcript
+from examples.tiny_policy.conversation import Conversation, Expert, Piece
+from examples.tiny_policy.transcripts import PLAYS
 
 GOOD: Mapping[str, float] = {"good": 1.0}
 
@@ -78,15 +77,23 @@ class Recipe:
     """The recipe of a tiny policy: its numbers, and the tasks and the expert that its warm start imitates."""
 
     settings: TinyPolicySettings
-    draw_task: Callable[[random.Random, str], Any]
+    draw_task: Callable[[random.Random, str], BugTask]
     """Draws a task of a kind of families."""
     kinds: tuple[str, ...]
     """The kinds of families. The first is that of the warm start and its checks."""
-    train_tasks: Callable[[], Sequence[Task]]
-    held_out_tasks: Callable[[], Sequence[Task]]
-    write_transcript: Callable[[Any, random.Random, Mapping[str, float]], list[Piece]]
+    train_tasks: Callable[[], Sequence[BugTask]]
+    held_out_tasks: Callable[[], Sequence[BugTask]]
+    plays: Mapping[str, Expert]
+    """What the expert does, by the names in `noisy_mix`."""
 
-    def new_tasks(self, rng: random.Random, kind: str | None = None) -> Iterator[Task]:
+    def write_transcript(self, task: BugTask, rng: random.Random, mix: Mapping[str, float]) -> list[Piece]:
+        """Return one conversation, of a kind drawn by the weights of `mix` (names of `plays`)."""
+        kind = rng.choices(list(mix), list(mix.values()))[0]
+        talk = Conversation(task)
+        self.plays[kind](talk, task, rng)
+        return talk.pieces
+
+    def new_tasks(self, rng: random.Random, kind: str | None = None) -> Iterator[BugTask]:
         """Yield tasks of a kind, by default the warm start's, none of which is in a dataset."""
         excluded = {task.digest for task in [*self.train_tasks(), *self.held_out_tasks()]}
         while True:
@@ -105,7 +112,7 @@ QUICKSTART = Recipe(
     ("warm",),
     train_tasks,
     held_out_tasks,
-    write_transcript,
+    PLAYS,
 )
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 import torch
 from transformers import DynamicCache, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from examples.tiny_policy.conversation import TURN_END, Task, called_command, observation_text, opening_text
+from examples.tiny_policy.bug_tasks import BugTask
+from examples.tiny_policy.conversation import TURN_END, called_command, observation_text, opening_text
 from examples.tiny_policy.simulated_shell import Files, run_command
 
 
@@ -21,7 +22,7 @@ class Play:
     sampled).
     """
 
-    task: Task
+    task: BugTask
     ids: list[int]
     files: Files
     sampled: list[bool] = field(default_factory=list)
@@ -81,7 +82,7 @@ def sample_turns(
 def play_tasks(
     model: Qwen3ForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
-    tasks: Sequence[Task],
+    tasks: Sequence[BugTask],
     *,
     temperature: float,
     max_turns: int,

@@ -5,15 +5,14 @@ the same turns, so that reinforcement learning starts on the same distribution.
 """
 
 import random
-from collections.abc import Callable, Mapping
 
 from examples.tiny_policy.bug_tasks import FILE_STEMS, BugTask
-from examples.tiny_policy.conversation import DONE, GIVE_UP, Conversation, Piece, cat_command, edit_command
+from examples.tiny_policy.conversation import DONE, GIVE_UP, Conversation, Expert, cat_command, edit_command
 
 
 def read_then_edit(talk: Conversation, task: BugTask, new: str, file: str | None = None) -> None:
-    talk.call(cat_command(task.file))
-    talk.call(edit_command(file or task.file, task.wrong, new))
+    talk.call(cat_command(task.entry))
+    talk.call(edit_command(file or task.entry, task.wrong, new))
     talk.say(DONE)
 
 
@@ -33,7 +32,7 @@ def play_wrong_edit(talk: Conversation, task: BugTask, rng: random.Random) -> No
 
 
 def play_wrong_file(talk: Conversation, task: BugTask, rng: random.Random) -> None:
-    other = rng.choice([f"{stem}.py" for stem in FILE_STEMS if f"{stem}.py" != task.file])
+    other = rng.choice([f"{stem}.py" for stem in FILE_STEMS if f"{stem}.py" != task.entry])
     if rng.random() < 0.5:
         talk.call(cat_command(other))
         talk.say(GIVE_UP)
@@ -42,27 +41,27 @@ def play_wrong_file(talk: Conversation, task: BugTask, rng: random.Random) -> No
 
 
 def play_give_up(talk: Conversation, task: BugTask, _rng: random.Random) -> None:
-    talk.call(cat_command(task.file))
+    talk.call(cat_command(task.entry))
     talk.say(GIVE_UP)
 
 
 def play_blind(talk: Conversation, task: BugTask, rng: random.Random) -> None:
     """Edit without reading, or claim at once to be done."""
     if rng.random() < 0.5:
-        talk.call(edit_command(task.file, rng.choice([task.wrong, *task.alternatives]), rng.choice(task.alternatives)))
+        talk.call(edit_command(task.entry, rng.choice([task.wrong, *task.alternatives]), rng.choice(task.alternatives)))
     talk.say(DONE)
 
 
 def play_unparsed(talk: Conversation, task: BugTask, rng: random.Random) -> None:
     """Write a command without a tool call, which ends the conversation."""
     if rng.random() < 0.5:
-        talk.call(cat_command(task.file))
-        talk.say(edit_command(task.file, task.wrong, task.right))
+        talk.call(cat_command(task.entry))
+        talk.say(edit_command(task.entry, task.wrong, task.right))
     else:
-        talk.say(cat_command(task.file))
+        talk.say(cat_command(task.entry))
 
 
-PLAYS: dict[str, Callable[[Conversation, BugTask, random.Random], None]] = {
+PLAYS: dict[str, Expert] = {
     "good": play_good,
     "no_change": play_no_change,
     "give_up": play_give_up,
@@ -71,11 +70,3 @@ PLAYS: dict[str, Callable[[Conversation, BugTask, random.Random], None]] = {
     "unparsed": play_unparsed,
     "wrong_file": play_wrong_file,
 }
-
-
-def write_transcript(task: BugTask, rng: random.Random, mix: Mapping[str, float]) -> list[Piece]:
-    """Return one conversation, of a kind drawn by the weights of `mix` (names of PLAYS)."""
-    kind = rng.choices(list(mix), list(mix.values()))[0]
-    talk = Conversation(task)
-    PLAYS[kind](talk, task, rng)
-    return talk.pieces

@@ -9,7 +9,8 @@ import pytest
 from activities.harnesses.bash_agent.agent import run_bash
 from examples.curriculum.expert import REPOSITORY_PLAYS
 from examples.curriculum.recipe import CURRICULUM, CURRICULUM_MIX
-from examples.curriculum.tasks import RepositoryTask, draw_repository
+from examples.curriculum.tasks import draw_repository
+from examples.tiny_policy.bug_tasks import BugTask
 from examples.tiny_policy.conversation import Conversation, called_command
 from examples.tiny_policy.simulated_shell import CHECK_FILE, run_command
 
@@ -17,7 +18,7 @@ SOLVED = {"good": True, "second_try": True, "third_try": True, "unchecked": None
 """The plays that may fix the bug: True if a play fixes it, None if it does by chance. All others leave it."""
 
 
-def tasks(number: int = 60) -> list[RepositoryTask]:
+def tasks(number: int = 60) -> list[BugTask]:
     rng = random.Random(11)
     return [CURRICULUM.draw_task(rng, "warm start") for _ in range(number)]
 
@@ -36,7 +37,7 @@ def test_the_mix_names_plays_and_adds_up() -> None:
     assert set(CURRICULUM_MIX) <= set(REPOSITORY_PLAYS) and sum(CURRICULUM_MIX.values()) == pytest.approx(1)
 
 
-def write_repository(folder: Path, task: RepositoryTask) -> None:
+def write_repository(folder: Path, task: BugTask) -> None:
     for name, text in task.files.items():
         (folder / name).write_text(text.replace("/opt/ratchet/bin/python3", sys.executable))
     (folder / CHECK_FILE).chmod(0o755)

@@ -13,18 +13,18 @@ from examples.curriculum.random_bugs import RANDOM_BUGS
 from examples.curriculum.recipe import CURRICULUM
 from examples.curriculum.tasks import (
     FAMILIES_OF,
-    RepositoryTask,
     draw_repository,
     held_out_repositories,
     joined_source,
     train_repositories,
 )
+from examples.tiny_policy.bug_tasks import BugTask
 from examples.tiny_policy.conversation import edit_command
 from examples.tiny_policy.expected_results import call_results
 from examples.tiny_policy.simulated_shell import run_command
 
 
-def drawn(number: int = 20) -> Iterator[RepositoryTask]:
+def drawn(number: int = 20) -> Iterator[BugTask]:
     rng = random.Random(7)
     for kind, families in FAMILIES_OF.items():
         for family in families:
@@ -49,7 +49,7 @@ def test_no_other_edit_passes_the_check() -> None:
             files = dict(task.files)
             run_command(edit_command(task.faulty, task.wrong, option), files)
             results = call_results(joined_source(files, task.entry), task.function, task.cases)
-            assert results != right, (task.family, task.planted, option)
+            assert results != right, (task.family, task.source, option)
 
 
 def test_half_of_the_bugs_are_in_the_function_that_the_issue_names() -> None:

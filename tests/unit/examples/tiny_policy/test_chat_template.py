@@ -12,7 +12,8 @@ from transformers import PreTrainedTokenizerFast
 from activities.harnesses.bash_agent.agent import BASH_TOOL
 from activities.harnesses.bash_agent.harness import DEFAULT_SYSTEM_PROMPT
 from examples.recipes import RECIPES
-from examples.tiny_policy.conversation import TURN_END, Piece, Task, call_text, called_command
+from examples.tiny_policy.bug_tasks import BugTask
+from examples.tiny_policy.conversation import TURN_END, Piece, call_text, called_command
 from examples.tiny_policy.warm_start import encode_pieces
 
 Message = dict[str, Any]
@@ -33,7 +34,7 @@ def assistant_message(turn: str) -> Message:
     return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
-def prompts_and_turns(tokenizer: PreTrainedTokenizerFast, task: Task, pieces: list[Piece]) -> list[tuple[str, str]]:
+def prompts_and_turns(tokenizer: PreTrainedTokenizerFast, task: BugTask, pieces: list[Piece]) -> list[tuple[str, str]]:
     """Render the conversation through the template: the prompt of every turn, and the turn."""
     messages: list[Message] = [
         {"role": "system", "content": DEFAULT_SYSTEM_PROMPT},
@@ -50,7 +51,7 @@ def prompts_and_turns(tokenizer: PreTrainedTokenizerFast, task: Task, pieces: li
     return found
 
 
-def draw_transcript(name: str, seed: int) -> tuple[Task, list[Piece]]:
+def draw_transcript(name: str, seed: int) -> tuple[BugTask, list[Piece]]:
     recipe, rng = RECIPES[name], random.Random(seed)
     task = recipe.draw_task(rng, recipe.kinds[0])
     return task, recipe.write_transcript(task, rng, recipe.settings.noisy_mix)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from examples.tiny_policy.bug_tasks import FAMILIES, BugTask, held_out_tasks, task_digests, train_tasks
-from examples.tiny_policy.dataset_rows import GeneratedTask, dataset_row, row_label
+from examples.tiny_policy.dataset_rows import dataset_row, row_label
 
 DATASET = Path(__file__).resolve().parents[4] / "datasets" / "quickstart"
 BOX_PYTHON = "/opt/ratchet/bin/python3"
@@ -55,7 +55,7 @@ def prepare(folder: Path, row: dict[str, Any]) -> Path:
     return Path(row["metadata"]["workdir"].replace("/workspace", str(folder)))
 
 
-def check_rows(lines: list[str], tasks: list[GeneratedTask], part: str) -> None:
+def check_rows(lines: list[str], tasks: list[BugTask], part: str, readme: str, *executables: str) -> None:
     """Compare committed rows with what the generator makes: the label of each, and every eighth in full, since a row
     depends on nothing but its task and takes a twentieth of a second.
     """
@@ -64,14 +64,14 @@ def check_rows(lines: list[str], tasks: list[GeneratedTask], part: str) -> None:
         label = row_label(part, number, task)
         assert json.loads(line)["label"] == label
         if number % 8 == 0:
-            assert json.dumps(dataset_row(task, label)) == line
+            assert json.dumps(dataset_row(task, label, readme, executables)) == line
 
 
 def test_the_generator_makes_the_committed_rows() -> None:
-    generated = load_generator().generated
+    readme = load_generator().README
     for part, tasks in (("train", train_tasks()), ("heldout", held_out_tasks())):
         lines = (DATASET / f"{part}.jsonl").read_text().splitlines()
-        check_rows(lines, [generated(task) for task in tasks], part)
+        check_rows(lines, tasks, part, readme)
 
 
 def test_no_bug_occurs_twice_and_families_are_balanced() -> None:
@@ -104,18 +104,18 @@ def passes(code: str, test: str) -> bool:
 def test_every_hidden_test_passes_the_fix_and_no_other_edit() -> None:
     for row, task in ROWS:
         test = row["metadata"]["eval_cmd"].split("<<'END_OF_FILE'\n")[1].split("END_OF_FILE\n")[0]
-        assert passes(task.fixed, test), row["label"]
+        assert passes(task.fixed_source, test), row["label"]
         for wrong in {task.wrong, *task.alternatives}:
-            assert not passes(task.code.replace(task.wrong, wrong, 1), test), (row["label"], wrong)
+            assert not passes(task.source.replace(task.wrong, wrong, 1), test), (row["label"], wrong)
 
 
 @pytest.mark.parametrize(("row", "task"), ROWS[::20], ids=row_id)
 def test_a_row_makes_a_clean_repository_with_the_bug(row: dict[str, Any], task: BugTask, tmp_path: Path) -> None:
     repository = prepare(tmp_path, row)
-    assert (repository / task.file).read_text() == task.code
+    assert (repository / task.entry).read_text() == task.source
     git = f"git -C {repository}"
     state = run_in(tmp_path, f"{git} status --porcelain && {git} rev-list --count HEAD && {git} ls-files")
-    assert state.stdout.split() == ["1", "README.md", task.file]
+    assert state.stdout.split() == ["1", "README.md", task.entry]
 
 
 @pytest.mark.parametrize("family", ["arithmetic", "text_method"])
@@ -127,5 +127,5 @@ def test_the_whole_evaluation_tells_fixed_from_buggy(family: str, tmp_path: Path
     (repository / "pytest.py").write_text("raise SystemExit(0)\n")
     (repository / "pytest.ini").write_text("[pytest]\naddopts = --collect-only\n")
     assert run_in(tmp_path, row["metadata"]["eval_cmd"]).returncode == 1
-    (repository / task.file).write_text(task.fixed)
+    (repository / task.entry).write_text(task.fixed_source)
     assert run_in(tmp_path, row["metadata"]["eval_cmd"]).returncode == 0

@@ -20,19 +20,19 @@ def test_it_agrees_with_the_real_programs(family: str, tmp_path: Path) -> None:
     rng = random.Random(family)
     for _ in range(6):
         task = draw_task(rng, family)
-        other = rng.choice([f"{stem}.py" for stem in FILE_STEMS if f"{stem}.py" != task.file])
+        other = rng.choice([f"{stem}.py" for stem in FILE_STEMS if f"{stem}.py" != task.entry])
         for command in (
-            cat_command(task.file),
-            edit_command(task.file, task.wrong, task.right),
-            edit_command(task.file, rng.choice(task.alternatives), rng.choice(task.alternatives)),
+            cat_command(task.entry),
+            edit_command(task.entry, task.wrong, task.right),
+            edit_command(task.entry, rng.choice(task.alternatives), rng.choice(task.alternatives)),
             edit_command(other, task.wrong, task.right),
             cat_command(other),
         ):
-            (tmp_path / task.file).write_text(task.code)
-            files = {task.file: task.code}
+            (tmp_path / task.entry).write_text(task.source)
+            files = {task.entry: task.source}
             assert run_command(command, files) == run_bash(command, str(tmp_path), 10, 10_000)[0], command
-            assert files[task.file] == (tmp_path / task.file).read_text(), command
-        (tmp_path / task.file).unlink()
+            assert files[task.entry] == (tmp_path / task.entry).read_text(), command
+        (tmp_path / task.entry).unlink()
 
 
 def test_the_right_edit_makes_the_fixed_file() -> None:
@@ -40,9 +40,9 @@ def test_the_right_edit_makes_the_fixed_file() -> None:
     for family in FAMILIES:
         for _ in range(100):
             task = draw_task(rng, family)
-            files = {task.file: task.code}
-            run_command(edit_command(task.file, task.wrong, task.right), files)
-            assert files[task.file] == task.fixed
+            files = {task.entry: task.source}
+            run_command(edit_command(task.entry, task.wrong, task.right), files)
+            assert files[task.entry] == task.fixed_source
 
 
 @pytest.mark.parametrize("command", ["rm -rf /", "catx", "cat a b", "./check", "sed -i 's/a/b/'", ""])
