@@ -84,7 +84,7 @@ class Recipe:
     train_tasks: Callable[[], Sequence[BugTask]]
     held_out_tasks: Callable[[], Sequence[BugTask]]
     plays: Mapping[str, Expert]
-    """What the expert does, by the names in `noisy_mix`."""
+    """The expert's acts by the names in `noisy_mix`."""
 
     def write_transcript(self, task: BugTask, rng: random.Random, mix: Mapping[str, float]) -> list[Piece]:
         """Return one conversation, of a kind drawn by the weights of `mix` (names of `plays`)."""

@@ -95,7 +95,8 @@ class Bench:
             begun, taken, cpu, logs = time.monotonic(), _cpu_of(hogs), self.found.cpu_seconds(), self._log_bytes()
             await asyncio.sleep(self.seconds)
             ended = time.monotonic()
-            phase.seconds, phase.load = ended - begun, os.getloadavg()[0]
+            phase.seconds = ended - begun
+            phase.load = os.getloadavg()[0]
             phase.cpu_left = 1 - (_cpu_of(hogs) - taken) / (phase.seconds * _num_cores())
             phase.log_bytes = self._log_bytes() - logs
             used = self.found.cpu_seconds()
