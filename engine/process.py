@@ -185,7 +185,7 @@ async def vllm_process(settings: EngineSettings, model: Path) -> AsyncIterator[a
         *vllm_command(settings, model),
         env=vllm_environment(settings),
         start_new_session=True,
-        preexec_fn=_die_with_parent,
+        preexec_fn=die_with_parent,
     )
     _write_pidfile(settings.pidfile, process.pid)
     try:
@@ -194,7 +194,7 @@ async def vllm_process(settings: EngineSettings, model: Path) -> AsyncIterator[a
         await _end_group(process, settings)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Make Linux kill this child when the wrapper dies, also by SIGKILL. Runs in the child, before exec."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 

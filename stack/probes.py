@@ -53,9 +53,10 @@ from stack.orphaned_tries import WorkerProcess
 from stack.part_health import HealthLimits, HealthState, PartHealth
 from stack.parts import VIEWER, Stack
 from stack.placement import part_kind, set_of_part
-from store import engines, learners, lock_waits
+from store import engines, learners, lock_waits, open_runs
 from store.database import Database, libpq_url
 from store.schema import InstallationTable
+from training.ray_demand import is_ray_wanted
 
 LIMITS = {
     "temporal": HealthLimits(probe_seconds=15, start_seconds=600),  # its program may have to be built
@@ -149,6 +150,8 @@ class Probes:
         self.num_tokens: dict[str, float | None] = {}
         self.wanted_since: dict[str, float] = {}
         self.box_at = 0.0
+        self.has_open_run = True
+        self.ray_wanted_at = 0.0
         self.client: Client | None = None
 
     def of(self, part: str) -> Callable[[], Awaitable[str]] | None:
@@ -229,6 +232,18 @@ class Probes:
         return f"{len(boxes)} boxes"
 
     async def ray(self) -> str:
+        now = time.monotonic()
+        if not is_ray_wanted(self.stack.home):
+            self.ray_wanted_at = now
+            return "starts when a run wants a learner"
+        try:
+            return await self._ray_node()
+        except httpx.ConnectError:
+            if now - self.ray_wanted_at > HealthLimits().start_seconds:
+                raise
+            return "starts"
+
+    async def _ray_node(self) -> str:
         reply = await self.http.get(f"http://127.0.0.1:{self.stack.ports['ray_agent']}/api/local_raylet_healthz")
         if reply.status_code != 200:
             raise ProbeFailedError(f"its node is not healthy: {reply.text[:200]}")
@@ -292,6 +307,8 @@ class Probes:
         async with self.database.begin() as connection:
             wanted = await learners.runs_wanting_learner(connection)
             found = {run_id: await learners.get_learner(connection, run_id) for run_id in wanted}
+            opened = await open_runs.open_sets(connection)
+        self.has_open_run = bool(opened)
         if not wanted:
             return "no run needs a learner"
         now = time.monotonic()

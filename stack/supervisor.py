@@ -246,13 +246,19 @@ class Supervisor:
 
     def states(self) -> list[PartState]:
         """Return every part in start order."""
-        if not self.is_up():
-            return [PartState(part.name, "stopped", None, 0.0, 0.0, "") for part in self.stack.parts()]
-        order = [part.name for part in self.stack.parts()]
+        found = self.known_states()
+        if found is None:  # while it shuts down it refuses questions, then it is gone
+            word = "stopping" if self.is_up() else "stopped"
+            return [PartState(part.name, word, None, 0.0, 0.0, "") for part in self.stack.parts()]
+        return found
+
+    def known_states(self) -> list[PartState] | None:
+        """Return what `states` returns with one question to supervisord; None if it does not answer."""
         try:
             infos = self._ask("getAllProcessInfo")
-        except (xmlrpc.client.Fault, OSError):  # it shuts down: it refuses questions, then it is gone
-            return [PartState(part.name, "stopping", None, 0.0, 0.0, "") for part in self.stack.parts()]
+        except (xmlrpc.client.Error, OSError):
+            return None
+        order = [part.name for part in self.stack.parts()]
         infos.sort(key=lambda info: order.index(info["name"]) if info["name"] in order else len(order))
         return [
             PartState(

@@ -41,6 +41,10 @@ from store import run_pause
 
 _LOG = structlog.get_logger("ratchet.watcher")
 _LOOK_SECONDS = 1.0
+_REST_AFTER_SECONDS = 120.0
+"""Time without an open run, in which every part has answered, after which looks and probes are rare."""
+_REST_LOOK_SECONDS = 5.0
+_REST_PROBE_SECONDS = 30.0
 _SLOW_PATIENCE = 3.0
 """A probe of a slow part gets so many times its limit."""
 _BUSY_PACE = 0.75
@@ -73,6 +77,8 @@ class Watcher:
         self.running: dict[str, asyncio.Task[None]] = {}
         self.probed_at: dict[str, float] = {}
         self.pace = 1.0
+        self.busy_at = time.monotonic()
+        """When a run was open or a part did not answer last."""
         self.late_at: dict[str, tuple[float, float]] = {}
         """Part → time of its newest late probe, and CPU seconds of its process tree by then."""
         self.log_sizes = log_sizes(stack)  # at the newest look
@@ -92,18 +98,27 @@ class Watcher:
                 write_health(self.stack.home, list(self.health.values()), time.time())
             except OSError as error:  # a full disk, for example: the parts must be watched all the same
                 _LOG.warning("state of the parts not written", reason=str(error))
-            await asyncio.wait([asyncio.create_task(stop.wait())], timeout=_LOOK_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), self.look_seconds)
         for task in (*self.running.values(), *self.ending, self.pausing, self.recording):
             if task is not None:
                 task.cancel()
         await self.probes.close()
 
+    @property
+    def is_resting(self) -> bool:
+        return time.monotonic() - self.busy_at > _REST_AFTER_SECONDS
+
+    @property
+    def look_seconds(self) -> float:
+        return _REST_LOOK_SECONDS if self.is_resting else _LOOK_SECONDS
+
     def _see_gap(self, looked_at: float, now: float) -> float:
         """Take in the time since the last look, of this watcher or the one before, and return `now`."""
         gap = now - looked_at
-        self.pace = machine_pace(gap)
+        self.pace = machine_pace(gap, self.look_seconds)
         for health in self.health.values():
-            if gap > _LOOK_SECONDS + _OWN_GAP_SECONDS:
+            if gap > self.look_seconds + _OWN_GAP_SECONDS:
                 health.hold(gap)
             else:
                 health.pass_time(max(0.0, gap), self.pace)  # the clock may have been set back
@@ -113,14 +128,15 @@ class Watcher:
 
     async def _look(self) -> None:
         try:
-            if not await asyncio.to_thread(self.supervisor.is_up):
-                return  # nothing is known now
+            states = await asyncio.to_thread(self.supervisor.known_states)
         except MachineError as error:  # it is suspended
             _LOG.warning("parts not looked at", reason=str(error))
             return
+        if states is None:
+            return  # nothing is known now
         with contextlib.suppress(OSError):  # without the directory, supervisord cannot start a part that has ended
             part_log(self.stack, "").parent.mkdir(exist_ok=True)
-        self.states = {state.name: state for state in await asyncio.to_thread(self.supervisor.states)}
+        self.states = {state.name: state for state in states}
         for name, health in self.health.items():
             limits = limits_of(name)
             if name in self.external:
@@ -134,6 +150,9 @@ class Watcher:
                 self._restart(name, health)
         if self.pausing is None or self.pausing.done():
             self.pausing = asyncio.create_task(self._pause_runs())
+        at_rest = (HealthState.ANSWERING, HealthState.STOPPED)
+        if self.probes.has_open_run or any(one.state not in at_rest for one in self.health.values()):
+            self.busy_at = time.monotonic()
         self.outages.see(self.health, time.time())
         if self.outages.is_due and (self.recording is None or self.recording.done()):
             self.recording = asyncio.create_task(self._record_outages())
@@ -174,6 +193,7 @@ class Watcher:
         if health.pid is None and name not in self.external:
             return
         interval = _LOOK_SECONDS if health.state is HealthState.STARTING else limits.interval_seconds
+        interval = max(interval, _REST_PROBE_SECONDS) if self.is_resting else interval
         if time.monotonic() - self.probed_at.get(name, 0.0) < interval:
             return
         self.probed_at[name] = time.monotonic()
@@ -248,9 +268,9 @@ class Watcher:
         task.add_done_callback(self.ending.discard)
 
 
-def machine_pace(gap_seconds: float) -> float:
+def machine_pace(gap_seconds: float, look_seconds: float) -> float:
     """Return the machine's pace by the kernel's pressure of the last ten seconds, and by how late this look comes."""
-    stalled = [max(0.0, 1 - _LOOK_SECONDS / gap_seconds)] if gap_seconds > 0 else [0.0]
+    stalled = [max(0.0, 1 - look_seconds / gap_seconds)] if gap_seconds > 0 else [0.0]
     for resource in ("cpu", "io", "memory"):
         with contextlib.suppress(OSError, ValueError, IndexError):  # a kernel that does not measure it
             stalled.append(float(Path(f"/proc/pressure/{resource}").read_text().split("avg10=")[1].split()[0]) / 100)

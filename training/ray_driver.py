@@ -3,7 +3,10 @@
 This is the only file of `training/` that depends on Ray; `training/torchrun.py` starts the same ranks without it.
 """
 
+import contextlib
 import os
+import socket
+import time
 from dataclasses import fields
 from typing import Any
 
@@ -20,6 +23,7 @@ The cleaner is a detached actor. It outlives a killed driver, for ever if the cl
 and their placement group belong to the driver's job and end with it. Plan rows need no actors of Ray Data.
 """
 
+_HEAD_SECONDS = 600.0
 _SHARE_OF_ONE_NODE = 0.125
 """CPUs that a rank asks Ray for on a cluster of one node: the four of `ratchet up` have place for 32 ranks."""
 
@@ -27,6 +31,16 @@ _SHARE_OF_ONE_NODE = 0.125
 def _train_rank(values: dict[str, Any]) -> None:
     configure_logs("learner")
     train_rank(RankSettings(**values))
+
+
+def _wait_for_head(address: str) -> None:
+    """Wait until the head listens: the stack's own starts when a run wants a learner."""
+    host, _, port = address.rpartition(":")
+    deadline = time.monotonic() + _HEAD_SECONDS
+    while host and port.isdigit() and time.monotonic() < deadline:
+        with contextlib.suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), timeout=5):
+            return
+        time.sleep(0.5)
 
 
 def run_driver(settings: RankSettings, num_workers: int) -> None:
@@ -44,6 +58,7 @@ def run_driver(settings: RankSettings, num_workers: int) -> None:
             ]
 
     if not ray.is_initialized():
+        _wait_for_head(os.environ.get("RAY_ADDRESS", ""))
         ray.init(
             address=os.environ.get("RAY_ADDRESS", "auto"),
             namespace=settings.run_id,

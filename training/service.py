@@ -25,11 +25,14 @@ from store import learners, runs
 from store.database import Database
 from store.migration import wait_for_schema
 from training.driver_lines import MAX_LINE_BYTES, relay_lines
+from training.ray_demand import note_ray_demand
 
 _LOG = structlog.get_logger()
 
 _URL_VARIABLE = "RATCHET_DATABASE_URL"
 _POLL_SECONDS = 1.0
+_REST_SECONDS = 5.0
+"""Time between two looks while no run wants a learner."""
 _GPUS = Path("/proc/driver/nvidia/gpus")
 _MAX_BACKOFF_SECONDS = 30.0
 _LAST_LINES_SECONDS = 5.0
@@ -117,6 +120,8 @@ async def run_learner_service(url: str) -> None:
         except Exception as error:  # any: the end of this service is the end of every run's driver
             _LOG.warning("waiting for postgres", reason=str(error)[:200])
             wanted = {}
+        if wanted:
+            note_ray_demand(paths.home())
         for run_id in [run_id for run_id, keeper in keepers.items() if keeper.done()]:
             keepers.pop(run_id)
             ended.add(run_id)
@@ -124,16 +129,16 @@ async def run_learner_service(url: str) -> None:
             patience_seconds = _SILENT_SECONDS if run_id in ended else _FRESH_SECONDS
             if run_id not in keepers and (silent_seconds is None or silent_seconds > patience_seconds):
                 keepers[run_id] = asyncio.create_task(_keep_driver(run_id, url))
-        await _sleep_or_stop(stopping)
+        await _sleep_or_stop(stopping, _POLL_SECONDS if wanted or keepers else _REST_SECONDS)
     for keeper in (*keepers.values(), dumps):
         keeper.cancel()
     await asyncio.gather(*keepers.values(), dumps, return_exceptions=True)
     await database.close()
 
 
-async def _sleep_or_stop(stopping: asyncio.Event) -> None:
+async def _sleep_or_stop(stopping: asyncio.Event, seconds: float) -> None:
     try:
-        async with asyncio.timeout(_POLL_SECONDS):
+        async with asyncio.timeout(seconds):
             await stopping.wait()
     except TimeoutError:
         return

@@ -1,21 +1,25 @@
-"""`ratchet part ray`: run the head of a local Ray cluster in this process."""
+"""`ratchet part ray`: run the head of a local Ray cluster while a run wants a learner."""
 
 import contextlib
 import os
+import signal
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 
+from engine.process import die_with_parent
 from stack.parts import Stack
+from training.ray_demand import is_ray_wanted
 
 _NODE = {"gcs_server", "raylet"}
 LOOK_SECONDS = 2.0
 
 
 def ray() -> None:
-    """Run the Ray head on which the learner's ranks run."""
+    """Run the Ray head on which the learner's ranks run, while a run wants a learner."""
     from stack.engine_parts import learner_devices
     from stack.ray_nodes import RAY_VARIABLES
     from stack.serving_plan import read_plan
@@ -37,35 +41,49 @@ def ray() -> None:
     arguments += ["--min-worker-port=0", "--max-worker-port=0", "--disable-usage-stats"]
     if devices is not None:
         arguments.append(f"--num-gpus={devices.num_gpus}")
-    if os.fork() == 0:
+    _run_on_demand(arguments, stack.home)
+
+
+def _run_on_demand(arguments: list[str], home: Path) -> NoReturn:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # so that the head ends with this process
+    while True:
+        while not is_ray_wanted(home):
+            time.sleep(LOOK_SECONDS)
+        head = psutil.Popen(arguments, preexec_fn=die_with_parent)
         try:
-            _watch(psutil.Process(os.getppid()))
+            gone = _watch(head, home)
         finally:
-            os._exit(0)
-    os.execv(program, arguments)
+            for process in (*head.children(recursive=True), head):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            head.wait()
+        if gone:
+            print(f"ray: {', '.join(sorted(gone))} has ended; the head restarts", file=sys.stderr, flush=True)
+            sys.exit(1)
 
 
-def _watch(head: psutil.Process) -> None:
-    """Kill the head when a process of its node has ended, so that the supervisor restarts it.
+def _watch(head: psutil.Popen, home: Path) -> set[str]:
+    """Return which processes of the node have ended by themselves, none if Ray is not wanted any more.
 
     If a raylet exits by itself, for example after the machine was suspended for half a minute, Ray treats that as an
     intended exit and continues as a head that no worker can join.
     """
     seen: set[str] = set()
-    with contextlib.suppress(psutil.NoSuchProcess):  # the head itself has ended
-        while not (gone := seen - (there := _children(head))):
-            seen |= there & _NODE
-            time.sleep(LOOK_SECONDS)
-        print(f"ray: {', '.join(sorted(gone))} has ended; the head restarts", file=sys.stderr, flush=True)
-        for process in (*head.children(recursive=True), head):
-            if process.pid != os.getpid():
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
+    while is_ray_wanted(home):
+        there = _children(head)
+        if gone := seen - there:
+            return gone
+        if head.poll() is not None:
+            return {"ray"}
+        seen |= there & _NODE
+        time.sleep(LOOK_SECONDS)
+    return set()
 
 
-def _children(head: psutil.Process) -> set[str]:
+def _children(head: psutil.Popen) -> set[str]:
     names = set()
-    for child in head.children():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            names.add(child.name())
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in head.children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                names.add(child.name())
     return names

@@ -1,6 +1,7 @@
 """CPU of a stack that does nothing: each part's share of one core while the quickstart's stack has no run.
 
-The stack has a home and ports of its own. `--seconds` is the time that is measured, after `--settle` seconds.
+The stack has a home and ports of its own, and an untrained tiny model. `--seconds` are measured, after `--settle`
+seconds.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from stack.parts import Stack, free_ports
 from stack.startup import bring_up
 from stack.supervisor import Supervisor
 from tests.benchmarks._commit import commit
+from tests.standins.tiny_model import make_tokenizer, make_weights
 
 CONFIG = Path("configs/quickstart.yaml")
 SUPERVISORD = "supervisord"
@@ -49,7 +51,9 @@ def measure_new_stack(settle_seconds: float, seconds: float) -> dict[str, float]
         free_ports(home)
         stack = Stack(home)
         try:
-            bring_up(stack, load_config(CONFIG), say)
+            make_tokenizer(home)
+            make_weights(home)
+            bring_up(stack, load_config(CONFIG, [f"model={home}"]), say)
             say(f"measuring for {seconds:.0f} s")
             return measure(stack, settle_seconds, seconds)
         finally:
@@ -59,7 +63,7 @@ def measure_new_stack(settle_seconds: float, seconds: float) -> dict[str, float]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=300.0)
-    parser.add_argument("--settle", type=float, default=120.0)
+    parser.add_argument("--settle", type=float, default=180.0)
     parser.add_argument("--full", action="store_true", help="as without it")
     options = parser.parse_args()
     load = os.getloadavg()[0]

@@ -1,4 +1,4 @@
-"""The Ray head ends when its node has ended, because the supervisor restarts only processes that have ended."""
+"""The Ray head runs while a run wants a learner. The part ends when its node has ended, so that it is restarted."""
 
 import os
 import signal
@@ -10,8 +10,17 @@ from pathlib import Path
 import psutil
 
 from cli.parts.ray import LOOK_SECONDS
+from training.ray_demand import is_ray_wanted, note_ray_demand
 
 PATIENCE_SECONDS = 240
+
+
+def test_ray_is_wanted_for_a_while_after_the_last_note(tmp_path: Path) -> None:
+    assert not is_ray_wanted(tmp_path)
+    note_ray_demand(tmp_path)
+    assert is_ray_wanted(tmp_path)
+    os.utime(tmp_path / "ray.wanted", (0, time.time() - 1000))
+    assert not is_ray_wanted(tmp_path)
 
 
 def test_a_head_whose_raylet_gave_up_ends_and_leaves_nothing(tmp_path: Path) -> None:
@@ -19,6 +28,7 @@ def test_a_head_whose_raylet_gave_up_ends_and_leaves_nothing(tmp_path: Path) -> 
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {
         "RATCHET_HOME": str(tmp_path)
     }
+    note_ray_demand(tmp_path)
     arguments = [sys.executable, "-m", "cli.main", "part", "ray"]
     with (tmp_path / "ray.log").open("w") as log:
         head = subprocess.Popen(arguments, env=environment, stdout=log, stderr=log, start_new_session=True)
@@ -46,7 +56,7 @@ def _wait_for_child(process: psutil.Process, name: str, log: Path) -> psutil.Pro
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
         assert process.is_running() and process.status() != psutil.STATUS_ZOMBIE, log.read_text()
-        for child in process.children():
+        for child in process.children(recursive=True):
             if child.name() == name:
                 return child
         time.sleep(0.2)

@@ -20,7 +20,7 @@ from client.steering import steer_run
 from ratchet.errors import MachineError
 from ratchet.types import SteeringAction
 from stack import probes
-from stack.part_health import HealthLimits, HealthState, PartHealth, read_health
+from stack.part_health import HealthLimits, HealthState, PartHealth, health_written_at, read_health
 from stack.parts import Part, Stack, free_ports
 from stack.ports import is_free
 from stack.readiness import log_sizes, wait_until_answering
@@ -335,3 +335,26 @@ def _wait_until_listening(port: int) -> None:
             return
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+async def test_a_watcher_rests_while_no_run_is_open_and_every_part_answers(home: Path) -> None:
+    stack = FewParts(home, Part("egress", ["sleep", "1000"], 40))
+    async with watched(stack) as watcher:
+        while watcher.external:  # there is neither a Postgres nor a Temporal elsewhere
+            del watcher.health[watcher.external.pop()]
+        watcher.probes.has_open_run = False
+        await wait_for(stack, "egress", answers, "answers")
+        watcher.busy_at -= 1000.0
+        assert watcher.is_resting and watcher.look_seconds > 1.0
+        await _until_looked(watcher)
+        assert watcher.is_resting, "a look finds nothing to do"
+        watcher.probes.has_open_run = True
+        await _until_looked(watcher)
+        assert not watcher.is_resting
+
+
+async def _until_looked(watcher: Watcher) -> None:
+    before = health_written_at(watcher.stack.home)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while health_written_at(watcher.stack.home) == before:
+            await asyncio.sleep(0.05)
