@@ -7,7 +7,7 @@
 | temporal-ui | loads the page and the settings that the page loads first |
 | gateway | lists the boxes; once a minute it runs a command in a box of its own and ends that box |
 | ray | asks the node's agent, which asks the raylet and the head's control service |
-| engine | finds that tokens were generated since the last probe, else generates one |
+| engine | finds that tokens were generated since the last probe, else generates one; rarely while no run is open |
 | adapter | sends a call with an unknown token, which the adapter looks up in the store; reads its heartbeat |
 | learner | reads, for each run that needs one, the learner's heartbeat, phase and step |
 | worker | asks Temporal when this worker process polled each queue last |
@@ -17,6 +17,7 @@ A probe raises any exception to say that the part does not answer. Nothing that 
 turn, no workflow and no row is left behind.
 """
 
+import math
 import os
 import time
 import uuid
@@ -109,6 +110,8 @@ _LEARNER_SECONDS = 60.0
 _LEARNER_START_SECONDS = 180.0
 """The time, after a run first wants a learner, in which its ranks may still be starting."""
 _ADAPTER_SECONDS = 30.0
+_GENERATE_SECONDS = 300.0
+"""Time between two tokens of a probe while no run is open: after each, vLLM's worker uses a whole core for a second."""
 _TOKENS_METRIC = "vllm:generation_tokens_total"
 
 
@@ -148,6 +151,7 @@ class Probes:
             name: EngineClient(address, timeout_seconds=60) for name, address in engine_addresses(stack).items()
         }
         self.num_tokens: dict[str, float | None] = {}
+        self.generated_at: dict[str, float] = {}
         self.wanted_since: dict[str, float] = {}
         self.box_at = 0.0
         self.has_open_run = True
@@ -269,12 +273,17 @@ class Probes:
             return f"{version}; new weights are being loaded"
         if row.state is not EngineState.READY:
             raise ProbeFailedError(f"it is {row.state}")
+        process = f"{part} {self.pid_of(part)}"
+        tried_seconds = time.monotonic() - self.generated_at.get(process, -math.inf)
+        if not self.has_open_run and row.silent_seconds < engines.SILENT_SECONDS and tried_seconds < _GENERATE_SECONDS:
+            return version
         before = self.num_tokens.get(part)
         found = await self._num_tokens(address)
         if found is None or found == before or before is None:
             await engine.generate([1], Sampling(max_tokens=1, temperature=1.0), f"probe-{uuid.uuid4().hex}")
             if found is not None:
                 found += 1  # its own token is no sign of life next time
+            self.generated_at[process] = time.monotonic()
         self.num_tokens[part] = found
         return version
 
