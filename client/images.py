@@ -13,7 +13,7 @@ from ratchet.image_payloads import BuildImageInput, BuildImageResult
 from ratchet.progress import CountedLine, ReportProgress
 from ratchet.temporal_settings import load_temporal_settings
 from stack.parts import Stack
-from stack.startup import connect_running
+from stack.startup import connect_stack
 
 _AT_ONCE = 8
 
@@ -35,7 +35,7 @@ async def build_dataset_images(stack: Stack, dataset: DatasetConfig, say: Report
     MachineError if the stack is stopped.
     """
     settings = load_temporal_settings()
-    await connect_running(stack, settings)  # refuses at once if the stack is stopped
+    await connect_stack(stack, settings)  # refuses at once if the stack is stopped
     digest = await asyncio.to_thread(dataset_digest, dataset)
     async with stack.database() as database, database.begin() as connection:
         await import_dataset(connection, dataset, digest)

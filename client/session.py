@@ -38,7 +38,7 @@ from reads.steering import list_requests
 from stack.follow_run import collect_result, start_run, watch_run
 from stack.parts import Stack
 from stack.run_status import Diagnosis, diagnose
-from stack.startup import connect_running
+from stack.startup import connect_stack
 from store import runs, step_mix
 from store.runs import RunRow
 from store.steering import SteeringAnswer
@@ -127,7 +127,7 @@ class Client:
             resolved = resolve_config(values, "the config", Path.cwd())
 
         async def start() -> str:
-            await connect_running(self.stack, load_temporal_settings())  # refuses at once if the stack is stopped
+            await connect_stack(self.stack, load_temporal_settings())  # refuses at once if the stack is stopped
             return await start_run(self.stack, resolved, name, new, say)
 
         return Run(self, run_blocking(start()))
@@ -285,7 +285,7 @@ class Run:
         """Follow the run to its end and return its result. Raises ConfigError if it fails or is paused."""
 
         async def follow() -> JsonObject:
-            await connect_running(self.client.stack, load_temporal_settings())
+            await connect_stack(self.client.stack, load_temporal_settings())
             await watch_run(self.client.stack, self.run_id, say)
             return await collect_result(self.client.stack, self.run_id)
 

@@ -25,12 +25,11 @@ from ratchet.types import SteeringAction
 from stack.part_health import HealthState, read_fresh_health
 from stack.parts import Stack
 from stack.probes import is_missed
-from stack.startup import connect_running, connect_stack
+from stack.startup import connect_stack
 from store import evaluations, runs
 from store.steering import SteeringAnswer
 
 _STARTING = (SteeringAction.RESUME, SteeringAction.EXTEND)
-_WAKE_SECONDS = 2.0
 
 
 def who_asks() -> str:
@@ -61,7 +60,7 @@ async def steer_run(
     client = None
     if action in _STARTING:
         _require_parts(stack)
-        client = await connect_running(stack, settings)  # before anything is changed
+        client = await connect_stack(stack, settings)  # before anything is changed
     async with stack.database() as database:
         answer = await steering.apply_to_run(database, settings, input)
         async with database.begin() as connection:
@@ -94,7 +93,7 @@ def _require_parts(stack: Stack) -> None:
 async def _wake(stack: Stack, settings: TemporalSettings, run_id: str) -> bool:
     """Signal the run's workflow, if it has one; return False if Temporal does not answer."""
     try:
-        client = await connect_stack(stack, settings, _WAKE_SECONDS)
+        client = await connect_stack(stack, settings)
     except MachineError:
         return False
     with contextlib.suppress(RPCError):  # a run that has ended has no workflow
@@ -113,7 +112,7 @@ async def steer_target(stack: Stack, action: SteeringAction, what: str, by: str,
     settings = load_temporal_settings()
     async with stack.database() as database:
         run_id = await steering.run_of(database, what)
-        client = await connect_running(stack, settings)
+        client = await connect_stack(stack, settings)
         answer = await steering.apply_to_target(database, client, action, what, uuid4().hex, by, reason)
     if answer.changed and action is SteeringAction.RETRY:
         with contextlib.suppress(RPCError):  # the sweep starts it
@@ -152,5 +151,5 @@ async def retry_stage(stack: Stack, what: str, stage: str, by: str, reason: str 
     require_target_name(what)
     async with stack.database() as database:
         await steering.run_of(database, what)
-        client = await connect_running(stack, load_temporal_settings())
+        client = await connect_stack(stack, load_temporal_settings())
         return await steering.reset_stage(database, client, what, stage, uuid4().hex, by, reason)

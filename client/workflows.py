@@ -21,7 +21,7 @@ from ratchet.temporal_client import PendingActivity, one_line, pending_activitie
 from ratchet.temporal_settings import load_temporal_settings
 from stack.parts import Stack
 from stack.run_status import retried_activities
-from stack.startup import connect_running, require_up
+from stack.startup import connect_stack, require_up
 
 _T = TypeVar("_T", bound=BaseModel)
 _R = TypeVar("_R")
@@ -45,7 +45,7 @@ async def run_workflow(
     if the stack is stopped meanwhile.
     """
     settings = load_temporal_settings()
-    client = await connect_running(stack, settings)
+    client = await connect_stack(stack, settings)
     workflow_id = settings.own(workflow_id)
     say(f"workflow {workflow_id}")
     with starting(workflow_id):

@@ -32,7 +32,7 @@ from stack.cpu_meter import CpuMeter
 from stack.curve import summary
 from stack.part_health import HealthState, read_health
 from stack.parts import Stack
-from stack.startup import connect_stack, keep_served, require_up
+from stack.startup import START_SECONDS, connect_stack, keep_served, require_up
 from store import open_runs, runs
 from training.rollout_dumps import wait_for_dumps
 
@@ -55,7 +55,7 @@ async def start_run(stack: Stack, config: RunConfig, name: str, new: bool, say: 
         for sentence in sandbox_provider().capabilities.without:
             say(f"these boxes do without: {sentence}")
     settings = load_temporal_settings()
-    client = await connect_stack(stack, settings)  # before anything is changed
+    client = await connect_stack(stack, settings, START_SECONDS)  # before anything is changed
     if config.training.bin_tokens > DEFAULT_BIN_TOKENS:
         say(f"training.bin_tokens is {config.training.bin_tokens}; `--check` estimates the learner's memory")
     async with stack.database() as database, database.begin() as connection:
@@ -156,7 +156,7 @@ async def watch_run(stack: Stack, run_id: str, say: ReportProgress) -> Cost:
 
     Raises ConfigError with the reason if the run failed or is paused, MachineError if the stack was stopped meanwhile.
     """
-    client = await connect_stack(stack, load_temporal_settings())
+    client = await connect_stack(stack, load_temporal_settings(), START_SECONDS)
     handle = client.get_workflow_handle(f"run/{run_id}")
     result = asyncio.create_task(handle.result())
     progress = _Progress(stack, run_id, say)

@@ -12,8 +12,6 @@ from stack.parts import Stack
 from stack.startup import connect_stack
 from store.migration import schema_problem
 
-_CONNECT_SECONDS = 5.0
-
 
 @dataclass(slots=True, frozen=True)
 class OwnershipCheck:
@@ -32,7 +30,7 @@ async def check_ownership(stack: Stack) -> list[OwnershipCheck]:
                 problem = await schema_problem(connection)
             checks.append(OwnershipCheck("schema", problem))
             if not problem:
-                client = await connect_stack(stack, load_temporal_settings(), _CONNECT_SECONDS)
+                client = await connect_stack(stack, load_temporal_settings())
                 is_own = not stack.is_external("TEMPORAL_ADDRESS")
                 await temporal_namespace.require_own_namespace(client, database, load_temporal_settings(), is_own)
                 checks.append(OwnershipCheck("installation", ""))

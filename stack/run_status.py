@@ -238,7 +238,7 @@ def _look_at_engines(found: Diagnosis, of_set: Sequence[EngineRow]) -> None:
 async def _look_at_workflows(found: Diagnosis, stack: Stack, workflow_ids: list[str]) -> None:
     try:
         async with asyncio.timeout(_TEMPORAL_SECONDS):
-            client = await connect_stack(stack, load_temporal_settings(), wait_seconds=2)
+            client = await connect_stack(stack, load_temporal_settings())
             pending = await asyncio.gather(*(pending_activities(client, name) for name in workflow_ids))
     except (MachineError, RPCError, TimeoutError) as error:
         found.notes.append(f"Temporal: {' '.join(str(error).split()) or 'it is slow to answer'}")

@@ -53,7 +53,8 @@ from store.migration import migrate
 from store.open_runs import OpenSet
 
 _ANSWER_SECONDS = 10.0
-_RUNNING_SECONDS = 2.0
+_REFUSED_SECONDS = 2.0
+START_SECONDS = 60.0
 
 
 def bring_up(
@@ -274,18 +275,10 @@ async def _make_ready(
             say(f"run {run_id} continues")
 
 
-async def connect_stack(stack: Stack, settings: TemporalSettings, wait_seconds: float = 60) -> Client:
-    """Connect to the stack's Temporal server, which may be starting. Raises MachineError."""
+async def connect_stack(stack: Stack, settings: TemporalSettings, wait_seconds: float = _REFUSED_SECONDS) -> Client:
+    """Connect to the stack's Temporal server. Raises MachineError if nothing listens there for `wait_seconds`."""
     address = stack.environment()["TEMPORAL_ADDRESS"]
     return await temporal_client.connect_temporal(settings.model_copy(update={"address": address}), wait_seconds)
-
-
-async def connect_running(stack: Stack, settings: TemporalSettings) -> Client:
-    """Connect to Temporal for a command that needs a stack which is up already, and so does not wait for its start.
-
-    Raises MachineError after some seconds if nothing listens there.
-    """
-    return await connect_stack(stack, settings, _RUNNING_SECONDS)
 
 
 async def require_up(stack: Stack, what: str) -> None:

@@ -6,6 +6,7 @@ trained by another learner.
 """
 
 import asyncio
+import contextlib
 import ctypes
 import os
 import signal
@@ -129,19 +130,12 @@ async def run_learner_service(url: str) -> None:
             patience_seconds = _SILENT_SECONDS if run_id in ended else _FRESH_SECONDS
             if run_id not in keepers and (silent_seconds is None or silent_seconds > patience_seconds):
                 keepers[run_id] = asyncio.create_task(_keep_driver(run_id, url))
-        await _sleep_or_stop(stopping, _POLL_SECONDS if wanted or keepers else _REST_SECONDS)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopping.wait(), _POLL_SECONDS if wanted or keepers else _REST_SECONDS)
     for keeper in (*keepers.values(), dumps):
         keeper.cancel()
     await asyncio.gather(*keepers.values(), dumps, return_exceptions=True)
     await database.close()
-
-
-async def _sleep_or_stop(stopping: asyncio.Event, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await stopping.wait()
-    except TimeoutError:
-        return
 
 
 async def _keep_driver(run_id: str, url: str) -> None:

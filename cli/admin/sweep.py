@@ -32,10 +32,10 @@ async def _sweep(dry_run: bool, force: bool) -> dict[str, Any]:
     from ratchet.sweep_payloads import SweepInput, SweepResult
     from ratchet.temporal_settings import load_temporal_settings
     from stack.parts import Stack
-    from stack.startup import connect_running
+    from stack.startup import connect_stack
 
     settings = load_temporal_settings()
-    client = await connect_running(Stack(), settings)
+    client = await connect_stack(Stack(), settings)
     result: SweepResult = await client.execute_workflow(
         "Sweep",
         SweepInput(dry_run=dry_run, force=force),
