@@ -10,7 +10,6 @@ from typing import NoReturn
 
 import psutil
 
-from engine.process import die_with_parent
 from stack.parts import Stack
 from training.ray_demand import is_ray_wanted
 
@@ -45,6 +44,8 @@ def ray() -> None:
 
 
 def _run_on_demand(arguments: list[str], home: Path) -> NoReturn:
+    from engine.process import die_with_parent
+
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # so that the head ends with this process
     while True:
         while not is_ray_wanted(home):
