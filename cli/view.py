@@ -31,6 +31,7 @@ def view(
 
     from cli.console import say
     from ratchet.errors import ConfigError, MachineError
+    from ratchet.patience import ANSWER_SECONDS
     from stack.parts import Stack
     from viewer.app import serve_viewer
 
@@ -44,7 +45,7 @@ def view(
     path = _path_of(target) if target else "/runs"
     print(settings.address + path + (f"?token={settings.token}" if settings.token else ""), flush=True)
     try:
-        answer = httpx.get(settings.address + "/health", trust_env=False, timeout=10)
+        answer = httpx.get(settings.address + "/health", trust_env=False, timeout=ANSWER_SECONDS)
     except httpx.TransportError:
         say("the stack's viewer does not run; served here until Ctrl-C")
         serve_viewer(settings)

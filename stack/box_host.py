@@ -19,7 +19,7 @@ from stack.cluster import Cluster
 from stack.host_process import HostProcess, LogLine, Say, over_ssh
 from stack.parts import Stack
 
-_START_SECONDS, _LOOK_SECONDS = 120.0, 0.5
+_START_SECONDS, _LOOK_SECONDS = 600.0, 0.5
 _PREFIXES = ("ADAPTER_", "E2B_", "OTEL_", "RATCHET_", "SLIME_AGENT_", "SWE_", "TEMPORAL_", "VIME_AGENT_")
 _QUEUES = ("boot", "agent", "grade", "image")
 """Of the worker beside the gateway. Only it builds images, since they are imported into that gateway's cache."""

@@ -61,6 +61,8 @@ class HostProcess:
         self.log = log
         self.is_ending = False
         self.is_up = threading.Event()
+        self.has_ended = False
+        self.heard_at = 0.0  # monotonic clock
         self.last_lines: deque[str] = deque(maxlen=5)
         self.process: subprocess.Popen[str] | None = None
         self.lock = threading.Lock()
@@ -77,6 +79,7 @@ class HostProcess:
             with self.process.stdout:
                 self._read(self.process.stdout)
             status = self.process.wait()
+            self.has_ended = True
             with contextlib.suppress(OSError):
                 self.process.stdin.close()
             self.is_up.clear()
@@ -101,6 +104,7 @@ class HostProcess:
 
     def _read(self, output: IO[str]) -> None:
         for line in output:
+            self.heard_at = time.monotonic()
             if line.strip():
                 self.log(line.rstrip())
                 self.last_lines.append(line.strip())

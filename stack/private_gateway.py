@@ -26,8 +26,8 @@ _SERVE = (
     "from sandbox_gateway.settings import GatewaySettings;"
     "serve_gateway(GatewaySettings.model_validate_json(sys.argv[1]))"
 )
-_START_SECONDS = 60.0
-_END_SECONDS = 30.0
+_START_SECONDS = 600.0
+_END_SECONDS = 120.0
 
 
 @contextlib.contextmanager

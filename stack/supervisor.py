@@ -240,8 +240,8 @@ class Supervisor:
                     with contextlib.suppress(xmlrpc.client.Fault):
                         self._ask("stopProcess", part.name, False)
             self._ask("shutdown")
-            with contextlib.suppress(psutil.NoSuchProcess):
-                psutil.Process(pid).wait(timeout=90)
+            with contextlib.suppress(psutil.Error):  # one that takes longer is ended with what is left
+                psutil.Process(pid).wait(timeout=_START_SECONDS)
         end_leftover_processes(self.stack.home)
 
     def states(self) -> list[PartState]:
