@@ -281,3 +281,12 @@ async def test_a_command_of_any_user_opens_its_output_and_ignores_no_signal(sdk:
 async def test_output_that_a_child_holds_open_is_not_lost_without_a_word(sdk: AsyncSandbox) -> None:
     code, stdout, stderr = await sh(sdk, "(sleep 3; echo late) & echo first")
     assert (code, stdout) == (0, "first\n") and "redirect" in stderr
+
+
+async def test_a_user_without_a_home_starts_at_the_root(sdk: AsyncSandbox) -> None:
+    await sdk.commands.run("mv /home/agent /home/away", user="root")
+    try:
+        for cwd in (None, "~"):
+            assert await sh(sdk, "pwd; id -un", "agent", cwd=cwd) == [0, "/\nagent\n", ""]
+    finally:
+        await sdk.commands.run("mv /home/away /home/agent", user="root")
