@@ -7,6 +7,7 @@ import pytest
 from cli.doctor import _checks, _huge_pages_check, _sandbox_checks
 from stack.huge_pages import kernel_setting
 from stack.parts import Stack
+from tests.standins.foreign_boxes import serving_foreign_boxes
 
 
 def test_doctor_answers_before_anything_is_set_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -37,3 +38,13 @@ def test_doctor_asks_for_what_the_provider_needs(
     assert not provider or not checks[0]["ok"], "nothing answers there"
     if provider == "docker":
         assert not checks[0]["ok"] and "RATCHET_SANDBOX_PROVIDER=docker" in checks[0]["detail"]
+
+
+def test_doctor_asks_a_service_for_its_boxes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("RATCHET_SANDBOX_PROVIDER", raising=False)
+    monkeypatch.setenv("E2B_API_KEY", "e2b_" + "0" * 40)
+    monkeypatch.setenv("RATCHET_SANDBOX_OPEN_NETWORK", "1")
+    with serving_foreign_boxes() as service:
+        monkeypatch.setenv("E2B_API_URL", service.url)
+        (check,) = _sandbox_checks(Stack(tmp_path))
+    assert check["ok"] and service.url in check["detail"] and "reaches more than the adapter" in check["detail"]
