@@ -40,7 +40,7 @@ from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import Purpose, RunState, Wish
 from scheduling import circuit_breaker, group_selection
 from scheduling.quarantine import quarantined_tasks
-from scheduling.task_selection import TaskRate, choose_tasks, mix_datasets
+from scheduling.task_selection import choose_tasks, mix_datasets
 from store import (
     box_failures,
     evaluations,
@@ -373,7 +373,7 @@ async def next_tasks(
         positions = await runs.positions_in_turn(connection, run_id, Purpose.TRAIN, first, count, left_out)
         return await runs.run_tasks_at(connection, run_id, Purpose.TRAIN, positions)
     rows = await tasks.recent_solve_rates(connection, run_id, published - training.solve_rate_steps + 1)
-    rates = [TaskRate(*row) for row in rows if row.task_id not in left_out]
+    rates = [row for row in rows if row.task_id not in left_out]
     if is_mixed:
         newest = await tasks.datasets_of_newest_groups(connection, run_id, _MIX_STEPS * training.groups_per_step)
         chosen = mix_datasets(rates, training.solve_rates, count, weights, newest)

@@ -5,26 +5,13 @@ these are changes as the policy learns.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from store.tasks import RecentSolveRate
 
 
-@dataclass(slots=True, frozen=True)
-class TaskRate:
-    """A training task. `last_group_no`: its newest group, None before its first. `mean_reward`: over its recent groups.
-
-    `mean_reward` is None if the task has no recent group. `position`: its place in the run's task order. `dataset_no`:
-    which of the config's datasets it comes from.
-    """
-
-    task_id: int
-    label: str
-    position: int
-    last_group_no: int | None
-    mean_reward: float | None
-    dataset_no: int
-
-
-def choose_tasks(rates: Sequence[TaskRate], bounds: tuple[float, float] | None, count: int) -> list[TaskRate]:
+def choose_tasks(
+    rates: Sequence[RecentSolveRate], bounds: tuple[float, float] | None, count: int
+) -> list[RecentSolveRate]:
     """Return the next `count` tasks with a mean reward within `bounds`, longest-untried first, repeated if too few.
 
     A task without recent groups is included, so a task that was skipped for long enough is tried again. If every task
@@ -39,12 +26,12 @@ def choose_tasks(rates: Sequence[TaskRate], bounds: tuple[float, float] | None, 
 
 
 def mix_datasets(
-    rates: Sequence[TaskRate],
+    rates: Sequence[RecentSolveRate],
     bounds: tuple[float, float] | None,
     count: int,
     weights: Mapping[int, float],
     recent: Mapping[int, int],
-) -> list[TaskRate]:
+) -> list[RecentSolveRate]:
     """Return the next `count` tasks, so that the datasets' shares of groups approach their weights.
 
     `weights`: dataset number → weight. `recent`: dataset number → its groups among the newest; each next group is made
@@ -58,7 +45,7 @@ def mix_datasets(
     }
     waiting = {number: tasks for number, tasks in waiting.items() if tasks}
     made = {number: recent.get(number, 0) for number in waiting}
-    chosen: list[TaskRate] = []
+    chosen: list[RecentSolveRate] = []
     for _ in range(count if waiting else 0):
         number = min(made, key=lambda one: ((made[one] + 1) / weights[one], one))
         chosen.append(waiting[number][made[number] - recent.get(number, 0)])

@@ -91,7 +91,7 @@ def libpq_url(url: str) -> str:
     return re.sub(r"(?<=[?&])ssl=", "sslmode=", async_url(url).replace("+asyncpg", "", 1))
 
 
-def _sources(error: BaseException) -> Iterator[BaseException]:
+def error_sources(error: BaseException) -> Iterator[BaseException]:
     """Yield an error and what it was raised from: SQLAlchemy's error, its driver's and asyncpg's."""
     inner: BaseException | None = error
     while inner is not None:
@@ -228,10 +228,10 @@ class Database:
             if is_connected():
                 of_a_connection = not isinstance(error, OSError) or isinstance(error, ConnectionError | TimeoutError)
                 is_the_servers = isinstance(error, (DBAPIError, *_NO_ANSWER)) and of_a_connection
-                if not is_the_servers or any(_is_statements_fault(one) for one in _sources(error)):
+                if not is_the_servers or any(_is_statements_fault(one) for one in error_sources(error)):
                     raise
             address = f"Postgres at {self.engine.url.host}:{self.engine.url.port}"
-            reason = list(_sources(error))[-1]
+            reason = list(error_sources(error))[-1]
             if isinstance(reason, ConnectionRefusedError):
                 raise StoreUnavailableError(f"{address} refuses connections") from error
             raise StoreUnavailableError(f"{address} does not work: {type(reason).__name__}: {reason}") from error

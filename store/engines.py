@@ -9,7 +9,7 @@ engine of another set makes a new row and ends the old one, so that an update, a
 old engine finds no engine.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -21,6 +21,7 @@ from ratchet.config_engines import DEFAULT_SET
 from ratchet.errors import EngineUnavailableError
 from ratchet.lora_slots import FIRST_SLOT, SEPARATOR, versions_of_label
 from ratchet.types import EngineState, JsonObject, PolicyVersionState, RunState
+from store.columns import columns_of, seconds_of
 from store.runs import ADHOC
 from store.schema import EngineLoadTable, EngineTable, PolicyVersionTable, RunTable
 
@@ -85,33 +86,19 @@ class PublishedPolicy:
 
 
 _ROW = select(
-    EngineTable.id,
-    EngineTable.address,
-    EngineTable.state,
-    EngineTable.version,
-    EngineTable.model_path,
-    func.extract("epoch", func.now() - EngineTable.heartbeat_at).label("silent_seconds"),
-    func.extract("epoch", EngineTable.paused_until - func.now()).label("pause_seconds_left"),
-    EngineTable.details,
-    EngineTable.engine_set,
+    *columns_of(
+        EngineRow,
+        EngineTable,
+        silent_seconds=seconds_of(func.now() - EngineTable.heartbeat_at),
+        pause_seconds_left=seconds_of(EngineTable.paused_until - func.now()),
+    )
 )
 _GONE = {"state": EngineState.GONE, "version": None}
 _NOT_GONE = _ROW.where(EngineTable.state != EngineState.GONE).order_by(EngineTable.id)
 
 
 def _engine_row(row: Any) -> EngineRow:
-    left = row.pause_seconds_left
-    return EngineRow(
-        id=row.id,
-        address=row.address,
-        state=EngineState(row.state),
-        version=row.version,
-        model_path=row.model_path,
-        silent_seconds=float(row.silent_seconds),
-        pause_seconds_left=None if left is None else float(left),
-        details=row.details,
-        engine_set=row.engine_set,
-    )
+    return replace(EngineRow(*row), state=EngineState(row.state))
 
 
 async def register_engine(
@@ -218,11 +205,8 @@ async def _record_loads(
 
 async def set_engine_details(conn: AsyncConnection, engine_id: int, details: JsonObject) -> None:
     """Merge `details` into those of the engine's row."""
-    await conn.execute(
-        update(EngineTable)
-        .where(EngineTable.id == engine_id)
-        .values(details=EngineTable.details.op("||")(literal(details, JSONB)))
-    )
+    merged = EngineTable.details.op("||")(literal(details, JSONB))
+    await conn.execute(update(EngineTable).where(EngineTable.id == engine_id).values(details=merged))
 
 
 async def canary_of(conn: AsyncConnection, version: str | None) -> JsonObject | None:
@@ -243,11 +227,8 @@ async def extend_engine_pause(conn: AsyncConnection, engine_id: int, seconds: fl
     """Extend a lease that has not expired; return False if the caller no longer holds the pause."""
     until = func.now() + timedelta(seconds=seconds)
     alive = (EngineTable.state == EngineState.SYNCING) & (EngineTable.paused_until > func.now())
-    return bool(
-        (
-            await conn.execute(update(EngineTable).where(EngineTable.id == engine_id, alive).values(paused_until=until))
-        ).rowcount
-    )
+    statement = update(EngineTable).where(EngineTable.id == engine_id, alive)
+    return bool((await conn.execute(statement.values(paused_until=until))).rowcount)
 
 
 async def end_engine_pause(
@@ -270,13 +251,8 @@ async def take_over_engine_pause(conn: AsyncConnection, engine_id: int, seconds:
         (EngineTable.paused_until < func.now()) | EngineTable.paused_until.is_(None)
     )
     until = func.now() + timedelta(seconds=seconds)
-    return bool(
-        (
-            await conn.execute(
-                update(EngineTable).where(EngineTable.id == engine_id, lapsed).values(paused_until=until)
-            )
-        ).rowcount
-    )
+    statement = update(EngineTable).where(EngineTable.id == engine_id, lapsed)
+    return bool((await conn.execute(statement.values(paused_until=until))).rowcount)
 
 
 async def newest_published_policies(
@@ -302,9 +278,9 @@ async def newest_published_policies(
         .scalar_subquery()
     )
     rows = await conn.execute(
-        select(PolicyVersionTable.version, PolicyVersionTable.uri, PolicyVersionTable.files, PolicyVersionTable.canary)
+        select(*columns_of(PublishedPolicy, PolicyVersionTable))
         .where(PolicyVersionTable.run_id == latest, PolicyVersionTable.state == PolicyVersionState.PUBLISHED)
         .order_by(PolicyVersionTable.step.desc(), PolicyVersionTable.epoch.desc())
         .limit(most)
     )
-    return [PublishedPolicy(row.version, row.uri, row.files, row.canary) for row in rows]
+    return [PublishedPolicy(*row) for row in rows]

@@ -10,6 +10,7 @@ from ratchet.errors import ConfigError
 from ratchet.evaluation_payloads import StartedMember
 from ratchet.types import Outcome, Purpose, RunState, SteeringAction, Wish
 from store import groups, plans, runs, steering
+from store.columns import columns_of
 from store.schema import EvaluationTable, RolloutGroupTable, RolloutTable, RunTable, SteeringTable, TaskTable
 from store.steering import Request
 
@@ -192,22 +193,14 @@ async def reopen_evaluation(connection: AsyncConnection, run_id: str, label: str
 
 async def begun_evaluations(connection: AsyncConnection, run_id: str) -> list[BegunEvaluation]:
     """Return the evaluations of the run that have begun, oldest first."""
-    statement = select(
-        EvaluationTable.label,
-        EvaluationTable.step,
-        EvaluationTable.temperature,
-        EvaluationTable.num_samples,
-        EvaluationTable.ended_at.is_not(None),
-    ).where(EvaluationTable.run_id == run_id)
+    columns = columns_of(BegunEvaluation, EvaluationTable, has_ended=EvaluationTable.ended_at.is_not(None))
+    statement = select(*columns).where(EvaluationTable.run_id == run_id)
     ordered = statement.order_by(EvaluationTable.created_at, EvaluationTable.label)
     return [BegunEvaluation(*row) for row in await connection.execute(ordered)]
 
 
 async def ended_evaluations(connection: AsyncConnection, run_id: str) -> set[str]:
-    statement = select(EvaluationTable.label).where(
-        EvaluationTable.run_id == run_id, EvaluationTable.ended_at.is_not(None)
-    )
-    return set((await connection.execute(statement)).scalars())
+    return {one.label for one in await begun_evaluations(connection, run_id) if one.has_ended}
 
 
 def _is_group_of_evaluation() -> ColumnElement[bool]:
@@ -254,5 +247,4 @@ async def evaluation_solve_rate(connection: AsyncConnection, run_id: str, label:
         .join(RolloutGroupTable, RolloutGroupTable.id == RolloutTable.group_id)
         .where(_groups_of(run_id, label), RolloutTable.replaced_by.is_(None))
     )
-    total, graded, mean = (await connection.execute(statement)).one()
-    return SolveRate(total, graded, None if mean is None else float(mean))
+    return SolveRate(*(await connection.execute(statement)).one())

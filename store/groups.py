@@ -5,7 +5,7 @@ listed at `ratchet.types.GroupState`.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sqlalchemy import ColumnElement, exists, func, insert, select, update
@@ -14,10 +14,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.payloads import GroupMember
 from ratchet.types import REWARDED_OUTCOMES, GroupState, Outcome, Purpose
+from store.columns import columns_of
 from store.schema import GROUP_READY_SEQ, RolloutGroupTable, RolloutTable, TaskTable
 
 GROUP_CANCELLED = "its group was cancelled"
 """Reason of members that a cancelled group ends."""
+_READY = {"state": GroupState.READY, "ready_at": func.now(), "ready_seq": GROUP_READY_SEQ.next_value()}
 
 
 @dataclass(slots=True, frozen=True)
@@ -40,19 +42,7 @@ async def create_groups(connection: AsyncConnection, groups: Sequence[NewGroup],
     """Insert groups with all their members; groups whose (run, group_no) exists are skipped. Return the new ids."""
     if not groups:
         return []
-    statement = (
-        pg_insert(RolloutGroupTable)
-        .on_conflict_do_nothing()
-        .returning(
-            RolloutGroupTable.id,
-            RolloutGroupTable.run_id,
-            RolloutGroupTable.group_no,
-            RolloutGroupTable.task_id,
-            RolloutGroupTable.purpose,
-            RolloutGroupTable.size,
-            RolloutGroupTable.temperature,
-        )
-    )
+    statement = pg_insert(RolloutGroupTable).on_conflict_do_nothing().returning(RolloutGroupTable)
     rows = (await connection.execute(statement, [asdict(group) for group in groups])).all()
     members = [
         {
@@ -87,29 +77,17 @@ class GroupRow:
 
 
 async def get_group(connection: AsyncConnection, group_id: int) -> GroupRow:
-    statement = (
-        select(
-            RolloutGroupTable.run_id,
-            RolloutGroupTable.group_no,
-            RolloutGroupTable.size,
-            RolloutGroupTable.state,
-            RolloutGroupTable.started_step,
-            TaskTable.label,
-            RolloutGroupTable.label.label("evaluation_label"),
-        )
-        .join(TaskTable, TaskTable.id == RolloutGroupTable.task_id)
-        .where(RolloutGroupTable.id == group_id)
-    )
-    row = (await connection.execute(statement)).one()
-    return GroupRow(
-        row.run_id,
-        row.group_no,
-        row.size,
-        GroupState(row.state),
-        row.started_step,
-        row.label,
-        row.evaluation_label,
-    )
+    labels = {"task_label": TaskTable.label, "evaluation_label": RolloutGroupTable.label}
+    statement = select(*columns_of(GroupRow, RolloutGroupTable, **labels))
+    statement = statement.join(TaskTable, TaskTable.id == RolloutGroupTable.task_id)
+    row = (await connection.execute(statement.where(RolloutGroupTable.id == group_id))).one()
+    return replace(GroupRow(*row), state=GroupState(row.state))
+
+
+def training_groups_of(run_id: str, state: GroupState) -> ColumnElement[bool]:
+    """Return the condition for the run's training groups in a state."""
+    table = RolloutGroupTable
+    return (table.run_id == run_id) & (table.purpose == Purpose.TRAIN) & (table.state == state)
 
 
 async def open_group_members(connection: AsyncConnection, group_id: int) -> list[GroupMember]:
@@ -141,41 +119,37 @@ async def replace_member(connection: AsyncConnection, rollout_id: int, max_repla
     Safe to repeat: for a member that has been replaced the existing replacement is returned.
     """
     old = (await connection.execute(select(RolloutTable).where(RolloutTable.id == rollout_id))).one()
-    statement = select(RolloutGroupTable.state, RolloutGroupTable.num_replacements, RolloutGroupTable.group_no)
-    group = (await connection.execute(statement.where(RolloutGroupTable.id == old.group_id).with_for_update())).one()
-    replaced_by = (
-        await connection.execute(select(RolloutTable.replaced_by).where(RolloutTable.id == rollout_id))
-    ).scalar_one()
-    if replaced_by is not None:
-        workflow_id = (
-            await connection.execute(select(RolloutTable.workflow_id).where(RolloutTable.id == replaced_by))
-        ).scalar_one()
-        return GroupMember(replaced_by, workflow_id)
+    group = await _lock_group(connection, old.group_id)
+    member = select(RolloutTable.id, RolloutTable.workflow_id)
+    replaced_by = select(RolloutTable.replaced_by).where(RolloutTable.id == rollout_id).scalar_subquery()
+    known = (await connection.execute(member.where(RolloutTable.id == replaced_by))).one_or_none()
+    if known is not None:
+        return GroupMember(*known)
     if group.state != GroupState.OPEN or group.num_replacements >= max_replacements or old.outcome in REWARDED_OUTCOMES:
         return None
     return await _insert_replacement(connection, old, group.group_no)
 
 
+async def _lock_group(connection: AsyncConnection, group_id: int) -> Any:
+    """Lock the group's row until the transaction ends, and return it."""
+    return (
+        await connection.execute(select(RolloutGroupTable).where(RolloutGroupTable.id == group_id).with_for_update())
+    ).one()
+
+
 async def _insert_replacement(connection: AsyncConnection, old: Any, group_no: int) -> GroupMember:
     """Insert a member that replaces `old`, a row of a rollout. The caller holds the lock of the group's row."""
-    member = (
-        await connection.execute(select(func.max(RolloutTable.member)).where(RolloutTable.group_id == old.group_id))
-    ).scalar_one() + 1
+    newest = select(func.max(RolloutTable.member)).where(RolloutTable.group_id == old.group_id)
+    member = (await connection.execute(newest)).scalar_one() + 1
     workflow_id = f"rollout/{old.run_id}/{group_no}/{member}"
     copied = {
         name: getattr(old, name) for name in ("run_id", "group_id", "task_id", "purpose", "harness", "temperature")
     }
-    new_id = (
-        await connection.execute(
-            insert(RolloutTable).values(**copied, member=member, workflow_id=workflow_id).returning(RolloutTable.id)
-        )
-    ).scalar_one()
+    new = insert(RolloutTable).values(**copied, member=member, workflow_id=workflow_id).returning(RolloutTable.id)
+    new_id = (await connection.execute(new)).scalar_one()
     await connection.execute(update(RolloutTable).where(RolloutTable.id == old.id).values(replaced_by=new_id))
-    await connection.execute(
-        update(RolloutGroupTable)
-        .where(RolloutGroupTable.id == old.group_id)
-        .values(num_replacements=RolloutGroupTable.num_replacements + 1)
-    )
+    counting = update(RolloutGroupTable).where(RolloutGroupTable.id == old.group_id)
+    await connection.execute(counting.values(num_replacements=RolloutGroupTable.num_replacements + 1))
     return GroupMember(new_id, workflow_id)
 
 
@@ -185,8 +159,7 @@ async def retry_members(connection: AsyncConnection, group_id: int, rollout_id: 
 
     `rollout_id`: only this member. Returns the new members; none if there is nothing to retry.
     """
-    statement = select(RolloutGroupTable.state, RolloutGroupTable.group_no).where(RolloutGroupTable.id == group_id)
-    group = (await connection.execute(statement.with_for_update())).one()
+    group = await _lock_group(connection, group_id)
     if group.state not in (GroupState.OPEN, GroupState.FAILED):
         return []
     ended = (
@@ -211,39 +184,28 @@ async def settle_group(connection: AsyncConnection, group_id: int, accept_failed
     every member has a reward, else it stays open. True, if no member will be replaced any more: the group is ready with
     at least `min_graded` rewards, else failed.
     """
-    group = (
-        await connection.execute(select(RolloutGroupTable).where(RolloutGroupTable.id == group_id).with_for_update())
-    ).one()
+    group = await _lock_group(connection, group_id)
     if group.state != GroupState.OPEN:
         return GroupState(group.state)
-    counts = (
-        await connection.execute(
-            select(
-                func.count(),
-                func.count().filter(RolloutTable.outcome.is_(None)),
-                func.count().filter(RolloutTable.outcome.in_(REWARDED_OUTCOMES)),
-            ).where(RolloutTable.group_id == group_id, RolloutTable.replaced_by.is_(None))
-        )
-    ).one()
-    members, still_open, rewarded = counts
+    counts = select(
+        func.count(),
+        func.count().filter(RolloutTable.outcome.is_(None)),
+        func.count().filter(RolloutTable.outcome.in_(REWARDED_OUTCOMES)),
+    ).where(RolloutTable.group_id == group_id, RolloutTable.replaced_by.is_(None))
+    members, still_open, rewarded = (await connection.execute(counts)).one()
     if still_open or (rewarded < members and not accept_failed):
         return GroupState.OPEN
     state = GroupState.READY if rewarded >= group.min_graded else GroupState.FAILED
-    values: dict[str, Any] = {"state": state}
-    if state is GroupState.READY:
-        values |= {"ready_at": func.now(), "ready_seq": GROUP_READY_SEQ.next_value()}
+    values = _READY if state is GroupState.READY else {"state": state}
     await connection.execute(update(RolloutGroupTable).where(RolloutGroupTable.id == group_id).values(**values))
     return state
 
 
 async def settle_group_again(connection: AsyncConnection, group_id: int) -> None:
     """Make a failed group ready if regrading has given it at least `min_graded` rewards."""
-    group = (
-        await connection.execute(select(RolloutGroupTable).where(RolloutGroupTable.id == group_id).with_for_update())
-    ).one()
+    group = await _lock_group(connection, group_id)
     if group.state == GroupState.FAILED and await count_rewarded_members(connection, group_id) >= group.min_graded:
-        values = {"state": GroupState.READY, "ready_at": func.now(), "ready_seq": GROUP_READY_SEQ.next_value()}
-        await connection.execute(update(RolloutGroupTable).where(RolloutGroupTable.id == group_id).values(**values))
+        await connection.execute(update(RolloutGroupTable).where(RolloutGroupTable.id == group_id).values(**_READY))
 
 
 async def cancel_group(connection: AsyncConnection, group_id: int) -> bool:
@@ -273,17 +235,9 @@ async def cancel_unstarted_groups(connection: AsyncConnection, run_id: str) -> N
     at_work = exists().where(
         RolloutTable.group_id == RolloutGroupTable.id, RolloutTable.owner.is_not(None), RolloutTable.outcome.is_(None)
     )
-    mine = update(RolloutGroupTable).where(
-        RolloutGroupTable.run_id == run_id,
-        RolloutGroupTable.purpose == Purpose.TRAIN,
-        RolloutGroupTable.state == GroupState.OPEN,
-        ~at_work,
-    )
-    cancelled = (
-        (await connection.execute(mine.values(state=GroupState.CANCELLED).returning(RolloutGroupTable.id)))
-        .scalars()
-        .all()
-    )
+    mine = update(RolloutGroupTable).where(training_groups_of(run_id, GroupState.OPEN), ~at_work)
+    cancelling = mine.values(state=GroupState.CANCELLED).returning(RolloutGroupTable.id)
+    cancelled = (await connection.execute(cancelling)).scalars().all()
     of_evaluations = select(RolloutGroupTable.id).where(
         RolloutGroupTable.run_id == run_id, RolloutGroupTable.purpose == Purpose.EVAL
     )
@@ -298,11 +252,7 @@ async def cancel_unstarted_groups(connection: AsyncConnection, run_id: str) -> N
 
 async def count_groups_in_state(connection: AsyncConnection, run_id: str, state: GroupState) -> int:
     """Return the number of the run's training groups in one state; a run of weeks has few that are not consumed."""
-    statement = select(func.count()).where(
-        RolloutGroupTable.run_id == run_id,
-        RolloutGroupTable.purpose == Purpose.TRAIN,
-        RolloutGroupTable.state == state,
-    )
+    statement = select(func.count()).where(training_groups_of(run_id, state))
     return int((await connection.execute(statement)).scalar_one())
 
 
@@ -325,9 +275,5 @@ class GroupWorkflow:
 
 
 async def workflow_of_group(connection: AsyncConnection, group_id: int) -> GroupWorkflow:
-    row = (
-        await connection.execute(
-            select(RolloutGroupTable.workflow_id, RolloutGroupTable.run_id).where(RolloutGroupTable.id == group_id)
-        )
-    ).one()
-    return GroupWorkflow(row.workflow_id, row.run_id)
+    statement = select(*columns_of(GroupWorkflow, RolloutGroupTable)).where(RolloutGroupTable.id == group_id)
+    return GroupWorkflow(*(await connection.execute(statement)).one())

@@ -21,6 +21,7 @@ from sqlalchemy import select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from store.columns import columns_of
 from store.schema import InstallationTable
 
 _LOG = structlog.get_logger()
@@ -105,14 +106,7 @@ async def installation_id(connection: AsyncConnection) -> UUID:
 
 async def stored_installation(connection: AsyncConnection) -> Installation | None:
     """Return the row as it is stored; None before its first use."""
-    columns = (
-        InstallationTable.uuid,
-        InstallationTable.place,
-        InstallationTable.moved_from,
-        InstallationTable.copied_from,
-        InstallationTable.namespace_id,
-    )
-    row = (await connection.execute(select(*columns))).one_or_none()
+    row = (await connection.execute(select(*columns_of(Installation, InstallationTable)))).one_or_none()
     if row is None:
         return None
     return Installation(row.uuid, row.place, tuple(row.moved_from), tuple(row.copied_from), row.namespace_id)

@@ -8,6 +8,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.types import JsonObject, RunState
+from store.columns import columns_of, seconds_of
 from store.runs import ADHOC
 from store.schema import BatchTable, LearnerTable, RunTable
 
@@ -21,6 +22,7 @@ _LOADING_SILENT_SECONDS = 60.0
 """A learner that loads its model and has been silent for longer has died."""
 PUBLISHING = "publishing"
 """Phase in which new weights are written and, with weight_transport nccl, broadcast."""
+_SILENT = seconds_of(func.now() - LearnerTable.heartbeat_at)
 
 
 @dataclass(slots=True, frozen=True)
@@ -70,12 +72,9 @@ async def heartbeat_learner(
 
 
 async def get_learner(connection: AsyncConnection, run_id: str) -> LearnerRow | None:
-    silent = func.extract("epoch", func.now() - LearnerTable.heartbeat_at)
-    statement = select(
-        LearnerTable.epoch, LearnerTable.world_size, LearnerTable.phase, LearnerTable.step, silent, LearnerTable.details
-    )
+    statement = select(*columns_of(LearnerRow, LearnerTable, silent_seconds=_SILENT))
     row = (await connection.execute(statement.where(LearnerTable.run_id == run_id))).one_or_none()
-    return LearnerRow(row[0], row[1], row[2], row[3], float(row[4]), row[5]) if row else None
+    return LearnerRow(*row) if row else None
 
 
 async def count_learner_failure(
@@ -86,10 +85,8 @@ async def count_learner_failure(
     A learner counts once, even if several ranks report it; killed learners report nothing and are not counted. The
     caller holds the lock of the run's row.
     """
-    details = (
-        await connection.execute(select(LearnerTable.details).where(LearnerTable.run_id == run_id))
-    ).scalar_one_or_none() or {}
-    before = details.get("failures", {})
+    learner = await get_learner(connection, run_id)
+    before = learner.details.get("failures", {}) if learner is not None else {}
     before = before if before.get("step") == step else {}
     count = int(before.get("count", 0)) + (before.get("epoch") != epoch)
     failures = {"step": step, "epoch": epoch, "count": count}
@@ -109,14 +106,9 @@ async def is_starting(connection: AsyncConnection, run_id: str) -> bool:
     It starts when a run begins, is resumed or extended, and anew after `ratchet resume --skip-step`, which fences the
     other one.
     """
-    silent = func.extract("epoch", func.now() - LearnerTable.heartbeat_at).label("silent")
-    row = (
-        await connection.execute(
-            select(RunTable.epoch, LearnerTable.epoch.label("of_learner"), LearnerTable.phase, silent)
-            .outerjoin(LearnerTable, LearnerTable.run_id == RunTable.run_id)
-            .where(RunTable.run_id == run_id, _wants_learner())
-        )
-    ).one_or_none()
+    columns = (RunTable.epoch, LearnerTable.epoch.label("of_learner"), LearnerTable.phase, _SILENT.label("silent"))
+    joined = select(*columns).outerjoin(LearnerTable, LearnerTable.run_id == RunTable.run_id)
+    row = (await connection.execute(joined.where(RunTable.run_id == run_id, _wants_learner()))).one_or_none()
     if row is None:
         return False
     if row.of_learner is None or row.of_learner < row.epoch or row.phase in (TRAINED_ALL, HAS_FAILED):
@@ -158,11 +150,10 @@ async def runs_wanting_learner(connection: AsyncConnection) -> dict[str, float |
 
     A paused run keeps its learner but gets no new one.
     """
-    silent = func.extract("epoch", func.now() - LearnerTable.heartbeat_at)
     statement = (
-        select(RunTable.run_id, silent)
+        select(RunTable.run_id, _SILENT)
         .outerjoin(LearnerTable, LearnerTable.run_id == RunTable.run_id)
         .where(_wants_learner())
         .order_by(RunTable.created_at)
     )
-    return {row[0]: None if row[1] is None else float(row[1]) for row in await connection.execute(statement)}
+    return {run_id: silent for run_id, silent in await connection.execute(statement)}

@@ -7,6 +7,7 @@ from sqlalchemy import Exists, Select, case, desc, exists, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.types import SandboxRole, SandboxState
+from store.columns import seconds_of
 from store.schema import PatchTable, RolloutGroupTable, RolloutTable, SandboxTable, SessionTable, TurnTable
 
 NOT_STARTED = "not started"
@@ -104,7 +105,7 @@ def _open_by_stage() -> Select[int, int | None, str, int, str, float]:
         else_=WAITS_FOR_BOX,
     )
     since = func.coalesce(newest.c.created_at, RolloutTable.claimed_at, RolloutTable.created_at)
-    seconds = func.extract("epoch", func.now() - since)
+    seconds = seconds_of(func.now() - since)
     return (
         select(
             RolloutTable.id,
@@ -136,24 +137,19 @@ async def count_open_rollouts(connection: AsyncConnection, run_id: str) -> list[
     longest = func.max(open_rollouts.c.seconds)
     statement = select(open_rollouts.c.stage, func.count(), longest).group_by(open_rollouts.c.stage)
     rows = await connection.execute(statement.order_by(longest.desc()))
-    return [StageCount(row[0], row[1], float(row[2])) for row in rows]
+    return [StageCount(*row) for row in rows]
 
 
 async def list_open_rollouts(connection: AsyncConnection, run_id: str, limit: int) -> list[OpenRollout]:
     """Return the run's open rollouts, the oldest first."""
-    return await _read(connection, _by_stage(run_id).order_by(RolloutTable.id).limit(limit))
+    statement = _by_stage(run_id).order_by(RolloutTable.id).limit(limit)
+    return [OpenRollout(*row) for row in await connection.execute(statement)]
 
 
 async def list_slowest(connection: AsyncConnection, run_id: str, limit: int) -> list[OpenRollout]:
     """Return the run's open rollouts that have been in their stage for longest, the longest first."""
-    return await _read(connection, _by_stage(run_id).order_by(desc("seconds"), RolloutTable.id).limit(limit))
-
-
-async def _read(
-    connection: AsyncConnection, open_rollouts: Select[int, int | None, str, int, str, float]
-) -> list[OpenRollout]:
-    rows = await connection.execute(open_rollouts)
-    return [OpenRollout(*row[:5], float(row[5])) for row in rows]
+    statement = _by_stage(run_id).order_by(desc("seconds"), RolloutTable.id).limit(limit)
+    return [OpenRollout(*row) for row in await connection.execute(statement)]
 
 
 async def oldest_open_workflows(connection: AsyncConnection, run_id: str, limit: int) -> list[str]:

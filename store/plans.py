@@ -4,13 +4,14 @@ A plan row is the data cursor of a run: it fixes the members, weights and seed o
 crash trains the same contents.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 
 from sqlalchemy import ColumnElement, case, func, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.types import BatchState, JsonObject, RunState
+from store.columns import columns_of
 from store.schema import BatchTable, PolicyVersionTable, RunTable
 
 
@@ -40,21 +41,12 @@ async def lock_run_for_planning(connection: AsyncConnection, run_id: str) -> boo
 
 async def insert_plan(connection: AsyncConnection, run_id: str, plan: PlanRow) -> None:
     """Insert the step's plan row in state `planned`."""
-    row = {
-        "run_id": run_id,
-        "step": plan.step,
-        "members": plan.members,
-        "knobs": plan.knobs,
-        "denominators": plan.denominators,
-        "seed": plan.seed,
-    }
-    await connection.execute(insert(BatchTable).values(**row))
+    await connection.execute(insert(BatchTable).values(run_id=run_id, **asdict(plan)))
 
 
 async def get_plan(connection: AsyncConnection, run_id: str, step: int) -> PlanRow | None:
     """Return the step's plan row, or None if the step is not planned."""
-    columns = (BatchTable.step, BatchTable.members, BatchTable.knobs, BatchTable.denominators, BatchTable.seed)
-    statement = select(*columns).where(BatchTable.run_id == run_id, BatchTable.step == step)
+    statement = select(*columns_of(PlanRow, BatchTable)).where(BatchTable.run_id == run_id, BatchTable.step == step)
     row = (await connection.execute(statement)).one_or_none()
     return PlanRow(*row) if row else None
 

@@ -4,7 +4,7 @@ Every state change carries the expected old state in its WHERE clause, so that a
 The states and their transitions are listed at `ratchet.types.AttemptState` and `ratchet.types.Outcome`.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TypedDict
 
 from sqlalchemy import and_, func, select, update
@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ratchet.errors import ConfigError, FencedError
 from ratchet.types import AttemptState, GroupState, Outcome, Purpose, SessionState, TurnState
 from store import groups, sandboxes
+from store.columns import columns_of
 from store.schema import (
     AttemptTable,
     BatchItemTable,
@@ -203,11 +204,8 @@ async def write_attempt(
 
 async def get_attempt(connection: AsyncConnection, rollout_id: int, attempt: int) -> AttemptTable:
     """Return the attempt's row. Raises FencedError if there is none."""
-    row = (
-        await connection.execute(
-            select(AttemptTable).where(AttemptTable.rollout_id == rollout_id, AttemptTable.n == attempt)
-        )
-    ).one_or_none()
+    statement = select(AttemptTable).where(AttemptTable.rollout_id == rollout_id, AttemptTable.n == attempt)
+    row = (await connection.execute(statement)).one_or_none()
     if row is None:
         raise FencedError(f"attempt {attempt} of rollout {rollout_id} does not exist")
     return AttemptTable(**row._mapping)
@@ -215,11 +213,8 @@ async def get_attempt(connection: AsyncConnection, rollout_id: int, attempt: int
 
 async def store_patch(connection: AsyncConnection, patch: NewPatch) -> int:
     """Insert the patch of an attempt and return its id; if the attempt has one already, return that one's id."""
-    created = (
-        await connection.execute(
-            pg_insert(PatchTable).values(**asdict(patch)).on_conflict_do_nothing().returning(PatchTable.id)
-        )
-    ).scalar_one_or_none()
+    new = pg_insert(PatchTable).values(**asdict(patch)).on_conflict_do_nothing().returning(PatchTable.id)
+    created = (await connection.execute(new)).scalar_one_or_none()
     if created is not None:
         return int(created)
     statement = select(PatchTable.id).where(
@@ -238,11 +233,8 @@ async def get_patch(connection: AsyncConnection, patch_id: int, rollout_id: int)
 
 
 async def patch_of_attempt(connection: AsyncConnection, rollout_id: int, attempt: int) -> PatchTable | None:
-    row = (
-        await connection.execute(
-            select(PatchTable).where(PatchTable.rollout_id == rollout_id, PatchTable.attempt == attempt)
-        )
-    ).one_or_none()
+    statement = select(PatchTable).where(PatchTable.rollout_id == rollout_id, PatchTable.attempt == attempt)
+    row = (await connection.execute(statement)).one_or_none()
     return PatchTable(**row._mapping) if row else None
 
 
@@ -267,29 +259,11 @@ async def lock_rollout(connection: AsyncConnection, rollout_id: int) -> RolloutF
     A key-share lock, because a turn that is being opened holds the session that finalise closes next and refers to this
     row: a stronger lock would deadlock.
     """
-    row = (
-        await connection.execute(
-            select(RolloutTable).where(RolloutTable.id == rollout_id).with_for_update(key_share=True)
-        )
-    ).one()
-    statement = (
-        select(AttemptTable.agent_exit)
-        .where(AttemptTable.rollout_id == rollout_id)
-        .order_by(AttemptTable.n.desc())
-        .limit(1)
-    )
-    agent_exit = (await connection.execute(statement)).scalar_one_or_none()
-    return RolloutFacts(
-        row.outcome,
-        row.reward,
-        row.group_id,
-        row.run_id,
-        row.attempt,
-        agent_exit,
-        row.purpose,
-        row.owner,
-        row.workflow_id,
-    )
+    locked = select(*columns_of(RolloutFacts, RolloutTable)).where(RolloutTable.id == rollout_id)
+    row = (await connection.execute(locked.with_for_update(key_share=True))).one()
+    exits = select(AttemptTable.agent_exit).where(AttemptTable.rollout_id == rollout_id)
+    newest = await connection.execute(exits.order_by(AttemptTable.n.desc()).limit(1))
+    return replace(RolloutFacts(*row), agent_exit=newest.scalar_one_or_none())
 
 
 async def agent_exit_of(connection: AsyncConnection, rollout_id: int, attempt: int) -> str | None:
@@ -334,15 +308,13 @@ async def set_outcome(connection: AsyncConnection, rollout_id: int, values: Outc
 
 
 async def temperature_of(connection: AsyncConnection, rollout_id: int) -> float:
-    return float(
-        (await connection.execute(select(RolloutTable.temperature).where(RolloutTable.id == rollout_id))).scalar_one()
-    )
+    statement = select(RolloutTable.temperature).where(RolloutTable.id == rollout_id)
+    return (await connection.execute(statement)).scalar_one()
 
 
 async def run_of_rollout(connection: AsyncConnection, rollout_id: int) -> str:
-    return str(
-        (await connection.execute(select(RolloutTable.run_id).where(RolloutTable.id == rollout_id))).scalar_one()
-    )
+    statement = select(RolloutTable.run_id).where(RolloutTable.id == rollout_id)
+    return (await connection.execute(statement)).scalar_one()
 
 
 async def is_rollout_open(connection: AsyncConnection, rollout_id: int) -> bool:
@@ -363,8 +335,9 @@ class ClaimedRollout:
 
 async def claimed_and_open(connection: AsyncConnection) -> list[ClaimedRollout]:
     """Return the rollouts that a workflow has claimed and that have no outcome."""
-    columns = (RolloutTable.id, RolloutTable.workflow_id, RolloutTable.group_id, RolloutTable.owner)
-    statement = select(*columns).where(RolloutTable.outcome.is_(None), RolloutTable.owner.is_not(None))
+    statement = select(*columns_of(ClaimedRollout, RolloutTable)).where(
+        RolloutTable.outcome.is_(None), RolloutTable.owner.is_not(None)
+    )
     return [ClaimedRollout(*row) for row in await connection.execute(statement.order_by(RolloutTable.id))]
 
 

@@ -5,7 +5,7 @@ are listed at `ratchet.types.RunState`.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -21,6 +21,8 @@ from ratchet.lora_slots import FIRST_SLOT
 from ratchet.steering import with_last_step
 from ratchet.stored_config import config_digest, read_stored_config
 from ratchet.types import GroupState, JsonObject, Purpose, RunState, Wish
+from store.columns import columns_of
+from store.groups import training_groups_of
 from store.schema import (
     PolicyVersionTable,
     RolloutGroupTable,
@@ -111,7 +113,7 @@ class NewRun:
         )
 
 
-_COLUMNS = tuple(getattr(RunTable, one.name) for one in fields(RunRow))
+_COLUMNS = columns_of(RunRow, RunTable)
 _OPEN = RunTable.state.in_((RunState.RUNNING, RunState.PAUSED))
 
 
@@ -172,15 +174,11 @@ async def end_run(
     `last_step`: the step that was the run's last when its end was decided. Returns False, and leaves the run open, if
     a person has extended or resumed it since.
     """
-    row = (
-        await connection.execute(select(*_COLUMNS).where(RunTable.run_id == run_id).with_for_update(key_share=True))
-    ).one()
-    run = RunRow(*row)
+    locked = select(*_COLUMNS).where(RunTable.run_id == run_id).with_for_update(key_share=True)
+    run = RunRow(*(await connection.execute(locked)).one())
     if last_step is not None and run.resolved_config.training.steps != last_step:
         return False
-    statement = update(RunTable).where(
-        RunTable.run_id == run_id, RunTable.state.in_([RunState.RUNNING, RunState.PAUSED])
-    )
+    statement = update(RunTable).where(RunTable.run_id == run_id, _OPEN)
     ended = {"state": state, "state_reason": reason, "wish": Wish.NONE, "ended_at": func.now()}
     await connection.execute(statement.values(**ended))
     return True
@@ -231,11 +229,8 @@ async def newest_version(
     )
     if step is not None:
         statement = statement.where(PolicyVersionTable.step == step)
-    row = (
-        await connection.execute(
-            statement.order_by(PolicyVersionTable.step.desc(), PolicyVersionTable.epoch.desc()).limit(1)
-        )
-    ).one_or_none()
+    newest = statement.order_by(PolicyVersionTable.step.desc(), PolicyVersionTable.epoch.desc()).limit(1)
+    row = (await connection.execute(newest)).one_or_none()
     return PolicyVersionTable(**row._mapping) if row else None
 
 
@@ -262,12 +257,7 @@ async def count_open_members(connection: AsyncConnection, run_id: str) -> int:
         select(func.count())
         .select_from(RolloutTable)
         .join(RolloutGroupTable, RolloutGroupTable.id == RolloutTable.group_id)
-        .where(
-            RolloutGroupTable.run_id == run_id,
-            RolloutGroupTable.purpose == Purpose.TRAIN,
-            RolloutGroupTable.state == GroupState.OPEN,
-            RolloutTable.outcome.is_(None),
-        )
+        .where(training_groups_of(run_id, GroupState.OPEN), RolloutTable.outcome.is_(None))
     )
     return int((await connection.execute(statement)).scalar_one())
 
@@ -287,11 +277,7 @@ async def open_groups(connection: AsyncConnection, run_id: str) -> list[OpenGrou
     statement = (
         select(RolloutGroupTable.id, RolloutGroupTable.workflow_id, TaskTable.label, RolloutGroupTable.started_step)
         .join(TaskTable, TaskTable.id == RolloutGroupTable.task_id)
-        .where(
-            RolloutGroupTable.run_id == run_id,
-            RolloutGroupTable.purpose == Purpose.TRAIN,
-            RolloutGroupTable.state == GroupState.OPEN,
-        )
+        .where(training_groups_of(run_id, GroupState.OPEN))
         .order_by(RolloutGroupTable.id)
     )
     return [OpenGroup(*row) for row in await connection.execute(statement)]

@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import BoxSpentError, FencedError, SandboxGoneError
 from ratchet.types import JsonObject, SandboxRole, SandboxState
+from store.columns import columns_of, seconds_of
 from store.schema import PatchTable, RolloutTable, SandboxTable
 
 
@@ -45,17 +46,7 @@ class NewSandbox:
     used_by: str | None = None
 
 
-_COLUMNS = (
-    SandboxTable.id,
-    SandboxTable.uuid,
-    SandboxTable.provider,
-    SandboxTable.provider_id,
-    SandboxTable.role,
-    SandboxTable.rollout_id,
-    SandboxTable.attempt,
-    SandboxTable.workflow_id,
-    SandboxTable.state,
-)
+_COLUMNS = columns_of(LedgerRow, SandboxTable)
 _HELD = (SandboxState.CREATING, SandboxState.LIVE, SandboxState.RELEASE_WANTED)
 
 
@@ -179,11 +170,8 @@ async def set_sandbox_live(connection: AsyncConnection, sandbox_id: int, provide
     )
     if result.rowcount == 1:
         return provider_id
-    row = (
-        await connection.execute(
-            select(SandboxTable.provider_id, SandboxTable.state).where(SandboxTable.id == sandbox_id)
-        )
-    ).one()
+    known = select(SandboxTable.provider_id, SandboxTable.state).where(SandboxTable.id == sandbox_id)
+    row = (await connection.execute(known)).one()
     return row.provider_id if row.state == SandboxState.LIVE else None
 
 
@@ -295,17 +283,9 @@ async def stale_creating_ids(connection: AsyncConnection, provider: str, grace_s
 
 async def list_sandboxes(connection: AsyncConnection, every: bool) -> list[JsonObject]:
     """Return the ledger for a report, newest first; without `every` only rows that are not released."""
-    age = func.extract("epoch", func.coalesce(SandboxTable.released_at, func.now()) - SandboxTable.created_at).label(
-        "age_seconds"
-    )
-    columns = (
-        *_COLUMNS,
-        SandboxTable.image,
-        SandboxTable.used_by,
-        SandboxTable.release_reason,
-        SandboxTable.created_at,
-        age,
-    )
+    age = seconds_of(func.coalesce(SandboxTable.released_at, func.now()) - SandboxTable.created_at)
+    about = (SandboxTable.image, SandboxTable.used_by, SandboxTable.release_reason, SandboxTable.created_at)
+    columns = (*_COLUMNS, *about, age.label("age_seconds"))
     statement = select(*columns).order_by(SandboxTable.id.desc())
     rows = await connection.execute(statement if every else statement.where(SandboxTable.state.in_(_HELD)))
-    return [{**row._mapping, "age_seconds": round(float(row.age_seconds))} for row in rows]
+    return [{**row._mapping, "age_seconds": round(row.age_seconds)} for row in rows]

@@ -6,7 +6,7 @@ Sessions are opened, sealed and inspected through the store; the adapter has no 
 import hashlib
 import secrets
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NamedTuple, NotRequired, TypedDict
 from uuid import UUID
@@ -35,6 +35,7 @@ from ratchet.errors import FencedError
 from ratchet.lora_slots import FIRST_SLOT, version_in_label
 from ratchet.types import SessionState, TurnState
 from store.adapters import ADAPTER_HEARTBEAT, adapters_alive_seconds, adapters_away_seconds
+from store.columns import columns_of
 from store.runs import ADHOC
 from store.schema import (
     AdapterProcessTable,
@@ -236,12 +237,18 @@ async def add_token(conn: AsyncConnection, session_id: int) -> str:
 
 async def find_session(conn: AsyncConnection, digest: bytes) -> SessionRow | None:
     """Return the session of the token with this sha256, open or closed; None if the token is unknown."""
-    installation = select(InstallationTable.uuid).scalar_subquery().label("installation")
-    of_session = (SessionTable.id, SessionTable.rollout_id, SessionTable.attempt, SessionTable.state)
-    of_calls = (SessionTable.temperature, SessionTable.model, SessionTable.limits, SessionTable.endpoint)
-    of_run = (RunTable.engine_set, RunTable.lora_slot, RunTable.config_name)
+    installation = select(InstallationTable.uuid).scalar_subquery()
+    columns = columns_of(
+        SessionRow,
+        SessionTable,
+        run_id=RolloutTable.run_id,
+        installation=installation,
+        engine_set=RunTable.engine_set,
+        lora_slot=RunTable.lora_slot,
+        is_by_hand=RunTable.config_name == ADHOC,
+    )
     statement = (
-        select(*of_session, *of_calls, RolloutTable.run_id, installation, *of_run)
+        select(*columns)
         .join(SessionTokenTable, SessionTokenTable.session_id == SessionTable.id)
         .join(RolloutTable, RolloutTable.id == SessionTable.rollout_id)
         .join(RunTable, RunTable.run_id == RolloutTable.run_id)
@@ -250,21 +257,8 @@ async def find_session(conn: AsyncConnection, digest: bytes) -> SessionRow | Non
     row = (await conn.execute(statement)).one_or_none()
     if row is None:
         return None
-    return SessionRow(
-        row.id,
-        row.rollout_id,
-        row.attempt,
-        SessionState(row.state),
-        row.temperature,
-        row.model,
-        row.limits,
-        None if row.endpoint is None else EndpointConfig.model_validate(row.endpoint, extra="ignore"),
-        row.run_id,
-        row.installation,
-        row.engine_set,
-        row.lora_slot,
-        row.config_name == ADHOC,
-    )
+    endpoint = None if row.endpoint is None else EndpointConfig.model_validate(row.endpoint, extra="ignore")
+    return replace(SessionRow(*row), state=SessionState(row.state), endpoint=endpoint)
 
 
 async def close_session(conn: AsyncConnection, rollout_id: int, attempt: int) -> list[EngineCall]:

@@ -6,7 +6,7 @@ is known, or that asks for what is so already, changes nothing. `ratchet.steerin
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sqlalchemy import func, select, update
@@ -17,9 +17,10 @@ from ratchet.config import RunConfig
 from ratchet.errors import ConfigError
 from ratchet.steering import acts_on, changed_config, config_value, with_values
 from ratchet.stored_config import read_stored_config
-from ratchet.types import JsonObject, RunState, SteeringAction, Wish
+from ratchet.types import RunState, SteeringAction, Wish
 from store import open_runs, plans, run_pause, runs
-from store.runs import ADHOC
+from store.columns import columns_of
+from store.runs import ADHOC, RunRow
 from store.schema import BatchTable, RunTable, SteeringTable
 
 _OPEN = (RunState.RUNNING, RunState.PAUSED)
@@ -44,18 +45,10 @@ class SteeringAnswer:
 
 
 @dataclass(slots=True, frozen=True)
-class _LockedRun:
+class _LockedRun(RunRow):
     """The run's row under its lock. `next_step`: the first step that is not planned."""
 
-    run_id: str
-    state: str
-    state_reason: str
-    wish: str
-    config: JsonObject
-    stop_at: int | None
-    step: int
-    next_step: int
-    source_run_id: str | None
+    next_step: int = 0
 
     @property
     def steps(self) -> int:
@@ -64,20 +57,8 @@ class _LockedRun:
 
 async def _lock(connection: AsyncConnection, run_id: str, with_rollouts: bool = True) -> _LockedRun:
     """Lock the run's row. Raises ConfigError if there is no such run, or none that makes rollouts if that is needed."""
-    columns = (
-        RunTable.run_id,
-        RunTable.state,
-        RunTable.state_reason,
-        RunTable.wish,
-        RunTable.config,
-        RunTable.stop_at,
-        RunTable.step,
-        RunTable.source_run_id,
-        RunTable.config_name,
-    )
-    row = (
-        await connection.execute(select(*columns).where(RunTable.run_id == run_id).with_for_update(key_share=True))
-    ).one_or_none()
+    statement = select(*columns_of(RunRow, RunTable)).where(RunTable.run_id == run_id)
+    row = (await connection.execute(statement.with_for_update(key_share=True))).one_or_none()
     if row is None or row.config_name == ADHOC:
         raise ConfigError(f"there is no training run {run_id!r}; `ratchet show runs` lists those that there are")
     if with_rollouts and row.source_run_id is not None:
@@ -85,8 +66,7 @@ async def _lock(connection: AsyncConnection, run_id: str, with_rollouts: bool = 
             f"run {run_id} trains on stored rollouts: its plan rows are written, so it can only be paused"
         )
     next_step = await plans.newest_planned_step(connection, run_id) + 1
-    values = {name: value for name, value in row._mapping.items() if name != "config_name"}
-    return _LockedRun(**values, next_step=next_step)
+    return replace(_LockedRun(*row), next_step=next_step)
 
 
 def _require_open(run: _LockedRun, verb: str) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import func, literal, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from store.schema import BatchItemTable, RolloutGroupTable, RolloutTable, TaskTable
@@ -45,6 +45,7 @@ async def _parts(
     statement = (
         select(
             BatchItemTable.step,
+            literal(kind),
             column,
             func.count(RolloutGroupTable.id.distinct()),
             func.count(RolloutGroupTable.id.distinct()).filter(BatchItemTable.use == "trained"),
@@ -59,19 +60,7 @@ async def _parts(
     )
     if step is not None:
         statement = statement.where(BatchItemTable.step == step)
-    rows = await connection.execute(statement)
-    return [
-        MixedPart(
-            row[0],
-            kind,
-            row[1],
-            row[2],
-            row[3],
-            row[4],
-            None if row[5] is None else float(row[5]),
-        )
-        for row in rows
-    ]
+    return [MixedPart(*row) for row in await connection.execute(statement)]
 
 
 def mix_metrics(parts: Sequence[MixedPart]) -> dict[str, float]:

@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.run_names import rollout_number
 from ratchet.types import JsonObject, Purpose
+from store.columns import columns_of
 from store.schema import AdmissionTable, RolloutGroupTable, RolloutTable, RunTaskTable, TaskTable
 
 
@@ -52,7 +53,7 @@ class NumberedTask(NamedTuple):
     row_no: int
 
 
-_COLUMNS = (TaskTable.id, TaskTable.label, TaskTable.image, TaskTable.workdir, TaskTable.grader, TaskTable.spec)
+_COLUMNS = columns_of(TaskRow, TaskTable)
 
 
 async def import_tasks(connection: AsyncConnection, rows: Sequence[NewTask]) -> int:
@@ -214,7 +215,8 @@ async def show_task(connection: AsyncConnection, task: str) -> JsonObject | None
 
 
 class RecentSolveRate(NamedTuple):
-    """A training task of a run. `last_group_no` is None without a group, `mean_reward` without a recent reward."""
+    """A training task of a run. `last_group_no`: of its newest group, None without one. `mean_reward`: None without a
+    recent reward. `position`: its place in the run's order. `dataset_no`: which of the config's datasets has it."""
 
     task_id: int
     label: str
@@ -250,11 +252,7 @@ async def recent_solve_rates(connection: AsyncConnection, run_id: str, since_ste
         .group_by(TaskTable.id, TaskTable.label, RunTaskTable.position, RunTaskTable.dataset_no)
         .order_by(RunTaskTable.position)
     )
-    rows = await connection.execute(statement)
-    return [
-        RecentSolveRate(row[0], row[1], row[2], row[3], None if row[4] is None else float(row[4]), row[5])
-        for row in rows
-    ]
+    return [RecentSolveRate(*row) for row in await connection.execute(statement)]
 
 
 async def datasets_of_newest_groups(connection: AsyncConnection, run_id: str, count: int) -> dict[int, int]:

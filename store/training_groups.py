@@ -15,6 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import aliased
 
 from ratchet.types import REWARDED_OUTCOMES, TRUNCATED_EXITS, GroupState, Outcome, Purpose
+from store.columns import columns_of, seconds_of
+from store.groups import training_groups_of
 from store.schema import BatchItemTable, RolloutGroupTable, RolloutTable, RunTable, TaskTable
 
 
@@ -95,15 +97,9 @@ async def ready_groups(
         .order_by(RolloutGroupTable.ready_seq)
     )
     groups = (await connection.execute(statement.with_for_update(key_share=True) if lock else statement)).all()
+    columns = columns_of(ReadyMember, RolloutTable, rollout_id=RolloutTable.id)
     rows = await connection.execute(
-        select(
-            RolloutTable.id,
-            RolloutTable.group_id,
-            RolloutTable.grade_id,
-            RolloutTable.reward,
-            RolloutTable.agent_exit,
-            RolloutTable.num_chains,
-        )
+        select(RolloutTable.group_id, *columns)
         .where(RolloutTable.group_id.in_([group.id for group in groups]), RolloutTable.outcome.in_(REWARDED_OUTCOMES))
         .where(RolloutTable.late.is_(False), RolloutTable.replaced_by.is_(None))
         .order_by(RolloutTable.member)
@@ -111,7 +107,7 @@ async def ready_groups(
     members: dict[int, list[ReadyMember]] = {group.id: [] for group in groups}
     for row in rows:
         if truncated != "exclude" or row.agent_exit not in TRUNCATED_EXITS:
-            members[row.group_id].append(ReadyMember(row.id, row.grade_id, row.reward, row.agent_exit, row.num_chains))
+            members[row.group_id].append(ReadyMember(*row[1:]))
     return [ReadyGroup(group.id, group.group_no, members[group.id]) for group in groups]
 
 
@@ -165,12 +161,8 @@ async def failed_groups_in_a_row(connection: AsyncConnection, run_id: str, min_c
     since = select(RunTable.patient_from).where(RunTable.run_id == run_id).scalar_subquery()
     succeeded = RolloutGroupTable.state.in_([GroupState.READY, GroupState.CONSUMED])
     newest = select(func.coalesce(func.max(RolloutGroupTable.group_no), -1)).where(*of_run, succeeded).scalar_subquery()
-    failed = (
-        *of_run,
-        RolloutGroupTable.state == GroupState.FAILED,
-        RolloutGroupTable.group_no >= since,
-        RolloutGroupTable.group_no > newest,
-    )
+    later = (RolloutGroupTable.group_no >= since, RolloutGroupTable.group_no > newest)
+    failed = (training_groups_of(run_id, GroupState.FAILED), *later)
     count = int((await connection.execute(select(func.count()).where(*failed))).scalar_one())
     if count < min_count:
         return None
@@ -239,13 +231,7 @@ async def failed_groups_since_resume(connection: AsyncConnection, run_id: str, n
             func.coalesce(reason, ""),
         )
         .join(TaskTable, TaskTable.id == RolloutGroupTable.task_id)
-        .where(
-            RolloutGroupTable.run_id == run_id,
-            RolloutGroupTable.purpose == Purpose.TRAIN,
-            RolloutGroupTable.state == GroupState.FAILED,
-            RolloutGroupTable.group_no >= since,
-            ~later_success,
-        )
+        .where(training_groups_of(run_id, GroupState.FAILED), RolloutGroupTable.group_no >= since, ~later_success)
         .order_by(RolloutGroupTable.group_no)
     )
     return [FailedGroup(*row) for row in await connection.execute(statement)]
@@ -253,19 +239,17 @@ async def failed_groups_since_resume(connection: AsyncConnection, run_id: str, n
 
 async def seconds_since_newest_group(connection: AsyncConnection, run_id: str) -> float | None:
     """Return the age of the run's newest group; None if it has none."""
-    age = func.extract("epoch", func.now() - RolloutGroupTable.created_at)
+    age = seconds_of(func.now() - RolloutGroupTable.created_at)
     statement = select(age).where(RolloutGroupTable.run_id == run_id).order_by(RolloutGroupTable.group_no.desc())
-    found = (await connection.execute(statement.limit(1))).scalar_one_or_none()
-    return None if found is None else float(found)
+    return (await connection.execute(statement.limit(1))).scalar_one_or_none()
 
 
 async def consumed_groups(connection: AsyncConnection, run_id: str, step: int) -> list[ConsumedGroup]:
     """Return every group that the step consumed, with the range of its rewards."""
     truncated = func.count().filter(RolloutTable.agent_exit.in_(TRUNCATED_EXITS))
+    lowest, highest = func.min(RolloutTable.reward), func.max(RolloutTable.reward)
     statement = (
-        select(
-            BatchItemTable.use, func.min(RolloutTable.reward), func.max(RolloutTable.reward), func.count(), truncated
-        )
+        select(BatchItemTable.use, lowest, highest, func.count(), truncated)
         .join(RolloutTable, RolloutTable.group_id == BatchItemTable.group_id)
         .where(BatchItemTable.run_id == run_id, BatchItemTable.step == step)
         .where(
@@ -275,7 +259,5 @@ async def consumed_groups(connection: AsyncConnection, run_id: str, step: int) -
         )
         .group_by(BatchItemTable.group_id, BatchItemTable.use)
     )
-    return [
-        ConsumedGroup(use, float(low or 0), float(high or 0), *counts)
-        for use, low, high, *counts in await connection.execute(statement)
-    ]
+    rows = await connection.execute(statement)
+    return [ConsumedGroup(use, low or 0.0, high or 0.0, *counts) for use, low, high, *counts in rows]

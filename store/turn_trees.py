@@ -7,6 +7,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.types import TurnState
+from store.columns import columns_of
 from store.schema import TurnTable
 
 
@@ -28,9 +29,8 @@ class TreeTurn:
 
 async def load_tree(conn: AsyncConnection, session_id: int, known_ids: Collection[int] = ()) -> list[TreeTurn]:
     """Return the session's completed turns except `known_ids`, parents before children, with token arrays and texts."""
-    names = [column.label(name) for name, column in ((n, getattr(TurnTable, n)) for n in TreeTurn.__slots__)]
     where = (
         (TurnTable.session_id == session_id) & (TurnTable.state == TurnState.COMPLETED) & TurnTable.id.not_in(known_ids)
     )
-    rows = await conn.execute(select(*names).where(where).order_by(TurnTable.id))
-    return [TreeTurn(**row._mapping) for row in rows]
+    rows = await conn.execute(select(*columns_of(TreeTurn, TurnTable)).where(where).order_by(TurnTable.id))
+    return [TreeTurn(*row) for row in rows]

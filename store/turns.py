@@ -7,7 +7,7 @@ client of the call, NULL if no client is connected; without meaning after that p
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ratchet.types import ForkCause, JsonObject, SessionState, TurnKind, TurnState
 from store.adapters import process_lives
 from store.arrays import unpack_json
+from store.columns import columns_of
 from store.database import Database
 from store.schema import TurnTable
 
@@ -267,11 +268,8 @@ async def abort_lost_opens(
 
 async def set_engine(conn: AsyncConnection, turn_id: int, engine_id: int) -> None:
     """Record which engine the call runs on, so that the `diff` stage, which seals the session, can abort it there."""
-    await conn.execute(
-        update(TurnTable)
-        .where(TurnTable.id == turn_id, TurnTable.state == TurnState.IN_FLIGHT)
-        .values(engine_id=engine_id)
-    )
+    statement = update(TurnTable).where(TurnTable.id == turn_id, TurnTable.state == TurnState.IN_FLIGHT)
+    await conn.execute(statement.values(engine_id=engine_id))
 
 
 async def mark_detached(conn: AsyncConnection, turn_id: int, owner: str) -> None:
@@ -304,11 +302,8 @@ class StoredPrompt(NamedTuple):
 
 async def load_prompt(conn: AsyncConnection, turn_id: int) -> StoredPrompt | None:
     """Return the prompt that was stored when the turn was opened; None if the turn is missing."""
-    row = (
-        await conn.execute(
-            select(TurnTable.parent_turn_id, TurnTable.kept_tokens, TurnTable.suffix_ids).where(TurnTable.id == turn_id)
-        )
-    ).one_or_none()
+    statement = select(*columns_of(StoredPrompt, TurnTable)).where(TurnTable.id == turn_id)
+    row = (await conn.execute(statement)).one_or_none()
     return None if row is None else StoredPrompt(*row)
 
 
@@ -318,17 +313,7 @@ async def attach_client(conn: AsyncConnection, turn_id: int, process_id: str) ->
     await conn.execute(statement.values(lease_owner=process_id))
 
 
-_KNOWN = select(
-    TurnTable.id,
-    TurnTable.ordinal,
-    TurnTable.state,
-    TurnTable.delivered,
-    _LEASED.label("leased"),
-    _ATTACHED.label("attached"),
-    TurnTable.lease_owner,
-    TurnTable.worker,
-    TurnTable.answer,
-)
+_KNOWN = select(*columns_of(KnownCall, TurnTable, leased=_LEASED, attached=_ATTACHED))
 
 
 async def find_call(conn: AsyncConnection, session_id: int, lane: str, digest: bytes) -> KnownCall | None:
@@ -350,17 +335,7 @@ async def get_call(conn: AsyncConnection, turn_id: int) -> KnownCall | None:
 
 
 def _known(row: Any) -> KnownCall:
-    return KnownCall(
-        row.id,
-        row.ordinal,
-        TurnState(row.state),
-        row.delivered,
-        bool(row.leased),
-        bool(row.attached),
-        row.lease_owner,
-        row.worker,
-        row.answer,
-    )
+    return replace(KnownCall(*row), state=TurnState(row.state))
 
 
 def _after_turn_id(request: bytes) -> object:

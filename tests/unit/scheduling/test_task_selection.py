@@ -2,14 +2,15 @@
 
 from collections import Counter
 
-from scheduling.task_selection import TaskRate, choose_tasks, mix_datasets
+from scheduling.task_selection import choose_tasks, mix_datasets
+from store.tasks import RecentSolveRate
 
 
-def rate(position: int, last: int | None, mean: float | None) -> TaskRate:
-    return TaskRate(position, f"task {position}", position, last, mean, 0)
+def rate(position: int, last: int | None, mean: float | None) -> RecentSolveRate:
+    return RecentSolveRate(position, f"task {position}", position, last, mean, 0)
 
 
-def chosen(rates: list[TaskRate], count: int, bounds: tuple[float, float] = (0.1, 0.9)) -> list[int]:
+def chosen(rates: list[RecentSolveRate], count: int, bounds: tuple[float, float] = (0.1, 0.9)) -> list[int]:
     return [one.task_id for one in choose_tasks(rates, bounds, count)]
 
 
@@ -28,9 +29,11 @@ def test_all_tasks_are_used_if_none_is_within_the_bounds() -> None:
     assert chosen([rate(0, 2, 1.0), rate(1, 1, 0.0)], 3) == [1, 0, 1]
 
 
-def mixed(count: int, weights: dict[int, float], recent: dict[int, int], sizes: dict[int, int]) -> list[TaskRate]:
+def mixed(
+    count: int, weights: dict[int, float], recent: dict[int, int], sizes: dict[int, int]
+) -> list[RecentSolveRate]:
     rates = [
-        TaskRate(100 * number + n, "", 100 * number + n, None, None, number)
+        RecentSolveRate(100 * number + n, "", 100 * number + n, None, None, number)
         for number in sizes
         for n in range(sizes[number])
     ]
