@@ -7,6 +7,7 @@ from sqlalchemy import Integer, cast, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.types import Purpose
+from store.columns import columns_of
 from store.schema import EvaluationTable, RolloutGroupTable, RolloutTable
 
 
@@ -64,22 +65,18 @@ async def evaluation_rates(connection: AsyncConnection, run_id: str) -> list[Eva
         .group_by(per_task.c.label)
         .subquery()
     )
+    columns = columns_of(
+        EvaluationRate,
+        EvaluationTable,
+        num_tasks=func.coalesce(rates.c.tasks, 0),
+        num_rated_tasks=func.coalesce(rates.c.rated, 0),
+        num_rollouts=cast(func.coalesce(rates.c.rollouts, 0), Integer),
+        num_graded=cast(func.coalesce(rates.c.graded, 0), Integer),
+        mean=rates.c.mean,
+        deviation=rates.c.deviation,
+    )
     statement = (
-        select(
-            EvaluationTable.label,
-            EvaluationTable.step,
-            EvaluationTable.temperature,
-            EvaluationTable.num_samples,
-            EvaluationTable.policy_version,
-            func.coalesce(rates.c.tasks, 0),
-            func.coalesce(rates.c.rated, 0),
-            cast(func.coalesce(rates.c.rollouts, 0), Integer),
-            cast(func.coalesce(rates.c.graded, 0), Integer),
-            rates.c.mean,
-            rates.c.deviation,
-            EvaluationTable.created_at,
-            EvaluationTable.ended_at,
-        )
+        select(*columns)
         .outerjoin(rates, rates.c.label == EvaluationTable.label)
         .where(EvaluationTable.run_id == run_id)
         .order_by(EvaluationTable.step, EvaluationTable.label)

@@ -7,7 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from sqlalchemy import ARRAY, BigInteger, ColumnElement, Row, Select, any_, case, exists, func, literal, select, true
+from sqlalchemy import ARRAY, BigInteger, ColumnElement, Select, any_, case, exists, func, literal, select, true
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import ConfigError
@@ -22,6 +22,7 @@ from ratchet.types import (
     SteeringAction,
 )
 from reads.step_rows import discarded_plans
+from store.columns import columns_of
 from store.groups import GROUP_CANCELLED
 from store.schema import BatchItemTable, BatchTable, RolloutGroupTable, RolloutTable, RunTable, SteeringTable, TaskTable
 
@@ -117,24 +118,19 @@ def group_lines() -> Select[*tuple[Any, ...]]:
         .limit(1)
         .lateral()
     )
+    columns = columns_of(
+        GroupLine,
+        RolloutGroupTable,
+        group_id=RolloutGroupTable.id,
+        task=TaskTable.label,
+        num_ended=members.c.ended,
+        lowest=members.c.lowest,
+        highest=members.c.highest,
+        step=use.c.step,
+        use=use.c.use,
+    )
     return (
-        select(
-            RolloutGroupTable.id,
-            RolloutGroupTable.group_no,
-            RolloutGroupTable.task_id,
-            TaskTable.label,
-            RolloutGroupTable.purpose,
-            RolloutGroupTable.label.label("evaluation"),
-            RolloutGroupTable.state,
-            RolloutGroupTable.size,
-            members.c.ended,
-            members.c.lowest,
-            members.c.highest,
-            RolloutGroupTable.started_step,
-            use.c.step,
-            use.c.use,
-            RolloutGroupTable.created_at,
-        )
+        select(*columns)
         .join(TaskTable, TaskTable.id == RolloutGroupTable.task_id)
         .join(members, true())
         .outerjoin(use, true())
@@ -145,28 +141,26 @@ async def list_open_groups(connection: AsyncConnection, run_id: str, limit: int)
     """Return the groups of the run in which rollouts still run, oldest first."""
     is_open = RolloutGroupTable.purpose.in_(list(Purpose)) & (RolloutGroupTable.state == GroupState.OPEN)
     statement = group_lines().where(RolloutGroupTable.run_id == run_id, is_open)
-    return _lines(list(await connection.execute(statement.order_by(RolloutGroupTable.group_no).limit(limit))))
+    rows = await connection.execute(statement.order_by(RolloutGroupTable.group_no).limit(limit))
+    return [GroupLine(*row) for row in rows]
 
 
 async def list_groups_of_step(connection: AsyncConnection, run_id: str, step: int) -> list[GroupLine]:
     """Return every group that the step consumed, trained or not."""
     consumed = select(BatchItemTable.group_id).where(BatchItemTable.run_id == run_id, BatchItemTable.step == step)
     statement = group_lines().where(RolloutGroupTable.id.in_(consumed))
-    return _lines(list(await connection.execute(statement.order_by(RolloutGroupTable.group_no))))
+    rows = await connection.execute(statement.order_by(RolloutGroupTable.group_no))
+    return [GroupLine(*row) for row in rows]
 
 
 async def read_group_line(connection: AsyncConnection, group_id: int) -> GroupLine | None:
-    rows = list(await connection.execute(group_lines().where(RolloutGroupTable.id == group_id)))
-    return _lines(rows)[0] if rows else None
+    row = (await connection.execute(group_lines().where(RolloutGroupTable.id == group_id))).one_or_none()
+    return None if row is None else GroupLine(*row)
 
 
 async def run_of_group(connection: AsyncConnection, group_id: int) -> str | None:
     statement = select(RolloutGroupTable.run_id).where(RolloutGroupTable.id == group_id)
     return (await connection.execute(statement)).scalar_one_or_none()
-
-
-def _lines(rows: Sequence[Row[*tuple[Any, ...]]]) -> list[GroupLine]:
-    return [GroupLine(*row) for row in rows]
 
 
 async def count_groups_by_progress(connection: AsyncConnection, run_id: str) -> list[GroupCount]:

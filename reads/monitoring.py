@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ratchet.types import EngineState, RunState, SandboxState
 from store import box_failures, learners
 from store.box_failures import BoxCounts
+from store.columns import seconds_of
 from store.runs import ADHOC
 from store.schema import EngineTable, MetricTable, RolloutTable, RunTable, SandboxTable
 
@@ -54,7 +55,7 @@ async def read_monitored(connection: AsyncConnection) -> Monitored:
     """Return everything that the monitoring endpoint shows of the store."""
     held = SandboxTable.state != SandboxState.RELEASED
     boxes = select(SandboxTable.state, func.count()).where(held).group_by(SandboxTable.state)
-    ended_long_ago = func.extract("epoch", func.now() - RolloutTable.ended_at) > _ORPHANED_AFTER_SECONDS
+    ended_long_ago = seconds_of(func.now() - RolloutTable.ended_at) > _ORPHANED_AFTER_SECONDS
     orphans = select(func.count()).join(RolloutTable, RolloutTable.id == SandboxTable.rollout_id)
     orphans = orphans.select_from(SandboxTable).where(held, RolloutTable.outcome.is_not(None), ended_long_ago)
     key = (EngineTable.engine_set, EngineTable.state)
@@ -73,8 +74,8 @@ async def _open_runs(connection: AsyncConnection) -> list[OpenRun]:
     columns = select(RunTable.run_id, RunTable.state, RunTable.step).where(is_open)
     rows = (await connection.execute(columns.order_by(RunTable.created_at))).all()
     waits = RolloutTable.owner.is_(None)
-    age = func.extract("epoch", func.now() - RolloutTable.created_at)
-    at_work = func.extract("epoch", func.now() - RolloutTable.claimed_at)
+    age = seconds_of(func.now() - RolloutTable.created_at)
+    at_work = seconds_of(func.now() - RolloutTable.claimed_at)
     counts = (
         select(
             RolloutTable.run_id,
@@ -97,11 +98,9 @@ async def _open_runs(connection: AsyncConnection) -> list[OpenRun]:
         metrics.setdefault(run_id, {})[name] = value
     found = []
     for row in rows:
-        num_open, num_waiting, waiting, working = rollouts.get(row.run_id, (0, 0, 0, 0))
+        num_open, num_waiting, waiting, working = rollouts.get(row.run_id, (0, 0, 0.0, 0.0))
         learner = silent.get(row.run_id)
         values = metrics.get(row.run_id, {})
         state = RunState(row.state)
-        found.append(
-            OpenRun(row.run_id, state, row.step, num_open, num_waiting, float(waiting), float(working), learner, values)
-        )
+        found.append(OpenRun(row.run_id, state, row.step, num_open, num_waiting, waiting, working, learner, values))
     return found

@@ -16,11 +16,10 @@ import asyncpg
 import structlog
 from sqlalchemy import event, make_url, text
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import StoreUnavailableError
-from store.database import Database, async_url
+from store.database import Database, async_url, error_sources
 from store.schema import Base, SessionTokenTable
 
 READER_ROLE = "ratchet_reader"
@@ -100,23 +99,17 @@ async def is_confined(connection: AsyncConnection) -> bool:
 
 def refuses_login(error: BaseException) -> bool:
     """Return whether the server, or a pooler before it, has answered and lets this role not in."""
-    inner: BaseException | None = error
-    while inner is not None:
-        if isinstance(inner, asyncpg.PostgresError):
-            return str(inner.sqlstate)[:2] not in ("53", "57")  # full, starting or shutting down
-        inner = inner.orig if isinstance(inner, DBAPIError) else inner.__cause__
-    return False
+    answers = (one for one in error_sources(error) if isinstance(one, asyncpg.PostgresError))
+    return any(str(one.sqlstate)[:2] not in ("53", "57") for one in answers)  # full, starting or shutting down
 
 
 def has_refused_value(error: BaseException) -> bool:
     """Return whether a statement failed because of one of its values: asyncpg cannot encode it, or Postgres hold it."""
-    inner: BaseException | None = error
-    while inner is not None:
-        if isinstance(inner, asyncpg.exceptions.InterfaceError):
-            return isinstance(inner, ValueError)
-        if str(getattr(inner, "sqlstate", None) or "").startswith("22"):
+    for one in error_sources(error):
+        if isinstance(one, asyncpg.exceptions.InterfaceError):
+            return isinstance(one, ValueError)
+        if str(getattr(one, "sqlstate", None) or "").startswith("22"):
             return True
-        inner = inner.orig if isinstance(inner, DBAPIError) else inner.__cause__
     return False
 
 

@@ -9,6 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.types import JsonObject
 from reads.runs import is_flagged
+from store.columns import columns_of
 from store.open_rollouts import ids_in_stage
 from store.schema import GradeTable, RolloutGroupTable, RolloutTable, TaskTable
 
@@ -81,35 +82,19 @@ class RolloutLine:
 
 
 def _lines() -> Select[*tuple[Any, ...]]:
+    columns = columns_of(
+        RolloutLine,
+        RolloutTable,
+        group_no=RolloutGroupTable.group_no,
+        task=TaskTable.label,
+        reason=RolloutTable.outcome_reason,
+        policy_step=RolloutGroupTable.started_step,
+        solved=GradeTable.solved,
+        rule=GradeTable.rule,
+        flags=GradeTable.flags,
+    )
     return (
-        select(
-            RolloutTable.id,
-            RolloutTable.run_id,
-            RolloutTable.group_id,
-            RolloutGroupTable.group_no,
-            RolloutTable.member,
-            RolloutTable.purpose,
-            RolloutTable.task_id,
-            TaskTable.label,
-            RolloutTable.harness,
-            RolloutTable.outcome,
-            RolloutTable.outcome_reason,
-            RolloutTable.reward,
-            RolloutTable.agent_exit,
-            RolloutTable.num_turns,
-            RolloutTable.num_trained_tokens,
-            RolloutTable.late,
-            RolloutTable.replaced_by,
-            RolloutGroupTable.started_step,
-            GradeTable.solved,
-            GradeTable.rule,
-            GradeTable.flags,
-            RolloutTable.created_at,
-            RolloutTable.claimed_at,
-            RolloutTable.ended_at,
-            RolloutTable.timings,
-            RolloutTable.workflow_id,
-        )
+        select(*columns)
         .join(TaskTable, TaskTable.id == RolloutTable.task_id)
         .outerjoin(RolloutGroupTable, RolloutGroupTable.id == RolloutTable.group_id)
         .outerjoin(GradeTable, GradeTable.id == RolloutTable.grade_id)

@@ -5,7 +5,7 @@ Token arrays and messages are read by `turns.py`, page by page.
 
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -17,6 +17,7 @@ from ratchet.types import REWARDED_OUTCOMES, GroupState, JsonObject
 from reads.runs import shown_endpoint
 from reads.step_rows import discarded_plans
 from store.arrays import unpack_text
+from store.columns import columns_of
 from store.schema import (
     AttemptTable,
     BatchItemTable,
@@ -33,6 +34,8 @@ from store.schema import (
     TaskTable,
     TurnTable,
 )
+
+_R = TypeVar("_R")
 
 
 @dataclass(slots=True, frozen=True)
@@ -219,11 +222,10 @@ async def read_rollout_head(connection: AsyncConnection, rollout_id: int) -> Rol
         "model_path": RunTable.model_path,
         "problem": func.coalesce(TaskTable.spec["problem_statement"].astext, TaskTable.spec["prompt"].astext, ""),
         "archived_at": RunTable.archived_at,
-        "endpoint": RunTable.config["endpoint"].label("endpoint"),
+        "endpoint": RunTable.config["endpoint"],
     }
-    columns = [other[name] if name in other else getattr(RolloutTable, name) for name in RolloutHead.__slots__]
     statement = (
-        select(*columns)
+        select(*columns_of(RolloutHead, RolloutTable, **other))
         .join(TaskTable, TaskTable.id == RolloutTable.task_id)
         .join(RunTable, RunTable.run_id == RolloutTable.run_id)
         .outerjoin(RolloutGroupTable, RolloutGroupTable.id == RolloutTable.group_id)
@@ -241,16 +243,7 @@ async def read_trace_id(connection: AsyncConnection, rollout_id: int) -> str:
 
 async def list_attempts(connection: AsyncConnection, rollout_id: int) -> list[AttemptView]:
     statement = (
-        select(
-            AttemptTable.n,
-            AttemptTable.state,
-            AttemptTable.agent_exit,
-            AttemptTable.used_seconds,
-            AttemptTable.harness_version,
-            AttemptTable.base_commit,
-            SessionTable.engine_wait_seconds,
-            AttemptTable.created_at,
-        )
+        select(*columns_of(AttemptView, AttemptTable, engine_wait_seconds=SessionTable.engine_wait_seconds))
         .outerjoin(
             SessionTable,
             (SessionTable.rollout_id == AttemptTable.rollout_id) & (SessionTable.attempt == AttemptTable.n),
@@ -261,35 +254,33 @@ async def list_attempts(connection: AsyncConnection, rollout_id: int) -> list[At
     return [AttemptView(*row) for row in await connection.execute(statement)]
 
 
+async def _list_rows(
+    connection: AsyncConnection, record: type[_R], table: Any, rollout_id: int, limit: int | None = None
+) -> list[_R]:
+    """Return the rollout's rows of a table in the order of their ids."""
+    statement = select(*columns_of(record, table)).where(table.rollout_id == rollout_id).order_by(table.id)
+    return [record(*row) for row in await connection.execute(statement.limit(limit))]
+
+
 async def list_boxes(connection: AsyncConnection, rollout_id: int) -> list[BoxView]:
-    columns = [getattr(SandboxTable, name) for name in BoxView.__slots__]
-    statement = select(*columns).where(SandboxTable.rollout_id == rollout_id).order_by(SandboxTable.id)
-    return [BoxView(*row) for row in await connection.execute(statement)]
+    return await _list_rows(connection, BoxView, SandboxTable, rollout_id)
 
 
 async def list_patches(connection: AsyncConnection, rollout_id: int) -> list[PatchView]:
-    columns = [getattr(PatchTable, name) for name in PatchView.__slots__]
-    statement = select(*columns).where(PatchTable.rollout_id == rollout_id).order_by(PatchTable.id)
-    return [PatchView(*row) for row in await connection.execute(statement)]
+    return await _list_rows(connection, PatchView, PatchTable, rollout_id)
 
 
 async def list_grades(connection: AsyncConnection, rollout_id: int) -> list[GradeView]:
-    columns = [getattr(GradeTable, name) for name in GradeView.__slots__]
-    statement = select(*columns).where(GradeTable.rollout_id == rollout_id).order_by(GradeTable.id)
-    return [GradeView(*row) for row in await connection.execute(statement)]
+    return await _list_rows(connection, GradeView, GradeTable, rollout_id)
 
 
 async def list_chains(connection: AsyncConnection, rollout_id: int) -> list[ChainView]:
-    columns = (ChainTable.id, ChainTable.no, ChainTable.num_tokens, ChainTable.num_trained)
-    statement = select(*columns).where(ChainTable.rollout_id == rollout_id).order_by(ChainTable.no)
-    return [ChainView(*row) for row in await connection.execute(statement)]
+    return sorted(await _list_rows(connection, ChainView, ChainTable, rollout_id), key=lambda chain: chain.no)
 
 
 async def list_turn_lines(connection: AsyncConnection, rollout_id: int, limit: int | None = None) -> list[TurnLine]:
     """Return the turns, or the first `limit`, of all attempts in the order in which they were opened."""
-    columns = [getattr(TurnTable, name) for name in TurnLine.__slots__]
-    statement = select(*columns).where(TurnTable.rollout_id == rollout_id).order_by(TurnTable.id).limit(limit)
-    return [TurnLine(*row) for row in await connection.execute(statement)]
+    return await _list_rows(connection, TurnLine, TurnTable, rollout_id, limit)
 
 
 @dataclass(slots=True, frozen=True)
@@ -316,9 +307,8 @@ async def list_turn_ids_through(connection: AsyncConnection, rollout_id: int, tu
 
 
 async def read_patch_text(connection: AsyncConnection, patch_id: int) -> str:
-    return unpack_text(
-        (await connection.execute(select(PatchTable.diff).where(PatchTable.id == patch_id))).scalar_one()
-    )
+    found = await connection.execute(select(PatchTable.diff).where(PatchTable.id == patch_id))
+    return unpack_text(found.scalar_one())
 
 
 async def read_grade_log(connection: AsyncConnection, grade_id: int) -> str:
@@ -380,9 +370,9 @@ class TrainingRules:
 
 async def read_training_rules(connection: AsyncConnection, run_id: str) -> TrainingRules:
     training, loss = RunTable.config["training"], RunTable.config["loss"]
-    columns = (training["negative_weight"].astext, training["truncated"].astext, loss["preset"].astext)
+    columns = (training["negative_weight"].as_float(), training["truncated"].astext, loss["preset"].astext)
     row = (await connection.execute(select(*columns).where(RunTable.run_id == run_id))).one()
-    return TrainingRules(None if row[0] is None else float(row[0]), row[1], row[2])
+    return TrainingRules(*row)
 
 
 @dataclass(slots=True, frozen=True)

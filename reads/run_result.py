@@ -62,21 +62,15 @@ async def evaluation_rewards(connection: AsyncConnection, run_id: str) -> list[J
 
 async def run_progress(connection: AsyncConnection, run_id: str) -> JsonObject:
     """Return the counts that `ratchet train` shows while it waits."""
-    run = (
-        await connection.execute(
-            select(RunTable.state, RunTable.state_reason, RunTable.step).where(RunTable.run_id == run_id)
-        )
-    ).one()
-    counts = (
-        await connection.execute(
-            select(
-                func.count(),
-                func.count(RolloutTable.outcome),
-                func.count(RolloutTable.reward),
-                func.count().filter(RolloutTable.outcome.in_(["infra_failed", "grader_failed"])),
-            ).where(RolloutTable.run_id == run_id)
-        )
-    ).one()
+    of_run = select(RunTable.state, RunTable.state_reason.label("reason"), RunTable.step)
+    run = (await connection.execute(of_run.where(RunTable.run_id == run_id))).one()
+    of_rollouts = select(
+        func.count().label("rollouts"),
+        func.count(RolloutTable.outcome).label("ended"),
+        func.count(RolloutTable.reward).label("graded"),
+        func.count().filter(RolloutTable.outcome.in_(["infra_failed", "grader_failed"])).label("failed"),
+    )
+    counts = (await connection.execute(of_rollouts.where(RolloutTable.run_id == run_id))).one()
     ended = (
         select(EvaluationTable.label)
         .where(EvaluationTable.run_id == run_id, EvaluationTable.ended_at.is_not(None))
@@ -88,13 +82,8 @@ async def run_progress(connection: AsyncConnection, run_id: str) -> JsonObject:
         .where(BatchItemTable.run_id == run_id, BatchItemTable.use != "trained")
     )
     return {
-        "state": run.state,
-        "reason": run.state_reason,
-        "step": run.step,
-        "rollouts": counts[0],
-        "ended": counts[1],
-        "graded": counts[2],
-        "failed": counts[3],
+        **run._mapping,
+        **counts._mapping,
         "evaluations": list((await connection.execute(ended)).scalars()),
         "groups_without_signal": (await connection.execute(without_signal)).scalar_one(),
     }

@@ -5,13 +5,13 @@ Times are seconds since the epoch, by the clock of Postgres.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from sqlalchemy import ARRAY, BigInteger, ColumnElement, any_, cast, func, select, text, union_all
+from sqlalchemy import ARRAY, BigInteger, any_, cast, func, select, text, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.types import GroupState, Purpose, SandboxRole
 from store import plans
+from store.columns import seconds_of
 from store.schema import (
     BatchItemTable,
     BatchTable,
@@ -108,21 +108,13 @@ class RunTimes:
     began: float | None = None
 
 
-def _epoch(column: Any) -> ColumnElement[Any]:
-    return func.extract("epoch", column)
-
-
-def _seconds(value: Any) -> float | None:
-    return None if value is None else float(value)
-
-
 async def read_run_times(connection: AsyncConnection, run_id: str, num_steps: int) -> RunTimes:
     """Read the newest `num_steps` trained steps, with the groups that they consumed."""
     read = await _steps(connection, run_id, num_steps + 1)
     before, steps = (read[0], read[1:]) if len(read) > num_steps else (None, read)
     numbers = [one.step for one in steps]
     groups = await _groups(connection, run_id, numbers)
-    begun, ended = _epoch(EvaluationTable.created_at), _epoch(EvaluationTable.ended_at)
+    begun, ended = seconds_of(EvaluationTable.created_at), seconds_of(EvaluationTable.ended_at)
     evaluated = await connection.execute(
         select(begun, ended).where(EvaluationTable.run_id == run_id, EvaluationTable.ended_at.is_not(None))
     )
@@ -133,7 +125,7 @@ async def read_run_times(connection: AsyncConnection, run_id: str, num_steps: in
         rollouts=await _rollouts(
             connection, [one.group_id for one in groups], await _trained_tokens(connection, run_id, numbers)
         ),
-        evaluations=[Interval(float(row[0]), float(row[1])) for row in evaluated],
+        evaluations=[Interval(*row) for row in evaluated],
         began=None if before is None else before.stepped + before.sync_seconds,
     )
 
@@ -142,9 +134,9 @@ async def _steps(connection: AsyncConnection, run_id: str, num_steps: int) -> li
     statement = (
         select(
             BatchTable.step,
-            _epoch(BatchTable.planned_at),
-            _epoch(plans.first_trained_at()),
-            func.max(MetricTable.value),
+            seconds_of(BatchTable.planned_at),
+            seconds_of(plans.first_trained_at()),
+            func.coalesce(func.max(MetricTable.value), 0.0),
         )
         .outerjoin(
             MetricTable,
@@ -158,7 +150,7 @@ async def _steps(connection: AsyncConnection, run_id: str, num_steps: int) -> li
         .limit(num_steps)
     )
     rows = (await connection.execute(statement)).all()
-    return [TrainedStepTimes(row[0], float(row[1]), float(row[2]), float(row[3] or 0.0)) for row in reversed(rows)]
+    return [TrainedStepTimes(*row) for row in reversed(rows)]
 
 
 async def _trained_tokens(connection: AsyncConnection, run_id: str, steps: Sequence[int]) -> dict[int, int]:
@@ -173,8 +165,8 @@ async def _groups(connection: AsyncConnection, run_id: str, steps: Sequence[int]
         RolloutGroupTable.id,
         BatchItemTable.step,
         func.coalesce(BatchItemTable.use, RolloutGroupTable.state),
-        _epoch(RolloutGroupTable.created_at),
-        _epoch(func.coalesce(RolloutGroupTable.ready_at, RolloutGroupTable.created_at)),
+        seconds_of(RolloutGroupTable.created_at),
+        seconds_of(func.coalesce(RolloutGroupTable.ready_at, RolloutGroupTable.created_at)),
     )
     of_run = (BatchItemTable.group_id == RolloutGroupTable.id) & (BatchItemTable.run_id == run_id)
     joined = select(*columns).outerjoin(BatchItemTable, of_run)  # other runs may train on the same groups
@@ -194,7 +186,7 @@ async def _groups(connection: AsyncConnection, run_id: str, steps: Sequence[int]
     # The ids first, each part by its index: one condition over both tables would read all groups of all runs.
     ids = union_all(select(BatchItemTable.group_id).where(of_steps), select(RolloutGroupTable.id).where(failed))
     rows = await connection.execute(joined.where(RolloutGroupTable.id.in_(ids)).order_by(RolloutGroupTable.id))
-    return [GroupTimes(row[0], row[1], row[2], float(row[3]), float(row[4])) for row in rows]
+    return [GroupTimes(*row) for row in rows]
 
 
 async def _rollouts(
@@ -206,36 +198,35 @@ async def _rollouts(
         select(
             RolloutTable.id,
             RolloutTable.group_id,
-            _epoch(RolloutTable.created_at),
-            _epoch(RolloutTable.ended_at),
+            seconds_of(RolloutTable.created_at),
+            seconds_of(RolloutTable.ended_at),
             RolloutTable.timings["agent"].as_float(),
         )
         .where(wanted, RolloutTable.ended_at.is_not(None))
         .order_by(RolloutTable.id)
     )
-    found = {
-        row[0]: RolloutTimes(row[0], row[1], float(row[2]), float(row[3]), row[4], num_trained=trained.get(row[0], 0))
-        for row in rows
-    }
+    found = {row[0]: RolloutTimes(*row) for row in rows}
+    for rollout in found.values():
+        rollout.num_trained = trained.get(rollout.rollout_id, 0)
     ids = select(RolloutTable.id).where(wanted)
     boxes = await connection.execute(
         select(
             SandboxTable.rollout_id,
             SandboxTable.role == SandboxRole.GRADE,
-            _epoch(SandboxTable.created_at),
-            _epoch(SandboxTable.live_at),
-            _epoch(SandboxTable.released_at),
+            seconds_of(SandboxTable.created_at),
+            seconds_of(SandboxTable.live_at),
+            seconds_of(SandboxTable.released_at),
         )
         .where(SandboxTable.rollout_id.in_(ids))
         .order_by(SandboxTable.id)
     )
-    for rollout_id, is_grading, granted, live, released in boxes:
+    for rollout_id, *times in boxes:
         if rollout_id in found:
-            found[rollout_id].boxes.append(BoxTimes(is_grading, float(granted), _seconds(live), _seconds(released)))
+            found[rollout_id].boxes.append(BoxTimes(*times))
     calls = await connection.execute(
         select(
             SessionTable.rollout_id,
-            func.sum(_epoch(TurnTable.completed_at - TurnTable.created_at)),
+            func.sum(seconds_of(TurnTable.completed_at - TurnTable.created_at)),
             func.sum(TurnTable.engine_wait_seconds),
             func.sum(TurnTable.num_sampled),
         )
@@ -245,7 +236,7 @@ async def _rollouts(
     )
     for rollout_id, call_seconds, wait_seconds, num_sampled in calls:
         if rollout_id in found:
-            found[rollout_id].call_seconds = float(call_seconds)
-            found[rollout_id].wait_seconds = float(wait_seconds)
+            found[rollout_id].call_seconds = call_seconds
+            found[rollout_id].wait_seconds = wait_seconds
             found[rollout_id].num_sampled = int(num_sampled)
     return list(found.values())

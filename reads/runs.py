@@ -6,31 +6,17 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    any_,
-    func,
-    literal,
-    literal_column,
-    select,
-    true,
-    tuple_,
-)
+from sqlalchemy import ColumnElement, any_, func, literal, literal_column, select, true, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import aliased
 
 from ratchet import secrets
 from ratchet.errors import ConfigError
 from ratchet.types import JsonObject, Outcome, Purpose
+from store.columns import columns_of
 from store.open_runs import newest_run
 from store.runs import ADHOC
-from store.schema import (
-    GradeTable,
-    MetricTable,
-    RolloutTable,
-    RunTable,
-    TaskTable,
-)
+from store.schema import GradeTable, MetricTable, RolloutTable, RunTable, TaskTable
 
 
 @dataclass(slots=True, frozen=True)
@@ -189,8 +175,7 @@ async def list_run_summaries(
         "mean_reward": reward,
         "is_by_hand": run.c.config_name == ADHOC,
     }
-    columns = [(other[name] if name in other else run.c[name]).label(name) for name in RunSummary.__slots__]
-    statement = select(*columns).join(counts, true())
+    statement = select(*columns_of(RunSummary, run.c, **other)).join(counts, true())
     rows = await connection.execute(statement.order_by(run.c.created_at.desc(), run.c.run_id.desc()))
     return [replace(RunSummary(*row), endpoint=shown_endpoint(row.endpoint)) for row in rows]
 
@@ -211,7 +196,7 @@ async def count_rollouts(connection: AsyncConnection) -> dict[str, RolloutCount]
 
 
 async def read_run_head(connection: AsyncConnection, run_id: str) -> RunHead | None:
-    columns = [getattr(RunTable, name) for name in RunHead.__slots__]
+    columns = columns_of(RunHead, RunTable)
     row = (await connection.execute(select(*columns).where(RunTable.run_id == run_id))).one_or_none()
     if row is None:
         return None
@@ -309,8 +294,7 @@ async def count_flagged(connection: AsyncConnection, run_id: str) -> FlaggedCoun
     newest = select(one.c.id).where(one.c.other).order_by(one.c.id.desc()).limit(20).scalar_subquery()
     flagged, rejected, other = (func.count().filter(column) for column in (one.c.flagged, one.c.rejected, one.c.other))
     counted = select(flagged, rejected, other, func.array(newest)).select_from(one)
-    row = (await connection.execute(counted)).one()
-    return FlaggedCount(row[0], row[1], row[2], row[3])
+    return FlaggedCount(*(await connection.execute(counted)).one())
 
 
 def is_flagged() -> ColumnElement[bool]:

@@ -6,8 +6,10 @@ from datetime import UTC, datetime
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from ratchet.token_statistics import TrainedToken
 from ratchet.types import JsonObject, SteeringAction
 from store import plans
+from store.columns import columns_of
 from store.schema import BatchItemTable, BatchTable, SteeringTable, StepTokenTable
 
 
@@ -26,9 +28,7 @@ class StepHead:
 
 
 async def read_step_head(connection: AsyncConnection, run_id: str, step: int) -> StepHead | None:
-    columns = [
-        plans.first_trained_at() if name == "stepped_at" else getattr(BatchTable, name) for name in StepHead.__slots__
-    ]
+    columns = columns_of(StepHead, BatchTable, stepped_at=plans.first_trained_at())
     statement = select(*columns).where(BatchTable.run_id == run_id, BatchTable.step == step)
     row = (await connection.execute(statement)).one_or_none()
     return None if row is None else StepHead(*row)
@@ -66,26 +66,11 @@ async def discarded_plans(
     return [DiscardedPlan(*row) for row in await connection.execute(statement)]
 
 
-@dataclass(slots=True, frozen=True)
-class StepToken:
-    """A trained token whose ratio is far from 1; `StepTokenTable` describes the fields."""
-
-    rollout_id: int
-    turn_id: int
-    position: int
-    token_id: int
-    behaviour: float
-    logprob: float
-    entropy: float
-    masked: bool
-
-
-async def read_step_tokens(connection: AsyncConnection, run_id: str, step: int) -> list[StepToken]:
+async def read_step_tokens(connection: AsyncConnection, run_id: str, step: int) -> list[TrainedToken]:
     """Return the tokens that the learner has recorded for the step, the furthest first."""
-    columns = [getattr(StepTokenTable, name) for name in StepToken.__slots__]
     of_step = (StepTokenTable.run_id == run_id) & (StepTokenTable.step == step)
-    rows = await connection.execute(select(*columns).where(of_step).order_by(StepTokenTable.no))
-    return [StepToken(*row) for row in rows]
+    statement = select(*columns_of(TrainedToken, StepTokenTable)).where(of_step).order_by(StepTokenTable.no)
+    return [TrainedToken(*row) for row in await connection.execute(statement)]
 
 
 @dataclass(slots=True, frozen=True)

@@ -8,12 +8,13 @@ from typing import Any
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import ConfigError
+from ratchet.token_statistics import TrainedToken
 from reads.conversation import main_command
 from reads.curves import Metrics, metrics_by_step
 from reads.groups import GroupLine, list_groups_of_step
 from reads.rollout_list import RolloutLine, lines_of_ids
 from reads.rollouts import PlannedUse, planned_uses
-from reads.step_rows import DiscardedPlan, StepHead, StepToken, discarded_plans, read_step_head, read_step_tokens
+from reads.step_rows import DiscardedPlan, StepHead, discarded_plans, read_step_head, read_step_tokens
 from reads.tokenizer import DecodesIds
 from reads.turns import TurnContent, read_turns
 
@@ -49,7 +50,7 @@ def why_no_shares(uses: Mapping[int, PlannedUse], loss: Mapping[str, Any]) -> st
 class RatioToken:
     """A trained token with a ratio far from 1. `advantage`: of its rollout. `command`: of its turn."""
 
-    token: StepToken
+    token: TrainedToken
     ratio: float
     text: str | None
     advantage: float | None
@@ -90,10 +91,10 @@ class StepFacts:
     members: Sequence[StepMember] = ()
     no_shares: str = ""
     discarded: Sequence[DiscardedPlan] = ()
-    tokens: Sequence[StepToken] = ()
+    tokens: Sequence[TrainedToken] = ()
     turns: Mapping[int, TurnContent] = field(default_factory=dict)
 
-    def command_of(self, token: StepToken) -> str:
+    def command_of(self, token: TrainedToken) -> str:
         """Return the command that the token helped to write; empty if its turn is archived."""
         return main_command(self.turns[token.turn_id]) if token.turn_id in self.turns else ""
 

@@ -7,6 +7,7 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.types import JsonObject
+from store.columns import columns_of
 from store.schema import AdmissionTable, GradeTable, RolloutGroupTable, RolloutTable, RunTaskTable, TaskTable
 
 
@@ -87,16 +88,13 @@ async def find_tasks(connection: AsyncConnection, run_id: str | None, words: str
 
 async def read_task_head(connection: AsyncConnection, task_id: int) -> TaskHead | None:
     problem = func.coalesce(TaskTable.spec["problem_statement"].astext, TaskTable.spec["prompt"].astext, "")
-    columns = [problem if name == "problem" else getattr(TaskTable, name) for name in TaskHead.__slots__]
+    columns = columns_of(TaskHead, TaskTable, problem=problem)
     row = (await connection.execute(select(*columns).where(TaskTable.id == task_id))).one_or_none()
     return None if row is None else TaskHead(*row)
 
 
 async def list_admissions(connection: AsyncConnection, task_id: int) -> list[AdmissionView]:
-    columns = [
-        AdmissionTable.oracle.is_not(None) if name == "has_oracle" else getattr(AdmissionTable, name)
-        for name in AdmissionView.__slots__
-    ]
+    columns = columns_of(AdmissionView, AdmissionTable, has_oracle=AdmissionTable.oracle.is_not(None))
     statement = select(*columns).where(AdmissionTable.task_id == task_id).order_by(AdmissionTable.id.desc())
     return [AdmissionView(*row) for row in await connection.execute(statement)]
 
@@ -105,12 +103,7 @@ async def task_rates(connection: AsyncConnection, task_id: int) -> list[TaskPoli
     """Return the task's rollouts by run and policy step, in order of time."""
     keys = (RolloutTable.run_id, RolloutTable.purpose, RolloutGroupTable.started_step)
     statement = (
-        select(
-            *keys,
-            func.count(),
-            func.count(RolloutTable.reward),
-            func.avg(RolloutTable.reward),
-        )
+        select(*keys, func.count(), func.count(RolloutTable.reward), func.avg(RolloutTable.reward))
         .join(RolloutGroupTable, RolloutGroupTable.id == RolloutTable.group_id)
         .where(RolloutTable.task_id == task_id, RolloutTable.replaced_by.is_(None))
         .group_by(*keys)

@@ -6,6 +6,7 @@ from datetime import datetime
 from sqlalchemy import case, func, select, true
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from store.columns import columns_of
 from store.schema import EngineLoadTable, MetricTable, PolicyVersionTable
 
 
@@ -32,23 +33,16 @@ async def published_versions(
     loads = (
         select(
             func.count().label("num_loads"),
-            func.min(EngineLoadTable.loaded_at).label("first"),
-            func.max(EngineLoadTable.loaded_at).label("last"),
+            func.min(EngineLoadTable.loaded_at).label("first_loaded_at"),
+            func.max(EngineLoadTable.loaded_at).label("last_loaded_at"),
         )
         .where(EngineLoadTable.version == PolicyVersionTable.version)
         .lateral()
     )
+    sync_seconds = case((loads.c.num_loads > 0, MetricTable.value))
+    of_version = {"published_at": PolicyVersionTable.created_at, "sync_seconds": sync_seconds}
     statement = (
-        select(
-            PolicyVersionTable.version,
-            PolicyVersionTable.step,
-            PolicyVersionTable.state,
-            PolicyVersionTable.created_at,
-            case((loads.c.num_loads > 0, MetricTable.value)),
-            loads.c.num_loads,
-            loads.c.first,
-            loads.c.last,
-        )
+        select(*columns_of(VersionLine, PolicyVersionTable, **of_version, **loads.c))
         .select_from(PolicyVersionTable)
         .join(loads, true())
         .outerjoin(
