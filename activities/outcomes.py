@@ -8,12 +8,13 @@ from typing import NamedTuple
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from adapter.turns.loss_mask import TokenChain, build_chains
+from adapter.turns.loss_mask import build_chains
 from grading.base import Verdict
 from grading.rewards import RewardFacts, compute_reward
 from ratchet.config import RunConfig
 from ratchet.types import Outcome
 from store import turns
+from store.chains import TokenChain
 from store.rollouts import OutcomeValues
 from store.schema import GradeTable, PatchTable
 

@@ -25,3 +25,21 @@ class TrainedTurn:
     start: int
     entropies: Halves
     log_ratios: Halves
+
+
+@dataclass(slots=True, frozen=True)
+class TrainedToken:
+    """One trained token as the learner saw it. `position`: in its chain. `behaviour`: the recorded logprob.
+
+    `logprob` and `entropy` (nats): of the learner, before the update that trains the token. `masked`: the loss gave it
+    no gradient.
+    """
+
+    rollout_id: int
+    turn_id: int
+    position: int
+    token_id: int
+    behaviour: float
+    logprob: float
+    entropy: float
+    masked: bool

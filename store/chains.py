@@ -1,11 +1,11 @@
-"""Chains: store the spans that `adapter/turns/loss_mask.py` decided, and read them back as arrays.
+"""Chains: store the spans that `adapter/turns/loss_mask.py` has decided, and read them back as arrays.
 
 Training and export use the same reader, so an export contains exactly what is trained.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,64 +18,55 @@ from store.arrays import experts_from_bytes, ids_from_bytes, logprobs_from_bytes
 from store.schema import ChainSpanTable, ChainTable, TurnTable
 
 
-class SpanLike(Protocol):
-    """The attributes of a span that are stored; `adapter/turns/loss_mask.py` defines the class."""
+@dataclass(frozen=True, slots=True)
+class TrainSpan:
+    """Tokens [start, start + length) of a chain, with the columns of `chain_span`.
 
-    @property
-    def turn_id(self) -> int: ...
-    @property
-    def sampled(self) -> bool: ...
-    @property
-    def trained(self) -> bool: ...
-    @property
-    def start(self) -> int: ...
-    @property
-    def length(self) -> int: ...
-    @property
-    def source_start(self) -> int: ...
+    `source_start`: offset in the suffix or output of the turn.
+    """
+
+    turn_id: int
+    sampled: bool
+    trained: bool
+    start: int
+    length: int
+    source_start: int = 0
 
 
-class ChainLike(Protocol):
-    """The attributes of a chain that are stored; `adapter/turns/loss_mask.py` defines the class."""
+@dataclass(frozen=True, slots=True)
+class TokenChain:
+    """One sequence.
+
+    If `num_trained` is 0, it is context only and does not count in K, the number of chains that share the rollout's
+    reward.
+    """
+
+    leaf_turn_id: int
+    spans: tuple[TrainSpan, ...]
 
     @property
-    def leaf_turn_id(self) -> int: ...
+    def num_tokens(self) -> int:
+        return sum(span.length for span in self.spans)
+
     @property
-    def spans(self) -> Sequence[SpanLike]: ...
-    @property
-    def num_tokens(self) -> int: ...
-    @property
-    def num_trained(self) -> int: ...
+    def num_trained(self) -> int:
+        return sum(span.length for span in self.spans if span.trained)
 
 
-async def replace_chains(connection: AsyncConnection, rollout_id: int, built: Sequence[ChainLike]) -> None:
+async def replace_chains(connection: AsyncConnection, rollout_id: int, built: Sequence[TokenChain]) -> None:
     """Store the rollout's chains in place of all earlier ones."""
     await connection.execute(delete(ChainTable).where(ChainTable.rollout_id == rollout_id))
     if not built:
         return
     rows = [
-        {
-            "rollout_id": rollout_id,
-            "no": no,
-            "leaf_turn_id": chain.leaf_turn_id,
-            "num_tokens": chain.num_tokens,
-            "num_trained": chain.num_trained,
-        }
+        {"rollout_id": rollout_id, "no": no, "leaf_turn_id": chain.leaf_turn_id}
+        | {"num_tokens": chain.num_tokens, "num_trained": chain.num_trained}
         for no, chain in enumerate(built)
     ]
     inserted = await connection.execute(insert(ChainTable).returning(ChainTable.id, ChainTable.no), rows)
     id_of = {row.no: row.id for row in inserted}
     spans = [
-        {
-            "chain_id": id_of[no],
-            "no": number,
-            "turn_id": span.turn_id,
-            "sampled": span.sampled,
-            "trained": span.trained,
-            "start": span.start,
-            "length": span.length,
-            "source_start": span.source_start,
-        }
+        {"chain_id": id_of[no], "no": number, **asdict(span)}
         for no, chain in enumerate(built)
         for number, span in enumerate(chain.spans)
     ]

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ratchet.token_statistics import TrainedToken
 from training.loss import TokenBatch
 from training.packing import Bin
-from training.plan_types import TrainedToken
 
 NUM_KEPT = 32
 _NUM_COLUMNS = 9

@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from engine import canary, policy_files
-from ratchet.token_statistics import TrainedTurn
+from ratchet.token_statistics import TrainedToken, TrainedTurn
 from ratchet.types import JsonObject
 from training import checkpoint, lora, model_files, router_replay
 from training.largest_ratios import LargestRatios
@@ -43,7 +43,7 @@ from training.metrics import (
     token_metrics,
 )
 from training.packing import Bin, deal_bins, pack_bin, spare_chain
-from training.plan_types import Member, Plan, TrainedToken, TrainingSequence
+from training.plan_types import Member, Plan, TrainingSequence
 from training.policy_inputs import Tokens, make_inputs
 from training.policy_loading import compute_dtype, load_policy
 from training.policy_model import peak_flops

@@ -17,13 +17,12 @@ from engine.policy_files import policy_directory
 from engine.weight_deltas import LocalVersion
 from ratchet.config import RunConfig
 from ratchet.errors import FencedError, StoreUnavailableError, WeightStorageError
-from ratchet.token_statistics import TrainedTurn
+from ratchet.token_statistics import TrainedToken, TrainedTurn
 from ratchet.types import JsonObject, policy_version
 from store import engines, learner_commits, learners, runs
 from training import checkpoint
 from training.learner import RankLearner
 from training.metrics import alarms
-from training.plan_types import TrainedToken
 from training.rank_runtime import RankContext
 from training.weight_broadcast import NcclBroadcastGroup, WeightBroadcast
 

@@ -8,51 +8,17 @@ as `chain` and `chain_span`.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from ratchet.types import ForkCause, TurnKind
+from store.chains import TokenChain, TrainSpan
 from store.turns import TurnMeta
 
 Drift = Literal["branch", "drop"]
 _DRIFTS = frozenset({ForkCause.DRIFT, ForkCause.THINKING})
 """The prompt has the same messages with other tokens: re-tokenised, or without thinking that the template dropped."""
 TRAIN_KINDS = frozenset({TurnKind.MAIN, TurnKind.SUB_AGENT, TurnKind.COMPACTION})
-
-
-@dataclass(frozen=True, slots=True)
-class TrainSpan:
-    """Tokens [start, start + length) of a chain, with the columns of `chain_span`.
-
-    `source_start`: offset in the suffix or output of the turn.
-    """
-
-    turn_id: int
-    sampled: bool
-    trained: bool
-    start: int
-    length: int
-    source_start: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class TokenChain:
-    """One sequence.
-
-    If `num_trained` is 0, it is context only and does not count in K, the number of chains that share the rollout's
-    reward.
-    """
-
-    leaf_turn_id: int
-    spans: tuple[TrainSpan, ...]
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(span.length for span in self.spans)
-
-    @property
-    def num_trained(self) -> int:
-        return sum(span.length for span in self.spans if span.trained)
 
 
 def is_trainable(

@@ -12,13 +12,14 @@ import pytest
 import yaml
 from sqlalchemy import update
 
-from adapter.turns.loss_mask import TokenChain, build_chains
+from adapter.turns.loss_mask import build_chains
 from cli.parts.adapter import SettingsOfSets
 from ratchet.config_sources import load_config
 from stack.parts import Stack
 from stack.ports import free_port
 from stack.serving_plan import ServingPlan, write_plan
 from store import turns
+from store.chains import TokenChain
 from store.database import Database
 from store.schema import TurnTable
 from tests.integration.adapter.conftest import Opened, ScriptedEngine, adapter_here, adapter_settings, open_rollout

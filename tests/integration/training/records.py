@@ -11,13 +11,13 @@ import numpy as np
 from sqlalchemy import insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from adapter.turns.loss_mask import TokenChain, TrainSpan
 from engine.policy_files import link_version
 from ratchet.config import RunConfig
 from ratchet.stored_config import config_digest
 from ratchet.types import BatchState, GroupState, Purpose, policy_version
 from store import chains, runs
 from store.arrays import ids_to_bytes, logprobs_to_bytes
+from store.chains import TokenChain, TrainSpan
 from store.database import Database
 from store.runs import NewRun
 from store.schema import (

@@ -12,11 +12,11 @@ from sqlalchemy import insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 from tokenizers import Tokenizer
 
-from adapter.turns.loss_mask import TokenChain, TrainSpan
 from ratchet.token_statistics import TrainedTurn
 from ratchet.types import policy_version
 from store import chains
 from store.arrays import ids_to_bytes, logprobs_to_bytes, pack_json, pack_text
+from store.chains import TokenChain, TrainSpan
 from store.database import Database
 from store.metrics import record_metrics
 from store.schema import (

@@ -4,10 +4,11 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from ratchet.token_statistics import TrainedToken
 from reads.explanations import explain_run, explain_step
 from reads.run_facts import RunFacts
 from reads.runs import FailureCount, OutcomeCount, RunHead
-from reads.step_rows import StepHead, StepToken
+from reads.step_rows import StepHead
 from reads.steps import StepFacts
 from reads.turns import TurnContent
 
@@ -68,7 +69,7 @@ def test_a_run_says_how_it_learns_and_how_rollouts_ended() -> None:
 
 def test_a_step_names_the_tokens_behind_a_spike() -> None:
     head = StepHead(3, "stepped", {}, [], 1, NOW, NOW, None)
-    token = StepToken(12, 34, 56, 78, -4.0, -0.5, 1.0, False)
+    token = TrainedToken(12, 34, 56, 78, -4.0, -0.5, 1.0, False)
     call = {"function": {"name": "bash", "arguments": {"command": "rm -rf build"}}}
     turn = TurnContent(
         *(34, 1, "", "main", "completed", None, 5, 5, None, NOW, NOW, None, "", 0, []),

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from ratchet.token_statistics import TrainedToken
 from reads.rollouts import PlannedUse
-from reads.step_rows import StepToken
 from reads.steps import RatioToken, group_ratio_tokens, loss_shares, why_no_shares
 from training.loss_reducers import reducer_weights
 
@@ -49,7 +49,7 @@ def test_a_step_without_rollouts_has_nothing_to_say() -> None:
 
 
 def token(token_id: int, position: int, command: str) -> RatioToken:
-    stored = StepToken(1, 2, position, token_id, -1.0, -2.0, 0.5, False)
+    stored = TrainedToken(1, 2, position, token_id, -1.0, -2.0, 0.5, False)
     return RatioToken(stored, 0.37, f"t{token_id}", 0.5, command)
 
 

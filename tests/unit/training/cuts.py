@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ratchet.config import RunConfig
-from ratchet.token_statistics import TrainedTurn
+from ratchet.token_statistics import TrainedToken, TrainedTurn
 from training.loss_reducers import reducer_weights
-from training.plan_types import Member, Plan, TrainedToken, TrainingSequence
+from training.plan_types import Member, Plan, TrainingSequence
 
 if TYPE_CHECKING:
     from training.learner import RankLearner

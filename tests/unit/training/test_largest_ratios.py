@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from ratchet.token_statistics import TrainedToken
 from tests.unit.training.cuts import largest_ratios, make_config, make_plan, make_relatives
 from training.largest_ratios import NUM_KEPT
-from training.plan_types import TrainedToken, TrainingSequence
+from training.plan_types import TrainingSequence
 
 pytestmark = pytest.mark.usefixtures("single_rank")
 

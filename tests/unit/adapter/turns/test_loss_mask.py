@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapter.turns.loss_mask import TokenChain, build_chains, is_trainable
+from adapter.turns.loss_mask import build_chains, is_trainable
 from ratchet.types import ForkCause, TurnKind
+from store.chains import TokenChain
 from store.turns import TurnMeta
 
 
