@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from reads.curves import Metrics, StepReward, StepTimes
 from reads.evaluations import EvaluationRate
-from viewer.models.intervals import mean_interval
+from viewer.models.intervals import MeanInterval, mean_interval
 
 AXES = {"steps": "step", "tokens": "trained tokens", "hours": "hours since the run began"}
 
@@ -128,16 +128,8 @@ def reward_chart(runs: Sequence[RunCurves], axis: str) -> Chart:
     series = []
     for run in runs:
         rewards = [points[x].get(run.run_id) for x in xs]
-        intervals = [one and mean_interval(one.mean, one.deviation, one.num_groups) for one in rewards]
-        label = run.run_id if len(runs) > 1 else "mean reward"
-        series.append(
-            ChartSeries(
-                label,
-                [one.mean if one else None for one in intervals],
-                [one.low if one else None for one in intervals],
-                [one.high if one else None for one in intervals],
-            )
-        )
+        intervals = [None if one is None else mean_interval(one.mean, one.deviation, one.num_groups) for one in rewards]
+        series.append(_with_intervals(run.run_id if len(runs) > 1 else "mean reward", intervals))
     note = "Mean over all groups that a step consumed, with a 95% interval over groups; the newest 100 steps."
     return Chart("reward", "Reward", note, AXES[axis], xs, series, [links[x] for x in xs])
 
@@ -157,18 +149,21 @@ def evaluation_chart(curves: RunCurves) -> Chart:
             for one in ended
             if (one.temperature, one.num_samples) == (temperature, samples)
         }
-        intervals = [found.get(x) for x in xs]
-        series.append(
-            ChartSeries(
-                f"T = {temperature:g}, {samples} {'sample' if samples == 1 else 'samples'} a task",
-                [one.mean if one else None for one in intervals],
-                [one.low if one else None for one in intervals],
-                [one.high if one else None for one in intervals],
-            )
-        )
+        label = f"T = {temperature:g}, {samples} {'sample' if samples == 1 else 'samples'} a task"
+        series.append(_with_intervals(label, [found.get(x) for x in xs]))
     links = [f"/rollouts?run={quote(curves.run_id)}&purpose=eval&step={x:.0f}" for x in xs]
     note = "Held-out tasks, mean over the tasks with a verdict, with a 95% interval over tasks; ended evaluations only."
     return Chart("evaluation", "Solve rate in evaluations", note, "step", xs, series, links)
+
+
+def _with_intervals(label: str, intervals: Sequence[MeanInterval | None]) -> ChartSeries:
+    """Return the line of means with the bounds of their intervals."""
+    return ChartSeries(
+        label,
+        [one.mean if one else None for one in intervals],
+        [one.low if one else None for one in intervals],
+        [one.high if one else None for one in intervals],
+    )
 
 
 def compare_charts(runs: Sequence[RunCurves], axis: str) -> list[Chart]:
