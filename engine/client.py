@@ -342,11 +342,9 @@ class EngineClient:
         body: object = None,
         params: dict[str, str] | None = None,
         timeout_seconds: float | None = None,
-        content: bytes | None = None,
     ) -> JsonObject:
-        """Send a request and return its JSON object. `content`: a body that is encoded already, instead of `body`."""
-        if body is not None:
-            content = orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+        """Send a request and return its JSON object."""
+        content = None if body is None else orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
         limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
         async with self._request(method, path, content, params, limit) as reply:
             return self._json_of(path, reply.status, await reply.read())

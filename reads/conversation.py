@@ -1,7 +1,7 @@
 """The conversation as the agent saw it: per turn the messages that were new, and the answer."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from ratchet.types import ForkCause
@@ -10,6 +10,8 @@ from reads.turns import TurnContent
 
 _FIRST_CALLS = (ForkCause.ROOT, ForkCause.SUB_AGENT)
 """Causes of turns whose whole history is new."""
+_READ = ("messages", "answer")
+"""Fields of a turn's content that its view has in another form."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -49,6 +51,9 @@ class TurnView:
     answer: MessageView | None
 
 
+_COPIED = [one.name for one in fields(TurnContent) if one.name in TurnView.__slots__ and one.name not in _READ]
+
+
 def read_conversation(contents: Sequence[TurnContent], first_number: int = 1) -> list[TurnView]:
     """Return the turns with their tool calls read; results find the calls of the turns given here."""
     calls: dict[str, ToolUse] = {}
@@ -59,25 +64,16 @@ def read_conversation(contents: Sequence[TurnContent], first_number: int = 1) ->
         answer = _message(turn.answer, calls) if turn.answer is not None else None
         before = answered_at.get((turn.attempt, turn.lane))
         seconds = (turn.completed_at - turn.created_at).total_seconds() if turn.completed_at else None
+        copied = {name: getattr(turn, name) for name in _COPIED}
         views.append(
             TurnView(
-                turn.id,
-                number,
-                turn.attempt,
-                turn.lane,
-                turn.kind,
-                turn.state,
-                turn.fork_cause,
-                turn.prompt_tokens,
-                turn.num_sampled,
-                turn.finish_reason,
-                seconds,
-                (turn.created_at - before).total_seconds() if before else None,
-                turn.after is None and turn.fork_cause not in _FIRST_CALLS,
-                turn.system,
-                turn.num_tools,
-                messages,
-                answer,
+                **copied,
+                number=number,
+                seconds=seconds,
+                gap_seconds=(turn.created_at - before).total_seconds() if before else None,
+                resends_history=turn.after is None and turn.fork_cause not in _FIRST_CALLS,
+                messages=messages,
+                answer=answer,
             )
         )
         if turn.completed_at:

@@ -38,7 +38,6 @@ class RolloutFilter:
     reward_from: float | None = None
     reward_to: float | None = None
     task_id: int | None = None
-    group_id: int | None = None
     task: str | None = None
     reason: str | None = None
     policy_step: int | None = None
@@ -106,7 +105,6 @@ def _filtered(statement: Select[*tuple[Any, ...]], wanted: RolloutFilter) -> Sel
         RolloutTable.run_id: wanted.run_id,
         RolloutTable.purpose: wanted.purpose,
         RolloutTable.task_id: wanted.task_id,
-        RolloutTable.group_id: wanted.group_id,
         RolloutGroupTable.started_step: wanted.policy_step,
         RolloutGroupTable.label: wanted.evaluation,
     }

@@ -151,13 +151,10 @@ async def list_all_engines(conn: AsyncConnection) -> list[EngineRow]:
     return [_engine_row(row) for row in await conn.execute(_NOT_GONE)]
 
 
-async def ready_engines(
-    conn: AsyncConnection, engine_set: str, max_silent_seconds: float = SILENT_SECONDS
-) -> list[EngineRow]:
+async def ready_engines(conn: AsyncConnection, engine_set: str) -> list[EngineRow]:
     """Return the set's engines in state `ready` with a recent heartbeat, oldest first."""
-    fresh = EngineTable.heartbeat_at > func.now() - timedelta(seconds=max_silent_seconds)
-    ready = _ROW.where(EngineTable.engine_set == engine_set, EngineTable.state == EngineState.READY, fresh)
-    return [_engine_row(row) for row in await conn.execute(ready.order_by(EngineTable.id))]
+    found = await list_engines(conn, engine_set)
+    return [row for row in found if row.state is EngineState.READY and row.silent_seconds < SILENT_SECONDS]
 
 
 async def cannot_fetch(conn: AsyncConnection, engine_set: str) -> bool:

@@ -49,6 +49,9 @@ class ErrorPage:
     status: int
     message: str
 
+    async def shown(self, request: Request) -> Response:
+        return await respond(request, "error.html", self, self.status)
+
 
 def create_viewer_app(settings: ViewerSettings) -> FastAPI:
     """Return the app. Without a token only requests for a loopback host are answered, so that no other site's name can
@@ -106,15 +109,13 @@ def create_viewer_app(settings: ViewerSettings) -> FastAPI:
 
 async def _show_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return await respond(request, "error.html", ErrorPage(error.status_code, str(error.detail)), error.status_code)
+    return await ErrorPage(error.status_code, str(error.detail)).shown(request)
 
 
 async def _show_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     found = "; ".join(f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in error.errors())
-    return await respond(
-        request, "error.html", ErrorPage(422, f"the address has a value that is not understood: {found}"), 422
-    )
+    return await ErrorPage(422, f"the address has a value that is not understood: {found}").shown(request)
 
 
 async def _show_refused(request: Request, error: Exception) -> Response:
@@ -122,11 +123,11 @@ async def _show_refused(request: Request, error: Exception) -> Response:
     if not has_refused_value(error):
         raise error
     message = "the address has a value that the store cannot hold, such as a number that is too large"
-    return await respond(request, "error.html", ErrorPage(422, message), 422)
+    return await ErrorPage(422, message).shown(request)
 
 
 async def _show_unavailable(request: Request, error: Exception) -> Response:
-    return await respond(request, "error.html", ErrorPage(503, str(error)), 503)
+    return await ErrorPage(503, str(error)).shown(request)
 
 
 class _SecurityHeaders:

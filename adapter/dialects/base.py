@@ -25,6 +25,7 @@ from adapter.conversation import (
     ToolForms,
     UnreadCall,
 )
+from ratchet.types import TurnKind
 
 Fields = dict[str, msgspec.Raw]
 """The top-level fields of a request's body, each as its bytes."""
@@ -272,7 +273,21 @@ def assistant_message(text: str, reasoning: str, calls: Sequence[ToolCall | Unre
     return Message("assistant", text, reasoning, read, unread_calls=unread)
 
 
-def positive(value: int | None, name: str) -> int | None:
+def common_options(dialect: str, fields: Fields, headers: Mapping[str, str], lane: str, limit: str) -> RequestOptions:
+    """The options that every protocol has. `limit`: the field with the limit of tokens. Raises InvalidRequestError."""
+    return RequestOptions(
+        dialect=dialect,
+        model=field_at(fields, "model", str, ""),
+        max_tokens=_positive(field_at(fields, limit, int), limit),
+        stream=field_at(fields, "stream", bool, False),
+        lane=lane,
+        kind=TurnKind.SUB_AGENT if lane else TurnKind.MAIN,
+        retry=_sdk_retries(headers),
+        call_key=_call_key_of(headers),
+    )
+
+
+def _positive(value: int | None, name: str) -> int | None:
     """Return a limit of tokens. Raises InvalidRequestError below 1."""
     if value is not None and value < 1:
         raise InvalidRequestError(f"{name}: must be at least 1, got {value}")
@@ -289,12 +304,12 @@ def stops_of(values: str | list[Any], name: str) -> tuple[str, ...]:
     return tuple(one for one in stops if one)
 
 
-def call_key_of(headers: Mapping[str, str]) -> str:
+def _call_key_of(headers: Mapping[str, str]) -> str:
     """The digest of the client's name for the call, "" without one. It has any length, and is stored."""
     key = headers.get("idempotency-key", "")
     return blake2b(key.encode(), digest_size=16).hexdigest() if key else ""
 
 
-def sdk_retries(headers: Mapping[str, str]) -> bool:
+def _sdk_retries(headers: Mapping[str, str]) -> bool:
     """Return whether the SDK marks the request as a retry: both vendors' SDKs count their attempts in this header."""
     return headers.get("x-stainless-retry-count", "0") not in ("", "0")

@@ -6,6 +6,7 @@ Thinking is sent and accepted as `reasoning_content`, as by other open servers.
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -31,16 +32,14 @@ from adapter.dialects.base import (
     InvalidRequestError,
     PreambleContent,
     assistant_message,
-    call_key_of,
     called,
+    common_options,
     event,
     field_at,
     field_of,
     items_of,
     object_at,
-    positive,
     role_of,
-    sdk_retries,
     stops_of,
 )
 from adapter.dialects.fields import CHAT_FIELDS, FieldRule
@@ -48,7 +47,6 @@ from adapter.dialects.function_tools import function_tool, text_tool
 from adapter.dialects.media import Content, Omitted, content_of, omitted_file, omitted_image
 from adapter.dialects.tool_choice import chat_choice
 from adapter.structured_output import schema_of
-from ratchet.types import TurnKind
 
 _PARAM = re.compile(r"invalid request: ([A-Za-z_]\w*(?:\[\d+\]|\.\w+)*): ")
 
@@ -126,15 +124,8 @@ class ChatDialect:
     def options(self, fields: Fields, headers: Mapping[str, str], preamble: Preamble) -> RequestOptions:
         name = "max_tokens" if field_at(fields, "max_completion_tokens", int) is None else "max_completion_tokens"
         lane = _lane(headers)
-        return RequestOptions(
-            dialect=self.name,
-            model=field_at(fields, "model", str, ""),
-            max_tokens=positive(field_at(fields, name, int), name),
-            stream=field_at(fields, "stream", bool, False),
-            lane=lane,
-            kind=TurnKind.SUB_AGENT if lane else TurnKind.MAIN,
-            retry=sdk_retries(headers),
-            call_key=call_key_of(headers),
+        return replace(
+            common_options(self.name, fields, headers, lane, name),
             include_usage=bool(field_at(fields, "stream_options", dict, {}).get("include_usage")),
             stop_sequences=stops_of(field_at(fields, "stop", (str, list), []), "stop"),
             tool_choice=chat_choice(field_at(fields, "tool_choice", (str, dict), "auto"), preamble),

@@ -22,23 +22,21 @@ from adapter.dialects.base import (
     InvalidRequestError,
     PreambleContent,
     assistant_message,
-    call_key_of,
     called,
+    common_options,
     event,
     field_at,
     field_of,
     items_of,
     object_at,
-    positive,
     role_of,
-    sdk_retries,
     stops_of,
 )
 from adapter.dialects.fields import MESSAGES_FIELDS, FieldRule
+from adapter.dialects.function_tools import function_tool
 from adapter.dialects.media import Content, Omitted, content_of, omitted_file, omitted_image
 from adapter.dialects.tool_choice import messages_choice
 from adapter.structured_output import schema_of
-from ratchet.types import TurnKind
 
 _STATUS: dict[Failure, tuple[int, str]] = {
     Failure.INVALID: (400, "invalid_request_error"),
@@ -98,15 +96,8 @@ class MessagesDialect:
         config = field_at(fields, "output_config", dict, {})
         _check_edits(field_at(fields, "context_management", dict, {}))
         lane = headers.get("x-claude-code-agent-id", "")
-        return RequestOptions(
-            dialect=self.name,
-            model=field_at(fields, "model", str, ""),
-            max_tokens=positive(field_at(fields, "max_tokens", int), "max_tokens"),
-            stream=field_at(fields, "stream", bool, False),
-            lane=lane,
-            kind=TurnKind.SUB_AGENT if lane else TurnKind.MAIN,
-            retry=sdk_retries(headers),
-            call_key=call_key_of(headers),
+        return replace(
+            common_options(self.name, fields, headers, lane, "max_tokens"),
             stop_sequences=stops_of(field_at(fields, "stop_sequences", list, []), "stop_sequences"),
             tool_choice=messages_choice(choice, preamble),
             output_schema=schema_of(field_of(config, "format", dict, {}), "output_config.format"),
@@ -309,14 +300,9 @@ def _tools(values: list[Any]) -> list[Tool]:
         if "input_schema" not in tool:
             _check_typed(tool, f"tools.{at}")
             continue
-        if not isinstance(tool.get("name"), str):
-            raise InvalidRequestError(f"tools.{at}.name: a string expected")
         schema = object_at(tool["input_schema"], f"tools.{at}.input_schema")
-        description = tool.get("description")
-        if description is not None and not isinstance(description, str):
-            raise InvalidRequestError(f"tools.{at}.description: a string expected, got {type(description).__name__}")
-        function = {"name": tool["name"], "description": description or "", "parameters": schema}
-        tools.append({"type": "function", "function": function})
+        function = {"name": tool.get("name"), "description": tool.get("description") or "", "parameters": schema}
+        tools.append(function_tool(function, f"tools.{at}"))
     return tools
 
 

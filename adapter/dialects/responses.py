@@ -5,6 +5,7 @@ Custom tools, which take plain text, are shown to the model as functions with on
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -21,15 +22,13 @@ from adapter.dialects.base import (
     SseWriter,
     StateNotKeptError,
     assistant_message,
-    call_key_of,
     called,
+    common_options,
     field_at,
     field_of,
     items_of,
     object_at,
-    positive,
     role_of,
-    sdk_retries,
 )
 from adapter.dialects.chat import openai_failure
 from adapter.dialects.fields import RESPONSES_FIELDS, FieldRule
@@ -38,7 +37,6 @@ from adapter.dialects.responses_stream import ResponsesStream, response_of, unse
 from adapter.dialects.responses_tools import called_name, forms_of, namespaces_text, tools_of
 from adapter.dialects.tool_choice import responses_choice
 from adapter.structured_output import schema_of
-from ratchet.types import TurnKind
 
 _CALL_TYPES = frozenset({"function_call", "custom_tool_call"})
 _ANSWER_TYPES = _CALL_TYPES | {"reasoning"}
@@ -98,15 +96,8 @@ class ResponsesDialect:
     def options(self, fields: Fields, headers: Mapping[str, str], preamble: Preamble) -> RequestOptions:
         text = field_at(fields, "text", dict, {})
         lane = _lane(headers)
-        return RequestOptions(
-            dialect=self.name,
-            model=field_at(fields, "model", str, ""),
-            max_tokens=positive(field_at(fields, "max_output_tokens", int), "max_output_tokens"),
-            stream=field_at(fields, "stream", bool, False),
-            lane=lane,
-            kind=TurnKind.SUB_AGENT if lane else TurnKind.MAIN,
-            retry=sdk_retries(headers),
-            call_key=call_key_of(headers),
+        return replace(
+            common_options(self.name, fields, headers, lane, "max_output_tokens"),
             tool_choice=responses_choice(field_at(fields, "tool_choice", (str, dict), "auto"), preamble),
             parallel_calls=field_at(fields, "parallel_tool_calls", bool, True),
             logprobs="message.output_text.logprobs" in field_at(fields, "include", list, []),

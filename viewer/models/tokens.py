@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from ratchet.token_statistics import TrainedTurn
 from reads.tokenizer import DecodesIds
@@ -88,21 +88,15 @@ def view_tokens(
 def _view(token: ChainToken, colour: str, tokenizer: DecodesIds | None, training: StepTraining | None) -> TokenView:
     seen = _see(token, training)
     return TokenView(
-        token.position,
-        token.id,
-        tokenizer.decode([token.id], skip_special_tokens=False) if tokenizer else None,
-        _shade(token, seen, colour),
-        _hint(token, seen),
-        token.turn_id,
-        token.logprob,
-        token.policy_step,
-        token.trained,
-        token.sampled,
-        seen.in_step,
-        seen.advantage,
-        seen.entropy,
-        None if seen.log_ratio is None or token.logprob is None else token.logprob + seen.log_ratio,
-        seen.ratio,
+        **asdict(token),
+        text=tokenizer.decode([token.id], skip_special_tokens=False) if tokenizer else None,
+        shade=_shade(token, seen, colour),
+        hint=_hint(token, seen),
+        in_step=seen.in_step,
+        advantage=seen.advantage,
+        entropy=seen.entropy,
+        learner_logprob=None if seen.log_ratio is None or token.logprob is None else token.logprob + seen.log_ratio,
+        ratio=seen.ratio,
     )
 
 

@@ -247,11 +247,5 @@ async def _read_curves(connection: AsyncConnection, rewards: StepRewards, head: 
 
 
 def _step_lines(curves: RunCurves) -> list[StepLine]:
-    newest = sorted(set(curves.times) | set(curves.metrics), reverse=True)[:_NEWEST_STEPS]
-    lines = []
-    for step in newest:
-        times = curves.times.get(step)
-        if times is None:  # a step 0 with canary metrics only
-            continue
-        lines.append(StepLine(step, times.state, curves.metrics.get(step, {}), times.stepped_at))
-    return lines
+    newest = sorted(curves.times.values(), key=lambda one: -one.step)[:_NEWEST_STEPS]
+    return [StepLine(one.step, one.state, curves.metrics.get(one.step, {}), one.stepped_at) for one in newest]

@@ -8,7 +8,7 @@ from starlette.responses import RedirectResponse, Response
 from reads.rollouts import find_rollout
 from reads.runs import list_run_summaries, read_run_head
 from reads.tasks import FoundTask, find_tasks
-from reads.text_search import TextHit, count_rollouts_without_words, search_run
+from reads.text_search import TextHit, TextSearch, count_rollouts_without_words, search_run
 from viewer.rendering import respond, wants_json
 from viewer.routes.registration import found, next_link, page_route
 
@@ -49,17 +49,11 @@ async def show_search(request: Request, q: str = "", run: str = "", before: int 
         if run_id is not None:
             found(await read_run_head(connection, run_id), f"run {run_id}")
         tasks: list[FoundTask] = []
-        hits: list[TextHit] = []
-        number = 0
-        num_unindexed = 0
-        more = None
+        result, num_unindexed = TextSearch([], 0, None), 0
         if words:
             tasks = await find_tasks(connection, run_id, words, _MAX_TASKS)
             result = await search_run(connection, run_id, words, before, _MAX_HITS, _SECONDS)
-            hits = result.hits
-            number = result.num_turns
             num_unindexed = await count_rollouts_without_words(connection, run_id)
-            if result.next_before is not None:
-                more = next_link(request, before=result.next_before)
-    page = SearchPage(words, run_id, run_ids, tasks, hits, number, num_unindexed, more)
+    more = None if result.next_before is None else next_link(request, before=result.next_before)
+    page = SearchPage(words, run_id, run_ids, tasks, result.hits, result.num_turns, num_unindexed, more)
     return await respond(request, "search.html", page)
