@@ -52,8 +52,7 @@ class SessionAuth:
         if not self._has_schema():
             raise StoreUnavailableError("the store's schema is not known yet")
         try:
-            async with self._database.begin() as conn:
-                row = await find_session(conn, digest)
+            row = await self._database.run(find_session, digest)
         except StoreUnavailableError:
             if cached is not None:
                 return cached.row

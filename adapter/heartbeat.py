@@ -25,12 +25,7 @@ async def heartbeat_adapter(database: Database, outage: StoreOutage, ready: Call
         await asyncio.sleep(0.2)
     while True:
         try:
-            await outage.hold(lambda: _beat(database))
+            await outage.hold(lambda: database.run(adapters.heartbeat_adapters))
         except Exception:  # if this loop ended, the time budget of every agent would stop running
             _LOG.exception("heartbeat not recorded")
         await asyncio.sleep(adapters.BEAT_SECONDS)
-
-
-async def _beat(database: Database) -> None:
-    async with database.begin() as connection:
-        await adapters.heartbeat_adapters(connection)

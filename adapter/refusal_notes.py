@@ -22,8 +22,7 @@ class RefusalNotes:
         """Raises StoreUnavailableError; then it may be repeated."""
         if session_id in self._noted:
             return
-        async with self._database.begin() as connection:
-            await session_notes.note_refusal(connection, session_id, reason)
+        await self._database.run(session_notes.note_refusal, session_id, reason)
         self._noted[session_id] = None
         if len(self._noted) > _MOST_NOTED:
             self._noted.popitem(last=False)

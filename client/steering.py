@@ -63,8 +63,7 @@ async def steer_run(
         client = await connect_stack(stack, settings)  # before anything is changed
     async with stack.database() as database:
         answer = await steering.apply_to_run(database, settings, input)
-        async with database.begin() as connection:
-            row = await runs.get_run(connection, run_id)
+        row = await database.run(runs.get_run, run_id)
     if row is None or row.source_run_id is not None:  # the learner service looks by itself
         return answer
     if client is not None:

@@ -53,8 +53,7 @@ class PolicyFetcher:
 
     async def published(self, most: int | None = None, slot: int = FIRST_SLOT) -> list[PublishedPolicy]:
         """Return the versions that a slot of the engine may serve, newest first, at most `most`."""
-        async with self.database.begin() as connection:
-            return await engines.newest_published_policies(connection, self.engine_set, most, slot)
+        return await self.database.run(engines.newest_published_policies, self.engine_set, most, slot)
 
     async def newest_intact(
         self, loaded: str | None, only_here: bool = False, slot: int = FIRST_SLOT
@@ -164,8 +163,7 @@ class PolicyFetcher:
         if details == self._reported:
             return
         with errors_logged("fetched versions not reported"):  # the next call of keep_fetching writes it
-            async with self.database.begin() as connection:
-                await engines.set_engine_details(connection, self.engine_id, details)
+            await self.database.run(engines.set_engine_details, self.engine_id, details)
             self._reported = details
 
 

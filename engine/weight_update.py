@@ -252,8 +252,7 @@ async def _canary_state(
     """
     if version.canary is None:
         return EngineState.READY
-    async with database.begin() as connection:
-        before = await engines.canary_of(connection, version_in_label(engine.version, slot))
+    before = await database.run(engines.canary_of, version_in_label(engine.version, slot))
     verdict = await score_canary(client, version.canary, before, slot)
     answered = asyncio.get_running_loop().time() - paused_at
     details = {

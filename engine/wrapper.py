@@ -106,8 +106,7 @@ class EngineWrapper:
             await (self._attach() if self.settings.is_attached else self._run_vllm())
         finally:
             with contextlib.suppress(StoreUnavailableError):
-                async with self.database.begin() as conn:
-                    await engines.set_engine_gone(conn, self.engine_id)
+                await self.database.run(engines.set_engine_gone, self.engine_id)
 
     async def _require_port(self) -> None:
         """End what an earlier wrapper has left. Raises MachineError if another program has the port."""
@@ -223,8 +222,7 @@ class EngineWrapper:
         try:
             if self.is_up and time.monotonic() - self.heartbeat_at > engines.SILENT_SECONDS:
                 await self._catch_up_after_silence()
-            async with self.database.begin() as conn:
-                row = await engines.heartbeat_engine(conn, self.engine_id)
+            row = await self.database.run(engines.heartbeat_engine, self.engine_id)
             self.heartbeat_at = time.monotonic()
             if row is None:
                 return
@@ -248,8 +246,7 @@ class EngineWrapper:
     async def _look_at_row(self) -> None:
         """Require before each step of a load that the engine is registered; go on while the store is unavailable."""
         with contextlib.suppress(StoreUnavailableError):
-            async with self.database.begin() as conn:
-                row = await engines.get_engine(conn, self.engine_id)
+            row = await self.database.run(engines.get_engine, self.engine_id)
             if row is not None:
                 self._require_registered(row)
 
@@ -274,16 +271,14 @@ class EngineWrapper:
         while True:
             with errors_logged("heartbeat not written"):
                 if not self.is_up or await self.client.health():
-                    async with self.database.begin() as conn:
-                        await engines.heartbeat_engine(conn, self.engine_id)
+                    await self.database.run(engines.heartbeat_engine, self.engine_id)
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
     # ------------------------------------------------------------ weights
 
     async def _catch_up_after_silence(self) -> None:
         """Load the newest version before the next heartbeat: syncs skip a silent engine."""
-        async with self.database.begin() as conn:
-            row = await engines.get_engine(conn, self.engine_id)
+        row = await self.database.run(engines.get_engine, self.engine_id)
         if row is not None and row.state is EngineState.READY:
             self._adopt(row.version)
             await self._catch_up()

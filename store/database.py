@@ -7,9 +7,9 @@ that no caller can forget it.
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, nullcontext
-from typing import Self
+from typing import Self, TypeVar, TypeVarTuple
 
 import asyncpg
 from sqlalchemy import event
@@ -25,6 +25,8 @@ from ratchet.patience import ANSWER_SECONDS, Patience
 from ratchet.storable_values import storable_json, storable_text
 from store.database_address import require_usable_address
 
+_T = TypeVar("_T")
+_Arguments = TypeVarTuple("_Arguments")
 _NO_ANSWER = (
     OSError,
     TimeoutError,
@@ -190,6 +192,11 @@ class Database:
                     self._replace_idle(pooled)
                     await connection.invalidate()
                     raise
+
+    async def run(self, work: Callable[[AsyncConnection, *_Arguments], Awaitable[_T]], *arguments: *_Arguments) -> _T:
+        """Call a function of this package in a transaction of its own. Raises what `begin` and the function raise."""
+        async with self.begin() as connection:
+            return await work(connection, *arguments)
 
     async def fetch(self, statement: str, *values: object) -> list[asyncpg.Record]:
         """Run one statement as a transaction of its own and return its rows. Raises what `begin` raises.

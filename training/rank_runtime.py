@@ -70,7 +70,7 @@ class BlockingStore:
         delay = 0.2
         while True:
             try:
-                return self.run(self._in_transaction(work))
+                return self.run(self.database.run(work))
             except StoreUnavailableError as error:
                 _LOG.warning("waiting for postgres", reason=str(error)[:200])
                 time.sleep(delay)
@@ -79,10 +79,6 @@ class BlockingStore:
     def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         """Run a coroutine to its end on this store's event loop."""
         return self._runner.run(coroutine)
-
-    async def _in_transaction(self, work: Transaction[_T]) -> _T:
-        async with self.database.begin() as connection:
-            return await work(connection)
 
     def close(self) -> None:
         """Close the database connections and the event loop."""

@@ -130,8 +130,7 @@ class WeightBroadcast:
         """
         if self.given_up:
             return
-        async with database.begin() as connection:
-            of_set = await engines.ready_engines(connection, self.engine_set)
+        of_set = await database.run(engines.ready_engines, self.engine_set)
         ready = [engine for engine in of_set if engine.version != version.version]
         counts = await asyncio.gather(*map(_num_workers, ready))
         num_workers = {engine.id: count for engine, count in zip(ready, counts, strict=True)}

@@ -125,8 +125,7 @@ class EngineWaits:
             self._unstored = {}  # for what is noted meanwhile
             stored: set[int] = set()
             try:
-                async with self._database.begin() as conn:
-                    stored = await sessions.add_engine_waits(conn, taken)
+                stored = await self._database.run(sessions.add_engine_waits, taken)
             except Exception as error:  # any: without this loop, waits count against the agents' time
                 _LOG.warning("waits for an engine not recorded yet", reason=repr(error))
                 stored = set()  # its commit may have failed

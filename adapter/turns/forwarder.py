@@ -37,7 +37,6 @@ from ratchet.errors import ConfigError
 from ratchet.types import JsonObject, TurnState
 from store import session_notes, turns
 from store.database import Database
-from store.turns import KnownCall
 
 _LOG = structlog.get_logger("ratchet.adapter")
 _FIRST_DELAY_SECONDS = 1.0
@@ -76,6 +75,7 @@ class TurnForwarder:
             raise InvalidRequestError(_NO_LOGPROBS)
         client = self._client(endpoint)
         body = chat_request(prepared.request, session.row.temperature, prepared.max_tokens)
+        note = partial(self._database.run, session_notes.note_endpoint_error, session.row.id)
         delay_seconds = _FIRST_DELAY_SECONDS
         has_failed = False
         while True:
@@ -86,7 +86,7 @@ class TurnForwarder:
                     found = await client.complete(body)
                 self._require_logprobs(prepared.request, endpoint, found)
                 if has_failed:
-                    await self._outage.hold(partial(self._note, session.row.id, None))
+                    await self._outage.hold(partial(note, None))
                 return self._answer_of(found, prepared, turn_id)
             except EndpointContextError as error:
                 limit = error.max_tokens or session.row.limits["max_context_tokens"]
@@ -103,12 +103,12 @@ class TurnForwarder:
                 hint = error.retry_after_seconds if isinstance(error, EndpointUnavailableError) else None
                 pause_seconds = min(_MAX_DELAY_SECONDS, max(delay_seconds, hint or 0.0)) * random.uniform(1.0, 1.2)
                 _LOG.warning("endpoint asked again", turn=turn_id, reason=str(error), seconds=round(pause_seconds, 1))
-                await self._outage.hold(partial(self._note, session.row.id, str(error)))
+                await self._outage.hold(partial(note, str(error)))
             finally:
                 self._waits.set_forwarded(turn_id, False)
             await asyncio.sleep(pause_seconds)
             delay_seconds = min(_MAX_DELAY_SECONDS, delay_seconds * 2)
-            known = await self._outage.hold(partial(self._known, turn_id))
+            known = await self._outage.hold(lambda: self._database.run(turns.get_call, turn_id))
             if known is None or known.state is TurnState.ABORTED:
                 raise UnauthorisedError
 
@@ -139,14 +139,6 @@ class TurnForwarder:
         if request.options.logprobs and found.text and not found.logprobs:
             self._without_logprobs.add(endpoint.model_dump_json())
             raise InvalidRequestError(_NO_LOGPROBS)
-
-    async def _note(self, session_id: int, reason: str | None) -> None:
-        async with self._database.begin() as conn:
-            await session_notes.note_endpoint_error(conn, session_id, reason)
-
-    async def _known(self, turn_id: int) -> KnownCall | None:
-        async with self._database.begin() as conn:
-            return await turns.get_call(conn, turn_id)
 
 
 def chat_request(request: ParsedRequest, temperature: float, max_tokens: int) -> JsonObject:

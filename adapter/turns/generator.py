@@ -44,7 +44,6 @@ from store import turns
 from store.database import Database
 from store.engines import EngineRow
 from store.sessions import SessionRow, request_id
-from store.turns import KnownCall
 
 _LOG = structlog.get_logger("ratchet.adapter")
 
@@ -152,7 +151,7 @@ class TurnGenerator:
             except UnauthorisedError:
                 raise
             except Exception:
-                await self._outage.hold(lambda: self._abort(turn_id))
+                await self._outage.hold(lambda: self._database.run(turns.abort_turn, turn_id))
                 raise
 
     async def _generate(
@@ -185,7 +184,7 @@ class TurnGenerator:
             return answer
         # Another process completed or aborted the call, the session was sealed, or this process committed and the
         # confirmation was lost.
-        known = await self._stored(session, lambda: self._known(turn_id))
+        known = await self._stored(session, lambda: self._database.run(turns.get_call, turn_id))
         if known is None or known.state is not TurnState.COMPLETED or known.answer is None:
             raise UnauthorisedError
         return stored_answer(known)
@@ -291,10 +290,10 @@ class TurnGenerator:
             if engine.id != recorded_engine_id:
                 # The `diff` stage, which seals the session, aborts the call on the engine that the row names.
                 recorded_engine_id = engine.id
-                await self._stored(session, partial(self._note_engine, turn_id, engine.id))
+                await self._stored(session, partial(self._database.run, turns.set_engine, turn_id, engine.id))
             if await self._ask(engine, call):
                 return _SampledOutput(sampled.generation(), engine.id)
-            known = await self._stored(session, lambda: self._known(turn_id))
+            known = await self._stored(session, lambda: self._database.run(turns.get_call, turn_id))
             if known is None or known.state is TurnState.ABORTED:
                 raise UnauthorisedError  # a seal or another process has aborted the call
             if sampled.finish_reason is None and (live is None or live.begin_again()):
@@ -342,15 +341,3 @@ class TurnGenerator:
         """Return what `work` returns, held while the store is away; if it takes long, the session waits."""
         with self._waits.storing(session.row.id):
             return await self._outage.hold(work)
-
-    async def _known(self, turn_id: int) -> KnownCall | None:
-        async with self._database.begin() as conn:
-            return await turns.get_call(conn, turn_id)
-
-    async def _note_engine(self, turn_id: int, engine_id: int) -> None:
-        async with self._database.begin() as conn:
-            await turns.set_engine(conn, turn_id, engine_id)
-
-    async def _abort(self, turn_id: int) -> None:
-        async with self._database.begin() as conn:
-            await turns.abort_turn(conn, turn_id)

@@ -47,8 +47,7 @@ class ProcessLease:
             return
         self._task.cancel()
         try:
-            async with self._database.begin() as conn:
-                await adapters.end_process_lease(conn, self._process_id)
+            await self._database.run(adapters.end_process_lease, self._process_id)
         except StoreUnavailableError as error:
             _LOG.warning("lease not ended, it will expire", reason=str(error))
 
@@ -61,5 +60,4 @@ class ProcessLease:
         while True:
             await asyncio.sleep(self._lease_seconds / 3)
             with errors_logged("lease not renewed"):
-                async with self._database.begin() as conn:
-                    await self._renew(conn)
+                await self._database.run(self._renew)

@@ -97,8 +97,7 @@ class TurnRegistry:
 
     async def find(self, session: LiveSession, prepared: PreparedCall) -> KnownCall | None:
         """Return the newest turn of this session and lane with the same digest."""
-        async with self._database.begin() as conn:
-            return await turns.find_call(conn, session.row.id, prepared.lane, prepared.digest)
+        return await self._database.run(turns.find_call, session.row.id, prepared.lane, prepared.digest)
 
     async def open(self, session: LiveSession, prepared: PreparedCall, ordinal: int) -> int | None:
         """Insert an `in_flight` row and return its id; see `TurnWriter.open`.
@@ -167,8 +166,7 @@ class TurnRegistry:
 
     async def record_connection(self, turn_id: int) -> None:
         """Write to the row that a client of this process waits for its answer."""
-        async with self._database.begin() as conn:
-            await turns.attach_client(conn, turn_id, self.process_id)
+        await self._database.run(turns.attach_client, turn_id, self.process_id)
 
     async def disconnect(self, client: ConnectedClient) -> None:
         """Remove a client. If it was the last one, write to the row that no client of this process waits any more."""
@@ -184,8 +182,7 @@ class TurnRegistry:
     async def _record_disconnection(self, turn_id: int) -> None:
         if self._clients(turn_id):
             return  # another one has come while the store was unavailable
-        async with self._database.begin() as conn:
-            await turns.mark_detached(conn, turn_id, self.process_id)
+        await self._database.run(turns.mark_detached, turn_id, self.process_id)
 
     def _clients(self, turn_id: int) -> set[ConnectedClient]:
         running = self._running.get(turn_id)

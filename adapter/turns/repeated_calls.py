@@ -44,6 +44,5 @@ async def call_of_key(
     call_key = prepared.request.options.call_key
     if not call_key or newest.ordinal == 0 or EarlierCall.of(newest, registry).has_key(call_key):
         return newest
-    async with database.begin() as conn:
-        found = await turns.find_calls(conn, session_id, prepared.lane, prepared.digest, _MOST)
+    found = await database.run(turns.find_calls, session_id, prepared.lane, prepared.digest, _MOST)
     return next((one for one in found if EarlierCall.of(one, registry).has_key(call_key)), newest)

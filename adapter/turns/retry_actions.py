@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from adapter.auth import UnauthorisedError
-from adapter.conversation import Answer, Message
+from adapter.conversation import Answer
 from adapter.prompt.prompt_builder import PreparedCall
 from adapter.prompt.session_cache import LiveSession, SessionCache
 from adapter.store_outage import StoreOutage
@@ -83,7 +83,7 @@ class RetryResolver:
                     if taken is not None:
                         return await self._wait(taken)
             await asyncio.sleep(_POLL_SECONDS)
-            latest = await self._outage.hold(partial(self._latest, known.id))
+            latest = await self._outage.hold(partial(self._database.run, turns.get_call, known.id))
             if latest is None:
                 raise UnauthorisedError
             known = latest
@@ -125,12 +125,8 @@ class RetryResolver:
             await self._outage.hold(partial(self._sessions.load, session))
         viewed = await self._registry.viewed(session, prepared, answer)
         if viewed.message != answer.message:
-            await self._outage.hold(partial(self._store_view, answer.turn_id, viewed.message))
+            await self._outage.hold(lambda: self._database.run(store_view, answer.turn_id, viewed.message))
         return viewed
-
-    async def _store_view(self, turn_id: int, view: Message) -> None:
-        async with self._database.begin() as conn:
-            await store_view(conn, turn_id, view)
 
     async def _join(
         self, running: RunningTurn, known: KnownCall, client: ConnectedClient, same_view: bool
@@ -138,10 +134,6 @@ class RetryResolver:
         self._registry.connect(running, known.id, client, same_view)
         await self._outage.hold(partial(self._registry.record_connection, known.id))
         return running
-
-    async def _latest(self, turn_id: int) -> KnownCall | None:
-        async with self._database.begin() as conn:
-            return await turns.get_call(conn, turn_id)
 
     async def _take_over(
         self, session: LiveSession, prepared: PreparedCall, known: KnownCall, client: ConnectedClient

@@ -123,8 +123,7 @@ class TurnWriter:
         busy_ids: frozenset[int] = frozenset()
         if lost:  # before the insertions, one of which may be the same call's
             opens = [one.turn for one in lost]
-            async with self._database.begin() as conn:
-                busy_ids = await turns.abort_lost_opens(conn, opens, lost[0].running_ids, wait)
+            busy_ids = await self._database.run(turns.abort_lost_opens, opens, lost[0].running_ids, wait)
         written = await turns.write_turns(self._database, new, completed, delivered, wait)
         opened_ids = iter(written.opened)
         were_completed = iter(written.completed)
