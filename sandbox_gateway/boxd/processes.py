@@ -69,15 +69,12 @@ class Process:
             return
         self._write_frame(stream, data)
         if self.size >= _MAX_SPOOL_BYTES:
-            self.say(f"output ends here, and the command was killed: the limit of {_MAX_SPOOL_BYTES} bytes is reached")
+            words = f"output ends here, and the command was killed: the limit of {_MAX_SPOOL_BYTES} bytes is reached"
+            self._write_frame(2, f"\n[{words}]\n".encode())
 
     @property
     def is_full(self) -> bool:
         return self.size >= _MAX_SPOOL_BYTES
-
-    def say(self, words: str) -> None:
-        """Add words of ours to the error output."""
-        self._write_frame(2, f"\n[{words}]\n".encode())
 
     def _write_frame(self, stream: int, data: bytes) -> None:
         frame = memoryview(FRAME.pack(stream, len(data)) + data)
@@ -167,8 +164,8 @@ class ProcessTable:
                 process.kill_at = None
                 self.send_signal(process, signal.SIGKILL)
             if process.linger_until is not None and now >= process.linger_until:
-                if not process.lost_output:
-                    process.say("output ends here: a child of the command holds it open; redirect what it prints")
+                words = "output ends here: a child of the command holds it open; redirect what it prints"
+                self._append(process, 2, f"\n[{words}]\n".encode())
                 self._finish(process)
 
     def wait_for_all(self) -> None:
