@@ -85,7 +85,7 @@ def test_boxes_on_another_host_reach_the_adapter_of_the_head(tmp_path: Path) -> 
             key = (state / "box_host.key").read_text()
             there = other.commands()
             for part in ("gateway", "worker --queue=boot --queue=agent --queue=grade"):
-                assert any(f"ratchet {part}" in line for line in there), there
+                assert any(f"ratchet part {part}" in line for line in there), there
             assert not any(key in " ".join(one.info["cmdline"] or []) for one in psutil.process_iter(["cmdline"]))
             gateway = next(line for line in there if line.endswith("ratchet part gateway"))
             victim = next(one for one in psutil.process_iter(["cmdline"]) if " ".join(one.info["cmdline"]) == gateway)
