@@ -37,11 +37,14 @@ class Answer:
         return isinstance(self.body, dict)
 
     def required(self, subject: str, final: Container[int] = ()) -> Any:
-        """Return the body. Raises as `error_of_status` for a refusal, and only the service can refuse for good."""
+        """Return the body, None if it is empty.
+
+        Raises as `error_of_status` for a refusal, and only the service can refuse for good.
+        """
         words = f"{subject}: {self.call} answers {self.status}: {self.words}"
         if not 200 <= self.status < 300:
             raise error_of_status(self.status, words, final if self.is_of_service else (), UnknownImageError)
-        if self.body is None:
+        if self.body is None and self.words:
             raise SandboxRefusesError(f"{words} (which is no JSON)")
         return self.body
 
@@ -80,15 +83,19 @@ class ControlPlane:
         except ValueError:
             body = None
         words = body.get("message") if isinstance(body, dict) else None
-        text = str(words or reply.content[:200].decode(errors="replace") or reply.reason_phrase)
+        text = str(words or reply.content[:200].decode(errors="replace"))
         call = f"{method} {self.url}{path}"
         return Answer(call, reply.status_code, body, text, reply.headers)
 
     async def is_own_gateway(self) -> bool:
         """Return whether the service is a gateway of this program, wherever it runs."""
-        if self._is_own_gateway is None:
-            self._is_own_gateway = GATEWAY_MARK in (await self.send("GET", "/health", "the sandbox service")).headers
-        return self._is_own_gateway
+        if self._is_own_gateway is not None:
+            return self._is_own_gateway
+        answer = await self.send("GET", "/health", "the sandbox service")
+        found = GATEWAY_MARK in answer.headers
+        if answer.status < 500:  # else a proxy may have answered for it
+            self._is_own_gateway = found
+        return found
 
     async def create(self, body: Mapping[str, Any], key: str, image: str) -> dict[str, Any]:
         """Create a box, or return the one that an earlier call with this key has made, if the service honours keys."""
@@ -127,7 +134,7 @@ class ControlPlane:
         answer = await self.send(method, f"/sandboxes/{quote(box_id, safe='')}{path}", box_id, **request)
         if answer.status == 404 and (answer.is_of_service or not await self._lists(box_id)):
             raise SandboxGoneError(f"{box_id}: {answer.words}")
-        return None if answer.status == 204 else answer.required(box_id)
+        return answer.required(box_id)
 
     async def row(self, box_id: str) -> dict[str, Any]:
         """Return what the service tells of a live box."""

@@ -141,3 +141,11 @@ async def test_a_time_to_live_is_read_back(service: ForeignBoxes) -> None:
     provider = service.provider()
     info = await provider.describe(await create(provider))
     assert info.ends_at is not None and 590 < (info.ends_at - datetime.now(UTC)).total_seconds() <= 600
+
+
+@served_by("", foreign_boxes.EMPTY_ANSWERS)
+async def test_a_call_without_a_result_needs_no_content(service: ForeignBoxes) -> None:
+    provider = service.provider()
+    box = await provider.connect(await create(provider))
+    await box.set_ttl(60)
+    assert await provider.kill(box.id) and not await provider.kill(box.id)
