@@ -1,15 +1,17 @@
 """The E2B SDK builds a template from a task's Dockerfile, and its errors are those of the contract."""
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from ratchet.errors import BuildFailedError, SandboxBusyError
+from ratchet.errors import BuildFailedError, SandboxBusyError, SandboxRefusesError
+from sandbox_gateway.settings import GATEWAY_MARK
 from sandboxes.build_context import pack_build_context
 from sandboxes.e2b_image_builder import E2BImageBuilder
 from tests.standins.e2b_builds import Builds, serving_builds
+from tests.standins.http_server import LoopbackServer, QuietHandler
 
 
 @pytest.fixture
@@ -52,3 +54,44 @@ async def test_a_failed_step_is_the_dockerfiles_and_a_service_that_is_away_is_no
     builds.url = "http://127.0.0.1:9"
     with pytest.raises(SandboxBusyError):
         await build(builds, tmp_path / "three")
+
+
+async def test_only_an_error_of_a_build_that_has_begun_is_the_dockerfiles(builds: Builds, tmp_path: Path) -> None:
+    for status in (201, 400, 404):
+        builds.status = status
+        with pytest.raises(SandboxRefusesError, match="starts no build"):
+            await build(builds, tmp_path / str(status))
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+async def test_a_gateway_of_ours_is_known_by_its_mark_and_not_by_its_address(is_own: bool, tmp_path: Path) -> None:
+    class Handler(QuietHandler):
+        def do_GET(self) -> None:
+            self.send_response(204)
+            if is_own:
+                self.send_header(GATEWAY_MARK, "1")
+            self.end_headers()
+
+        def do_POST(self) -> None:
+            self.answer(404, b"404 page not found")
+
+    class Local:
+        async def build(self, image: str, context: bytes, on_lines: Callable[[str], None]) -> None:
+            built.append(image)
+
+    built: list[str] = []
+    server = LoopbackServer(Handler)
+    try:
+        (tmp_path / "Dockerfile").write_text("FROM python:3.12\n")
+        context = pack_build_context(tmp_path)
+        making = E2BImageBuilder("e2b_x", server.url, Local()).build(
+            context.image, base64.b64decode(context.archive), lambda _: None
+        )
+        if is_own:
+            await making
+        else:
+            with pytest.raises(SandboxBusyError):
+                await making
+        assert built == ([context.image] if is_own else [])
+    finally:
+        server.close()
