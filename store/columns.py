@@ -1,8 +1,9 @@
-"""The columns of a query by the fields of the record that its rows become, and times as numbers of seconds."""
+"""Parts that many queries have: the columns of a record, times as numbers of seconds, and a number of rows."""
 
 from typing import Any
 
-from sqlalchemy import Float, Label, func
+from sqlalchemy import ColumnElement, Float, Label, func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 
 def columns_of(record: Any, table: Any, **other: Any) -> list[Label[Any]]:
@@ -16,3 +17,8 @@ def columns_of(record: Any, table: Any, **other: Any) -> list[Label[Any]]:
 def seconds_of(time: Any) -> Any:
     """Return an expression for an interval in seconds, or for a time in seconds since the epoch, as a float."""
     return func.date_part("epoch", time, type_=Float(53))
+
+
+async def count_rows(connection: AsyncConnection, *conditions: ColumnElement[bool]) -> int:
+    """Return the number of rows of the one table that these conditions name."""
+    return int((await connection.execute(select(func.count()).where(*conditions))).scalar_one())

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.payloads import GroupMember
 from ratchet.types import REWARDED_OUTCOMES, GroupState, Outcome, Purpose
-from store.columns import columns_of
+from store.columns import columns_of, count_rows
 from store.schema import GROUP_READY_SEQ, RolloutGroupTable, RolloutTable, TaskTable
 
 GROUP_CANCELLED = "its group was cancelled"
@@ -252,18 +252,13 @@ async def cancel_unstarted_groups(connection: AsyncConnection, run_id: str) -> N
 
 async def count_groups_in_state(connection: AsyncConnection, run_id: str, state: GroupState) -> int:
     """Return the number of the run's training groups in one state; a run of weeks has few that are not consumed."""
-    statement = select(func.count()).where(training_groups_of(run_id, state))
-    return int((await connection.execute(statement)).scalar_one())
+    return await count_rows(connection, training_groups_of(run_id, state))
 
 
 async def count_rewarded_members(connection: AsyncConnection, group_id: int) -> int:
     """Return the number of members with a reward that have not been replaced."""
-    statement = select(func.count()).where(
-        RolloutTable.group_id == group_id,
-        RolloutTable.replaced_by.is_(None),
-        RolloutTable.outcome.in_(REWARDED_OUTCOMES),
-    )
-    return int((await connection.execute(statement)).scalar_one())
+    members = (RolloutTable.group_id == group_id) & RolloutTable.replaced_by.is_(None)
+    return await count_rows(connection, members, RolloutTable.outcome.in_(REWARDED_OUTCOMES))
 
 
 @dataclass(slots=True, frozen=True)

@@ -35,8 +35,7 @@ from store.schema import (
     RunTable,
     TurnTable,
 )
-from store.step_tokens import record_step_tokens
-from store.token_statistics import record_trained_turns
+from store.token_statistics import record_step_tokens, record_trained_turns
 
 KEPT_CHECKPOINTS = 2
 """Number of checkpoints of a run that are kept, beside that of its best step."""

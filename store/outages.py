@@ -36,25 +36,21 @@ SELECT coalesce(sum(extract(epoch FROM upper(span) - lower(span))), 0)
 FROM had, away, waits, unnest(had.box - coalesce(away.part, '{}') - coalesce(waits.engine, '{}')) AS span
 """)
 
-_RECORDED_AWAY: ColumnElement[float] = literal_column(f"""(
-  SELECT coalesce(sum(extract(epoch FROM upper(span) - lower(span))), 0)
-  FROM (SELECT min(created_at) AS at FROM session_token WHERE session_id = session.id) AS first_token,
-  LATERAL (
-    SELECT unnest(range_agg(tstzrange(greatest(began_at, at), greatest(began_at, at, ended_at)))) AS span
-    FROM outage WHERE part IN ('adapter', 'postgres', '{ADAPTER_HEARTBEAT}') AND ended_at > at
-  ) AS recorded
-)""")
-"""The part of a session's time without an adapter that is in the table `outage`; heartbeats of adapters need both."""
-
-
-_OF_GATEWAY = text("""
+_AWAY_SINCE_FIRST_TOKEN = """
 SELECT coalesce(sum(extract(epoch FROM upper(span) - lower(span))), 0)
-FROM (SELECT min(created_at) AS at FROM session_token WHERE session_id = :session_id) AS first_token,
+FROM (SELECT min(created_at) AS at FROM session_token WHERE session_id = {session_id}) AS first_token,
 LATERAL (
   SELECT unnest(range_agg(tstzrange(greatest(began_at, at), greatest(began_at, at, ended_at)))) AS span
-  FROM outage WHERE part = 'gateway' AND ended_at > at
+  FROM outage WHERE part IN ({parts}) AND ended_at > at
 ) AS recorded
-""")
+"""
+_RECORDED_AWAY: ColumnElement[float] = literal_column(
+    "("
+    + _AWAY_SINCE_FIRST_TOKEN.format(session_id="session.id", parts=f"'adapter', 'postgres', '{ADAPTER_HEARTBEAT}'")
+    + ")"
+)
+"""The part of a session's time without an adapter that is in the table `outage`; heartbeats of adapters need both."""
+_OF_GATEWAY = text(_AWAY_SINCE_FIRST_TOKEN.format(session_id=":session_id", parts="'gateway'"))
 
 
 @dataclass(slots=True, frozen=True)

@@ -24,6 +24,7 @@ from sqlalchemy.orm import DeclarativeBase, aliased
 from ratchet.errors import ConfigError, FencedError
 from ratchet.types import JsonObject, PolicyVersionState, RunState, chained_versions
 from store.arrays import pack_text
+from store.columns import count_rows
 from store.runs import ADHOC
 from store.schema import (
     AttemptTable,
@@ -170,8 +171,7 @@ async def begin_part(connection: AsyncConnection, run_id: str) -> int:
 async def count_rollouts_to_archive(connection: AsyncConnection, run_id: str) -> int:
     """Return the number of the run's rollouts whose rows are not archived."""
     after = select(RunTable.archived_to).where(RunTable.run_id == run_id).scalar_subquery()
-    mine = (RolloutTable.run_id == run_id) & (RolloutTable.id > after)
-    return int((await connection.execute(select(func.count()).where(mine))).scalar_one())
+    return await count_rows(connection, RolloutTable.run_id == run_id, RolloutTable.id > after)
 
 
 async def next_rollouts(connection: AsyncConnection, run_id: str, after: int, count: int) -> list[int]:

@@ -21,7 +21,7 @@ from ratchet.lora_slots import FIRST_SLOT
 from ratchet.steering import with_last_step
 from ratchet.stored_config import config_digest, read_stored_config
 from ratchet.types import GroupState, JsonObject, Purpose, RunState, Wish
-from store.columns import columns_of
+from store.columns import columns_of, count_rows
 from store.groups import training_groups_of
 from store.schema import (
     PolicyVersionTable,
@@ -347,9 +347,4 @@ async def run_tasks_at(
 
 async def count_run_tasks(connection: AsyncConnection, run_id: str, purpose: Purpose) -> int:
     """Return the number of tasks of one purpose in the run's order."""
-    statement = (
-        select(func.count())
-        .select_from(RunTaskTable)
-        .where(RunTaskTable.run_id == run_id, RunTaskTable.purpose == purpose)
-    )
-    return int((await connection.execute(statement)).scalar_one())
+    return await count_rows(connection, RunTaskTable.run_id == run_id, RunTaskTable.purpose == purpose)

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import BoxSpentError, FencedError, SandboxGoneError
 from ratchet.types import JsonObject, SandboxRole, SandboxState
-from store.columns import columns_of, seconds_of
+from store.columns import columns_of, count_rows, seconds_of
 from store.schema import PatchTable, RolloutTable, SandboxTable
 
 
@@ -47,7 +47,8 @@ class NewSandbox:
 
 
 _COLUMNS = columns_of(LedgerRow, SandboxTable)
-_HELD = (SandboxState.CREATING, SandboxState.LIVE, SandboxState.RELEASE_WANTED)
+_WANTED = (SandboxState.CREATING, SandboxState.LIVE)
+_HELD = (*_WANTED, SandboxState.RELEASE_WANTED)
 
 
 _ABOUT_TO_BE_GRADED = select(func.count()).where(
@@ -69,7 +70,7 @@ async def unused_sandbox(
             SandboxTable.attempt == attempt,
             SandboxTable.role == role,
             SandboxTable.workflow_id == workflow_id,
-            SandboxTable.state.in_([SandboxState.CREATING, SandboxState.LIVE]),
+            SandboxTable.state.in_(_WANTED),
             SandboxTable.used_by.is_(None),
         )
         .order_by(SandboxTable.id.desc())
@@ -116,8 +117,7 @@ def places_of_agents(max_boxes: int) -> int:
 
 async def count_places(connection: AsyncConnection, provider: str) -> int:
     """Return how many boxes are in use, and places of rollouts between their agent's and their grading box."""
-    held = select(func.count()).where(SandboxTable.provider == provider, SandboxTable.state.in_(_HELD))
-    taken = (await connection.execute(held)).scalar_one()
+    taken = await count_rows(connection, SandboxTable.provider == provider, SandboxTable.state.in_(_HELD))
     return int(taken + (await connection.execute(_ABOUT_TO_BE_GRADED)).scalar_one())
 
 
@@ -226,21 +226,16 @@ async def live_provider_id(connection: AsyncConnection, sandbox_id: int, owner: 
 async def want_sandbox_release(connection: AsyncConnection, sandbox_id: int, reason: str) -> None:
     """Mark the box for release, in the transaction that stores the box's result; the kill follows and may be
     repeated."""
-    statement = update(SandboxTable).where(
-        SandboxTable.id == sandbox_id, SandboxTable.state.in_([SandboxState.CREATING, SandboxState.LIVE])
-    )
+    statement = update(SandboxTable).where(SandboxTable.id == sandbox_id, SandboxTable.state.in_(_WANTED))
     await connection.execute(statement.values(_given_up(reason)))
 
 
 async def want_release_of_rollout(connection: AsyncConnection, rollout_id: int, reason: str) -> list[LedgerRow]:
     """Mark every box of the rollout for release, and return those that are not released yet."""
-    marking = update(SandboxTable).where(
-        SandboxTable.rollout_id == rollout_id, SandboxTable.state.in_([SandboxState.CREATING, SandboxState.LIVE])
-    )
+    mine = SandboxTable.rollout_id == rollout_id
+    marking = update(SandboxTable).where(mine, SandboxTable.state.in_(_WANTED))
     await connection.execute(marking.values(_given_up(reason)))
-    statement = select(*_COLUMNS).where(
-        SandboxTable.rollout_id == rollout_id, SandboxTable.state == SandboxState.RELEASE_WANTED
-    )
+    statement = select(*_COLUMNS).where(mine, SandboxTable.state == SandboxState.RELEASE_WANTED)
     return [LedgerRow(*row) for row in await connection.execute(statement)]
 
 

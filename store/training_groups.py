@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import aliased
 
 from ratchet.types import REWARDED_OUTCOMES, TRUNCATED_EXITS, GroupState, Outcome, Purpose
-from store.columns import columns_of, seconds_of
+from store.columns import columns_of, count_rows, seconds_of
 from store.groups import training_groups_of
 from store.schema import BatchItemTable, RolloutGroupTable, RolloutTable, RunTable, TaskTable
 
@@ -134,12 +134,7 @@ async def record_group_uses(connection: AsyncConnection, run_id: str, uses: Iter
 async def count_consumed_groups(connection: AsyncConnection, run_id: str, step: int) -> int:
     """Count the groups consumed for `step`. Before the step is planned, these are the groups that are not trained
     on."""
-    statement = (
-        select(func.count())
-        .select_from(BatchItemTable)
-        .where(BatchItemTable.run_id == run_id, BatchItemTable.step == step)
-    )
-    return int((await connection.execute(statement)).scalar_one())
+    return await count_rows(connection, BatchItemTable.run_id == run_id, BatchItemTable.step == step)
 
 
 async def count_consumed_since_resume(connection: AsyncConnection, run_id: str, step: int) -> int:
@@ -163,7 +158,7 @@ async def failed_groups_in_a_row(connection: AsyncConnection, run_id: str, min_c
     newest = select(func.coalesce(func.max(RolloutGroupTable.group_no), -1)).where(*of_run, succeeded).scalar_subquery()
     later = (RolloutGroupTable.group_no >= since, RolloutGroupTable.group_no > newest)
     failed = (training_groups_of(run_id, GroupState.FAILED), *later)
-    count = int((await connection.execute(select(func.count()).where(*failed))).scalar_one())
+    count = await count_rows(connection, *failed)
     if count < min_count:
         return None
     reasons = (

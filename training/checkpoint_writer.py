@@ -82,9 +82,13 @@ class CheckpointWriter:
         num_threads = self.context.settings.num_threads
         try:
             return self.context.ranks.transaction(
-                lambda connection: learner_commits.commit_checkpoint(
-                    connection, self.context.lease, pending.step, pending.uri, world_size, num_threads, metrics
-                )
+                learner_commits.commit_checkpoint,
+                self.context.lease,
+                pending.step,
+                pending.uri,
+                world_size,
+                num_threads,
+                metrics,
             )
         except FencedError:
             shutil.rmtree(pending.uri, ignore_errors=True)

@@ -86,9 +86,15 @@ class Publisher:
         self._raise_alarms(step, metrics)
         try:
             context.ranks.transaction(
-                lambda connection: learner_commits.record_published(
-                    connection, context.lease, step, uri, files, metrics, canary, list(map(asdict, tokens)), turns
-                )
+                learner_commits.record_published,
+                context.lease,
+                step,
+                uri,
+                files,
+                metrics,
+                canary,
+                list(map(asdict, tokens)),
+                turns,
             )
         except FencedError:
             # The directory's name has this learner's epoch, so no other learner uses it. What is left at the address
@@ -136,9 +142,9 @@ class Publisher:
         run_id, store = self.context.lease.run_id, self.context.store
         num_links = self.config.training.full_weights_every
         engine_set = self.config.engine_set
-        if num_links == 1 or store.transaction(lambda connection: engines.cannot_fetch(connection, engine_set)):
+        if num_links == 1 or store.transaction(engines.cannot_fetch, engine_set):
             return list(written.files)
-        before = store.transaction(lambda connection: learner_commits.version_before(connection, run_id, step))
+        before = store.transaction(learner_commits.version_before, run_id, step)
         if before is None:
             return list(written.files)
         here = policy_directory(before.uri, self.context.settings.policies)
@@ -163,7 +169,7 @@ class Publisher:
         """Broadcast the newest version. An engine that misses it reads the files, brought to it by `learn.sync`."""
         assert self._broadcast is not None
         store = self.context.store
-        version = store.transaction(lambda connection: runs.newest_version(connection, self.context.lease.run_id))
+        version = store.transaction(runs.newest_version, self.context.lease.run_id)
         assert version is not None
         try:
             store.run(self._broadcast.send(store.database, version, self.config.engine.keep_cache))
@@ -176,9 +182,7 @@ class Publisher:
         if num_kept is None:
             return
         lease = self.context.lease
-        kept = self.context.ranks.transaction(
-            lambda connection: learner_commits.retire_versions(connection, lease, num_kept)
-        )
+        kept = self.context.ranks.transaction(learner_commits.retire_versions, lease, num_kept)
         self.context.ranks.on_rank_zero(lambda: checkpoint.discard_all_but(directory, kept.uris, lease.epoch))
         if self.address is not None:
             self.context.ranks.on_rank_zero(lambda: self._delete_stored_but([*kept.uris, *kept.chained]))

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 import structlog
 import torch.distributed as dist
@@ -29,8 +29,7 @@ from training.metric_sinks.fan_out import MetricSinks
 _LOG = structlog.get_logger()
 
 _T = TypeVar("_T")
-Transaction = Callable[[AsyncConnection], Awaitable[_T]]
-"""Work in one transaction. It may run more than once, so running it again must change nothing."""
+_Args = TypeVarTuple("_Args")
 
 _HEARTBEAT_SECONDS = 5.0
 _FIRST_WAIT_SECONDS = 1.0
@@ -65,12 +64,13 @@ class BlockingStore:
         self._runner = asyncio.Runner()
         self.database = Database(url, pool_size=1)
 
-    def transaction(self, work: Transaction[_T]) -> _T:
-        """Run `work` in a transaction, and again until it is known to have committed."""
+    def transaction(self, work: Callable[[AsyncConnection, *_Args], Awaitable[_T]], *args: *_Args) -> _T:
+        """Run `work` in a transaction, and again until it is known to have committed; running it again must change
+        nothing."""
         delay = 0.2
         while True:
             try:
-                return self.run(self.database.run(work))
+                return self.run(self.database.run(work, *args))
             except StoreUnavailableError as error:
                 _LOG.warning("waiting for postgres", reason=str(error)[:200])
                 time.sleep(delay)
@@ -159,9 +159,9 @@ class Ranks:
             raise FencedError(box[1])
         return box[0]  # type: ignore[no-any-return]
 
-    def transaction(self, work: Transaction[_T]) -> _T:
+    def transaction(self, work: Callable[[AsyncConnection, *_Args], Awaitable[_T]], *args: *_Args) -> _T:
         """Run a transaction on rank 0 and return its result on every rank."""
-        return self.on_rank_zero(lambda: self.store.transaction(work))
+        return self.on_rank_zero(lambda: self.store.transaction(work, *args))
 
 
 def lost_peer(error: Exception) -> bool:
@@ -206,6 +206,6 @@ class RankContext:
             except WeightStorageError as error:
                 _LOG.warning("waiting for the storage of weights", reason=str(error))
                 self.heartbeat.set_phase(f"{phase} (waits for {error}) at step", step)
-            self.store.transaction(lambda connection: learner_commits.hold_lease(connection, self.lease))
+            self.store.transaction(learner_commits.hold_lease, self.lease)
             time.sleep(delay)
             delay = min(2 * delay, _LONGEST_WAIT_SECONDS)

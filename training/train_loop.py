@@ -82,7 +82,7 @@ def train_rank(settings: RankSettings, after_point: Callable[[str, int], None] =
     sinks = MetricSinks()
     try:
         ranks = Ranks(store)
-        lease = ranks.transaction(lambda connection: learner_commits.take_lease(connection, settings.run_id))
+        lease = ranks.transaction(learner_commits.take_lease, settings.run_id)
         heartbeat = HeartbeatThread(settings, lease, dist.get_world_size())
         with heartbeat.running(enabled=dist.get_rank() == 0):
             _train_under_lease(RankContext(settings, lease, ranks, heartbeat, sinks, after_point))
@@ -101,7 +101,7 @@ def _train_under_lease(context: RankContext) -> None:
     except ValueError as error:
         # The config, model or batch cannot be trained; every rank raises it, and another start would not help.
         reason = f"the learner cannot go on: {error}"
-        context.ranks.transaction(lambda connection: pause_run(connection, lease.run_id, reason, epoch=lease.epoch))
+        context.ranks.transaction(pause_run, lease.run_id, reason, lease.epoch)
         _LOG.error("learner stops", run=lease.run_id, reason=reason)
     except (FencedError, StoreUnavailableError):
         raise
@@ -111,9 +111,7 @@ def _train_under_lease(context: RankContext) -> None:
         if not lost_peer(error):
             reason = f"the learner failed {learner_commits.MAX_FAILURES} times: {_first_line(error)}"
             world_size = context.heartbeat.world_size
-            context.store.transaction(
-                lambda connection: learner_commits.fail_run(connection, lease, world_size, reason)
-            )
+            context.store.transaction(learner_commits.fail_run, lease, world_size, reason)
         raise
 
 
@@ -144,7 +142,7 @@ class TrainLoop:
         """Load the model and the checkpoint. Raises ValueError if the config, model or checkpoint cannot be used."""
         self.context = context
         self.lease = context.lease
-        record = context.store.transaction(lambda connection: _read_run(connection, context.lease.run_id))
+        record = context.store.transaction(_read_run, context.lease.run_id)
         self.config = record.config
         self.is_stored = record.is_stored
         if context.settings.metrics is not None and dist.get_rank() == 0:
@@ -167,7 +165,7 @@ class TrainLoop:
         Raises ValueError if none can be read, or if the newest one is of another model.
         """
         lease = self.lease
-        rows = self.context.store.transaction(lambda connection: list_checkpoints(connection, lease.run_id))
+        rows = self.context.store.transaction(list_checkpoints, lease.run_id)
         found = [(lease.step, newest_uri), *((row.step, row.uri) for row in rows if row.step < lease.step)]
         reasons = []
         for step, uri in found:
@@ -275,15 +273,13 @@ class TrainLoop:
         lease = self.lease
         store = self.context.store
         while not self.checkpoints.is_written():
-            found = store.transaction(
-                lambda connection: learners.next_step(connection, lease.run_id, lease.epoch, step)
-            )
+            found = store.transaction(learners.next_step, lease.run_id, lease.epoch, step)
             if found is NextStep.FENCED:
                 raise FencedError(f"{lease.run_id} has ended, or another learner has taken over")
             if found is NextStep.NONE:
                 return found
             if found is NextStep.PLANNED:
-                plan = store.transaction(lambda connection: plan_loader.load_step_plan(connection, lease.run_id, step))
+                plan = store.transaction(plan_loader.load_step_plan, lease.run_id, step)
                 if plan is not None:  # else it was discarded, and the next look finds this learner fenced
                     return plan
             time.sleep(_POLL_SECONDS)
@@ -292,9 +288,7 @@ class TrainLoop:
     def _load_sequences(self, plan: Plan) -> list[TrainingSequence]:
         trained = [member.rollout_id for member in plan.members if member.num_tokens > 0]
         sequences = self.context.store.transaction(
-            lambda connection: plan_loader.load_sequences(
-                connection, trained, plan.min_policy_step, self.config.training.router_replay
-            )
+            plan_loader.load_sequences, trained, plan.min_policy_step, self.config.training.router_replay
         )
         # The versions of another run do not give the age of a token relative to these weights.
         return [replace(one, policy_steps=None) for one in sequences] if self.is_stored else sequences
@@ -302,9 +296,7 @@ class TrainLoop:
     def _step_metrics(
         self, plan: Plan, sequences: list[TrainingSequence], result: StepResult, timings: dict[str, float]
     ) -> dict[str, float]:
-        groups = self.context.store.transaction(
-            lambda connection: training_groups.consumed_groups(connection, self.lease.run_id, plan.step)
-        )
+        groups = self.context.store.transaction(training_groups.consumed_groups, self.lease.run_id, plan.step)
         seconds = timings["step_seconds"]
         speed = speed_metrics(result.metrics, seconds, self.learner.world_size, self.learner.peak_flops)
         of_sequences = sequence_metrics(plan.step, sequences) | replay_metrics(sequences)
@@ -327,9 +319,7 @@ class TrainLoop:
             "its batch is kept and no weights were published; `ratchet resume RUN --skip-step -m REASON` discards it"
         )
         lease = self.lease
-        self.context.ranks.transaction(
-            lambda connection: pause_run(connection, lease.run_id, reason, epoch=lease.epoch)
-        )
+        self.context.ranks.transaction(pause_run, lease.run_id, reason, lease.epoch)
         raise FencedError(f"run {lease.run_id} is paused: {reason}")
 
 

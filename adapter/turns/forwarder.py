@@ -75,7 +75,10 @@ class TurnForwarder:
             raise InvalidRequestError(_NO_LOGPROBS)
         client = self._client(endpoint)
         body = chat_request(prepared.request, session.row.temperature, prepared.max_tokens)
-        note = partial(self._database.run, session_notes.note_endpoint_error, session.row.id)
+
+        async def note(reason: str | None) -> None:
+            await self._database.run(session_notes.note_endpoint_error, session.row.id, reason)
+
         delay_seconds = _FIRST_DELAY_SECONDS
         has_failed = False
         while True:

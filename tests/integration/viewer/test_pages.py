@@ -13,7 +13,7 @@ from reads.reader_role import grant_reader_role
 from reads.run_times import read_run_times
 from store.database import Database
 from store.schema import Base
-from store.step_tokens import record_step_tokens
+from store.token_statistics import record_step_tokens
 from tests.integration.viewer.filled_store import SECRET_MARKUP, FilledRun, fill_run
 from viewer.step_rewards import StepRewards
 

@@ -9,7 +9,7 @@ import pytest
 
 from store.database import Database
 from store.rollout_words import index_rollouts
-from store.step_tokens import record_step_tokens
+from store.token_statistics import record_step_tokens
 from tests.integration.viewer.filled_store import FilledRun, RunFiller, fill_run
 
 RUN = "asked"
