@@ -103,8 +103,7 @@ class AdmitActivities:
     async def admit_trial(self, input: TrialInput) -> TrialResult:
         """Run one trial in a new box. If the box is lost, the result has an error instead of a verdict."""
         async with heartbeating():
-            async with self.database.begin() as connection:
-                task = await tasks.get_task(connection, input.task_id)
+            task = await self.database.run(tasks.get_task, input.task_id)
             if input.patch != "empty" and not task.spec.get("gold_patch"):
                 return TrialResult(patch=input.patch, error="the row has no gold_patch")
             started = time.monotonic()
@@ -147,8 +146,7 @@ class AdmitActivities:
             oracle = judge.gold_oracle(done)
         verdict = judge.verdict(done, oracle)
         if input.patch == "gold" and oracle is not None and verdict.solved:
-            async with self.database.begin() as connection:
-                await admissions.store_trial(connection, task.id, version, input.repeat, oracle.as_json())
+            await self.database.run(admissions.store_trial, task.id, version, input.repeat, oracle.as_json())
         run = EmptyRun.of_verdict(verdict, oracle)
         return TrialResult(
             patch=input.patch,
@@ -165,8 +163,7 @@ class AdmitActivities:
         these run, which is a `control` trial.
         """
         judge = _judge_of(task, input)
-        async with self.database.begin() as connection:
-            examined = await _examined(connection, task.id, _version(judge.grader))
+        examined = await self.database.run(_examined, task.id, _version(judge.grader))
         known = replace(examined, broken=_final_pool(examined, task))
         assert known.oracle is not None, "only a task whose gold patch passed gets this trial"
         judge = replace(judge, known=known, controlled=bool(known.broken))
@@ -197,8 +194,9 @@ class AdmitActivities:
         if made.broken is None:
             return TrialResult(patch="broken", error=made.reason, seconds=made.seconds)
         if made.broken.is_valid:
-            async with self.database.begin() as connection:
-                await admissions.store_broken_oracle(connection, task.id, version, input.repeat, made.broken.as_json())
+            await self.database.run(
+                admissions.store_broken_oracle, task.id, version, input.repeat, made.broken.as_json()
+            )
         return broken_trial(made, known.broken, input.repeat)
 
     async def _reserve(self, task: TaskRow, input: TrialInput) -> LedgerRow:
@@ -207,8 +205,7 @@ class AdmitActivities:
         workflow_id = activity.info().workflow_id
         assert workflow_id is not None
         user = f"admit:{task.id}:{input.patch}:{input.repeat}"
-        async with self.database.begin() as connection:
-            left = await sandboxes.sandboxes_of_user(connection, workflow_id, user)
+        left = await self.database.run(sandboxes.sandboxes_of_user, workflow_id, user)
         await kill_and_record(self.database, self.provider, left)
         new = NewSandbox(
             provider=self.provider.name,

@@ -161,8 +161,7 @@ class AgentActivities:
 
     async def _wait_for_records(self, session_id: int) -> None:
         """Wait until adapters have written for how long the session's calls waited; a lock on its row stops them."""
-        async with self.database.begin() as connection:
-            await sessions.wait_for_writers(connection, session_id)
+        await self.database.run(sessions.wait_for_writers, session_id)
         await asyncio.sleep(2 * sessions.WAITS_RECORDED_SECONDS)
 
     async def _resume_or_stop(

@@ -108,8 +108,7 @@ class BootActivities:
             return False
         workflow_id = activity.info().workflow_id
         assert workflow_id is not None
-        async with self.database.begin() as connection:
-            return await sandboxes.has_used_grading_box(connection, input.rollout_id, workflow_id)
+        return await self.database.run(sandboxes.has_used_grading_box, input.rollout_id, workflow_id)
 
     async def _reserve(self, input: StageInput, new: NewSandbox, config: RunConfig) -> LedgerRow:
         """Return the row of an earlier try, or a new one as soon as a box is free.
@@ -120,8 +119,7 @@ class BootActivities:
         max_boots = self.configs.settings.queues["boot"].slots
         max_boxes = config.sandbox.max_boxes
         earlier_try = (input.rollout_id, input.attempt, input.role, new.workflow_id)
-        async with self.database.begin() as connection:
-            row = await sandboxes.unused_sandbox(connection, *earlier_try)
+        row = await self.database.run(sandboxes.unused_sandbox, *earlier_try)
         if row is not None:
             return row
         try:
@@ -153,8 +151,7 @@ class BootActivities:
         now = time.monotonic()
         if now > self._held_until:
             self._held_until = now + _KEPT_SECONDS
-            async with self.database.begin() as connection:
-                holders = await sandboxes.box_holders(connection, provider)
+            holders = await self.database.run(sandboxes.box_holders, provider)
             self._held = ", ".join(f"{one.num_boxes} by {one.run_id or 'no run'}" for one in holders)
         return self._held or "none now"
 

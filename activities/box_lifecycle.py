@@ -86,8 +86,7 @@ class BoxCreator:
         SandboxGoneError if the box is not wanted any more, and the provider's own errors, which the ledger then holds.
         If the image has yet to be built, the row is given up and SandboxBusyError raised.
         """
-        async with self.database.begin() as connection:
-            installation = await installations.installation_id(connection)
+        installation = await self.database.run(installations.installation_id)
         try:
             box = await self.provider.create(
                 image,
@@ -109,8 +108,7 @@ class BoxCreator:
                     await sandboxes.set_boot_error(connection, row.id, words)
             raise
         await box.close()
-        async with self.database.begin() as connection:
-            held = await sandboxes.set_sandbox_live(connection, row.id, box.id)
+        held = await self.database.run(sandboxes.set_sandbox_live, row.id, box.id)
         if held != box.id:
             await kill_own_box(self.database, self.provider, box.id, row.id)
         if held is None:
@@ -165,8 +163,7 @@ async def release_box(
     if provider_id is not None:
         end = await kill_own_box(database, provider, provider_id, sandbox_id, waits)
     if end.is_over:
-        async with database.begin() as connection:
-            await sandboxes.mark_released(connection, sandbox_id, end.left_to)
+        await database.run(sandboxes.mark_released, sandbox_id, end.left_to)
     return end.is_over
 
 

@@ -86,8 +86,7 @@ class RolloutRecordActivities:
         if trace is None:
             return
         try:
-            async with self.database.begin() as connection:
-                ended = await read_ended_rollout(connection, rollout_id)
+            ended = await self.database.run(read_ended_rollout, rollout_id)
             if ended is not None:
                 _record_spans(trace, rollout_id, ended)
         except Exception as error:  # a rollout that has its outcome must not fail for its telemetry

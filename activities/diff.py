@@ -83,8 +83,7 @@ class DiffActivities:
             config = await self.configs.of_rollout(input.rollout_id)
             if activity.info().attempt > 1:  # the first try gets its time in any case
                 await require_wall_time(self.database, input, guard_seconds(config, self.configs.settings))
-            async with self.database.begin() as connection:
-                context = await StageContext.load_within(connection, config, input)
+            context = await self.database.run(StageContext.load_within, config, input)
             harness = self.harnesses[config.harness.name]
             async with connected_box(self.provider, context.provider_id) as box:
                 await harness.end(box, input.attempt)
@@ -150,8 +149,7 @@ class DiffActivities:
         )
 
     async def _close_session(self, input: StageInput) -> None:
-        async with self.database.begin() as connection:
-            calls = await sessions.close_session(connection, input.rollout_id, input.attempt)
+        calls = await self.database.run(sessions.close_session, input.rollout_id, input.attempt)
         for call in calls:
             # The turn is aborted in the store already; the engine is told only to save work.
             with contextlib.suppress(EngineUnavailableError, EngineRejectedError):

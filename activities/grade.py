@@ -154,8 +154,7 @@ class GradeActivities:
 
     async def _patch(self, input: StageInput) -> PatchTable:
         assert input.patch_id is not None
-        async with self.database.begin() as connection:
-            return await rollouts.get_patch(connection, input.patch_id, input.rollout_id)
+        return await self.database.run(rollouts.get_patch, input.patch_id, input.rollout_id)
 
     async def _judge(self, context: StageContext, patch: PatchTable) -> PatchJudge:
         grader = find_grader(self.graders, context.input.grader or context.task.grader)
@@ -181,13 +180,11 @@ class GradeActivities:
         info = activity.info()
         if info.workflow_type != "Rollout" or info.workflow_id is None:
             return None  # a regrade is asked for another verdict
-        async with self.database.begin() as connection:
-            return await grades.grade_of_workflow(connection, patch_id, info.workflow_id)
+        return await self.database.run(grades.grade_of_workflow, patch_id, info.workflow_id)
 
     async def _release(self, context: StageContext, reason: str) -> None:
         """Release a box that is not needed any more, so that the next try finds a free one."""
-        async with self.database.begin() as connection:
-            await sandboxes.want_sandbox_release(connection, context.sandbox_id, reason)
+        await self.database.run(sandboxes.want_sandbox_release, context.sandbox_id, reason)
         await try_kill_box(self.database, self.provider, context.sandbox_id, context.provider_id)
 
 

@@ -139,8 +139,7 @@ class ImageBuildActivities:
                 "images for this sandbox provider are not built here: build one from the task's environment/Dockerfile "
                 "with the provider's own tools, and name it by environment.docker_image in task.toml"
             )
-        async with self.database.begin() as connection:
-            context = await build_contexts.read_build_context(connection, input.image)
+        context = await self.database.run(build_contexts.read_build_context, input.image)
         if context is None:
             raise ConfigError("no imported task has its Dockerfile; import the dataset again")
         started = time.monotonic()

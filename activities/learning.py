@@ -127,8 +127,7 @@ class LearnActivities:
         if config.endpoint is not None:
             return EngineList(engine_ids=[])
         while True:
-            async with self.database.begin() as connection:
-                found = await engines.list_engines(connection, config.engine_set)
+            found = await self.database.run(engines.list_engines, config.engine_set)
             usable = [engine.id for engine in found if engine.reachable]
             if usable:
                 return EngineList(engine_ids=usable)
@@ -178,8 +177,7 @@ class LearnActivities:
 
     async def _is_broadcasting(self, input: SyncInput) -> bool:
         """Return whether the learner still broadcasts these weights itself (`training/weight_broadcast.py`)."""
-        async with self.database.begin() as connection:
-            learner = await learners.get_learner(connection, input.run_id)
+        learner = await self.database.run(learners.get_learner, input.run_id)
         if learner is None or learner.silent_seconds > _BROADCAST_LEASE_SECONDS:
             return False
         return (learner.phase, learner.step) == (learners.PUBLISHING, input.step)

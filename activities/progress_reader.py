@@ -50,8 +50,7 @@ class ProgressReader:
 
     async def _answer(self, asked: dict[AttemptKey, asyncio.Future[SessionProgress]]) -> None:
         try:
-            async with self._database.begin() as connection:
-                found = await sessions.read_progress(connection, asked)
+            found = await self._database.run(sessions.read_progress, asked)
         except BaseException as error:
             for answer in asked.values():
                 answer.set_exception(error)

@@ -99,8 +99,7 @@ async def prune_run(database: Database, task: PruneTask, force: bool = False, ma
     end = time.monotonic() + max_seconds
     num_rollouts = 0
     if task.turns:
-        async with database.begin() as connection:
-            await retention.begin_prune(connection, task.run_id, force)
+        await database.run(retention.begin_prune, task.run_id, force)
         while time.monotonic() < end and (moved := await archive_next_part(database, task.run_id)) is not None:
             num_rollouts += moved
     return Pruned(task.run_id, num_rollouts, await _delete_weights(database, task.run_id) if task.weights else 0)
@@ -135,8 +134,7 @@ async def archive_next_part(database: Database, run_id: str, part_bytes: int = _
 
 
 async def _delete_weights(database: Database, run_id: str) -> int:
-    async with database.begin() as connection:
-        await retention.retire_weights(connection, run_id)
+    await database.run(retention.retire_weights, run_id)
     unused = await _unused_directories(database, run_id)
     for path in unused:
         await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
@@ -163,8 +161,7 @@ async def _delete_stored_weights(database: Database, run_id: str) -> None:
 
 async def _unused_directories(database: Database, run_id: str) -> list[Path]:
     """Return the directories of weights and checkpoints of an ended run that nothing needs."""
-    async with database.begin() as connection:
-        kept = await retention.kept_files(connection, run_id)
+    kept = await database.run(retention.kept_files, run_id)
     return [
         *_subdirectories(paths.policies() / run_id, kept.versions),
         *_subdirectories(paths.checkpoints() / run_id, kept.checkpoints),

@@ -41,8 +41,7 @@ class RunConfigs:
         if known is not None and time.monotonic() - known.read_at < _MAX_AGE_SECONDS:
             return known.config
         started = time.monotonic()
-        async with self.database.begin() as connection:
-            row = await runs.get_run(connection, run_id)
+        row = await self.database.run(runs.get_run, run_id)
         if row is None:
             raise FencedError(f"run {run_id} has no row")
         config = read_stored_config(row.config)

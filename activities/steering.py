@@ -65,8 +65,7 @@ async def reset_stage(
     The request is recorded first, like all others, so that a stage that was begun anew always has its
     audit row. Raises ConfigError if no such stage of the rollout is pending.
     """
-    async with database.begin() as connection:
-        target = await steering_targets.find_target(connection, what)
+    target = await database.run(steering_targets.find_target, what)
     pending = await _pending_stages(client, target)
     if stage not in pending:
         if not pending:

@@ -194,8 +194,7 @@ class SweepActivities:
     async def _kill(self, box: _SweptBox) -> bool:
         """Kill one box; if the service is busy, return False and leave it marked for the next sweep."""
         if box.row is not None:
-            async with self.database.begin() as connection:
-                await sandboxes.want_sandbox_release(connection, box.row.id, "sweep")
+            await self.database.run(sandboxes.want_sandbox_release, box.row.id, "sweep")
             is_over = await release_box(self.database, self.provider, box.row.id, box.provider_id)
         else:
             assert box.provider_id is not None, "it was listed"
@@ -226,12 +225,10 @@ class SweepActivities:
             if found[run_id] is WorkflowState.TERMINATED:
                 reason = "its workflow was terminated"
             else:
-                async with self.database.begin() as connection:
-                    count = await runs.count_restart(connection, run_id)
+                count = await self.database.run(runs.count_restart, run_id)
                 reason = await self._failure(run_id) if count > _MAX_RESTARTS else ""
             if reason:
-                async with self.database.begin() as connection:
-                    await run_pause.pause_run(connection, run_id, reason)
+                await self.database.run(run_pause.pause_run, run_id, reason)
             else:
                 await temporal_client.start_train_run(self.client, self.settings, run_id)
             _LOG.warning("run without a workflow", run=run_id, paused=reason)
@@ -260,8 +257,7 @@ class SweepActivities:
     async def _end_orphaned_rollouts(self, dry_run: bool) -> _EndedRollouts:
         """Give rollouts whose workflow is closed or missing the outcome `infra_failed`."""
         num_sessions = 0
-        async with self.database.begin() as connection:
-            claimed = await rollouts.claimed_and_open(connection)
+        claimed = await self.database.run(rollouts.claimed_and_open)
         alive = await self._alive({one.workflow_id for one in claimed})
         orphaned = [one for one in claimed if not alive[one.workflow_id]]
         for one in [] if dry_run else orphaned:
@@ -282,8 +278,7 @@ class SweepActivities:
 
     async def _settle_if_orphaned(self, group_id: int) -> None:
         """Settle a group whose own workflow does not run either, since no member will be replaced; wake its run."""
-        async with self.database.begin() as connection:
-            group = await groups.workflow_of_group(connection, group_id)
+        group = await self.database.run(groups.workflow_of_group, group_id)
         if not (await self._alive({group.workflow_id}))[group.workflow_id]:
             async with self.database.begin() as connection:
                 await groups.settle_group(connection, group_id, accept_failed=True)
