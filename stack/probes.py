@@ -155,7 +155,7 @@ class Probes:
         self.wanted_since: dict[str, float] = {}
         self.box_at = 0.0
         self.has_open_run = True
-        self.ray_wanted_at = 0.0
+        self.ray_wanted_at = time.monotonic()
         self.client: Client | None = None
 
     def of(self, part: str) -> Callable[[], Awaitable[str]] | None:

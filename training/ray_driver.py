@@ -37,7 +37,7 @@ def _wait_for_head(address: str) -> None:
     """Wait until the head listens: the stack's own starts when a run wants a learner."""
     host, _, port = address.rpartition(":")
     deadline = time.monotonic() + _HEAD_SECONDS
-    while host and port.isdigit() and time.monotonic() < deadline:
+    while host and "/" not in host and port.isdigit() and time.monotonic() < deadline:
         with contextlib.suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), timeout=5):
             return
         time.sleep(0.5)

@@ -122,7 +122,8 @@ async def run_learner_service(url: str) -> None:
             _LOG.warning("waiting for postgres", reason=str(error)[:200])
             wanted = {}
         if wanted:
-            note_ray_demand(paths.home())
+            with contextlib.suppress(OSError):  # a full disk, for example: drivers go on
+                note_ray_demand(paths.home())
         for run_id in [run_id for run_id, keeper in keepers.items() if keeper.done()]:
             keepers.pop(run_id)
             ended.add(run_id)
