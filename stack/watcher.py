@@ -78,7 +78,7 @@ class Watcher:
         self.probed_at: dict[str, float] = {}
         self.pace = 1.0
         self.busy_at = time.monotonic()
-        """When a run was open or a part did not answer last."""
+        """The newest time at which a run was open or a part did not answer."""
         self.late_at: dict[str, tuple[float, float]] = {}
         """Part → time of its newest late probe, and CPU seconds of its process tree by then."""
         self.log_sizes = log_sizes(stack)  # at the newest look
