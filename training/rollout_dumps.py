@@ -24,8 +24,7 @@ from store.schema import RunTable
 from training.sample_export import dump_steps
 from training.service import die_with_service
 
-_LOOK_SECONDS, _LOOK_SHARE, _LAST_LOOK_SECONDS = 3.0, 20.0, 600.0
-"""A look is followed by a pause of so many seconds, and at least so many times its own duration."""
+_LOOK_SECONDS, _LAST_LOOK_SECONDS = 3.0, 600.0
 
 
 def dump_path(pattern: str) -> Path:
@@ -63,7 +62,7 @@ async def write_requested(url: str) -> None:
             for request in requests:
                 with errors_logged("rollouts are not dumped", run=request.name):
                     await _write(database, request)
-            await asyncio.sleep(max(_LOOK_SECONDS, _LOOK_SHARE * (time.monotonic() - started)))
+            await asyncio.sleep(max(_LOOK_SECONDS, time.monotonic() - started))
 
 
 async def _write(database: Database, request: Path) -> None:

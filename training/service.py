@@ -181,7 +181,11 @@ async def _keep_dumps(url: str) -> None:
         with errors_logged("dumps not written"):
             if any(paths.dump_requests().glob("*")):
                 command = (sys.executable, "-P", "-m", "training.rollout_dumps", str(os.getpid()))
-                await (await asyncio.create_subprocess_exec(*command, env=environment)).wait()
+                process = await asyncio.create_subprocess_exec(*command, env=environment)
+                try:
+                    await process.wait()
+                finally:
+                    await _terminate(process)
 
 
 async def _start_driver(command: list[str], environment: dict[str, str]) -> Process:
