@@ -72,8 +72,7 @@ def _short(line: str) -> str:
 
 @contextlib.contextmanager
 def following_logs(directory: Path, write: Callable[[str, str], None]) -> Iterator[None]:
-    """Give `write` the part and the text of each line that is added to a log of the directory during the block, a long
-    one in pieces."""
+    """Give `write` the part and the text of each line that is added to a log of the directory during the block."""
     ends = {path: log_size(path) for path in directory.glob("*.log")}
     ended = threading.Event()
 

@@ -1,8 +1,7 @@
 """Write the debug dumps that commands have asked for, a file per step, while their runs go on.
 
-A file `rollout_dumps/RUN` of the state directory holds the path pattern of a run's dumps, until all of them are
-written. The learner service runs `python -P -m training.rollout_dumps` as long as there is such a file, so dumps depend
-neither on the command that asked for them nor on its connection.
+A file `rollout_dumps/RUN` of the state directory holds the path pattern of a run's dumps until all are written. The
+learner service runs this module as long as there is one, so dumps do not depend on the command that asked for them.
 """
 
 import asyncio

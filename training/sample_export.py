@@ -203,9 +203,8 @@ async def export_run(
 async def dump_steps(connection: AsyncConnection, run_id: str, pattern: str, again: bool = True) -> dict[Path, int]:
     """Write a debug dump of each step whose rollouts have ended; return the new files with their number of samples.
 
-    `pattern`: a path; `{rollout_id}` in it becomes the step, `eval_STEP` for evaluations of its weights, and `unused`
-    for rollouts that an ended run leaves behind. `again`: write files that are there, too. Each rollout is in one file.
-    """
+    `pattern`: a path, in which ROLLOUT_ID becomes a key of `samples.rollouts_by_step`. `again`: write files that are
+    there, too."""
     model_path = (await connection.execute(select(RunTable.model_path).where(RunTable.run_id == run_id))).scalar_one()
     decode = _decoder(Path(model_path))
     written: dict[Path, int] = {}
