@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +22,7 @@ MAX_LINE_LENGTH = 120
 SHORT_FUNCTION_LINES = 35
 MIN_SHORT_FUNCTIONS = 0.9
 MAX_LOOSE_WORDS = 5
+CONFIG_MODULES = ("ratchet.config", "ratchet.config_sections", "ratchet.temporal_settings")
 PROSE_FOLDERS = ["tests", "scripts", "datasets"]
 """Folders beside the packages whose prose is measured."""
 
@@ -123,23 +124,24 @@ def long_lines(modules: list[Module]) -> Finding:
 def long_functions(modules: list[Module]) -> Finding:
     finding = Finding(f"functions over {MAX_FUNCTION_LINES} lines, migrations aside (0)")
     for module in modules:
-        if "migrations" in module.path.parts:
-            continue
-        for node in ast.walk(module.tree):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno:
-                lines = node.end_lineno - node.lineno + 1
-                if lines > MAX_FUNCTION_LINES:
-                    finding.places.append(f"{module.at(node.lineno)} {node.name} {lines}")
+        if "migrations" not in module.path.parts:
+            finding.places += [
+                f"{module.at(line)} {name} {lines}"
+                for line, name, lines in _functions(module)
+                if lines > MAX_FUNCTION_LINES
+            ]
     return finding
 
 
+def _functions(module: Module) -> Iterator[tuple[int, str, int]]:
+    """Yield line, name and length of each function."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno:
+            yield node.lineno, node.name, node.end_lineno - node.lineno + 1
+
+
 def share_of_short_functions(modules: list[Module]) -> Finding:
-    lengths = [
-        node.end_lineno - node.lineno + 1
-        for module in modules
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno
-    ]
+    lengths = [lines for module in modules for _, _, lines in _functions(module)]
     share = sum(length < SHORT_FUNCTION_LINES for length in lengths) / len(lengths)
     finding = Finding(f"functions under {SHORT_FUNCTION_LINES} lines (at least {MIN_SHORT_FUNCTIONS:.0%})")
     finding.figure = f"{share:.1%}"
@@ -147,24 +149,14 @@ def share_of_short_functions(modules: list[Module]) -> Finding:
     return finding
 
 
-def config_fields_without_sentence(modules: list[Module]) -> Finding:
-    finding = Finding("config fields without a sentence (0)")
+def values_without_sentence(modules: list[Module], what: str, names: Collection[str], base: str) -> Finding:
+    """Find fields or members without a sentence in modules `names`. `base`: that of the classes; empty: all count."""
+    finding = Finding(f"{what} without a sentence (0)")
     for module in modules:
-        if module.name not in ("ratchet.config", "ratchet.temporal_settings"):
-            continue
-        for node in module.tree.body:
-            if isinstance(node, ast.ClassDef):
-                finding.places += [f"{module.at(line)} {node.name}.{name}" for name, line in _bare_fields(node)]
-    return finding
-
-
-def enum_values_without_sentence(modules: list[Module]) -> Finding:
-    finding = Finding("enum values of ratchet/types.py without a sentence (0)")
-    for module in modules:
-        if module.name != "ratchet.types":
-            continue
-        for node in module.tree.body:
-            if isinstance(node, ast.ClassDef) and any(getattr(base, "id", "") == "StrEnum" for base in node.bases):
+        for node in module.tree.body if module.name in names else []:
+            if isinstance(node, ast.ClassDef) and (
+                not base or any(getattr(one, "id", "") == base for one in node.bases)
+            ):
                 finding.places += [f"{module.at(line)} {node.name}.{name}" for name, line in _bare_fields(node)]
     return finding
 
@@ -263,8 +255,8 @@ def main() -> int:
         long_lines(everything),
         long_functions(modules),
         share_of_short_functions(modules),
-        config_fields_without_sentence(modules),
-        enum_values_without_sentence(modules),
+        values_without_sentence(modules, "config fields", CONFIG_MODULES, ""),
+        values_without_sentence(modules, "enum values of ratchet/types.py", ("ratchet.types",), "StrEnum"),
         loose_words(everything),
         indirect_questions(modules),
         old_headings(everything),
