@@ -132,23 +132,12 @@ class Renderer:
         `ended`: that answer ends with the template's end token. Raises NotSegmentableError.
         """
         segments = self._require_segments()
-        texts: list[str] = []
-        last_drop = -1
-        for at, run in enumerate(runs):
-            if run.assistant:
-                texts.append("")
-                continue
-            between = segments.between_answers(run)
-            texts.append(between.text)
-            last_drop = at if between.drops_thinking else last_drop
-        thinks = False
-        for at, run in enumerate(runs):
-            if run.assistant:
-                texts[at] = segments.answer(run.messages[0], at > last_drop)
-                thinks = thinks or (at > last_drop and segments.thinks(run.messages[0]))
+        behind = segments.render_behind(runs)
+        shown = (run.messages[0] for run, kept in zip(runs, behind.kept, strict=True) if run.assistant and kept)
+        thinks = any(segments.thinks(answer) for answer in shown)
         end = self._text_after_end_token if ended else segments.end
-        text = end + "".join(texts) + segments.generation
-        return ContinuedPrompt(self.tokenizer.encode(text, at_start=False), last_drop >= 0, thinks)
+        text = end + "".join(behind.texts) + segments.generation
+        return ContinuedPrompt(self.tokenizer.encode(text, at_start=False), behind.drops, thinks)
 
     def composed(self, preamble: Preamble, runs: Sequence[MessageRun], sampled: Mapping[int, Ids]) -> ComposedPrompt:
         """Return a whole prompt, with the ids in `sampled` for the answers at these indices.

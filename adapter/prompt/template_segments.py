@@ -40,10 +40,14 @@ class BetweenAnswers(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SegmentedHistory:
-    """One text per run. kept[i]: the template shows the thinking of run i, if it is an answer with thinking."""
+    """One text per run. kept[i]: the template shows the thinking of run i, if it is an answer with thinking.
+
+    `drops`: because of these runs, the template drops the thinking before them.
+    """
 
     texts: list[str]
     kept: list[bool]
+    drops: bool
 
 
 class ProbeHistory(NamedTuple):
@@ -132,22 +136,22 @@ class TemplateSegments:
         Raises TemplateRefusedError, and NotSegmentableError, also if the template drops thinking and the first run has
         no question: which thinking it drops is then unknown.
         """
-        texts = [self.opening(preamble, runs[0])]
-        last_drop = 0
+        opening = self.opening(preamble, runs[0])
         if self.drops_thinking and not self.between_answers(runs[0]).drops_thinking:
             raise NotSegmentableError("the conversation opens without a question")
-        for at, run in enumerate(runs[1:], start=1):
-            if run.assistant:
-                texts.append("")
-                continue
-            between = self.between_answers(run)
-            texts.append(between.text)
-            last_drop = at if between.drops_thinking else last_drop
+        behind = self.render_behind(runs[1:])
+        return SegmentedHistory([opening, *behind.texts], [False, *behind.kept], behind.drops)
+
+    def render_behind(self, runs: Sequence[MessageRun]) -> SegmentedHistory:
+        """Return one text per run behind an opening or an answer. Raises NotSegmentableError."""
+        others = [None if run.assistant else self.between_answers(run) for run in runs]
+        last_drop = max((at for at, one in enumerate(others) if one is not None and one.drops_thinking), default=-1)
         kept = [at > last_drop for at in range(len(runs))]
-        for at, run in enumerate(runs):
-            if run.assistant:
-                texts[at] = self.answer(run.messages[0], kept[at])
-        return SegmentedHistory(texts, kept)
+        texts = [
+            self.answer(run.messages[0], is_kept) if other is None else other.text
+            for run, other, is_kept in zip(runs, others, kept, strict=True)
+        ]
+        return SegmentedHistory(texts, kept, last_drop >= 0)
 
     # ------------------------------------------------------------ stubs
 
