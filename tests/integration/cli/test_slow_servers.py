@@ -65,8 +65,9 @@ class SlowServers:
 
     async def run(self, command: str, limit_seconds: float) -> str:
         """Return what the command has said when it has ended, or after the limit: some wait for a worker."""
+        arguments = [str(self.home / one) if one == "never-made" else one for one in ASKING[command]]
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "cli.main", *command.split(), *ASKING[command]),
+            *(sys.executable, "-P", "-m", "cli.main", *command.split(), *arguments),
             cwd=ROOT,
             env={**os.environ, **self.variables},
             stdin=asyncio.subprocess.DEVNULL,
