@@ -148,8 +148,10 @@ class Preamble:
         key = _hash(orjson.dumps([system, tools], option=orjson.OPT_SORT_KEYS))
         return Preamble(system, tuple(tools), key, forms or ToolForms())
 
-    def messages(self) -> tuple[Message, ...]:
-        return (Message("system", self.system),) if self.system else ()
+    def messages(self, runs: "Sequence[MessageRun]" = ()) -> list[Message]:
+        """Return the system text as a message, if there is one, and the messages of the runs behind it."""
+        opening = [Message("system", self.system)] if self.system else []
+        return [*opening, *(message for run in runs for message in run.messages)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 This is the only file that knows Jinja, and what the templates of different models accept.
 """
 
-import contextlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -82,7 +81,8 @@ class ChatTemplate:
         self._names_in_ids = self._null_content = self._text_arguments = False
         self._require_question(model_path)
         self._find_call_form()
-        self._late_system = self._renders_late_system()
+        late = [Message("user", "q"), Message("assistant", "a"), Message("system", "zxqj")]
+        self._late_system = self._shows("zxqj", late)
         self._appends_to_results = self._drops_thinking_beside_tools()
         self.shows_reasoning = self._shows_reasoning()
         self.shows_call_ids = self._shows_call_ids()
@@ -131,16 +131,20 @@ class ChatTemplate:
         if reason:
             raise ConfigError(f"the chat template of {model_path} shows no question: {reason}; give the model's own")
 
+    def _shows(self, word: str, messages: Sequence[Message]) -> bool:
+        """Return whether the template takes these messages and the word is in its text."""
+        try:
+            return word in self.render(messages)
+        except TemplateRefusedError:
+            return False
+
     def _shows_call(self) -> bool:
         """Return whether the template shows a tool call of an answer without text."""
         call = ToolCall("zxqc", "zxqj", {"a": "b"})
         history = [Message("user", "q"), Message("assistant", "", tool_calls=(call,))]
         if not self._names_in_ids:  # a result, too, has the call's id
             history.append(Message("tool", "r", tool_call_id=call.id))
-        try:
-            return call.name in self.render(history)
-        except TemplateRefusedError:
-            return False
+        return self._shows(call.name, history)
 
     def _find_call_form(self) -> None:
         """Set the form of tool calls that the template shows; the usual one if it shows none."""
@@ -151,31 +155,21 @@ class ChatTemplate:
             if self._shows_call():
                 return
 
-    def _renders_late_system(self) -> bool:
-        try:
-            return "zxqj" in self.render([Message("user", "q"), Message("assistant", "a"), Message("system", "zxqj")])
-        except TemplateRefusedError:
-            return False
-
     def _shows_call_ids(self) -> bool:
         call = ToolCall("zxqjcid01", "f", {})
-        history = [Message("user", "q"), Message("assistant", "", tool_calls=(call,))]
-        try:
-            text = self.render([*history, Message("tool", "r", tool_call_id=call.id)])
-        except TemplateRefusedError:
-            return False
-        return (_named_id(call.name, 0) if self._names_in_ids else call.id) in text
+        answered = Message("assistant", "", tool_calls=(call,)), Message("tool", "r", tool_call_id=call.id)
+        shown = _named_id(call.name, 0) if self._names_in_ids else call.id
+        return self._shows(shown, [Message("user", "q"), *answered])
 
     def _shows_reasoning(self) -> bool:
         call = ToolCall("zxqc", "f", {})
         followers: list[list[Message]] = [[Message("tool", "r", tool_call_id=call.id)], [Message("user", "u")], []]
-        for follower in followers:
-            for calls in ((call,), ()):
-                answer = Message("assistant", "a", "zxqj", calls)
-                with contextlib.suppress(TemplateRefusedError):
-                    if "zxqj" in self.render([Message("user", "q"), answer, *follower]):
-                        return True
-        return False
+        answers = [Message("assistant", "a", "zxqj", calls) for calls in ((call,), ())]
+        return any(
+            self._shows("zxqj", [Message("user", "q"), answer, *follower])
+            for follower in followers
+            for answer in answers
+        )
 
     def _drops_thinking_beside_tools(self) -> bool:
         history = [Message("user", "q"), Message("assistant", "a", "zxqj"), Message("tool", "r")]

@@ -116,8 +116,8 @@ class Renderer:
 
     def full(self, preamble: Preamble, runs: Sequence[MessageRun]) -> Ids:
         """Render and tokenise everything, without sampled ids. Raises TemplateRefusedError."""
-        messages = [*preamble.messages(), *(message for run in runs for message in run.messages)]
-        return self.tokenizer.encode_whole(self.template.render(messages, preamble.tools, generation_prompt=True))
+        text = self.template.render(preamble.messages(runs), preamble.tools, generation_prompt=True)
+        return self.tokenizer.encode_whole(text)
 
     def resumed(self, preamble: Preamble, runs: Sequence[MessageRun], at: int, stream: Ids) -> Ids | None:
         """Return the ids that follow `stream`, which ends with answer runs[at], in a history that is rendered in full.

@@ -123,8 +123,7 @@ class StreamTails:
         yield replace(message, text=message.text + self._nonce)
 
     def _render(self, preamble: Preamble, runs: Sequence[MessageRun], generation_prompt: bool) -> str:
-        messages = [*preamble.messages(), *(message for run in runs for message in run.messages)]
-        return self._template.render(messages, preamble.tools, generation_prompt=generation_prompt)
+        return self._template.render(preamble.messages(runs), preamble.tools, generation_prompt)
 
     def _template_end(self) -> frozenset[int]:
         """The token that the template puts behind an answer's text, if it is one."""

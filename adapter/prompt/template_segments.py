@@ -84,7 +84,7 @@ class TemplateSegments:
 
     def opening(self, preamble: Preamble, run: MessageRun) -> str:
         """Return system text, tools and everything before the first answer."""
-        return self._template.render([*preamble.messages(), *run.messages], preamble.tools)
+        return self._template.render(preamble.messages([run]), preamble.tools)
 
     def between_answers(self, run: MessageRun) -> BetweenAnswers:
         is_short = sum(len(message.text) for message in run.messages) < _MEMO_CHARS
@@ -184,9 +184,8 @@ class TemplateSegments:
             raise NotSegmentableError("it reads the clock")
         num_equal = 0
         for preamble, runs in _probes(self._template.literals):
-            messages = [*preamble.messages(), *(message for run in runs for message in run.messages)]
             try:
-                full = self._template.render(messages, preamble.tools, generation_prompt=True)
+                full = self._template.render(preamble.messages(runs), preamble.tools, generation_prompt=True)
             except TemplateRefusedError:
                 continue
             if full != "".join(self.render_history(preamble, runs).texts) + self.generation:

@@ -150,9 +150,8 @@ def chat_request(request: ParsedRequest, temperature: float, max_tokens: int) ->
     Temperature and limit of tokens are the run's, as for the policy.
     """
     options = request.options
-    history = [*request.preamble.messages(), *(message for run in request.runs for message in run.messages)]
     body: JsonObject = {
-        "messages": [_wire_message(message) for message in history],
+        "messages": [_wire_message(message) for message in request.preamble.messages(request.runs)],
         "temperature": temperature,
         "max_tokens": max_tokens,
     }
