@@ -33,6 +33,12 @@ from ratchet.temporal_settings import TemporalSettings
 GRACEFUL_SHUTDOWN = timedelta(seconds=5)
 _CONCURRENT_CALLS = 16
 _MAX_CHARACTERS = 300
+_FAILING_TRIES = 4
+"""Tries of a workflow task; a worker that ends costs one or two."""
+_FAILING_TASK = (
+    "no worker can go on with {0}, and `ratchet admin logs worker` says why; if Temporal was restored to an older "
+    "state, restart the workers, else terminate {0} in Temporal's UI: a run is started anew from the store"
+)
 _WAITING_CALLS = ("get_workflow_execution_history", "query_workflow")
 """Calls that the server answers when a workflow has gone on, or a worker has answered."""
 
@@ -157,14 +163,18 @@ class PendingActivity:
 
 
 async def pending_activities(client: Client, workflow_id: str) -> list[PendingActivity] | None:
-    """Return the activities of an open workflow that have not ended; None if it is not open.
+    """Return the activities of an open workflow that have not ended, and its own task if workers fail it; None if it
+    is not open.
 
     Raises RPCError, and PayloadKeyError if what they say cannot be decrypted.
     """
     described = await describe_workflow(client, workflow_id)
     if described is None or not WorkflowState(described.workflow_execution_info.status).is_open:
         return None
-    return [await _pending_activity(client, info) for info in described.pending_activities]
+    found = [await _pending_activity(client, info) for info in described.pending_activities]
+    if (attempt := described.pending_workflow_task.attempt) >= _FAILING_TRIES:
+        found.append(PendingActivity("workflow task", attempt, "", _FAILING_TASK.format(workflow_id)))
+    return found
 
 
 async def _pending_activity(client: Client, info: PendingActivityInfo) -> PendingActivity:

@@ -184,7 +184,7 @@ async def _look_at_store(connection: AsyncConnection, found: Diagnosis) -> None:
     found.groups = await runs.count_groups(connection, found.run_id)
     found.quarantined = await quarantined_tasks(connection, found.run_id, training.groups_per_step)
     cap = await box_cap.read_cap(connection, found.run_id) if config.sandbox.adaptive else None
-    if cap is not None:
+    if cap is not None and cap.limit < config.sandbox.max_boxes:
         found.boxes = cap.sentence(config.sandbox.max_boxes)
     if (waiting := await session_notes.endpoint_errors(connection, found.run_id)) is not None:
         found.endpoint = f"{waiting.num_waiting} rollouts wait for their endpoint: {waiting.reason}"

@@ -119,10 +119,10 @@ class OpenCap(NamedTuple):
 
 
 async def open_caps(connection: AsyncConnection) -> list[OpenCap]:
-    """Return the limits of the open runs that have one of their own."""
+    """Return the limits of the open runs whose limit holds boxes back."""
     max_boxes = RunTable.config["sandbox"]["max_boxes"].as_integer()
     statement = select(RunTable.run_id, RunTable.box_cap, RunTable.box_cap_cause, max_boxes).where(
-        RunTable.state.in_((RunState.RUNNING, RunState.PAUSED)), RunTable.box_cap.is_not(None)
+        RunTable.state.in_((RunState.RUNNING, RunState.PAUSED)), RunTable.box_cap < max_boxes
     )
     return [
         OpenCap(run_id, BoxCap(limit, cause or ""), most)

@@ -114,7 +114,10 @@ async def test_calls_are_compared_with_the_slots_of_ready_engines(database: Data
 async def test_open_runs_with_a_limit_of_their_own(database: Database, run: str) -> None:
     async with database.begin() as connection:
         assert await box_cap.open_caps(connection) == []
-    limit = await adapt(database, run)
+    assert await adapt(database, run) == 64
+    async with database.begin() as connection:
+        assert await box_cap.open_caps(connection) == [], "it holds nothing back"
+    await lower(database, run, limit := 16)
     async with database.begin() as connection:
         (found,) = await box_cap.open_caps(connection)
         assert (found.run_id, found.cap.limit, found.max_boxes) == (run, limit, 64)

@@ -1,8 +1,14 @@
-"""The executions of a workflow that count as open."""
+"""The executions of a workflow that count as open, and the work of one that is pending."""
+
+from types import SimpleNamespace
+from typing import cast
+from unittest.mock import AsyncMock
 
 from temporalio.api.enums.v1 import WorkflowExecutionStatus
+from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionResponse
+from temporalio.client import Client
 
-from ratchet.temporal_client import WorkflowState
+from ratchet.temporal_client import WorkflowState, pending_activities
 
 
 def test_every_state_that_temporal_knows_has_its_own_value_here() -> None:
@@ -14,3 +20,17 @@ def test_every_state_that_temporal_knows_has_its_own_value_here() -> None:
 def test_a_state_of_a_later_server_counts_as_open() -> None:
     assert WorkflowState(99) is WorkflowState.OTHER
     assert [state.name for state in WorkflowState if state.is_open] == ["OTHER", "RUNNING", "PAUSED"]
+
+
+async def test_a_workflow_that_no_worker_can_go_on_with_is_named() -> None:
+    """A task that was tried twice may have lost its worker; one that is tried again and again fails."""
+    service = SimpleNamespace()
+    client = cast(Client, SimpleNamespace(namespace="n", workflow_service=service))
+    for attempt, is_named in ((2, False), (9, True)):
+        described = DescribeWorkflowExecutionResponse()
+        described.workflow_execution_info.status = WorkflowState.RUNNING.value  # type: ignore[assignment]
+        described.pending_workflow_task.attempt = attempt
+        service.describe_workflow_execution = AsyncMock(return_value=described)
+        pending = await pending_activities(client, "run/mine")
+        assert pending is not None and bool(pending) == is_named
+    assert "run/mine" in pending[0].error and pending[0].attempt == 9
