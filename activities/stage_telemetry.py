@@ -84,13 +84,13 @@ class _Stage(ActivityInboundInterceptor):
     def _between_stages(self, info: activity.Info) -> Iterator[None]:
         """Measure the time from the end of a stage to the start of the workflow's next one."""
         lateness, workflow_id = self._telemetry.lateness, info.workflow_id
-        if workflow_id is None or info.attempt > 1:
+        if workflow_id is None or info.attempt > 1 or not info.activity_id.isdigit():
             yield
             return
-        lateness.stage_began(workflow_id, info.activity_type in _WAIT_FOR_SLOTS)
+        number = int(info.activity_id)
+        lateness.stage_began(workflow_id, number, info.activity_type in _WAIT_FOR_SLOTS)
         yield
-        if info.activity_type != "finalise":
-            lateness.stage_ended(workflow_id)
+        lateness.stage_ended(workflow_id, number)
 
 
 def _bound(ids: dict[str, Fact]) -> contextlib.AbstractContextManager[None]:

@@ -20,18 +20,19 @@ class WorkerLateness:
 
     def __init__(self) -> None:
         self._values: deque[tuple[float, float]] = deque(maxlen=_MOST_VALUES)
-        self._ended: dict[str, float] = {}
+        self._ended: dict[str, tuple[int, float]] = {}
 
-    def stage_ended(self, workflow_id: str) -> None:
-        """Note the end of a stage whose workflow begins the next one at once."""
+    def stage_ended(self, workflow_id: str, number: int) -> None:
+        """Note the end of a stage whose workflow begins the next one at once. `number`: of the workflow's activity."""
         if len(self._ended) >= _MOST_WORKFLOWS:  # their next stages began elsewhere
             self._ended.clear()
-        self._ended[workflow_id] = time.monotonic()
+        self._ended[workflow_id] = (number, time.monotonic())
 
-    def stage_began(self, workflow_id: str, waits_for_slot: bool) -> None:
-        """Note the start of a stage. The time for which one was queued for a slot is no lateness."""
-        ended = self._ended.pop(workflow_id, None)
-        if ended is not None and not waits_for_slot:
+    def stage_began(self, workflow_id: str, number: int, waits_for_slot: bool) -> None:
+        """Note the start of a stage. Neither the time in the queue for a slot is lateness, nor that of stages between
+        the two, which another worker has run."""
+        before, ended = self._ended.pop(workflow_id, (0, 0.0))
+        if before and before == number - 1 and not waits_for_slot:
             self._add(time.monotonic() - ended)
 
     async def follow(self) -> None:

@@ -1,5 +1,6 @@
 """`ratchet launch`: bring up Ray on a cluster, train there, and end what was started."""
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -81,7 +82,6 @@ def _launch(
     cluster: "Cluster", config: "RunConfig", placement: "Placement", lines: list[str], name: str, pattern: str | None
 ) -> None:
     """Start everything, follow the run, and end what was started. `lines`: the placement in words."""
-    import contextlib
     import signal
 
     from ratchet.vime_names import value_of
@@ -124,7 +124,8 @@ class _Log:
         self.write(f"[{name}] {line}")
 
     def write(self, text: str) -> None:
-        with self.path.open("a") as file:  # one write per line, so that threads do not mix theirs
+        """Add a line; a full disk loses it, and ends nothing."""
+        with contextlib.suppress(OSError), self.path.open("a") as file:  # one write, so that threads do not mix theirs
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
 

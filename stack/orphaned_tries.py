@@ -9,12 +9,13 @@ import asyncio
 import os
 import re
 import socket
+from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
-import psutil
 import structlog
 from temporalio.api.enums.v1 import PendingActivityState
-from temporalio.client import Client
+from temporalio.client import AsyncActivityHandle, Client
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
@@ -24,13 +25,13 @@ from ratchet.temporal_settings import TemporalSettings
 _LOG = structlog.get_logger()
 
 _CONCURRENT_CALLS = 8
-_CLOCK_SECONDS = 2.0
-"""The start of a process is computed from the machine's clock, which may be corrected meanwhile."""
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _IDENTITY = re.compile(r"(?P<pid>\d+)@(?P<place>.+)#(?P<started>\d+)")
 
 
 class WorkerProcess(NamedTuple):
-    """A worker process. `place`: host and namespace of process ids; `started`: seconds since the epoch."""
+    """A worker process. `place`: host, its boot and the namespace of process ids; `started`: clock ticks of that boot,
+    which no correction of the clock moves."""
 
     pid: int
     place: str
@@ -38,8 +39,8 @@ class WorkerProcess(NamedTuple):
 
     @classmethod
     def of(cls, pid: int) -> "WorkerProcess":
-        """Describe a process of this machine. Raises psutil.NoSuchProcess."""
-        return cls(pid, f"{socket.gethostname()}/{_pid_namespace()}", int(psutil.Process(pid).create_time()))
+        """Describe a process of this machine. Raises OSError if there is none."""
+        return cls(pid, _place(), _start_ticks(pid))
 
     @classmethod
     def read(cls, identity: str) -> "WorkerProcess | None":
@@ -53,20 +54,29 @@ class WorkerProcess(NamedTuple):
 
     def has_ended(self) -> bool:
         """Return whether the process is known to have ended: it was one of this machine, and is none now."""
-        if self.place != f"{socket.gethostname()}/{_pid_namespace()}":
+        if self.place != _place():
             return False
         try:
-            return abs(psutil.Process(self.pid).create_time() - self.started) > _CLOCK_SECONDS
-        except psutil.NoSuchProcess:
+            return _start_ticks(self.pid) != self.started
+        except OSError:
             return True
 
 
-def _pid_namespace() -> str:
-    """Return the namespace in which this process's ids of processes mean something; empty without /proc."""
-    try:
-        return os.readlink("/proc/self/ns/pid").removeprefix("pid:").strip("[]")
-    except OSError:
-        return ""
+@cache
+def _place() -> str:
+    """Return where this process's ids of processes mean something. Equal host names and namespaces are common, the id
+    of a boot is not."""
+    if not _BOOT_ID.exists():  # no Linux: nothing is known of processes
+        return socket.gethostname()
+    namespace = os.readlink("/proc/self/ns/pid").removeprefix("pid:").strip("[]")
+    return f"{socket.gethostname()}/{_BOOT_ID.read_text()[:8]}/{namespace}"
+
+
+def _start_ticks(pid: int) -> int:
+    """Return field 22 of /proc/PID/stat; the name in field 2 may hold spaces. Raises OSError without the process."""
+    if not _BOOT_ID.exists():
+        return 0
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
 async def end_orphaned_tries(client: Client, settings: TemporalSettings) -> None:
@@ -89,18 +99,24 @@ async def end_orphaned_tries(client: Client, settings: TemporalSettings) -> None
 
 
 async def _end_tries(client: Client, workflow_id: str) -> int:
-    described = await describe_workflow(client, workflow_id)
-    if described is None:
-        return 0
+    """End a workflow's tries of ended processes and return their number. Another worker may do so at the same time, so
+    it is looked at anew before each."""
     num_ended = 0
-    execution = described.workflow_execution_info.execution
-    for one in described.pending_activities:
+    while (found := await _orphaned_try(client, workflow_id)) is not None:
+        await found.fail(ApplicationError("the worker process has ended", type="WorkerEndedError"))
+        num_ended += 1
+    return num_ended
+
+
+async def _orphaned_try(client: Client, workflow_id: str) -> AsyncActivityHandle | None:
+    described = await describe_workflow(client, workflow_id)
+    for one in described.pending_activities if described is not None else ():
         worker = WorkerProcess.read(one.last_worker_identity)
         is_running = one.state == PendingActivityState.PENDING_ACTIVITY_STATE_STARTED
-        if is_running and worker is not None and worker.has_ended():
-            handle = client.get_async_activity_handle(
-                workflow_id=workflow_id, run_id=execution.run_id, activity_id=one.activity_id
+        if described is not None and is_running and worker is not None and worker.has_ended():
+            return client.get_async_activity_handle(
+                workflow_id=workflow_id,
+                run_id=described.workflow_execution_info.execution.run_id,
+                activity_id=one.activity_id,
             )
-            await handle.fail(ApplicationError("the worker process has ended", type="WorkerEndedError"))
-            num_ended += 1
-    return num_ended
+    return None

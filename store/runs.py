@@ -19,7 +19,7 @@ from ratchet.config_engines import DEFAULT_SET
 from ratchet.grading_payloads import LabelledTask
 from ratchet.lora_slots import FIRST_SLOT
 from ratchet.steering import with_last_step
-from ratchet.stored_config import config_digest, read_stored_config
+from ratchet.stored_config import config_digest, known_digests, read_stored_config
 from ratchet.types import GroupState, JsonObject, Purpose, RunState, Wish
 from store.columns import columns_of, count_rows
 from store.groups import training_groups_of
@@ -127,7 +127,7 @@ async def newest_unfinished_run(
 ) -> str | None:
     """Return the run that `ratchet train` continues, with or without `--from-store`."""
     same = (
-        (RunTable.config_digest == config_digest(config))
+        RunTable.config_digest.in_(known_digests(config))
         & (RunTable.config_name != ADHOC)
         & RunTable.source_run_id.is_not_distinct_from(source_run_id)
     )
@@ -136,7 +136,7 @@ async def newest_unfinished_run(
 
 
 async def newest_done_run(connection: AsyncConnection, config: RunConfig) -> str | None:
-    is_same = RunTable.config_digest == config_digest(config)
+    is_same = RunTable.config_digest.in_(known_digests(config))
     statement = select(RunTable.run_id).where(is_same, RunTable.state == RunState.DONE)
     return (await connection.execute(statement.order_by(RunTable.created_at.desc()).limit(1))).scalar_one_or_none()
 
@@ -146,7 +146,7 @@ async def newest_stopped_run(connection: AsyncConnection, config: RunConfig) -> 
     continues it.
     """
     statement = select(RunTable.run_id, RunTable.state).where(
-        RunTable.config_digest == config_digest(config),
+        RunTable.config_digest.in_(known_digests(config)),
         RunTable.config_name != ADHOC,
         RunTable.source_run_id.is_(None),
     )

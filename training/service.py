@@ -121,7 +121,7 @@ async def run_learner_service(url: str) -> None:
         except Exception as error:  # any: the end of this service is the end of every run's driver
             _LOG.warning("waiting for postgres", reason=str(error)[:200])
             wanted = {}
-        if wanted:
+        if wanted or keepers:  # a run that is paused, or a store that is away, keeps its learner
             with contextlib.suppress(OSError):  # a full disk, for example: drivers go on
                 note_ray_demand(paths.home())
         for run_id in [run_id for run_id, keeper in keepers.items() if keeper.done()]:

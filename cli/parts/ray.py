@@ -15,6 +15,8 @@ from training.ray_demand import is_ray_wanted
 
 _NODE = {"gcs_server", "raylet"}
 LOOK_SECONDS = 2.0
+_UNWANTED_LOOKS = 15
+"""Looks in a row after which Ray ends: after a suspension the learner service needs time for its note."""
 
 
 def ray() -> None:
@@ -54,8 +56,8 @@ def _run_on_demand(arguments: list[str], home: Path) -> NoReturn:
         try:
             gone = _watch(head, home)
         finally:
-            for process in (*head.children(recursive=True), head):
-                with contextlib.suppress(psutil.NoSuchProcess):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for process in (*head.children(recursive=True), head):
                     process.kill()
             head.wait()
         if gone:
@@ -70,7 +72,9 @@ def _watch(head: psutil.Popen, home: Path) -> set[str]:
     intended exit and continues as a head that no worker can join.
     """
     seen: set[str] = set()
-    while is_ray_wanted(home):
+    num_unwanted = 0
+    while num_unwanted < _UNWANTED_LOOKS:
+        num_unwanted = 0 if is_ray_wanted(home) else num_unwanted + 1
         there = _children(head)
         if gone := seen - there:
             return gone

@@ -21,9 +21,9 @@ def test_stages_that_begin_late_show_and_a_few_of_them_do_not(clock: list[float]
     assert lateness.seconds() == 0.0
 
     def pass_between_stages(seconds: float, waits_for_slot: bool = False) -> None:
-        lateness.stage_ended("rollout")
+        lateness.stage_ended("rollout", 3)
         clock[0] += seconds
-        lateness.stage_began("rollout", waits_for_slot)
+        lateness.stage_began("rollout", 4, waits_for_slot)
 
     for seconds in (0.25, 0.25, 9.0, 0.25, 0.25):
         pass_between_stages(seconds)
@@ -39,10 +39,18 @@ def test_stages_that_begin_late_show_and_a_few_of_them_do_not(clock: list[float]
 
 def test_a_first_stage_says_nothing(clock: list[float]) -> None:
     lateness = WorkerLateness()
-    lateness.stage_began("rollout", False)
-    lateness.stage_ended("other")
+    lateness.stage_began("rollout", 1, False)
+    lateness.stage_ended("other", 1)
     clock[0] += 50
-    lateness.stage_began("rollout", False)
+    lateness.stage_began("rollout", 2, False)
+    assert lateness.seconds() == 0.0
+
+
+def test_stages_that_another_worker_has_run_are_no_lateness(clock: list[float]) -> None:
+    lateness = WorkerLateness()
+    lateness.stage_ended("rollout", 2)
+    clock[0] += 600  # the agent's stage, 3, ran elsewhere
+    lateness.stage_began("rollout", 4, False)
     assert lateness.seconds() == 0.0
 
 

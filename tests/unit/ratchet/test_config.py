@@ -1,9 +1,11 @@
 """The run's config: precedence of its sources, and errors that name key, value and remedy."""
 
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
+import orjson
 import pytest
 from pydantic import BaseModel, ValidationError
 
@@ -11,7 +13,7 @@ from ratchet.config import RunConfig
 from ratchet.config_sources import load_config
 from ratchet.errors import ConfigError
 from ratchet.steering import with_values
-from ratchet.stored_config import config_digest, read_stored_config
+from ratchet.stored_config import config_digest, known_digests, read_stored_config
 from ratchet.temporal_settings import QUEUES, load_temporal_settings
 
 ROOT = Path(__file__).parents[3]
@@ -124,6 +126,22 @@ def test_the_digest_tells_configs_apart(path: Path) -> None:
         == config_digest(RunConfig.model_validate(first.model_dump(mode="json")))
         != config_digest(second)
     )
+
+
+def test_runs_of_an_earlier_release_are_recognised_although_defaults_have_changed() -> None:
+    """By the digests that version 0.1.0 stored, of values that differed from its defaults."""
+    plain = {"datasets": [{"path": "d.jsonl"}], "training": {"groups_per_step": 4}}
+    for changes, stored in (
+        ({}, {}),
+        ({"sandbox": {"adaptive": True}}, {"sandbox": {"adaptive": True}}),
+        ({"sandbox": {"adaptive": False, "max_boxes": 12}}, {"sandbox": {"max_boxes": 12}}),
+        ({"grading": {"admission": "required"}}, {}),
+        ({"grading": {"admission": "ignored"}}, {"grading": {"admission": "ignored"}}),
+    ):
+        digest = sha256(orjson.dumps(plain | stored, option=orjson.OPT_SORT_KEYS)).hexdigest()
+        assert digest in known_digests(RunConfig.model_validate(plain | changes)), changes
+    mine = RunConfig.model_validate(plain)
+    assert config_digest(mine) in known_digests(mine)
 
 
 def test_a_run_is_the_same_on_other_machines(path: Path) -> None:
