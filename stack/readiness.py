@@ -12,7 +12,7 @@ from typing import TypeVar
 from ratchet.durations import duration_in_words
 from ratchet.errors import MachineError
 from ratchet.progress import ReportProgress
-from stack.part_health import HealthState, PartHealth, read_fresh_health
+from stack.part_health import HealthState, PartHealth, health_path, health_written_at, read_fresh_health
 from stack.part_logs import last_error, log_size
 from stack.parts import VIEWER, WATCHER, Stack
 from stack.supervisor import Supervisor
@@ -23,6 +23,7 @@ LogSizes = dict[str, int]
 
 _LOOK_SECONDS = 0.5
 _REPORT_SECONDS = 15.0
+_WATCHER_SECONDS = 300.0
 _MAX_SLOW_STARTS = 2
 """Starts of a part without an answer in its time, the second of which had twice as long."""
 _MAX_ENDS = 3
@@ -63,6 +64,7 @@ async def wait_until_answering(
         open_parts = _open_parts(stack, began)
         if not open_parts if answer is None else answer.done():
             return
+        _require_watcher(stack, began)
         for part in open_parts:
             if name in ("", part.name):
                 _require_hope(stack, part, starts.get(part.name, 0), began)
@@ -71,6 +73,17 @@ async def wait_until_answering(
             waiting = (f"{part.name} ({part.reason})" if part.reason else part.name for part in open_parts)
             say(f"not ready after {duration_in_words(time.time() - began)}: {', '.join(waiting)}")
         await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _require_watcher(stack: Stack, began: float) -> None:
+    """Raise MachineError if nothing has been heard of the watcher for long: without it no part is known to answer."""
+    silent_seconds = time.time() - max(began, health_written_at(stack.home) or 0.0)
+    if silent_seconds > _WATCHER_SECONDS:
+        reason = last_error(part_log(stack, WATCHER)) or "a full disk, for example"
+        raise MachineError(
+            f"the {WATCHER} has written nothing to {health_path(stack.home)} for {duration_in_words(silent_seconds)} "
+            f"({reason}); see `ratchet admin logs {WATCHER}`"
+        )
 
 
 def _open_parts(stack: Stack, began: float) -> list[PartHealth]:

@@ -19,7 +19,7 @@ import yaml
 from client.steering import steer_run
 from ratchet.errors import MachineError
 from ratchet.types import SteeringAction
-from stack import probes
+from stack import probes, readiness
 from stack.part_health import HealthLimits, HealthState, PartHealth, health_written_at, read_health
 from stack.parts import Part, Stack, free_ports
 from stack.ports import is_free
@@ -281,6 +281,18 @@ async def test_up_says_why_a_part_does_not_come_up(home: Path) -> None:
     async with watched(stack):
         with pytest.raises(MachineError, match=r"adapter does not come up.*vLLM has no such output parser: qwen4"):
             await wait_until_answering(stack, starts, print)
+
+
+async def test_up_ends_without_a_watcher(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody says that a part answers, so waiting on is useless."""
+    monkeypatch.setattr(readiness, "_WATCHER_SECONDS", 1.0)
+    stack = FewParts(home, Part("adapter", ["sleep", "1000"], 40))
+    Supervisor(stack).up()
+    try:
+        with pytest.raises(MachineError, match=r"the watcher has written nothing to .*health\.json for"):
+            await wait_until_answering(stack, log_sizes(stack), print)
+    finally:
+        Supervisor(stack).down()
 
 
 async def test_up_returns_once_every_part_answers(home: Path) -> None:
