@@ -119,7 +119,7 @@ class RunActivities:
         staleness bound allows, unless the run is paused, stopping or ended.
         """
         if input.make_groups and input.run_id not in self._tried:
-            await self._try_service_again(input.run_id)
+            await self._try_service(input.run_id, 0.0)
         async with self.database.begin() as connection:
             await plans.lock_run_for_planning(connection, input.run_id)
             row = await runs.get_run(connection, input.run_id)
@@ -172,10 +172,16 @@ class RunActivities:
         )
 
     async def _try_service(self, run_id: str, patience_seconds: float) -> None:
-        """Pause a running run if the sandbox service lacks what it needs. After it was resumed this is tried again."""
+        """Pause a running run if the sandbox service lacks what it needs, unless it has begun.
+
+        After it was resumed this is tried again, perhaps in a worker that was restarted with another address.
+        """
         async with self.database.begin() as connection:
             row = await runs.get_run(connection, run_id)
             image = await tasks.first_image(connection, run_id)
+        if row is not None and row.next_group_no:
+            self._tried.add(run_id)
+            return
         if self._probe is None or image is None or row is None or row.state != RunState.RUNNING:
             return
         offered = self._probe.provider.capabilities
@@ -191,15 +197,6 @@ class RunActivities:
         else:
             async with self.database.begin() as connection:
                 await run_pause.pause_run(connection, run_id, problem)
-
-    async def _try_service_again(self, run_id: str) -> None:
-        """Try it before the first group, perhaps in a worker that was restarted with another address."""
-        async with self.database.begin() as connection:
-            row = await runs.get_run(connection, run_id)
-        if row is not None and row.next_group_no:
-            self._tried.add(run_id)
-        else:
-            await self._try_service(run_id, 0.0)
 
     async def _make_groups(self, connection: AsyncConnection, run_id: str, config: RunConfig) -> None:
         """Make as many groups as `group_selection.groups_to_start`, the disk and the circuit breaker allow.

@@ -66,6 +66,22 @@ async def test_a_run_is_paused_until_boxes_reach_the_adapter(
     assert seen.state == RunState.RUNNING and seen.open_groups
 
 
+async def test_a_run_that_has_begun_is_not_paused_by_a_new_worker(
+    database: Database, run_id: str, gateway: GatewayProcess
+) -> None:
+    """Its workflow prepares it again, for example after an upgrade, when the service has long given what it needs."""
+    settings = load_temporal_settings()
+    view = View(database, run_id)
+    await view.make()
+    assert (await view.look()).open_groups
+    provider = E2BProvider(API_KEY, gateway.url, gateway.url, max_ttl_seconds=1)
+    probe = SandboxProbe(provider, "http://127.0.0.1:9")
+    view.activities = RunActivities(database, settings, RunConfigs(database, settings), cast(Client, None), probe)
+    prepare = PrepareRunInput(input=TrainRunInput(run_id=run_id), run_id=run_id)
+    await ActivityEnvironment().run(view.activities.prepare_run, prepare)
+    assert (await view.look()).state == RunState.RUNNING
+
+
 async def test_a_time_to_live_that_the_service_refuses(provider: E2BProvider, adapter_address: str) -> None:
     found = await SandboxProbe(provider, f"http://{adapter_address}").problem("host", ttl_seconds=90_000)
     for named in ("90000 s", "3600 s this gateway allows", "RATCHET_SANDBOX_MAX_TTL_SECONDS", "resume"):
