@@ -16,14 +16,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import structlog
-
 from ratchet.errors import CommandFailedError, ConfigError, RatchetError, SandboxBusyError, SandboxGoneError
 from sandboxes.base import OPEN_NETWORK, BoxLimits, Capabilities, CommandResult, EndedOnExit, SandboxInfo
 
-_log = structlog.get_logger(__name__)
 _UNLIMITED_SECONDS = 30 * 86_400
 _LATE_SECONDS = 10.0
+_KILL_TRIES = 5
+"""Number of failed kills after which a box that runs no command is taken for gone; before, the service may be away."""
 _MISSING = 3
 _RECORD = "/var/tmp/.ratchet-box.json"
 """File in a box with its metadata, for classes whose boxes outlive their worker."""
@@ -75,17 +74,17 @@ class ClassProvider:
     ) -> "ClassSandbox":
         if limits not in (None, BoxLimits()):
             raise ConfigError(f"sandbox.memory_mib, cpus and max_processes: {self.name} cannot limit a box")
-        making = self._by_key.get(idempotency_key)
-        if making is None or (making.done() and (making.exception() or making.result().id not in self._boxes)):
+        if (making := self._by_key.get(idempotency_key)) is None:
             options = {"network": network} if self._has_network else {}
-            making = asyncio.ensure_future(self._make(image, options, dict(metadata), dict(env or {})))
+            making = asyncio.ensure_future(self._make(image, options, dict(metadata), dict(env or {}), idempotency_key))
+            making.add_done_callback(lambda one: one.exception() and self._by_key.pop(idempotency_key, None))
             self._by_key[idempotency_key] = making
         box = await asyncio.shield(making)
         await box.set_ttl(ttl_seconds)
         return box
 
     async def _make(
-        self, image: str, options: Mapping[str, Any], metadata: dict[str, str], env: dict[str, str]
+        self, image: str, options: Mapping[str, Any], metadata: dict[str, str], env: dict[str, str], key: str
     ) -> "ClassSandbox":
         try:
             made = await self._kind(image, **options).__aenter__()
@@ -96,6 +95,7 @@ class ClassProvider:
         box = ClassSandbox(self, str(getattr(made, "sandbox_id", "") or uuid.uuid4().hex), made)
         box.metadata = metadata
         box.env = env
+        box.key = key
         self._boxes[box.id] = box
         if hasattr(self._kind, "connect"):
             record = {"metadata": metadata, "env": env, "started_at": box.started_at.isoformat()}
@@ -120,12 +120,17 @@ class ClassProvider:
             box = await self.connect(sandbox_id)
         except SandboxGoneError:
             return False
-        if self._boxes.pop(sandbox_id, None) is None:
-            return False
-        try:
-            await box.made.__aexit__(None, None, None)
-        except Exception as error:
-            _log.warning("box not ended", box=sandbox_id, reason=f"{type(error).__name__}: {error}")
+        async with box.ending:
+            if self._boxes.get(sandbox_id) is not box:  # another call has ended it
+                return False
+            try:
+                await box.made.__aexit__(None, None, None)
+            except Exception as error:
+                box.failed_kills += 1
+                if box.failed_kills < _KILL_TRIES or await box.answers():
+                    raise SandboxBusyError(f"box {sandbox_id} not ended: {type(error).__name__}: {error}") from error
+            del self._boxes[sandbox_id]
+            self._by_key.pop(box.key, None)
         return True
 
     async def describe(self, sandbox_id: str) -> SandboxInfo:
@@ -154,6 +159,9 @@ class ClassSandbox(EndedOnExit):
         self.made = made
         self.metadata: dict[str, str] = {}
         self.env: dict[str, str] = {}
+        self.key = ""
+        self.ending = asyncio.Lock()
+        self.failed_kills = 0
         self.started_at = datetime.now(UTC)
         self._provider = provider
 
@@ -217,6 +225,13 @@ class ClassSandbox(EndedOnExit):
         if hasattr(self.made, "set_ttl"):
             with _failures_mean_gone(self.id):
                 await _awaited(self.made.set_ttl(seconds))
+
+    async def answers(self) -> bool:
+        """Return if the box runs commands."""
+        try:
+            return bool(await self.exec("true", timeout=_LATE_SECONDS))
+        except (SandboxGoneError, CommandFailedError):
+            return False
 
     async def kill(self) -> None:
         await self._provider.kill(self.id)

@@ -103,3 +103,44 @@ async def test_failures_of_the_class_are_those_of_a_service() -> None:
     await box.kill()
     with pytest.raises(ConfigError, match="memory_mib"):
         await provider.create("host", ttl_seconds=1, metadata={}, idempotency_key="k", limits=BoxLimits(num_cpus=1))
+
+
+async def test_a_box_whose_end_fails_is_kept_until_it_ends_or_runs_no_command() -> None:
+    class Stubborn(LocalBox):
+        is_stubborn = True
+
+        async def __aexit__(self, *error: object) -> None:
+            if self.is_stubborn:
+                raise OSError("connection lost")
+            await super().__aexit__(*error)
+
+    provider = ClassProvider(Stubborn, "x:y")
+    key = uuid.uuid4().hex
+    box = await create(provider, key)
+    for _ in range(7):
+        with pytest.raises(SandboxBusyError, match="connection lost"):
+            await provider.kill(box.id)
+    assert [info.id for info in await provider.list({})] == [box.id] and (await create(provider, key)).id == box.id
+    Stubborn.is_stubborn = False
+    assert await provider.kill(box.id) and not await provider.list({})
+
+    Stubborn.is_stubborn = True
+    gone = await create(provider)
+    shutil.rmtree(gone.made.root)  # type: ignore[attr-defined]
+    for _ in range(4):  # a service that is away looks the same
+        with pytest.raises(SandboxBusyError):
+            await provider.kill(gone.id)
+    assert await provider.kill(gone.id) and not await provider.kill(gone.id) and not await provider.list({})
+
+
+async def test_keys_of_ended_boxes_and_failed_creations_are_forgotten() -> None:
+    class Full(LocalBox):
+        async def __aenter__(self) -> "Full":
+            raise OSError("no room")
+
+    full, provider = ClassProvider(Full, "x:y"), ClassProvider(LocalBox, "x:y")
+    with pytest.raises(SandboxBusyError):
+        await create(full)
+    async with await create(provider):
+        assert len(provider._by_key) == 1
+    assert not full._by_key and not provider._by_key
