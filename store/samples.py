@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 import numpy as np
-from sqlalchemy import ARRAY, BigInteger, Select, String, any_, cast, func, literal, select
+from sqlalchemy import ARRAY, BigInteger, Select, String, any_, cast, literal, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.types import REWARDED_OUTCOMES, JsonObject, Purpose, RunState
@@ -81,28 +81,45 @@ async def _graded(connection: AsyncConnection, run_id: str) -> list[int]:
     return list((await connection.execute(statement.order_by(RolloutTable.id))).scalars())
 
 
-async def rollouts_by_step(connection: AsyncConnection, run_id: str) -> dict[str, list[int]]:
+class StepRollouts(NamedTuple):
+    """Rollouts of a step, and the time since which they and their plan are as they are."""
+
+    ids: list[int]
+    changed_at: datetime
+
+
+async def rollouts_by_step(connection: AsyncConnection, run_id: str) -> dict[str, StepRollouts]:
     """Return the rollouts of each step whose rollouts have ended: those of the groups that the step consumed, with
     signal or without. `eval_STEP` stands for evaluations of its weights, `unused` for what an ended run leaves behind.
     """
     state = (await connection.execute(select(RunTable.state).where(RunTable.run_id == run_id))).scalar_one()
     is_over = state not in (RunState.RUNNING, RunState.PAUSED)
-    own = RolloutTable.run_id == run_id
-    used = (BatchItemTable.group_id == RolloutTable.group_id) & (BatchItemTable.run_id == run_id)
-    planned = BatchItemTable.step.in_(select(BatchTable.step).where(BatchTable.run_id == run_id))
-    trained = select(func.coalesce(cast(BatchItemTable.step, String), "unused"), RolloutTable.id, RolloutTable.ended_at)
-    trained = trained.outerjoin(BatchItemTable, used & planned).where(
-        BatchItemTable.step.is_not(None) | (own & (RolloutTable.purpose == Purpose.TRAIN))
-    )
+    own, of_rollout = RolloutTable.run_id == run_id, (RolloutTable.id, RolloutTable.ended_at)
+    of_evaluation = (RolloutTable.id, EvaluationTable.ended_at, EvaluationTable.created_at)
+    planned = (BatchTable.run_id == BatchItemTable.run_id) & (BatchTable.step == BatchItemTable.step)
+    trained = select(cast(BatchTable.step, String), *of_rollout, BatchTable.planned_at).select_from(BatchItemTable)
+    trained = trained.join(BatchTable, planned).where(BatchItemTable.run_id == run_id)
     at = (EvaluationTable.run_id == run_id) & (EvaluationTable.label == RolloutGroupTable.label)
-    evaluated = select("eval_" + cast(EvaluationTable.step, String), RolloutTable.id, EvaluationTable.ended_at)
+    evaluated = select("eval_" + cast(EvaluationTable.step, String), *of_evaluation)
     evaluated = evaluated.join(RolloutGroupTable, RolloutGroupTable.id == RolloutTable.group_id)
-    found: dict[str, list[tuple[int, datetime | None]]] = {}
-    for statement in (trained, evaluated.join(EvaluationTable, at).where(own)):
-        for name, rollout_id, ended_at in await connection.execute(statement.order_by(RolloutTable.id)):
-            found.setdefault(name, []).append((rollout_id, ended_at))
-    ended = {name for name, rows in found.items() if is_over or all(ended_at for _, ended_at in rows)}
-    return {name: [one for one, _ in found[name]] for name in found if name in ended and (is_over or name != "unused")}
+    statements = [
+        trained.join(RolloutTable, RolloutTable.group_id == BatchItemTable.group_id),
+        evaluated.join(EvaluationTable, at).where(own),
+    ]
+    if is_over:
+        use = select(BatchItemTable.step).join(BatchTable, planned).where(BatchItemTable.run_id == run_id)
+        is_used = use.where(BatchItemTable.group_id == RolloutTable.group_id).exists()
+        unused = select(literal("unused"), *of_rollout, RolloutTable.created_at)
+        statements.append(unused.where(own, RolloutTable.purpose == Purpose.TRAIN, ~is_used))
+    found: dict[str, list[Any]] = {}
+    for statement in statements:
+        for name, *row in await connection.execute(statement.order_by(RolloutTable.id)):
+            found.setdefault(name, []).append(row)
+    return {
+        name: StepRollouts([row[0] for row in rows], max(one for row in rows for one in row[1:] if one))
+        for name, rows in found.items()
+        if is_over or all(ended_at for _, ended_at, _ in rows)
+    }
 
 
 class _PlannedUse(NamedTuple):

@@ -204,15 +204,16 @@ async def dump_steps(connection: AsyncConnection, run_id: str, pattern: str, aga
     """Write a debug dump of each step whose rollouts have ended; return the new files with their number of samples.
 
     `pattern`: a path, in which ROLLOUT_ID becomes a key of `samples.rollouts_by_step`. `again`: write files that are
-    there, too."""
+    newer than what they contain, too."""
     model_path = (await connection.execute(select(RunTable.model_path).where(RunTable.run_id == run_id))).scalar_one()
-    decode = _decoder(Path(model_path))
+    decode: Decode | None = None
     written: dict[Path, int] = {}
-    for name, rollout_ids in (await samples.rollouts_by_step(connection, run_id)).items():
+    for name, of_step in (await samples.rollouts_by_step(connection, run_id)).items():
         path = Path(pattern.replace(ROLLOUT_ID, name))
-        if again or name == "unused" or not path.exists():
+        if again or name == "unused" or not path.exists() or path.stat().st_mtime < of_step.changed_at.timestamp():
+            decode = decode or _decoder(Path(model_path))
             step = int(name) if name.isdigit() else None
-            found = samples.samples_of_rollouts(connection, run_id, step, rollout_ids)
+            found = samples.samples_of_rollouts(connection, run_id, step, of_step.ids)
             written[path] = await write_dump(found, decode, name if step is None else step, path)
     return written
 

@@ -7,6 +7,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -252,3 +253,25 @@ async def test_every_rollout_of_a_step_is_dumped_once(finished: list[Any], datab
     async with database.begin() as conn:
         await conn.execute(update(RunTable).values(state="done"))
     assert await dump() == {"eval_4": 1, "unused": 2}, "one of a group that no step has used, and one of none"
+
+
+async def test_a_file_that_is_older_than_its_step_is_replaced(
+    finished: list[Any], database: Database, tmp_path: Path
+) -> None:
+    """An earlier run wrote it, or an earlier plan of the step."""
+    path, hours = tmp_path / "rollout_3.pt", [datetime(2026, 1, 1, hour, tzinfo=UTC) for hour in range(4)]
+
+    async def is_replaced(written_at: datetime) -> bool:
+        path.write_bytes(b"of another run")
+        os.utime(path, (written_at.timestamp(), written_at.timestamp()))
+        async with database.begin() as conn:
+            found = await dump_steps(conn, "run-1", str(tmp_path / "rollout_{rollout_id}.pt"), again=False)
+        return bool(found) and len(torch.load(path, weights_only=True)["samples"]) == 3
+
+    async with database.begin() as conn:
+        await conn.execute(update(RolloutTable).values(ended_at=hours[1]))
+        await conn.execute(update(BatchTable).values(planned_at=hours[1]))
+    assert await is_replaced(hours[0]) and not await is_replaced(hours[2])
+    async with database.begin() as conn:
+        await conn.execute(update(BatchTable).values(planned_at=hours[3]))
+    assert await is_replaced(hours[2])
