@@ -95,24 +95,19 @@ async def rollouts_by_step(connection: AsyncConnection, run_id: str) -> dict[str
     state = (await connection.execute(select(RunTable.state).where(RunTable.run_id == run_id))).scalar_one()
     is_over = state not in (RunState.RUNNING, RunState.PAUSED)
     own, of_rollout = RolloutTable.run_id == run_id, (RolloutTable.id, RolloutTable.ended_at)
-    of_evaluation = (RolloutTable.id, EvaluationTable.ended_at, EvaluationTable.created_at)
-    planned = (BatchTable.run_id == BatchItemTable.run_id) & (BatchTable.step == BatchItemTable.step)
+    planned = (BatchTable.run_id == run_id) & (BatchTable.step == BatchItemTable.step)
     trained = select(cast(BatchTable.step, String), *of_rollout, BatchTable.planned_at).select_from(BatchItemTable)
     trained = trained.join(BatchTable, planned).where(BatchItemTable.run_id == run_id)
+    trained = trained.join(RolloutTable, RolloutTable.group_id == BatchItemTable.group_id)
+    unused = select(literal("unused"), *of_rollout, RolloutTable.created_at).where(own)
+    unused = unused.where(RolloutTable.id.not_in(trained.with_only_columns(RolloutTable.id)))
     at = (EvaluationTable.run_id == run_id) & (EvaluationTable.label == RolloutGroupTable.label)
-    evaluated = select("eval_" + cast(EvaluationTable.step, String), *of_evaluation)
+    times = (EvaluationTable.ended_at, EvaluationTable.created_at)
+    evaluated = select("eval_" + cast(EvaluationTable.step, String), RolloutTable.id, *times).where(own)
     evaluated = evaluated.join(RolloutGroupTable, RolloutGroupTable.id == RolloutTable.group_id)
-    statements = [
-        trained.join(RolloutTable, RolloutTable.group_id == BatchItemTable.group_id),
-        evaluated.join(EvaluationTable, at).where(own),
-    ]
-    if is_over:
-        use = select(BatchItemTable.step).join(BatchTable, planned).where(BatchItemTable.run_id == run_id)
-        is_used = use.where(BatchItemTable.group_id == RolloutTable.group_id).exists()
-        unused = select(literal("unused"), *of_rollout, RolloutTable.created_at)
-        statements.append(unused.where(own, RolloutTable.purpose == Purpose.TRAIN, ~is_used))
     found: dict[str, list[Any]] = {}
-    for statement in statements:
+    of_ended = [unused.where(RolloutTable.purpose == Purpose.TRAIN)] if is_over else []
+    for statement in (trained, evaluated.join(EvaluationTable, at), *of_ended):
         for name, *row in await connection.execute(statement.order_by(RolloutTable.id)):
             found.setdefault(name, []).append(row)
     return {
