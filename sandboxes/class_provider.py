@@ -11,7 +11,7 @@ import json
 import shlex
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -127,7 +127,9 @@ class ClassProvider:
                 await box.made.__aexit__(None, None, None)
             except Exception as error:
                 box.failed_kills += 1
-                if box.failed_kills < _KILL_TRIES or await box.answers():
+                with suppress(SandboxGoneError, CommandFailedError):
+                    if box.failed_kills >= _KILL_TRIES:
+                        await box.exec("true", timeout=_LATE_SECONDS)
                     raise SandboxBusyError(f"box {sandbox_id} not ended: {type(error).__name__}: {error}") from error
             del self._boxes[sandbox_id]
             self._by_key.pop(box.key, None)
@@ -225,13 +227,6 @@ class ClassSandbox(EndedOnExit):
         if hasattr(self.made, "set_ttl"):
             with _failures_mean_gone(self.id):
                 await _awaited(self.made.set_ttl(seconds))
-
-    async def answers(self) -> bool:
-        """Return if the box runs commands."""
-        try:
-            return bool(await self.exec("true", timeout=_LATE_SECONDS))
-        except (SandboxGoneError, CommandFailedError):
-            return False
 
     async def kill(self) -> None:
         await self._provider.kill(self.id)
