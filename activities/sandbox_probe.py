@@ -107,6 +107,7 @@ class SandboxProbe:
             found = str(error)
         else:
             ends_at = (await self.provider.describe(box.id)).ends_at
+            await box.set_ttl(_BOX_SECONDS)  # no ledger knows the box if this worker dies
             given = ttl_seconds if ends_at is None else (ends_at - asked_at).total_seconds()
             if given >= _TTL_SHARE * ttl_seconds:
                 return ""

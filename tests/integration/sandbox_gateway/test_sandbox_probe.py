@@ -3,6 +3,7 @@
 What the local gateway does right, services that are stand-ins do wrong.
 """
 
+from datetime import UTC, datetime
 from typing import cast
 
 import pytest
@@ -100,6 +101,13 @@ async def test_what_a_service_lacks_is_named_before_the_run_starts(deviation: st
     with foreign_boxes.serving_foreign_boxes(deviation) as service:
         assert named in await SandboxProbe(service.provider(), "http://10.1.2.3:80").problem("image", ttl_seconds=600)
         assert not service.boxes, "its boxes are ended"
+
+
+async def test_a_probe_that_dies_leaves_its_box_for_minutes() -> None:
+    """The run's time to live is only asked for, to see what the service gives."""
+    with foreign_boxes.serving_foreign_boxes() as service:
+        await SandboxProbe(service.provider(), "http://10.1.2.3:80").problem("image", ttl_seconds=3000)
+        assert service.killed and (service.ends[service.killed[0]] - datetime.now(UTC)).total_seconds() <= 300
 
 
 async def test_a_box_that_reaches_what_it_must_not(gateway: GatewayProcess, adapter_address: str) -> None:
