@@ -91,13 +91,13 @@ def _launch(
     from stack.ray_nodes import ray_nodes
     from training.rollout_dumps import dump_path
 
+    _name_services(cluster)
     directory = Path("runs") / f"{name}_{value_of('STAMP') or time.strftime('%Y%m%d_%H%M%S')}"
     say = _Log(directory / "run.log")
     dumps = dump_path(pattern or str(directory / "rollout_dumps" / "rollout_{rollout_id}.pt"))
     say.write("\n".join(lines))
     say(f"log and dumps: {directory}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a batch system sends it before its time limit
-    _name_services(cluster)
     with contextlib.ExitStack() as started:
         started.enter_context(box_host(cluster, Stack(), say, say.part))
         if cluster.ray_hosts:
@@ -133,6 +133,7 @@ def _name_services(cluster: "Cluster") -> None:
     """Name in this process's environment, which the parts inherit, what of the head the hosts and boxes reach."""
     import socket
 
+    from ratchet.errors import ConfigError
     from stack.parts import POSTGRES_HOSTS, Stack
 
     stack = Stack()
@@ -141,8 +142,13 @@ def _name_services(cluster: "Cluster") -> None:
     if cluster.hosts and not stack.has_gateway:
         os.environ.setdefault("MASTER_ADDR", cluster.head)
     if cluster.ray_hosts and not stack.is_external("RATCHET_DATABASE_URL"):
-        found = [socket.getaddrinfo(host, None)[0][4][0] for host in (cluster.head, *cluster.hosts)]
-        os.environ[POSTGRES_HOSTS] = " ".join(map(str, found))
+        found = [str(socket.getaddrinfo(host, None)[0][4][0]) for host in (cluster.head, *cluster.hosts)]
+        if found[0].startswith("127.") or found[0] == "::1":
+            raise ConfigError(
+                f"the head {cluster.head} has the loopback address {found[0]} here, which no other host reaches; set "
+                "`head` or MASTER_ADDR to an address that the hosts reach"
+            )
+        os.environ[POSTGRES_HOSTS] = " ".join(found)
 
 
 def _train(config: "RunConfig", name: str, dumps: Path, say: _Log) -> None:

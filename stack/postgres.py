@@ -23,7 +23,8 @@ DATABASE = "ratchet"
 
 def database_url(port: int, hosts: Sequence[str] = (), password: str = "") -> str:
     """Return the server's URL; with the `hosts` of `run_postgres` the one by which they reach it."""
-    login = f"postgres:{password}@{hosts[0]}" if hosts else "postgres@127.0.0.1"
+    head = f"[{hosts[0]}]" if hosts and ":" in hosts[0] else "".join(hosts[:1])
+    login = f"postgres:{password}@{head}" if hosts else "postgres@127.0.0.1"
     return f"postgresql://{login}:{port}/{DATABASE}"
 
 

@@ -64,3 +64,7 @@ async def test_hosts_connect_with_the_password(tmp_path: Path, monkeypatch: pyte
     finally:
         server.send_signal(signal.SIGINT)
         server.wait(60)
+
+
+def test_the_url_has_an_address_of_ipv6_in_brackets() -> None:
+    assert database_url(5432, ["fd00::1", "fd00::2"], "ab") == "postgresql://postgres:ab@[fd00::1]:5432/ratchet"

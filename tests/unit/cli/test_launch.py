@@ -1,10 +1,15 @@
 """`ratchet launch` finds its hosts by HOSTFILE, with one address per line, and explains what it would start there."""
 
+import os
 from pathlib import Path
 
 import pytest
 
+from cli.launch import _name_services
 from cli.main import run_app
+from ratchet.errors import ConfigError
+from stack.cluster import Cluster, ClusterHost
+from stack.parts import POSTGRES_HOSTS
 
 HOSTS = "10.0.0.2 slots=2\n10.0.0.3 slots=4\n"
 RUN = """
@@ -77,3 +82,22 @@ def test_a_list_of_hosts_places_every_part(
     said = capsys.readouterr().out
     assert [said.count(f"   {part}") for part in ("engine", "learner")] == [4, 2]
     assert not (config.parent / "home").exists(), "nothing is started"
+
+
+@pytest.mark.parametrize("head", ["localhost", "127.0.1.1", "::1"])
+def test_a_head_that_is_a_loopback_address_here_is_refused(
+    head: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Debian's /etc/hosts gives a machine's own name the address 127.0.1.1."""
+    for name, value in {
+        "RATCHET_HOME": str(tmp_path),
+        "RAY_ADDRESS": "",
+        "MASTER_ADDR": "",
+        POSTGRES_HOSTS: "",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("RATCHET_DATABASE_URL", raising=False)
+    with pytest.raises(ConfigError, match=f"head {head} has the loopback address .*MASTER_ADDR"):
+        _name_services(Cluster(head=head, hosts={"10.0.0.2": ClusterHost()}))
+    _name_services(Cluster(head="10.0.0.1", hosts={"10.0.0.2": ClusterHost()}))
+    assert os.environ[POSTGRES_HOSTS] == "10.0.0.1 10.0.0.2"
