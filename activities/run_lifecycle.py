@@ -172,10 +172,7 @@ class RunActivities:
         )
 
     async def _try_service(self, run_id: str, patience_seconds: float) -> None:
-        """Pause a running run if the sandbox service lacks what it needs, unless it has begun.
-
-        After it was resumed this is tried again, perhaps in a worker that was restarted with another address.
-        """
+        """Pause a running run that has no groups yet if the service lacks what it needs; again after it was resumed."""
         async with self.database.begin() as connection:
             row = await runs.get_run(connection, run_id)
             image = await tasks.first_image(connection, run_id)

@@ -21,8 +21,7 @@ from sandboxes.base import OPEN_NETWORK, BoxLimits, Capabilities, CommandResult,
 
 _UNLIMITED_SECONDS = 30 * 86_400
 _LATE_SECONDS = 10.0
-_KILL_TRIES = 5
-"""Number of failed kills after which a box that runs no command is taken for gone; before, the service may be away."""
+_KILL_TRIES = 5  # after which a box that runs no command is taken for gone; before, its service may be away
 _MISSING = 3
 _RECORD = "/var/tmp/.ratchet-box.json"
 """File in a box with its metadata, for classes whose boxes outlive their worker."""
