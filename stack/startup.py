@@ -79,7 +79,8 @@ def bring_up(
     asyncio.run(_require_services(stack, settings))
     supervisor = Supervisor(stack)
     with changing_plan(stack, say):
-        fresh, opened = not supervisor.is_up(), asyncio.run(_open_sets(stack))
+        fresh = not supervisor.is_up()
+        opened = asyncio.run(_open_sets(stack, fresh))
         before = read_plan(stack)
         _require_idle(before, config, opened)
         plan = _next(before, config, opened, for_run)
@@ -175,8 +176,13 @@ def _to_stop(
     return stopped
 
 
-async def _open_sets(stack: Stack) -> list[OpenSet] | None:
-    """Return the engine sets with an open run; None if the store does not answer, or has no tables yet."""
+async def _open_sets(stack: Stack, fresh: bool = False) -> list[OpenSet] | None:
+    """Return the engine sets with an open run; None if the store does not answer, or has no tables yet.
+
+    `fresh`: the stack's own Postgres does not run, so that what listens on its port, if anything, is something else.
+    """
+    if fresh and not stack.is_external("RATCHET_DATABASE_URL"):
+        return None
     try:
         async with stack.database() as database, database.begin() as connection:
             return await open_runs.open_sets(connection)

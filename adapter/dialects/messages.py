@@ -301,7 +301,8 @@ def _tools(values: list[Any]) -> list[Tool]:
             _check_typed(tool, f"tools.{at}")
             continue
         schema = object_at(tool["input_schema"], f"tools.{at}.input_schema")
-        function = {"name": tool.get("name"), "description": tool.get("description") or "", "parameters": schema}
+        description = "" if tool.get("description") is None else tool["description"]
+        function = {"name": tool.get("name"), "description": description, "parameters": schema}
         tools.append(function_tool(function, f"tools.{at}"))
     return tools
 
