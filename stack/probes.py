@@ -19,6 +19,7 @@ turn, no workflow and no row is left behind.
 
 import math
 import os
+import socket
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
@@ -50,7 +51,6 @@ from ratchet.types import EngineState
 from sandboxes.e2b import E2BProvider
 from stack import temporal_namespace
 from stack.engine_parts import engine_addresses
-from stack.orphaned_tries import WorkerProcess
 from stack.part_health import HealthLimits, HealthState, PartHealth
 from stack.parts import VIEWER, Stack
 from stack.placement import part_kind, set_of_part
@@ -332,9 +332,7 @@ class Probes:
         )
 
     async def worker(self) -> str:
-        pid = self.pid_of("worker")
-        assert pid is not None, "only a running part is probed"
-        identity = WorkerProcess.of(pid).identity
+        identity = f"{self.pid_of('worker')}@{socket.gethostname()}"
         ages: dict[str, float] = {}
         for queue in QUEUES:
             kinds = [TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY]

@@ -46,7 +46,7 @@ from activities.sweep import SweepActivities
 from activities.worker_lateness import WorkerLateness
 from activities.workspace import WorkspaceActivities
 from grading.registry import GRADERS
-from ratchet import temporal_client
+from ratchet import paths, temporal_client
 from ratchet.background_task import running_beside
 from ratchet.payload_codec import codec_of
 from ratchet.temporal_settings import TemporalSettings
@@ -55,7 +55,7 @@ from sandboxes.registry import adapter_url, image_builder, sandbox_provider
 from stack import temporal_namespace
 from stack.agent_programs import lay_out_tarballs
 from stack.build_id import build_id
-from stack.orphaned_tries import WorkerProcess, end_orphaned_tries
+from stack.orphaned_tries import end_orphaned_tries, note_worker
 from store import installations
 from store.database import Database
 from store.migration import wait_for_schema
@@ -165,6 +165,7 @@ async def run_worker(queues: Sequence[str], settings: TemporalSettings, database
     if "agent" in queues:
         await asyncio.to_thread(lay_out_tarballs, lambda text: _LOG.info("agent programs", what=text))
     configs = RunConfigs(database, settings)
+    note_worker(paths.home())
     lateness = WorkerLateness()
     activities = _activities(client, database, settings, configs, lateness)
     deployment = worker_deployment(settings, build_id())
@@ -180,7 +181,6 @@ async def run_worker(queues: Sequence[str], settings: TemporalSettings, database
             workflow_runner=_RUNNER,
             max_cached_workflows=settings.max_cached_workflows,
             deployment_config=deployment,
-            identity=WorkerProcess.of(os.getpid()).identity,
             graceful_shutdown_timeout=temporal_client.GRACEFUL_SHUTDOWN,
             # The SDK's default is four fifths of the heartbeat timeout, too close to it on a busy machine.
             max_heartbeat_throttle_interval=_HEARTBEAT_INTERVAL,
@@ -193,7 +193,7 @@ async def run_worker(queues: Sequence[str], settings: TemporalSettings, database
             for queue in queues:
                 await stack.enter_async_context(worker(queue))
             await stack.enter_async_context(running_beside(lateness.follow()))
-            await stack.enter_async_context(running_beside(end_orphaned_tries(client, settings)))
+            await stack.enter_async_context(running_beside(end_orphaned_tries(client, settings, paths.home())))
             _LOG.info("worker ready", queues=list(queues))
             # Without the key of a payload it takes no more work, because each task would fail.
             await _first_of(stopping, codec_of(client.data_converter).is_refused)
