@@ -28,6 +28,7 @@ _STAGES_OF_ATTEMPT = ("boot", "workspace", "agent", "diff")
 """The stages whose spans are children of the attempt; the spans of all other stages are children of the rollout."""
 
 _WAIT_FOR_SLOTS = ("boot", "grade", "control_run")
+_LAST = "finalise"
 
 
 class StageTelemetry(Interceptor):
@@ -90,7 +91,8 @@ class _Stage(ActivityInboundInterceptor):
         number = int(info.activity_id)
         lateness.stage_began(workflow_id, number, info.activity_type in _WAIT_FOR_SLOTS)
         yield
-        lateness.stage_ended(workflow_id, number)
+        if info.activity_type != _LAST:
+            lateness.stage_ended(workflow_id, number)
 
 
 def _bound(ids: dict[str, Fact]) -> contextlib.AbstractContextManager[None]:

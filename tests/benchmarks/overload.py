@@ -185,7 +185,7 @@ def _cpu_of(processes: list[subprocess.Popen[bytes]]) -> float:
 
 @dataclass
 class Histories:
-    """What Temporal's histories say. `tried_again`: activity and time-out → tries that Temporal began because of it.
+    """Facts from Temporal's histories. `tried_again`: activity and time-out → tries that Temporal began because of it.
     `task_delays`: of workflow tasks, (wall time of the start, seconds since it was scheduled)."""
 
     tried_again: Counter[str] = field(default_factory=Counter)

@@ -34,7 +34,7 @@ SMALL = {
     "TRAINING": "{steps: 4, groups_per_step: 3, group_size: 4, max_groups_seen: 1000, bin_tokens: 4096, "
     "checkpoint_every: 1, activation_checkpointing: false, learning_rate: 2.5e-4}",
 }
-"""What the tiny policy needs in place of the launcher's values."""
+"""The tiny policy's values in place of the launcher's."""
 
 
 @pytest.fixture

@@ -284,7 +284,7 @@ async def test_up_says_why_a_part_does_not_come_up(home: Path) -> None:
 
 
 async def test_up_ends_without_a_watcher(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody says that a part answers, so waiting on is useless."""
+    """Without it no part is known to answer, so waiting on is useless."""
     monkeypatch.setattr(readiness, "_WATCHER_SECONDS", 1.0)
     stack = FewParts(home, Part("adapter", ["sleep", "1000"], 40))
     Supervisor(stack).up()
