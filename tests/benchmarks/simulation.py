@@ -28,8 +28,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cli.console import say
 from examples.recipes import RECIPES
+from examples.tiny_policy.bug_tasks import BugTask
 from examples.tiny_policy.build import make_tiny_policy
-from examples.tiny_policy.conversation import Task
 from examples.tiny_policy.settings import Recipe
 from examples.tiny_policy.solve_tasks import Play, measure_solve_rate, play_tasks
 from ratchet import paths
@@ -72,7 +72,7 @@ class Simulation:
     def load(self, directory: Path) -> None:
         self.policy: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
 
-    def play(self, tasks: Sequence[Task], temperature: float) -> list[Play]:
+    def play(self, tasks: Sequence[BugTask], temperature: float) -> list[Play]:
         sampling, turns = self.config.sampling, self.config.harness.max_turns
         limits = {"max_turns": turns, "max_tokens_per_turn": sampling.max_response_tokens}
         return play_tasks(self.policy, self.tokenizer, tasks, temperature=temperature, **limits)
@@ -134,7 +134,7 @@ def sequence(rollout_id: int, play: Play, version: int) -> TrainingSequence:
     return TrainingSequence(rollout_id, *arrays, 1.0, versions[:end])
 
 
-def evaluated(recipe: Recipe, kind: str) -> list[Task]:
+def evaluated(recipe: Recipe, kind: str) -> list[BugTask]:
     tasks = recipe.new_tasks(random.Random("simulation"), kind)
     return [next(tasks) for _ in range(NUM_EVALUATED)]
 
