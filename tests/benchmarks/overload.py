@@ -3,7 +3,9 @@
 Postgres, Temporal, adapter, worker, gateway, boxes, agents and grades are real, the engine is scripted. One evaluation
 goes on through all phases; each phase lasts `--seconds`, and the machine is left alone between two of them.
 
-    ratchet admin bench overload -- --boxes 24 --seconds 180 --phases "busy 2,busy 8,busy 32,disk,postgres,restart 2"
+    ratchet admin bench overload -- --boxes 24 --seconds 180 --phases "busy 2,busy 8 600,disk,postgres,restart 2"
+
+The second number of `busy 8 600` is this phase's length in seconds.
 
 Rollouts a minute are compared with those of the quiet phase times the share of the CPU that the other programs left
 (`of_share`; 1.0: nothing is lost beyond what was taken away). `recovered_seconds`: from the end of the disturbance
@@ -29,7 +31,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import psutil
 from sqlalchemy import func, select
-from temporalio.api.enums.v1 import EventType
+from temporalio.api.enums.v1 import EventType, TimeoutType
 from temporalio.client import Client
 
 from cli.console import say
@@ -93,7 +95,7 @@ class Bench:
             await asyncio.sleep(SETTLE_SECONDS)
             phase.begun = time.time()
             begun, taken, cpu, logs = time.monotonic(), _cpu_of(hogs), self.found.cpu_seconds(), self._log_bytes()
-            await asyncio.sleep(self.seconds)
+            await asyncio.sleep(float(name.split()[2]) if name.count(" ") == 2 else self.seconds)
             ended = time.monotonic()
             phase.seconds = ended - begun
             phase.load = os.getloadavg()[0]
@@ -118,9 +120,9 @@ class Bench:
         return phase
 
     def _disturb(self, name: str) -> list[subprocess.Popen[bytes]]:
-        kind, _, number = name.partition(" ")
+        kind, *numbers = name.split()
         if kind == "busy":
-            return [subprocess.Popen(BUSY) for _ in range(int(number))]
+            return [subprocess.Popen(BUSY) for _ in range(int(numbers[0]))]
         if kind == "disk":
             return [subprocess.Popen([*DISK, str(self.found.home / "disk-hog")])]
         if kind == "postgres":
@@ -129,7 +131,7 @@ class Bench:
 
     async def measure_restart(self, name: str) -> Phase:
         """End the control plane beside busy processes and start it again; `recovered_seconds`: until a rollout ends."""
-        phase = Phase(name)
+        phase = Phase(name, begun=time.time())
         hogs = [subprocess.Popen(BUSY) for _ in range(int(name.partition(" ")[2]))]
         try:
             phase.open_rollouts = await self._num_open()
@@ -185,10 +187,11 @@ def _cpu_of(processes: list[subprocess.Popen[bytes]]) -> float:
 
 @dataclass
 class Histories:
-    """Facts from Temporal's histories. `tried_again`: activity and time-out → tries that Temporal began because of it.
-    `task_delays`: of workflow tasks, (wall time of the start, seconds since it was scheduled)."""
+    """Facts from Temporal's histories. `tried_again`: tries that Temporal began because of a time-out, (wall time,
+    activity and time-out). `task_delays`: of workflow tasks, (wall time of the start, seconds since it was scheduled).
+    """
 
-    tried_again: Counter[str] = field(default_factory=Counter)
+    tried_again: list[tuple[float, str]] = field(default_factory=list)
     task_delays: list[tuple[float, float]] = field(default_factory=list)
 
     def percentiles(self, begun: float, ended: float) -> list[float]:
@@ -220,7 +223,8 @@ async def read_histories(client: Client, run_id: str) -> Histories:
                 (ended.scheduled_event_id, ended.failure),
             ):
                 if number and failure.HasField("timeout_failure_info"):
-                    found.tried_again[f"{scheduled[number][0]}, {failure.timeout_failure_info.timeout_type}"] += 1
+                    kind = TimeoutType.Name(failure.timeout_failure_info.timeout_type)
+                    found.tried_again.append((at, f"{scheduled[number][0]}, {kind.removeprefix('TIMEOUT_TYPE_')}"))
     return found
 
 
@@ -254,10 +258,14 @@ async def measure(boxes: int, seconds: float, phases: list[str]) -> dict[str, An
             say(str(rows[-1]))
         following.cancel()
         histories = await read_histories(client, run_id)
+        tried_again: Counter[str] = Counter()
+        for at, what in histories.tried_again:
+            phase = max((row for row in rows if row.begun <= at), key=lambda row: row.begun, default=None)
+            tried_again[f"{what}, {phase.name if phase else 'before'}"] += 1
         for row in rows:
             row.task_delays = histories.percentiles(row.begun, row.begun + row.seconds)
         verdicts = await found.verdicts()
-    return {"phases": [vars(row) for row in rows], "tried_again": histories.tried_again, "verdicts": verdicts}
+    return {"phases": [vars(row) for row in rows], "tried_again": tried_again, "verdicts": verdicts}
 
 
 def main() -> None:
