@@ -161,6 +161,7 @@ class RunActivities:
             open_groups=started,
             plannable=plannable,
             wish=Wish(row.wish),
+            evaluations_begun=[one.label for one in begun],
             evaluations_ended=sorted(ended),
             state=RunState(row.state),
             reason=row.state_reason,

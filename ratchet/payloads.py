@@ -323,6 +323,7 @@ class RunView(Payload):
     open_groups: list[StartedGroup]
     plannable: bool
     wish: Wish
+    evaluations_begun: list[str] = []
     evaluations_ended: list[str]
     state: RunState
     reason: str = ""

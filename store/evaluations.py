@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass
 
-from sqlalchemy import ColumnElement, and_, func, select, update
+from sqlalchemy import ColumnElement, and_, exists, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -201,6 +201,12 @@ async def begun_evaluations(connection: AsyncConnection, run_id: str) -> list[Be
 
 async def ended_evaluations(connection: AsyncConnection, run_id: str) -> set[str]:
     return {one.label for one in await begun_evaluations(connection, run_id) if one.has_ended}
+
+
+async def is_being_evaluated(connection: AsyncConnection, run_id: str, step: int) -> bool:
+    """Return whether an evaluation of this step's version has begun and not ended."""
+    here = (EvaluationTable.run_id == run_id) & (EvaluationTable.step == step) & EvaluationTable.ended_at.is_(None)
+    return bool((await connection.execute(select(exists().where(here)))).scalar_one())
 
 
 def _is_group_of_evaluation() -> ColumnElement[bool]:

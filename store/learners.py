@@ -16,6 +16,8 @@ LOADING_MODEL = "loading the model"
 """Phase of a learner that starts: it loads the model and the newest checkpoint."""
 WAITING = "waiting for a plan"
 """Phase in which no plan row of the next step is there."""
+EVALUATED = "waiting for the evaluation"
+"""Phase in which the version that the next one replaces is evaluated."""
 TRAINED_ALL = "done"
 HAS_FAILED = "failed"
 _LOADING_SILENT_SECONDS = 60.0

@@ -40,7 +40,7 @@ from ratchet.config import RunConfig
 from ratchet.errors import FencedError, StoreUnavailableError
 from ratchet.stored_config import read_stored_config
 from ratchet.types import JsonObject
-from store import learner_commits, learners, runs, training_groups
+from store import evaluations, learner_commits, learners, runs, training_groups
 from store.checkpoints import CheckpointRow, list_checkpoints
 from store.learner_commits import RunLease
 from store.learners import NextStep
@@ -253,6 +253,8 @@ class TrainLoop:
             "step_seconds": time.monotonic() - stepping,
         }
         metrics = self._step_metrics(plan, sequences, result, timings)
+        self.context.heartbeat.set_phase(learners.EVALUATED, step)
+        self.context.ranks.on_rank_zero(lambda: self._wait_for_evaluations(step))
         self.publisher.publish(step, metrics, result.largest_ratios, result.trained_turns)
         return True
 
@@ -284,6 +286,14 @@ class TrainLoop:
                     return plan
             time.sleep(_POLL_SECONDS)
         return None
+
+    def _wait_for_evaluations(self, step: int) -> None:
+        """Wait on rank 0 until no evaluation samples the version that this step's replaces. Raises FencedError."""
+        lease, store = self.lease, self.context.store
+        while store.transaction(evaluations.is_being_evaluated, lease.run_id, step - 1):
+            if store.transaction(learners.next_step, lease.run_id, lease.epoch, step) is NextStep.FENCED:
+                raise FencedError(f"{lease.run_id} has ended, or another learner has taken over")
+            time.sleep(_POLL_SECONDS)
 
     def _load_sequences(self, plan: Plan) -> list[TrainingSequence]:
         trained = [member.rollout_id for member in plan.members if member.num_tokens > 0]

@@ -110,6 +110,10 @@ class SteeredRun:
                     raise
                 workflow.logger.error(f"run not paused: {failure_cause(error).message}")
 
+    def has_news(self) -> bool:
+        """Return whether the run's state must be read again before the next poll."""
+        return self.woken
+
     async def look_until(
         self, waiting: Awaitable[ResultT], poll_seconds: float, look: Callable[[], Awaitable[None]]
     ) -> ResultT:
@@ -124,7 +128,7 @@ class SteeredRun:
             while not ended.done() and not workflow.info().is_continue_as_new_suggested():
                 timeout = None if self.is_paused() else timedelta(seconds=poll_seconds)
                 with contextlib.suppress(TimeoutError):
-                    await workflow.wait_condition(lambda: self.woken or ended.done(), timeout=timeout)
+                    await workflow.wait_condition(lambda: self.has_news() or ended.done(), timeout=timeout)
                 if not ended.done():
                     await look()
             return await ended

@@ -1,6 +1,6 @@
 """The TrainRun workflow `run/<run_id>`: the training loop.
 
-    advance ─▶ start groups ─▶ plan ─▶ learner's step ─▶ sync engines ─▶ advance …    evaluations at the start and end
+    advance ─▶ start evaluations, groups ─▶ plan ─▶ learner's step ─▶ sync engines ─▶ advance …
 
 Groups are kept in flight up to the staleness bound; a step is planned when enough are ready. The workflow holds no
 data: it reads the run's state from Postgres each time it wakes.
@@ -11,7 +11,7 @@ resume` lets it go on. `ratchet.types.RunState` lists the states and who changes
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -28,10 +28,8 @@ from temporalio.exceptions import (
 )
 
 with workflow.unsafe.imports_passed_through():
-    from activities.evaluations import EvaluationActivities
     from activities.learning import LearnActivities
     from activities.run_lifecycle import RunActivities
-    from ratchet.evaluation_payloads import EvaluateInput
     from ratchet.payloads import (
         EndRunInput,
         EvaluationPlan,
@@ -59,8 +57,8 @@ with workflow.unsafe.imports_passed_through():
         shielded,
         stop_if_cancelled,
     )
-    from workflows.evaluate import Evaluate
     from workflows.rollout_group import RolloutGroup
+    from workflows.running_evaluations import RunningEvaluations
     from workflows.steered_run import SteeredRun, final_state, reason_of_end
 
 
@@ -91,6 +89,7 @@ class TrainRun(SteeredRun):
         super().__init__()
         self.started: dict[str, _GroupHandle | None] = {}
         self.failures: dict[str, int] = {}
+        self.evaluations = RunningEvaluations(self._count)
         self.looked_at: datetime | None = None
 
     @workflow.run
@@ -148,31 +147,37 @@ class TrainRun(SteeredRun):
             if view.wish is Wish.STOP:
                 await self._cancel_groups(group.workflow_id for group in view.open_groups)
                 if view.step >= view.last_step:
+                    await self._evaluated(plan)
                     return view
             if view.state is RunState.PAUSED:
                 view = await self._wait_until_resumed(plan)
                 continue
             due = _due_evaluations(view)
-            if due:
-                if not await self._evaluate(plan, due):
+            is_last = view.step >= view.last_step
+            if is_last and not due:
+                return view
+            if not is_last and view.wish is not Wish.STOP and (not due or _evaluates_beside()):
+                await self._start_groups(plan, view)
+            self.evaluations.start(plan, due)
+            if due and (is_last or not _evaluates_beside()):
+                if not await self._evaluated(plan):
                     await self._sleep(plan)
                 # An evaluation takes long: the run may have been paused, stopped, extended or asked for another one.
                 view = await self._advance(plan)
                 continue
-            if view.step >= view.last_step:
-                return view
-            if view.wish is not Wish.STOP:
-                await self._start_groups(plan, view)
-            if view.plannable and await self._train_step(plan):
+            # The learner sees from its row that a version is evaluated, so it does not publish the next one before.
+            plannable = view.plannable and all(one.label in view.evaluations_begun for one in due)
+            if plannable and await self._train_step(plan):
                 steps_here += 1
             if steps_here >= plan.steps_per_execution or workflow.info().is_continue_as_new_suggested():
                 await self._continue_as_new(plan)
-            if not view.plannable:
+            if not plannable:
                 await self._sleep(plan)
             view = await self._advance(plan)
 
     async def _continue_as_new(self, plan: RunPlan) -> None:
-        """End this execution after its updates have been answered; the next one goes on from Postgres."""
+        """End this execution after its evaluations and updates have ended; the next one goes on from Postgres."""
+        await self.evaluations.finish()
         await workflow.wait_condition(workflow.all_handlers_finished)
         workflow.continue_as_new(TrainRunInput(run_id=plan.run_id))
 
@@ -207,9 +212,13 @@ class TrainRun(SteeredRun):
 
     async def _sleep(self, plan: RunPlan) -> None:
         """Wait for a signal, at most `poll_seconds`, after which a lost signal does not matter."""
-        self.wait_for(plan, "a person" if self.is_paused() else "groups, boxes or verdicts")
+        what = ", ".join([*self.evaluations.labels, "groups, boxes or verdicts"])
+        self.wait_for(plan, "a person" if self.is_paused() else what)
         with contextlib.suppress(TimeoutError):
-            await workflow.wait_condition(lambda: self.woken, timeout=timedelta(seconds=plan.poll_seconds))
+            await workflow.wait_condition(self.has_news, timeout=timedelta(seconds=plan.poll_seconds))
+
+    def has_news(self) -> bool:
+        return super().has_news() or (self.evaluations.has_news and not self.is_paused())
 
     async def _start_groups(self, plan: RunPlan, view: RunView) -> None:
         """Start the workflow of every open group that has none, also of one that closed although its group is open."""
@@ -283,6 +292,7 @@ class TrainRun(SteeredRun):
         done = await self.look_until(training, plan.poll_seconds, lambda: self._make_groups(plan))
         if not done.trained:
             return False
+        await self._evaluated(plan)
         await self._sync(plan, planned.step)
         return True
 
@@ -291,6 +301,14 @@ class TrainRun(SteeredRun):
         view = await self._advance(plan)
         if view.state is RunState.RUNNING and view.wish is not Wish.STOP:
             await self._start_groups(plan, view)
+        # The learner may publish at any time: only those that hold it back may go on.
+        self.evaluations.start(plan, [one for one in _due_evaluations(view) if one.label in view.evaluations_begun])
+
+    async def _evaluated(self, plan: RunPlan) -> bool:
+        """Wait for the evaluations that run; return False if one has to be started again."""
+        if self.evaluations.labels:
+            self.wait_for(plan, f"the evaluations {', '.join(self.evaluations.labels)}")
+        return await self.evaluations.ended()
 
     async def _sync(self, plan: RunPlan, step: int) -> None:
         run = RunInput(run_id=plan.run_id)
@@ -303,33 +321,6 @@ class TrainRun(SteeredRun):
                 for sync in syncs
             )
         )
-
-    async def _evaluate(self, plan: RunPlan, due: Sequence[EvaluationPlan]) -> bool:
-        """Run these evaluations to their end; return False if one has to be started again."""
-        self.wait_for(plan, f"the evaluations {', '.join(one.label for one in due)}")
-        total = sum(one.num_samples for one in due)
-        return all(await asyncio.gather(*(self._run_evaluation(plan, one, one.num_samples / total) for one in due)))
-
-    async def _run_evaluation(self, plan: RunPlan, evaluation: EvaluationPlan, share: float) -> bool:
-        searchable = search_attributes(plan.run_id, step=evaluation.step)
-        workflow_id = f"evaluate/{plan.run_id}/{evaluation.label}"
-        options = child_options(workflow_id, searchable, f"evaluation {evaluation.label}")
-        input = EvaluateInput(run_id=plan.run_id, evaluation=evaluation, share=share)
-        try:
-            await workflow.execute_child_workflow(Evaluate.run, input, **options)
-        except WorkflowAlreadyStartedError:  # the child of a terminated execution of this run; it is being cancelled
-            return False
-        except ChildWorkflowError as error:
-            if workflow.cancellation_reason() is not None:
-                raise asyncio.CancelledError from error
-            if not isinstance(error.cause, CancelledError | TerminatedError):
-                raise
-            if isinstance(error.cause, TerminatedError):
-                self._count(workflow_id, "been terminated", "by hand")
-                return False
-            # Cancelled by a person: it ends with the verdicts that it has.
-            await run_activity(EvaluationActivities.end_evaluation, input, plan.stages["record"])
-        return True
 
     async def _cancel_groups(self, workflow_ids: Iterable[str]) -> None:
         for workflow_id in workflow_ids:
@@ -346,6 +337,7 @@ class TrainRun(SteeredRun):
         """
 
         async def stop() -> None:
+            await self.evaluations.cancel()
             self.woken = False
             input = ViewRunInput(run_id=plan.run_id, make_groups=False)
             record = plan.stages["record"]
@@ -368,6 +360,11 @@ class TrainRun(SteeredRun):
             RunActivities.end_run, ending, plan.stages["record"], summary=f"{state}: {reason}" if reason else state
         )
         return result.ended
+
+
+def _evaluates_beside() -> bool:
+    """Return whether groups start and a step is trained while evaluations run. A run of v0.1.0 waited for their end."""
+    return workflow.patched("evaluate-beside-steps")
 
 
 def _due_evaluations(view: RunView) -> list[EvaluationPlan]:

@@ -19,9 +19,11 @@ from ratchet.config import RunConfig
 from ratchet.errors import ConfigError
 from reads.curves import metrics_by_step
 from reads.explanations import explain_thing
-from store import learner_commits, learners, metrics, runs, skipped_steps
+from store import evaluations, learner_commits, learners, metrics, runs, skipped_steps
 from store.arrays import halves_from_bytes, logprobs_to_bytes
 from store.database import Database
+from store.evaluations import NewEvaluation
+from store.learners import LearnerRow
 from store.schema import (
     BatchItemTable,
     BatchTable,
@@ -222,6 +224,36 @@ async def test_a_replaced_learner_deletes_nothing_of_its_successor(equal_runs: R
             await connection.execute(select(RunTable.checkpoint_uri).where(RunTable.run_id == settings.run_id))
         ).scalar_one()
     assert (Path(pointer) / ".metadata").exists()
+
+
+async def test_a_version_is_replaced_after_its_evaluation_also_by_the_next_learner(equal_runs: Runs) -> None:
+    settings, undisturbed = await equal_runs.make(), await equal_runs.undisturbed(1)
+    values = {"step": 2, "temperature": 1.0, "num_samples": 1, "policy_version": f"{settings.run_id}@2.0"}
+    async with equal_runs.database.begin() as connection:
+        await evaluations.begin_evaluation(connection, NewEvaluation(settings.run_id, "step2-t1", **values))
+
+    async def waits() -> LearnerRow:
+        async with asyncio.timeout(120):
+            while True:
+                await asyncio.sleep(0.2)
+                async with equal_runs.database.begin() as connection:
+                    learner = await learners.get_learner(connection, settings.run_id)
+                    newest = await runs.newest_version(connection, settings.run_id)
+                assert newest is not None and newest.step <= 2
+                if learner is not None and (learner.phase, learner.step) == (learners.EVALUATED, 3):
+                    return learner
+
+    first = Group(settings, 1, equal_runs.home / "first")
+    epoch = (await waits()).epoch
+    first.kill()
+    training = asyncio.create_task(equal_runs.train(settings, 1, []))
+    while (await waits()).epoch == epoch:
+        await asyncio.sleep(0.1)
+    async with equal_runs.database.begin() as connection:
+        await evaluations.end_evaluation(connection, settings.run_id, "step2-t1")
+    await training
+    await equal_runs.assert_trained_once(settings)
+    assert await equal_runs.digest(settings) == undisturbed.digest
 
 
 async def _break_logprobs(equal_runs: Runs, settings: RankSettings, first: int, last: int) -> None:

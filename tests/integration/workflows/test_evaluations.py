@@ -150,7 +150,7 @@ async def test_an_open_run_is_evaluated_at_its_next_step_boundary(evaluated: Eva
     asking = asyncio.create_task(evaluating.run_evaluation(loop.stack, evaluated.run_id, settings, "anna", said.append))
     await evaluated.working(2)
     status = await evaluated.handle.query("state")
-    assert status["waits_for"] == "the evaluations asked1-t0.5" and status["num_open_groups"] >= 1
+    assert status["waits_for"].startswith("asked1-t0.5, groups") and status["num_open_groups"] >= 1
     await loop.release(evaluated.run_id)
     found = (await asyncio.wait_for(asking, 240))["evaluations"]
     assert list(found) == ["asked1-t0.5"] and found["asked1-t0.5"]["step"] == 0
@@ -159,3 +159,16 @@ async def test_an_open_run_is_evaluated_at_its_next_step_boundary(evaluated: Eva
     for step in (0, 3):
         with pytest.raises(ConfigError, match="evaluates it at its next step boundary"):
             await evaluating.run_evaluation(loop.stack, f"{evaluated.run_id}@{step}", settings, "anna", said.append)
+
+
+async def test_a_steps_rollouts_run_beside_the_evaluation_of_its_version(evaluated: Evaluated, loop: Loop) -> None:
+    await evaluated.begin(steps=1, at=["start"])
+    await asyncio.gather(evaluated.working(2), evaluated.working(2, Purpose.TRAIN))
+    status = await evaluated.handle.query("state")
+    assert status["waits_for"].startswith("start-t1, groups")
+    await evaluated.handle.cancel()
+    with contextlib.suppress(WorkflowFailureError):
+        await loop.result(evaluated.handle)
+    evaluation = loop.client.get_workflow_handle(f"evaluate/{evaluated.run_id}/start-t1")
+    assert (await evaluation.describe()).status is WorkflowExecutionStatus.CANCELED
+    assert await evaluated.state() == "cancelled"

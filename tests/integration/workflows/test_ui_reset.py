@@ -101,7 +101,7 @@ async def test_an_evaluation_that_is_reset_ends_with_every_verdict_once(evaluati
     handle = await evaluating.evaluation()
     await reset(loop, handle.id)
     await loop.release(evaluating.run_id)
-    await loop.until(evaluating.trains, "the run starts its first group")
+    await loop.until(evaluating.has_ended, "the evaluation has ended")
     assert [row.outcome for row in await evaluating.rollouts("eval")] == ["graded"]
 
 
@@ -115,6 +115,6 @@ async def test_a_paused_evaluation_goes_on_when_it_is_unpaused(evaluating: Evalu
         return [row.outcome for row in await evaluating.rollouts("eval")] == ["graded"]
 
     await loop.until(is_graded, "its rollout goes on")
-    assert not await evaluating.trains()
+    assert not await evaluating.has_ended()
     await button.unpause()
-    await loop.until(evaluating.trains, "the run starts its first group")
+    await loop.until(evaluating.has_ended, "the evaluation has ended")
