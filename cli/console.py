@@ -17,6 +17,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
+from ratchet.durations import duration_in_words
 from ratchet.progress import CountedLine
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ _GAP = 2
 
 _INDENT = 4
 """Spaces before a line that belongs to the row above."""
+
+_LINE_SECONDS = 60.0
 
 _SHORTEST_CUT = 12
 """Characters of the last column that must be left of it; otherwise it follows below."""
@@ -46,15 +49,41 @@ _STARTED = _started_at()
 def say(text: str) -> None:
     """Print one line of progress to stderr, with the seconds since the command, or its `make train`, began.
 
-    In a terminal, lines that say how much is done move a bar instead.
+    Lines that say how much is done move a bar in a terminal; elsewhere, one a minute is printed, with an estimate.
     """
     elapsed = f"[{time.time() - _STARTED:6.1f} s]"
     if not sys.stderr.isatty():
-        print(elapsed, text, file=sys.stderr, flush=True)
+        if estimate := _PACE.line(text, time.time()) if isinstance(text, CountedLine) else text:
+            print(elapsed, estimate, file=sys.stderr, flush=True)
     elif isinstance(text, CountedLine):
         _bar().show(text, elapsed)
     else:
         _bar().print_above(f"{elapsed} {text}")
+
+
+class _Pace:
+    """Which lines of some work are printed without a terminal, and when its rest will be done at the pace so far."""
+
+    def __init__(self) -> None:
+        self._what = ""
+        self._began = self._printed = (0.0, 0)
+
+    def line(self, text: CountedLine, now: float) -> str:
+        """Return the line to print at this time, empty if the last one is less than a minute old."""
+        if text.what != self._what:
+            self._what, self._began, self._printed = text.what, (now, text.done), (now, text.done)
+            return str(text)
+        if text.done < text.total and now - self._printed[0] < _LINE_SECONDS:
+            return ""
+        self._printed = (now, text.done)
+        num_done = text.done - self._began[1]
+        if not 0 < num_done < text.total - self._began[1]:
+            return str(text)
+        left = (text.total - text.done) * (now - self._began[0]) / num_done
+        return f"{text}; about {duration_in_words(left)} left"
+
+
+_PACE = _Pace()
 
 
 @cache

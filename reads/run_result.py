@@ -9,6 +9,7 @@ from store.schema import (
     BatchItemTable,
     BatchTable,
     EvaluationTable,
+    MetricTable,
     RolloutGroupTable,
     RolloutTable,
     RunTable,
@@ -61,7 +62,9 @@ async def evaluation_rewards(connection: AsyncConnection, run_id: str) -> list[J
 
 
 async def run_progress(connection: AsyncConnection, run_id: str) -> JsonObject:
-    """Return the counts that `ratchet train` shows while it waits."""
+    """Return what `ratchet train` shows while it waits. `reward`: mean of the newest trained step's rollouts.
+    `evaluations`: mean reward of each evaluation that has ended, by its label.
+    """
     of_run = select(RunTable.state, RunTable.state_reason.label("reason"), RunTable.step)
     run = (await connection.execute(of_run.where(RunTable.run_id == run_id))).one()
     of_rollouts = select(
@@ -71,11 +74,17 @@ async def run_progress(connection: AsyncConnection, run_id: str) -> JsonObject:
         func.count().filter(RolloutTable.outcome.in_(["infra_failed", "grader_failed"])).label("failed"),
     )
     counts = (await connection.execute(of_rollouts.where(RolloutTable.run_id == run_id))).one()
+    of_evaluation = (RolloutGroupTable.run_id == run_id) & (RolloutGroupTable.label == EvaluationTable.label)
     ended = (
-        select(EvaluationTable.label)
+        select(EvaluationTable.label, func.avg(RolloutTable.reward).filter(RolloutTable.replaced_by.is_(None)))
+        .join(RolloutGroupTable, of_evaluation & (RolloutGroupTable.purpose == Purpose.EVAL))
+        .join(RolloutTable, RolloutTable.group_id == RolloutGroupTable.id)
         .where(EvaluationTable.run_id == run_id, EvaluationTable.ended_at.is_not(None))
+        .group_by(EvaluationTable.label)
         .order_by(EvaluationTable.label)
     )
+    reward = select(MetricTable.value).where(MetricTable.run_id == run_id, MetricTable.name == "reward_mean")
+    newest = reward.order_by(MetricTable.step.desc()).limit(1)
     without_signal = (
         select(func.count())
         .select_from(BatchItemTable)
@@ -84,6 +93,7 @@ async def run_progress(connection: AsyncConnection, run_id: str) -> JsonObject:
     return {
         **run._mapping,
         **counts._mapping,
-        "evaluations": list((await connection.execute(ended)).scalars()),
+        "reward": (await connection.execute(newest)).scalar_one_or_none(),
+        "evaluations": dict((await connection.execute(ended)).tuples().all()),
         "groups_without_signal": (await connection.execute(without_signal)).scalar_one(),
     }

@@ -16,6 +16,7 @@ from typing import Any
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 from temporalio.service import RPCError, RPCStatusCode
 
+from activities.evaluations import planned_evaluations
 from ratchet.config import RunConfig
 from ratchet.config_sections import DEFAULT_BIN_TOKENS
 from ratchet.errors import ConfigError, StoreUnavailableError
@@ -24,7 +25,7 @@ from ratchet.progress import CountedLine, ReportProgress
 from ratchet.run_names import RUN_ID
 from ratchet.temporal_client import pending_activities, root_cause, start_train_run, starting
 from ratchet.temporal_settings import load_temporal_settings
-from ratchet.types import RunState
+from ratchet.types import Purpose, RunState
 from ratchet.vime_names import value_of
 from reads.run_result import evaluation_rewards, read_steps, run_progress
 from sandboxes.registry import sandbox_provider
@@ -222,6 +223,7 @@ class _Progress:
                 if row is None:
                     return
                 found = await run_progress(connection, self.run_id)
+                num_held_out = await runs.count_run_tasks(connection, self.run_id, Purpose.EVAL)
         except StoreUnavailableError:
             return
         self.report_seconds = time.monotonic() - started
@@ -233,14 +235,14 @@ class _Progress:
         if self.num_ended_before is None:
             self.num_ended_before = found["ended"]
         self.num_ended = found["ended"] - self.num_ended_before
-        line, milestone = _line(found), (found["step"], found["evaluations"])
+        milestone = (found["step"], list(found["evaluations"]))
+        total = max(_planned_rollouts(row.resolved_config, num_held_out), found["rollouts"])
+        line = _line(found, row.resolved_config.training.steps, total)
         if milestone != self.milestone or (
             line != self.line and time.monotonic() - self.reported_at >= _REPORT_SECONDS
         ):
-            num_steps = row.config["training"]["steps"]  # 0 for an evaluation
             is_step = milestone != self.milestone  # such a line stays on a terminal's screen
-            counted = CountedLine(line, "steps", found["step"], num_steps)
-            self.report_line(line if is_step or not num_steps else counted)
+            self.report_line(line if is_step else CountedLine(line, "rollouts", found["ended"], total))
             self.line = line
             self.milestone = milestone
             self.reported_at = time.monotonic()
@@ -249,11 +251,20 @@ class _Progress:
         await self.database.close()
 
 
-def _line(progress: dict[str, Any]) -> str:
-    evaluations = f"; evaluated: {', '.join(progress['evaluations'])}" if progress["evaluations"] else ""
-    failed = f", {progress['failed']} failed" if progress["failed"] else ""
-    counts = f"{progress['ended']} of {progress['rollouts']} started rollouts ended"
-    return f"step {progress['step']}: {counts}{failed}{evaluations}"
+def _planned_rollouts(config: RunConfig, num_held_out: int) -> int:
+    """Return how many rollouts the run makes if every group has signal and no evaluation is asked for."""
+    evaluated = sum(one.num_samples for one in planned_evaluations(config)) * num_held_out
+    return config.training.steps * config.training.groups_per_step * config.training.group_size + evaluated
+
+
+def _line(progress: dict[str, Any], num_steps: int, total: int) -> str:
+    parts = [f"step {progress['step']} of {num_steps}", f"{progress['ended']} of {total} rollouts"]
+    if progress["failed"]:
+        parts.append(f"{progress['failed']} failed")
+    if progress["reward"] is not None:
+        parts.append(f"reward {progress['reward']:.2f}")
+    rewards = {label: reward for label, reward in progress["evaluations"].items() if reward is not None}
+    return "; ".join([", ".join(parts), *(f"{label} {reward:.2f}" for label, reward in rewards.items())])
 
 
 async def follow_to_end(stack: Stack, run_id: str, say: ReportProgress) -> dict[str, Any]:
