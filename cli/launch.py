@@ -31,13 +31,13 @@ def launch_command(
     set: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE; overrides the file. Repeatable.")] = None,
     engine_gpus: Annotated[
         int | None,
-        typer.Option("--engine-gpus", min=1, max=MAX_ROWS, help="Number of GPUs of the engines; default: half."),
+        typer.Option("--engine-gpus", min=1, max=MAX_ROWS, help="Number of GPUs of engines alone; default: 0."),
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Print placement and size; start nothing.")] = False,
 ) -> None:
     """Train on a cluster: Ray, engines and learner on this machine and, over ssh, on every host.
 
-    Half of the GPUs are the engines', unless the config places the parts. Writes runs/<EXP_TAG>_<STAMP>/run.log, with
+    Engines and learner share the GPUs, unless the config places the parts. Writes runs/<EXP_TAG>_<STAMP>/run.log, with
     all that the parts print, and a file of the rollouts of each step. When the run has ended, or on Ctrl-C or
     SIGTERM, everything that this command has started is ended; the same command continues the run. Arguments of vime's
     training command may follow (docs/vime.md).
@@ -63,7 +63,7 @@ def launch_command(
     pattern = dump_pattern(arguments)
     hosts = read_cluster(cluster or DEFAULT_HOST_FILE)
     resolved = load_config(config, set or [], arguments=arguments)
-    if hosts.ray_hosts and ("engines" not in resolved.model_fields_set or resolved.training.gpus is None):
+    if "engines" not in resolved.model_fields_set or resolved.training.gpus is None:
         hosts = with_gpus(hosts)
         resolved = spread(resolved, hosts.num_gpus(len(usable_gpus())), engine_gpus)
     require_hosts(hosts, resolved)

@@ -1,5 +1,6 @@
 """The engines of the stack: how each is placed, its address, and the settings of its process."""
 
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -17,14 +18,14 @@ from stack.listen_addresses import (
     require_own_addresses,
 )
 from stack.parts import Stack
-from stack.placement import LEARNER, PlacedEngine, Placement, SetToPlace, engine_name, place, place_sets
+from stack.placement import ALLOCATOR, LEARNER, PlacedEngine, Placement, SetToPlace, engine_name, place, place_sets
 from stack.serving_plan import ServingPlan, StackPlan, read_plan, serves_same
 from training.service import default_workers
 
 
 @dataclass(slots=True, frozen=True)
 class LearnerDevices:
-    """Resources of the local Ray node for the learner's ranks: CUDA_VISIBLE_DEVICES and the number of its GPUs."""
+    """Resources of the local Ray node for the learner's ranks: variables that name them, and the number of its GPUs."""
 
     environment: dict[str, str]
     num_gpus: int
@@ -115,8 +116,10 @@ def learner_devices(plan: StackPlan) -> LearnerDevices | None:
     GPUs to one rank. None if no GPU was given to anything, and Ray finds none either."""
     if not usable_gpus():
         return None
-    gpus = _learners(place_plan(plan)).get(LOCAL, ())
-    return LearnerDevices(visible_devices(gpus), len(gpus))
+    placements = place_plan(plan)
+    gpus = _learners(placements).get(LOCAL, ())
+    tightest = max(placements.values(), key=lambda placement: placement.engine_share)
+    return LearnerDevices(visible_devices(gpus) | tightest.rank_variables, len(gpus))
 
 
 def _learners(placements: Mapping[str, Placement]) -> dict[str, tuple[int, ...]]:
@@ -157,9 +160,9 @@ def _port(stack: Stack, engine: PlacedEngine) -> int:
 def _devices(engine: PlacedEngine) -> dict[str, str]:
     if not engine.gpus:
         return {}
-    if engine.node == LOCAL:
-        return visible_devices(engine.gpus)
-    return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, engine.gpus))}
+    # The variables of its Ray node may limit the memory of ranks.
+    own = {} if engine.node == LOCAL else {ALLOCATOR: os.environ.get(ALLOCATOR, "")}
+    return visible_devices(engine.gpus, engine.node == LOCAL) | own
 
 
 def _require_reachable(stack: Stack, engine: PlacedEngine) -> None:

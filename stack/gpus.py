@@ -32,7 +32,7 @@ def usable_gpus() -> list[str]:
     return names[: names.index("-1")] if "-1" in names else names
 
 
-def visible_devices(gpus: tuple[int, ...]) -> dict[str, str]:
-    """Return the variable that shows a process only these GPUs."""
-    names = usable_gpus()
+def visible_devices(gpus: tuple[int, ...], is_here: bool = True) -> dict[str, str]:
+    """Return the variable that shows a process only these GPUs, of this machine or of another host."""
+    names = usable_gpus() if is_here else []
     return {_VARIABLE: ",".join(names[gpu] if gpu < len(names) else str(gpu) for gpu in gpus)}

@@ -1,7 +1,8 @@
 """Assign the parts of a run to the GPUs of the nodes: computed from the config alone, without looking at a machine.
 
 A node is `local`, the machine of `ratchet up`, or the IP address of a node of the Ray cluster. Every process that uses
-GPUs is started with CUDA_VISIBLE_DEVICES, so that two parts cannot take the same one.
+GPUs is started with CUDA_VISIBLE_DEVICES, so that two parts cannot take the same one. Engine and learner of one set
+share a GPU if the config names it for both and the engine's arguments name its share of the memory.
 
 The engine sets of one stack share its GPUs in this order, and in each step the set that was added first is at the
 front, so that a set that comes or grows moves no part of another:
@@ -11,9 +12,10 @@ front, so that a set that comes or grows moves no part of another:
 3. Free GPUs, for engines, and then for the learner.
 """
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from urllib.parse import urlsplit
 
@@ -32,6 +34,11 @@ _SIZES = {
     "--data-parallel-size": ("-dp", "data"),
 }
 """vLLM's arguments whose product is the number of GPUs of one engine, with their short names."""
+SHARING_ARGS = ("--gpu-memory-utilization", "0.4")
+"""An engine's share of the memory of a GPU that it has together with a rank, if nobody has chosen one."""
+ALLOCATOR = "PYTORCH_ALLOC_CONF"
+_MEMORY_BESIDE = 0.05
+"""The part of a shared GPU's memory that neither allocates: CUDA's contexts, NCCL's buffers."""
 
 
 PartGpus = Mapping[str, Sequence[int]]
@@ -73,10 +80,23 @@ class PlacedGpu:
 
 @dataclass(slots=True, frozen=True)
 class Placement:
-    """`learner`: node -> GPUs of the learner's ranks; empty if the learner uses no GPU."""
+    """`learner`: node -> GPUs of the learner's ranks; empty if the learner uses no GPU. `engine_share`: of the memory
+    of a GPU that an engine and a rank share; 0 if they share none."""
 
     engines: tuple[PlacedEngine, ...]
     learner: dict[str, tuple[int, ...]]
+    engine_share: float = 0.0
+
+    @property
+    def rank_share(self) -> float:
+        """The share of a GPU's memory that a rank may allocate."""
+        return max(round(1 - self.engine_share - _MEMORY_BESIDE, 3), _MEMORY_BESIDE) if self.engine_share else 1.0
+
+    @property
+    def rank_variables(self) -> dict[str, str]:
+        """Variables that keep torch in a rank within its share."""
+        limit = f"per_process_memory_fraction:{self.rank_share}"
+        return {ALLOCATOR: ",".join(filter(None, (os.environ.get(ALLOCATOR), limit)))} if self.engine_share else {}
 
     def rows(self) -> list[PlacedGpu]:
         """Return the table, node by node."""
@@ -134,6 +154,8 @@ def place_sets(sets: Sequence[SetToPlace], num_gpus: Mapping[str, int]) -> dict[
 def _take_named(one: SetToPlace, owners: "_Owners") -> None:
     config = one.config
     for entry, own in zip(config.engines, _engine_names(config.engines, config.engine_set), strict=True):
+        if memory_share([*config.engine.args, *entry.args]) is not None:
+            owners.sharing |= {(config.engine_set, name) for name in own}
         owners.take_named(entry.host, own, entry.gpus or ())
     for node, gpus in (config.training.gpus or {}).items():
         owners.take_named(node, [LEARNER], gpus)
@@ -163,7 +185,25 @@ def _place_set(one: SetToPlace, owners: "_Owners") -> Placement:
         for entry, own in zip(one.config.engines, names, strict=True)
         for engine in _engines_of(one.config, entry, own, owners)
     ]
-    return Placement(tuple(engines), _learner_gpus(one, owners, engines))
+    return _with_shares(one.config, Placement(tuple(engines), _learner_gpus(one, owners, engines)))
+
+
+def _with_shares(config: RunConfig, placed: Placement) -> Placement:
+    """Return the placement with the engines' share of GPUs that are the learner's, too. Raises ConfigError."""
+    of_learner = {(node, gpu) for node, gpus in placed.learner.items() for gpu in gpus if config.training.steps}
+    engines, shares = [], [0.0]
+    for one in placed.engines:
+        if any((one.node, gpu) in of_learner for gpu in one.gpus):
+            if memory_share([*config.engine.args, *one.args]) is None:
+                one = replace(one, args=(*one.args, *SHARING_ARGS))
+            shares.append(memory_share([*config.engine.args, *one.args]) or 0.0)
+        engines.append(one)
+    if len(shares) > 1 and config.training.weight_transport == "nccl":
+        raise ConfigError(
+            "training.weight_transport: nccl needs GPUs of the learner that no engine has; use disk, or say how many "
+            "GPUs are the engines' (launch --engine-gpus, engines.gpus)"
+        )
+    return Placement(tuple(engines), placed.learner, max(shares))
 
 
 class _Owners:
@@ -174,6 +214,8 @@ class _Owners:
         self.names_sets = names_sets
         self.engine_set = DEFAULT_SET
         self.part_of: dict[tuple[str, int], tuple[str, str]] = {}  # (engine set, part)
+        self.shared: dict[tuple[str, int], tuple[str, str]] = {}  # the learner that has an engine's GPU, too
+        self.sharing: set[tuple[str, str]] = set()  # engines that leave memory to a learner
         self.named: set[tuple[str, int]] = set()
 
     def take_named(self, node: str, parts: Sequence[str], gpus: Sequence[int]) -> None:
@@ -193,13 +235,17 @@ class _Owners:
         if known is not None and gpu >= known:
             has = f"has GPUs 0 to {known - 1}" if known else "has no GPU"
             raise ConfigError(f"{self._named(part)} is given GPU {gpu} of {node}, which {has}; change its gpus")
-        if (node, gpu) in self.part_of:
-            other_set, other = self.part_of[node, gpu]
+        parts, owner = self.part_of, self.part_of.get((node, gpu))
+        if part == LEARNER and owner in self.sharing and owner[0] == self.engine_set:
+            parts, owner = self.shared, self.shared.get((node, gpu))
+        if owner is not None:
+            other_set, other = owner
             raise ConfigError(
                 f"GPU {gpu} of {node} is given to {self._named(other, other_set)} and to {self._named(part)}; give "
-                "each its own in engines.gpus and training.gpus"
+                "each its own in engines.gpus and training.gpus, or let an engine share with the learner of its set by "
+                f"{' '.join(SHARING_ARGS)} in engine.args"
             )
-        self.part_of[node, gpu] = (self.engine_set, part)
+        parts[node, gpu] = (self.engine_set, part)
 
     def _named(self, part: str, engine_set: str = "") -> str:
         return f"{part} (engine set {engine_set or self.engine_set})" if self.names_sets else part
@@ -251,10 +297,10 @@ class _Owners:
 
     def of(self, part: str) -> dict[str, tuple[int, ...]]:
         found: dict[str, list[int]] = {}
-        for (node, gpu), owner in self.part_of.items():
+        for (node, gpu), owner in (*self.part_of.items(), *self.shared.items()):
             if owner == (self.engine_set, part):
                 found.setdefault(node, []).append(gpu)
-        return {node: tuple(gpus) for node, gpus in found.items()}
+        return {node: tuple(sorted(gpus)) for node, gpus in found.items()}
 
 
 def _engine_names(entries: Sequence[PlacedEnginesConfig], engine_set: str) -> list[list[str]]:
@@ -297,14 +343,24 @@ def cache_gpus(args: Sequence[str]) -> int:
     return sizes["tensor"] * sizes["pipeline"]
 
 
+def memory_share(args: Sequence[str]) -> float | None:
+    """Return the share of a GPU's memory that these vLLM arguments name; None if they name none."""
+    found = [value for name, value in _named_values(args) if name == SHARING_ARGS[0]]
+    return float(found[-1]) if found and re.fullmatch(r"\d*\.?\d+", found[-1]) else None
+
+
 def _parallel_sizes(args: Sequence[str]) -> dict[str, int]:
     sizes = {kind: 1 for _, kind in _SIZES.values()}
-    words = [word for arg in args for word in arg.split("=", 1)]
-    for name, value in pairwise(words):
+    for name, value in _named_values(args):
         for long, (short, kind) in _SIZES.items():
-            if name.replace("_", "-") in (long, short) and value.isdigit():
+            if name in (long, short) and value.isdigit():
                 sizes[kind] = int(value)
     return sizes
+
+
+def _named_values(args: Sequence[str]) -> Iterator[tuple[str, str]]:
+    words = [word for arg in args for word in arg.split("=", 1)]
+    return ((name.replace("_", "-"), value) for name, value in pairwise(words))
 
 
 def _require_own_ports(engines: Sequence[PlacedEngine]) -> None:

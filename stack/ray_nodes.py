@@ -11,7 +11,7 @@ from ratchet.config_engines import LOCAL
 from ratchet.errors import MachineError
 from ratchet.start_variables import start_variables
 from stack.cluster import Cluster
-from stack.gpus import usable_gpus, visible_devices
+from stack.gpus import visible_devices
 from stack.host_process import HostProcess, LogLine, Say, here, over_ssh
 from stack.placement import Placement
 from stack.ports import free_port
@@ -81,12 +81,12 @@ def node_command(cluster: Cluster, placement: Placement, host: str) -> list[str]
     """Return the command that runs the node of a host, which offers the learner's GPUs to Ray and no others."""
     gpus = placement.learner.get(host, ())
     is_head = host == LOCAL
-    variables = RAY_VARIABLES | start_variables(os.environ)
+    variables = RAY_VARIABLES | start_variables(os.environ) | placement.rank_variables
     arguments = [str(cluster.directory / ".venv/bin/ray"), "start", "--block", "--disable-usage-stats"]
     arguments += [f"--node-ip-address={cluster.head if is_head else host}", f"--num-gpus={len(gpus)}"]
     arguments += ["--min-worker-port=0", "--max-worker-port=0"]
     if not is_head:
-        variables |= {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
+        variables |= visible_devices(gpus, is_here=False)
         return over_ssh(cluster, host, [*arguments, f"--address={cluster.ray_address}"], variables, _OPTIONS)
     arguments += ["--head", f"--port={cluster.port}", "--include-dashboard=false"]
     # Of its own, so that another cluster of this machine is not taken for this one.
@@ -94,5 +94,4 @@ def node_command(cluster: Cluster, placement: Placement, host: str) -> list[str]
         f"--temp-dir=/tmp/ratchet-ray-{os.getuid()}-{cluster.port}",
         f"--ray-client-server-port={free_port()}",
     ]
-    devices = visible_devices(gpus) if usable_gpus() else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
-    return here(cluster, arguments, variables | devices)
+    return here(cluster, arguments, variables | visible_devices(gpus))

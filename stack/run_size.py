@@ -69,6 +69,7 @@ def describe_run(models: LearnerModels, placement: Placement, num_gpus: Mapping[
     config = models.config
     memory = _read_memory(models)
     lines = [*_node_lines(config, placement, num_gpus, memory)]
+    lines += _shared_lines(config, placement, memory)
     if memory is not None:
         lines.append("GiB are estimates: an engine with the cache of one longest call, to which vLLM")
         lines.append("adds cache; a rank with its part of training.bin_tokens in bfloat16")
@@ -104,7 +105,8 @@ def _node_lines(
             count = "" if known is None else f" ({known} GPUs)"
             lines.append(f"node {row.node}{count}")
         where = "-" if row.gpu is None else f"GPU {row.gpu}"
-        gib = "" if row.gpu is None or memory is None else _estimate(config, memory, engines.get(row.part))
+        used = None if row.gpu is None or memory is None else _estimate(config, memory, engines.get(row.part))
+        gib = "" if used is None else f"{used:6.1f} GiB"
         address = (engines[row.part].address or "") if row.part in engines else ""
         num_ranks = default_workers(config)
         on_cpu = f"{num_ranks} rank{'' if num_ranks == 1 else 's'} on CPU"
@@ -114,16 +116,28 @@ def _node_lines(
     return lines
 
 
+def _shared_lines(config: RunConfig, placement: Placement, memory: _Memory | None) -> list[str]:
+    """Return how engines and learner divide the memory of GPUs that they share, and the smallest GPU for that."""
+    if not (share := placement.engine_share):
+        return []
+    line = f"of a shared GPU an engine has {share:.0%} of the memory, a rank {placement.rank_share:.0%}"
+    if memory is None:
+        return [line]
+    engine = max(_estimate(config, memory, engine) for engine in placement.engines)
+    least = max(engine / share, _estimate(config, memory, None) / placement.rank_share)
+    return [f"{line}:", f"  by these estimates a GPU of {least:.0f} GiB at least"]
+
+
 def _unused_lines(placement: Placement, num_gpus: Mapping[str, int]) -> list[str]:
     used = {(row.node, row.gpu) for row in placement.rows()}
     unused = {node: [gpu for gpu in range(number) if (node, gpu) not in used] for node, number in num_gpus.items()}
     return [f"unused: {len(gpus)} GPUs of {node}, from {gpus[0]} on" for node, gpus in unused.items() if gpus]
 
 
-def _estimate(config: RunConfig, memory: _Memory, engine: PlacedEngine | None) -> str:
+def _estimate(config: RunConfig, memory: _Memory, engine: PlacedEngine | None) -> float:
     if engine is None:
         training = config.training
-        held = learner_gib(
+        return learner_gib(
             memory.sizes,
             default_workers(config),
             slice_length(training.bin_tokens, training.sequence_parallel),
@@ -131,9 +145,8 @@ def _estimate(config: RunConfig, memory: _Memory, engine: PlacedEngine | None) -
             training.expert_parallel,
             memory.adapter_weights,
         )
-        return f"{held:6.1f} GiB"
     gpus = cache_gpus([*config.engine.args, *engine.args])
-    return f"{engine_gib(memory.sizes, gpus, config.sampling.max_context_tokens):6.1f} GiB"
+    return engine_gib(memory.sizes, gpus, config.sampling.max_context_tokens)
 
 
 def _read_memory(models: LearnerModels) -> _Memory | None:

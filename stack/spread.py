@@ -9,7 +9,7 @@ from ratchet.config_engines import LOCAL
 from ratchet.errors import MachineError
 from stack.cluster import Cluster
 from stack.host_process import ssh_login
-from stack.placement import gpus_per_engine, place
+from stack.placement import SHARING_ARGS, gpus_per_engine, memory_share, place
 
 _ASK = "if command -v nvidia-smi >/dev/null; then timeout 60 nvidia-smi -L; fi"
 
@@ -39,31 +39,37 @@ def _ask(cluster: Cluster, host: str) -> int:
 def spread(config: RunConfig, num_gpus: Mapping[str, int], engine_gpus: int | None = None) -> RunConfig:
     """Return the config with a place for engines and learner on these nodes; what it places itself stays.
 
-    `num_gpus`: node → number of its GPUs. `engine_gpus`: of all engines together; None for half of the GPUs, or all if
-    nothing is trained. Engines take the last nodes, the learner what is left.
+    `num_gpus`: node → number of its GPUs. `engine_gpus`: of all engines together, on the last nodes, while the learner
+    has the rest; None lets engines and learner share all.
     """
-    if "engines" not in config.model_fields_set:
-        config = config.model_copy(update={"engines": _engines(config, num_gpus, engine_gpus)})
     training = config.training
+    is_shared = engine_gpus is None and training.gpus is None and training.steps > 0
+    if "engines" in config.model_fields_set:
+        is_shared = False
+    else:
+        config = config.model_copy(update={"engines": _engines(config, num_gpus, engine_gpus, is_shared)})
     if training.gpus is None and training.steps and any(num_gpus.values()):
-        used = {(engine.node, gpu) for engine in place(config, 0, num_gpus).engines for gpu in engine.gpus}
+        placed = () if is_shared else place(config, 0, num_gpus).engines
+        used = {(engine.node, gpu) for engine in placed for gpu in engine.gpus}
         rest = {node: [gpu for gpu in range(number) if (node, gpu) not in used] for node, number in num_gpus.items()}
         training = training.model_copy(update={"gpus": {node: gpus for node, gpus in rest.items() if gpus}})
     return config.model_copy(update={"training": training})
 
 
 def _engines(
-    config: RunConfig, num_gpus: Mapping[str, int], engine_gpus: int | None
+    config: RunConfig, num_gpus: Mapping[str, int], engine_gpus: int | None, is_shared: bool
 ) -> tuple[PlacedEnginesConfig, ...]:
     """Return an entry per node with engines; if no node has a GPU, one engine for each host."""
     if not any(num_gpus.values()):
-        return tuple(PlacedEnginesConfig(host=node) for node in num_gpus if node != LOCAL)
+        return tuple(PlacedEnginesConfig(host=node) for node in num_gpus if node != LOCAL) or config.engines
     each, learner = gpus_per_engine(config.engine.args), config.training.gpus
     free = {node: number - len((learner or {}).get(node, ())) for node, number in num_gpus.items()}
-    wanted = engine_gpus or max(each, sum(free.values()) // (2 if config.training.steps and learner is None else 1))
+    wanted = engine_gpus or sum(free.values())
+    args = SHARING_ARGS if is_shared and memory_share(config.engine.args) is None else ()
     found: list[PlacedEnginesConfig] = []
     for node in reversed(free):
         if count := min(free[node], wanted) // each:
-            found.insert(0, PlacedEnginesConfig(host=node, count=count))
+            gpus = list(range(count * each)) if is_shared else None
+            found.insert(0, PlacedEnginesConfig(host=node, count=count, gpus=gpus, args=args))
             wanted -= count * each
     return tuple(found) or config.engines  # of which the placement says that there is no place

@@ -60,10 +60,15 @@ def test_the_config_of_eight_nodes_is_explained(
     nodes = re.split(r"^node ", said.out, flags=re.M)[1:]
     assert [node.split()[0] for node in nodes] == ["local", *ADDRESSES]
     for at, node in enumerate(nodes):
-        part = "learner" if at < 4 else f"engine{'' if at == 4 else f'-{at - 3}'}"
+        engine = f"engine{'' if at == 0 else f'-{at + 1}'}"
         rows = re.findall(r"^  GPU (\d)   (\S+) +(\d+\.\d) GiB$", node, re.M)
-        assert [(gpu, name) for gpu, name, _ in rows] == [(str(gpu), part) for gpu in range(8)]
+        assert [(gpu, name) for gpu, name, _ in rows] == [
+            (str(gpu), part) for gpu in range(8) for part in (engine, "learner")
+        ]
         assert all(5 < float(gib) < 80 for *_, gib in rows), "an H100 has 80 GB"
+    assert "of a shared GPU an engine has 40% of the memory, a rank 55%:" in said.out
+    least = re.search(r"a GPU of (\d+) GiB at least", said.out)
+    assert least is not None and int(least[1]) <= 80
     for daily in (
         r"[\d,]+ rollouts \(64 boxes",
         r"[\d,]+ turn rows",

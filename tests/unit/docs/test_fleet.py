@@ -27,5 +27,5 @@ def test_a_reader_can_type_the_first_section(
     assert run_app() == 0
     said = capsys.readouterr().out
     assert re.findall(r"^node (\S+) \(8 GPUs\)$", said, re.M) == ["10.0.0.2", "10.0.0.3"]
-    assert len(re.findall(r"^  GPU \d   engine", said, re.M)) == len(re.findall(r"GPU \d   learner", said)) == 8
+    assert len(re.findall(r"^  GPU \d   engine", said, re.M)) == len(re.findall(r"GPU \d   learner", said)) == 16
     assert "unused" not in said

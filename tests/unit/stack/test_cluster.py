@@ -101,7 +101,17 @@ def test_a_node_offers_the_learners_gpus_and_no_others(tmp_path: Path) -> None:
     command = node_command(cluster, placed, "10.0.0.2")
     assert command[0] == "ssh" and "train@10.0.0.2" in command
     assert "CUDA_VISIBLE_DEVICES=2,3" in command[-1] and "--num-gpus=2" in command[-1]
+    assert "PYTORCH_ALLOC_CONF" not in command[-1]
     assert "--num-gpus=0" in node_command(cluster, placed, "local")[-1]
+
+
+def test_ranks_leave_the_memory_of_shared_gpus_to_engines(tmp_path: Path) -> None:
+    values = {"head": "10.0.0.1", "hosts": {"10.0.0.2": {"gpus": 2}}, "directory": tmp_path}
+    cluster = Cluster.model_validate(values)
+    engines = [{"host": "10.0.0.2", "gpus": [0], "args": ["--gpu-memory-utilization", "0.5"]}]
+    placed = place(config(engines=engines, training={"gpus": {"10.0.0.2": [0, 1]}}), 2, cluster.num_gpus(0))
+    command = node_command(cluster, placed, "10.0.0.2")[-1]
+    assert "CUDA_VISIBLE_DEVICES=0,1" in command and "per_process_memory_fraction:0.45" in command
 
 
 def test_every_node_starts_with_the_variables_of_our_processes(monkeypatch: pytest.MonkeyPatch) -> None:

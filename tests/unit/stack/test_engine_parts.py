@@ -230,7 +230,10 @@ def test_an_engine_of_another_host_needs_services_that_it_reaches(
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     monkeypatch.setenv("RATCHET_DATABASE_URL", "postgresql://db.example.org/ratchet")
     settings = engine_settings(stack, plan, engine)
-    assert (settings.address, settings.environment) == ("http://10.0.0.2:18100", {"CUDA_VISIBLE_DEVICES": "1"})
+    assert (settings.address, settings.environment) == (
+        "http://10.0.0.2:18100",
+        {"CUDA_VISIBLE_DEVICES": "1", "PYTORCH_ALLOC_CONF": ""},
+    ), "not the limit of the ranks on its node"
 
 
 def test_runs_miss_an_engine_only_if_no_other_is_left() -> None:

@@ -1,11 +1,13 @@
 """The assignment of parts to GPUs and nodes: made from the config alone, and refused by name if it is impossible."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ratchet.config import RunConfig
 from ratchet.config_engines import LOCAL
+from ratchet.config_sources import load_config
 from ratchet.errors import ConfigError
 from stack.learner_models import LearnerModels
 from stack.placement import LEARNER, PlacedGpu, SetToPlace, gpus_per_engine, place, place_sets
@@ -40,6 +42,32 @@ def test_one_engine_and_the_learner_share_the_only_gpu_if_nothing_else_is_said()
         place(config(2), 1, {LOCAL: 2})
 
 
+SHARE = ["--gpu-memory-utilization", "0.3"]
+
+
+def test_a_gpu_that_is_named_for_both_is_shared_if_the_engine_names_its_memory() -> None:
+    engines = [{"gpus": [0, 1], "count": 2, "args": SHARE}, {"gpus": [3]}]
+    found = place(config(engines, {LOCAL: [1, 2]}), 2, {LOCAL: 4})
+    assert found.learner == {LOCAL: (1, 2)} and [engine.gpus for engine in found.engines] == [(0,), (1,), (3,)]
+    assert (found.engine_share, found.rank_share) == (0.3, 0.65)
+    assert found.rank_variables["PYTORCH_ALLOC_CONF"].endswith("per_process_memory_fraction:0.65")
+    assert found.engines[2].args == (), "it shares with nobody"
+    alone = place(config([{"gpus": [0, 1], "count": 2, "args": SHARE}], {LOCAL: [2]}), 1, {LOCAL: 3})
+    assert (alone.engine_share, alone.rank_share, alone.rank_variables) == (0, 1, {})
+
+
+def test_an_engine_leaves_memory_to_a_learner_only_where_one_is() -> None:
+    (engine,) = place(config(), 1, {LOCAL: 1}).engines
+    assert engine.args == ("--gpu-memory-utilization", "0.4")
+    evaluation = {"datasets": [{"path": "x", "use": "eval"}], "training": {"steps": 0}}
+    assert place(RunConfig.model_validate(evaluation), 1, {LOCAL: 1}).engines[0].args == ()
+
+
+def test_weights_cannot_be_broadcast_from_a_shared_gpu() -> None:
+    with pytest.raises(ConfigError, match=r"weight_transport: nccl needs GPUs of the learner that no engine has"):
+        place(config([{"gpus": [0], "args": SHARE}], {LOCAL: [0, 1]}, weight_transport="nccl"), 2, {LOCAL: 2})
+
+
 def test_named_gpus_come_before_chosen_ones() -> None:
     found = config([{"count": 1}, {"gpus": [0]}], {LOCAL: [2]}, workers=1)
     assert table(found, 1, local=3) == [(LOCAL, 0, "engine-2"), (LOCAL, 1, "engine"), (LOCAL, 2, LEARNER)]
@@ -61,6 +89,7 @@ def test_engines_and_learner_on_several_nodes() -> None:
 @pytest.mark.parametrize(("engines", "gpus", "named"), [
     ([{"gpus": [0]}, {"gpus": [0]}], None, "GPU 0 of local is given to engine and to engine-2"),
     ([{"gpus": [1]}], {LOCAL: [1, 2]}, "GPU 1 of local is given to engine and to learner"),
+    ([{"gpus": [0], "args": SHARE}], {LOCAL: [0, 0]}, "GPU 0 of local is given to learner and to learner"),
     ([{"gpus": [1, 1], "args": ["-tp=2"]}], None, "GPU 1 of local is given to engine and to engine"),
     ([{"gpus": [4]}], None, "engine is given GPU 4 of local, which has GPUs 0 to 3"),
     (1, {LOCAL: [9]}, "learner is given GPU 9 of local"),
@@ -156,3 +185,12 @@ def test_the_table_is_printed_node_by_node() -> None:
     ]
     assert lines[7] == "unused: 2 GPUs of 10.0.0.2, from 2 on"
     assert any("6,912 rollouts" in line for line in lines)
+
+
+def test_the_config_of_one_card_divides_its_memory() -> None:
+    found = load_config(Path(__file__).parents[3] / "configs/one_gpu.yaml", [])
+    placed = place(found, 1, {LOCAL: 1})
+    assert (placed.engines[0].gpus, placed.learner) == ((0,), {LOCAL: (0,)})
+    assert (placed.engine_share, placed.rank_share) == (0.4, 0.55)
+    lines = describe_run(LearnerModels(found), placed, {LOCAL: 1})
+    assert "of a shared GPU an engine has 40% of the memory, a rank 55%" in lines

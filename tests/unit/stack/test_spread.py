@@ -27,16 +27,41 @@ def engines(found: Placement) -> list[tuple[str, tuple[int, ...]]]:
 TWO = {"engine": {"args": ["-tp", "2"]}}
 
 
-def test_half_of_the_gpus_are_the_engines() -> None:
-    found = placed({"local": 2, "a": 2})
+def test_engines_and_learner_share_all_gpus() -> None:
+    found = placed({"local": 1, "a": 2})
+    assert engines(found) == [("local", (0,)), ("a", (0,)), ("a", (1,))]
+    assert found.learner == {"local": (0,), "a": (0, 1)}
+    assert (found.engine_share, found.rank_share) == (0.4, 0.55)
+    assert {engine.args for engine in found.engines} == {("--gpu-memory-utilization", "0.4")}
+    found = placed({"local": 0, "a": 3, "b": 5}, **TWO)
+    assert engines(found) == [("a", (0, 1)), ("b", (0, 1)), ("b", (2, 3))]
+    assert found.learner == {"a": (0, 1, 2), "b": (0, 1, 2, 3, 4)}, "also those that are too few for an engine"
+
+
+def test_a_machine_alone_shares_its_gpus() -> None:
+    found = placed({"local": 2})
+    assert engines(found) == [("local", (0,)), ("local", (1,))] and found.learner == {"local": (0, 1)}
+    assert engines(placed({"local": 0})) == [("local", ())]
+
+
+def test_the_share_of_the_config_holds() -> None:
+    found = placed({"local": 0, "a": 2}, engine={"args": ["--gpu-memory-utilization=0.6"]})
+    assert (found.engine_share, found.rank_share) == (0.6, 0.35) and found.engines[0].args == ()
+
+
+def test_weights_go_from_gpu_to_gpu_only_if_the_learner_has_some_alone() -> None:
+    nccl = {"training": {"weight_transport": "nccl"}}
+    with pytest.raises(ConfigError, match=r"nccl needs GPUs of the learner .*launch --engine-gpus"):
+        placed({"local": 2, "a": 2}, **nccl)
+    found = placed({"local": 2, "a": 2}, 2, **nccl)
     assert engines(found) == [("a", (0,)), ("a", (1,))] and found.learner == {"local": (0, 1)}
-    assert engines(placed({"local": 0, "a": 4}, **TWO)) == [("a", (0, 1))]
-    assert placed({"local": 0, "a": 3, "b": 2}, **TWO).learner == {"a": (0, 1, 2)}
+    assert found.engine_share == 0 and found.rank_variables == {}
 
 
 def test_one_setting_splits() -> None:
     found = placed({"local": 2, "a": 2}, 3)
     assert engines(found) == [("local", (0,)), ("a", (0,)), ("a", (1,))] and found.learner == {"local": (1,)}
+    assert placed({"local": 0, "a": 3, "b": 2}, 2, **TWO).learner == {"a": (0, 1, 2)}
 
 
 def test_nothing_is_left_for_a_learner_that_trains_nothing() -> None:
@@ -57,8 +82,8 @@ def test_what_the_config_places_stays() -> None:
 
 
 @pytest.mark.parametrize(("num_gpus", "values", "named"), [
-    ({"local": 0, "a": 2}, TWO, "the learner's . ranks need a GPU each and have 0"),
-    ({"local": 1, "a": 1}, TWO, "engine needs 2 GPUs of local, of whose 1 only 1 are free"),
+    ({"local": 0, "a": 2}, TWO | {"engines": [{"host": "a"}]}, "the learner's . ranks need a GPU each and have 0"),
+    ({"local": 1, "a": 1}, TWO, "engine needs 2 GPUs of local, of whose 1 only . are free"),
 ])  # fmt: skip
 def test_too_few_gpus_are_named(num_gpus: dict[str, int], values: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
