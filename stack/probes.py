@@ -29,7 +29,7 @@ from typing import Any
 import asyncpg
 import httpx
 import psutil
-from sqlalchemy import func, select
+from sqlalchemy import select
 from temporalio.api.enums.v1 import TaskQueueType
 from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.api.workflowservice.v1 import (
@@ -55,6 +55,7 @@ from stack.part_health import HealthLimits, HealthState, PartHealth
 from stack.parts import VIEWER, Stack
 from stack.placement import part_kind, set_of_part
 from store import engines, learners, lock_waits, open_runs
+from store.columns import seconds_since
 from store.database import Database, libpq_url
 from store.schema import InstallationTable
 from training.ray_demand import is_ray_wanted
@@ -299,8 +300,8 @@ class Probes:
         if reply.status_code != 401:
             raise ProbeFailedError(f"a call with an unknown token got {reply.status_code}: {reply.text[:200]}")
         async with self.database.begin() as connection:
-            silent = func.extract("epoch", func.now() - InstallationTable.adapter_seen_at)
-            seconds = (await connection.execute(select(silent))).scalar_one_or_none()
+            silent = select(seconds_since(InstallationTable.adapter_seen_at))
+            seconds = (await connection.execute(silent)).scalar_one_or_none()
             wait = await lock_waits.longest_lock_wait(connection)
         pid = self.pid_of("adapter")  # a heartbeat of the process before it says nothing
         lived = time.time() - psutil.Process(pid).create_time() if pid is not None else _ADAPTER_SECONDS

@@ -16,7 +16,6 @@ It shrinks again only when the boxes in use have come down to it: those that run
 """
 
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import NamedTuple
 
 from sqlalchemy import func, select, update
@@ -24,6 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.config import RunConfig
 from ratchet.types import RunState, SandboxState, SessionState, TurnState
+from store.columns import seconds_since
 from store.engines import ready_engines
 from store.sandboxes import count_places, places_of_agents
 from store.schema import RolloutTable, RunTable, SandboxTable, SessionTable, TurnTable
@@ -136,7 +136,7 @@ async def adapt_cap(
 ) -> int:
     """Return the limit of boxes now, after changing it if it is due. Call it if an agent's box is wanted."""
     max_boxes = config.sandbox.max_boxes
-    due = RunTable.box_cap_at.is_(None) | (RunTable.box_cap_at < func.now() - timedelta(seconds=RISE_SECONDS))
+    due = RunTable.box_cap_at.is_(None) | (seconds_since(RunTable.box_cap_at) > RISE_SECONDS)
     statement = select(RunTable.box_cap, due).where(RunTable.run_id == run_id)
     limit, is_due = (await connection.execute(statement)).one()
     if limit is None:

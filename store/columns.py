@@ -19,6 +19,12 @@ def seconds_of(time: Any) -> Any:
     return func.date_part("epoch", time, type_=Float(53))
 
 
+def seconds_since(time: Any) -> Any:
+    """Return an expression for the seconds since a heartbeat. One that is ahead was written before the server's clock
+    was set back; its distance counts, so that it does not hide a silence until the clock has caught up."""
+    return func.abs(seconds_of(func.now() - time), type_=Float(53))
+
+
 async def count_rows(connection: AsyncConnection, *conditions: ColumnElement[bool]) -> int:
     """Return the number of rows of the one table that these conditions name."""
     return int((await connection.execute(select(func.count()).where(*conditions))).scalar_one())

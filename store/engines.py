@@ -21,12 +21,13 @@ from ratchet.config_engines import DEFAULT_SET
 from ratchet.errors import EngineUnavailableError
 from ratchet.lora_slots import FIRST_SLOT, SEPARATOR, versions_of_label
 from ratchet.types import EngineState, JsonObject, PolicyVersionState, RunState
-from store.columns import columns_of, seconds_of
+from store.columns import columns_of, seconds_of, seconds_since
 from store.runs import ADHOC
 from store.schema import EngineLoadTable, EngineTable, PolicyVersionTable, RunTable
 
 SILENT_SECONDS = 20.0
 """Time without a heartbeat after which an engine gets no calls and no weights until it has loaded the newest ones."""
+LONGEST_LEASE_SECONDS = 600.0
 FENCE_SECONDS = 60.0
 """Longest lease of an engine that is gone: as long as that of a sync."""
 FETCHED = "fetched"
@@ -89,7 +90,7 @@ _ROW = select(
     *columns_of(
         EngineRow,
         EngineTable,
-        silent_seconds=seconds_of(func.now() - EngineTable.heartbeat_at),
+        silent_seconds=seconds_since(EngineTable.heartbeat_at),
         pause_seconds_left=seconds_of(EngineTable.paused_until - func.now()),
     )
 )
@@ -131,8 +132,12 @@ async def register_engine(
 
 
 async def heartbeat_engine(conn: AsyncConnection, engine_id: int) -> EngineRow | None:
-    """Store a heartbeat and return the engine's row, which other processes may have changed; None if it is missing."""
-    await conn.execute(update(EngineTable).where(EngineTable.id == engine_id).values(heartbeat_at=func.now()))
+    """Store a heartbeat and return the engine's row, which other processes may have changed; None if it is missing.
+
+    A lease that was given before the server's clock was set back is shortened.
+    """
+    seen = {"heartbeat_at": func.now(), "paused_until": _until_at_most(LONGEST_LEASE_SECONDS)}
+    await conn.execute(update(EngineTable).where(EngineTable.id == engine_id).values(seen))
     return await get_engine(conn, engine_id)
 
 
@@ -177,9 +182,14 @@ async def set_engine_gone(conn: AsyncConnection, engine_id: int) -> None:
 
     A lease stays, for at most FENCE_SECONDS: an attached vLLM goes on, and the holder may still write to it.
     """
-    latest = func.now() + timedelta(seconds=FENCE_SECONDS)
-    until = case((EngineTable.paused_until > latest, latest), else_=EngineTable.paused_until)
-    await conn.execute(update(EngineTable).where(EngineTable.id == engine_id).values(_GONE | {"paused_until": until}))
+    values = _GONE | {"paused_until": _until_at_most(FENCE_SECONDS)}
+    await conn.execute(update(EngineTable).where(EngineTable.id == engine_id).values(values))
+
+
+def _until_at_most(seconds: float) -> ColumnElement[Any]:
+    """Return an expression for the end of the engine's lease, at most so many seconds from now."""
+    latest = func.now() + timedelta(seconds=seconds)
+    return case((EngineTable.paused_until > latest, latest), else_=EngineTable.paused_until)
 
 
 async def set_engine_version(conn: AsyncConnection, engine_id: int, label: str | None) -> None:

@@ -8,7 +8,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.types import JsonObject, RunState
-from store.columns import columns_of, seconds_of
+from store.columns import columns_of, seconds_since
 from store.runs import ADHOC
 from store.schema import BatchTable, LearnerTable, RunTable
 
@@ -24,7 +24,7 @@ _LOADING_SILENT_SECONDS = 60.0
 """A learner that loads its model and has been silent for longer has died."""
 PUBLISHING = "publishing"
 """Phase in which new weights are written and, with weight_transport nccl, broadcast."""
-_SILENT = seconds_of(func.now() - LearnerTable.heartbeat_at)
+_SILENT = seconds_since(LearnerTable.heartbeat_at)
 
 
 @dataclass(slots=True, frozen=True)
