@@ -30,7 +30,7 @@ from stack.startup import bring_up
 from store import runs
 from tests.benchmarks._commit import commit
 
-QUICKSTART = Path("configs/quickstart.yaml")
+QUICKSTART = Path("configs/quickstart_long.yaml")
 _CONTROL = "control, "
 
 
