@@ -6,7 +6,6 @@ Graders must not depend on an image's own Python, and a box cannot download anyt
 import compileall
 import hashlib
 import importlib.util
-import os
 import py_compile
 import shutil
 import subprocess
@@ -39,10 +38,6 @@ if _packages not in sys.path:
     sys.path.append(_packages)
 """
 _PYTEST_SCRIPT = f"#!{PYTHON_LAYER_PATH}/bin/python3\nimport sys\nimport pytest\nsys.exit(pytest.console_main())\n"
-
-
-def default_cache_directory() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ratchet"
 
 
 def ensure_python_layer(cache_directory: Path) -> Path:

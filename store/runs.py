@@ -135,12 +135,6 @@ async def newest_unfinished_run(
     return (await connection.execute(statement.order_by(RunTable.created_at.desc()).limit(1))).scalar_one_or_none()
 
 
-async def newest_done_run(connection: AsyncConnection, config: RunConfig) -> str | None:
-    is_same = RunTable.config_digest.in_(known_digests(config))
-    statement = select(RunTable.run_id).where(is_same, RunTable.state == RunState.DONE)
-    return (await connection.execute(statement.order_by(RunTable.created_at.desc()).limit(1))).scalar_one_or_none()
-
-
 async def newest_stopped_run(connection: AsyncConnection, config: RunConfig) -> str | None:
     """Return the newest training run with this config if it failed, or was stopped or cancelled; `ratchet resume`
     continues it.

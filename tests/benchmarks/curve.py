@@ -17,17 +17,22 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from cli.console import say
 from cli.store_access import query
+from ratchet.config import RunConfig
 from ratchet.config_sources import load_config
 from ratchet.errors import ConfigError
+from ratchet.stored_config import known_digests
+from ratchet.types import RunState
 from reads.run_result import evaluation_rewards
 from stack.curve import draw, summary
 from stack.follow_run import collect_result, start_run, watch_run
 from stack.parts import Stack
 from stack.startup import bring_up
-from store import runs
+from store.schema import RunTable
 from tests.benchmarks._commit import commit
 
 QUICKSTART = Path("configs/quickstart_long.yaml")
@@ -53,13 +58,19 @@ def control_of(name: str) -> str:
     return f"{_CONTROL}{name}"
 
 
+async def newest_done_run(connection: AsyncConnection, config: RunConfig) -> str | None:
+    is_same = RunTable.config_digest.in_(known_digests(config))
+    statement = select(RunTable.run_id).where(is_same, RunTable.state == RunState.DONE)
+    return (await connection.execute(statement.order_by(RunTable.created_at.desc()).limit(1))).scalar_one_or_none()
+
+
 def run_variant(stack: Stack, path: Path, name: str, overrides: list[str]) -> dict[str, Any]:
     """Return the finished run: the result of `collect_result`; `rewards`, one row per evaluated rollout; `cost` of
     what was watched, None for a reused run.
     """
     config = load_config(path, overrides)
     bring_up(stack, config, say)
-    run_id = query(lambda connection: runs.newest_done_run(connection, config))
+    run_id = query(lambda connection: newest_done_run(connection, config))
     cost = None
     if run_id is None:
         run_id = asyncio.run(start_run(stack, config, "curve", new=False, say=say))

@@ -6,9 +6,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
 
+from ratchet import paths
 from ratchet.errors import MachineError
 from sandbox_gateway import machine_probe
-from sandbox_gateway.python_layer import PYTHON_LAYER_PATH, default_cache_directory, ensure_python_layer
+from sandbox_gateway.python_layer import PYTHON_LAYER_PATH, ensure_python_layer
 from sandbox_gateway.settings import GatewaySettings
 from sandboxes.base import Sandbox, SandboxProvider
 from stack.ports import free_port
@@ -28,7 +29,7 @@ def box_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayPro
         max_boxes=16,
         memory_bytes=512 << 20,
         max_processes=160,
-        layers={PYTHON_LAYER_PATH: ensure_python_layer(default_cache_directory())},
+        layers={PYTHON_LAYER_PATH: ensure_python_layer(paths.cache())},
     )
     gateway = GatewayProcess(settings)
     gateway.start()

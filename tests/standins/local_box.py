@@ -10,7 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import Any, Self
 
-from sandbox_gateway.python_layer import default_cache_directory, ensure_python_layer
+from ratchet import paths
+from sandbox_gateway.python_layer import ensure_python_layer
 
 _PASSWD = "root:x:0:0::/root:/bin/bash\nagent:x:54321:54321::/home/agent:/bin/bash\n"
 
@@ -39,7 +40,7 @@ class LocalBox:
     async def exec(
         self, cmd: str, *, user: str = "root", check: bool = True, timeout: float = 60, data: bytes | None = None
     ) -> tuple[int, bytes, bytes]:
-        layer = ensure_python_layer(default_cache_directory())
+        layer = ensure_python_layer(paths.cache())
         command = f"bwrap --bind {self.root} / --ro-bind /usr /usr --dev-bind /dev /dev --proc /proc".split()
         home = "/root" if user == "root" else f"/home/{user}"
         command += ["--ro-bind", str(layer), "/opt/ratchet", "--clearenv", "--setenv", "HOME", home, "--chdir", home]

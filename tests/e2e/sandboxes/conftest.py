@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from sandbox_gateway.python_layer import PYTHON_LAYER_PATH, default_cache_directory, ensure_python_layer
+from ratchet import paths
+from sandbox_gateway.python_layer import PYTHON_LAYER_PATH, ensure_python_layer
 from sandboxes.base import BoxLimits, Sandbox
 from sandboxes.docker import DockerProvider
 from stack.parts import Stack
@@ -132,7 +133,7 @@ def docker_directory() -> Iterator[Path]:
 
 def _import_image(directory: Path) -> None:
     """Import `host`: the machine's own programs that boxes need, and an interpreter at the path of local boxes."""
-    layer = ensure_python_layer(default_cache_directory())
+    layer = ensure_python_layer(paths.cache())
     tree = image_files.make_tree(directory / "tree", _PROGRAMS)
     shutil.copy(tree / "bin" / "bash", tree / "bin" / "sh")
     shutil.copytree(layer, tree / PYTHON_LAYER_PATH[1:], symlinks=True)

@@ -25,9 +25,10 @@ import httpx
 import psutil
 import pytest
 
+from ratchet import paths
 from ratchet.errors import MachineError
 from sandbox_gateway import machine_probe
-from sandbox_gateway.python_layer import PYTHON_LAYER_PATH, default_cache_directory, ensure_python_layer
+from sandbox_gateway.python_layer import PYTHON_LAYER_PATH, ensure_python_layer
 from sandbox_gateway.settings import GatewaySettings
 from sandboxes.base import Sandbox, SandboxProvider
 from sandboxes.e2b import E2BProvider
@@ -188,7 +189,7 @@ def python_layer() -> Path:
         machine_probe.require_sandbox_support()
     except MachineError as reason:
         pytest.skip(str(reason))
-    return ensure_python_layer(default_cache_directory())
+    return ensure_python_layer(paths.cache())
 
 
 @pytest.fixture(scope="session")

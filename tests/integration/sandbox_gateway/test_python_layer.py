@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from sandbox_gateway.python_layer import default_cache_directory, ensure_python_layer
+from ratchet import paths
+from sandbox_gateway.python_layer import ensure_python_layer
 from sandboxes.base import Sandbox
 
 
@@ -22,6 +23,6 @@ async def test_pytest_runs_in_a_box(box: Sandbox) -> None:
 
 def test_a_built_layer_is_found_again(python_layer: Path) -> None:
     before = python_layer.stat().st_mtime_ns
-    assert ensure_python_layer(default_cache_directory()) == python_layer
+    assert ensure_python_layer(paths.cache()) == python_layer
     assert python_layer.stat().st_mtime_ns == before
     assert not list(python_layer.parent.glob(".python-*"))
