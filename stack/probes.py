@@ -17,7 +17,6 @@ A probe raises any exception to say that the part does not answer. Nothing that 
 turn, no workflow and no row is left behind.
 """
 
-import math
 import os
 import socket
 import time
@@ -111,8 +110,6 @@ _LEARNER_SECONDS = 60.0
 _LEARNER_START_SECONDS = 180.0
 """The time, after a run first wants a learner, in which its ranks may still be starting."""
 _ADAPTER_SECONDS = 30.0
-_GENERATE_SECONDS = 300.0
-"""Time between two tokens of a probe while no run is open: after each, vLLM's worker uses a whole core for a second."""
 _TOKENS_METRIC = "vllm:generation_tokens_total"
 
 
@@ -152,7 +149,7 @@ class Probes:
             name: EngineClient(address, timeout_seconds=60) for name, address in engine_addresses(stack).items()
         }
         self.num_tokens: dict[str, float | None] = {}
-        self.generated_at: dict[str, float] = {}
+        self.generated: set[str] = set()
         self.wanted_since: dict[str, float] = {}
         self.box_at = 0.0
         self.has_open_run = True
@@ -275,16 +272,15 @@ class Probes:
         if row.state is not EngineState.READY:
             raise ProbeFailedError(f"it is {row.state}")
         process = f"{part} {self.pid_of(part)}"
-        tried_seconds = time.monotonic() - self.generated_at.get(process, -math.inf)
-        if not self.has_open_run and row.silent_seconds < engines.SILENT_SECONDS and tried_seconds < _GENERATE_SECONDS:
-            return version
+        if not self.has_open_run and row.silent_seconds < engines.SILENT_SECONDS and process in self.generated:
+            return version  # after each token vLLM's worker uses a whole core for a second
         before = self.num_tokens.get(part)
         found = await self._num_tokens(address)
         if found is None or found == before or before is None:
             await engine.generate([1], Sampling(max_tokens=1, temperature=1.0), f"probe-{uuid.uuid4().hex}")
             if found is not None:
                 found += 1  # its own token is no sign of life next time
-            self.generated_at[process] = time.monotonic()
+            self.generated.add(process)
         self.num_tokens[part] = found
         return version
 
