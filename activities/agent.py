@@ -90,9 +90,9 @@ class AgentActivities:
         spec = self._spec(config, context.task)
         async with (
             connected_box(self.provider, context.provider_id) as box,
-            heartbeating(lambda: self._progress(context)),
+            heartbeating(lambda: self.progress_in_words(context.input)),
             running_beside(self._watch_agent(box, harness, context)),
-            running_beside(self._renew_ttl(box, context)),
+            running_beside(self.renew_ttl(box, context.input.rollout_id)),
         ):
             await harness.install(box, spec)
             await harness.start(box, spec, attempt, token)
@@ -207,8 +207,10 @@ class AgentActivities:
             extra=config.harness.all_options(),
         )
 
-    async def _progress(self, context: StageContext) -> str:
-        return agent_progress(await self._session_progress(context.input), context.config.limits.agent_seconds)
+    async def progress_in_words(self, input: StageInput) -> str:
+        """Return how far the agent is, for heartbeats."""
+        limits = (await self.configs.of_rollout(input.rollout_id)).limits
+        return agent_progress(await self._session_progress(input), limits.agent_seconds)
 
     async def _session_progress(self, input: StageInput) -> sessions.SessionProgress:
         return await self.progress.read(input.rollout_id, input.attempt)
@@ -247,13 +249,14 @@ class AgentActivities:
                         await harness.stop(box, input.attempt, "stalled")
             await asyncio.sleep(_WATCH_SECONDS)
 
-    async def _renew_ttl(self, box: Sandbox, context: StageContext) -> None:
+    async def renew_ttl(self, box: Sandbox, rollout_id: int) -> None:
         """Renew the box's time to live until cancelled, because it also counts outages and queues, unlike the
         budgets."""
         settings = self.configs.settings
-        ttl_seconds = box_ttl_seconds(context.config, settings, self.provider.capabilities.max_ttl_seconds)
+        config = await self.configs.of_rollout(rollout_id)
+        ttl_seconds = box_ttl_seconds(config, settings, self.provider.capabilities.max_ttl_seconds)
         while True:
-            with errors_logged("time to live not extended", rollout_id=context.input.rollout_id):
+            with errors_logged("time to live not extended", rollout_id=rollout_id):
                 await box.set_ttl(ttl_seconds)
             await asyncio.sleep(settings.rollout.ttl_margin / _TTL_UPDATES_PER_MARGIN)
 

@@ -58,11 +58,12 @@ class RolloutRecordActivities:
             outcome=Outcome(claimed.outcome) if claimed.outcome else None,
             reward=claimed.reward,
             attempt=claimed.attempt,
-            patch_id=claimed.patch_id,
+            patch_id=None if config.harness.generate else claimed.patch_id,
             box_tries=self.settings.rollout.box_tries,
             grade_tries=self.settings.rollout.grade_tries,
             stages=self.settings.all_stages(limits.workspace_seconds, limits.eval_seconds),
-            summary=f"{config.harness.name} on {task}",
+            summary=f"{config.harness.generate or config.harness.name} on {task}",
+            has_generate=config.harness.generate is not None,
         )
 
     @activity_stage("finalise")
@@ -114,6 +115,8 @@ class RolloutRecordActivities:
                 "timings": {name: round(used, 3) for name, used in input.used_seconds.items()},
                 **_outcome(input, config, graded, agent_exit, built),
             }
+            if graded is not None and input.reason:
+                values["outcome_reason"] = "; ".join(filter(None, (values["outcome_reason"], input.reason)))
             await rollouts.set_outcome(connection, input.rollout_id, values)
         return _result(input.rollout_id, values["outcome"], values.get("reward"), agent_exit)
 

@@ -14,7 +14,7 @@ from grading.rewards import RewardFacts, compute_reward
 from ratchet.config import RunConfig
 from ratchet.types import Outcome
 from store import turns
-from store.chains import TokenChain
+from store.chains import TokenChain, trained_leaves
 from store.rollouts import OutcomeValues
 from store.schema import GradeTable, PatchTable
 
@@ -36,13 +36,19 @@ class RolloutChains(NamedTuple):
 
 
 async def build_rollout_chains(
-    connection: AsyncConnection, rollout_id: int, attempt: int, config: RunConfig
+    connection: AsyncConnection, rollout_id: int, attempt: int, config: RunConfig, chosen_only: bool = True
 ) -> RolloutChains:
-    """Build the chains of an attempt's completed turns; the caller stores them. An endpoint's turns have no tokens."""
+    """Build the chains of an attempt's completed turns; the caller stores them. An endpoint's turns have no tokens.
+
+    `chosen_only`: if the run has a generate function of its own, only chains that are stored as trained are trained.
+    """
     metas = await turns.load_metas(connection, rollout_id, attempt)
     if config.endpoint is not None:
         return RolloutChains([], len(metas), 0)
     built = build_chains(metas, train_kinds=frozenset(config.training.train_kinds), drift=config.drift)
+    if chosen_only and config.harness.generate is not None:
+        chosen = await trained_leaves(connection, rollout_id)
+        built = [one if one.leaf_turn_id in chosen else one.untrained() for one in built]
     return RolloutChains(built, len(metas), sum(chain.num_trained for chain in built))
 
 

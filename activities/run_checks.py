@@ -4,9 +4,10 @@
 """
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from activities.harnesses.registry import Harnesses
 from engine.weight_storage import check_address
@@ -28,9 +29,10 @@ def check_run(config: RunConfig, settings: TemporalSettings) -> None:
     secrets.with_secrets("harness.extra_env", config.harness.extra_env)
     for sink in config.metrics.sinks:
         secrets.resolve_references(f"metrics.sinks: {sink.name}: options", sink.options)
-    for key, value in (("loss.preset", config.loss.preset), ("training.advantage", config.training.advantage)):
+    own = {"loss.preset": config.loss.preset, "training.advantage": config.training.advantage}
+    for key, value in (own | {"harness.generate": config.harness.generate or ""}).items():
         if ":" in value:
-            _require_function(key, value)
+            require_function(key, value)
     for key, name, package in (
         ("engine.tool_parser", config.engine.tool_parser, "tool_parsers"),
         ("engine.reasoning_parser", config.engine.reasoning_parser, "reasoning"),
@@ -58,13 +60,15 @@ def check_boxes(config: RunConfig, settings: TemporalSettings) -> None:
         )
 
 
-def _require_function(key: str, path: str) -> None:
+def require_function(key: str, path: str) -> Callable[..., Any]:
+    """Return the user's function. Raises ConfigError."""
     try:
         function = import_object(path)
     except ImportError as error:
         raise ConfigError(f"{key}: {path!r} cannot be imported: {error}") from None
     if not callable(function):
         raise ConfigError(f"{key}: {path!r} is not a function")
+    return function
 
 
 def _vllm_parsers(package: str) -> Iterator[str]:

@@ -112,6 +112,8 @@ def activity_stage(name: str) -> Callable[[Callable[P, Awaitable[R]]], Callable[
         async def run(*args: P.args, **kwargs: P.kwargs) -> R:
             try:
                 return await method(*args, **kwargs)
+            except ApplicationError:  # of a stage that this one has called
+                raise
             # From None: Temporal stores the causes of an error, too, and their stack traces.
             except RatchetError as error:
                 raise _as_application_error(error) from None

@@ -118,6 +118,10 @@ class HarnessConfig(Section):
     """Name of the agent program: bash_agent, claude_code, codex, mini_swe_agent, opencode, qwen_code, or the import
     path of a class as `package.module:Class`. bash_agent is the default because it needs nothing to be fetched. The
     others have long prompts of their own, for which `sampling.max_context_tokens` must have room."""
+    generate: str | None = None
+    """A function `generate(args, sample, sampling_params)` as `package.module:function`, which makes a rollout from its
+    first box to its samples (examples/own_generate.py). If its worker dies, the whole function is repeated in new
+    boxes, instead of one stage. None, the default, runs the stages of a rollout."""
     prompt: str | None = None
     """Template of the user message, in which `{problem_statement}` and `{workdir}` are replaced. None, the default,
     uses the prompt of activities/harnesses/base.py."""

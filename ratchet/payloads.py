@@ -85,7 +85,7 @@ class Claim(Payload):
     """A rollout that a workflow run has claimed: what remains to be done, and the limits.
 
     `attempt` counts agent boxes from 1. `patch_id`: an earlier workflow run has stored a patch, so only grading
-    remains."""
+    remains. `has_generate`: a function of the user's own takes the place of the stages from workspace to grade."""
 
     rollout_id: int
     outcome: Outcome | None = None
@@ -96,6 +96,7 @@ class Claim(Payload):
     grade_tries: int
     stages: dict[str, StageOptions]
     summary: str
+    has_generate: bool = False
 
 
 class RolloutRow(Payload):
@@ -154,15 +155,6 @@ class AgentResult(StageResult):
     waited_seconds: float = 0.0
 
 
-class DiffResult(StageResult):
-    """The stored patch. `grade_id`: set if the patch is empty and known to solve nothing, so no grading box is
-    needed."""
-
-    patch_id: int
-    num_bytes: int
-    grade_id: int | None = None
-
-
 class GradeResult(StageResult):
     """The stored verdict. `num_control_runs`: how many control runs, each in another box, have to confirm it.
 
@@ -174,6 +166,18 @@ class GradeResult(StageResult):
     rejected: bool = False
     reason: str = ""
     num_control_runs: int = 0
+
+
+class DiffResult(StageResult):
+    """The stored patch. `grade_id`: set if the patch is empty and known to solve nothing, so no grading box is
+    needed. `grade`, `reason`: the verdict that a user's own function has had, and what of its samples is not trained.
+    """
+
+    patch_id: int
+    num_bytes: int
+    grade_id: int | None = None
+    grade: GradeResult | None = None
+    reason: str = ""
 
 
 class FinaliseInput(Payload):

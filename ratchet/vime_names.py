@@ -10,6 +10,7 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, NamedTuple
 
 from ratchet.errors import ConfigError
@@ -94,6 +95,9 @@ class Argument:
     takes_list: bool = False
 
 
+GENERATE = "--custom-generate-function-path"
+BRIEFS_GENERATE = "examples.coding_agent_rl.generate.generate"
+"""The brief's own function, whose stages every rollout has here."""
 VIME_ARGUMENTS = (
     Argument("--hf-checkpoint", "model", "Directory of the model."),
     Argument("--ref-load", "loss.reference_model", "Directory of the reference; read if `loss.reference_kl` > 0."),
@@ -109,6 +113,7 @@ VIME_ARGUMENTS = (
     Argument("--rollout-max-response-len", "sampling.max_response_tokens", "Output tokens of one model call."),
     Argument("--rollout-temperature", "sampling.temperature", "Sampling temperature."),
     Argument("--rollout-stop-token-ids", "engine.stop_token_ids", "Further ids that end an answer.", takes_list=True),
+    Argument(GENERATE, "harness.generate", f"Your own `generate`; `{BRIEFS_GENERATE}` stands for the stages."),
     Argument("--vllm-tool-call-parser", "engine.tool_parser", "vLLM's parser of tool calls."),
     Argument("--vllm-reasoning-parser", "engine.reasoning_parser", "vLLM's parser of reasoning."),
     Argument("--lr", "training.learning_rate", "Learning rate."),
@@ -125,12 +130,7 @@ ROLLOUT_ID = "{rollout_id}"
 _VLLM = "--vllm-"
 OTHER_VLLM = "engine.args"
 """The key to which `--vllm-X VALUE` adds `--X VALUE`, if X has no key of its own."""
-GENERATE = ("--custom-generate-function-path", "examples.coding_agent_rl.generate.generate")
-"""The brief's own function, whose stages every rollout has here."""
 REFUSED = {
-    GENERATE[0]: f"only {GENERATE[1]} is taken, because rollouts are Temporal workflows here; move your code to where "
-    "it belongs: an agent is `harness.name: package.module:Class`, a sandbox service "
-    "RATCHET_SANDBOX_PROVIDER=package.module:function, a reward `grading.reward: package.module:function`",
     "--custom-rm-path": "a reward of your own is `grading.reward: package.module:function`",
     "--custom-loss-function-path": "a loss of your own is `loss.preset: package.module:function`",
     "--custom-advantage-function-path": "advantages of your own are `training.advantage: package.module:function`",
@@ -151,7 +151,7 @@ def settings_of_arguments(arguments: Sequence[str]) -> list[Setting]:
     known = {one.name: one for one in VIME_ARGUMENTS}
     found: list[Setting] = []
     for name, values in _with_values(arguments):
-        if name == DUMPS or (name, *values) == GENERATE:
+        if name == DUMPS or (name, *values) == (GENERATE, BRIEFS_GENERATE):
             continue
         if name in REFUSED:
             raise ConfigError(f"{name} {' '.join(values)}: not supported: {REFUSED[name]}")
@@ -209,4 +209,11 @@ def _value(argument: Argument, values: list[str]) -> str | list[str]:
         return values
     if len(values) != 1:
         raise ConfigError(f"{argument.name}: expected one value, got {' '.join(values) or 'none'}")
-    return values[0]
+    # vime writes the path of a function with a point before its name.
+    return ":".join(values[0].rsplit(".", 1)) if argument.name == GENERATE and ":" not in values[0] else values[0]
+
+
+def values_of_arguments(config: Any) -> dict[str, Any]:
+    """Return the values of a run's config under vime's names of attributes of `args`."""
+    keys = {one.name: one.key for one in VIME_ARGUMENTS if not one.key.startswith(TRAIN_DATASETS)}
+    return {name[2:].replace("-", "_"): reduce(getattr, key.split("."), config) for name, key in keys.items()}

@@ -119,7 +119,7 @@ def benchmarks_page() -> str:
 
 def vime_page() -> str:
     """Return the page of vime's variables and arguments."""
-    from ratchet.vime_names import DUMPS, GENERATE, REFUSED, ROLLOUT_ID, VIME_ARGUMENTS, VIME_VARIABLES
+    from ratchet.vime_names import DUMPS, REFUSED, ROLLOUT_ID, VIME_ARGUMENTS, VIME_VARIABLES
 
     lines = ["## Variables", "", "`VIME_AGENT_X` may also be called `SWE_X` or `SLIME_AGENT_X`.", ""]
     lines += ["| variable | key | meaning |", "|---|---|---|"]
@@ -133,7 +133,6 @@ def vime_page() -> str:
         f"| `{DUMPS}` | | A file per step with all its rollouts, also those without a verdict; `{ROLLOUT_ID}` is the "
         "step, `eval_STEP` for evaluations, `unused` for what a run leaves at its end. |"
     )
-    lines.append(f"| `{' '.join(GENERATE)}` | | Taken: these are the stages of every rollout. |")
     lines.append("| `--vllm-X VALUE`, any other X | `engine.args` | Passed to vLLM as `--X VALUE`. |")
     lines += [f"| `{name}` | | Refused: {_in_cell(reason)}. |" for name, reason in REFUSED.items()]
     return _page("Variables and arguments of vime", "ratchet/vime_names.py", "\n".join(lines) + "\n")

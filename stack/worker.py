@@ -32,6 +32,7 @@ from activities.boot import BootActivities
 from activities.claim_and_finalise import RolloutRecordActivities
 from activities.diff import DiffActivities
 from activities.evaluations import EvaluationActivities
+from activities.generate import GenerateActivities
 from activities.grade import GradeActivities
 from activities.group_members import GroupRecordActivities
 from activities.harnesses.registry import Harnesses
@@ -98,6 +99,9 @@ def _activities(
     learn = LearnActivities(database, configs)
     admit = AdmitActivities(database, provider, settings, builds)
     grade = GradeActivities(database, provider, configs, GRADERS)
+    workspace = WorkspaceActivities(database, provider, configs)
+    agent = AgentActivities(database, provider, configs, harnesses, adapter_url())
+    diff = DiffActivities(database, provider, configs, harnesses, GRADERS)
     regrade = RegradeActivities(database, settings, configs)
     sweep = SweepActivities(database, provider, settings, client)
     return {
@@ -119,9 +123,8 @@ def _activities(
         ],
         "boot": [boot.boot],
         "agent": [
-            WorkspaceActivities(database, provider, configs).workspace,
-            AgentActivities(database, provider, configs, harnesses, adapter_url()).agent,
-            DiffActivities(database, provider, configs, harnesses, GRADERS).diff,
+            *(workspace.workspace, agent.agent, diff.diff),
+            GenerateActivities(boot, workspace, agent, diff, grade).generate,
         ],
         "grade": [boot.boot, grade.grade, grade.control_run, admit.admit_trial],
         "learn": [learn.step, learn.find_engines, learn.sync],

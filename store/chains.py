@@ -4,7 +4,7 @@ Training and export use the same reader, so an export contains exactly what is t
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,9 @@ class TokenChain:
     def num_trained(self) -> int:
         return sum(span.length for span in self.spans if span.trained)
 
+    def untrained(self) -> "TokenChain":
+        return replace(self, spans=tuple(replace(span, trained=False) for span in self.spans))
+
 
 async def replace_chains(connection: AsyncConnection, rollout_id: int, built: Sequence[TokenChain]) -> None:
     """Store the rollout's chains in place of all earlier ones."""
@@ -71,6 +74,12 @@ async def replace_chains(connection: AsyncConnection, rollout_id: int, built: Se
         for number, span in enumerate(chain.spans)
     ]
     await connection.execute(insert(ChainSpanTable), spans)
+
+
+async def trained_leaves(connection: AsyncConnection, rollout_id: int) -> set[int]:
+    """Return the last turns of the stored chains that are trained."""
+    trained = select(ChainTable.leaf_turn_id).where(ChainTable.rollout_id == rollout_id, ChainTable.num_trained > 0)
+    return set((await connection.execute(trained)).scalars())
 
 
 def steps_of_spans(spans: Sequence[JsonObject] | None, length: int) -> npt.NDArray[np.int32]:

@@ -21,11 +21,13 @@ with workflow.unsafe.imports_passed_through():
     from activities.boot import BootActivities
     from activities.claim_and_finalise import RolloutRecordActivities
     from activities.diff import DiffActivities
+    from activities.generate import GenerateActivities
     from activities.grade import GradeActivities
     from activities.workspace import WorkspaceActivities
     from ratchet.payloads import (
         AgentResult,
         Claim,
+        DiffResult,
         FinaliseInput,
         GradeResult,
         LiveSandbox,
@@ -65,6 +67,7 @@ _WORKS_ON = {
     "workspace": "the task's pre_commands run in the agent's box; the heartbeat of the pending activity names the one",
     "agent": "the agent works on the task; the heartbeat of the pending activity has its model calls and its budget",
     "diff": "the agent's changes are read",
+    "generate": "the user's own function works; the heartbeat of the pending activity has its model calls",
     "wait_for_worker": "the worker's machine refused a file or had no network; the stage is tried again in a new box",
     "grade": "the tests run on the patch, in a box of their own; the heartbeat of the pending activity names them",
     "control_run": "the tests run again, including variants that a correct patch must fail",
@@ -77,12 +80,14 @@ _MAX_SUMMARY_BYTES = 350
 
 @workflow.defn(name="Rollout", failure_exception_types=[ValidationError])
 class Rollout:
-    """State: the current attempt, the seconds used by stage, and the verdict once there is one."""
+    """State: the current attempt, the seconds used by stage, the verdict once there is one, and what a function of the
+    user's own has given."""
 
     def __init__(self) -> None:
         self.attempt = 1
         self.used_seconds: dict[str, float] = {}
         self.grade: GradeResult | None = None
+        self.generated: DiffResult | None = None
         self.status = RolloutStatus(attempt=1, stage="claim", stage_since="")
         self.summary = ""
         self.limits: dict[str, float] = {}
@@ -139,7 +144,8 @@ class Rollout:
             failure = "cancelled"
             reason = "cancelled"
         # In every case the outcome is recorded and all boxes are released.
-        result = await shielded(self._end(claim, failure, reason))
+        untrained = self.generated.reason if self.generated else ""
+        result = await shielded(self._end(claim, failure, reason or untrained))
         if failure == "cancelled":
             raise asyncio.CancelledError
         return result
@@ -172,6 +178,20 @@ class Rollout:
         box = await self._boot(claim, SandboxRole.AGENT)
         work = StageInput(rollout_id=claim.rollout_id, attempt=self.attempt, sandbox_id=box.sandbox_id)
         where = f"attempt {self.attempt}, box {box.provider_id}"
+        if claim.has_generate:
+            self._show("generate")
+            once = claim.stages["agent"].model_copy(update={"max_tries": 1})
+            taken = self.generated = await run_activity(GenerateActivities.generate, work, once, where)
+            self._count_seconds("generate", taken)
+        else:
+            taken = await self._patch_of_agent(claim, work, where)
+        self._show(patch=f"{taken.num_bytes:,} bytes")
+        if taken.grade_id is not None:  # an empty patch on a task that is known to need a change
+            self.grade = GradeResult(grade_id=taken.grade_id, solved=False)
+            self._show(verdict="not solved: the patch is empty")
+        return taken.patch_id
+
+    async def _patch_of_agent(self, claim: Claim, work: StageInput, where: str) -> DiffResult:
         self._show("workspace")
         prepared = await run_activity(WorkspaceActivities.workspace, work, claim.stages["workspace"], where)
         self._count_seconds("workspace", prepared)
@@ -186,11 +206,7 @@ class Rollout:
         self._show("diff")
         taken = await run_activity(DiffActivities.diff, work, claim.stages["diff"], f"agent: {did}")
         self._count_seconds("diff", taken)
-        self._show(patch=f"{taken.num_bytes:,} bytes")
-        if taken.grade_id is not None:  # an empty patch on a task that is known to need a change
-            self.grade = GradeResult(grade_id=taken.grade_id, solved=False)
-            self._show(verdict="not solved: the patch is empty")
-        return taken.patch_id
+        return taken
 
     async def _grade_patch(self, claim: Claim, patch_id: int) -> None:
         """Grade in new boxes until one gives a verdict; a grader's fault never repeats the agent's work."""
@@ -198,7 +214,10 @@ class Rollout:
         tries = BoxTries(claim.grade_tries, claim.stages["grade"].retry_max_seconds, failure)
 
         async def grade() -> GradeResult:
-            return await self._grade_in_new_box(claim, patch_id, tries.suspected)
+            work = StageInput(rollout_id=claim.rollout_id, attempt=self.attempt, patch_id=patch_id)
+            work = work.model_copy(update={"role": SandboxRole.GRADE, "suspected": tries.suspected})
+            given = self.generated.grade if self.generated else None
+            return await (self._confirm(claim, given, work) if given else self._grade_in_new_box(claim, work))
 
         try:
             self.grade = await tries.run(grade, partial(self._release, claim))
@@ -206,21 +225,17 @@ class Rollout:
             raise NoVerdictError("grader_failed", str(error)) from None
         self._show(verdict=_verdict(self.grade))
 
-    async def _grade_in_new_box(self, claim: Claim, patch_id: int, suspected: list[Suspicion]) -> GradeResult:
-        """Return the verdict, which counts only after its control runs if it needs them. Raises NoBoxLeftError."""
-        box = await self._boot(claim, SandboxRole.GRADE, suspected)
-        work = StageInput(
-            rollout_id=claim.rollout_id,
-            attempt=self.attempt,
-            sandbox_id=box.sandbox_id,
-            patch_id=patch_id,
-            role=SandboxRole.GRADE,
-            suspected=suspected,
-        )
+    async def _grade_in_new_box(self, claim: Claim, work: StageInput) -> GradeResult:
+        box = await self._boot(claim, SandboxRole.GRADE, work.suspected)
+        work = work.model_copy(update={"sandbox_id": box.sandbox_id})
         self._show("grade")
         where = f"patch of {self.status.patch or 'an earlier attempt'}, box {box.provider_id}"
         grade = await run_activity_even_if_cancelled(GradeActivities.grade, work, claim.stages["grade"], where)
         self._count_seconds("grade", grade)
+        return await self._confirm(claim, grade, work)
+
+    async def _confirm(self, claim: Claim, grade: GradeResult, work: StageInput) -> GradeResult:
+        """Return the verdict, which counts only after its control runs if it needs them. Raises NoBoxLeftError."""
         if not grade.num_control_runs:
             return grade
         self._show("control_run", verdict=_verdict(grade))

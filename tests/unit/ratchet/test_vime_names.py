@@ -72,6 +72,7 @@ KEYS: dict[str, tuple[str, Read, Any]] = {
     "--rollout-max-response-len": ("321", lambda c: c.sampling.max_response_tokens, 321),
     "--rollout-temperature": ("0.7", lambda c: c.sampling.temperature, 0.7),
     "--rollout-stop-token-ids": ("248046 248044", lambda c: c.engine.stop_token_ids, [248046, 248044]),
+    "--custom-generate-function-path": ("mine.rl.make", lambda c: c.harness.generate, "mine.rl:make"),
     "--vllm-tool-call-parser": ("hermes", lambda c: c.engine.tool_parser, "hermes"),
     "--vllm-reasoning-parser": ("qwen3", lambda c: c.engine.reasoning_parser, "qwen3"),
     "--lr": ("3e-6", lambda c: c.training.learning_rate, 3e-6),
@@ -288,5 +289,4 @@ def test_the_blocks_of_arguments_are_taken_as_they_are_printed(tmp_path: Path) -
         ConfigError, match=r"training.bin_tokens \(64000\) is below sampling.max_context_tokens \(96000\)"
     ):
         load_config(plain, ["training.bin_tokens=64000"], {}, arguments)
-    with pytest.raises(ConfigError, match=r"generate.mine: not supported: only examples.coding_agent_rl"):
-        load_config(plain, [], {}, ["--custom-generate-function-path", "generate.mine"])
+    assert config.harness.generate is None, "the brief's own function is what every rollout does"
