@@ -38,7 +38,7 @@ _LOG = structlog.get_logger("ratchet.engine")
 HEARTBEAT_SECONDS = 2.0
 START_SECONDS = 1800.0
 """Time limit for vLLM to load its model and answer."""
-RECOVERY_LEASE_SECONDS = engines.LONGEST_LEASE_SECONDS
+RECOVERY_LEASE_SECONDS = 600.0
 """Lease of a pause that the wrapper takes for itself."""
 UNRESPONSIVE_SECONDS = 120.0
 """A vLLM that has not answered for this long is ended and started again."""

@@ -27,7 +27,6 @@ from store.schema import EngineLoadTable, EngineTable, PolicyVersionTable, RunTa
 
 SILENT_SECONDS = 20.0
 """Time without a heartbeat after which an engine gets no calls and no weights until it has loaded the newest ones."""
-LONGEST_LEASE_SECONDS = 600.0
 FENCE_SECONDS = 60.0
 """Longest lease of an engine that is gone: as long as that of a sync."""
 FETCHED = "fetched"
@@ -132,12 +131,8 @@ async def register_engine(
 
 
 async def heartbeat_engine(conn: AsyncConnection, engine_id: int) -> EngineRow | None:
-    """Store a heartbeat and return the engine's row, which other processes may have changed; None if it is missing.
-
-    A lease that was given before the server's clock was set back is shortened.
-    """
-    seen = {"heartbeat_at": func.now(), "paused_until": _until_at_most(LONGEST_LEASE_SECONDS)}
-    await conn.execute(update(EngineTable).where(EngineTable.id == engine_id).values(seen))
+    """Store a heartbeat and return the engine's row, which other processes may have changed; None if it is missing."""
+    await conn.execute(update(EngineTable).where(EngineTable.id == engine_id).values(heartbeat_at=func.now()))
     return await get_engine(conn, engine_id)
 
 
@@ -182,14 +177,9 @@ async def set_engine_gone(conn: AsyncConnection, engine_id: int) -> None:
 
     A lease stays, for at most FENCE_SECONDS: an attached vLLM goes on, and the holder may still write to it.
     """
-    values = _GONE | {"paused_until": _until_at_most(FENCE_SECONDS)}
-    await conn.execute(update(EngineTable).where(EngineTable.id == engine_id).values(values))
-
-
-def _until_at_most(seconds: float) -> ColumnElement[Any]:
-    """Return an expression for the end of the engine's lease, at most so many seconds from now."""
-    latest = func.now() + timedelta(seconds=seconds)
-    return case((EngineTable.paused_until > latest, latest), else_=EngineTable.paused_until)
+    latest = func.now() + timedelta(seconds=FENCE_SECONDS)
+    until = case((EngineTable.paused_until > latest, latest), else_=EngineTable.paused_until)
+    await conn.execute(update(EngineTable).where(EngineTable.id == engine_id).values(_GONE | {"paused_until": until}))
 
 
 async def set_engine_version(conn: AsyncConnection, engine_id: int, label: str | None) -> None:

@@ -6,7 +6,6 @@ Rows whose times are moved ahead by an hour are what such a jump leaves.
 from datetime import timedelta
 from typing import Any
 
-import pytest
 from sqlalchemy import func, insert, select, update
 
 from ratchet.types import EngineState
@@ -52,19 +51,6 @@ async def test_an_engine_that_died_gets_no_calls_and_one_that_lives_gets_them_ag
     assert await database.run(engines.ready_engines, "default") == []
     await database.run(engines.heartbeat_engine, engine_id)
     assert [row.id for row in await database.run(engines.ready_engines, "default")] == [engine_id]
-
-
-@pytest.mark.parametrize("is_leased", [True, False])
-async def test_an_engines_pause_whose_holder_died_ends_in_minutes(database: Database, is_leased: bool) -> None:
-    engine_id = await database.run(engines.register_engine, "a", "m", {})
-    await database.run(engines.set_engine_state, engine_id, EngineState.STARTING, EngineState.READY)
-    if is_leased:
-        assert await database.run(engines.begin_engine_pause, engine_id, 60.0)
-        await set_back(database, EngineTable.paused_until)
-    row = await database.run(engines.heartbeat_engine, engine_id)
-    assert row is not None
-    left = row.pause_seconds_left
-    assert left is not None and 60 < left <= engines.LONGEST_LEASE_SECONDS if is_leased else left is None
 
 
 async def test_a_silent_learner_is_seen_and_its_next_heartbeat_ends_that(database: Database, run_id: str) -> None:
