@@ -84,6 +84,8 @@ class SweepActivities:
     async def sweep(self, input: SweepInput) -> SweepResult:
         """Restart runs and end rollouts without a workflow, then kill boxes; a dry run only reports."""
         async with heartbeating():
+            if not input.dry_run:
+                await self._reset_contradicted()
             num_runs = await self._restart_runs(input.dry_run)
             ended = await self._end_orphaned_rollouts(input.dry_run)
             found = self._limited(await self._find_boxes(), input.force)
@@ -206,6 +208,15 @@ class SweepActivities:
     async def _alive(self, workflow_ids: set[str]) -> dict[str, bool]:
         found = await temporal_client.open_workflows(self.client, workflow_ids)
         return {name: name in found for name in workflow_ids}
+
+    async def _reset_contradicted(self) -> None:
+        """Let workflows begin anew that no worker can go on with, as after a restore of Temporal; the store has what
+        they have done. What fails is tried by the next sweep."""
+        try:
+            if found := await temporal_client.reset_contradicted(self.client, self.settings.own("control")):
+                _LOG.warning("workflows begin anew from the store", workflows=found)
+        except RPCError as error:
+            _LOG.warning("workflows are not looked at", reason=temporal_client.one_line(error))
 
     async def _restart_runs(self, dry_run: bool) -> int:
         """Start the workflow of every running run that has none; return their number.

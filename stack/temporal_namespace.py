@@ -56,6 +56,8 @@ from store.database import Database
 
 _LOG = structlog.get_logger()
 SWEEP_SCHEDULE = "sweep"
+_SWEEP_TIMEOUT = timedelta(hours=1)
+"""A sweep that no worker can go on with keeps the next one back for so long."""
 _OWNER = "ratchet_installation"
 """Key of the memo of the sweep's workflow, which holds the installation's id."""
 _REFUSED_SECONDS = 60.0
@@ -229,6 +231,7 @@ async def _schedule_sweep(client: Client, settings: TemporalSettings, installati
     name = settings.own(SWEEP_SCHEDULE)
     memo = {_OWNER: str(installation)}
     action = ScheduleActionStartWorkflow("Sweep", SweepInput(), id=name, task_queue=settings.own("control"), memo=memo)
+    action.execution_timeout = _SWEEP_TIMEOUT
     schedule = Schedule(
         action=action,
         spec=ScheduleSpec(intervals=[ScheduleIntervalSpec(every=timedelta(seconds=settings.sweep.interval))]),
@@ -270,14 +273,14 @@ def _signature(schedule: Schedule) -> Payload | None:
 
 
 def _with_numbers_of(known: ScheduleUpdateInput, wanted: Schedule, sign: bool) -> ScheduleUpdate | None:
-    """Take interval and catch-up window from `wanted`, and its action to `sign` it; keep everything else, such as
-    whether a user has paused it."""
+    """Take action, interval and catch-up window from `wanted`, also to `sign` it; keep everything else, such as whether
+    a user has paused it."""
     found = known.description.schedule
     if _timing(found) == _timing(wanted) and not sign:
         return None
-    action = wanted.action if sign else found.action
-    return ScheduleUpdate(replace(found, action=action, spec=wanted.spec, policy=wanted.policy))
+    return ScheduleUpdate(replace(found, action=wanted.action, spec=wanted.spec, policy=wanted.policy))
 
 
-def _timing(schedule: Schedule) -> tuple[list[timedelta], timedelta | None]:
-    return [interval.every for interval in schedule.spec.intervals], schedule.policy.catchup_window
+def _timing(schedule: Schedule) -> tuple[object, ...]:
+    limit = getattr(schedule.action, "execution_timeout", None)
+    return [interval.every for interval in schedule.spec.intervals], schedule.policy.catchup_window, limit

@@ -1,0 +1,219 @@
+"""Temporal, or the store, is put back to an older state than the other while workers live: the run goes on.
+
+The histories that no worker can go on with are made by hand: a command that the workflow has not given.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from sqlalchemy import select, text
+from temporalio.api.command.v1 import Command, StartTimerCommandAttributes
+from temporalio.api.enums.v1 import CommandType
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflowservice.v1 import (
+    PollWorkflowTaskQueueRequest,
+    RespondWorkflowTaskCompletedRequest,
+    RespondWorkflowTaskFailedRequest,
+)
+from temporalio.service import RPCError
+from temporalio.testing import ActivityEnvironment
+
+from activities.sweep import SweepActivities
+from ratchet import temporal_client
+from ratchet.sweep_payloads import SweepInput, SweepResult
+from stack import backup
+from store.schema import RunTable
+from tests.integration.workflows.conftest import Loop
+from tests.integration.workflows.test_groups import TASK, Training, training
+
+pytestmark = pytest.mark.timeout(900)
+__all__ = ["training"]
+
+
+async def sweep(loop: Loop) -> SweepResult:
+    activities = SweepActivities(loop.database, loop.provider(), loop.settings, loop.client)
+    return await ActivityEnvironment().run(activities.sweep, SweepInput())
+
+
+async def contradict(loop: Loop, workflow_id: str) -> None:
+    """Add a timer to the history that the workflow has not started, and let the worker find it."""
+    loop.end("worker")
+    await loop.client.get_workflow_handle(workflow_id).signal("wake")
+    service, name = loop.client.workflow_service, loop.client.namespace
+    attributes = StartTimerCommandAttributes(timer_id="planted", start_to_fire_timeout=Duration(seconds=86_400))
+    command = Command(command_type=CommandType.COMMAND_TYPE_START_TIMER, start_timer_command_attributes=attributes)
+    queue = TaskQueue(name=loop.settings.own("control"))
+    while True:
+        request = PollWorkflowTaskQueueRequest(namespace=name, task_queue=queue, identity="test")
+        try:
+            task = await service.poll_workflow_task_queue(request, timeout=timedelta(seconds=70))
+        except RPCError:
+            continue
+        if not task.task_token:
+            continue
+        token = {"namespace": name, "task_token": task.task_token, "identity": "test"}
+        if task.workflow_execution.workflow_id == workflow_id:
+            await service.respond_workflow_task_completed(
+                RespondWorkflowTaskCompletedRequest(commands=[command], **token)
+            )
+            break
+        await service.respond_workflow_task_failed(RespondWorkflowTaskFailedRequest(**token))
+    await loop.client.get_workflow_handle(workflow_id).signal("wake")
+    loop.spawn("worker")
+
+
+async def until_stuck(loop: Loop, workflow_id: str) -> None:
+    async def is_stuck() -> bool:
+        pending = await temporal_client.pending_activities(loop.client, workflow_id) or []
+        return any("the next sweep begins it anew" in one.error for one in pending)
+
+    await loop.until(is_stuck, f"no worker can go on with {workflow_id}")
+
+
+async def until_reset(loop: Loop, workflow_id: str) -> None:
+    """Sweep until the workflow has begun anew; Temporal lists it some seconds after it is stuck."""
+    handle = loop.client.get_workflow_handle(workflow_id)
+    before = (await handle.describe()).run_id
+
+    async def is_reset() -> bool:
+        await sweep(loop)
+        return (await handle.describe()).run_id != before
+
+    await loop.until(is_reset, f"{workflow_id} begins anew")
+
+
+@pytest.mark.parametrize("name", ["run/{}", "group/{}/0", "member"])
+async def test_what_no_worker_can_go_on_with_begins_anew(training: Training, loop: Loop, name: str) -> None:
+    await loop.until(training.working, "both agents work")
+    before = await training.rows()
+    workflow_id = before[0].workflow_id if name == "member" else name.format(training.run_id)
+    await contradict(loop, workflow_id)
+    await until_stuck(loop, workflow_id)
+    await until_reset(loop, workflow_id)
+    await training.let_go()
+
+    async def settled() -> bool:
+        return await training.group_state() != "open"
+
+    await loop.until(settled, "the group is settled")
+    rows = await training.rows()
+    assert [row.outcome for row in rows[:2]] == ["graded", "graded"]
+    assert [row.id for row in rows[:2]] == [row.id for row in before[:2]], "nothing is begun twice"
+
+
+async def test_a_dry_run_begins_nothing_anew_and_each_sweep_helps(loop: Loop) -> None:
+    await loop.script("I give up.", hold=(hold := uuid4().hex))
+    handle = await loop.start(loop.dataset(**TASK, eval_cmd="false"), grading={"admission": "ignored"})
+    await loop.until_a_call_waits(handle)
+    first = (await handle.describe()).run_id
+    await contradict(loop, handle.id)
+    await until_stuck(loop, handle.id)
+    activities = SweepActivities(loop.database, loop.provider(), loop.settings, loop.client)
+    await ActivityEnvironment().run(activities.sweep, SweepInput(dry_run=True))
+    assert (await handle.describe()).run_id == first
+    await until_reset(loop, handle.id)
+    await contradict(loop, handle.id)
+    await until_stuck(loop, handle.id)
+    await until_reset(loop, handle.id)
+    await loop.release(hold)
+    await loop.result(loop.client.get_workflow_handle(handle.id))
+    assert (await loop.rollout(handle)).outcome == "graded"
+    await loop.forget_script()
+
+
+# ---------------------------------------------------------------- older states, put back
+
+
+@asynccontextmanager
+async def put_back(loop: Loop, *parts: str, databases: list[str]) -> AsyncIterator[None]:
+    """Copy the databases before the block and put the copies in their place after it, while `parts` are stopped."""
+
+    async def change(statements: list[str]) -> None:
+        for part in reversed(parts):
+            loop.end(part)
+        async with backup._administration(loop.database.url) as administration:
+            for statement in statements:
+                await administration.execute(text(statement))
+        for part in parts:
+            loop.spawn(part)
+
+    copies = {name: f"{name}_{uuid4().hex[:6]}" for name in databases}
+    ends = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{}'"
+    copied = [[ends.format(name), f'CREATE DATABASE "{copy}" TEMPLATE "{name}"'] for name, copy in copies.items()]
+    await change([statement for pair in copied for statement in pair])
+    yield
+    await change(
+        [
+            statement
+            for name, copy in copies.items()
+            for statement in (
+                ends.format(name),
+                f'DROP DATABASE "{name}" WITH (FORCE)',
+                f'ALTER DATABASE "{copy}" RENAME TO "{name}"',
+            )
+        ]
+    )
+
+
+async def test_temporal_older_than_the_store_under_living_workers(training: Training, loop: Loop) -> None:
+    """Both agents end while the newer histories are written, which are lost; the cancelled run then ends."""
+    await loop.until(training.working, "both agents work")
+    name = loop.database.url.rpartition("/")[2]
+    async with put_back(loop, "temporal", databases=[f"{name}_temporal", f"{name}_temporal_visibility"]):
+        await temporal_client.connect_temporal(loop.settings, wait_seconds=120)
+        await training.let_go()
+
+        async def graded() -> bool:
+            return [row.outcome for row in (await training.rows())[:2]] == ["graded", "graded"]
+
+        await loop.until(graded, "both are graded")
+    await temporal_client.connect_temporal(loop.settings, wait_seconds=120)
+    handle = loop.client.get_workflow_handle(f"run/{training.run_id}")
+    await handle.signal("wake")
+
+    async def settled() -> bool:
+        await sweep(loop)
+        await asyncio.sleep(2)
+        async with loop.database.begin() as connection:
+            state = (
+                await connection.execute(select(RunTable.state).where(RunTable.run_id == training.run_id))
+            ).scalar_one()
+        return state == "running" and await training.group_state() != "open"
+
+    await loop.until(settled, "the run goes on with what the store holds")
+    rows = await training.rows()
+    assert [row.outcome for row in rows[:2]] == ["graded", "graded"], "their verdicts stay"
+
+
+async def test_the_store_older_than_temporal_under_living_workers(loop: Loop) -> None:
+    """Its rollouts work on with rows that the store has lost; they end without a verdict, or with their own."""
+    training = Training(loop)
+    await training.begin()
+    name = loop.database.url.rpartition("/")[2]
+    await loop.until(training.working, "both agents work")
+    before = await training.rows()
+    async with put_back(loop, "adapter", "worker", databases=[name]):
+        await training.let_go()
+
+        async def graded() -> bool:
+            return [row.outcome for row in (await training.rows())[:2]] == ["graded", "graded"]
+
+        await loop.until(graded, "both are graded")
+    await loop.database.close()
+
+    async def settled() -> bool:
+        await sweep(loop)
+        await asyncio.sleep(2)
+        return await training.group_state() != "open"
+
+    await loop.until(settled, "the run goes on from the older store")
+    rows = await training.rows()
+    assert [row.id for row in rows[:2]] == [row.id for row in before[:2]]
+    handle = loop.client.get_workflow_handle(f"run/{training.run_id}")
+    await handle.cancel()
+    await loop.forget_script()
