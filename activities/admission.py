@@ -48,7 +48,7 @@ from ratchet.grading_payloads import (
 )
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import SandboxRole
-from sandboxes.base import Sandbox, SandboxProvider
+from sandboxes.base import Network, Sandbox, SandboxProvider
 from store import admissions, sandboxes, tasks
 from store.admissions import GraderVersion, NewAdmission
 from store.database import Database
@@ -117,7 +117,8 @@ class AdmitActivities:
         seconds = int(input.eval_seconds + input.workspace_seconds + _BOX_MARGIN_SECONDS)
         ttl_seconds = min(seconds, self.provider.capabilities.max_ttl_seconds)
         try:
-            provider_id = await self._creator.create(row, task.image, ttl_seconds=ttl_seconds, network=False)
+            network: Network = "open" if SandboxRole.GRADE in (task.spec.get("network") or []) else False
+            provider_id = await self._creator.create(row, task.image, ttl_seconds=ttl_seconds, network=network)
         except ConfigError:  # for example an unknown image: free the box's place, an admission may run for hours
             await kill_and_record(self.database, self.provider, [row])
             raise

@@ -67,12 +67,13 @@ class BootActivities:
             row = await self._reserve(input, new, config)
             if row.state == SandboxState.LIVE and row.provider_id is not None:
                 return LiveSandbox(sandbox_id=row.id, provider_id=row.provider_id)
+            opened = {*config.sandbox.network, *await self.database.run(tasks.open_roles, input.rollout_id)}
             started = time.monotonic()
             provider_id = await self._creator.create(
                 row,
                 new.image,
                 ttl_seconds=ttl_seconds,
-                network=input.role is SandboxRole.AGENT,
+                network="open" if input.role in opened else input.role is SandboxRole.AGENT,
                 metadata={"ratchet_rollout": str(input.rollout_id)},
                 limits=_limits(config.sandbox),
             )

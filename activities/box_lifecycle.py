@@ -23,7 +23,7 @@ from ratchet.errors import (
     UnknownImageError,
 )
 from ratchet.temporal_settings import TemporalSettings
-from sandboxes.base import BoxLimits, Sandbox, SandboxInfo, SandboxProvider
+from sandboxes.base import BoxLimits, Network, Sandbox, SandboxInfo, SandboxProvider
 from store import installations, sandboxes
 from store.database import Database
 from store.installations import Installation
@@ -76,7 +76,7 @@ class BoxCreator:
         image: str,
         *,
         ttl_seconds: int,
-        network: bool,
+        network: Network,
         metadata: Mapping[str, str] | None = None,
         limits: BoxLimits | None = None,
     ) -> str:

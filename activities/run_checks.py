@@ -63,7 +63,7 @@ def check_boxes(config: RunConfig, settings: TemporalSettings) -> None:
 def require_function(key: str, path: str) -> Callable[..., Any]:
     """Return the user's function. Raises ConfigError."""
     try:
-        function = import_object(path)
+        function: Callable[..., Any] = import_object(path)
     except ImportError as error:
         raise ConfigError(f"{key}: {path!r} cannot be imported: {error}") from None
     if not callable(function):

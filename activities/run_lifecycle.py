@@ -186,8 +186,9 @@ class RunActivities:
         if offered.without:
             _LOG.warning("this run does without some guarantees of a sandbox service", run=run_id, what=offered.without)
         try:
-            ttl_seconds = box_ttl_seconds(read_stored_config(row.config), self.settings, offered.max_ttl_seconds)
-            problem = await self._probe.problem(image, ttl_seconds, patience_seconds)
+            config = read_stored_config(row.config)
+            ttl_seconds = box_ttl_seconds(config, self.settings, offered.max_ttl_seconds)
+            problem = await self._probe.problem(image, ttl_seconds, patience_seconds, bool(config.sandbox.network))
         except ConfigError as error:
             problem = str(error)
         if not problem:

@@ -23,7 +23,7 @@ from ratchet.errors import (
     SandboxRefusesError,
     UnknownImageError,
 )
-from sandboxes.base import Sandbox, SandboxProvider
+from sandboxes.base import Network, Sandbox, SandboxProvider
 
 _LOG = structlog.get_logger()
 PATIENCE_SECONDS = 60.0
@@ -65,7 +65,11 @@ class SandboxProbe:
         self._outside = outside
 
     async def problem(
-        self, image: str, ttl_seconds: int = _BOX_SECONDS, patience_seconds: float = PATIENCE_SECONDS
+        self,
+        image: str,
+        ttl_seconds: int = _BOX_SECONDS,
+        patience_seconds: float = PATIENCE_SECONDS,
+        has_open_boxes: bool = False,
     ) -> str:
         """Return why rollouts in boxes of this image would fail, with the remedy; empty if they can run.
 
@@ -77,6 +81,9 @@ class SandboxProbe:
                 found = await self._promise_not_kept(box, ttl_seconds)
                 found = found or await self._way_to_adapter(box, patience_seconds)
                 found = found or await self._way_outside(box, ())
+            if not found and has_open_boxes:
+                async with await self._box(image, network="open"):
+                    pass
             if not found and self.provider.capabilities.network_policy:
                 async with await self._box(image, network=False) as box:
                     found = await self._way_outside(box, (f"{self.url}/v1/models",))
@@ -87,7 +94,7 @@ class SandboxProbe:
             return ""
         return found
 
-    async def _box(self, image: str, *, network: bool) -> Sandbox:
+    async def _box(self, image: str, *, network: Network) -> Sandbox:
         key = uuid.uuid4().hex
         return await self.provider.create(
             image, ttl_seconds=_BOX_SECONDS, metadata=_METADATA, idempotency_key=key, network=network

@@ -168,6 +168,11 @@ class SandboxConfig(Section):
     max_processes: Annotated[int, Field(ge=64, le=LARGEST_INTEGER)] | None = None
     """Limit of processes and threads of one box. None, the default, leaves it to the service (docker: 512)."""
 
+    network: list[Literal["agent", "grade"]] = []
+    """Boxes with an open network, beside those that a task's `metadata.network` names; `pre_commands` run in both. It
+    costs trust: an agent can download a solution, and a grading box can tell the tests to somebody or get its verdict
+    from the internet. Empty by default. The local gateway cannot open a network."""
+
     @property
     def max_open_rollouts(self) -> int:
         """Number of a run's rollouts that are open at once: those with a box, and as many that wait for one.

@@ -50,6 +50,8 @@ class Capabilities:
     without: tuple[str, ...] = ()
 
 
+Network = bool | Literal["open"]
+"""True: the box can reach the adapter and nothing else; False: nothing; `open`: all that the service allows."""
 OPEN_NETWORK = "an agent's box reaches more than the adapter, so an agent could download a solution"
 
 
@@ -167,13 +169,13 @@ class SandboxProvider(Protocol):
         metadata: Mapping[str, str],
         idempotency_key: str,
         env: Mapping[str, str] | None = None,
-        network: bool = True,
+        network: Network = True,
         limits: BoxLimits | None = None,
     ) -> Sandbox:
         """Create a box. A repeated call with the same key returns the same box, so that a retry leaks none.
 
-        `network` True: the box can reach the adapter and nothing else; False: nothing. Raises ConfigError if the
-        service does not know the image, does not support a limit, or refuses the request or the key.
+        Raises ConfigError if the service does not know the image, does not support a limit, or refuses the request or
+        the key.
         """
         ...
 

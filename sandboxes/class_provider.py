@@ -2,7 +2,8 @@
 
 The class is made with the image's name. It may have more, and each adds one thing: a class method `connect(id)` and an
 attribute `sandbox_id`: boxes outlive their worker; `list()` beside them, which returns ids: boxes without an owner are
-found; a method `set_ttl(seconds)`: boxes end by themselves; a parameter `network` of the class: the network is closed.
+found; a method `set_ttl(seconds)`: boxes end by themselves; a parameter `network` of the class, a value of
+`sandboxes.base.Network`: the network is closed.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.errors import CommandFailedError, ConfigError, RatchetError, SandboxBusyError, SandboxGoneError
-from sandboxes.base import OPEN_NETWORK, BoxLimits, Capabilities, CommandResult, EndedOnExit, SandboxInfo
+from sandboxes.base import OPEN_NETWORK, BoxLimits, Capabilities, CommandResult, EndedOnExit, Network, SandboxInfo
 
 _UNLIMITED_SECONDS = 30 * 86_400
 _LATE_SECONDS = 10.0
@@ -68,7 +69,7 @@ class ClassProvider:
         metadata: Mapping[str, str],
         idempotency_key: str,
         env: Mapping[str, str] | None = None,
-        network: bool = True,
+        network: Network = True,
         limits: BoxLimits | None = None,
     ) -> "ClassSandbox":
         if limits not in (None, BoxLimits()):

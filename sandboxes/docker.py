@@ -16,7 +16,7 @@ from aiodocker.containers import DockerContainer
 from aiodocker.exceptions import DockerError
 
 from ratchet.errors import ConfigError, SandboxBusyError, SandboxGoneError, UnknownImageError
-from sandboxes.base import BoxLimits, Capabilities, Sandbox, SandboxInfo
+from sandboxes.base import BoxLimits, Capabilities, Network, Sandbox, SandboxInfo
 from sandboxes.docker_box import DEADLINE_FILE, DockerSandbox
 from sandboxes.docker_errors import remove_container, require_running, service_errors
 from sandboxes.docker_settings import EGRESS_LABEL
@@ -88,11 +88,12 @@ class DockerProvider:
         metadata: Mapping[str, str],
         idempotency_key: str,
         env: Mapping[str, str] | None = None,
-        network: bool = True,
+        network: Network = True,
         limits: BoxLimits | None = None,
     ) -> Sandbox:
         name = f"ratchet-{idempotency_key}"
-        has_way = network and self._network is None
+        has_way = bool(network) and self._network is None
+        name_of_network = self._network or ("bridge" if network == "open" else "none")
         with service_errors(f"the new box of image {image}", missing=ConfigError):
             config: dict[str, Any] = {
                 "Image": image,
@@ -102,9 +103,7 @@ class DockerProvider:
                 "Hostname": "box",
                 "Env": [f"{name}={value}" for name, value in (env or {}).items()],
                 "Labels": {**metadata, EGRESS_LABEL: self._adapter} if has_way else dict(metadata),
-                "HostConfig": self._host_config(
-                    limits or BoxLimits(), self._network if network and self._network else "none"
-                ),
+                "HostConfig": self._host_config(limits or BoxLimits(), name_of_network if network else "none"),
             }
             try:
                 container = await self._docker().containers.create(config, name=name)

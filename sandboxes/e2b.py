@@ -29,7 +29,7 @@ from ratchet.errors import (
     SandboxRefusesError,
 )
 from ratchet.vime_names import value_of
-from sandboxes.base import OPEN_NETWORK, BoxLimits, Capabilities, CommandResult, EndedOnExit, Sandbox, SandboxInfo
+from sandboxes.base import OPEN_NETWORK, BoxLimits, Capabilities, CommandResult, EndedOnExit, Network, SandboxInfo
 from sandboxes.e2b_control_plane import ControlPlane
 from sandboxes.e2b_errors import BOX_REFUSED, FILE_REFUSED, cancellable, is_plain_timeout, translate, translated_errors
 
@@ -122,9 +122,9 @@ class E2BProvider:
         metadata: Mapping[str, str],
         idempotency_key: str,
         env: Mapping[str, str] | None = None,
-        network: bool = True,
+        network: Network = True,
         limits: BoxLimits | None = None,
-    ) -> Sandbox:
+    ) -> E2BSandbox:
         if limits not in (None, BoxLimits()):
             raise ConfigError(
                 "sandbox.memory_mib, cpus and max_processes:"
@@ -139,15 +139,16 @@ class E2BProvider:
             "timeout": ttl_seconds,
             "metadata": {**metadata, self._image_metadata_key: image, _KEY_METADATA: idempotency_key},
             "envVars": dict(env or {}),
-            **({"network": self._agents_network()} if network else {"allow_internet_access": False}),
+            **self._policy(network),
         }
         return self._box(await self._plane.create(body, idempotency_key, image))
 
-    def _agents_network(self) -> dict[str, list[str]]:
-        """Return the policy of a box that reaches the adapter and nothing else."""
+    def _policy(self, network: Network) -> dict[str, Any]:
         from e2b import ALL_TRAFFIC
 
-        return {"allowOut": [self._adapter_host] if self._adapter_host else [], "denyOut": [ALL_TRAFFIC]}
+        if network is not True:
+            return {"allow_internet_access": bool(network)}
+        return {"network": {"allowOut": [self._adapter_host] if self._adapter_host else [], "denyOut": [ALL_TRAFFIC]}}
 
     async def connect(self, sandbox_id: str) -> E2BSandbox:
         row = await self._plane.row(sandbox_id)

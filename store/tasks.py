@@ -86,6 +86,11 @@ async def image_of_rollout(connection: AsyncConnection, rollout_id: int) -> str:
     return str((await connection.execute(_of_rollout(TaskTable.image, rollout_id))).scalar_one())
 
 
+async def open_roles(connection: AsyncConnection, rollout_id: int) -> list[str]:
+    """Return the roles of boxes for which the rollout's task asks for an open network."""
+    return (await connection.execute(_of_rollout(TaskTable.spec["network"], rollout_id))).scalar_one() or []
+
+
 async def first_image(connection: AsyncConnection, run_id: str) -> str | None:
     """Return the image of a task of the run; None if it has no task."""
     statement = (

@@ -104,6 +104,7 @@ class Metadata(_Part):
     workdir: str = Field(pattern=r"^/.+")
     problem_statement: str | None = None
     pre_commands: list[str] | str = []
+    network: list[Literal["agent", "grade"]] = []
     repository_archive: str | None = None
     gold_patch: str | None = None
     empty_patch_fails: bool = Field(default=False, strict=True)

@@ -38,6 +38,13 @@ async def test_a_box_that_does_not(provider: E2BProvider, monkeypatch: pytest.Mo
     assert await provider.list({"ratchet_probe": "adapter"}) == []
 
 
+async def test_a_service_that_opens_no_network_for_a_run_that_wants_one(
+    provider: E2BProvider, adapter_address: str
+) -> None:
+    found = await SandboxProbe(provider, f"http://{adapter_address}").problem("host", has_open_boxes=True)
+    assert "allow_internet_access" in found and "resume the run" in found
+
+
 async def test_a_service_that_gives_no_box_says_nothing_about_the_adapter(gateway: GatewayProcess) -> None:
     away = E2BProvider(API_KEY, "http://127.0.0.1:9", "http://127.0.0.1:9", image_metadata_key="image")
     assert await SandboxProbe(away, "http://127.0.0.1:9").problem("host", patience_seconds=0) == ""

@@ -122,6 +122,8 @@ async def test_an_agents_box_may_reach_the_adapter_only(service: ForeignBoxes, a
     open_box, closed_box = service.created[0], service.created[-1]
     assert open_box["network"] == {"allowOut": [host], "denyOut": ["0.0.0.0/0"]}
     assert closed_box["allow_internet_access"] is False and "network" not in closed_box
+    await create(provider, network="open")
+    assert service.created[-1]["allow_internet_access"] is True and "network" not in service.created[-1]
 
 
 def test_the_variables_of_the_sdk_say_where_the_service_is(monkeypatch: pytest.MonkeyPatch) -> None:
