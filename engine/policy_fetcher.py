@@ -27,6 +27,8 @@ from store.engines import PublishedPolicy
 
 _LOG = structlog.get_logger("ratchet.engine")
 _LOOK_SECONDS = 1.0
+_REST_SECONDS = 10.0
+"""Time between two looks while no run has its weights at an address."""
 _FIRST_WAIT_SECONDS = 1.0
 _LONGEST_WAIT_SECONDS = 30.0
 _TRIES_IF_DAMAGED = 3
@@ -80,9 +82,8 @@ class PolicyFetcher:
         wait = _LOOK_SECONDS
         while True:
             try:
-                for slot in self.slots:
-                    await self._fetch_newest(slot)
-                wait = _LOOK_SECONDS
+                found = [await self._fetch_newest(slot) for slot in self.slots]
+                wait = _LOOK_SECONDS if any(found) else _REST_SECONDS
             except WeightStorageError as error:
                 await self._report(str(error))
                 wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
@@ -93,12 +94,15 @@ class PolicyFetcher:
                 wait = _LONGEST_WAIT_SECONDS
             await asyncio.sleep(wait)
 
-    async def _fetch_newest(self, slot: int) -> None:
+    async def _fetch_newest(self, slot: int) -> bool:
+        """Return whether the slot's newest version is at an address; it is here then."""
         newest = await self.published(most=1, slot=slot)
-        if newest and is_address(newest[0].uri):
-            if newest[0].version not in self._fetched:
-                await self._fetch(newest[0], await self.published(slot=slot))
-            await self._report(None)
+        if not newest or not is_address(newest[0].uri):
+            return False
+        if newest[0].version not in self._fetched:
+            await self._fetch(newest[0], await self.published(slot=slot))
+        await self._report(None)
+        return True
 
     async def _first_intact(
         self, policies: Sequence[PublishedPolicy], loaded: str | None, is_fetching: bool

@@ -37,10 +37,7 @@ _CONCURRENT_CALLS = 16
 _MAX_CHARACTERS = 300
 _FAILING_TRIES = 4
 """Tries of a workflow task; a worker that ends costs one or two."""
-_FAILING_TASK = (
-    "no worker can go on with {0}, and `ratchet admin logs worker` says why; if its history contradicts the workers, "
-    "as after a restore of Temporal, the next sweep begins it anew from the store"
-)
+_FAILING_TASK = "no worker can go on with {0} (`ratchet admin logs worker`); the sweep begins it anew after a restore"
 _CONTRADICTED = (
     "ExecutionStatus = 'Running' AND TaskQueue = '{}' AND "
     "TemporalReportedProblems = 'cause=WorkflowTaskFailedCauseNonDeterministicError'"

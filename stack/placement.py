@@ -199,10 +199,7 @@ def _with_shares(config: RunConfig, placed: Placement) -> Placement:
             shares.append(memory_share([*config.engine.args, *one.args]) or 0.0)
         engines.append(one)
     if len(shares) > 1 and config.training.weight_transport == "nccl":
-        raise ConfigError(
-            "training.weight_transport: nccl needs GPUs of the learner that no engine has; use disk, or say how many "
-            "GPUs are the engines' (launch --engine-gpus, engines.gpus)"
-        )
+        raise ConfigError("training.weight_transport: nccl needs GPUs without engines (launch --engine-gpus N); use disk")
     return Placement(tuple(engines), placed.learner, max(shares))
 
 
@@ -345,22 +342,19 @@ def cache_gpus(args: Sequence[str]) -> int:
 
 def memory_share(args: Sequence[str]) -> float | None:
     """Return the share of a GPU's memory that these vLLM arguments name; None if they name none."""
-    found = [value for name, value in _named_values(args) if name == SHARING_ARGS[0]]
+    words = [word for arg in args for word in arg.split("=", 1)]
+    found = [value for name, value in pairwise(words) if name.replace("_", "-") == SHARING_ARGS[0]]
     return float(found[-1]) if found and re.fullmatch(r"\d*\.?\d+", found[-1]) else None
 
 
 def _parallel_sizes(args: Sequence[str]) -> dict[str, int]:
     sizes = {kind: 1 for _, kind in _SIZES.values()}
-    for name, value in _named_values(args):
+    words = [word for arg in args for word in arg.split("=", 1)]
+    for name, value in pairwise(words):
         for long, (short, kind) in _SIZES.items():
-            if name in (long, short) and value.isdigit():
+            if name.replace("_", "-") in (long, short) and value.isdigit():
                 sizes[kind] = int(value)
     return sizes
-
-
-def _named_values(args: Sequence[str]) -> Iterator[tuple[str, str]]:
-    words = [word for arg in args for word in arg.split("=", 1)]
-    return ((name.replace("_", "-"), value) for name, value in pairwise(words))
 
 
 def _require_own_ports(engines: Sequence[PlacedEngine]) -> None:

@@ -105,27 +105,27 @@ def _node_lines(
             count = "" if known is None else f" ({known} GPUs)"
             lines.append(f"node {row.node}{count}")
         where = "-" if row.gpu is None else f"GPU {row.gpu}"
-        used = None if row.gpu is None or memory is None else _estimate(config, memory, engines.get(row.part))
-        gib = "" if used is None else f"{used:6.1f} GiB"
-        address = (engines[row.part].address or "") if row.part in engines else ""
-        num_ranks = default_workers(config)
-        on_cpu = f"{num_ranks} rank{'' if num_ranks == 1 else 's'} on CPU"
-        ranks = on_cpu if row.part == LEARNER and row.gpu is None else ""
-        lines.append(f"  {where:<8}{row.part:<14}{gib or ranks or address}"[:_WIDTH].rstrip())
+        engine = engines.get(row.part)
+        words = (engine and engine.address) or ""
+        if row.gpu is not None and memory is not None:
+            words = f"{_estimate(config, memory, engine):6.1f} GiB"
+        elif row.gpu is None and row.part == LEARNER:
+            num_ranks = default_workers(config)
+            words = f"{num_ranks} rank{'' if num_ranks == 1 else 's'} on CPU"
+        lines.append(f"  {where:<8}{row.part:<14}{words}"[:_WIDTH].rstrip())
     lines += _unused_lines(placement, num_gpus)
     return lines
 
 
 def _shared_lines(config: RunConfig, placement: Placement, memory: _Memory | None) -> list[str]:
     """Return how engines and learner divide the memory of GPUs that they share, and the smallest GPU for that."""
-    if not (share := placement.engine_share):
-        return []
-    line = f"of a shared GPU an engine has {share:.0%} of the memory, a rank {placement.rank_share:.0%}"
-    if memory is None:
-        return [line]
-    engine = max(_estimate(config, memory, engine) for engine in placement.engines)
-    least = max(engine / share, _estimate(config, memory, None) / placement.rank_share)
-    return [f"{line}:", f"  by these estimates a GPU of {least:.0f} GiB at least"]
+    share, rest = placement.engine_share, placement.rank_share
+    lines = [f"of a shared GPU an engine has {share:.0%} of the memory, a rank {rest:.0%}"] if share else []
+    if share and memory is not None:
+        engine = max(_estimate(config, memory, engine) for engine in placement.engines)
+        least = max(engine / share, _estimate(config, memory, None) / rest)
+        lines.append(f"  by these estimates a GPU has at least {least:.0f} GiB")
+    return lines
 
 
 def _unused_lines(placement: Placement, num_gpus: Mapping[str, int]) -> list[str]:

@@ -62,12 +62,13 @@ class KeptVersions(NamedTuple):
     chained: set[str]
 
 
-async def take_lease(connection: AsyncConnection, run_id: str) -> RunLease:
-    """Raise the run's epoch, which fences all earlier learners. Raises FencedError if the run is not running."""
+async def take_lease(connection: AsyncConnection, run_id: str, written: int = 0) -> RunLease:
+    """Raise the run's epoch, which fences all earlier learners, above those of `written` files too. Raises FencedError
+    if the run is not running."""
     statement = (
         update(RunTable)
         .where(RunTable.run_id == run_id, RunTable.state == RunState.RUNNING)
-        .values(epoch=RunTable.epoch + 1)
+        .values(epoch=func.greatest(RunTable.epoch, written) + 1)
         .returning(RunTable.epoch, RunTable.checkpoint_step, RunTable.checkpoint_uri)
     )
     row = (await connection.execute(statement)).one_or_none()

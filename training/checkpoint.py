@@ -281,6 +281,13 @@ def discard_all_but(directory: Path, kept: Collection[str], epoch: int) -> None:
         shutil.rmtree(directory / name, ignore_errors=True)
 
 
+def newest_epoch(*directories: Path) -> int:
+    """Return the highest epoch of the checkpoints and versions in these directories, 0 without any. A store that was
+    restored to an older state does not know it."""
+    names = [path.name for directory in directories for path in directory.glob("*")]
+    return max((int(match[1]) for match in map(_EPOCH.search, names) if match), default=0)
+
+
 def discarded(found: Iterable[str], kept: Collection[str], epoch: int) -> list[str]:
     """Return those names of directories that `discard_all_but` deletes. `kept`: paths or addresses."""
     names = {Path(uri).name for uri in kept}  # not paths: another machine may mount the same directory elsewhere

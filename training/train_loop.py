@@ -47,7 +47,7 @@ from store.learners import NextStep
 from store.metrics import read_metric, read_metric_values, record_metrics
 from store.run_pause import pause_run
 from training import plan_loader
-from training.checkpoint import DamagedCheckpointError
+from training.checkpoint import DamagedCheckpointError, newest_epoch
 from training.checkpoint_writer import CheckpointWriter
 from training.learner import RankLearner, StepResult
 from training.metric_sinks.fan_out import MetricSinks
@@ -82,7 +82,8 @@ def train_rank(settings: RankSettings, after_point: Callable[[str, int], None] =
     sinks = MetricSinks()
     try:
         ranks = Ranks(store)
-        lease = ranks.transaction(learner_commits.take_lease, settings.run_id)
+        written = newest_epoch(settings.policies / settings.run_id, settings.checkpoints / settings.run_id)
+        lease = ranks.transaction(learner_commits.take_lease, settings.run_id, written)
         heartbeat = HeartbeatThread(settings, lease, dist.get_world_size())
         with heartbeat.running(enabled=dist.get_rank() == 0):
             _train_under_lease(RankContext(settings, lease, ranks, heartbeat, sinks, after_point))

@@ -7,7 +7,7 @@ import shutil
 import sys
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 
@@ -40,6 +40,7 @@ from store.schema import (
 from store.steering import Request, SteeringAnswer
 from tests.integration.training.ranks import Group, Kill, supervise
 from tests.integration.training.records import make_config, make_planned_run, states
+from tests.integration.workflows.test_foreign_boxes import copy_of
 from training import planner
 from training.rank_runtime import RankSettings
 
@@ -205,6 +206,23 @@ async def test_a_replaced_learner_leaves_no_trace(equal_runs: Runs) -> None:
     # Whether the first had committed its checkpoint when it was stopped depends on how fast it was written.
     assert versions == {(0, 0), (1, 1), (2, 1), *((step, 2) for step in range(first + 1, 9))}
     assert not (settings.policies / settings.run_id / "3.e1").exists()
+
+
+async def test_a_store_that_is_older_than_the_files_names_none_of_them_again(equal_runs: Runs) -> None:
+    """Engines may still serve a version of the steps that the store has lost, by its name."""
+    settings, undisturbed = await equal_runs.make(), await equal_runs.undisturbed(1)
+    async with copy_of(equal_runs.database) as older:
+        await equal_runs.train(settings, 1, [])
+        again = Runs(older, equal_runs.model, equal_runs.home / "again", equal_runs.config)
+        restored = replace(settings, database_url=older.url)
+        await again.train(restored, 1, [])
+        assert await again.digest(restored) == undisturbed.digest
+        await again.assert_trained_once(restored)
+        async with older.begin() as connection:
+            columns = select(PolicyVersionTable.epoch).where(
+                PolicyVersionTable.run_id == settings.run_id, PolicyVersionTable.step > 0
+            )
+            assert set((await connection.execute(columns)).scalars()) == {2}
 
 
 async def test_a_replaced_learner_deletes_nothing_of_its_successor(equal_runs: Runs) -> None:

@@ -66,8 +66,8 @@ def test_the_config_of_eight_nodes_is_explained(
             (str(gpu), part) for gpu in range(8) for part in (engine, "learner")
         ]
         assert all(5 < float(gib) < 80 for *_, gib in rows), "an H100 has 80 GB"
-    assert "of a shared GPU an engine has 40% of the memory, a rank 55%:" in said.out
-    least = re.search(r"a GPU of (\d+) GiB at least", said.out)
+    assert "of a shared GPU an engine has 40% of the memory, a rank 55%" in said.out
+    least = re.search(r"a GPU has at least (\d+) GiB", said.out)
     assert least is not None and int(least[1]) <= 80
     for daily in (
         r"[\d,]+ rollouts \(64 boxes",

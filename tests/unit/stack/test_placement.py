@@ -64,7 +64,7 @@ def test_an_engine_leaves_memory_to_a_learner_only_where_one_is() -> None:
 
 
 def test_weights_cannot_be_broadcast_from_a_shared_gpu() -> None:
-    with pytest.raises(ConfigError, match=r"weight_transport: nccl needs GPUs of the learner that no engine has"):
+    with pytest.raises(ConfigError, match=r"weight_transport: nccl needs GPUs without engines"):
         place(config([{"gpus": [0], "args": SHARE}], {LOCAL: [0, 1]}, weight_transport="nccl"), 2, {LOCAL: 2})
 
 
