@@ -151,35 +151,43 @@ class OwnRollout:
     async def samples(self) -> list[SimpleNamespace]:
         """Close the session and return what it has recorded, a sample per chain, with vime's names and no texts."""
         if self._samples is None:
-            rollout_id, attempt = self._input.rollout_id, self._input.attempt
+            at = (self._input.rollout_id, self._input.attempt)
             async with self._database.begin() as connection:
-                await rollouts.close_sessions(connection, rollout_id)
-                self._built = await build_rollout_chains(
-                    connection, rollout_id, attempt, self._config, chosen_only=False
-                )
-            await self._store(self._built.chains)
-            async with self._database.begin() as connection:
-                run_id = await rollouts.run_of_rollout(connection, rollout_id)
-                found = [one async for one in samples.samples_of_rollouts(connection, run_id, None, [rollout_id])]
+                await rollouts.take_fence(connection, *at)
+                await rollouts.close_sessions(connection, at[0])
+                self._built = await build_rollout_chains(connection, *at, self._config, chosen_only=False)
+                await chains.replace_chains(connection, at[0], self._built.chains)
+                run_id = await rollouts.run_of_rollout(connection, at[0])
+                found = [one async for one in samples.samples_of_rollouts(connection, run_id, None, at[:1])]
             fields = [sample_fields(one, lambda ids: "") | {"remove_sample": False} for one in found]
             self._samples = [SimpleNamespace(**one) for one in fields[: len(self._built.chains)]]
         return copy.deepcopy(self._samples)
 
     async def finish(self, returned: Any) -> DiffResult:
-        """Store which chains train: those of the returned sample, or of the samples in a sequence."""
+        """Store which chains train: those of the returned sample, or of the samples in a sequence.
+
+        The verdict decides the reward, so rewards in the samples that add up to another one are named.
+        """
         recorded, chosen, unlike = await self.samples(), set[int](), []
         if self._patch is None or not self._built.num_turns:
             lacks = "model call with `api_key`" if self._patch else "patch: it has to call `git_diff`"
             raise ConfigError(f"harness.generate: the function made no {lacks}")
-        for number, sample in enumerate(returned if isinstance(returned, Sequence) else [returned]):
+        given = returned if isinstance(returned, Sequence) else [returned]
+        for number, sample in enumerate(given):
             problem = differing_field(sample, recorded)
             if problem:
                 unlike.append(f"sample {number} ({problem})")
             elif not getattr(sample, "remove_sample", False):
                 chosen.update(no for no, one in enumerate(recorded) if not differing_field(sample, [one]))
-        await self._store([one if no in chosen else one.untrained() for no, one in enumerate(self._built.chains)])
-        reason = f"not trained, because not as recorded: {', '.join(unlike)}" if unlike else ""
-        return self._patch.model_copy(update={"reason": reason})
+        trained = [one if no in chosen else one.untrained() for no, one in enumerate(self._built.chains)]
+        async with self._database.begin() as connection:
+            await rollouts.take_fence(connection, self._input.rollout_id, self._input.attempt)
+            await chains.replace_chains(connection, self._input.rollout_id, trained)
+        reasons = [f"not trained, because not as recorded: {', '.join(unlike)}"] if unlike else []
+        rewards = [one.reward for one in given if getattr(one, "reward", None) is not None]
+        if rewards and not np.isclose(sum(rewards), float(self._patch.grade is not None and self._patch.grade.solved)):
+            reasons.append(f"the samples' reward {sum(rewards):g} is not used; one of your own is `grading.reward`")
+        return self._patch.model_copy(update={"reason": "; ".join(reasons)})
 
     def _with(self, **values: Any) -> StageInput:
         return self._input.model_copy(update=values)
@@ -193,12 +201,6 @@ class OwnRollout:
                 if error.non_retryable:
                     raise
             await asyncio.sleep(_BUSY_SECONDS)
-
-    async def _store(self, found: Sequence[chains.TokenChain]) -> None:
-        """Store the attempt's chains. Raises FencedError if there is a later attempt."""
-        async with self._database.begin() as connection:
-            await rollouts.take_fence(connection, self._input.rollout_id, self._input.attempt)
-            await chains.replace_chains(connection, self._input.rollout_id, found)
 
 
 def differing_field(sample: Any, recorded: Sequence[SimpleNamespace]) -> str:

@@ -24,7 +24,7 @@ from ratchet.tracing import Fact, RolloutTrace
 from ratchet.types import SandboxRole
 
 _STORE_SECONDS = 2.0
-_STAGES_OF_ATTEMPT = ("boot", "workspace", "agent", "diff")
+_STAGES_OF_ATTEMPT = ("boot", "workspace", "agent", "diff", "generate")
 """The stages whose spans are children of the attempt; the spans of all other stages are children of the rollout."""
 
 _WAIT_FOR_SLOTS = ("boot", "grade", "control_run")

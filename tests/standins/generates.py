@@ -37,6 +37,7 @@ async def alters(args: Any, sample: Any, sampling_params: dict[str, Any]) -> Any
     assert (await rollout.grade()).solved
     altered, kept = (await rollout.samples())[0], (await rollout.samples())[0]
     altered.loss_mask[:] = 1
+    altered.reward = 0.7
     made_up = SimpleNamespace(tokens=[1, 2, 3], loss_mask=[1, 1, 1], rollout_log_probs=[0.0, 0.0, 0.0])
     return [altered, made_up, *([kept] if sample.metadata.get("keeps") else [])]
 

@@ -69,7 +69,8 @@ async def test_only_what_the_adapter_recorded_is_trained(loop: Loop, keeps: bool
     assert (row.outcome, row.reward, row.num_turns) == ("graded", 1.0, 2)
     recorded = await sampled_of(loop, row.id, 1)
     assert row.num_trained_tokens == await trained_of(loop, row.id) == (recorded if keeps else 0)
-    assert row.outcome_reason.endswith("not as recorded: sample 0 (loss_mask), sample 1 (tokens)")
+    assert "not as recorded: sample 0 (loss_mask), sample 1 (tokens)" in row.outcome_reason
+    assert row.outcome_reason.endswith("reward 0.7 is not used; one of your own is `grading.reward`")
 
 
 async def test_a_function_without_a_model_call_gives_no_reward(loop: Loop) -> None:
