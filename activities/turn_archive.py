@@ -7,7 +7,6 @@ is text.
 
 import contextlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -19,6 +18,7 @@ from sqlalchemy import BigInteger, Boolean, DateTime, Float, Integer, LargeBinar
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase
 
+from engine.policy_files import fsync
 from store.retention import ARCHIVED_TABLES
 
 _ARROW: dict[type[Any], Any] = {
@@ -77,9 +77,9 @@ class ArchivePart:
         """Give the files their names. They replace those of an interrupted earlier try, which had the same rows."""
         for name, path in self._paths.items():
             self._writers.pop(name).close()
-            _fsync(self._partial[name])
+            fsync(self._partial[name])
             self._partial[name].replace(path)
-            _fsync(path.parent)
+            fsync(path.parent)
 
 
 def _as_text(value: Any) -> str | None:
@@ -90,11 +90,3 @@ def remove_partial_files(directory: Path) -> None:
     """Delete what processes that died have left of the archive of a run."""
     for path in directory.glob("*/*.partial"):
         path.unlink(missing_ok=True)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
