@@ -159,8 +159,9 @@ def test_keys_of_another_version_do_not_lose_a_run(path: Path) -> None:
     assert read_stored_config(stored) == config and config_digest(read_stored_config(stored)) == config_digest(config)
 
 
-def test_the_shipped_config_is_valid() -> None:
-    config = load_config(ROOT / "configs" / "quickstart.yaml", [], {})
+@pytest.mark.parametrize("name", ["quickstart", "quickstart_long"])
+def test_the_shipped_config_is_valid(name: str) -> None:
+    config = load_config(ROOT / "configs" / f"{name}.yaml", [], {})
     assert config.model == "tiny"
     assert {dataset.use for dataset in config.datasets} == {"train", "eval"}
 
