@@ -24,7 +24,6 @@ from activities.stage import activity_stage, heartbeating
 from activities.stage_context import StageContext
 from ratchet import secrets
 from ratchet.background_task import errors_logged, running_beside
-from ratchet.config import RunConfig
 from ratchet.durations import duration_in_words
 from ratchet.errors import (
     CommandFailedError,
@@ -38,7 +37,6 @@ from ratchet.types import MODEL_NAME, AgentExit
 from sandboxes.base import Sandbox, SandboxProvider
 from store import outages, sessions
 from store.database import Database
-from store.tasks import TaskRow
 
 _LOG = structlog.get_logger()
 
@@ -87,7 +85,7 @@ class AgentActivities:
     async def _run_agent(self, context: StageContext, session_id: int, token: str) -> AgentResult:
         config, attempt = context.config, context.input.attempt
         harness = self.harnesses[config.harness.name]
-        spec = self._spec(config, context.task)
+        spec = self._spec(context)
         async with (
             connected_box(self.provider, context.provider_id) as box,
             heartbeating(lambda: self.progress_in_words(context.input)),
@@ -190,7 +188,8 @@ class AgentActivities:
         else:
             await harness.stop_suspended(box, input.attempt)
 
-    def _spec(self, config: RunConfig, task: TaskRow) -> HarnessSpec:
+    def _spec(self, context: StageContext) -> HarnessSpec:
+        config, task = context.config, context.task
         template = config.harness.prompt or DEFAULT_PROMPT
         return HarnessSpec(
             adapter_base_url=self.adapter_url,
@@ -200,6 +199,7 @@ class AgentActivities:
             max_turns=config.harness.max_turns,
             step_timeout_seconds=config.harness.step_timeout_seconds,
             time_budget_seconds=config.limits.agent_seconds,
+            agent_user=context.agent_user,
             max_context_tokens=config.sampling.max_context_tokens,
             max_response_tokens=config.sampling.max_response_tokens,
             extra_args=config.harness.extra_args,

@@ -66,6 +66,11 @@ class StageContext:
         task = await tasks.task_of_rollout(connection, input.rollout_id)
         return cls(input, input.sandbox_id, provider_id, config, task, fence)
 
+    @property
+    def agent_user(self) -> str:
+        """The user of the box as whom the agent works."""
+        return str(self.task.spec.get("agent_user") or self.config.harness.user)
+
     async def write_attempt(self, connection: AsyncConnection, values: AttemptValues) -> None:
         """Write to the attempt's row. Raises FencedError if a later try of a stage has taken over."""
         assert self.fence is not None, "only a fenced stage writes to its attempt"

@@ -41,7 +41,11 @@ class WorkspaceActivities:
             async with connected_box(self.provider, context.provider_id) as box:
                 await upload_archive(box, task)
                 script = prepare_script(
-                    task.workdir, task.spec["pre_commands"], task.spec["problem_statement"], archive=has_archive(task)
+                    task.workdir,
+                    task.spec["pre_commands"],
+                    task.spec["problem_statement"],
+                    archive=has_archive(task),
+                    user=context.agent_user,
                 )
                 try:
                     seconds = context.config.limits.workspace_seconds

@@ -87,13 +87,19 @@ FAILED_PRE_COMMAND = re.compile(r"pre_command (\d+) failed\s*\Z")
 
 
 def prepare_script(
-    workdir: str, pre_commands: list[str], statement: str | None, *, archive: bool = False, keep_history: bool = False
+    workdir: str,
+    pre_commands: list[str],
+    statement: str | None,
+    *,
+    archive: bool = False,
+    keep_history: bool = False,
+    user: str = "agent",
 ) -> str:
     """Return a script that unpacks the row's archive, runs `pre_commands`, makes one base commit and prints its id.
 
     `statement` is written beside the sources for the agent (None in a grading box) and is never part of a diff.
     `keep_history`: keep the repository's own history where only root can read it, for a grading box; otherwise it is
-    deleted. Further copies of it in the box are made unreadable for other users than root.
+    deleted. Further copies of it in the box are made unreadable for other users than root. `user` gets the files.
     """
     directory = shlex.quote(workdir)
     lines = ["set -e", _ENVIRONMENT, ENSURE_AGENT_USER, f"mkdir -p {directory} {GIT_STATE}", f"chmod 700 {GIT_STATE}"]
@@ -117,7 +123,7 @@ def prepare_script(
         # Submodules are repositories of their own: keep their files, drop their history.
         "find . -mindepth 2 -name .git -prune -exec rm -rf {} +",
         # Before the commit, so that the index records the final owner.
-        "chown -R -h agent: .",
+        f"chown -R -h {user}: .",
         f"git {_SETTINGS} init -q --template= -b main",
         "mkdir -p .git/info",
         f"echo /{STATEMENT} > .git/info/exclude",
@@ -134,8 +140,8 @@ def prepare_script(
     if statement is not None:
         # Git refuses to work in a repository of another user unless it is listed here.
         lines.append(f"git config --file /etc/gitconfig --add safe.directory {directory} 2>/dev/null || true")
-        lines.append(f"printf %s {_encoded(statement)} | base64 -d > {STATEMENT}; chown agent: {STATEMENT}")
-    lines += ["chown -R -h agent: .git", f"git --git-dir={BASE_GIT} rev-parse HEAD"]
+        lines.append(f"printf %s {_encoded(statement)} | base64 -d > {STATEMENT}; chown {user}: {STATEMENT}")
+    lines += [f"chown -R -h {user}: .git", f"git --git-dir={BASE_GIT} rev-parse HEAD"]
     return "\n".join(lines)
 
 

@@ -1,9 +1,10 @@
 """The sections of a run's config: each setting once, with its unit, its effect and the reason for its default."""
 
+import re
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
 from ratchet.bounded_numbers import LARGEST_INTEGER, Fraction, NotNegative, Positive, Seconds
 from ratchet.storable_values import find_unstorable
@@ -111,6 +112,15 @@ class DatasetConfig(Section):
     """Name of the column with the task's image, working directory and grader (docs/tasks.md)."""
 
 
+def _agent_user(name: str) -> str:
+    if name == "root" or not re.fullmatch(r"[a-z_][a-z0-9_-]{0,31}", name):
+        raise ValueError("expected the name of a user other than root")
+    return name
+
+
+AgentUser = Annotated[str, AfterValidator(_agent_user)]
+
+
 class HarnessConfig(Section):
     """The agent program that works on the tasks, and its limits."""
 
@@ -122,6 +132,10 @@ class HarnessConfig(Section):
     """A function `generate(args, sample, sampling_params)` as `package.module:function`, which makes a rollout from its
     first box to its samples (examples/own_generate.py). If its worker dies, the whole function is repeated in new
     boxes, instead of one stage. None, the default, runs the stages of a rollout."""
+    user: AgentUser = "agent"
+    """User of the box that runs the agent's program and owns the repository, unless the task has `metadata.agent_user`.
+    Not root, whose processes could not all be ended before the diff. `agent` is made if the image has none, and owns
+    nothing else. It costs trust to name another: what the image lets that user read or start, the agent can."""
     prompt: str | None = None
     """Template of the user message, in which `{problem_statement}` and `{workdir}` are replaced. None, the default,
     uses the prompt of activities/harnesses/base.py."""

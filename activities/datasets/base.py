@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from grading.broken_oracles import BrokenOracle, spec_sources
 from ratchet.config import DatasetConfig
+from ratchet.config_sections import AgentUser
 from ratchet.errors import DatasetError
 from ratchet.storable_values import find_unstorable
 from sandboxes.build_context import BUILD_CONTEXT
@@ -105,6 +106,7 @@ class Metadata(_Part):
     problem_statement: str | None = None
     pre_commands: list[str] | str = []
     network: list[Literal["agent", "grade"]] = []
+    agent_user: AgentUser | None = None
     repository_archive: str | None = None
     gold_patch: str | None = None
     empty_patch_fails: bool = Field(default=False, strict=True)
