@@ -24,7 +24,7 @@ from training import expert_parallel, fused_kernels, lora, model_files, router_r
 from training.attention_blocks import OWN_CALL_FROM_PAIRS
 from training.attention_check import Heads, why_no_own_calls
 from training.packing import Packing
-from training.policy_check import BFLOAT16, BFLOAT16_EXPERTS, FLOAT32, switch_and_check
+from training.policy_check import switch_and_check
 from training.policy_model import (
     ForwardWork,
     TrainablePolicy,
@@ -88,9 +88,8 @@ def load_policy(
     _shard(policy, make_mesh(device, training.shard_ranks), dtype, training)
     policy.to_empty(device=device)
     _fill(policy, _load_on_rank_zero(path, policy), device, config.seed)
-    rounded = BFLOAT16_EXPERTS if getattr(model.config, "num_experts_per_tok", None) else BFLOAT16
     fused = fused_kernels.are_used(training.fused_kernels, model, device)
-    switch_and_check(policy, packing, path, device, FLOAT32 if dtype == torch.float32 else rounded, fused)
+    switch_and_check(policy, packing, path, config.sampling.max_context_tokens, device, dtype, fused)
     return LoadedPolicy(policy, packing, work, cost)
 
 
