@@ -199,7 +199,7 @@ def _with_shares(config: RunConfig, placed: Placement) -> Placement:
             shares.append(memory_share([*config.engine.args, *one.args]) or 0.0)
         engines.append(one)
     if len(shares) > 1 and config.training.weight_transport == "nccl":
-        raise ConfigError("training.weight_transport: nccl needs GPUs without engines (launch --engine-gpus N); use disk")
+        raise ConfigError("training.weight_transport: nccl needs GPUs without engines (launch --engine-gpus); use disk")
     return Placement(tuple(engines), placed.learner, max(shares))
 
 
