@@ -86,25 +86,14 @@ class Message:
 
 
 class ShownText(NamedTuple):
-    """The part of an answer that a stream has before the answer is stored.
-
-    Text follows only after all of the thinking, a call only after all of the text. `calls` has the first call at most:
-    in the vendors' streams a call ends before the next one begins, and it must not end before the answer is stored.
-    """
+    """The part of an answer that a stream has before the answer is stored. Text follows only after all thinking."""
 
     thinking: str = ""
     text: str = ""
-    calls: tuple[ToolCall, ...] = ()
-
-    @classmethod
-    def of(cls, answer: Message) -> "ShownText":
-        return cls(answer.reasoning, answer.text, answer.tool_calls[:1])
 
     def begins(self, answer: Message) -> bool:
         """Return whether the answer begins with the shown text."""
-        if (self.text or self.calls) and answer.reasoning != self.thinking:
-            return False
-        if self.calls and (answer.text != self.text or answer.tool_calls[: len(self.calls)] != self.calls):
+        if self.text and answer.reasoning != self.thinking:
             return False
         return answer.reasoning.startswith(self.thinking) and answer.text.startswith(self.text)
 

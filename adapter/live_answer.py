@@ -1,10 +1,10 @@
 """An answer while it is sampled, for clients that read a stream.
 
 What is shown is the beginning of the answer that will be stored, so nothing is shown that a later token could change:
-the beginning of what may become a mark or a stop sequence, white space that the parsers may strip, and a tool call that
-is not complete, because one that is cut or does not fit its tool is no call. The first call is shown at its end
-(`adapter/call_reader.py`); those behind it are read at theirs, and follow when the answer is stored. If the answer does
-not begin with what was shown, its streams fail, and a retry gets the stored answer (`adapter/replies.py`).
+the beginning of what may become a mark or a stop sequence, and white space that the parsers may strip. As in the stored
+answer, the text is cut at a stop sequence before it is split at marks. Tool calls follow when the answer is stored: an
+agent can do nothing with a part of one. If an answer does not begin with what was shown, its streams fail, and a retry
+gets the stored answer (`adapter/replies.py`).
 """
 
 import asyncio
@@ -19,15 +19,11 @@ from typing import NamedTuple
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from adapter.call_reader import CallReader
-from adapter.conversation import ShownText, ToolCall
+from adapter.conversation import ShownText
 
 _SHOW_SECONDS = 0.05
 """Least time between two updates while tokens come, each of which costs every client an event. The last one does not
 wait (`close`)."""
-
-_MOST_PARSED_CHARS = 20_000
-"""Parsing more would block the event loop: a longer call is shown when the whole answer is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +32,8 @@ class OutputMarks:
 
     `begins_thinking`: whether an output without a mark at its beginning is thinking; None if that depends on what
     follows. `strips_thinking`: white space at its end is left out. `tool_marks`: beginnings of tool calls; None if they
-    are not known. `call_ends`: marks at which a call may end; none if calls are read when the whole answer is known.
-    `others`: marks behind which nothing is shown.
+    are not known. `call_ends`: marks at which a call may end; none if all calls are read at once. `others`: marks
+    behind which nothing is shown.
     """
 
     think_start: str | None = None
@@ -63,25 +59,18 @@ class _Matcher(NamedTuple):
     names: tuple[str, ...]
     longest: int
 
-    def begins_one(self, text: str) -> bool:
-        """Return whether the text is the beginning of a longer name."""
-        at = bisect_right(self.names, text)  # names that begin with the text follow it
-        return at < len(self.names) and self.names[at].startswith(text)
+    def num_open(self, text: str) -> int:
+        """Length of the longest end of the text that may be the beginning of a longer name."""
+        for length in range(min(self.longest, len(text)), 0, -1):
+            end = text[-length:]
+            at = bisect_right(self.names, end)  # names that begin with it follow it
+            if at < len(self.names) and self.names[at].startswith(end):
+                return length
+        return 0
 
 
 @lru_cache(maxsize=32)
-def _matcher(marks: OutputMarks, stop_sequences: tuple[str, ...]) -> _Matcher:
-    return _matcher_of([*stop_sequences, *marks.others, *(marks.tool_marks or ()), *marks.thinks])
-
-
-@lru_cache(maxsize=32)
-def _call_matcher(marks: OutputMarks, stop_sequences: tuple[str, ...]) -> _Matcher:
-    """Finds what does not belong to a call."""
-    own = {*(marks.tool_marks or ()), *marks.call_ends} - set(marks.thinks)
-    return _matcher_of([*stop_sequences, *(one for one in (*marks.others, *marks.thinks) if one not in own)])
-
-
-def _matcher_of(known: Sequence[str]) -> _Matcher:
+def _matcher(known: tuple[str, ...]) -> _Matcher:
     names = sorted(set(known), key=len, reverse=True)
     pattern = re.compile("|".join(map(re.escape, names)) or r"(?!)")
     return _Matcher(pattern, tuple(sorted(names)), max(map(len, names), default=1) - 1)
@@ -92,15 +81,11 @@ class _Part(StrEnum):
     UNDECIDED = "undecided"  # it is thinking if the mark of its end follows
     THINKING = "thinking"
     TEXT = "text"
-    CALLS = "calls"
     REST = "rest"  # not shown before the answer is known
 
 
 class LiveAnswer:
-    """A growing answer. `thinking`, `text` and `calls` have what is certain of it; they only grow.
-
-    `reader`: reads the calls, None if none can be shown before the answer is known.
-    """
+    """A growing answer. `thinking` and `text` have what is certain of it; they only grow."""
 
     def __init__(
         self,
@@ -109,18 +94,15 @@ class LiveAnswer:
         marks: OutputMarks,
         stop_sequences: Sequence[str],
         has_tools: bool,
-        reader: CallReader | None = None,
     ) -> None:
         self.thinking = ""
         self.text = ""
-        self.calls: tuple[ToolCall, ...] = ()
-        self.reader = reader
         self._tokenizer = tokenizer
         self._stop_ids = frozenset(stop_ids)
         self._marks = marks
         self._strips = has_tools  # text is stripped if a tool call follows it
-        self._matcher = _matcher(marks, tuple(stop_sequences))
-        self._call_matcher = _call_matcher(marks, tuple(stop_sequences))
+        self._stops = _matcher(tuple(stop_sequences))
+        self._matcher = _matcher((*marks.others, *(marks.tool_marks or ()), *marks.thinks))
         self._changed: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._shown_at = float("-inf")
@@ -130,8 +112,8 @@ class LiveAnswer:
         """Set what the tokens so far have changed to its beginning."""
         self._decoder = DecodeStream(skip_special_tokens=False)
         self._part = self._first_part()
-        self._body = ""  # all that follows the thinking, up to what is hidden
-        self._hidden = ""  # decoded and not shown
+        self._open_stop = ""  # decoded text that may be the beginning of a stop sequence
+        self._hidden = ""  # text of the answer that is not shown
         self._num_searched = 0  # characters of it in which no mark was found
         self._new_ids: list[int] = []
         self._has_stopped = False
@@ -145,7 +127,7 @@ class LiveAnswer:
     @property
     def released(self) -> ShownText:
         """The part of the answer that streams may have written by now."""
-        return ShownText(self.thinking, self.text, self.calls[:1])
+        return ShownText(self.thinking, self.text)
 
     def close(self) -> None:
         """Release at once what waits for its time, and nothing after it."""
@@ -161,15 +143,13 @@ class LiveAnswer:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self.reader is not None:
-            self.reader.begin_again()
         self._forget()
         return True
 
     def feed(self, ids: Sequence[int]) -> None:
         """Take sampled ids. They are shown at once, or soon if something was shown just now.
 
-        Nothing is shown of what follows a stop id, also if it comes later than the stop id.
+        Nothing is shown of what follows a stop id or a stop sequence, also if it comes later.
         """
         if self._part is _Part.REST or self._has_stopped:
             return
@@ -199,7 +179,7 @@ class LiveAnswer:
     def _decode(self) -> None:
         ids = self._new_ids
         self._new_ids = []
-        pieces = [self._hidden]
+        pieces = [self._open_stop]
         for one in ids:
             if one in self._stop_ids:
                 self._has_stopped = True
@@ -209,7 +189,13 @@ class LiveAnswer:
             except Exception:  # of the library's own class: bytes that are no text
                 self._part = _Part.REST
                 break
-        self._hidden = "".join(pieces)
+        text = "".join(pieces)
+        found = self._stops.mark.search(text)
+        self._has_stopped = self._has_stopped or found is not None
+        end = len(text) - self._stops.num_open(text)
+        end = end if found is None else min(end, found.start())
+        self._hidden += text[:end]
+        self._open_stop = text[end:]
 
     # ------------------------------------------------------------ what may be shown
 
@@ -228,13 +214,11 @@ class LiveAnswer:
         """Show what is certain of the hidden text; return whether another part has begun."""
         if self._part is _Part.REST:
             return False
-        if self._part is _Part.CALLS:
-            return self._read_calls()
         # What was searched before has no mark, but one may have begun in its end.
         found = self._matcher.mark.search(self._hidden, max(0, self._num_searched - self._matcher.longest))
-        end = len(self._hidden) - self._num_open(self._matcher)
+        end = len(self._hidden) - self._matcher.num_open(self._hidden)
         if found is not None and end < found.start():
-            found = None  # what stands around this mark may be a stop sequence, which has precedence
+            found = None  # it may be a part of a longer mark
         end = end if found is None else found.start()
         self._num_searched = 0 if found is not None else len(self._hidden)
         certain = self._hidden[:end]
@@ -260,38 +244,7 @@ class LiveAnswer:
             self._part = self._text_part()
             self._hidden = found.string[found.end() :].lstrip("\n")
             return True
-        return self._begin_calls(space, found)
-
-    def _begin_calls(self, space: str, found: "re.Match[str]") -> bool:
-        """Go on to the calls, if the text ends with the mark of one and its parser reads one call after the other."""
-        is_call = self._part is _Part.TEXT and found.group() in (self._marks.tool_marks or ())
-        if not is_call or self.reader is None or found.group() in self._marks.thinks:
-            self._part = _Part.REST
-            return False
-        self._part = _Part.CALLS
-        self._body += space if self._body else self._without_newlines(space)
-        self._hidden = found.string[found.start() :]
-        return True
-
-    def _read_calls(self) -> bool:
-        assert self.reader is not None
-        found = self._call_matcher.mark.search(self._hidden)
-        end = len(self._hidden) - self._num_open(self._call_matcher)
-        end = end if found is None else min(end, found.start())
-        self._body += self._hidden[:end]
-        self._hidden = self._hidden[end:]
-        self._part = _Part.CALLS if found is None else _Part.REST
-        if self.reader.num_unread(self._body) > _MOST_PARSED_CHARS:
-            self._part = _Part.REST
-            return False
-        self.reader.read(self._body)
-        if not self.reader.calls:
-            return False
-        if not self.reader.text.startswith(self.text):
-            self._part = _Part.REST  # not the text that was shown: `check_live` decides
-        else:
-            self.text = self.reader.text
-            self.calls = self.reader.calls
+        self._part = _Part.REST
         return False
 
     def _begin(self, certain: str, found: "re.Match[str] | None") -> bool:
@@ -319,12 +272,4 @@ class LiveAnswer:
         if self._part is _Part.THINKING:
             self.thinking += text if self.thinking else text.lstrip("\n")
         else:
-            self._body += text if self._body else self._without_newlines(text)
             self.text += text if self.text else self._without_newlines(text)
-
-    def _num_open(self, matcher: _Matcher) -> int:
-        """Length of the longest end of the hidden text that may be the beginning of a mark."""
-        for length in range(min(matcher.longest, len(self._hidden)), 0, -1):
-            if matcher.begins_one(self._hidden[-length:]):
-                return length
-        return 0

@@ -7,9 +7,12 @@ stop sequence: it was sampled as one action, and no part of it can be a target o
 """
 
 import asyncio
+import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import takewhile
 from typing import NamedTuple
 from uuid import uuid4
 
@@ -18,18 +21,20 @@ import numpy.typing as npt
 import orjson
 import structlog
 
-from adapter.call_reader import CallReader, FoundCall
 from adapter.conversation import Finish, Message, RequestOptions, TokenLogprob, Tool, ToolCall, can_be_stored
-from adapter.endpoint import EndpointAnswer
+from adapter.endpoint import EndpointAnswer, EndpointCall
 from adapter.live_answer import LiveAnswer
 from adapter.prompt.renderer import Renderer
 from adapter.prompt.request_parser import ParsedRequest
 from adapter.structured_output import matches_schema, violation_of
-from adapter.vllm_parsers import ParsedCall, ParsedText, VllmParsers
+from adapter.vllm_parsers import ParsedCall, VllmParsers
 from store.arrays import Ids
 
 _LOG = structlog.get_logger("ratchet.adapter")
 _THREAD_FROM_TOKENS = 500  # decoding fewer a dozen times takes a few milliseconds
+_MOST_ENDS = 4
+"""End marks at which the end of one call is looked for. Each costs two parses, and a model may repeat one until its
+limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +66,30 @@ class _ReadText(NamedTuple):
     body: str
 
 
+class _FoundCalls(NamedTuple):
+    """The calls of a text that fit their tools, and the text before them. `are_all`: the text makes no other calls."""
+
+    text: str
+    calls: tuple[ToolCall, ...]
+    are_all: bool
+
+
 class OutputParser:
+    """`num_unlike_shown`: answers that did not begin with what their streams had shown of them, all of them bugs."""
+
     def __init__(self, renderer: Renderer, parsers: VllmParsers) -> None:
+        self.num_unlike_shown = 0
         self._renderer = renderer
         self._parsers = parsers
-        self._shows_live = True
 
     def live_answer(self, request: ParsedRequest) -> LiveAnswer | None:
         """Return what a stream shows while the answer is sampled; None if nothing can be shown."""
         marks = self._parsers.marks
-        if marks is None or not self._shows_live:
+        if marks is None:
             return None
-        options = request.options
-        has_tools = self._reads_calls(request)
         tokenizer = self._renderer.tokenizer.plain
-        reader = self._reader(request) if has_tools and self._parsers.ready else None
-        return LiveAnswer(tokenizer, self._renderer.stop_ids, marks, options.stop_sequences, has_tools, reader)
+        stop_sequences = request.options.stop_sequences
+        return LiveAnswer(tokenizer, self._renderer.stop_ids, marks, stop_sequences, self._reads_calls(request))
 
     def take(self, request: ParsedRequest) -> None:
         """Make what the parsers need of a request, before its row is opened: afterwards no error is the client's.
@@ -90,39 +103,17 @@ class OutputParser:
         has_tools = self._parsers.tool_parser is not None and bool(request.preamble.tools)
         return has_tools and request.options.tool_choice.allows_calls
 
-    def _reader(self, request: ParsedRequest) -> CallReader:
-        options = request.options
-        tools = request.preamble.tools
-        marks = self._parsers.marks
-
-        def checked(found: FoundCall) -> ToolCall | None:
-            return _tool_call(found.name, found.arguments, tools, options)
-
-        def parse(text: str) -> ParsedText:
-            return self._found_calls(text, tools)
-
-        call_ends = marks.call_ends if marks is not None else ()
-        return CallReader(call_ends, parse, checked, None if options.parallel_calls else 1)
-
-    def _found_calls(self, body: str, tools: Sequence[Tool]) -> ParsedText:
-        """The calls that the model's parser finds; none if it fails on this text."""
-        try:
-            return self._parsers.split_calls(body, tools)
-        except Exception as error:  # vLLM's parsers raise any error on a text that they do not expect
-            _log_unreadable(error, body)
-            return ParsedText("", body)
-
     def check_live(self, live: LiveAnswer | None, message: Message) -> None:
-        """End what is released of this answer. If it does not begin with that, show no unfinished answers any more."""
+        """End what is released of this answer, and count it if it does not begin with that."""
         if live is None:
             return
         live.close()
-        if self._shows_live and not live.released.begins(message):
-            self._shows_live = False
+        if not live.released.begins(message):
+            self.num_unlike_shown += 1
             _LOG.error(
-                "an answer differs from what was streamed of it; streams have answers in one piece from now on",
+                "an answer differs from what was streamed of it; its streams fail, and a retry gets it",
                 shown=(live.thinking + live.text)[-200:],
-                num_calls=len(live.calls),
+                so_far=self.num_unlike_shown,
             )
 
     def without_inlined_thinking(self, message: Message) -> Message:
@@ -176,11 +167,8 @@ class OutputParser:
     def _num_ids_for(self, ids: Ids, num_chars: int) -> int:
         return bisect_left(range(len(ids)), num_chars, key=lambda num: len(self.decode(ids[:num])))
 
-    async def parse(
-        self, text: str, request: ParsedRequest, stopped: bool, live: LiveAnswer | None = None
-    ) -> ParsedOutput:
+    async def parse(self, text: str, request: ParsedRequest, stopped: bool) -> ParsedOutput:
         """Parse thinking and tool calls of a sampled text. `stopped`: the model ended its answer with a stop token.
-        `live`: what streams have shown of it, of which the calls are kept.
 
         The calls are those up to the first that is incomplete, names a tool that was not offered or is not chosen,
         lacks a required argument or violates a strict schema; what follows them is dropped. If the first is of that
@@ -190,13 +178,11 @@ class OutputParser:
         No text makes this raise: the tokens are sampled already, and must be stored with an answer. If the parsers fail
         on a text, it is the answer as it is.
         """
-        if live is not None:
-            live.close()  # its calls may be read on in another thread
         options = request.options
         text, stop_sequence = _cut(text, options.stop_sequences)
         is_complete = stopped or stop_sequence is not None
         try:
-            read = await self._read(text, request, is_complete, live)
+            read = await self._read(text, request, is_complete)
         except Exception as error:
             _log_unreadable(error, text)
             read = _ReadText(Message("assistant", text), text)
@@ -208,22 +194,62 @@ class OutputParser:
         stop_sequence = stop_sequence if finish == "stop_sequence" else None
         return ParsedOutput(message, finish, stop_sequence, reasoning_chars, _violation(message, finish, options))
 
-    async def _read(self, text: str, request: ParsedRequest, is_complete: bool, live: LiveAnswer | None) -> "_ReadText":
+    async def _read(self, text: str, request: ParsedRequest, is_complete: bool) -> _ReadText:
+        if self._parsers.reasoning_parser is None and not self._reads_calls(request):
+            return _ReadText(Message("assistant", text), text)
+        return await self._parsers.run(partial(self._split, text, request, is_complete), len(text))
+
+    def _split(self, text: str, request: ParsedRequest, is_complete: bool) -> _ReadText:
+        parsed = self._parsers.split_thinking(text)
+        reasoning, body = parsed.reasoning, parsed.body
+        found = self._read_calls(body, request, is_complete) if self._reads_calls(request) else None
+        if found is None or not found.calls:
+            return _ReadText(Message("assistant", body, reasoning), body)
+        calls = found.calls if request.options.parallel_calls else found.calls[:1]
+        return _ReadText(Message("assistant", found.text, reasoning, calls), body)
+
+    def _read_calls(self, body: str, request: ParsedRequest, is_complete: bool) -> _FoundCalls:
+        """Read one call after the other, each up to an end mark behind which no text changes it.
+
+        So a call that cannot be read costs none before it, with which some parsers would fail. An end mark inside of an
+        argument ends no call. A call with too many of them is read at once with all that follows it.
+        """
+        marks = self._parsers.marks
+        ends = "|".join(map(re.escape, marks.call_ends if marks else ())) or r"(?!)"
+        text = ""
+        calls: tuple[ToolCall, ...] = ()
+        begin = num_ends = 0
+        for end in (match.end() for match in re.finditer(ends, body)):
+            num_ends += 1
+            is_last = num_ends == _MOST_ENDS
+            found = self._find_calls(body[begin : None if is_last else end], request, is_over=False)
+            if found.calls and (is_last or found.are_all):
+                text = text if calls else found.text
+                calls += found.calls
+                begin = end
+                num_ends = 0
+            if is_last or (calls and not request.options.parallel_calls):
+                break
+        if calls or not is_complete:
+            return _FoundCalls(text, calls, False)
+        whole = self._find_calls(body, request, is_over=True)
+        return whole if whole.are_all else _FoundCalls("", (), False)
+
+    def _find_calls(self, text: str, request: ParsedRequest, is_over: bool) -> _FoundCalls:
+        """The calls that the model's parser finds; none if it fails on this text.
+
+        Unless the text `is_over`, only those that text behind it would not change.
+        """
         tools = request.preamble.tools
-        read: CallReader | None = None
-
-        def calls_of(body: str) -> ParsedText:
-            nonlocal read
-            read = self._reader(request) if live is None or live.reader is None else live.reader
-            if not read.has_read_a_beginning_of(body):
-                read = self._reader(request)
-            read.read_all(body)
-            return self._found_calls(body, tools) if is_complete and not read.calls else ParsedText("", body)
-
-        parsed = await self._parsers.split(text, calls_of if self._reads_calls(request) else None)
-        if read is not None and read.calls:
-            return _ReadText(Message("assistant", read.text, parsed.reasoning, read.calls), parsed.body)
-        return _ReadText(_message(parsed, tools, request.options), parsed.body)
+        try:
+            found = self._parsers.split_calls(text, tools)
+            later = found if is_over or not found.calls else self._parsers.split_calls(text + "x", tools)
+        except Exception as error:  # vLLM's parsers raise any error on a text that they do not expect
+            _log_unreadable(error, text)
+            return _FoundCalls("", (), False)
+        unchanged = takewhile(lambda pair: pair[0] == pair[1], zip(found.calls, later.calls, strict=False))
+        calls = _fitting([one for one, _ in unchanged], tools, request.options)
+        return _FoundCalls(found.content, calls, len(calls) == len(found.calls) == len(later.calls))
 
     def parse_endpoint(self, found: EndpointAnswer, request: ParsedRequest) -> ParsedOutput:
         """Parse an endpoint's answer. Its tool calls are judged like those of a sampled text, and become text as they
@@ -235,11 +261,12 @@ class OutputParser:
             found.stop_sequence if found.stop_sequence in options.stop_sequences else None
         )
         calls = found.calls if options.tool_choice.allows_calls else ()
-        called = "".join(f"\n{call.name}({call.arguments})" for call in calls)
-        parsed = ParsedText(
-            found.reasoning, (text + called).strip(), text, tuple(ParsedCall(one.name, one.arguments) for one in calls)
-        )
-        message = _message(parsed, request.preamble.tools, options)
+        fitting = _fitting(calls, request.preamble.tools, options)
+        if not fitting or len(fitting) < len(calls):
+            text = "".join([text, *(f"\n{call.name}({call.arguments})" for call in calls)]).strip()
+            fitting = ()
+        fitting = fitting if options.parallel_calls else fitting[:1]
+        message = Message("assistant", text, found.reasoning, fitting)
         finish: Finish = "length" if found.finish == "length" else "stop"
         if message.tool_calls:
             finish = "tool_calls"
@@ -256,14 +283,16 @@ class OutputParser:
         )
 
 
-def _message(parsed: ParsedText, tools: Sequence[Tool], options: RequestOptions) -> Message:
-    calls = tuple(
-        call for one in parsed.calls if (call := _tool_call(one.name, one.arguments, tools, options)) is not None
-    )
-    if not calls or len(calls) < len(parsed.calls):
-        return Message("assistant", parsed.body, parsed.reasoning)
-    message = Message("assistant", parsed.content, parsed.reasoning, calls)
-    return message if options.parallel_calls else replace(message, tool_calls=message.tool_calls[:1])
+def _fitting(
+    found: Sequence[ParsedCall | EndpointCall], tools: Sequence[Tool], options: RequestOptions
+) -> tuple[ToolCall, ...]:
+    """The calls before the first that does not fit its tool."""
+    calls = []
+    for one in found:
+        if (call := _tool_call(one.name, one.arguments, tools, options)) is None:
+            break
+        calls.append(call)
+    return tuple(calls)
 
 
 def _violation(message: Message, finish: Finish, options: RequestOptions) -> str | None:

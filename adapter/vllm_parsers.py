@@ -9,10 +9,10 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from pydantic import ValidationError
 
@@ -23,6 +23,7 @@ from ratchet.errors import ConfigError
 
 _THREAD_FROM_CHARS = 20_000
 _MAX_TOOL_SETS = 256
+_T = TypeVar("_T")
 
 
 class _Parsers(Protocol):
@@ -44,16 +45,12 @@ class ParsedCall(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ParsedText:
-    """`body` follows the thinking; `content` is the part of it outside of the tool calls.
-
-    `is_closed`: it is known that text behind it belongs to none of its calls.
-    """
+    """`body` follows the thinking; `content` is the part of it outside of the tool calls."""
 
     reasoning: str
     body: str
     content: str = ""
     calls: tuple[ParsedCall, ...] = ()
-    is_closed: bool = False
 
 
 class VllmParsers:
@@ -98,23 +95,11 @@ class VllmParsers:
             return OutputMarks()
         return None if self._parsers is None else self._parsers.marks
 
-    async def split(self, text: str, calls_of: Callable[[str], ParsedText] | None) -> ParsedText:
-        """Split a sampled text. `calls_of` parses what follows the thinking; None: that is plain text."""
-        if calls_of is None and self.reasoning_parser is None:
-            return ParsedText("", text)
+    async def run(self, work: Callable[[], _T], num_chars: int) -> _T:
+        """Return what `work` returns, which parses so many characters. The parsers are loaded before it begins."""
         if self._parsers is None:
             await asyncio.to_thread(self.load)
-        if len(text) < _THREAD_FROM_CHARS:
-            return self._split(text, calls_of)
-        return await asyncio.to_thread(self._split, text, calls_of)
-
-    def _split(self, text: str, calls_of: Callable[[str], ParsedText] | None) -> ParsedText:
-        assert self._parsers is not None
-        parsed = self._parsers.split_thinking(text)
-        if calls_of is None:
-            return parsed
-        found = calls_of(parsed.body)
-        return replace(parsed, content=found.content, calls=found.calls)
+        return work() if num_chars < _THREAD_FROM_CHARS else await asyncio.to_thread(work)
 
     def split_thinking(self, text: str) -> ParsedText:
         """Separate thinking from what follows it. The parsers must be loaded."""
@@ -219,7 +204,7 @@ class _ImportedParsers:
         found = tool_parser.extract_tool_calls(body, known.request)
         calls = found.tool_calls if found.tools_called else ()
         parsed = tuple(ParsedCall(call.function.name, call.function.arguments) for call in calls)
-        return ParsedText("", body, found.content or "", parsed, bool(parsed) and _is_closed(tool_parser, body))
+        return ParsedText("", body, found.content or "", parsed)
 
     def take_tools(self, tools: Sequence[Tool]) -> None:
         try:
@@ -249,20 +234,6 @@ def _first_of(error: ValidationError) -> str:
     """The field of the first thing that a model of vLLM refuses, and why."""
     found = error.errors(include_url=False, include_context=False)[0]
     return f"{'.'.join(map(str, found['loc']))}: {found['msg']}"
-
-
-def _is_closed(parser: Any, text: str) -> bool:
-    """Return whether the state machine of a tool parser of vLLM is outside of all calls behind a text.
-
-    It costs a third of a parse. False also if the parser has no such state.
-    """
-    machine = getattr(parser, "_parser_engine", None)
-    if machine is None:
-        return False
-    outside = type(machine._engine.state)["CONTENT"]
-    machine._reset(initial_state=outside)
-    machine._feed(text + "x", [])  # not the text alone: its end may be the beginning of another mark
-    return bool(machine._engine.state is outside)
 
 
 def _tool_marks(parser: Any) -> tuple[str, ...] | None:

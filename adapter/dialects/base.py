@@ -97,15 +97,13 @@ class SseWriter(Protocol):
     def ping(self) -> bytes: ...
 
     def growth(self, turn_id: int, grown: ShownText) -> bytes:
-        """The events that complete what was shown to `grown`, which begins with it; empty if nothing is new.
-
-        No call is whole before `closing`, because its turn is not committed yet: some agents run a call as soon as it
-        ends, others as soon as its arguments are JSON. So the last character of its arguments follows in `closing`.
-        """
+        """The events that complete what was shown to `grown`, which begins with it; empty if nothing is new."""
         ...
 
     def closing(self, answer: Answer) -> bytes:
-        """The rest of the answer, which begins with what was shown."""
+        """The rest of the answer, which begins with what was shown. Its calls are all in it: agents run a call as soon
+        as they have it, so its turn must be committed.
+        """
         ...
 
     def failed(self, failure: Failure, message: str) -> bytes: ...

@@ -173,17 +173,13 @@ class ChatStream:
             chunks += self._chunk({"reasoning_content": new})
         if new := grown.text[len(self.shown.text) :]:
             chunks += self._chunk({"content": new})
-        for at, call in enumerate(grown.calls[len(self.shown.calls) :], len(self.shown.calls)):
-            chunks += self._begin_call(at, call)
         self.shown = grown
         return chunks
 
     def closing(self, answer: Answer) -> bytes:
-        chunks = self.growth(answer.turn_id, ShownText.of(answer.message))
+        chunks = self.growth(answer.turn_id, ShownText(answer.message.reasoning, answer.message.text))
         for at, call in enumerate(answer.message.tool_calls):
-            if at >= len(self.shown.calls):
-                chunks += self._begin_call(at, call)
-            chunks += self._end_call(at, call)
+            chunks += self._chunk({"tool_calls": [{"index": at} | _wire_call(call, self._options)]})
         if answer.violation:
             chunks += self._chunk({"refusal": answer.violation})
         # All logprobs are in the last chunk: they are those of all sampled tokens, not of one delta's.
@@ -191,16 +187,6 @@ class ChatStream:
         if self._options.include_usage:
             chunks += event(self._frame | {"choices": [], "usage": _usage(answer)})
         return chunks + b"data: [DONE]\n\n"
-
-    def _begin_call(self, at: int, call: ToolCall) -> bytes:
-        """A call without the last character of its arguments."""
-        filling = _filling(call, self._options)
-        begun = _wire_call(call, filling._replace(text=filling.text[:-1]))
-        return self._chunk({"tool_calls": [{"index": at} | begun]})
-
-    def _end_call(self, at: int, call: ToolCall) -> bytes:
-        filling = _filling(call, self._options)
-        return self._chunk({"tool_calls": [{"index": at, filling.kind: {filling.field: filling.text[-1:]}}]})
 
     def _chunk(self, delta: dict[str, Any], logprobs: dict[str, Any] | None = None, finish: str | None = None) -> bytes:
         """One delta; before the first one, the delta with the role."""
@@ -319,22 +305,12 @@ def _bytes_of(token: str) -> list[int] | None:
     return None if "\ufffd" in token else list(token.encode())
 
 
-class _Filling(NamedTuple):
-    """A call's arguments or input. `kind`: its type. `field`: the key of `text`."""
-
-    kind: str
-    field: str
-    text: str
-
-
-def _filling(call: ToolCall, options: RequestOptions) -> _Filling:
+def _wire_call(call: ToolCall, options: RequestOptions) -> dict[str, Any]:
     if call.name in options.tool_forms.custom:
-        return _Filling("custom", "input", str(call.arguments.get("input", "")))
-    return _Filling("function", "arguments", orjson.dumps(call.arguments).decode())
-
-
-def _wire_call(call: ToolCall, filling: _Filling) -> dict[str, Any]:
-    return {"id": call.id, "type": filling.kind, filling.kind: {"name": call.name, filling.field: filling.text}}
+        custom = {"name": call.name, "input": str(call.arguments.get("input", ""))}
+        return {"id": call.id, "type": "custom", "custom": custom}
+    function = {"name": call.name, "arguments": orjson.dumps(call.arguments).decode()}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def _wire_message(answer: Answer, options: RequestOptions) -> dict[str, Any]:
@@ -347,7 +323,7 @@ def _wire_message(answer: Answer, options: RequestOptions) -> dict[str, Any]:
     if message.reasoning:
         wire["reasoning_content"] = message.reasoning
     if message.tool_calls:
-        wire["tool_calls"] = [_wire_call(call, _filling(call, options)) for call in message.tool_calls]
+        wire["tool_calls"] = [_wire_call(call, options) for call in message.tool_calls]
     return wire
 
 

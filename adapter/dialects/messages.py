@@ -13,7 +13,7 @@ from uuid import uuid4
 import msgspec
 import orjson
 
-from adapter.conversation import Answer, Message, Preamble, RequestOptions, ShownText, Tool, ToolCall, ToolForms
+from adapter.conversation import Answer, Message, Preamble, RequestOptions, ShownText, Tool, ToolForms
 from adapter.dialects.base import (
     CallIds,
     Failure,
@@ -149,17 +149,15 @@ class MessagesStream:
         if new := grown.text[len(self.shown.text) :]:
             events += self._begin_block("text", {"type": "text", "text": ""})
             events += self._delta({"type": "text_delta", "text": new})
-        for call in grown.calls[len(self.shown.calls) :]:
-            events += self._begin_call(call)
         self.shown = grown
         return events
 
     def closing(self, answer: Answer) -> bytes:
-        events = self.growth(answer.turn_id, ShownText.of(answer.message))
-        for at, call in enumerate(answer.message.tool_calls):
-            if at >= len(self.shown.calls):
-                events += self._begin_call(call)
-            events += self._delta({"type": "input_json_delta", "partial_json": "}"})
+        events = self.growth(answer.turn_id, ShownText(answer.message.reasoning, answer.message.text))
+        for call in answer.message.tool_calls:
+            events += self._begin_block(call.id, {"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
+            arguments = orjson.dumps(dict(call.arguments)).decode()
+            events += self._delta({"type": "input_json_delta", "partial_json": arguments})
         events += self._end_block()
         usage = _usage(answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens)
         events += _event({"type": "message_delta", "delta": _end(answer), "usage": usage})
@@ -171,19 +169,8 @@ class MessagesStream:
             return b""
         events = self._end_block()
         self._open_block = name
-        return events + self._begin(empty)
-
-    def _begin_call(self, call: ToolCall) -> bytes:
-        """The events of a call without the last character of its arguments."""
-        events = self._end_block()
-        self._open_block = "tool_use"
-        events += self._begin({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
-        arguments = orjson.dumps(dict(call.arguments)).decode()
-        return events + self._delta({"type": "input_json_delta", "partial_json": arguments[:-1]})
-
-    def _begin(self, empty: dict[str, Any]) -> bytes:
         self._num_blocks += 1
-        return _event({"type": "content_block_start", "index": self._num_blocks - 1, "content_block": empty})
+        return events + _event({"type": "content_block_start", "index": self._num_blocks - 1, "content_block": empty})
 
     def _delta(self, delta: dict[str, Any]) -> bytes:
         return _event({"type": "content_block_delta", "index": self._num_blocks - 1, "delta": delta})

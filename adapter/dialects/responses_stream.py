@@ -112,7 +112,6 @@ class ResponsesStream:
         self._next_number = 0
         self._num_items = 0
         self._open_item = ""  # type of the last item of text if it is not complete
-        self._text_number = 0  # number of that item
 
     def opening(self, prompt_tokens: int) -> bytes:
         return self._event("response.created", response=self._response(None)) + self.ping()
@@ -126,28 +125,16 @@ class ResponsesStream:
         if new := grown.thinking[len(self.shown.thinking) :]:
             # Not of all the thinking, which would be encoded with every update: the item is complete at its end.
             events += self._grow(reasoning_item(turn_id, ""), new)
-        new = grown.text[len(self.shown.text) :]
-        # A text ends before a call begins, and its end has the logprobs of all tokens.
-        new_calls = () if self._options.logprobs else grown.calls[len(self.shown.calls) :]
-        if (new or new_calls) and self._open_item == "reasoning":
-            events += self._end_item(reasoning_item(turn_id, grown.thinking))
-        if new:
+        if new := grown.text[len(self.shown.text) :]:
+            if self._open_item == "reasoning":
+                events += self._end_item(reasoning_item(turn_id, grown.thinking))
             events += self._grow(message_item(turn_id, ""), new)
-        if new_calls and self._open_item == "message":
-            events += self._end_item(message_item(turn_id, grown.text))
-        for at, call in enumerate(new_calls, len(self.shown.calls)):
-            events += self._begin_call(call_item(self._options, turn_id, at, call))
-        self.shown = grown._replace(calls=self.shown.calls + new_calls)
+        self.shown = grown
         return events
 
     def closing(self, answer: Answer) -> bytes:
         items = output_of(self._options, answer)
-        texts = [item for item in items if item["type"] in ("message", "reasoning")]
-        events = b"".join(self._complete(item) for item in texts)
-        for at, item in enumerate(items[len(texts) :]):
-            if at >= len(self.shown.calls):
-                events += self._begin_call(item)
-            events += self._end_call(item)
+        events = b"".join(self._call(item) if item["type"] in _CALL_EVENT else self._complete(item) for item in items)
         end = "response.incomplete" if answer.finish == "length" else "response.completed"
         return events + self._event(end, response=self._response(answer))
 
@@ -171,26 +158,19 @@ class ResponsesStream:
         return self._event("response.output_item.added", output_index=self._num_items - 1, item=empty)
 
     def _place(self, item: dict[str, Any]) -> dict[str, Any]:
-        return {"output_index": self._text_number, "item_id": item["id"]}
+        """The place of the item that was begun last."""
+        return {"output_index": self._num_items - 1, "item_id": item["id"]}
 
-    def _begin_call(self, item: dict[str, Any]) -> bytes:
-        """The events of a call that is added empty and filled, but for the last character."""
-        return self._begin_item(item) + self._fill_call(item, _filling(item)[:-1])
-
-    def _fill_call(self, item: dict[str, Any], new: str) -> bytes:
-        if not new:
-            return b""
-        place = {"output_index": self._num_items - 1, "item_id": item["id"]}
-        return self._event(f"{_CALL_EVENT[item['type']]}.delta", **place, delta=new)
-
-    def _end_call(self, item: dict[str, Any]) -> bytes:
-        number = self._num_items - 1
-        place = {"output_index": number, "item_id": item["id"]}
-        filled = {"name": item["name"]} if item["type"] == "function_call" else {}
-        filled |= {key: item[key] for key in _EMPTY[item["type"]]}
-        events = self._fill_call(item, _filling(item)[-1:])
-        events += self._event(f"{_CALL_EVENT[item['type']]}.done", **place, **filled)
-        return events + self._event("response.output_item.done", output_index=number, item=item)
+    def _call(self, item: dict[str, Any]) -> bytes:
+        """The events of a call, which is added empty and then filled."""
+        kind = _CALL_EVENT[item["type"]]
+        ((field, _),) = _EMPTY[item["type"]].items()
+        events = self._begin_item(item)
+        if item[field]:
+            events += self._event(f"{kind}.delta", **self._place(item), delta=item[field])
+        named = {"name": item["name"]} if item["type"] == "function_call" else {}
+        events += self._event(f"{kind}.done", **self._place(item), **named, **{field: item[field]})
+        return events + self._event("response.output_item.done", output_index=self._num_items - 1, item=item)
 
     def _grow(self, item: dict[str, Any], new: str) -> bytes:
         """The events that append `new` to the text of an item, which is begun if it is not open."""
@@ -198,7 +178,6 @@ class ResponsesStream:
         events = b""
         if self._open_item != item["type"]:
             self._open_item = item["type"]
-            self._text_number = self._num_items
             events += self._begin_item(item)
             events += self._part_event("added", item, 0, part=_emptied(part))
         return events + self._delta(item, 0, part, new)
@@ -227,7 +206,7 @@ class ResponsesStream:
             place = self._place(item) | {"content_index": number}
             events += self._event(f"response.{part['type']}.done", **place, **text)
             events += self._part_event("done", item, number, part=part)
-        return events + self._event("response.output_item.done", output_index=self._text_number, item=item)
+        return events + self._event("response.output_item.done", output_index=self._num_items - 1, item=item)
 
     def _part_event(self, name: str, item: dict[str, Any], number: int, part: dict[str, Any]) -> bytes:
         return self._event(f"response.content_part.{name}", **self._place(item), content_index=number, part=part)
@@ -243,11 +222,6 @@ class ResponsesStream:
 
 def _emptied(part: dict[str, Any]) -> dict[str, Any]:
     return part | {"refusal" if part["type"] == "refusal" else "text": ""}
-
-
-def _filling(call: dict[str, Any]) -> str:
-    """A call's arguments or input."""
-    return str(call["arguments" if call["type"] == "function_call" else "input"])
 
 
 _CALL_EVENT = {

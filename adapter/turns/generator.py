@@ -201,7 +201,7 @@ class TurnGenerator:
                 engine=sampled.engine_id,
             )
         ids = sampled.generation.token_ids
-        answer = await self._parse(prepared, turn_id, sampled.generation, live)
+        answer = await self._parse(prepared, turn_id, sampled.generation)
         self._outputs.check_live(live, answer.message)
         return _AnsweredCall(answer, sampled.generation, sampled.engine_id, self._renderer.ended(ids))
 
@@ -240,13 +240,11 @@ class TurnGenerator:
             return generation
         return generation.cut(await self._outputs.num_ids_until_stop(generation.token_ids, stop_sequences))
 
-    async def _parse(
-        self, prepared: PreparedCall, turn_id: int, generation: Generation, live: LiveAnswer | None
-    ) -> Answer:
+    async def _parse(self, prepared: PreparedCall, turn_id: int, generation: Generation) -> Answer:
         ids = generation.token_ids
         stopped = self._renderer.stopped(ids)
         text = self._outputs.decode(ids[:-1] if stopped else ids)
-        output = await self._outputs.parse(text, prepared.request, stopped, live)
+        output = await self._outputs.parse(text, prepared.request, stopped)
         num_reasoning = await self._outputs.count_reasoning_tokens(ids, output)
         return Answer(
             turn_id,
