@@ -24,6 +24,7 @@ from activities.stage import activity_stage, heartbeating
 from activities.stage_context import StageContext
 from ratchet import secrets
 from ratchet.background_task import errors_logged, running_beside
+from ratchet.config import RunConfig
 from ratchet.durations import duration_in_words
 from ratchet.errors import (
     CommandFailedError,
@@ -90,7 +91,7 @@ class AgentActivities:
             connected_box(self.provider, context.provider_id) as box,
             heartbeating(lambda: self.progress_in_words(context.input)),
             running_beside(self._watch_agent(box, harness, context)),
-            running_beside(self.renew_ttl(box, context.input.rollout_id)),
+            running_beside(self.renew_ttl(box, config, context.input.rollout_id)),
         ):
             await harness.install(box, spec)
             await harness.start(box, spec, attempt, token)
@@ -249,11 +250,10 @@ class AgentActivities:
                         await harness.stop(box, input.attempt, "stalled")
             await asyncio.sleep(_WATCH_SECONDS)
 
-    async def renew_ttl(self, box: Sandbox, rollout_id: int) -> None:
+    async def renew_ttl(self, box: Sandbox, config: RunConfig, rollout_id: int) -> None:
         """Renew the box's time to live until cancelled, because it also counts outages and queues, unlike the
         budgets."""
         settings = self.configs.settings
-        config = await self.configs.of_rollout(rollout_id)
         ttl_seconds = box_ttl_seconds(config, settings, self.provider.capabilities.max_ttl_seconds)
         while True:
             with errors_logged("time to live not extended", rollout_id=rollout_id):

@@ -120,7 +120,7 @@ class OwnRollout:
         await self._stages.workspace.workspace(self._with(sandbox_id=live.sandbox_id))
         async with (
             connected_box(agent.provider, live.provider_id) as box,
-            running_beside(agent.renew_ttl(box, self._input.rollout_id)),
+            running_beside(agent.renew_ttl(box, self._config, self._input.rollout_id)),
         ):
             yield box
         await try_kill_box(self._database, agent.provider, live.sandbox_id, live.provider_id)

@@ -98,7 +98,7 @@ async def test_a_time_to_live_is_renewed_after_any_error(monkeypatch: pytest.Mon
     monkeypatch.setattr(agent, "_TTL_UPDATES_PER_MARGIN", 1e6)
     box = _DamagedBox()
     async with FailingDatabase("postgresql://127.0.0.1:1/none") as database, asyncio.timeout(60):
-        renewing = activities_with(database)._renew_ttl(box, CONTEXT)  # type: ignore[arg-type]
+        renewing = activities_with(database).renew_ttl(box, CONTEXT.config, 1)  # type: ignore[arg-type]
         async with running_beside(renewing):
             await box.is_renewed.wait()
 
