@@ -24,6 +24,11 @@ def tiny_policy(name: str, seed: int) -> Path:
     return home() / "models" / f"{name}-{seed}"
 
 
+def pretrained(name: str) -> Path:
+    """Return the model directory that `ratchet models get` makes."""
+    return home() / "models" / name
+
+
 def policies() -> Path:
     """Return the root of published policy versions, one directory each: `<run_id>/<step>.e<epoch>`."""
     return home() / "policies"

@@ -131,12 +131,12 @@ def _install(interpreter: Path, packages: Path, requirements: list[str]) -> None
     commands = [[*installer, *options] for installer in _installers(interpreter)]
     if not commands:
         raise MachineError(
-            f"Neither uv nor pip is there for {interpreter}; install one of them, they fetch packages for the boxes."
+            f"Neither uv nor pip is there for {interpreter}; install one of them, they fetch packages."
         )
     result = subprocess.run(commands[0], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     if result.returncode != 0:
         tail = (result.stderr or result.stdout).strip()[-600:]
-        raise MachineError(f"packages for the boxes cannot be installed with `{' '.join(commands[0][:4])} …`: {tail}")
+        raise MachineError(f"packages cannot be installed with `{' '.join(commands[0][:4])} …`: {tail}")
 
 
 def _installers(interpreter: Path) -> list[list[str]]:

