@@ -38,10 +38,12 @@ _MAX_CHARACTERS = 300
 _FAILING_TRIES = 4
 """Tries of a workflow task; a worker that ends costs one or two."""
 _FAILING_TASK = "no worker can go on with {0} (`ratchet admin logs worker`); the sweep begins it anew after a restore"
-_CONTRADICTED = (
-    "ExecutionStatus = 'Running' AND TaskQueue = '{}' AND "
-    "TemporalReportedProblems = 'cause=WorkflowTaskFailedCauseNonDeterministicError'"
+_FAILING = (
+    "ExecutionStatus = 'Running' AND TaskQueue = '{}' AND TemporalReportedProblems = 'category=WorkflowTaskFailed'"
 )
+_TASK_COMPLETED = EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED
+_OF_HISTORY = ("[TMPRL1100]", "Fatal error in workflow machines")
+"""The SDK's words about a history that it cannot replay. After other failures, bugs, a mended worker goes on."""
 _WAITING_CALLS = ("get_workflow_execution_history", "query_workflow")
 """Calls that the server answers when a workflow has gone on, or a worker has answered."""
 
@@ -213,18 +215,22 @@ async def reset_contradicted(client: Client, task_queue: str) -> list[str]:
     """Reset to their first task the open workflows whose histories workers could not replay, five times in a row;
     return their ids. A server before 1.30 does not know them. Raises RPCError."""
     found = []
-    async for one in client.list_workflows(_CONTRADICTED.format(task_queue)):
+    async for one in client.list_workflows(_FAILING.format(task_queue)):
         described = await describe_workflow(client, one.id)  # visibility lags
         if described is None or described.pending_workflow_task.attempt < _FAILING_TRIES:
             continue
-        events = client.get_workflow_handle(one.id, run_id=one.run_id).fetch_history_events()
-        completed = EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED
+        execution = described.workflow_execution_info.execution
+        handle = client.get_workflow_handle(one.id, run_id=execution.run_id)
+        events = [event async for event in handle.fetch_history_events()]
+        words = [event.workflow_task_failed_event_attributes.failure.message for event in events]
+        if not any(of_history in next(filter(None, reversed(words)), "") for of_history in _OF_HISTORY):
+            continue
         request = ResetWorkflowExecutionRequest(
             namespace=client.namespace,
-            workflow_execution=described.workflow_execution_info.execution,
-            workflow_task_finish_event_id=await anext(e.event_id async for e in events if e.event_type == completed),
+            workflow_execution=execution,
+            workflow_task_finish_event_id=next(e.event_id for e in events if e.event_type == _TASK_COMPLETED),
             reason="its history contradicts the workers",
-            request_id=one.run_id,
+            request_id=execution.run_id,
         )
         await client.workflow_service.reset_workflow_execution(request, retry=True)
         found.append(one.id)

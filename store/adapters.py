@@ -126,5 +126,4 @@ def process_lives(process_id: ColumnElement[Any] | InstrumentedAttribute[Any]) -
     One that is too far ahead was given before the server's clock was set back; a process that lives renews it.
     """
     lives = AdapterProcessTable.alive_until.between(func.now(), func.now() + _MOST_AHEAD)
-    lives &= AdapterProcessTable.id == process_id
-    return exists().where(lives)
+    return exists().where((AdapterProcessTable.id == process_id) & lives)

@@ -19,7 +19,7 @@ def seconds_of(time: Any) -> Any:
     return func.date_part("epoch", time, type_=Float(53))
 
 
-def seconds_since(time: Any) -> Any:
+def seconds_since(time: Any) -> ColumnElement[float]:
     """Return an expression for the seconds since a heartbeat. One that is ahead was written before the server's clock
     was set back; its distance counts, so that it does not hide a silence until the clock has caught up."""
     return func.abs(seconds_of(func.now() - time), type_=Float(53))
