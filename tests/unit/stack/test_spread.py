@@ -51,7 +51,7 @@ def test_the_share_of_the_config_holds() -> None:
 
 def test_weights_go_from_gpu_to_gpu_only_if_the_learner_has_some_alone() -> None:
     nccl = {"training": {"weight_transport": "nccl"}}
-    with pytest.raises(ConfigError, match=r"nccl needs GPUs without engines .*launch --engine-gpus N"):
+    with pytest.raises(ConfigError, match=r"nccl needs GPUs without engines .*launch --engine-gpus"):
         placed({"local": 2, "a": 2}, **nccl)
     found = placed({"local": 2, "a": 2}, 2, **nccl)
     assert engines(found) == [("a", (0,)), ("a", (1,))] and found.learner == {"local": (0, 1)}
