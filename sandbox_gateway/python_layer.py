@@ -130,9 +130,7 @@ def _install(interpreter: Path, packages: Path, requirements: list[str]) -> None
     options = ["--target", str(packages), "--only-binary", ":all:", *requirements]
     commands = [[*installer, *options] for installer in _installers(interpreter)]
     if not commands:
-        raise MachineError(
-            f"Neither uv nor pip is there for {interpreter}; install one of them, they fetch packages."
-        )
+        raise MachineError(f"Neither uv nor pip is there for {interpreter}; install one of them, they fetch packages.")
     result = subprocess.run(commands[0], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     if result.returncode != 0:
         tail = (result.stderr or result.stdout).strip()[-600:]
