@@ -48,6 +48,8 @@ _REFUSED_FOR_ITS_CONTENT = frozenset(
 )
 
 _BEAT_SECONDS = 10.0
+BEGUN = "begun"
+"""Details of a heartbeat that has nothing else to say."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -142,7 +144,7 @@ async def heartbeating(details: Callable[[], Awaitable[Any]] | None = None) -> A
     """
     timeout = activity.info().heartbeat_timeout
     interval = min(timeout.total_seconds() / 3, _BEAT_SECONDS) if timeout else _BEAT_SECONDS
-    displayed: tuple[Any, ...] = ()
+    displayed: tuple[Any, ...] = (BEGUN,)
 
     async def beat() -> None:
         while True:

@@ -16,6 +16,7 @@ from temporalio import activity
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
 from activities.run_configs import RunConfigs
+from activities.stage import BEGUN
 from activities.worker_lateness import WorkerLateness
 from ratchet import tracing
 from ratchet.payloads import AgentResult, GradeResult, LiveSandbox, StageInput
@@ -50,6 +51,8 @@ class _Stage(ActivityInboundInterceptor):
 
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:
         info = activity.info()
+        if info.heartbeat_timeout:
+            activity.heartbeat(BEGUN)  # Temporal knows of a try without one that it has not reached its worker
         argument = input.args[0] if input.args else None
         rollout_id: int | None = getattr(argument, "rollout_id", None)
         ids: dict[str, Fact] = {

