@@ -1,4 +1,4 @@
-"""Temporal, or the store, is put back to an older state than the other while workers live: the run goes on.
+"""Temporal is put back to an older state than the store while workers live: the run goes on.
 
 The histories that no worker can go on with are made by hand: a command that the workflow has not given.
 """
@@ -26,7 +26,6 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.sweep import SweepActivities
 from ratchet import temporal_client
-from ratchet.errors import StoreUnavailableError
 from ratchet.sweep_payloads import SweepInput, SweepResult
 from stack import backup
 from store.schema import RunTable
@@ -194,24 +193,3 @@ async def test_temporal_older_than_the_store_under_living_workers(loop: Loop) ->
     await temporal_client.connect_temporal(loop.settings, wait_seconds=120)
     await ends_by_cancel(loop, training)
     assert [row.outcome for row in (await training.rows())[:2]] == ["graded", "graded"], "their verdicts stay"
-
-
-@pytest.mark.slow
-async def test_the_store_older_than_temporal(loop: Loop) -> None:
-    """Its rollouts have ended in Temporal and are open in the store: they end, and others take their place."""
-    training = await begun(loop)
-    before = await training.rows()
-    async with put_back(loop, "adapter", "worker", databases=[loop.database.url.rpartition("/")[2]]):
-        await until_graded(loop, training)
-
-    async def settled() -> bool:
-        with contextlib.suppress(StoreUnavailableError):  # its connections were ended
-            await sweep(loop)
-            return await training.group_state() != "open"
-        return False
-
-    await loop.until(settled, "the group ends in the older store, too")
-    rows = await training.rows()
-    assert [row.id for row in rows[:2]] == [row.id for row in before[:2]]
-    assert {row.outcome for row in rows[:2]} <= {"graded", "infra_failed"}
-    await ends_by_cancel(loop, training)
