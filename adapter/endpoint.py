@@ -20,6 +20,7 @@ import httpx
 import orjson
 
 from adapter.conversation import TokenLogprob
+from adapter.vllm_parsers import ParsedCall
 from ratchet import secrets
 from ratchet.config_sections import EndpointConfig
 from ratchet.errors import ConfigError, EngineRejectedError, EngineUnavailableError
@@ -67,14 +68,6 @@ class EndpointContextError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class EndpointCall:
-    """A tool call of an endpoint's answer. `arguments`: JSON text, not validated."""
-
-    name: str
-    arguments: str
-
-
-@dataclass(frozen=True, slots=True)
 class EndpointAnswer:
     """An answer of an endpoint. `finish`: its finish reason. `stop_sequence`: the one that ended it, if it says so.
     `logprobs`: as far as it returns them.
@@ -84,7 +77,7 @@ class EndpointAnswer:
 
     text: str
     reasoning: str
-    calls: tuple[EndpointCall, ...]
+    calls: tuple[ParsedCall, ...]
     finish: str
     stop_sequence: str | None = None
     prompt_tokens: int = 0
@@ -136,7 +129,7 @@ class _GrowingAnswer:
         return EndpointAnswer(
             text=self.text,
             reasoning=self.reasoning,
-            calls=tuple(EndpointCall(one.name, one.arguments) for _, one in sorted(self.calls.items())),
+            calls=tuple(ParsedCall(one.name, one.arguments) for _, one in sorted(self.calls.items())),
             finish=self.finish,
             stop_sequence=self.stop_sequence,
             prompt_tokens=int(usage.get("prompt_tokens") or 0),

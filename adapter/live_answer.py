@@ -21,10 +21,6 @@ from tokenizers.decoders import DecodeStream
 
 from adapter.conversation import ShownText
 
-_SHOW_SECONDS = 0.05
-"""Least time between two updates while tokens come, each of which costs every client an event. The last one does not
-wait (`close`)."""
-
 
 @dataclass(frozen=True, slots=True)
 class OutputMarks:
@@ -43,10 +39,6 @@ class OutputMarks:
     tool_marks: tuple[str, ...] | None = None
     call_ends: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
-
-    @property
-    def thinks(self) -> tuple[str, ...]:
-        return tuple(one for one in (self.think_start, self.think_end) if one)
 
 
 class _Matcher(NamedTuple):
@@ -71,7 +63,7 @@ class _Matcher(NamedTuple):
 
 @lru_cache(maxsize=32)
 def _matcher(known: tuple[str, ...]) -> _Matcher:
-    names = sorted(set(known), key=len, reverse=True)
+    names = sorted(filter(None, set(known)), key=len, reverse=True)
     pattern = re.compile("|".join(map(re.escape, names)) or r"(?!)")
     return _Matcher(pattern, tuple(sorted(names)), max(map(len, names), default=1) - 1)
 
@@ -102,20 +94,18 @@ class LiveAnswer:
         self._marks = marks
         self._strips = has_tools  # text is stripped if a tool call follows it
         self._stops = _matcher(tuple(stop_sequences))
-        self._matcher = _matcher((*marks.others, *(marks.tool_marks or ()), *marks.thinks))
+        thinks = (marks.think_start or "", marks.think_end or "")
+        self._matcher = _matcher((*marks.others, *(marks.tool_marks or ()), *thinks))
         self._changed: asyncio.Future[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._shown_at = float("-inf")
         self._forget()
 
     def _forget(self) -> None:
         """Set what the tokens so far have changed to its beginning."""
         self._decoder = DecodeStream(skip_special_tokens=False)
-        self._part = self._first_part()
+        self._part = self._text_part() if self._marks.think_start is None else _Part.START
         self._open_stop = ""  # decoded text that may be the beginning of a stop sequence
         self._hidden = ""  # text of the answer that is not shown
         self._num_searched = 0  # characters of it in which no mark was found
-        self._new_ids: list[int] = []
         self._has_stopped = False
 
     def changed(self) -> "asyncio.Future[None]":
@@ -129,56 +119,26 @@ class LiveAnswer:
         """The part of the answer that streams may have written by now."""
         return ShownText(self.thinking, self.text)
 
-    def close(self) -> None:
-        """Release at once what waits for its time, and nothing after it."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._show()
-        self._part = _Part.REST
-
     def begin_again(self) -> bool:
         """Forget the tokens so far, if nothing of them may have been shown; return whether."""
         if any(self.released):
             return False
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         self._forget()
         return True
 
     def feed(self, ids: Sequence[int]) -> None:
-        """Take sampled ids. They are shown at once, or soon if something was shown just now.
-
-        Nothing is shown of what follows a stop id or a stop sequence, also if it comes later.
-        """
+        """Take sampled ids. Nothing is shown of what follows a stop id or a stop sequence, also if it comes later."""
         if self._part is _Part.REST or self._has_stopped:
             return
-        self._new_ids += ids
-        if self._timer is None:
-            loop = asyncio.get_running_loop()
-            left = self._shown_at + _SHOW_SECONDS - loop.time()
-            if left <= 0:
-                self._show()
-            else:
-                self._timer = loop.call_later(left, self._show)
-
-    def _show(self) -> None:
-        self._timer = None
-        self._shown_at = asyncio.get_running_loop().time()
-        before = self._num_shown()
-        self._decode()
+        before = sum(map(len, self.released))
+        self._decode(ids)
         while self._advance():
             pass
-        if self._num_shown() > before and self._changed is not None:
+        if sum(map(len, self.released)) > before and self._changed is not None:
             self._changed.set_result(None)
             self._changed = None
 
-    def _num_shown(self) -> int:
-        return sum(map(len, self.released))
-
-    def _decode(self) -> None:
-        ids = self._new_ids
-        self._new_ids = []
+    def _decode(self, ids: Sequence[int]) -> None:
         pieces = [self._open_stop]
         for one in ids:
             if one in self._stop_ids:
@@ -199,16 +159,8 @@ class LiveAnswer:
 
     # ------------------------------------------------------------ what may be shown
 
-    def _first_part(self) -> _Part:
-        return self._text_part() if self._marks.think_start is None else _Part.START
-
     def _text_part(self) -> _Part:
         return _Part.REST if self._strips and self._marks.tool_marks is None else _Part.TEXT
-
-    def _unmarked_part(self) -> _Part:
-        if self._marks.begins_thinking is None:
-            return _Part.UNDECIDED
-        return _Part.THINKING if self._marks.begins_thinking else self._text_part()
 
     def _advance(self) -> bool:
         """Show what is certain of the hidden text; return whether another part has begun."""
@@ -255,7 +207,8 @@ class LiveAnswer:
             self._part = _Part.REST if certain.strip("\n") else _Part.THINKING
             self._hidden = self._hidden[found.end() :]
         else:
-            self._part = self._unmarked_part()
+            thinks = self._marks.begins_thinking
+            self._part = _Part.UNDECIDED if thinks is None else _Part.THINKING if thinks else self._text_part()
         return True
 
     def _is_stripped(self, text: str) -> bool:

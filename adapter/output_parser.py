@@ -9,7 +9,7 @@ stop sequence: it was sampled as one action, and no part of it can be a target o
 import asyncio
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
@@ -22,7 +22,7 @@ import orjson
 import structlog
 
 from adapter.conversation import Finish, Message, RequestOptions, TokenLogprob, Tool, ToolCall, can_be_stored
-from adapter.endpoint import EndpointAnswer, EndpointCall
+from adapter.endpoint import EndpointAnswer
 from adapter.live_answer import LiveAnswer
 from adapter.prompt.renderer import Renderer
 from adapter.prompt.request_parser import ParsedRequest
@@ -69,9 +69,9 @@ class _ReadText(NamedTuple):
 class _FoundCalls(NamedTuple):
     """The calls of a text that fit their tools, and the text before them. `are_all`: the text makes no other calls."""
 
-    text: str
-    calls: tuple[ToolCall, ...]
-    are_all: bool
+    text: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    are_all: bool = False
 
 
 class OutputParser:
@@ -104,11 +104,8 @@ class OutputParser:
         return has_tools and request.options.tool_choice.allows_calls
 
     def check_live(self, live: LiveAnswer | None, message: Message) -> None:
-        """End what is released of this answer, and count it if it does not begin with that."""
-        if live is None:
-            return
-        live.close()
-        if not live.released.begins(message):
+        """Count an answer that does not begin with what was shown of it."""
+        if live is not None and not live.released.begins(message):
             self.num_unlike_shown += 1
             _LOG.error(
                 "an answer differs from what was streamed of it; its streams fail, and a retry gets it",
@@ -141,17 +138,7 @@ class OutputParser:
         """Return how many ids belong to the output: all up to the one that completes the first stop sequence."""
         if _cut(self.decode(ids), stop_sequences).stop_sequence is None:
             return len(ids)
-        if len(ids) < _THREAD_FROM_TOKENS:
-            return self._num_ids_with_stop(ids, stop_sequences)
-        return await asyncio.to_thread(self._num_ids_with_stop, ids, stop_sequences)
-
-    def _num_ids_with_stop(self, ids: Ids, stop_sequences: Sequence[str]) -> int:
-        """A text that contains a stop sequence still does with more tokens, so the shortest one is found by halving."""
-        return bisect_left(
-            range(len(ids)),
-            True,
-            key=lambda num: _cut(self.decode(ids[:num]), stop_sequences).stop_sequence is not None,
-        )
+        return await self._num_ids(ids, lambda text: _cut(text, stop_sequences).stop_sequence is not None)
 
     async def count_reasoning_tokens(self, ids: Ids, output: ParsedOutput) -> int:
         """Return how many sampled ids are thinking, marks included.
@@ -160,12 +147,15 @@ class OutputParser:
         """
         if not output.reasoning_chars:
             return 0
-        if len(ids) < _THREAD_FROM_TOKENS:
-            return self._num_ids_for(ids, output.reasoning_chars)
-        return await asyncio.to_thread(self._num_ids_for, ids, output.reasoning_chars)
+        return await self._num_ids(ids, lambda text: len(text) >= output.reasoning_chars)
 
-    def _num_ids_for(self, ids: Ids, num_chars: int) -> int:
-        return bisect_left(range(len(ids)), num_chars, key=lambda num: len(self.decode(ids[:num])))
+    async def _num_ids(self, ids: Ids, is_enough: Callable[[str], bool]) -> int:
+        """Return how many ids have a text that is enough. With more tokens it still is, so it is found by halving."""
+
+        def found() -> int:
+            return bisect_left(range(len(ids)), True, key=lambda num: is_enough(self.decode(ids[:num])))
+
+        return found() if len(ids) < _THREAD_FROM_TOKENS else await asyncio.to_thread(found)
 
     async def parse(self, text: str, request: ParsedRequest, stopped: bool) -> ParsedOutput:
         """Parse thinking and tool calls of a sampled text. `stopped`: the model ended its answer with a stop token.
@@ -201,12 +191,10 @@ class OutputParser:
 
     def _split(self, text: str, request: ParsedRequest, is_complete: bool) -> _ReadText:
         parsed = self._parsers.split_thinking(text)
-        reasoning, body = parsed.reasoning, parsed.body
-        found = self._read_calls(body, request, is_complete) if self._reads_calls(request) else None
-        if found is None or not found.calls:
-            return _ReadText(Message("assistant", body, reasoning), body)
+        found = self._read_calls(parsed.body, request, is_complete) if self._reads_calls(request) else _FoundCalls()
         calls = found.calls if request.options.parallel_calls else found.calls[:1]
-        return _ReadText(Message("assistant", found.text, reasoning, calls), body)
+        text = found.text if calls else parsed.body
+        return _ReadText(Message("assistant", text, parsed.reasoning, calls), parsed.body)
 
     def _read_calls(self, body: str, request: ParsedRequest, is_complete: bool) -> _FoundCalls:
         """Read one call after the other, each up to an end mark behind which no text changes it.
@@ -231,9 +219,9 @@ class OutputParser:
             if is_last or (calls and not request.options.parallel_calls):
                 break
         if calls or not is_complete:
-            return _FoundCalls(text, calls, False)
+            return _FoundCalls(text, calls)
         whole = self._find_calls(body, request, is_over=True)
-        return whole if whole.are_all else _FoundCalls("", (), False)
+        return whole if whole.are_all else _FoundCalls()
 
     def _find_calls(self, text: str, request: ParsedRequest, is_over: bool) -> _FoundCalls:
         """The calls that the model's parser finds; none if it fails on this text.
@@ -246,7 +234,7 @@ class OutputParser:
             later = found if is_over or not found.calls else self._parsers.split_calls(text + "x", tools)
         except Exception as error:  # vLLM's parsers raise any error on a text that they do not expect
             _log_unreadable(error, text)
-            return _FoundCalls("", (), False)
+            return _FoundCalls()
         unchanged = takewhile(lambda pair: pair[0] == pair[1], zip(found.calls, later.calls, strict=False))
         calls = _fitting([one for one, _ in unchanged], tools, request.options)
         return _FoundCalls(found.content, calls, len(calls) == len(found.calls) == len(later.calls))
@@ -283,9 +271,7 @@ class OutputParser:
         )
 
 
-def _fitting(
-    found: Sequence[ParsedCall | EndpointCall], tools: Sequence[Tool], options: RequestOptions
-) -> tuple[ToolCall, ...]:
+def _fitting(found: Sequence[ParsedCall], tools: Sequence[Tool], options: RequestOptions) -> tuple[ToolCall, ...]:
     """The calls before the first that does not fit its tool."""
     calls = []
     for one in found:

@@ -25,6 +25,8 @@ from adapter.turns.capture import Capture, PendingCall
 from ratchet.errors import EngineRejectedError, StoreUnavailableError
 
 _LOG = structlog.get_logger("ratchet.adapter")
+_SHOW_SECONDS = 0.05
+"""Least time between two updates of a stream, each of which costs its client an event."""
 _STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -147,7 +149,7 @@ class _CallReply(Response):
 
     async def end(self, send: Send, disconnected: "asyncio.Task[None]") -> None:
         error = asyncio.CancelledError() if self.call.task.cancelled() else self.call.task.exception()
-        if error is None and not self.begins_with_shown(self.call.task.result()):
+        if error is None and not self.stream.shown.begins(self.call.task.result().message):
             error = OtherAnswerError()
         if error is not None:
             await self.fail(send, *classify(error))
@@ -172,9 +174,6 @@ class _CallReply(Response):
 
     async def show(self, send: Send) -> None:
         """Write what can be shown of the answer by now."""
-
-    def begins_with_shown(self, answer: Answer) -> bool:
-        return True
 
     async def finish(self, send: Send, answer: Answer) -> None:
         raise NotImplementedError
@@ -205,9 +204,7 @@ class StreamReply(_CallReply):
             return
         if data := self.stream.growth(client.turn_id, client.live.released):
             await _write(send, data, more=True)
-
-    def begins_with_shown(self, answer: Answer) -> bool:
-        return self.stream.shown.begins(answer.message)
+            await asyncio.wait({self.call.task}, timeout=_SHOW_SECONDS)
 
     async def finish(self, send: Send, answer: Answer) -> None:
         await _write(send, self.stream.closing(answer), more=False)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
@@ -24,16 +24,6 @@ from ratchet.errors import ConfigError
 _THREAD_FROM_CHARS = 20_000
 _MAX_TOOL_SETS = 256
 _T = TypeVar("_T")
-
-
-class _Parsers(Protocol):
-    marks: OutputMarks | None
-
-    def split_thinking(self, text: str) -> "ParsedText": ...
-
-    def split_calls(self, body: str, tools: Sequence[Tool]) -> "ParsedText": ...
-
-    def take_tools(self, tools: Sequence[Tool]) -> None: ...
 
 
 class ParsedCall(NamedTuple):
@@ -70,7 +60,7 @@ class VllmParsers:
         self._model_path = model_path
         self._template_kwargs = template_kwargs or {}
         self._lock = threading.Lock()
-        self._parsers: _Parsers | None = None
+        self._parsers: _ImportedParsers | None = None
 
     def load(self) -> None:
         """Import the parsers. Blocks; safe to call from several threads.

@@ -188,12 +188,7 @@ class ResponsesStream:
         seen = self.shown.thinking if item["type"] == "reasoning" else self.shown.text
         if seen and self._open_item != item["type"]:
             return b""  # it ended before the next item began
-        events = b""
-        if self._open_item != item["type"]:
-            events += self._grow(item, "")
-        if new := whole[len(seen) :]:
-            events += self._delta(item, 0, item["content"][0], new)
-        return events + self._end_item(item)
+        return self._grow(item, whole[len(seen) :]) + self._end_item(item)
 
     def _end_item(self, item: dict[str, Any]) -> bytes:
         self._open_item = ""

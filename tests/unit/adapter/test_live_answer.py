@@ -152,14 +152,6 @@ def live_answer(outputs: OutputParser, asked: ParsedRequest) -> LiveAnswer:
     return found
 
 
-def feed(live: LiveAnswer, ids: Sequence[int]) -> None:
-    """Feed ids that come together, and show what they give at once."""
-    live.feed(ids)
-    if live._timer is not None:  # the next update, without its delay
-        live._timer.cancel()
-        live._show()
-
-
 THOUGHT = ["<think>", "\n", "word", "\n", "</think>"]
 
 
@@ -204,7 +196,7 @@ async def test_what_is_shown_is_the_answers_beginning(
     shown = [live.released]
     streams = [(dialect.stream(asked.options), [b""]) for dialect in DIALECTS]
     for at in range(0, len(ids), size):
-        feed(live, ids[at : at + size])
+        live.feed(ids[at : at + size])
         shown.append(live.released)
         for stream, events in streams:
             events.append(stream.growth(7, live.released))
@@ -327,7 +319,7 @@ async def test_nothing_behind_a_stop_token_is_shown(renderer: Renderer, parsers:
     for cuts in ((), (stop,), (stop + 1,), (stop, stop + 1)):
         live = live_answer(outputs, request(TOOLS, ()))
         for start, end in pairwise((0, *cuts, len(ids))):
-            feed(live, ids[start:end])
+            live.feed(ids[start:end])
         message = (await outputs.parse(renderer.tokenizer.decode(ids), request(TOOLS, ()), True)).message
         assert message.tool_calls and live.text == "Look." and live.released.begins(message), cuts
 
