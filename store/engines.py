@@ -21,7 +21,7 @@ from ratchet.config_engines import DEFAULT_SET
 from ratchet.errors import EngineUnavailableError
 from ratchet.lora_slots import FIRST_SLOT, SEPARATOR, versions_of_label
 from ratchet.types import EngineState, JsonObject, PolicyVersionState, RunState
-from store.columns import columns_of, seconds_of, seconds_since
+from store.columns import columns_of, seconds_of
 from store.runs import ADHOC
 from store.schema import EngineLoadTable, EngineTable, PolicyVersionTable, RunTable
 
@@ -89,7 +89,7 @@ _ROW = select(
     *columns_of(
         EngineRow,
         EngineTable,
-        silent_seconds=seconds_since(EngineTable.heartbeat_at),
+        silent_seconds=seconds_of(func.now() - EngineTable.heartbeat_at),
         pause_seconds_left=seconds_of(EngineTable.paused_until - func.now()),
     )
 )

@@ -8,10 +8,9 @@ from typing import Any
 
 from sqlalchemy import func, insert, select, update
 
-from ratchet.types import EngineState
-from store import adapters, box_cap, engines, learners
+from store import adapters, box_cap, learners
 from store.database import Database
-from store.schema import AdapterProcessTable, EngineTable, LearnerTable, RunTable
+from store.schema import AdapterProcessTable, LearnerTable, RunTable
 from tests.integration.store.test_box_cap import adapt, lower
 from tests.integration.training.records import make_config, make_run
 
@@ -42,15 +41,6 @@ async def test_a_dead_adapters_calls_are_taken_over_at_once_and_a_living_one_kee
     assert not await lives(database), "it would keep its calls for an hour"
     await database.run(adapters.renew_process_lease, "one", 6.0)
     assert await lives(database)
-
-
-async def test_an_engine_that_died_gets_no_calls_and_one_that_lives_gets_them_again(database: Database) -> None:
-    engine_id = await database.run(engines.register_engine, "a", "m", {})
-    await database.run(engines.set_engine_state, engine_id, EngineState.STARTING, EngineState.READY)
-    await set_back(database, EngineTable.heartbeat_at)
-    assert await database.run(engines.ready_engines, "default") == []
-    await database.run(engines.heartbeat_engine, engine_id)
-    assert [row.id for row in await database.run(engines.ready_engines, "default")] == [engine_id]
 
 
 async def test_a_silent_learner_is_seen_and_its_next_heartbeat_ends_that(database: Database, run_id: str) -> None:
