@@ -203,9 +203,11 @@ async def ended_evaluations(connection: AsyncConnection, run_id: str) -> set[str
     return {one.label for one in await begun_evaluations(connection, run_id) if one.has_ended}
 
 
-async def is_being_evaluated(connection: AsyncConnection, run_id: str, step: int) -> bool:
-    """Return whether an evaluation of this step's version has begun and not ended."""
-    here = (EvaluationTable.run_id == run_id) & (EvaluationTable.step == step) & EvaluationTable.ended_at.is_(None)
+async def is_being_evaluated(connection: AsyncConnection, run_id: str) -> bool:
+    """Return whether an evaluation of the run's newest version has begun and not ended. One of an older version that
+    was left open is not run again, so nothing may wait for it."""
+    newest = await runs.published_step(connection, run_id)
+    here = (EvaluationTable.run_id == run_id) & (EvaluationTable.step == newest) & EvaluationTable.ended_at.is_(None)
     return bool((await connection.execute(select(exists().where(here)))).scalar_one())
 
 

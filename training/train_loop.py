@@ -255,7 +255,8 @@ class TrainLoop:
         }
         metrics = self._step_metrics(plan, sequences, result, timings)
         self.context.heartbeat.set_phase(learners.EVALUATED, step)
-        self.context.ranks.on_rank_zero(lambda: self._wait_for_evaluations(step))
+        while not self.context.ranks.on_rank_zero(lambda: self._poll_evaluations(step)):
+            self.checkpoints.commit()
         self.publisher.publish(step, metrics, result.largest_ratios, result.trained_turns)
         return True
 
@@ -288,13 +289,18 @@ class TrainLoop:
             time.sleep(_POLL_SECONDS)
         return None
 
-    def _wait_for_evaluations(self, step: int) -> None:
-        """Wait on rank 0 until no evaluation samples the version that this step's replaces. Raises FencedError."""
+    def _poll_evaluations(self, step: int) -> bool:
+        """Wait on rank 0 until no evaluation samples the version that this step's replaces; return False if a
+        checkpoint must be committed first. Raises FencedError.
+        """
         lease, store = self.lease, self.context.store
-        while store.transaction(evaluations.is_being_evaluated, lease.run_id, step - 1):
+        while store.transaction(evaluations.is_being_evaluated, lease.run_id):
+            if self.checkpoints.is_written():
+                return False
             if store.transaction(learners.next_step, lease.run_id, lease.epoch, step) is NextStep.FENCED:
                 raise FencedError(f"{lease.run_id} has ended, or another learner has taken over")
             time.sleep(_POLL_SECONDS)
+        return True
 
     def _load_sequences(self, plan: Plan) -> list[TrainingSequence]:
         trained = [member.rollout_id for member in plan.members if member.num_tokens > 0]

@@ -25,7 +25,7 @@ class RunningEvaluations:
 
     @property
     def labels(self) -> list[str]:
-        return list(self._tasks)
+        return [label for label, task in self._tasks.items() if not task.done()]
 
     def start(self, plan: RunPlan, due: Sequence[EvaluationPlan]) -> None:
         """Start those of these evaluations that do not run. Raises the failure of one that has ended."""
@@ -50,15 +50,11 @@ class RunningEvaluations:
         finally:
             self._tasks = {label: task for label, task in self._tasks.items() if not task.done()}
 
-    async def finish(self) -> None:
-        """Wait for the end of all, also of those that fail."""
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-
     async def cancel(self) -> None:
         """Cancel all and wait for their end."""
         for task in self._tasks.values():
             task.cancel()
-        await self.finish()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _run(self, plan: RunPlan, evaluation: EvaluationPlan, share: float) -> bool:
         searchable = search_attributes(plan.run_id, step=evaluation.step)

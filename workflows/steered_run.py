@@ -110,6 +110,10 @@ class SteeredRun:
                     raise
                 workflow.logger.error(f"run not paused: {failure_cause(error).message}")
 
+    def must_look(self) -> bool:
+        """Return whether something runs beside what is waited for that may have to be started again."""
+        return False
+
     def has_news(self) -> bool:
         """Return whether the run's state must be read again before the next poll."""
         return self.woken
@@ -121,11 +125,11 @@ class SteeredRun:
         cancelled if a look fails: the run is then paused, and waits for the same thing again.
 
         The wait may take days, and each look adds to the history. So a paused run looks only at signals, and nothing is
-        looked at when the history is long enough to continue as new after the wait.
+        looked at when the history is long enough to continue as new after the wait, unless the run has to look.
         """
         ended = asyncio.ensure_future(waiting)
         try:
-            while not ended.done() and not workflow.info().is_continue_as_new_suggested():
+            while not ended.done() and (self.must_look() or not workflow.info().is_continue_as_new_suggested()):
                 timeout = None if self.is_paused() else timedelta(seconds=poll_seconds)
                 with contextlib.suppress(TimeoutError):
                     await workflow.wait_condition(lambda: self.has_news() or ended.done(), timeout=timeout)

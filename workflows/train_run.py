@@ -176,8 +176,11 @@ class TrainRun(SteeredRun):
             view = await self._advance(plan)
 
     async def _continue_as_new(self, plan: RunPlan) -> None:
-        """End this execution after its evaluations and updates have ended; the next one goes on from Postgres."""
-        await self.evaluations.finish()
+        """End this execution after its updates have been answered; the next one goes on from Postgres. Not while an
+        evaluation runs, whose workflow would be cancelled.
+        """
+        if self.must_look():
+            return
         await workflow.wait_condition(workflow.all_handlers_finished)
         workflow.continue_as_new(TrainRunInput(run_id=plan.run_id))
 
@@ -216,6 +219,9 @@ class TrainRun(SteeredRun):
         self.wait_for(plan, "a person" if self.is_paused() else what)
         with contextlib.suppress(TimeoutError):
             await workflow.wait_condition(self.has_news, timeout=timedelta(seconds=plan.poll_seconds))
+
+    def must_look(self) -> bool:
+        return bool(self.evaluations.labels)
 
     def has_news(self) -> bool:
         return super().has_news() or (self.evaluations.has_news and not self.is_paused())
