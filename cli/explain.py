@@ -30,7 +30,6 @@ def explain(
 
     from cli.advice import print_advice
     from cli.console import print_json
-    from cli.store_access import query
     from client import Client
     from reads.explanations import explain_thing
 
@@ -40,7 +39,7 @@ def explain(
         print_json(found) if json else print_advice(found)
         return
     thing = what or client.run().run_id
-    sentences = query(lambda connection: explain_thing(connection, thing))
+    sentences = Client().read(lambda connection: explain_thing(connection, thing))
     if json:
         print_json(sentences)
         return

@@ -20,7 +20,7 @@ def follow_rollout(rollout_id: int, once: bool, whole: bool) -> None:
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from cli.store_access import query
+    from client import Client
     from reads.rollouts import RolloutHead, read_rollout_head
     from reads.turns import read_turn_contents
 
@@ -33,7 +33,7 @@ def follow_rollout(rollout_id: int, once: bool, whole: bool) -> None:
         return head, await read_turn_contents(connection, rollout_id, limit, turns.after)
 
     while True:
-        head, found = query(look)
+        head, found = Client().read(look)
         assert head is not None
         for line in turns.lines_of(found, is_last=head.outcome is not None):
             print(line, flush=True)

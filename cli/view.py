@@ -77,22 +77,22 @@ def _path_of(target: str) -> str:
     """Return the page of a rollout or a run. Raises ConfigError if neither exists."""
     from urllib.parse import quote
 
-    from cli.store_access import query
+    from client import Client
     from ratchet.errors import ConfigError
     from store import runs
 
     if (found := _rollout_id(target)) is not None:
         return f"/rollouts/{found}"
-    if query(lambda connection: runs.get_run(connection, target)) is None:
+    if Client().read(lambda connection: runs.get_run(connection, target)) is None:
         raise ConfigError(f"there is no run or rollout {target!r}; see `ratchet show runs` and `ratchet show rollouts`")
     return f"/runs/{quote(target)}"
 
 
 def _rollout_id(target: str) -> int | None:
-    from cli.store_access import query
+    from client import Client
     from reads.rollouts import find_rollout
 
-    return query(lambda connection: find_rollout(connection, target))
+    return Client().read(lambda connection: find_rollout(connection, target))
 
 
 def _export(settings: "ViewerSettings", target: str, out: Path, max_rollouts: int) -> None:

@@ -34,7 +34,6 @@ def watch(
     from rich.console import Console
     from rich.live import Live
 
-    from cli.store_access import query
     from cli.turn_printer import follow_rollout
     from client import Client
     from ratchet.errors import ConfigError
@@ -43,7 +42,7 @@ def watch(
     from reads.rollouts import find_rollout
 
     if what is not None:
-        rollout_id = query(lambda connection: find_rollout(connection, what))
+        rollout_id = Client().read(lambda connection: find_rollout(connection, what))
         if rollout_id is not None:
             follow_rollout(rollout_id, once, whole)
             return

@@ -26,10 +26,12 @@ def export(
 ) -> None:
     """Write every chain of a run with its tokens, masks, logprobs and rewards."""
     from cli.console import print_json, say
-    from cli.store_access import query
+    from client import Client
     from training.sample_export import export_run
 
-    written = query(lambda connection: export_run(connection, run, [one.value for one in format or Format], out))
+    written = Client().read(
+        lambda connection: export_run(connection, run, [one.value for one in format or Format], out)
+    )
     if json:
         print_json({str(path): number for path, number in written.items()})
         return

@@ -75,10 +75,10 @@ def shell(
 
 
 def _ledger(every: bool) -> list[dict[str, Any]]:
-    from cli.store_access import query
+    from client import Client
     from store import sandboxes
 
-    return query(lambda connection: sandboxes.list_sandboxes(connection, every))
+    return Client().read(lambda connection: sandboxes.list_sandboxes(connection, every))
 
 
 def _find(name: str) -> dict[str, Any]:
@@ -95,9 +95,11 @@ def _with_provider(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     import asyncio
 
     from activities.box_lifecycle import INSTALLATION_KEY
+    from client import Client
     from ratchet.errors import RatchetError
+    from store import installations
 
-    installation = _installation()
+    installation = Client().read(installations.installation)
 
     async def listed() -> dict[str, str]:
         provider, ids = _provider(), (*installation.own_ids, *installation.copied_from)
@@ -111,13 +113,6 @@ def _with_provider(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     except RatchetError:
         return [{**row, "at_provider": "?"} for row in rows]
     return [{**row, "at_provider": states.get(row["provider_id"], "gone")} for row in rows]
-
-
-def _installation() -> Any:
-    from cli.store_access import query
-    from store import installations
-
-    return query(installations.installation)
 
 
 def _provider() -> Any:

@@ -82,13 +82,13 @@ def export_checkpoint_command(
 
 
 def _rows(run: str) -> "list[CheckpointRow]":
-    from cli.store_access import query
+    from client import Client
     from store import checkpoints
 
     async def read(connection: "AsyncConnection") -> "list[CheckpointRow]":
         return await checkpoints.list_checkpoints(connection, run)
 
-    return query(read)
+    return Client().read(read)
 
 
 def _size(row: "CheckpointRow") -> dict[str, int | None]:

@@ -15,14 +15,14 @@ def forks(
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from cli.console import print_json, print_table, say
-    from cli.store_access import query
+    from client import Client
     from store import fork_report, retention
 
     async def read(connection: AsyncConnection) -> fork_report.ForkReport:
         await retention.require_turns(connection, run)
         return await fork_report.fork_report(connection, run)
 
-    found = query(read)
+    found = Client().read(read)
     if json:
         print_json(asdict(found))
         return

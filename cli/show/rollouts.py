@@ -31,7 +31,6 @@ def rollouts(
     from dataclasses import asdict
 
     from cli.console import print_json, print_table
-    from cli.store_access import query
     from client import Client
     from reads.rollout_list import RolloutFilter, list_rollout_lines
 
@@ -47,7 +46,7 @@ def rollouts(
         reason=reason,
         flagged=flagged,
     )
-    found = query(lambda connection: list_rollout_lines(connection, wanted, limit))
+    found = Client().read(lambda connection: list_rollout_lines(connection, wanted, limit))
     if json:
         print_json([asdict(line) for line in found])
         return

@@ -21,13 +21,12 @@ def waiting(
     from dataclasses import asdict
 
     from cli.console import print_json, print_table
-    from cli.store_access import query
     from client import Client
     from ratchet.durations import duration_in_words
     from store import open_rollouts
 
     run = Client().run(run_id)
-    found = query(lambda connection: open_rollouts.list_slowest(connection, run.run_id, limit))
+    found = Client().read(lambda connection: open_rollouts.list_slowest(connection, run.run_id, limit))
     if json:
         print_json([asdict(one) for one in found])
         return

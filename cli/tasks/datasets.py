@@ -123,11 +123,11 @@ def import_(
     from activities.dataset_import import import_dataset
     from activities.datasets.formats import dataset_digest
     from cli.console import print_json, say
-    from cli.store_access import query
+    from client import Client
 
     named = _dataset(dataset, input_key, label_key, metadata_key)
     digest = dataset_digest(named)
-    added = query(lambda connection: import_dataset(connection, named, digest))
+    added = Client().read(lambda connection: import_dataset(connection, named, digest))
     if json:
         print_json({"dataset": named.path, "digest": digest, "new": added})
     else:
@@ -144,11 +144,11 @@ def list_(
 ) -> None:
     """List datasets, or the tasks of one with the results of admission."""
     from cli.console import print_json, print_table
-    from cli.store_access import query
+    from client import Client
     from store import tasks
 
     if dataset is None:
-        found = query(tasks.list_datasets)
+        found = Client().read(tasks.list_datasets)
         if json:
             print_json(found)
             return
@@ -159,7 +159,7 @@ def list_(
         print_table("datasets", ["dataset", "digest", "tasks", "admitted", "quarantined"], rows)
         return
     path = str(dataset.resolve())
-    found = query(lambda connection: tasks.list_tasks(connection, path, limit))
+    found = Client().read(lambda connection: tasks.list_tasks(connection, path, limit))
     if json:
         print_json(found)
         return
@@ -174,11 +174,11 @@ def show_task_command(task: Annotated[str, typer.Argument(help="The task's id or
     from rich.console import Console
 
     from cli.console import print_json, print_table
-    from cli.store_access import query
+    from client import Client
     from ratchet.errors import ConfigError
     from store import tasks
 
-    found = query(lambda connection: tasks.show_task(connection, task))
+    found = Client().read(lambda connection: tasks.show_task(connection, task))
     if found is None:
         raise ConfigError(f"task {task} does not exist; `ratchet tasks list` lists them")
     if json:
@@ -295,12 +295,12 @@ def report(dataset: Annotated[Path, typer.Argument(help="Path of an imported dat
     """Print a dataset's admissions as markdown: per task the result of each patch, the duration of the gold one, and
     how many of the broken oracles that were tried are valid.
     """
-    from cli.store_access import query
+    from client import Client
     from ratchet.errors import ConfigError
     from store import tasks
 
     path = str(dataset.resolve())
-    found = query(lambda connection: tasks.admissions_by_task(connection, path))
+    found = Client().read(lambda connection: tasks.admissions_by_task(connection, path))
     if not found:
         raise ConfigError(f"{dataset}: no admissions; `ratchet tasks admit {dataset}` examines its tasks")
     admitted = sum(row["admitted"] for row in found)

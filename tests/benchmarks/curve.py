@@ -21,7 +21,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from cli.console import say
-from cli.store_access import query
+from client import Client
 from ratchet.config import RunConfig
 from ratchet.config_sources import load_config
 from ratchet.errors import ConfigError
@@ -70,13 +70,13 @@ def run_variant(stack: Stack, path: Path, name: str, overrides: list[str]) -> di
     """
     config = load_config(path, overrides)
     bring_up(stack, config, say)
-    run_id = query(lambda connection: newest_done_run(connection, config))
+    run_id = Client().read(lambda connection: newest_done_run(connection, config))
     cost = None
     if run_id is None:
         run_id = asyncio.run(start_run(stack, config, "curve", new=False, say=say))
         say(f"{name}: run {run_id}")
         cost = asdict(asyncio.run(watch_run(stack, run_id, say)))
-    rewards = query(lambda connection: evaluation_rewards(connection, run_id))
+    rewards = Client().read(lambda connection: evaluation_rewards(connection, run_id))
     return asyncio.run(collect_result(stack, run_id)) | {"rewards": rewards, "cost": cost}
 
 
