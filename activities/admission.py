@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio import activity
 
 from activities.box_lifecycle import BoxCreator, connected_box, kill_and_record, try_kill_box
-from activities.dataset_import import dataset_of, grader_versions, import_dataset
+from activities.dataset_import import grader_versions, import_dataset
 from activities.datasets.formats import dataset_digest
 from activities.image_builds import ImageBuilds
 from activities.stage import activity_stage, heartbeating
@@ -35,7 +35,7 @@ from grading.judge_patch import (
 )
 from grading.oracle import Oracle, merge_oracles
 from grading.registry import GRADERS
-from ratchet.config import SandboxConfig
+from ratchet.config import DatasetConfig, SandboxConfig
 from ratchet.errors import ConfigError, GraderFailedError, SandboxBusyError, SandboxGoneError
 from ratchet.grading_payloads import (
     AdmissionInput,
@@ -82,7 +82,8 @@ class AdmitActivities:
         async with heartbeating():
             if not Path(input.dataset).is_absolute():
                 raise ConfigError(f"dataset {input.dataset!r}: expected an absolute path, as the worker sees it")
-            dataset = dataset_of(input)
+            columns = input.model_dump(include={"input_key", "label_key", "metadata_key"})
+            dataset = DatasetConfig(path=input.dataset, **columns)
             digest = await asyncio.to_thread(dataset_digest, dataset)
             async with self.database.begin() as connection:
                 if input.after < 0:

@@ -2,7 +2,6 @@
 
 import base64
 from itertools import islice
-from typing import Protocol
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -16,26 +15,6 @@ from store.admissions import GraderVersion
 from store.tasks import NewTask
 
 _CHUNK = 200
-
-
-class NamesDataset(Protocol):
-    """An object that names a dataset and its columns."""
-
-    @property
-    def dataset(self) -> str: ...
-    @property
-    def input_key(self) -> str: ...
-    @property
-    def label_key(self) -> str: ...
-    @property
-    def metadata_key(self) -> str: ...
-
-
-def dataset_of(named: NamesDataset) -> DatasetConfig:
-    """Return the dataset's section of a config."""
-    return DatasetConfig(
-        path=named.dataset, input_key=named.input_key, label_key=named.label_key, metadata_key=named.metadata_key
-    )
 
 
 async def import_dataset(connection: AsyncConnection, dataset: DatasetConfig, digest: str | None = None) -> int:

@@ -41,17 +41,21 @@ def _checks() -> list[dict[str, Any]]:
     try:
         require_space(stack.home)
         free = shutil.disk_usage(nearest_existing(stack.home)).free >> 30
-        checks.append({"what": "disk", "ok": True, "needed": True, "detail": f"{free} GiB free at {stack.home}"})
+        checks.append(_check("disk", True, f"{free} GiB free at {stack.home}"))
     except MachineError as error:
-        checks.append({"what": "disk", "ok": False, "needed": True, "detail": str(error)})
+        checks.append(_check("disk", False, str(error)))
     if not stack.is_external("TEMPORAL_ADDRESS"):
         checks.append(_temporal_check(stack))
     checks.append(_huge_pages_check())
     ports = ", ".join(f"{name} {port}" for name, port in stack.ports.items())
-    checks.append({"what": "ports", "ok": True, "needed": False, "detail": ports})
+    checks.append(_check("ports", True, ports, needed=False))
     checks += _part_checks(stack)
     checks += _ownership_checks(stack)
     return checks
+
+
+def _check(what: str, ok: bool, detail: str, needed: bool = True) -> dict[str, Any]:
+    return {"what": what, "ok": ok, "needed": needed, "detail": detail}
 
 
 def _sandbox_checks(stack: "Stack") -> list[dict[str, Any]]:
@@ -67,28 +71,24 @@ def _sandbox_checks(stack: "Stack") -> list[dict[str, Any]]:
 
     if stack.has_gateway:
         return [
-            {
-                "what": protection.name,
-                "ok": protection.on,
-                "needed": protection.name in ("bubblewrap", "root"),
-                "detail": protection.reason,
-            }
-            for protection in machine_probe.probe_machine()
+            _check(one.name, one.on, one.reason, needed=one.name in ("bubblewrap", "root"))
+            for one in machine_probe.probe_machine()
         ]
     provider = os.environ.get("RATCHET_SANDBOX_PROVIDER") or "e2b"
-    check: dict[str, Any] = {"what": f"boxes of {provider}", "ok": True, "needed": True}
+    what = f"boxes of {provider}"
     if docker_settings.needs_egress():
         try:
             asyncio.run(require_docker_egress())
         except MachineError as error:
-            return [check | {"ok": False, "detail": str(error)}]
+            return [_check(what, False, str(error))]
     try:
         service = sandbox_provider()
         asyncio.run(service.list({"ratchet_probe": "doctor"}))
     except RatchetError as error:
-        return [check | {"ok": False, "detail": str(error)}]
+        return [_check(what, False, str(error))]
     detail = f"{getattr(service, 'url', provider)} lists its boxes"
-    return [check | {"detail": "; ".join([detail, *(f"without: {one}" for one in service.capabilities.without)])}]
+    without = (f"without: {one}" for one in service.capabilities.without)
+    return [_check(what, True, "; ".join([detail, *without]))]
 
 
 def _huge_pages_check() -> dict[str, Any]:
@@ -101,7 +101,7 @@ def _huge_pages_check() -> dict[str, Any]:
     advice = pages.advice(os.environ)
     has_own = pages.setting == "madvise" and uses_huge_pages(os.environ)
     detail = advice or f"transparent huge pages: {pages.setting or 'none'}"
-    return {"what": "huge pages", "ok": not advice or has_own, "needed": False, "detail": detail}
+    return _check("huge pages", not advice or has_own, detail, needed=False)
 
 
 def _temporal_check(stack: "Stack") -> dict[str, Any]:
@@ -112,7 +112,7 @@ def _temporal_check(stack: "Stack") -> dict[str, Any]:
     program = server_program() if kind is TemporalKind.SERVER else installed_temporal_cli()
     there = program is not None and program.is_file()
     detail = f"{kind}: {program}" if there else f"{kind}: run `ratchet admin setup`"
-    return {"what": "temporal program", "ok": there, "needed": True, "detail": detail}
+    return _check("temporal program", there, detail)
 
 
 def _ownership_checks(stack: "Stack") -> list[dict[str, Any]]:
@@ -125,13 +125,8 @@ def _ownership_checks(stack: "Stack") -> list[dict[str, Any]]:
     if not Supervisor(stack).is_up():
         return []
     return [
-        {
-            "what": check.what,
-            "ok": not check.problem,
-            "needed": True,
-            "detail": check.problem or "as `ratchet up` left it",
-        }
-        for check in asyncio.run(check_ownership(stack))
+        _check(one.what, not one.problem, one.problem or "as `ratchet up` left it")
+        for one in asyncio.run(check_ownership(stack))
     ]
 
 
@@ -144,12 +139,8 @@ def _part_checks(stack: "Stack") -> list[dict[str, Any]]:
 
     if not Supervisor(stack).is_up():
         return []
+    works = (HealthState.ANSWERING, HealthState.SLOW, HealthState.STARTING)
     return [
-        {
-            "what": f"part {part.name}",
-            "ok": part.state in (HealthState.ANSWERING, HealthState.SLOW, HealthState.STARTING),
-            "needed": True,
-            "detail": part.summary(time.time()) or part.detail or part.state,
-        }
+        _check(f"part {part.name}", part.state in works, part.summary(time.time()) or part.detail or part.state)
         for part in read_health(stack.home).values()
     ]
