@@ -158,10 +158,9 @@ class GradeActivities:
 
     async def _judge(self, context: StageContext, patch: PatchTable) -> PatchJudge:
         grader = find_grader(self.graders, context.input.grader or context.task.grader)
-        async with self.database.begin() as connection:
-            stored = await admissions.task_oracle(
-                connection, context.task.id, GraderVersion(grader.name, grader.version)
-            )
+        stored = await self.database.run(
+            admissions.task_oracle, context.task.id, GraderVersion(grader.name, grader.version)
+        )
         known = KnownRuns.of_task(stored, context.task.spec)
         # Drawn before the tests run, and the same for every try: what is kept of a patch depends on it.
         drawn = random.Random(f"{patch.id} {context.input.repeat}").random() < context.config.grading.control_share

@@ -66,18 +66,15 @@ async def due_tasks(database: Database, settings: Retention) -> list[PruneTask]:
     async with database.begin() as connection:
         turns = await retention.runs_to_archive(connection, settings.turns_days)
         ended = await retention.runs_without_use_of_weights(connection, settings.weights_days)
-    weights = {run.run_id for run in ended if _has_files(run.run_id) and (run.is_pruned or not _keeps_weights(run))}
+    weights = {
+        run.run_id
+        for run in ended
+        if any((directory / run.run_id).is_dir() for directory in (paths.policies(), paths.checkpoints()))
+        and (run.is_pruned or read_stored_config(run.config).training.kept_versions is not None)
+    }
     names = dict.fromkeys([*turns, *(run.run_id for run in ended)])
     tasks = [PruneTask(run_id, run_id in turns, run_id in weights) for run_id in names]
     return [task for task in tasks if task.turns or task.weights]
-
-
-def _has_files(run_id: str) -> bool:
-    return (paths.policies() / run_id).is_dir() or (paths.checkpoints() / run_id).is_dir()
-
-
-def _keeps_weights(run: retention.EndedRun) -> bool:
-    return read_stored_config(run.config).training.kept_versions is None
 
 
 async def describe_prune(database: Database, task: PruneTask, force: bool = False) -> Pruned:

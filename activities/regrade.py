@@ -57,10 +57,9 @@ class RegradeActivities:
         """Return the next patches, in order of their rollouts. Raises ConfigError if there is nothing to grade."""
         if input.grader is not None and input.grader not in GRADERS:
             raise ConfigError(f"no grader {input.grader!r}; there are {', '.join(sorted(GRADERS))}")
-        async with self.database.begin() as connection:
-            remaining = await grades.patches_to_regrade(
-                connection, input.run_id, input.rollout_id, input.after, _PAGE, input.group
-            )
+        remaining = await self.database.run(
+            grades.patches_to_regrade, input.run_id, input.rollout_id, input.after, _PAGE, input.group
+        )
         if not remaining and input.after == 0:
             raise ConfigError(
                 f"{input.run_id or input.group or input.rollout_id}: no ended rollout with a stored patch; "

@@ -58,6 +58,5 @@ class RunConfigs:
         if rollout_id not in self._run_of_rollout:
             if len(self._run_of_rollout) >= _MAX_ROLLOUTS:
                 self._run_of_rollout.clear()
-            async with self.database.begin() as connection:
-                self._run_of_rollout[rollout_id] = await rollouts.run_of_rollout(connection, rollout_id)
+            self._run_of_rollout[rollout_id] = await self.database.run(rollouts.run_of_rollout, rollout_id)
         return self._run_of_rollout[rollout_id]

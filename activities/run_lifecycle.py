@@ -92,8 +92,7 @@ class RunActivities:
         """
         run_id = input.input.run_id or input.run_id
         async with heartbeating():
-            async with self.database.begin() as connection:
-                row = await runs.get_run(connection, run_id)
+            row = await self.database.run(runs.get_run, run_id)
             if row is not None:
                 config = read_stored_config(row.config)
             elif input.input.run_id is not None:
@@ -194,8 +193,7 @@ class RunActivities:
         if not problem:
             self._tried.add(run_id)
         else:
-            async with self.database.begin() as connection:
-                await run_pause.pause_run(connection, run_id, problem)
+            await self.database.run(run_pause.pause_run, run_id, problem)
 
     async def _make_groups(self, connection: AsyncConnection, run_id: str, config: RunConfig) -> None:
         """Make as many groups as `group_selection.groups_to_start`, the disk and the circuit breaker allow.
@@ -234,16 +232,14 @@ class RunActivities:
     @activity_stage("find_running_groups")
     async def find_running_groups(self, input: RunInput) -> RunningGroups:
         """Ask Temporal which workflows of the run's open groups have not ended."""
-        async with self.database.begin() as connection:
-            open_groups = await runs.open_groups(connection, input.run_id)
+        open_groups = await self.database.run(runs.open_groups, input.run_id)
         found = await temporal_client.open_workflows(self.client, {group.workflow_id for group in open_groups})
         return RunningGroups(workflow_ids=sorted(found))
 
     @activity_stage("pause_run")
     async def pause_run(self, input: PauseRunInput) -> StageResult:
         """Pause the run until a person resumes it; a run that is not running keeps its state and reason."""
-        async with self.database.begin() as connection:
-            await run_pause.pause_run(connection, input.run_id, input.reason)
+        await self.database.run(run_pause.pause_run, input.run_id, input.reason)
         _LOG.warning("run paused", run=input.run_id, reason=input.reason)
         return StageResult()
 

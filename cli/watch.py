@@ -1,6 +1,5 @@
 """`ratchet watch`: one screen about a run, or the turns of a rollout, renewed while it runs."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -62,17 +61,8 @@ def watch(
     console.print(_screen(run))
 
 
-@dataclass(slots=True, frozen=True)
-class TimeLeft:
-    """The time of the remaining steps if each takes as long as the newest ones. `seconds`: None without two steps."""
-
-    done: int
-    total: int
-    seconds: float | None
-
-
-def time_left(step: int, num_steps: int, stepped_at: list[float]) -> TimeLeft:
-    """Estimate from the moments (seconds) at which the newest steps were trained, oldest first.
+def seconds_left(step: int, num_steps: int, stepped_at: list[float]) -> float | None:
+    """Estimate from the moments (seconds) at which the newest steps were trained, oldest first; None without two.
 
     The median of their durations counts, so that a pause or an outage during one of them does not.
     """
@@ -80,9 +70,7 @@ def time_left(step: int, num_steps: int, stepped_at: list[float]) -> TimeLeft:
     from statistics import median
 
     durations = [end - start for start, end in pairwise(stepped_at[-_STEPS_FOR_ESTIMATE - 1 :])]
-    if not durations:
-        return TimeLeft(step, num_steps, None)
-    return TimeLeft(step, num_steps, median(durations) * max(0, num_steps - step))
+    return median(durations) * max(0, num_steps - step) if durations else None
 
 
 def _screen(run: "Run") -> "RenderableType":
@@ -103,7 +91,7 @@ def _screen(run: "Run") -> "RenderableType":
     found = run.why()
     metrics, moments = run.client.read(read)
     return Group(
-        _progress_bar(time_left(found.step, found.num_steps, moments)),
+        _progress_bar(found.step, found.num_steps, seconds_left(found.step, found.num_steps, moments)),
         Text("\n".join(lines_of(found))),
         Text(),
         _steps_table(metrics),
@@ -111,21 +99,18 @@ def _screen(run: "Run") -> "RenderableType":
     )
 
 
-def _progress_bar(found: TimeLeft) -> "RenderableType":
+def _progress_bar(step: int, num_steps: int, seconds: float | None) -> "RenderableType":
     from rich.progress_bar import ProgressBar
     from rich.table import Table
 
     from ratchet.durations import duration_in_words
 
-    left = "" if found.seconds is None else f"about {duration_in_words(found.seconds)} left"
-    if 0 < found.total <= found.done:
+    left = "" if seconds is None else f"about {duration_in_words(seconds)} left"
+    if 0 < num_steps <= step:
         left = "all steps are trained"
     table = Table.grid(padding=(0, 1))
-    table.add_row(
-        f"step {found.done} of {found.total}",
-        ProgressBar(total=max(1, found.total), completed=found.done, width=30),
-        left,
-    )
+    bar = ProgressBar(total=max(1, num_steps), completed=step, width=30)
+    table.add_row(f"step {step} of {num_steps}", bar, left)
     return table
 
 

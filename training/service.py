@@ -94,8 +94,7 @@ def die_with_service(service_pid: int) -> None:
 async def _read_config(run_id: str, url: str) -> RunConfig:
     async with Database(url, pool_size=1) as database:
         await wait_for_schema(database)
-        async with database.begin() as connection:
-            row = await runs.get_run(connection, run_id)
+        row = await database.run(runs.get_run, run_id)
     if row is None:
         raise BugError(f"run {run_id} does not exist")
     return read_stored_config(row.config)

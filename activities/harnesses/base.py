@@ -9,6 +9,7 @@ import json
 import re
 import shlex
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -235,6 +236,14 @@ def json_lines(data: bytes) -> list[dict[str, Any]]:
 def object_of(value: Any) -> dict[str, Any]:
     """Return a JSON object, or an empty one for any other value: the policy can write to the program's output."""
     return value if isinstance(value, dict) else {}
+
+
+def token_counts(*usages: Any) -> dict[str, int]:
+    """Add up the numbers that a program gives under its own names; whatever else it gives is left out."""
+    counts: Counter[str] = Counter()
+    for usage in usages:
+        counts.update({name: value for name, value in object_of(usage).items() if isinstance(value, int)})
+    return dict(counts)
 
 
 def render_prompt(template: str, problem_statement: str, workdir: str) -> str:

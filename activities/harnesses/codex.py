@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from activities.harnesses import agent_programs
-from activities.harnesses.base import HarnessSpec, Transcript, json_lines, object_of
+from activities.harnesses.base import HarnessSpec, Transcript, json_lines, token_counts
 from activities.harnesses.cli_exits import exit_of_error, last_output
 from activities.harnesses.fetched_harness import FetchedHarness
 from ratchet.types import AgentExit
@@ -68,12 +68,7 @@ class Codex(FetchedHarness):
             for event in events
             if event.get("type") == "item.completed" and isinstance(event.get("item"), dict)
         ]
-        usage: dict[str, int] = {}
-        for event in events:
-            if event.get("type") == "turn.completed":
-                for name, value in object_of(event.get("usage")).items():
-                    if isinstance(value, int):
-                        usage[name] = usage.get(name, 0) + value
+        usage = token_counts(*(event.get("usage") for event in events if event.get("type") == "turn.completed"))
         steps = sum(kind in ("command_execution", "file_change", "mcp_tool_call") for kind in kinds)
         return Transcript(data, num_turns=kinds.count("agent_message"), num_steps=steps, usage=usage)
 

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from activities.harnesses import agent_programs
-from activities.harnesses.base import HarnessSpec, Transcript, json_lines, object_of
+from activities.harnesses.base import HarnessSpec, Transcript, json_lines, object_of, token_counts
 from activities.harnesses.cli_exits import exit_of_error, last_output
 from activities.harnesses.fetched_harness import FetchedHarness
 from ratchet.types import AgentExit
@@ -70,12 +70,8 @@ class OpenCode(FetchedHarness):
     def read_transcript(self, data: bytes) -> Transcript:
         events = json_lines(data)
         kinds = [event.get("type") for event in events]
-        usage: dict[str, int] = {}
-        for event in events:
-            if event.get("type") == "step_finish":
-                for name, value in object_of(object_of(event.get("part")).get("tokens")).items():
-                    if isinstance(value, int):
-                        usage[name] = usage.get(name, 0) + value
+        parts = [object_of(event.get("part")) for event in events if event.get("type") == "step_finish"]
+        usage = token_counts(*(part.get("tokens") for part in parts))
         return Transcript(data, num_turns=kinds.count("step_finish"), num_steps=kinds.count("tool_use"), usage=usage)
 
 

@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 from activities.harnesses import agent_programs
-from activities.harnesses.base import HarnessSpec, Transcript, json_lines, object_of
+from activities.harnesses.base import HarnessSpec, Transcript, json_lines, object_of, token_counts
 from activities.harnesses.cli_exits import exit_of_error, last_output
 from activities.harnesses.fetched_harness import FetchedHarness
 from ratchet.types import AgentExit
@@ -78,12 +78,11 @@ class QwenCode(FetchedHarness):
         events = json_lines(data)
         steps = sum(part.get("type") == "tool_use" for event in events for part in _content_of(event))
         results = [event for event in events if event.get("type") == "result"]
-        usage = object_of(results[-1].get("usage")) if results else {}
         return Transcript(
             data,
             num_turns=sum(event.get("type") == "assistant" for event in events),
             num_steps=steps,
-            usage={name: value for name, value in usage.items() if isinstance(value, int)},
+            usage=token_counts(*(one.get("usage") for one in results[-1:])),
         )
 
 

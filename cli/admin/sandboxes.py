@@ -136,8 +136,7 @@ async def _kill(rows: list[dict[str, Any]]) -> int:
         async with Stack().database() as database:
             num_released = 0
             for row in rows:
-                async with database.begin() as connection:
-                    await sandboxes.want_sandbox_release(connection, row["id"], "by hand")
+                await database.run(sandboxes.want_sandbox_release, row["id"], "by hand")
                 num_released += await release_box(database, provider, row["id"], row["provider_id"], waits=True)
             return num_released
     finally:
