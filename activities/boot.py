@@ -130,7 +130,8 @@ class BootActivities:
                         row = await sandboxes.unused_sandbox(connection, *earlier_try)
                         if row is None and config.sandbox.adaptive and input.role is SandboxRole.AGENT:
                             run_id = await rollouts.run_of_rollout(connection, input.rollout_id)
-                            machine = MachineLoad(_free_memory(), self.lateness.seconds())
+                            memory = psutil.virtual_memory()  # in a local stack, the boxes use it, too
+                            machine = MachineLoad(memory.available / memory.total, self.lateness.seconds())
                             max_boxes = await box_cap.adapt_cap(connection, run_id, config, new.provider, machine)
                         if row is None:
                             row = await sandboxes.reserve_sandbox(connection, new, max_boxes, max_boots)
@@ -185,9 +186,3 @@ class BootActivities:
 def _limits(config: SandboxConfig) -> BoxLimits:
     memory_bytes = None if config.memory_mib is None else config.memory_mib << 20
     return BoxLimits(memory_bytes=memory_bytes, num_cpus=config.cpus, max_processes=config.max_processes)
-
-
-def _free_memory() -> float:
-    """Return the share of this machine's memory that is available: in a local stack, the boxes use it, too."""
-    memory = psutil.virtual_memory()
-    return float(memory.available / memory.total)

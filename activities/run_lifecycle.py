@@ -98,8 +98,9 @@ class RunActivities:
             elif input.input.run_id is not None:
                 raise ConfigError(f"run {run_id} does not exist; `ratchet show runs` lists those that do")
             else:
-                config = _config_of(input)
-                await create_run_from_config(self.database, self.settings, run_id, config, _name_of(input))
+                config, path = _config_of(input), input.input.config_path
+                name = Path(path).stem if path else input.run_id.rsplit("-", 2)[0]
+                await create_run_from_config(self.database, self.settings, run_id, config, name)
             await self._try_service(run_id, PATIENCE_SECONDS)
         training = config.training
         return RunPlan(
@@ -384,7 +385,3 @@ def _config_of(input: PrepareRunInput) -> RunConfig:
         return load_config(Path(input.input.config_path))
     assert input.input.config is not None
     return resolve_config(input.input.config, "TrainRun config", Path.cwd())
-
-
-def _name_of(input: PrepareRunInput) -> str:
-    return Path(input.input.config_path).stem if input.input.config_path else input.run_id.rsplit("-", 2)[0]

@@ -56,11 +56,12 @@ class StageContext:
         """
         assert input.sandbox_id is not None
         fence = await rollouts.take_fence(connection, input.rollout_id, input.attempt) if fenced else None
-        workflow_id = activity.info().workflow_id
-        assert workflow_id is not None
-        owner = BoxOwner(input.rollout_id, workflow_id)
+        info = activity.info()
+        assert info.workflow_id is not None
+        owner = BoxOwner(input.rollout_id, info.workflow_id)
         if use_box_as:
-            provider_id = await sandboxes.spend_sandbox(connection, input.sandbox_id, owner, _box_user(use_box_as))
+            user = f"{use_box_as}:{info.workflow_run_id}:{info.activity_id}:{info.attempt}"
+            provider_id = await sandboxes.spend_sandbox(connection, input.sandbox_id, owner, user)
         else:
             provider_id = await sandboxes.live_provider_id(connection, input.sandbox_id, owner)
         task = await tasks.task_of_rollout(connection, input.rollout_id)
@@ -75,9 +76,3 @@ class StageContext:
         """Write to the attempt's row. Raises FencedError if a later try of a stage has taken over."""
         assert self.fence is not None, "only a fenced stage writes to its attempt"
         await rollouts.write_attempt(connection, self.input.rollout_id, self.input.attempt, self.fence, values)
-
-
-def _box_user(stage: str) -> str:
-    """Return the mark of one try of one stage of one workflow run."""
-    info = activity.info()
-    return f"{stage}:{info.workflow_run_id}:{info.activity_id}:{info.attempt}"

@@ -26,7 +26,7 @@ from ratchet.sweep_payloads import SweepInput, SweepResult
 from ratchet.temporal_client import WorkflowState
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import Outcome, RunState, SandboxState
-from sandboxes.base import SandboxInfo, SandboxProvider
+from sandboxes.base import SandboxProvider
 from store import groups, installations, open_runs, rollout_words, rollouts, run_pause, runs, sandboxes
 from store.database import Database
 from store.rollouts import OutcomeValues
@@ -141,7 +141,8 @@ class SweepActivities:
         The provider is asked before the ledger: a box has its row before it exists, so a box that is created meanwhile
         is not taken for an unknown one.
         """
-        listed = await self._own_boxes()
+        own_ids = (await self.database.run(installations.installation)).own_ids
+        listed = [info for own_id in own_ids for info in await self.provider.list({INSTALLATION_KEY: own_id})]
         async with self.database.begin() as connection:
             rows = await sandboxes.list_unreleased(connection, self.provider.name)
             old = await sandboxes.stale_creating_ids(connection, self.provider.name, self.settings.sweep.creating_grace)
@@ -165,11 +166,6 @@ class SweepActivities:
         reason = "of this installation, and released or missing in the ledger"
         found += [_SweptBox(None, box_id, requested=False, reason=f"{box_id}: {reason}") for box_id in unknown]
         return _Findings(found, len(rows) + len(unknown))
-
-    async def _own_boxes(self) -> list[SandboxInfo]:
-        async with self.database.begin() as connection:
-            own_ids = (await installations.installation(connection)).own_ids
-        return [info for own_id in own_ids for info in await self.provider.list({INSTALLATION_KEY: own_id})]
 
     def _limited(self, found: _Findings, force: bool) -> list[_SweptBox]:
         """Return all boxes whose release is requested and at most `sweep.max_share` of the rest.

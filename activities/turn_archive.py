@@ -66,7 +66,7 @@ class ArchivePart:
             return 0
         is_json = {c.name for c in ARCHIVED_TABLES[name].__table__.columns if isinstance(c.type, JSONB)}
         columns = {
-            key: [_as_text(row[key]) for row in rows] if key in is_json else [row[key] for row in rows]
+            key: [json.dumps(row[key]) if key in is_json and row[key] is not None else row[key] for row in rows]
             for key in rows[0]
         }
         batch = pa.table(columns, schema=_schema(ARCHIVED_TABLES[name]))
@@ -80,10 +80,6 @@ class ArchivePart:
             fsync(self._partial[name])
             self._partial[name].replace(path)
             fsync(path.parent)
-
-
-def _as_text(value: Any) -> str | None:
-    return None if value is None else json.dumps(value)
 
 
 def remove_partial_files(directory: Path) -> None:

@@ -106,7 +106,7 @@ def print_table(title: str, columns: list[str], rows: list[list[str]], *, breaks
     not fit even then follow below each row, with their titles. If stdout is not a terminal, nothing is cut or moved.
     """
     console = Console()
-    rows = [_one_line(row) for row in rows]
+    rows = [[" ".join(cell.split()) for cell in row] for row in rows]
     cell_widths = [max((cell_len(cell) for cell in cells), default=0) for cells in zip(*rows, strict=True)] or [
         0
     ] * len(columns)
@@ -147,10 +147,6 @@ def _padded(cells: Sequence[str], widths: list[int]) -> str:
     if cell_len(cells[-1]) > (width := widths[len(cells) - 1]):
         padded[-1] = set_cell_size(cells[-1], width - 1) + "…"
     return (" " * _GAP).join(padded).rstrip()
-
-
-def _one_line(row: list[str]) -> list[str]:
-    return [" ".join(cell.split()) for cell in row]
 
 
 def answered_by(endpoint: Mapping[str, Any]) -> str:

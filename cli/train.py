@@ -7,6 +7,16 @@ import typer
 
 from cli.up import DEFAULT_CONFIG
 
+_COLUMNS = {
+    "reward": ("reward_mean", "{:.3f}"),
+    "rollouts": ("rollouts", "{:.0f}"),
+    "tokens": ("trained_tokens", "{:.0f}"),
+    "|Δ logprob|": ("mismatch_abs", "{:.4f}"),
+    "entropy": ("entropy", "{:.3f}"),
+    "grad norm": ("grad_norm", "{:.2f}"),
+    "seconds": ("step_seconds", "{:.1f}"),
+}
+"""Title of a column of a run's curve → metric and format."""
 _COLUMN_NOTES = (
     "rollouts: those of the groups trained on; groups without signal (all rewards equal) are left out. tokens:\n"
     "trained ones (with `training.negative_weight: 0` only of rollouts above their group's mean). |Δ logprob|: mean\n"
@@ -158,12 +168,12 @@ def _check(stack: Any, config: Any) -> None:
 def _print_steps(result: dict[str, Any]) -> None:
     from cli.console import print_table
 
-    rows = [_step_row(step) for step in result["steps"] if step["metrics"]]
-    print_table(
-        f"run {result['run_id']}",
-        ["step", "reward", "rollouts", "tokens", "|Δ logprob|", "entropy", "grad norm", "seconds"],
-        rows,
-    )
+    rows = [
+        [str(step["step"]), *(form.format(step["metrics"][name]) for name, form in _COLUMNS.values())]
+        for step in result["steps"]
+        if step["metrics"]
+    ]
+    print_table(f"run {result['run_id']}", ["step", *_COLUMNS], rows)
     if rows:
         print(_COLUMN_NOTES)
 
@@ -192,22 +202,13 @@ def _print(result: dict[str, Any], stack: Any) -> None:
     ]
     if datasets:
         print_table("per dataset", ["", "dataset", "before", "after", "after - before"], datasets)
+    kinds: dict[str, Any] = summary["families"]
     families = [
-        [
-            family,
-            *(
-                f"{summary['families'][kind][family][when]:.2f}"
-                for kind in summary["families"]
-                for when in ("start", "end")
-            ),
-        ]
-        for family in next(iter(summary["families"].values()), {})
+        [family, *(f"{found[family][when]:.2f}" for found in kinds.values() for when in ("start", "end"))]
+        for family in next(iter(kinds.values()), {})
     ]
-    print_table(
-        "per family",
-        ["family", *(f"{kind} {when}" for kind in summary["families"] for when in ("before", "after"))],
-        families,
-    )
+    columns = ["family", *(f"{kind} {when}" for kind in kinds for when in ("before", "after"))]
+    print_table("per family", columns, families)
     picture = stack.home / "curves" / f"{result['run_id']}.png"
     picture.parent.mkdir(exist_ok=True)
     curve = [(step["step"], step["metrics"]["reward_mean"]) for step in result["steps"] if step["metrics"]]
@@ -247,17 +248,3 @@ def _print_cost(cost: dict[str, Any]) -> None:
 
 def _with_interval(found: dict[str, float]) -> str:
     return f"{found['mean']:+.3f} [{found['low']:+.3f}, {found['high']:+.3f}]"
-
-
-def _step_row(step: dict[str, Any]) -> list[str]:
-    metrics = step["metrics"]
-    return [
-        str(step["step"]),
-        f"{metrics['reward_mean']:.3f}",
-        f"{metrics['rollouts']:.0f}",
-        f"{metrics['trained_tokens']:.0f}",
-        f"{metrics['mismatch_abs']:.4f}",
-        f"{metrics['entropy']:.3f}",
-        f"{metrics['grad_norm']:.2f}",
-        f"{metrics['step_seconds']:.1f}",
-    ]

@@ -140,13 +140,6 @@ def dotted_values(overrides: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-def _from_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for dotted, value in dotted_values(overrides).items():
-        _put(tree, dotted, value)
-    return tree
-
-
 def explain_validation(error: ValidationError, source: str, model: type[BaseModel] = RunConfig) -> ConfigError:
     """Return an error with one sentence per mistake of a `model`: the key, the value, what was expected."""
     problems = []
@@ -176,7 +169,8 @@ def resolve_config(values: Mapping[str, Any], source: str, base: Path) -> RunCon
     for argument in config.engine.args:
         if argument.partition("=")[0] in _DISTRIBUTION_ARGUMENTS:
             raise ConfigError(f"{source}: engine.args: {argument} is refused: {_NOT_RENORMALISED}")
-    secrets.require_references(f"{source}: harness.extra_env", config.harness.extra_env)
+    for name, value in config.harness.extra_env.items():
+        secrets.require_reference(f"{source}: harness.extra_env.{name}", name, value)
     if config.endpoint is not None and config.endpoint.key is not None:
         secrets.require_reference(f"{source}: endpoint.key", "NAME", config.endpoint.key)
 
@@ -221,7 +215,10 @@ def load_config(
         _apply(tree, _from_variables(environment, harness))
         tree = _merge(tree, _from_environment(environment))
         _apply(tree, [_with_value(one) for one in settings_of_arguments(arguments)])
-        return _merge(tree, _from_overrides(overrides))
+        own: dict[str, Any] = {}
+        for dotted, value in dotted_values(overrides).items():
+            _put(own, dotted, value)
+        return _merge(tree, own)
 
     harness = merged(None).get("harness")
     name = harness.get("name") if isinstance(harness, dict) else None

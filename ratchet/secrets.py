@@ -33,14 +33,8 @@ _BEARER = re.compile(r"\b(bearer )[^\s'\"]+", re.IGNORECASE)
 _used: set[str] = set()
 
 
-def require_references(key: str, values: Mapping[str, str]) -> None:
-    """Raise ConfigError for a value that is written out instead of a reference. The message does not repeat it."""
-    for name, value in values.items():
-        require_reference(f"{key}.{name}", name, value)
-
-
 def require_reference(key: str, name: str, value: str) -> None:
-    """Raise ConfigError for a value that is written out. `name`: that of a reference, for the message."""
+    """Raise ConfigError for a value that is written out, without it. `name`: that of a reference, for the message."""
     if not _REFERENCE.fullmatch(value):
         raise ConfigError(
             f"{key}: configs are stored in Postgres and in Temporal's histories, so write ${{{name}}} here, "

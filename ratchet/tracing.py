@@ -82,7 +82,8 @@ class RolloutTrace:
 
     def parent(self, attempt: int | None = None) -> Context:
         """Return the context in which spans are children of the attempt, or of the whole rollout."""
-        flags = TraceFlags(TraceFlags.SAMPLED if _is_sampled(self.trace_id) else TraceFlags.DEFAULT)
+        is_sampled = _exporting is not None and _exporting.is_sampled(self.trace_id)
+        flags = TraceFlags(TraceFlags.SAMPLED if is_sampled else TraceFlags.DEFAULT)
         context = SpanContext(self.trace_id, self.span_id(attempt), is_remote=True, trace_flags=flags)
         return trace.set_span_in_context(NonRecordingSpan(context), Context())
 
@@ -115,10 +116,6 @@ def export_by(exporting: Exporting | None) -> None:
 def is_on() -> bool:
     """Return whether this process exports spans."""
     return _exporting is not None
-
-
-def _is_sampled(trace_id: int) -> bool:
-    return _exporting is not None and _exporting.is_sampled(trace_id)
 
 
 @contextlib.contextmanager

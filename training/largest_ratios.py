@@ -8,8 +8,6 @@ Shape legend: N = trained tokens of a bin, K = tokens that are kept.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -57,16 +55,12 @@ class LargestRatios:
         everywhere = [torch.empty_like(self._rows) for _ in range(dist.get_world_size())]
         dist.all_gather(everywhere, self._rows)
         rows = torch.cat(everywhere)  # in the order of the ranks, so that every rank breaks ties alike
-        return _tokens(_largest(rows).tolist())
+        return [
+            TrainedToken(int(rollout), int(turn), int(position), int(token), behaviour, logprob, entropy, bool(masked))
+            for distance, rollout, turn, position, token, behaviour, logprob, entropy, masked in _largest(rows).tolist()
+            if distance != _NOTHING
+        ]
 
 
 def _largest(rows: Tensor) -> Tensor:
     return rows[rows[:, 0].argsort(descending=True, stable=True)[:NUM_KEPT]]
-
-
-def _tokens(rows: Sequence[Sequence[float]]) -> list[TrainedToken]:
-    return [
-        TrainedToken(int(rollout), int(turn), int(position), int(token), behaviour, logprob, entropy, bool(masked))
-        for distance, rollout, turn, position, token, behaviour, logprob, entropy, masked in rows
-        if distance != _NOTHING
-    ]

@@ -198,7 +198,9 @@ class Rollout:
         self._show("agent")
         worked: AgentResult = await run_activity(AgentActivities.agent, work, claim.stages["agent"], where)
         self._count_seconds("agent", worked)
-        did = f"{worked.agent_exit}, {worked.num_turns} model calls{_waited(worked)}"
+        did = f"{worked.agent_exit}, {worked.num_turns} model calls"
+        if worked.waited_seconds >= 1:
+            did += f", of its time {worked.waited_seconds:.0f} s waiting for an engine or the adapter"
         self._show(agent=did)
         if worked.agent_exit is AgentExit.STARVED:
             reason = worked.reason or "the agent could not reach its model"
@@ -266,8 +268,9 @@ class Rollout:
         )
         self._show("finalise", **({"verdict": f"none: {reason}"} if ending.failure else {}))
         told = f"{ending.failure}: {reason}" if ending.failure else self.status.verdict
+        summary = told.encode()[:_MAX_SUMMARY_BYTES].decode(errors="ignore")
         result = await run_activity_even_if_cancelled(
-            RolloutRecordActivities.finalise, ending, claim.stages["record"], _summary(told)
+            RolloutRecordActivities.finalise, ending, claim.stages["record"], summary
         )
         self._show(f"ended as {result.outcome}")
         changes = [OUTCOME.value_set(result.outcome.value)]
@@ -282,15 +285,6 @@ class Rollout:
         await release_boxes(claim.rollout_id, self.attempt, claim.stages, by_host)
         if by_host:
             self._show("wait_for_worker")
-
-
-def _summary(text: str) -> str:
-    return text.encode()[:_MAX_SUMMARY_BYTES].decode(errors="ignore")
-
-
-def _waited(worked: AgentResult) -> str:
-    waited = worked.waited_seconds
-    return f", of its time {waited:.0f} s waiting for an engine or the adapter" if waited >= 1 else ""
 
 
 def _verdict(grade: GradeResult) -> str:

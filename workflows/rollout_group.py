@@ -94,7 +94,8 @@ class RolloutGroup:
         try:
             rounds = 0
             while True:
-                plan = await self._plan(input)
+                plan = await run_activity(GroupRecordActivities.plan_group, input, FIRST_STAGE)
+                workflow.set_current_details(plan.summary)
                 result = await self._run_members(plan)
                 if result.state is not GroupState.OPEN:
                     break
@@ -114,19 +115,12 @@ class RolloutGroup:
         await self._wake(plan.run_id)
         return result
 
-    async def _plan(self, input: GroupInput) -> GroupPlan:
-        plan = await run_activity(GroupRecordActivities.plan_group, input, FIRST_STAGE)
-        workflow.set_current_details(plan.summary)
-        return plan
-
     async def _run_members(self, plan: GroupPlan) -> GroupResult:
-        await asyncio.gather(*(self._run_member(plan, member) for member in plan.members))
-        settled = GroupInput(group_id=plan.group_id)
-        return await run_activity_even_if_cancelled(GroupRecordActivities.settle_group, settled, plan.stages["record"])
-
-    async def _run_member(self, plan: GroupPlan, member: GroupMember) -> None:
         record = plan.stages["record"]
-        await run_with_replacements(member, plan.run_id, plan.task, plan.harness, plan.step, record)
+        shared = (plan.run_id, plan.task, plan.harness, plan.step, record)
+        await asyncio.gather(*(run_with_replacements(member, *shared) for member in plan.members))
+        settled = GroupInput(group_id=plan.group_id)
+        return await run_activity_even_if_cancelled(GroupRecordActivities.settle_group, settled, record)
 
     async def _wake(self, run_id: str) -> None:
         """Wake TrainRun, which then reads Postgres. A lost signal costs only its polling interval."""
