@@ -153,7 +153,7 @@ def place_sets(sets: Sequence[SetToPlace], num_gpus: Mapping[str, int]) -> dict[
 
 def _take_named(one: SetToPlace, owners: "_Owners") -> None:
     config = one.config
-    for entry, own in zip(config.engines, _engine_names(config.engines, config.engine_set), strict=True):
+    for entry, own in _named_entries(config):
         if memory_share([*config.engine.args, *entry.args]) is not None:
             owners.sharing |= {(config.engine_set, name) for name in own}
         owners.take_named(entry.host, own, entry.gpus or ())
@@ -163,7 +163,7 @@ def _take_named(one: SetToPlace, owners: "_Owners") -> None:
 
 def _take_kept(one: SetToPlace, owners: "_Owners") -> None:
     config = one.config
-    for entry, own in zip(config.engines, _engine_names(config.engines, config.engine_set), strict=True):
+    for entry, own in _named_entries(config):
         needed = gpus_per_engine([*config.engine.args, *entry.args])
         for name in own:
             kept = one.kept.get(name, ())
@@ -179,11 +179,8 @@ def _has_learner(config: RunConfig, owners: "_Owners") -> bool:
 
 
 def _place_set(one: SetToPlace, owners: "_Owners") -> Placement:
-    names = _engine_names(one.config.engines, one.config.engine_set)
     engines = [
-        engine
-        for entry, own in zip(one.config.engines, names, strict=True)
-        for engine in _engines_of(one.config, entry, own, owners)
+        engine for entry, own in _named_entries(one.config) for engine in _engines_of(one.config, entry, own, owners)
     ]
     return _with_shares(one.config, Placement(tuple(engines), _learner_gpus(one, owners, engines)))
 
@@ -267,7 +264,10 @@ class _Owners:
         """Give a part the first free GPUs, and after them those that the learner of its set was not given by name."""
         free = self.free(node)
         if len(free) < number:
-            free += self._give_up(node, LEARNER)
+            given_up = [gpu for gpu in self.of(LEARNER).get(node, ()) if (node, gpu) not in self.named]
+            for gpu in given_up:
+                del self.part_of[node, gpu]
+            free += given_up
         if len(free) < number:
             holders = sorted({self._named(part, name) for name, part in self.part_of.values()})
             held = f" (the others: {', '.join(holders)})" if self.names_sets else ""
@@ -281,17 +281,6 @@ class _Owners:
             self._take(node, gpu, part)
         return taken
 
-    def take_rest(self, node: str, part: str) -> None:
-        """Give a part all GPUs that are free."""
-        for gpu in self.free(node):
-            self._take(node, gpu, part)
-
-    def _give_up(self, node: str, part: str) -> list[int]:
-        given = [gpu for gpu in self.of(part).get(node, ()) if (node, gpu) not in self.named]
-        for gpu in given:
-            del self.part_of[node, gpu]
-        return given
-
     def of(self, part: str) -> dict[str, tuple[int, ...]]:
         found: dict[str, list[int]] = {}
         for (node, gpu), owner in (*self.part_of.items(), *self.shared.items()):
@@ -300,12 +289,12 @@ class _Owners:
         return {node: tuple(sorted(gpus)) for node, gpus in found.items()}
 
 
-def _engine_names(entries: Sequence[PlacedEnginesConfig], engine_set: str) -> list[list[str]]:
-    names, number = [], 1
-    for entry in entries:
-        names.append([engine_name(number + at, engine_set) for at in range(entry.count)])
+def _named_entries(config: RunConfig) -> Iterator[tuple[PlacedEnginesConfig, list[str]]]:
+    """Yield each entry of `engines` with the names of its parts."""
+    number = 1
+    for entry in config.engines:
+        yield entry, [engine_name(number + at, config.engine_set) for at in range(entry.count)]
         number += entry.count
-    return names
 
 
 def _engines_of(
@@ -373,7 +362,7 @@ def _learner_gpus(one: SetToPlace, owners: _Owners, engines: Sequence[PlacedEngi
     found = owners.of(LEARNER)
     if config.training.gpus is None and owners.num_gpus.get(LOCAL, 0):
         if len(found.get(LOCAL, ())) < max(num_ranks, 1):
-            owners.take_rest(LOCAL, LEARNER)
+            owners.take_free(LOCAL, LEARNER, len(owners.free(LOCAL)))
         found = {LOCAL: owners.of(LEARNER).get(LOCAL, ())}
         if not found[LOCAL] and config.engines == (PlacedEnginesConfig(),):
             found = {LOCAL: engines[0].gpus}  # nothing was said about GPUs, and one engine has the only one
