@@ -72,11 +72,6 @@ class Part:
     stop_wait_seconds: int = 15
 
 
-def free_ports(home: Path) -> None:
-    """Write unused ports to `home`/ports.json, for test stacks that must not share a port with any other stack."""
-    (home / "ports.json").write_text(json.dumps({name: free_port() for name in PREFERRED_PORTS}))
-
-
 _ADAPTER_HOSTS = ("ADAPTER_PUBLIC_HOST", "MASTER_ADDR")
 
 

@@ -33,13 +33,14 @@ from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import EngineState, policy_version
 from sandbox_gateway.box_end import kill_processes, living_boxes
 from stack import temporal_namespace
-from stack.parts import Stack, free_ports
+from stack.parts import Stack
 from stack.ports import free_port
 from stack.postgres import ensure_database
 from stack.serving_plan import ServingPlan, write_plan
 from store.database import Database
 from store.migration import migrate
 from store.schema import EngineTable, EvaluationTable, RolloutTable
+from tests.free_ports import free_ports
 from tests.standins.scripted_boxes import URL_VARIABLE
 from tests.standins.tiny_model import make_tokenizer
 

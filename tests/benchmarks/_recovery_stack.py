@@ -25,7 +25,6 @@ from ratchet.sweep_payloads import SweepInput
 from ratchet.temporal_settings import load_temporal_settings
 from stack.follow_run import start_run
 from stack.part_health import HealthState, read_health
-from stack.parts import free_ports
 from stack.startup import bring_up, connect_stack
 from stack.supervisor import Supervisor
 from tests.benchmarks._recovery_evidence import Store
@@ -33,6 +32,7 @@ from tests.chaos.chaos_stack import SEED_VARIABLE, ChaosStack
 from tests.chaos.faults import Faults, wait_until
 from tests.chaos.machine_faults import MissingPrivilegeError, end_disk, kill_everything, make_disk
 from tests.chaos.seeded_engine import HOLD_FACTOR_VARIABLE, SOLVED_FILE, SOLVED_TEXT
+from tests.free_ports import free_ports
 from tests.standins.tiny_model import make_tokenizer, make_weights
 
 ROOT = Path(__file__).parents[2]

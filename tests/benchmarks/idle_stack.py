@@ -19,10 +19,11 @@ import psutil
 from cli.console import say
 from ratchet.config_sources import load_config
 from stack.cpu_meter import CpuMeter
-from stack.parts import Stack, free_ports
+from stack.parts import Stack
 from stack.startup import bring_up
 from stack.supervisor import Supervisor
 from tests.benchmarks._commit import commit
+from tests.free_ports import free_ports
 from tests.standins.tiny_model import make_tokenizer, make_weights
 
 CONFIG = Path("configs/quickstart.yaml")

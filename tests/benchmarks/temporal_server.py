@@ -33,12 +33,13 @@ from temporalio.worker import Worker
 from cli.console import say
 from ratchet import temporal_client
 from ratchet.temporal_settings import load_temporal_settings
-from stack.parts import Stack, free_ports
+from stack.parts import Stack
 from stack.postgres import DATABASE, ensure_database
 from stack.temporal_build import ensure_server_program
 from stack.temporal_server import TemporalKind, ensure_temporal_cli
 from tests.benchmarks._commit import commit
 from tests.benchmarks._options import asks_for_all_repetitions
+from tests.free_ports import free_ports
 
 ACTIVITIES = 6
 AT_ONCE = 40

@@ -17,9 +17,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from cli.console import say
 from examples.tiny_policy.build import make_tiny_policy
 from ratchet import paths
-from stack.parts import Stack, free_ports
+from stack.parts import Stack
 from stack.supervisor import Supervisor
 from store.database import Database
+from tests.free_ports import free_ports
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]

@@ -16,10 +16,10 @@ import torch
 import yaml
 from sqlalchemy import select
 
-from stack.parts import free_ports
 from store.database import Database
 from store.schema import BatchItemTable, BatchTable, RolloutTable, RunTable
 from tests.e2e.conftest import ROOT
+from tests.free_ports import free_ports
 from tests.network_hosts import NetworkHost
 
 

@@ -30,10 +30,11 @@ from examples.tiny_policy.build import make_tiny_policy
 from ratchet import paths
 from ratchet.temporal_settings import load_temporal_settings
 from stack.part_health import HealthState, read_health
-from stack.parts import Stack, free_ports
+from stack.parts import Stack
 from stack.startup import connect_stack
 from stack.supervisor import Supervisor
 from tests.chaos.faults import wait_until
+from tests.free_ports import free_ports
 from tests.replay.record import record_all
 from tests.replay.stored_run import replay_run
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from stack.part_health import HealthState, PartHealth, write_health
-from stack.parts import WATCHER, Part, Stack, free_ports
+from stack.parts import WATCHER, Part, Stack
 from stack.supervisor import Supervisor
+from tests.free_ports import free_ports
 from tests.integration.ratchet_command import Ratchet
 
 PASSWORD = "s3cr3t-of-ann"

@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from cli.main import app, run_app
-from stack.parts import free_ports
+from tests.free_ports import free_ports
 
 pytestmark = pytest.mark.timeout(60)  # a command that waits for a server that starts waits for longer
 

@@ -16,9 +16,9 @@ from activities.box_lifecycle import INSTALLATION_KEY
 from cli.down import kill_stack_boxes
 from sandbox_gateway.box_end import living_boxes, metadata_of
 from sandboxes.e2b import E2BProvider
-from stack.parts import free_ports
 from store import installations
 from store.database import Database
+from tests.free_ports import free_ports
 from tests.integration.sandbox_gateway.conftest import API_KEY, CHECKOUT, GatewayProcess, make_box
 
 

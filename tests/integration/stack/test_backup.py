@@ -15,13 +15,14 @@ from typer.testing import CliRunner
 from cli.main import app
 from ratchet.errors import ConfigError, MachineError
 from stack import backup
-from stack.parts import Stack, free_ports
+from stack.parts import Stack
 from stack.ports import free_port
 from stack.postgres import database_url, embedded_server
 from store import installations
 from store.database import Database
 from store.migration import migrate
 from store.schema import CheckpointTable, InstallationTable, PolicyVersionTable, RolloutTable, RunTable
+from tests.free_ports import free_ports
 from tests.integration.training.records import make_config, make_planned_run
 
 

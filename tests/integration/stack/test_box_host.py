@@ -12,8 +12,8 @@ import psutil
 import pytest
 import yaml
 
-from stack.parts import free_ports
 from stack.ports import free_port
+from tests.free_ports import free_ports
 from tests.network_hosts import network_hosts, ssh_server
 
 pytestmark = pytest.mark.slow

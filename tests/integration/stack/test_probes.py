@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from ratchet.temporal_settings import load_temporal_settings
-from stack.parts import Stack, free_ports
+from stack.parts import Stack
 from stack.probes import Probes
 from store.database import Database
+from tests.free_ports import free_ports
 
 
 @pytest.mark.parametrize("name", ["ssl", "sslmode"])

@@ -13,13 +13,14 @@ import pytest
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError
 from stack.engine_parts import choose_ports
-from stack.parts import WATCHER, Part, Stack, free_ports
+from stack.parts import WATCHER, Part, Stack
 from stack.serving_plan import ServingPlan, StackPlan, changing_plan, next_plan, read_plan
 from stack.startup import _open_sets, _serve, _settle_sets, keep_served
 from stack.supervisor import Supervisor
 from store.database import Database
 from store.migration import migrate
 from store.runs import NewRun, create_run
+from tests.free_ports import free_ports
 from tests.integration.store.test_migration import url
 
 __all__ = ["url"]

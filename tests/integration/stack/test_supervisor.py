@@ -18,10 +18,11 @@ import pytest
 from ratchet.config import RunConfig
 from ratchet.errors import MachineError
 from ratchet.start_variables import start_variables
-from stack.parts import Part, Stack, free_ports
+from stack.parts import Part, Stack
 from stack.serving_plan import ServingPlan, load_plan, read_plan, wants_other, write_plan
 from stack.supervisor import Supervisor
 from stack.watcher import Watcher
+from tests.free_ports import free_ports
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_SECONDS = 120

@@ -32,10 +32,11 @@ from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 from ratchet import temporal_client
 from ratchet.temporal_settings import TemporalSettings, load_temporal_settings
 from stack import temporal_build, temporal_namespace
-from stack.parts import Stack, free_ports
+from stack.parts import Stack
 from stack.postgres import ensure_database
 from stack.temporal_build import find_go, server_program
 from stack.temporal_server import TemporalKind, installed_temporal_cli, settle_temporal_kind
+from tests.free_ports import free_ports
 
 ROOT = Path(__file__).parents[3]
 QUEUE = "test"

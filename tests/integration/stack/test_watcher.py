@@ -21,13 +21,14 @@ from ratchet.errors import MachineError
 from ratchet.types import SteeringAction
 from stack import probes, readiness
 from stack.part_health import HealthLimits, HealthState, PartHealth, health_written_at, read_health
-from stack.parts import Part, Stack, free_ports
+from stack.parts import Part, Stack
 from stack.ports import is_free
 from stack.readiness import log_sizes, wait_until_answering
 from stack.supervisor import Supervisor
 from stack.watcher import Watcher
 from store import open_runs, runs
 from store.database import Database
+from tests.free_ports import free_ports
 from tests.integration.training.records import make_config, make_run
 
 ROOT = Path(__file__).parents[3]

@@ -33,12 +33,13 @@ from ratchet.temporal_settings import TemporalSettings, load_temporal_settings
 from ratchet.types import EngineState
 from sandboxes.e2b import E2BProvider
 from stack import temporal_namespace
-from stack.parts import Stack, free_ports
+from stack.parts import Stack
 from stack.postgres import ensure_database
 from stack.temporal_server import ensure_temporal_cli
 from store.database import Database
 from store.migration import migrate
 from store.schema import EngineTable, RolloutTable, TurnTable
+from tests.free_ports import free_ports
 from tests.replay.record import record_all
 from tests.standins.collector import Collector
 from tests.standins.tiny_model import make_tokenizer

@@ -7,10 +7,11 @@ from ratchet.temporal_settings import load_temporal_settings
 from ratchet.vime_names import VIME_VARIABLES
 from stack.box_host import box_host, carried_variables
 from stack.cluster import Cluster
-from stack.parts import Stack, free_ports
+from stack.parts import Stack
 from stack.ports import free_port
 from stack.probes import Probes
 from stack.watcher import Watcher
+from tests.free_ports import free_ports
 
 
 def test_other_boxes_of_the_environment_are_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
