@@ -13,7 +13,7 @@ import shutil
 import string
 import time
 import zlib
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,10 +38,7 @@ _DESTROY_SECONDS = 10.0
 _ADOPT_SECONDS = 5.0
 _ADOPT_AGAIN_SECONDS = 1.0
 _REAP_SECONDS = 0.5
-RETRY_AFTER = {
-    "Retry-After": "5",
-    "Should-Retry": "false",
-}  # the caller's retry policy decides, not the SDK's own retries
+RETRY_AFTER = {"Retry-After": "5", "Should-Retry": "false"}  # the caller's retry policy decides, not the SDK's
 
 _log = structlog.get_logger(__name__)
 
@@ -379,7 +376,3 @@ def _prepare_disk(settings: GatewaySettings) -> str:
 
 async def _remove_tree(path: Path) -> None:
     await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
-
-
-def matches_metadata(box: BoxClient, metadata: Mapping[str, str]) -> bool:
-    return all(box.record.metadata.get(name) == value for name, value in metadata.items())

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from sandbox_gateway.box_client import BoxClient
-from sandbox_gateway.box_fleet import CreateRequest, Fleet, matches_metadata
+from sandbox_gateway.box_fleet import CreateRequest, Fleet
 from sandbox_gateway.boxd.protocol import BoxFaultError, clock
 from sandbox_gateway.connect_protocol import Body, BodyT, parse, read_body
 from sandbox_gateway.metrics import take_sample, total_disk_bytes
@@ -79,11 +79,7 @@ class ControlPlane:
                 Route(f"{one}/refreshes", self.refresh, methods=["POST"]),
                 Route(f"{one}/pause", self.pause, methods=["POST"]),
                 Route(f"{one}/metrics", self.metrics, methods=["GET"]),
-                Route(
-                    f"{one}/{{operation:path}}",
-                    self.refuse_operation,
-                    methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
-                ),
+                Route(f"{one}/{{operation:path}}", self.refuse_operation, methods=_ALL_METHODS),
             ]
         return found
 
@@ -179,7 +175,7 @@ class ControlPlane:
             and box.record.state in states
             and box.record.started_at > started_after
             and template in (None, "", box.record.template)
-            and matches_metadata(box, metadata)
+            and metadata.items() <= box.record.metadata.items()
         ]
         found.sort(key=lambda box: box.record.started_at, reverse=query.get("order") != "asc")
         end = start + max(1, min(limit, _PAGE_SIZE_MAX))

@@ -141,10 +141,6 @@ def _user(request: Request) -> str:
         name = base64.b64decode(header[6:], validate=True).decode().partition(":")[0]
     except ValueError as error:
         raise BoxFaultError("unauthenticated", "the Authorization header is not Basic credentials") from error
-    return _checked_user(name)
-
-
-def _checked_user(name: str) -> str:
     if "\0" in name or ":" in name or "\n" in name:
         raise BoxFaultError("unauthenticated", f"invalid username: {name[:64]!r}")
     return name
@@ -208,9 +204,12 @@ async def _send_signal(box: BoxClient, data: bytes, _user: str) -> dict[str, Any
 
 async def _send_input(box: BoxClient, data: bytes, _user: str) -> dict[str, Any]:
     body = parse(InputBody, data)
-    return await box.control(
-        op="input", data=_checked_base64(body.input.stdin or body.input.pty), pid=body.process.pid, tag=body.process.tag
-    )
+    text = body.input.stdin or body.input.pty
+    try:
+        base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise BoxFaultError("invalid_argument", "input.stdin is not base64") from error
+    return await box.control(op="input", data=text, pid=body.process.pid, tag=body.process.tag)
 
 
 async def _update(box: BoxClient, data: bytes, _user: str) -> dict[str, Any]:
@@ -218,14 +217,6 @@ async def _update(box: BoxClient, data: bytes, _user: str) -> dict[str, Any]:
     return await box.control(
         op="resize", size=[body.pty.size.rows, body.pty.size.cols], pid=body.process.pid, tag=body.process.tag
     )
-
-
-def _checked_base64(text: str) -> str:
-    try:
-        base64.b64decode(text, validate=True)
-    except ValueError as error:
-        raise BoxFaultError("invalid_argument", "input.stdin is not base64") from error
-    return text
 
 
 async def _close_stdin(box: BoxClient, data: bytes, _user: str) -> dict[str, Any]:
@@ -259,10 +250,6 @@ async def _move(box: BoxClient, data: bytes, user: str) -> dict[str, Any]:
     return (await box.files(op="move", path=body.source, destination=body.destination, user=_file_user(user)))[0]
 
 
-async def _stream_input(request: Request, box: BoxClient) -> Response:
-    return await stream_input(request, box)
-
-
 _WATCH_REMEDY = "use files.list, or run inotifywait as a command"
 _REMEDIES = dict.fromkeys(("WatchDir", "CreateWatcher", "GetWatcherEvents", "RemoveWatcher"), _WATCH_REMEDY)
 _NO_REMEDY = "use the calls for processes and files that this gateway's page lists"
@@ -270,7 +257,7 @@ _PROCESS, _FILESYSTEM = "process.Process", "filesystem.Filesystem"
 _STREAMING: dict[tuple[str, str], Callable[[Request, BoxClient], Awaitable[Response]]] = {
     (_PROCESS, "Start"): _start,
     (_PROCESS, "Connect"): _connect,
-    (_PROCESS, "StreamInput"): _stream_input,
+    (_PROCESS, "StreamInput"): stream_input,
 }
 _UNARY: dict[tuple[str, str], Callable[[BoxClient, bytes, str], Awaitable[dict[str, Any]]]] = {
     (_PROCESS, "List"): _list_processes,
