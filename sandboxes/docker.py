@@ -64,21 +64,14 @@ class DockerProvider:
         self._adapter = adapter
         self._limits = limits
         self._way_seconds = way_seconds
-        self._capabilities = Capabilities(
+        self.name = "docker"
+        self.capabilities = Capabilities(
             pause=False,
             network_policy=network is None,  # the user's own network may lead anywhere
             limits=True,
             max_ttl_seconds=max_ttl_seconds,
         )
         self._client: aiodocker.Docker | None = None
-
-    @property
-    def name(self) -> str:
-        return "docker"
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._capabilities
 
     async def create(
         self,

@@ -21,13 +21,7 @@ from urllib.parse import urlsplit
 import structlog
 
 from ratchet.built_images import is_built
-from ratchet.errors import (
-    CommandFailedError,
-    ConfigError,
-    SandboxBusyError,
-    SandboxGoneError,
-    SandboxRefusesError,
-)
+from ratchet.errors import CommandFailedError, ConfigError, SandboxBusyError, SandboxGoneError, SandboxRefusesError
 from ratchet.vime_names import value_of
 from sandboxes.base import OPEN_NETWORK, BoxLimits, Capabilities, CommandResult, EndedOnExit, Network, SandboxInfo
 from sandboxes.e2b_control_plane import ControlPlane
@@ -87,7 +81,8 @@ class E2BProvider:
         self._image_metadata_key = image_metadata_key
         self._template = template
         self._adapter_host = urlsplit(adapter_url).hostname
-        self._capabilities = Capabilities(
+        self.name = "e2b"
+        self.capabilities = Capabilities(
             pause=True,
             network_policy=not open_network,
             limits=False,
@@ -102,17 +97,9 @@ class E2BProvider:
         self._plane = ControlPlane(self._options)
 
     @property
-    def name(self) -> str:
-        return "e2b"
-
-    @property
     def url(self) -> str:
         """The service's address, as the SDK finds it in its variables."""
         return self._plane.url
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._capabilities
 
     async def create(
         self,
@@ -270,7 +257,8 @@ class E2BSandbox(EndedOnExit):
         except Exception as error:
             if timeout is not None and time.monotonic() - started >= timeout and is_plain_timeout(error):
                 await self._require_running()
-                raise CommandFailedError(cmd, None, *_output(handle), timed_out=True) from error
+                output = (handle.stdout, handle.stderr) if handle is not None else ("", "")
+                raise CommandFailedError(cmd, None, *output, timed_out=True) from error
             raise translate(error, self.id, BOX_REFUSED) from error
         finally:
             if handle is not None:
@@ -419,7 +407,3 @@ def _prepare_sdk(max_connections: int, urls: tuple[str | None, ...]) -> None:
         for name in ("NO_PROXY", "no_proxy"):
             known = [host for host in os.environ.get(name, "").split(",") if host]
             os.environ[name] = ",".join([*known, *(host for host in _LOOPBACK if host not in known)])
-
-
-def _output(handle: AsyncCommandHandle[str] | None) -> tuple[str, str]:
-    return (handle.stdout, handle.stderr) if handle is not None else ("", "")
