@@ -170,8 +170,7 @@ class Client:
 
         Raises ConfigError with the reason of a refusal.
         """
-        wanted = (self.stack, SteeringAction.CANCEL, str(what), self.by, reason)
-        return run_blocking(steering.steer_target(*wanted))
+        return run_blocking(steering.steer_target(self.stack, SteeringAction.CANCEL, str(what), self.by, reason))
 
     def retry(self, what: str | int, stage: str | None = None, reason: str = "") -> SteeringAnswer:
         """Run a rollout, or the members of a group or an evaluation (`evaluate/RUN/start-t1`), again that ended without
@@ -181,8 +180,7 @@ class Client:
         """
         if stage is not None:
             return run_blocking(steering.retry_stage(self.stack, str(what), stage, self.by, reason))
-        wanted = (self.stack, SteeringAction.RETRY, str(what), self.by, reason)
-        return run_blocking(steering.steer_target(*wanted))
+        return run_blocking(steering.steer_target(self.stack, SteeringAction.RETRY, str(what), self.by, reason))
 
     def regrade(
         self,

@@ -20,7 +20,7 @@ from ratchet.errors import ConfigError, MachineError
 from ratchet.run_names import require_target_name
 from ratchet.steering_payloads import SteerRunInput
 from ratchet.temporal_client import one_line, start_train_run
-from ratchet.temporal_settings import TemporalSettings, load_temporal_settings
+from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import SteeringAction
 from stack.part_health import HealthState, read_fresh_health
 from stack.parts import Stack
@@ -75,7 +75,7 @@ async def steer_run(
                 "after Temporal is back",
                 answer.changed,
             )
-    elif answer.changed and not await _wake(stack, settings, run_id):
+    elif answer.changed and not await wake_run(stack, run_id):
         return SteeringAnswer(
             f"{answer.text}. Temporal does not answer: the run notices within a minute after it is back"
         )
@@ -89,20 +89,15 @@ def _require_parts(stack: Stack) -> None:
             raise MachineError(f"{name} is {part.summary(time.time())}; run `ratchet up` first")
 
 
-async def _wake(stack: Stack, settings: TemporalSettings, run_id: str) -> bool:
-    """Signal the run's workflow, if it has one; return False if Temporal does not answer."""
+async def wake_run(stack: Stack, run_id: str) -> bool:
+    """Let the run's workflow, if it has one, look at Postgres now; return False if Temporal does not answer."""
     try:
-        client = await connect_stack(stack, settings)
+        client = await connect_stack(stack, load_temporal_settings())
     except MachineError:
         return False
     with contextlib.suppress(RPCError):  # a run that has ended has no workflow
         await client.get_workflow_handle(f"run/{run_id}").signal("wake")
     return True
-
-
-async def wake_run(stack: Stack, run_id: str) -> bool:
-    """Let the run's workflow look at Postgres now; return False if Temporal does not answer."""
-    return await _wake(stack, load_temporal_settings(), run_id)
 
 
 async def steer_target(stack: Stack, action: SteeringAction, what: str, by: str, reason: str = "") -> SteeringAnswer:
@@ -117,7 +112,7 @@ async def steer_target(stack: Stack, action: SteeringAction, what: str, by: str,
         with contextlib.suppress(RPCError):  # the sweep starts it
             await start_train_run(client, settings, run_id)  # a retried evaluation may have opened the run again
     elif answer.changed:
-        await _wake(stack, settings, run_id)
+        await wake_run(stack, run_id)
     return answer
 
 
