@@ -42,7 +42,7 @@ def pages() -> dict[str, str]:
         "vime.md": vime_page(),
         "brief.md": _page("The brief, feature by feature", "tests/brief/", brief_page()),
         "integrity.md": integrity_page(),
-        "benchmarks.md": benchmarks_page(),
+        "benchmarks.md": _page("Benchmark runs", "docs/bench/", bench_runs_table()),
         "notebook.md": notebook_page(),
     }
 
@@ -110,11 +110,6 @@ def integrity_page() -> str:
 
     tables = f"## Rules\n\n{rules()}\n\n## Attacks\n\n{attacks()}\n"
     return _page("Rules and attacks", "grading/rules.toml` and `tests/integration/grading/attacks.py", tables)
-
-
-def benchmarks_page() -> str:
-    """Return the page of the machine and commit of each stored benchmark."""
-    return _page("Benchmark runs", "docs/bench/", bench_runs_table())
 
 
 def vime_page() -> str:

@@ -57,12 +57,7 @@ _METRIC_CHARTS = (
         "KL of the recorded logprobs against the learner's; the mean gap on tokens of the weights that are trained.",
         ("mismatch_kl", "engine_noise_abs"),
     ),
-    (
-        "ratios",
-        "Effective sample size of ratios",
-        "As a share of the tokens; 1 is on policy.",
-        ("ratio_ess",),
-    ),
+    ("ratios", "Effective sample size of ratios", "As a share of the tokens; 1 is on policy.", ("ratio_ess",)),
     (
         "masked",
         "Tokens without gradient",
