@@ -149,10 +149,8 @@ def _routes(
         "/v1/messages/count_tokens": partial(_count, parts, messages),
         "/v1/responses/input_tokens": partial(_count, parts, responses),
     }
-    gets: dict[str, Callable[..., Any]] = {
-        path: partial(_models, parts) for path in ("/v1/models", "/v1/models/{name}")
-    }
-    gets["/health"] = health
+    models: Callable[..., Any] = partial(_models, parts)
+    gets = {"/v1/models": models, "/v1/models/{name}": models, "/health": health}
     return [
         *(Route(path + end, handler, methods=["POST"]) for path, handler in posts.items() for end in ("", "/")),
         *(Route(path + end, handler) for path, handler in gets.items() for end in ("", "/")),

@@ -286,10 +286,6 @@ class Answer:
     asked: Mapping[str, Any] | None = None
 
 
-def message_to_json(message: Message) -> dict[str, Any]:
-    return message.for_template()
-
-
 def message_from_json(value: dict[str, Any]) -> Message:
     calls = [
         ToolCall(one["id"], one["function"]["name"], one["function"]["arguments"])
@@ -310,7 +306,7 @@ def can_be_stored(message: Message) -> bool:
     Rows of requests have messages in more levels than rows of answers, and clients send answers back.
     """
     try:
-        orjson.dumps({"messages": [message_to_json(message)]})
+        orjson.dumps({"messages": [message.for_template()]})
         message.key()
         message.key(strict=False)
     except TypeError:
@@ -320,7 +316,7 @@ def can_be_stored(message: Message) -> bool:
 
 def answer_to_json(answer: Answer) -> dict[str, Any]:
     return {
-        "message": message_to_json(answer.message),
+        "message": answer.message.for_template(),
         "finish": answer.finish,
         "prompt_tokens": answer.prompt_tokens,
         "completion_tokens": answer.completion_tokens,

@@ -163,10 +163,10 @@ class _CallReply(Response):
             await self.capture.deliver(answer)
 
     async def begin(self, send: Send) -> None:
-        raise NotImplementedError
+        """Write what can be written before the answer is there."""
 
     async def ping(self, send: Send) -> None:
-        raise NotImplementedError
+        """Write that the answer is still awaited."""
 
     def changes(self) -> "set[asyncio.Future[None]]":
         """Futures of which one is done when `show` has more to write."""
@@ -216,12 +216,6 @@ class StreamReply(_CallReply):
 class JsonReply(_CallReply):
     """One JSON body. No ping is sent, because the status cannot be changed after a first byte."""
 
-    async def begin(self, send: Send) -> None:
-        return
-
-    async def ping(self, send: Send) -> None:
-        return
-
     async def finish(self, send: Send, answer: Answer) -> None:
         await _write_response(send, 200, self.dialect.reply(self.call.options, answer))
 
@@ -266,7 +260,9 @@ class HeldReply(Response):
                 )
                 if self._streams and not ready:
                     await _write(send, b": waiting to begin\n\n", more=True)
-            outcome: PendingCall | BaseException | None = None if not starting.done() else _outcome(starting)
+            outcome: PendingCall | BaseException | None = None
+            if starting.done():
+                outcome = starting.exception() or starting.result()
         except asyncio.CancelledError as stopped:  # by uvicorn, on SIGTERM
             outcome = stopped
         finally:
@@ -275,11 +271,6 @@ class HeldReply(Response):
             self._held.close()
         if outcome is not None:
             await self._reply(outcome)(scope, receive, _without_start(send) if self._streams else send)
-
-
-def _outcome(starting: "asyncio.Task[PendingCall]") -> PendingCall | BaseException:
-    error = starting.exception()
-    return starting.result() if error is None else error
 
 
 def _without_start(send: Send) -> Send:

@@ -2,7 +2,7 @@
 stores.
 """
 
-from adapter.conversation import Answer, answer_from_json, answer_to_json, message_to_json
+from adapter.conversation import Answer, answer_from_json, answer_to_json
 from adapter.dialects.base import InvalidRequestError
 from adapter.prompt.prompt_builder import PreparedCall
 from engine.generation import Generation
@@ -77,7 +77,7 @@ def _stored_request(prepared: PreparedCall) -> dict[str, object]:
     preamble = prepared.request.preamble
     stored: dict[str, object] = {
         "after": prepared.after_turn_id,
-        "messages": [message_to_json(message) for run in prepared.new_runs for message in run.messages],
+        "messages": [message.for_template() for run in prepared.new_runs for message in run.messages],
         "keys": [key.hex() for key in prepared.new_keys],
         "loose_key": prepared.request.loose_keys[-1].hex(),
         "thinks": prepared.thinks,

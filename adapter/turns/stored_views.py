@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from adapter.conversation import Message, message_from_json, message_to_json
+from adapter.conversation import Message, message_from_json
 from store.arrays import pack_json, unpack_json
 from store.schema import TurnTable
 
@@ -25,7 +25,7 @@ async def store_view(conn: AsyncConnection, turn_id: int, view: Message) -> None
     if not isinstance(answer, dict):
         return
     stored = answer["message"].get("views", [])
-    value = message_to_json(view)
+    value = view.for_template()
     if value not in stored:
         answer["message"]["views"] = [*stored, value][-_MOST:]
         await conn.execute(update(TurnTable).where(row).values(answer=pack_json(answer)))
