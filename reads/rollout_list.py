@@ -167,9 +167,7 @@ async def list_longest_rollouts(
 
 
 def _duration() -> Label[Any]:
-    return func.coalesce(RolloutTable.ended_at - RolloutTable.created_at, func.now() - RolloutTable.created_at).label(
-        "duration"
-    )
+    return (func.coalesce(RolloutTable.ended_at, func.now()) - RolloutTable.created_at).label("duration")
 
 
 async def list_members(connection: AsyncConnection, group_id: int) -> list[RolloutLine]:

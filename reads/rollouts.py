@@ -262,18 +262,6 @@ async def _list_rows(
     return [record(*row) for row in await connection.execute(statement.limit(limit))]
 
 
-async def list_boxes(connection: AsyncConnection, rollout_id: int) -> list[BoxView]:
-    return await _list_rows(connection, BoxView, SandboxTable, rollout_id)
-
-
-async def list_patches(connection: AsyncConnection, rollout_id: int) -> list[PatchView]:
-    return await _list_rows(connection, PatchView, PatchTable, rollout_id)
-
-
-async def list_grades(connection: AsyncConnection, rollout_id: int) -> list[GradeView]:
-    return await _list_rows(connection, GradeView, GradeTable, rollout_id)
-
-
 async def list_chains(connection: AsyncConnection, rollout_id: int) -> list[ChainView]:
     return sorted(await _list_rows(connection, ChainView, ChainTable, rollout_id), key=lambda chain: chain.no)
 
@@ -431,9 +419,9 @@ async def read_rollout_facts(connection: AsyncConnection, head: RolloutHead) -> 
     return RolloutFacts(
         head,
         await list_attempts(connection, head.id),
-        await list_boxes(connection, head.id),
-        await list_patches(connection, head.id),
-        await list_grades(connection, head.id),
+        await _list_rows(connection, BoxView, SandboxTable, head.id),
+        await _list_rows(connection, PatchView, PatchTable, head.id),
+        await _list_rows(connection, GradeView, GradeTable, head.id),
         await list_chains(connection, head.id),
         group,
         use,

@@ -9,7 +9,16 @@ from ratchet.stored_config import read_stored_config
 from reads.curves import Metrics, metrics_by_step, newest_metric_step
 from reads.evaluations import EvaluationRate, evaluation_rates
 from reads.groups import GroupCount, count_groups_by_progress
-from reads.runs import FailureCount, FlaggedRollout, OutcomeCount, RunHead, count_failures, count_outcomes, list_flagged
+from reads.runs import (
+    FailureCount,
+    FlaggedRollout,
+    OutcomeCount,
+    RunHead,
+    count_failures,
+    count_verdicts,
+    list_flagged,
+    outcome_counts,
+)
 from reads.steering import SteeringLine, list_requests
 from store.engines import EngineRow, list_engines
 from store.open_rollouts import OpenRollout, StageCount, count_open_rollouts, list_slowest
@@ -47,7 +56,7 @@ async def read_run_facts(connection: AsyncConnection, head: RunHead) -> RunFacts
         read_stored_config(head.config).training.steps,
         await metrics_by_step(connection, run_id, 1, min(last, _NUM_STEPS)),
         await metrics_by_step(connection, run_id, max(1, last - _NUM_STEPS + 1), last),
-        await count_outcomes(connection, run_id),
+        outcome_counts(await count_verdicts(connection, run_id)),
         await count_failures(connection, run_id, _MAX_LISTED),
         await evaluation_rates(connection, run_id),
         await count_groups_by_progress(connection, run_id),

@@ -242,10 +242,6 @@ def reward_counts(counts: Sequence[VerdictCount], purpose: str) -> list[RewardCo
     return [RewardCount(reward, numbers[reward]) for reward in sorted(numbers)]
 
 
-async def count_outcomes(connection: AsyncConnection, run_id: str) -> list[OutcomeCount]:
-    return outcome_counts(await count_verdicts(connection, run_id))
-
-
 async def count_failures(connection: AsyncConnection, run_id: str, limit: int) -> list[FailureCount]:
     """Return the commonest reasons of outcomes without a reward."""
     keys = (RolloutTable.outcome, func.left(RolloutTable.outcome_reason, 200))
