@@ -34,7 +34,7 @@ whose row is `gone`, or whose vLLM has another label than its row, ends and regi
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -255,20 +255,13 @@ async def _canary_state(
     before = await database.run(engines.canary_of, version_in_label(engine.version, slot))
     verdict = await score_canary(client, version.canary, before, slot)
     answered = asyncio.get_running_loop().time() - paused_at
-    details = {
-        "canary": {
-            "version": version.version,
-            "mean_gap": verdict.mean_gap,
-            "max_gap": verdict.max_gap,
-            "reason": verdict.reason,
-        }
-    }
     gaps = {
         "canary_gap_mean": verdict.mean_gap,
         "canary_gap_max": verdict.max_gap,
         "sync_first_token_seconds": answered,
     }
     async with database.begin() as connection:
+        details = {"canary": {"version": version.version, **asdict(verdict)}}
         await engines.set_engine_details(connection, engine.id, details)
         await metrics.record_metrics(connection, version.run_id, version.step, gaps, keep_highest=True)
     if verdict.reason is None:
