@@ -57,7 +57,8 @@ def box_host(cluster: Cluster, stack: Stack, say: Say, log: LogLine) -> Iterator
         return processes[-1]
 
     try:
-        gateway = start("gateway", _gateway_ports(stack))
+        adapter_port = int(stack.environment()["ADAPTER_PORT"])
+        gateway = start("gateway", ["-L", _same(stack.ports["gateway"]), "-R", _same(adapter_port)])
         _wait_answering(os.environ["E2B_API_URL"], gateway)
         start("worker", _service_ports(stack), *(f"--queue={queue}" for queue in _QUEUES))
         say(f"boxes and a worker are on {host}")
@@ -84,11 +85,6 @@ def _gateway_variables(stack: Stack) -> dict[str, str]:
         "ADAPTER_PUBLIC_HOST": "127.0.0.1",
         QUEUES_VARIABLE: ",".join(queue for queue in QUEUES if queue != "image"),  # of the worker on this machine
     }
-
-
-def _gateway_ports(stack: Stack) -> list[str]:
-    gateway, adapter = stack.ports["gateway"], int(stack.environment()["ADAPTER_PORT"])
-    return ["-L", _same(gateway), "-R", _same(adapter)]
 
 
 def _service_ports(stack: Stack) -> list[str]:

@@ -55,9 +55,8 @@ async def require_docker_egress() -> None:
 class DockerEgress:
     """Serve the boxes whose label names `adapter`; other containers of the same daemon belong to other stacks."""
 
-    def __init__(self, adapter: str, url: str | None = None) -> None:
+    def __init__(self, adapter: str) -> None:
         self._adapter = adapter
-        self._url = url
         host, _, port = adapter.rpartition(":")
         self._host = host
         self._port = int(port)
@@ -67,14 +66,9 @@ class DockerEgress:
         """Serve until cancelled. If the daemon is unreachable, try again."""
         while True:
             try:
-                async with aiodocker.Docker(self._url) as docker:
+                async with aiodocker.Docker() as docker:
                     await self._follow(docker)
-            except (
-                DockerError,
-                aiohttp.ClientError,
-                OSError,
-                ValueError,
-            ) as error:  # ValueError: the socket does not exist yet
+            except (DockerError, aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: no socket yet
                 _log.warning("docker_away", reason=str(error) or type(error).__name__)
             await asyncio.sleep(_AGAIN_SECONDS)
 

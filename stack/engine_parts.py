@@ -10,13 +10,7 @@ from ratchet.config import RunConfig
 from ratchet.config_engines import LOCAL
 from ratchet.errors import ConfigError, MachineError
 from stack.gpus import usable_gpus, visible_devices
-from stack.listen_addresses import (
-    ListenAddress,
-    address_of_url,
-    listen_address,
-    own_hosts,
-    require_own_addresses,
-)
+from stack.listen_addresses import ListenAddress, address_of_url, listen_address, own_hosts, require_own_addresses
 from stack.parts import Stack
 from stack.placement import ALLOCATOR, LEARNER, PlacedEngine, Placement, SetToPlace, engine_name, place, place_sets
 from stack.serving_plan import ServingPlan, StackPlan, read_plan, serves_same

@@ -90,7 +90,8 @@ async def prepare_namespace(
         _LOG.warning(row.copy_warning)
     await require_own_namespace(client, database, settings, is_own)
     if is_own:
-        await _set_retention(client, settings)
+        kept = NamespaceConfig(workflow_execution_retention_ttl=Duration(seconds=settings.retention_days * 86400))
+        await client.workflow_service.update_namespace(UpdateNamespaceRequest(namespace=client.namespace, config=kept))
         await _add_search_attributes(client)
     else:
         await _require_search_attributes(client)
@@ -171,12 +172,6 @@ async def wait_for_payload_keys(client: Client, settings: TemporalSettings, stop
 async def _namespace_id(client: Client) -> str:
     reply = await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace=client.namespace))
     return reply.namespace_info.id
-
-
-async def _set_retention(client: Client, settings: TemporalSettings) -> None:
-    retention = Duration(seconds=settings.retention_days * 86400)
-    config = NamespaceConfig(workflow_execution_retention_ttl=retention)
-    await client.workflow_service.update_namespace(UpdateNamespaceRequest(namespace=client.namespace, config=config))
 
 
 async def _add_search_attributes(client: Client) -> None:

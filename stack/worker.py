@@ -108,15 +108,8 @@ def _activities(
         "control": [
             *(record.claim, record.finalise, adhoc.prepare_rollout),
             *(group.plan_group, group.replace_member, group.settle_group, group.cancel_group),
-            *(
-                run.prepare_run,
-                run.advance_run,
-                run.find_running_groups,
-                run.pause_run,
-                run.end_run,
-                run.steer_run,
-                run.steer_target,
-            ),
+            *(run.prepare_run, run.advance_run, run.find_running_groups, run.pause_run),
+            *(run.end_run, run.steer_run, run.steer_target),
             *(evaluation.begin_evaluation, evaluation.end_evaluation),
             *(learn.plan, boot.release, sweep.sweep),
             *(admit.admit_page, admit.record_admission, regrade.regrade_page, regrade.settle_regrade),
