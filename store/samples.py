@@ -60,7 +60,9 @@ class Sample:
 async def samples_of_run(connection: AsyncConnection, run_id: str) -> AsyncIterator[Sample]:
     """Yield all samples of a run, in order of rollouts and chains."""
     planned = await _planned(connection, select(BatchTable.step, BatchTable.members).where(BatchTable.run_id == run_id))
-    async for sample in _paged(connection, await _graded(connection, run_id), planned):
+    graded = (RolloutTable.run_id == run_id) & RolloutTable.outcome.in_(REWARDED_OUTCOMES)
+    found = await connection.execute(select(RolloutTable.id).where(graded).order_by(RolloutTable.id))
+    async for sample in _paged(connection, list(found.scalars()), planned):
         yield sample
 
 
@@ -72,13 +74,6 @@ async def samples_of_rollouts(
     of_step = select(BatchTable.step, BatchTable.members).where(BatchTable.run_id == run_id, BatchTable.step == step)
     async for sample in _paged(connection, rollout_ids, await _planned(connection, of_step), with_empty=True):
         yield sample
-
-
-async def _graded(connection: AsyncConnection, run_id: str) -> list[int]:
-    statement = select(RolloutTable.id).where(
-        RolloutTable.run_id == run_id, RolloutTable.outcome.in_(REWARDED_OUTCOMES)
-    )
-    return list((await connection.execute(statement.order_by(RolloutTable.id))).scalars())
 
 
 class StepRollouts(NamedTuple):
@@ -184,32 +179,10 @@ def _sample(chain: ChainArrays, row: Any, plan: _PlannedUse | None, versions: di
 
 
 async def _facts(connection: AsyncConnection, rollout_ids: Collection[int]) -> dict[int, Any]:
-    names = (
-        "run_id",
-        "group_id",
-        "task_id",
-        "member",
-        "purpose",
-        "harness",
-        "outcome",
-        "reward",
-        "reward_components",
-        "agent_exit",
-    )
-    columns = [
-        RolloutTable.id,
-        RolloutTable.num_chains,
-        RolloutTable.temperature,
-        *(getattr(RolloutTable, name) for name in names),
-    ]
-    statement = select(*columns, TaskTable.dataset, TaskTable.label, TaskTable.spec).join(
+    statement = select(RolloutTable, TaskTable.dataset, TaskTable.label, TaskTable.spec).join(
         TaskTable, TaskTable.id == RolloutTable.task_id
     )
-    rows = await connection.execute(
-        statement.outerjoin(RolloutGroupTable, RolloutGroupTable.id == RolloutTable.group_id).where(
-            RolloutTable.id.in_(rollout_ids)
-        )
-    )
+    rows = await connection.execute(statement.where(RolloutTable.id.in_(rollout_ids)))
     return {row.id: row for row in rows}
 
 
