@@ -59,22 +59,14 @@ async def store_admission(connection: AsyncConnection, admission: NewAdmission) 
 
 async def is_admitted(connection: AsyncConnection, task_id: int, grader: str, grader_version: str) -> bool:
     """Return whether this grader version has admitted the task; False if it has not examined it."""
-    statement = select(AdmissionTable.admitted).where(
-        AdmissionTable.task_id == task_id,
-        AdmissionTable.grader == grader,
-        AdmissionTable.grader_version == grader_version,
-    )
+    examined = _of(AdmissionTable, task_id, GraderVersion(grader, grader_version))
+    statement = select(AdmissionTable.admitted).where(*examined)
     return bool((await connection.execute(statement)).scalar_one_or_none())
 
 
 async def task_oracle(connection: AsyncConnection, task_id: int, version: GraderVersion) -> TaskOracle:
     """Return the task's oracle and its pool of broken ones; without an admission both are empty."""
-    admitted = select(AdmissionTable.oracle).where(
-        AdmissionTable.task_id == task_id,
-        AdmissionTable.grader == version.grader,
-        AdmissionTable.grader_version == version.version,
-        AdmissionTable.admitted,
-    )
+    admitted = select(AdmissionTable.oracle).where(*_of(AdmissionTable, task_id, version), AdmissionTable.admitted)
     oracle = (await connection.execute(admitted)).scalar_one_or_none()
     if oracle is None:
         return TaskOracle(None, {})
@@ -132,7 +124,7 @@ async def _put(
 
 
 def _of(
-    table: type[BrokenOracleTable | TrialTable], task_id: int, version: GraderVersion
+    table: type[AdmissionTable | BrokenOracleTable | TrialTable], task_id: int, version: GraderVersion
 ) -> tuple[ColumnElement[bool], ...]:
     return table.task_id == task_id, table.grader == version.grader, table.grader_version == version.version
 

@@ -33,15 +33,8 @@ class CheckpointRow:
 async def list_checkpoints(connection: AsyncConnection, run_id: str) -> list[CheckpointRow]:
     """Return the run's checkpoints, newest first."""
     first = await runs.newest_version(connection, run_id, 0)
-    columns = (
-        CheckpointTable.step,
-        CheckpointTable.epoch,
-        CheckpointTable.uri,
-        CheckpointTable.world_size,
-        CheckpointTable.num_threads,
-    )
-    rows = await connection.execute(
-        select(*columns).where(CheckpointTable.run_id == run_id).order_by(CheckpointTable.step.desc())
-    )
+    table = CheckpointTable
+    columns = (table.step, table.epoch, table.uri, table.world_size, table.num_threads)
+    rows = await connection.execute(select(*columns).where(table.run_id == run_id).order_by(table.step.desc()))
     initial = (first.uri, first.files) if first else ("", [])
     return [CheckpointRow(*row, *initial) for row in rows]

@@ -129,7 +129,7 @@ async def _keep_best(connection: AsyncConnection, run_id: str) -> None:
         select(EvaluationTable.step, rate)
         .select_from(EvaluationTable)
         .join(RolloutGroupTable, _is_group_of_evaluation())
-        .join(RolloutTable, _is_counted_member())
+        .join(RolloutTable, and_(RolloutTable.group_id == RolloutGroupTable.id, RolloutTable.replaced_by.is_(None)))
         .where(
             EvaluationTable.run_id == run_id,
             EvaluationTable.ended_at.is_not(None),
@@ -217,10 +217,6 @@ def _is_group_of_evaluation() -> ColumnElement[bool]:
         RolloutGroupTable.purpose == Purpose.EVAL,
         RolloutGroupTable.label == EvaluationTable.label,
     )
-
-
-def _is_counted_member() -> ColumnElement[bool]:
-    return and_(RolloutTable.group_id == RolloutGroupTable.id, RolloutTable.replaced_by.is_(None))
 
 
 def _groups_of(run_id: str, label: str) -> ColumnElement[bool]:

@@ -61,12 +61,7 @@ async def record_control(connection: AsyncConnection, grade_id: int, verdict: Co
     control = func.coalesce(GradeTable.control, cast([], JSONB))
     values: JsonObject = {"control": control.op("||")(cast([verdict.result], JSONB))}
     if not verdict.solved:
-        values |= {
-            "solved": False,
-            "rejected": verdict.rejected,
-            "rule": verdict.rule,
-            "reason": verdict.reason,
-        }
+        values |= {"solved": False, "rejected": verdict.rejected, "rule": verdict.rule, "reason": verdict.reason}
     is_new = not_(control.op("@>", return_type=Boolean())(cast([{"run": verdict.result["run"]}], JSONB)))
     await connection.execute(update(GradeTable).where(GradeTable.id == grade_id, is_new).values(**values))
 
@@ -100,11 +95,8 @@ async def grade_of_workflow(connection: AsyncConnection, patch_id: int, workflow
 
 
 async def first_grade_of_patch(connection: AsyncConnection, patch_id: int) -> GradeTable | None:
-    row = (
-        await connection.execute(
-            select(GradeTable).where(GradeTable.patch_id == patch_id).order_by(GradeTable.id).limit(1)
-        )
-    ).one_or_none()
+    statement = select(GradeTable).where(GradeTable.patch_id == patch_id).order_by(GradeTable.id).limit(1)
+    row = (await connection.execute(statement)).one_or_none()
     return GradeTable(**row._mapping) if row else None
 
 

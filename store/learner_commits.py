@@ -107,14 +107,7 @@ async def record_published(
     """
     await hold_lease(connection, lease)
     version = policy_version(lease.run_id, step, lease.epoch)
-    values = {
-        "run_id": lease.run_id,
-        "step": step,
-        "epoch": lease.epoch,
-        "uri": uri,
-        "files": files,
-        "canary": canary,
-    }
+    values = {"run_id": lease.run_id, "step": step, "epoch": lease.epoch, "uri": uri, "files": files, "canary": canary}
     await connection.execute(insert(PolicyVersionTable).values(version=version, **values).on_conflict_do_nothing())
     stepping = update(BatchTable).where(
         BatchTable.run_id == lease.run_id, BatchTable.step == step, BatchTable.state != BatchState.COMMITTED

@@ -77,7 +77,11 @@ async def require_slot(
     others = (await connection.execute(of_set.order_by(RunTable.created_at))).all()
     for other in others:
         reason = _reason_against(config, other.config)
-        if reason is None and base is not None and _digests(base) != await _base_digests(connection, other.run_id):
+        if (
+            reason is None
+            and base is not None
+            and _digests(base) != _digests(await _first_files(connection, other.run_id))
+        ):
             reason = "its version 0 has other weights than this run's, and adapters of one engine have one base"
         if reason is not None:
             raise _still_open(other.run_id, name, reason)
@@ -124,16 +128,10 @@ def _digests(files: Sequence[JsonObject]) -> set[str]:
     return {file["sha256"] for file in files if file["name"].endswith(".safetensors")}
 
 
-async def _base_digests(connection: AsyncConnection, run_id: str) -> set[str]:
-    """Return the digests of the weight files of a run's version 0."""
-    return _digests(await _first_files(connection, run_id))
-
-
 async def _first_files(connection: AsyncConnection, run_id: str) -> list[JsonObject]:
     of_run = select(PolicyVersionTable.files).where(PolicyVersionTable.run_id == run_id, PolicyVersionTable.step == 0)
-    return (
-        await connection.execute(of_run.order_by(PolicyVersionTable.epoch.desc()).limit(1))
-    ).scalar_one_or_none() or []
+    newest = of_run.order_by(PolicyVersionTable.epoch.desc()).limit(1)
+    return (await connection.execute(newest)).scalar_one_or_none() or []
 
 
 async def open_slots(connection: AsyncConnection, engine_set: str) -> dict[int, str]:

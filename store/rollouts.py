@@ -318,9 +318,8 @@ async def run_of_rollout(connection: AsyncConnection, rollout_id: int) -> str:
 
 
 async def is_rollout_open(connection: AsyncConnection, rollout_id: int) -> bool:
-    return (
-        await connection.execute(select(RolloutTable.outcome).where(RolloutTable.id == rollout_id))
-    ).scalar_one() is None
+    statement = select(RolloutTable.outcome).where(RolloutTable.id == rollout_id)
+    return (await connection.execute(statement)).scalar_one() is None
 
 
 @dataclass(slots=True, frozen=True)

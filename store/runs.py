@@ -23,14 +23,7 @@ from ratchet.stored_config import config_digest, known_digests, read_stored_conf
 from ratchet.types import GroupState, JsonObject, Purpose, RunState, Wish
 from store.columns import columns_of, count_rows
 from store.groups import training_groups_of
-from store.schema import (
-    PolicyVersionTable,
-    RolloutGroupTable,
-    RolloutTable,
-    RunTable,
-    RunTaskTable,
-    TaskTable,
-)
+from store.schema import PolicyVersionTable, RolloutGroupTable, RolloutTable, RunTable, RunTaskTable, TaskTable
 
 ADHOC = "adhoc"
 """Config name of runs that hold rollouts started by hand."""

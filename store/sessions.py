@@ -11,19 +11,7 @@ from datetime import datetime
 from typing import Any, NamedTuple, NotRequired, TypedDict
 from uuid import UUID
 
-from sqlalchemy import (
-    ARRAY,
-    DateTime,
-    bindparam,
-    cast,
-    func,
-    literal,
-    literal_column,
-    select,
-    text,
-    tuple_,
-    update,
-)
+from sqlalchemy import ARRAY, DateTime, bindparam, cast, func, literal, literal_column, select, text, tuple_, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.elements import ColumnElement

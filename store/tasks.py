@@ -75,20 +75,17 @@ async def tasks_of_dataset(connection: AsyncConnection, dataset_digest: str) -> 
 
 
 async def task_of_rollout(connection: AsyncConnection, rollout_id: int) -> TaskRow:
-    statement = (
-        select(*_COLUMNS).join(RolloutTable, RolloutTable.task_id == TaskTable.id).where(RolloutTable.id == rollout_id)
-    )
-    return TaskRow(*(await connection.execute(statement)).one())
+    return TaskRow(*(await connection.execute(_of_rollout(rollout_id, *_COLUMNS))).one())
 
 
 async def image_of_rollout(connection: AsyncConnection, rollout_id: int) -> str:
     """Return the image of the rollout's task, without its spec, which may be large."""
-    return str((await connection.execute(_of_rollout(TaskTable.image, rollout_id))).scalar_one())
+    return str((await connection.execute(_of_rollout(rollout_id, TaskTable.image))).scalar_one())
 
 
 async def open_roles(connection: AsyncConnection, rollout_id: int) -> list[str]:
     """Return the roles of boxes for which the rollout's task asks for an open network."""
-    return (await connection.execute(_of_rollout(TaskTable.spec["network"], rollout_id))).scalar_one() or []
+    return (await connection.execute(_of_rollout(rollout_id, TaskTable.spec["network"]))).scalar_one() or []
 
 
 async def first_image(connection: AsyncConnection, run_id: str) -> str | None:
@@ -105,11 +102,13 @@ async def first_image(connection: AsyncConnection, run_id: str) -> str | None:
 
 async def task_label_of_rollout(connection: AsyncConnection, rollout_id: int) -> str:
     """Return the label of the rollout's task, without its spec, which may be large."""
-    return str((await connection.execute(_of_rollout(TaskTable.label, rollout_id))).scalar_one())
+    return str((await connection.execute(_of_rollout(rollout_id, TaskTable.label))).scalar_one())
 
 
-def _of_rollout(column: Any, rollout_id: int) -> Select[Any]:
-    return select(column).join(RolloutTable, RolloutTable.task_id == TaskTable.id).where(RolloutTable.id == rollout_id)
+def _of_rollout(rollout_id: int, *columns: Any) -> Select[Any]:
+    return (
+        select(*columns).join(RolloutTable, RolloutTable.task_id == TaskTable.id).where(RolloutTable.id == rollout_id)
+    )
 
 
 async def get_task(connection: AsyncConnection, task_id: int) -> TaskRow:
