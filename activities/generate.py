@@ -91,7 +91,7 @@ class GenerateActivities:
             raise ConfigError(f"harness.generate: {path!r} failed: {type(error).__name__}: {error}") from error
         finally:
             working.cancel()
-            await asyncio.wait({working})
+            await asyncio.wait({working}, timeout=_WATCH_SECONDS)
 
 
 class OwnRollout:
@@ -108,13 +108,21 @@ class OwnRollout:
         self._input = input
         self._config = config
         self._sandbox_ids: dict[str, int] = {}
+        self._is_in_box = False
         self._patch: DiffResult | None = None
         self._built = RolloutChains([], 0, 0)
         self._samples: list[SimpleNamespace] | None = None
 
     @asynccontextmanager
     async def sandbox(self) -> AsyncIterator[Sandbox]:
-        """Make a box of the task's image, with the repository prepared, which ends with the block."""
+        """Make a box of the task's image, with the repository prepared, which ends with the block. One at a time, since
+        the next one takes the session, and rollouts that wait for a second box would hold each other up.
+        """
+        if self._is_in_box or self._patch is not None:
+            raise ConfigError(
+                "harness.generate: a rollout has one `sandbox()` at a time, and none after its `git_diff`"
+            )
+        self._is_in_box = True
         agent, live = self._stages.agent, await self._boot(SandboxRole.AGENT)
         self._sandbox_ids[live.provider_id] = live.sandbox_id
         await self._stages.workspace.workspace(self._with(sandbox_id=live.sandbox_id))
@@ -122,8 +130,11 @@ class OwnRollout:
             connected_box(agent.provider, live.provider_id) as box,
             running_beside(agent.renew_ttl(box, self._config, self._input.rollout_id)),
         ):
-            yield box
-        await try_kill_box(self._database, agent.provider, live.sandbox_id, live.provider_id)
+            try:
+                yield box
+            finally:
+                await try_kill_box(self._database, agent.provider, live.sandbox_id, live.provider_id)
+                self._is_in_box = False
 
     async def run_agent(self, box: Sandbox) -> str:
         """Run the program of `harness.name` within its time budget and return a value of `AgentExit`."""

@@ -30,9 +30,11 @@ def check_run(config: RunConfig, settings: TemporalSettings) -> None:
     for sink in config.metrics.sinks:
         secrets.resolve_references(f"metrics.sinks: {sink.name}: options", sink.options)
     own = {"loss.preset": config.loss.preset, "training.advantage": config.training.advantage}
-    for key, value in (own | {"harness.generate": config.harness.generate or ""}).items():
+    for key, value in own.items():
         if ":" in value:
             require_function(key, value)
+    if config.harness.generate:
+        require_function("harness.generate", config.harness.generate)
     for key, name, package in (
         ("engine.tool_parser", config.engine.tool_parser, "tool_parsers"),
         ("engine.reasoning_parser", config.engine.reasoning_parser, "reasoning"),
