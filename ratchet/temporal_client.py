@@ -225,15 +225,19 @@ async def reset_contradicted(client: Client, task_queue: str) -> list[str]:
         words = [event.workflow_task_failed_event_attributes.failure.message for event in events]
         if not any(of_history in next(filter(None, reversed(words)), "") for of_history in _OF_HISTORY):
             continue
+        first = next((event.event_id for event in events if event.event_type == _TASK_COMPLETED), None)
+        if first is None:
+            continue
         request = ResetWorkflowExecutionRequest(
             namespace=client.namespace,
             workflow_execution=execution,
-            workflow_task_finish_event_id=next(e.event_id for e in events if e.event_type == _TASK_COMPLETED),
+            workflow_task_finish_event_id=first,
             reason="its history contradicts the workers",
             request_id=execution.run_id,
         )
-        await client.workflow_service.reset_workflow_execution(request, retry=True)
-        found.append(one.id)
+        with contextlib.suppress(RPCError):  # one that is refused stands in the next sweep's list again
+            await client.workflow_service.reset_workflow_execution(request, retry=True)
+            found.append(one.id)
     return found
 
 
