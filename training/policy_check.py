@@ -45,6 +45,8 @@ gradient. A backward pass that loses what branches owe to their prefix differs b
 token otherwise."""
 _MAX_ROUNDINGS = 2.0
 """The bound of a model that rounds more, in units of what its own two attention implementations differ by."""
+_LARGEST = _Difference(0.5, 0.25)
+"""What no rounding excuses: a lost gradient of a branch would pass beyond it."""
 
 
 class _Fork(NamedTuple):
@@ -118,8 +120,8 @@ def _why_another_function(
 ) -> str | None:
     """Return why the two ways do not compute the same function, None if they do; warn of large rounding."""
     is_equal = [
-        one <= bound or one <= _MAX_ROUNDINGS * own < math.inf
-        for one, bound, own in zip(found, bounds, rounding, strict=True)
+        one <= bound or (own < math.inf and one <= min(_MAX_ROUNDINGS * own, largest))
+        for one, bound, own, largest in zip(found, bounds, rounding, _LARGEST, strict=True)
     ]
     values = (
         f"mean difference of logprobs {found.logprobs:.2g} nats, relative error of the gradient {found.gradient:.2g}, "
