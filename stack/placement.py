@@ -37,6 +37,7 @@ _SIZES = {
 SHARING_ARGS = ("--gpu-memory-utilization", "0.4")
 """An engine's share of the memory of a GPU that it has together with a rank, if nobody has chosen one."""
 ALLOCATOR = "PYTORCH_ALLOC_CONF"
+_LARGEST_SHARE = 0.8
 _MEMORY_BESIDE = 0.05
 """The part of a shared GPU's memory that neither allocates: CUDA's contexts, NCCL's buffers."""
 
@@ -197,6 +198,11 @@ def _with_shares(config: RunConfig, placed: Placement) -> Placement:
         engines.append(one)
     if len(shares) > 1 and config.training.weight_transport == "nccl":
         raise ConfigError("training.weight_transport: nccl needs GPUs without engines (launch --engine-gpus); use disk")
+    if max(shares) > _LARGEST_SHARE:
+        raise ConfigError(
+            f"--gpu-memory-utilization={max(shares)} leaves the learner no memory on the GPUs that it shares with an "
+            f"engine; give the engine at most {_LARGEST_SHARE}, or GPUs of its own"
+        )
     return Placement(tuple(engines), placed.learner, max(shares))
 
 
