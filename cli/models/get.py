@@ -54,6 +54,8 @@ def get(
     directory = (out or paths.pretrained(f"{name}-{dtype}")).resolve()
     try:
         with making(directory, say) as scratch:
+            if directory.exists() and not (directory / "model.safetensors").is_file():
+                raise ConfigError(f"--out: {directory} exists and holds no model; name a directory that is not there")
             if not directory.exists():
                 _make(_PACKAGES[name], scratch, dtype, say)
                 (scratch / "model").rename(directory)
