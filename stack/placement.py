@@ -35,7 +35,7 @@ _SIZES = {
 }
 """vLLM's arguments whose product is the number of GPUs of one engine, with their short names."""
 SHARING_ARGS = ("--gpu-memory-utilization", "0.4")
-"""An engine's share of the memory of a GPU that it has together with a rank, if nobody has chosen one."""
+"""An engine's share of the memory of a GPU that it has together with a rank, if none is chosen."""
 ALLOCATOR = "PYTORCH_ALLOC_CONF"
 _LARGEST_SHARE = 0.8
 _MEMORY_BESIDE = 0.05

@@ -46,7 +46,7 @@ token otherwise."""
 _MAX_ROUNDINGS = 2.0
 """The bound of a model that rounds more, in units of what its own two attention implementations differ by."""
 _LARGEST = _Difference(0.5, 0.25)
-"""What no rounding excuses: a lost gradient of a branch would pass beyond it."""
+"""Differences that rounding never excuses; beyond them a lost gradient of a branch would pass."""
 
 
 class _Fork(NamedTuple):

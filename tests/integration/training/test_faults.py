@@ -264,7 +264,7 @@ async def test_a_version_is_replaced_after_its_evaluation_also_by_the_next_learn
     first = Group(settings, 1, equal_runs.home / "first")
     epoch = (await waits()).epoch
     first.kill()
-    async with equal_runs.database.begin() as connection:  # was left open, and nobody ends it
+    async with equal_runs.database.begin() as connection:  # is never ended
         values = values | {"step": 1, "policy_version": f"{settings.run_id}@1.0"}
         await evaluations.begin_evaluation(connection, NewEvaluation(settings.run_id, "step1-t1", **values))
     training = asyncio.create_task(equal_runs.train(settings, 1, []))
