@@ -35,5 +35,4 @@ async def require_wall_time(
 async def _seconds_left(database: Database, input: StageInput, guard_seconds: float) -> float:
     workflow_id = activity.info().workflow_id
     assert workflow_id is not None
-    async with database.begin() as connection:
-        return guard_seconds - await outages.seconds_with_a_box(connection, input.rollout_id, workflow_id)
+    return guard_seconds - await database.run(outages.seconds_with_a_box, input.rollout_id, workflow_id)

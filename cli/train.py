@@ -48,6 +48,7 @@ def train(
     Interrupting the command leaves the run going; the same command follows it again. Arguments of vime's training
     command may follow the config (docs/vime.md).
     """
+    import os
 
     from cli.console import say
     from ratchet.config_sources import load_config
@@ -55,6 +56,7 @@ def train(
     from ratchet.vime_names import dump_pattern
     from stack.agent_programs import provide_program
     from stack.follow_run import run_name
+    from stack.huge_pages import probe_huge_pages
     from stack.parts import Stack
     from stack.startup import bring_up
     from training.rollout_dumps import dump_path, request_dumps
@@ -67,7 +69,8 @@ def train(
         _check(stack, resolved)
         return
     dumps = dump_path(pattern) if (pattern := dump_pattern(context.args)) else None
-    _say_what_memory_costs()
+    if advice := probe_huge_pages().advice(os.environ):
+        say(advice)
     if from_store is None:
         provide_program(resolved.harness.name, stack.has_gateway, say)
     bring_up(stack, resolved, say, for_run=from_store is None)
@@ -93,16 +96,6 @@ def _start(stack: Any, config: Any, name: str, from_store: str | None, new: bool
         raise typer.Exit(130) from None
     say(f"run {run_id}: {stack.workflow_page(f'run/{run_id}')}")
     return run_id
-
-
-def _say_what_memory_costs() -> None:
-    import os
-
-    from cli.console import say
-    from stack.huge_pages import probe_huge_pages
-
-    if advice := probe_huge_pages().advice(os.environ):
-        say(advice)
 
 
 def _follow(stack: Any, run_id: str, config: Path, is_stored: bool, json: bool) -> None:

@@ -187,7 +187,7 @@ class _Screening:
             case "shadow":
                 return self.tests.shadows(change)
             case "support":
-                return self.tests.is_support(change)
+                return change.path in self.tests.support
             case "called":
                 return not is_new and self._programs.starts(change.path)
 

@@ -140,19 +140,13 @@ class TaskTests:
         return frozenset(path.rpartition("/")[0] for path in self.files)
 
     def _stands_alone(self, path: str) -> bool:
-        return matches_pattern(path, ORDINARY_TESTS) and not self._is_imported(path)
-
-    def _is_imported(self, path: str) -> bool:
         stem = path.rpartition("/")[2].partition(".")[0]
-        return stem in self._imported_words or not _IDENTIFIER.fullmatch(stem)
+        is_imported = stem in self._imported_words or not _IDENTIFIER.fullmatch(stem)
+        return matches_pattern(path, ORDINARY_TESTS) and not is_imported
 
     @cached_property
     def _imported_words(self) -> frozenset[str]:
         return frozenset(_IDENTIFIER.findall(self.base.imports))
-
-    def is_support(self, change: FileChange) -> bool:
-        """Return whether tests use the file."""
-        return change.path in self.support
 
     def shadows(self, change: FileChange) -> bool:
         """Return whether a new module would be imported in place of the standard library or the runner.

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, Self
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -159,20 +159,6 @@ _EXPECTED = {
 }
 
 
-class _Mistake(NamedTuple):
-    field: str
-    message: str
-
-
-def _first_mistake(error: ValidationError) -> _Mistake:
-    item = error.errors()[0]
-    field = ".".join(("metadata", *(str(part) for part in item["loc"])))
-    if item["type"] == "value_error":
-        return _Mistake(field, item["msg"].removeprefix("Value error, "))
-    found = "nothing" if item["type"] == "missing" else f"{item['input']!r:.60}"
-    return _Mistake(field, f"expected {_EXPECTED.get(item['type'], item['msg'])}, found {found}")
-
-
 def validate_row(raw: RawRow, dataset: DatasetConfig) -> TaskFields | Problem:
     """Return the row's fields, or its first problem: file, row, field, what was expected and what was found."""
 
@@ -189,7 +175,12 @@ def validate_row(raw: RawRow, dataset: DatasetConfig) -> TaskFields | Problem:
     try:
         parsed = Metadata.model_validate(raw.metadata)
     except ValidationError as error:
-        return problem(*_first_mistake(error))
+        item = error.errors()[0]
+        place = ".".join(("metadata", *(str(part) for part in item["loc"])))
+        if item["type"] == "value_error":
+            return problem(place, item["msg"].removeprefix("Value error, "))
+        found = "nothing" if item["type"] == "missing" else f"{item['input']!r:.60}"
+        return problem(place, f"expected {_EXPECTED.get(item['type'], item['msg'])}, found {found}")
     statement = parsed.problem_statement or raw.prompt
     if not isinstance(statement, str) or not statement:
         return problem(

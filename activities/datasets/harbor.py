@@ -60,15 +60,17 @@ def _task(directory: Path, number: int) -> RawRow | Problem:
         return Problem(str(directory), number, "tests/test.sh", "expected a file, found nothing")
     own_workdir = built.workdir if built is not None else None
     workdir = str(environment.get("workdir") or settings.get("workdir") or own_workdir or "/app")
-    files = [
-        path.relative_to(directory).as_posix() for path in sorted((directory / "tests").rglob("*")) if path.is_file()
-    ]
+    files = {
+        path.relative_to(directory).as_posix(): File(path.read_bytes(), bool(path.stat().st_mode & 0o100))
+        for path in sorted((directory / "tests").rglob("*"))
+        if path.is_file()
+    }
     metadata = {
         "image": image,
         "workdir": workdir,
         "problem_statement": (directory / "instruction.md").read_text("utf-8"),
-        "test_files": files,
-        "tests_archive": _archive_of(directory, files),
+        "test_files": list(files),
+        "tests_archive": pack_archive(files),
         "eval_cmd": "bash /tests/test.sh",
         "verifier": HARBOR,
     }
@@ -87,9 +89,3 @@ def _build_context(directory: Path) -> BuildContext:
     if composed := next((path.name for path in sorted(directory.glob("*compose*.y*ml"))), None):
         raise ValueError(f"expected one image, found {composed}: tasks of several containers are not supported")
     return pack_build_context(directory)
-
-
-def _archive_of(root: Path, names: list[str]) -> str:
-    return pack_archive(
-        {name: File((root / name).read_bytes(), bool((root / name).stat().st_mode & 0o100)) for name in names}
-    )

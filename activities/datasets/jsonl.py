@@ -19,15 +19,12 @@ def read_jsonl(path: Path, dataset: DatasetConfig) -> Iterator[RawRow | Problem]
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
-                yield _parse_line(line, number, path, dataset)
-
-
-def _parse_line(line: bytes, number: int, path: Path, dataset: DatasetConfig) -> RawRow | Problem:
-    try:
-        value = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        return Problem(str(path), number, "", f"is not JSON: {error}")
-    return from_object(value, number, str(path), dataset)
+                try:
+                    value = orjson.loads(line)
+                except orjson.JSONDecodeError as error:
+                    yield Problem(str(path), number, "", f"is not JSON: {error}")
+                else:
+                    yield from_object(value, number, str(path), dataset)
 
 
 def from_object(value: Any, number: int, file: str, dataset: DatasetConfig) -> RawRow | Problem:

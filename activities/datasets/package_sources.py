@@ -18,11 +18,6 @@ _SECONDS = 120.0
 _LINK = re.compile(r"<a\s[^>]*href=\"([^\"]+)\"[^>]*>\s*([^<\s]+)\s*</a>", re.IGNORECASE)
 
 
-def index_url() -> str:
-    """Return the index that uv and pip use on this machine, else PyPI."""
-    return next((os.environ[name] for name in _INDEX_VARIABLES if os.environ.get(name)), _DEFAULT_INDEX).rstrip("/")
-
-
 def source_archive(package: str, file: str, sha256: str, cache: Path) -> Path:
     """Return the archive's path, fetching it if the cache does not have it.
 
@@ -46,8 +41,9 @@ def _digest(content: bytes) -> str:
 
 
 def _fetch(package: str, file: str) -> bytes:
-    """Fetch by the simple repository API (PEP 503), which every index supports."""
-    page = f"{index_url()}/{re.sub('[-_.]+', '-', package).lower()}/"
+    """Fetch from the index that uv and pip use, else PyPI, by the simple repository API (PEP 503)."""
+    index = next((os.environ[name] for name in _INDEX_VARIABLES if os.environ.get(name)), _DEFAULT_INDEX).rstrip("/")
+    page = f"{index}/{re.sub('[-_.]+', '-', package).lower()}/"
     try:
         with httpx.Client(timeout=_SECONDS, follow_redirects=True, headers={"Accept": "text/html"}) as client:
             listing = client.get(page).raise_for_status()

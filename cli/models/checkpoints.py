@@ -8,8 +8,6 @@ import typer
 from ratchet.bounded_numbers import LARGEST_INTEGER
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncConnection
-
     from store.checkpoints import CheckpointRow
 
 checkpoints_app = typer.Typer(name="checkpoints", help="List and export a run's checkpoints.", no_args_is_help=True)
@@ -85,10 +83,7 @@ def _rows(run: str) -> "list[CheckpointRow]":
     from client import Client
     from store import checkpoints
 
-    async def read(connection: "AsyncConnection") -> "list[CheckpointRow]":
-        return await checkpoints.list_checkpoints(connection, run)
-
-    return Client().read(read)
+    return Client().read(lambda connection: checkpoints.list_checkpoints(connection, run))
 
 
 def _size(row: "CheckpointRow") -> dict[str, int | None]:

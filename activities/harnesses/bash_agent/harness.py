@@ -9,7 +9,7 @@ from importlib import resources
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from activities.harnesses.base import BaseHarness, HarnessSpec, Transcript, exports, json_lines
+from activities.harnesses.base import BaseHarness, HarnessSpec, Transcript, exports, json_lines, token_counts
 from activities.harnesses.bash_agent import agent
 from ratchet.types import AgentExit
 from sandboxes.base import Sandbox
@@ -63,43 +63,29 @@ class BashAgent(BaseHarness):
         return hashlib.sha256(program()).hexdigest()[:12]
 
     def configure(self, spec: HarnessSpec) -> dict[str, bytes]:
-        return bundle_files(spec)
+        options = BashAgentOptions.model_validate(spec.extra)
+        config = {
+            "base_url": spec.adapter_base_url,
+            "model": spec.model_name,
+            "workdir": spec.workdir,
+            "user_prompt": spec.prompt,
+            "max_turns": spec.max_turns,
+            "step_timeout_seconds": spec.step_timeout_seconds,
+            **options.model_dump(),
+        }
+        command = exports(spec.extra_env) + COMMAND
+        return {"command.sh": command.encode(), "agent.py": program(), "config.json": json.dumps(config).encode()}
 
     async def read_exit(self, box: Sandbox, attempt: int, exit_code: int, errors: str) -> AgentExit:
         return EXIT_KINDS.get(exit_code, AgentExit.CRASHED)
 
     def read_transcript(self, data: bytes) -> Transcript:
-        return read_transcript(data)
+        events = json_lines(data)
+        kinds = [event.get("event") for event in events]
+        usage = token_counts(*(event.get("usage") for event in events))
+        return Transcript(data, num_turns=kinds.count("turn"), num_steps=kinds.count("step"), usage=usage)
 
 
 def program() -> bytes:
     """Return the source of `agent.py`; its sha256 is the recorded version."""
     return resources.files("activities.harnesses.bash_agent").joinpath("agent.py").read_bytes()
-
-
-def bundle_files(spec: HarnessSpec) -> dict[str, bytes]:
-    """Return the agent's files: command, program and config."""
-    options = BashAgentOptions.model_validate(spec.extra)
-    config = {
-        "base_url": spec.adapter_base_url,
-        "model": spec.model_name,
-        "workdir": spec.workdir,
-        "user_prompt": spec.prompt,
-        "max_turns": spec.max_turns,
-        "step_timeout_seconds": spec.step_timeout_seconds,
-        **options.model_dump(),
-    }
-    command = exports(spec.extra_env) + COMMAND
-    return {"command.sh": command.encode(), "agent.py": program(), "config.json": json.dumps(config).encode()}
-
-
-def read_transcript(data: bytes) -> Transcript:
-    """Count the turns, steps and tokens in the agent's events."""
-    events = json_lines(data)
-    kinds = [event.get("event") for event in events]
-    usage: dict[str, int] = {}
-    for event in events:
-        for name, value in (event.get("usage") or {}).items():
-            if isinstance(value, int):
-                usage[name] = usage.get(name, 0) + value
-    return Transcript(data, num_turns=kinds.count("turn"), num_steps=kinds.count("step"), usage=usage)

@@ -37,7 +37,7 @@ def run_agent(folder: Path, answers: list[Answer], **changes: Any) -> tuple[int,
     """Return exit code, transcript, and the engine with its requests; the workdir is `folder`."""
     with ChatEngine(answers) as engine:
         spec = make_spec(engine.url, folder, **changes)
-        for name, data in harness.bundle_files(spec).items():
+        for name, data in harness.BashAgent().configure(spec).items():
             (folder / name).write_bytes(data)
         ran = subprocess.run(
             [sys.executable, "-I", "-S", "agent.py", "config.json"],
@@ -173,7 +173,7 @@ def test_an_adapter_that_comes_back_is_waited_for(tmp_path: Path) -> None:
     with ChatEngine([says("x")]) as engine:
         port = engine.port
     config = tmp_path / "config.json"
-    config.write_bytes(harness.bundle_files(make_spec(f"http://127.0.0.1:{port}", tmp_path))["config.json"])
+    config.write_bytes(harness.BashAgent().configure(make_spec(f"http://127.0.0.1:{port}", tmp_path))["config.json"])
     process = subprocess.Popen([sys.executable, agent.__file__, str(config)], stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert b"start" in process.stdout.readline()  # it has called, and no server listens
@@ -223,13 +223,13 @@ async def test_exit_kinds(host_box: HostBox, agent_user: str) -> None:
 
 
 def test_a_torn_last_line_does_not_count() -> None:
-    transcript = harness.read_transcript(b'{"event": "turn"}\n[1]\n{"event": "tu')
+    transcript = harness.BashAgent().read_transcript(b'{"event": "turn"}\n[1]\n{"event": "tu')
     assert (transcript.num_turns, transcript.num_steps) == (1, 0)
 
 
 def test_an_unknown_option_is_refused() -> None:
     with pytest.raises(ValidationError, match="colour"):
-        harness.bundle_files(make_spec("http://x", "/w", extra={"colour": "red"}))
+        harness.BashAgent().configure(make_spec("http://x", "/w", extra={"colour": "red"}))
 
 
 def test_prompts_keep_foreign_braces() -> None:
