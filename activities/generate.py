@@ -24,12 +24,12 @@ from activities.diff import DiffActivities
 from activities.grade import GradeActivities
 from activities.guard import require_wall_time
 from activities.outcomes import RolloutChains, build_rollout_chains
-from activities.run_checks import require_function
 from activities.stage import activity_stage, heartbeating
 from activities.workspace import WorkspaceActivities
 from ratchet.background_task import running_beside
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError, RatchetError, StoreUnavailableError
+from ratchet.import_path import import_function
 from ratchet.payloads import DiffResult, GradeResult, LiveSandbox, StageInput
 from ratchet.types import SandboxRole
 from ratchet.vime_names import values_of_arguments
@@ -77,7 +77,7 @@ class GenerateActivities:
         path, guard = str(config.harness.generate), guard_seconds(config, self.agent.configs.settings)
 
         async def work() -> Any:
-            return await require_function("harness.generate", path)(*arguments)
+            return await import_function("harness.generate", path)(*arguments)
 
         working = asyncio.create_task(work())
         try:

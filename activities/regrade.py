@@ -3,8 +3,6 @@
 A faulty grader costs grades, but no model calls. The workflow boots and grades with the stages of a rollout.
 """
 
-from dataclasses import dataclass
-
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from activities.outcomes import build_rollout_chains, compute_outcome
@@ -23,25 +21,14 @@ from store.schema import GradeTable
 _PAGE = 200
 
 
-@dataclass(slots=True, frozen=True)
-class RewardSpread:
-    """The verdicts on one patch: how many say solved, and the grade that decides."""
-
-    decisive: GradeTable
-    solved: int
-    graded: int
-
-
-def reward_spread(verdicts: list[GradeTable]) -> RewardSpread:
-    """Count the verdicts and choose the decisive one, the first of the majority.
-
-    A draw counts as not solved; a single rejection decides.
+def decisive_grade(verdicts: list[GradeTable]) -> GradeTable:
+    """Return the verdict on a patch that decides, the first of the majority: a draw counts as not solved, and a single
+    rejection decides.
     """
     rejected = [grade for grade in verdicts if grade.rejected]
-    solved = [grade for grade in verdicts if grade.solved and not grade.rejected]
-    others = [grade for grade in verdicts if not grade.solved and not grade.rejected]
-    decisive = rejected or (solved if len(solved) > len(others) else others)
-    return RewardSpread(decisive[0], len(solved), len(verdicts))
+    solved = [grade for grade in verdicts if grade.solved]
+    others = [grade for grade in verdicts if not grade.solved]
+    return (rejected or (solved if len(solved) > len(others) else others))[0]
 
 
 class RegradeActivities:
@@ -86,14 +73,15 @@ class RegradeActivities:
             ]
             if not given:
                 return RegradedResult(rollout_id=input.rollout_id, graded=0, solved=0, changed=False, adopted=False)
-            spread = reward_spread(given)
+            decisive = decisive_grade(given)
             old = await rollouts.rewarding_grade(connection, input.rollout_id)
             before = await grades.get_grade(connection, old, input.rollout_id) if old is not None else None
-            now = (spread.decisive.solved, spread.decisive.rejected)
+            now = (decisive.solved, decisive.rejected)
             changed = before is None or (before.solved, before.rejected) != now
-            adopted = input.adopt and await _adopt(connection, input, spread.decisive, config, facts.group_id)
+            adopted = input.adopt and await _adopt(connection, input, decisive, config, facts.group_id)
+        num_solved = sum(grade.solved and not grade.rejected for grade in given)
         return RegradedResult(
-            rollout_id=input.rollout_id, graded=spread.graded, solved=spread.solved, changed=changed, adopted=adopted
+            rollout_id=input.rollout_id, graded=len(given), solved=num_solved, changed=changed, adopted=adopted
         )
 
 

@@ -4,10 +4,9 @@
 """
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from activities.harnesses.registry import Harnesses
 from engine.weight_storage import check_address
@@ -15,7 +14,7 @@ from grading.rewards import find_reward
 from ratchet import secrets
 from ratchet.config import TINY_POLICIES, RunConfig
 from ratchet.errors import ConfigError
-from ratchet.import_path import import_object
+from ratchet.import_path import import_function
 from ratchet.model_directory import model_of, require_config, require_model
 from ratchet.suggestions import did_you_mean
 from ratchet.temporal_settings import TemporalSettings
@@ -32,9 +31,9 @@ def check_run(config: RunConfig, settings: TemporalSettings) -> None:
     own = {"loss.preset": config.loss.preset, "training.advantage": config.training.advantage}
     for key, value in own.items():
         if ":" in value:
-            require_function(key, value)
+            import_function(key, value)
     if config.harness.generate:
-        require_function("harness.generate", config.harness.generate)
+        import_function("harness.generate", config.harness.generate)
     for key, name, package in (
         ("engine.tool_parser", config.engine.tool_parser, "tool_parsers"),
         ("engine.reasoning_parser", config.engine.reasoning_parser, "reasoning"),
@@ -60,17 +59,6 @@ def check_boxes(config: RunConfig, settings: TemporalSettings) -> None:
             f"sandbox.max_boxes ({config.sandbox.max_boxes}) is above the agent slots in temporal.yaml; "
             "raise queues.agent.slots or agent_workers"
         )
-
-
-def require_function(key: str, path: str) -> Callable[..., Any]:
-    """Return the user's function. Raises ConfigError."""
-    try:
-        function: Callable[..., Any] = import_object(path)
-    except ImportError as error:
-        raise ConfigError(f"{key}: {path!r} cannot be imported: {error}") from None
-    if not callable(function):
-        raise ConfigError(f"{key}: {path!r} is not a function")
-    return function
 
 
 def _vllm_parsers(package: str) -> Iterator[str]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from grading.base import Verdict
 from ratchet.errors import ConfigError
-from ratchet.import_path import import_object
+from ratchet.import_path import import_function
 from ratchet.suggestions import did_you_mean
 
 
@@ -79,13 +79,7 @@ def find_reward(name: str) -> RewardFunction:
             f"grading.reward: {name!r} is none of {', '.join(REWARD_FUNCTIONS)}; "
             f"a function of yours is written module:function{did_you_mean(name, REWARD_FUNCTIONS)}"
         )
-    try:
-        function: RewardFunction = import_object(name)
-    except ImportError as error:
-        raise ConfigError(f"grading.reward: {name!r} cannot be imported: {error}") from error
-    if not callable(function):
-        raise ConfigError(f"grading.reward: {name!r} is not a function")
-    return function
+    return import_function("grading.reward", name)
 
 
 def compute_reward(name: str, verdict: Verdict, facts: RewardFacts) -> Reward:

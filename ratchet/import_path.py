@@ -7,8 +7,22 @@ process of ours is started with `-P`, which keeps the working directory from the
 
 import os
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
+
+from ratchet.errors import ConfigError
+
+
+def import_function(key: str, path: str) -> Callable[..., Any]:
+    """Return the function of the user's that a config's key names. Raises ConfigError."""
+    try:
+        function: Callable[..., Any] = import_object(path)
+    except ImportError as error:
+        raise ConfigError(f"{key}: {path!r} cannot be imported: {error}") from error
+    if not callable(function):
+        raise ConfigError(f"{key}: {path!r} is not a function")
+    return function
 
 
 def import_object(path: str) -> Any:

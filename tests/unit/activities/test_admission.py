@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from activities.admission import broken_trial, decide_admission
 from activities.datasets.lints import lint_config, lint_rows
-from activities.regrade import reward_spread
+from activities.regrade import decisive_grade
 from cli.tasks.datasets import _pool_in_words
 from grading.assertions.site import Kind
 from grading.base import Verdict
@@ -106,9 +106,9 @@ def grade(solved: bool, rejected: bool = False) -> GradeTable:
 
 def test_the_spread_of_repeated_verdicts() -> None:
     yes, no, cheat = grade(True), grade(False), grade(False, True)
-    assert (reward_spread([yes, no, yes]).decisive, reward_spread([yes, no, yes]).solved) == (yes, 2)
-    assert reward_spread([yes, no]).decisive is no, "a draw is not solved"
-    assert reward_spread([yes, yes, cheat]).decisive is cheat
+    assert decisive_grade([yes, no, yes]) is yes
+    assert decisive_grade([yes, no]) is no, "a draw is not solved"
+    assert decisive_grade([yes, yes, cheat]) is cheat
 
 
 LOGS = {
