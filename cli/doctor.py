@@ -30,17 +30,15 @@ def doctor(json: Annotated[bool, typer.Option("--json")] = False) -> None:
 
 
 def _checks() -> list[dict[str, Any]]:
-    import shutil
-
+    from ratchet.disk_space import free_space, require_space
     from ratchet.errors import MachineError
-    from stack.disk_space import nearest_existing, require_space
     from stack.parts import Stack
 
     stack = Stack()
     checks = _sandbox_checks(stack)
     try:
         require_space(stack.home)
-        free = shutil.disk_usage(nearest_existing(stack.home)).free >> 30
+        free = free_space(stack.home).free_bytes >> 30
         checks.append(_check("disk", True, f"{free} GiB free at {stack.home}"))
     except MachineError as error:
         checks.append(_check("disk", False, str(error)))

@@ -18,6 +18,7 @@ from activities.datasets.formats import read_rows
 from activities.run_checks import check_run
 from ratchet import temporal_client, worker_versions
 from ratchet.config import RunConfig
+from ratchet.disk_space import require_space
 from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
 from ratchet.model_directory import model_of
 from ratchet.temporal_settings import TemporalSettings, load_temporal_settings
@@ -27,7 +28,6 @@ from sandboxes import docker_settings
 from stack import docker_egress, postgres, temporal_namespace
 from stack.build_id import build_id
 from stack.connections import too_many_connections
-from stack.disk_space import require_space
 from stack.engine_parts import choose_ports, learner_devices, place_parts, replaced_parts, with_gpus
 from stack.parts import WATCHER, Stack
 from stack.placement import ENGINE, part_kind
