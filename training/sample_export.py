@@ -71,11 +71,8 @@ async def write_jsonl(found: AsyncIterator[Sample], decode: Decode, path: Path) 
     number = 0
     with _fresh(path).open("wb") as file:
         async for sample in found:
-            file.write(
-                orjson.dumps(
-                    sample_fields(sample, decode), option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
-                )
-            )
+            values = sample_fields(sample, decode)
+            file.write(orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))
             number += 1
     return _done(path, number)
 
@@ -187,14 +184,10 @@ async def export_run(
     out = out or Path("runs") / f"{Path(run.config_name).stem or run_id}_{run.created_at:%Y%m%d-%H%M%S}"
     decode = _decoder(Path(run.model_path))
     written: dict[Path, int] = {}
-    if "jsonl" in formats:
-        written[out / "samples.jsonl"] = await write_jsonl(
-            samples.samples_of_run(connection, run_id), decode, out / "samples.jsonl"
-        )
-    if "parquet" in formats:
-        written[out / "samples.parquet"] = await write_parquet(
-            samples.samples_of_run(connection, run_id), decode, out / "samples.parquet"
-        )
+    for name, write in (("jsonl", write_jsonl), ("parquet", write_parquet)):
+        if name in formats:
+            path = out / f"samples.{name}"
+            written[path] = await write(samples.samples_of_run(connection, run_id), decode, path)
     if "pt" in formats:
         written |= await dump_steps(connection, run_id, str(out / "rollout_dumps" / "rollout_{rollout_id}.pt"))
     return written
