@@ -6,7 +6,6 @@ The UI keeps saved views in the browser, so no server can be given them; a link 
 """
 
 import argparse
-import json
 from urllib.parse import quote
 
 VIEWS = {
@@ -34,13 +33,8 @@ def main() -> None:
     parser.add_argument("--run", help="only what belongs to this run")
     parser.add_argument("--ui", default="http://127.0.0.1:8233", help="address that `ratchet status` prints")
     parser.add_argument("--namespace", default="default")
-    parser.add_argument("--json", action="store_true", help="names and filters, for other programs")
     options = parser.parse_args()
-    found = views(options.run)
-    if options.json:
-        print(json.dumps(found, indent=2))
-        return
-    for name, query in found.items():
+    for name, query in views(options.run).items():
         address = f"{options.ui.rstrip('/')}/namespaces/{quote(options.namespace)}/workflows?query={quote(query)}"
         print(f"{name}\n  {address}")
 
