@@ -123,18 +123,20 @@ class OwnRollout:
                 "harness.generate: a rollout has one `sandbox()` at a time, and none after its `git_diff`"
             )
         self._is_in_box = True
-        agent, live = self._stages.agent, await self._boot(SandboxRole.AGENT)
-        self._sandbox_ids[live.provider_id] = live.sandbox_id
-        await self._stages.workspace.workspace(self._with(sandbox_id=live.sandbox_id))
-        async with (
-            connected_box(agent.provider, live.provider_id) as box,
-            running_beside(agent.renew_ttl(box, self._config, self._input.rollout_id)),
-        ):
-            try:
+        agent, live = self._stages.agent, None
+        try:
+            live = await self._boot(SandboxRole.AGENT)
+            self._sandbox_ids[live.provider_id] = live.sandbox_id
+            await self._stages.workspace.workspace(self._with(sandbox_id=live.sandbox_id))
+            async with (
+                connected_box(agent.provider, live.provider_id) as box,
+                running_beside(agent.renew_ttl(box, self._config, self._input.rollout_id)),
+            ):
                 yield box
-            finally:
+        finally:
+            self._is_in_box = False
+            if live is not None:
                 await try_kill_box(self._database, agent.provider, live.sandbox_id, live.provider_id)
-                self._is_in_box = False
 
     async def run_agent(self, box: Sandbox) -> str:
         """Run the program of `harness.name` within its time budget and return a value of `AgentExit`."""
