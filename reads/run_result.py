@@ -94,6 +94,6 @@ async def run_progress(connection: AsyncConnection, run_id: str) -> JsonObject:
         **run._mapping,
         **counts._mapping,
         "reward": (await connection.execute(newest)).scalar_one_or_none(),
-        "evaluations": dict((await connection.execute(ended)).tuples().all()),
+        "evaluations": {row[0]: row[1] for row in await connection.execute(ended)},
         "groups_without_signal": (await connection.execute(without_signal)).scalar_one(),
     }

@@ -23,7 +23,7 @@ BEAT_SECONDS = 2.0
 _LONGEST_NORMAL_GAP_SECONDS = 2.5 * BEAT_SECONDS
 _FORGOTTEN_AFTER = timedelta(hours=1)
 _MOST_AHEAD = timedelta(minutes=1)
-"""A heartbeat or lease further ahead was written before the server's clock was set back."""
+"""A heartbeat further ahead was written before the server's clock was set back; it would hide outages until then."""
 _LOCKS_OF_A_CALL = (
     # Calls write to these: also to `session` if they are refused, and to `rollout` if they are a session's first. In
     # this order, which is that of `write_turns`, or two that wait could wait for each other.
@@ -121,9 +121,6 @@ async def end_process_lease(connection: AsyncConnection, process_id: str) -> Non
 
 
 def process_lives(process_id: ColumnElement[Any] | InstrumentedAttribute[Any]) -> ColumnElement[bool]:
-    """Return an expression for whether the lease of the process in this column has not expired.
-
-    One that is too far ahead was given before the server's clock was set back; a process that lives renews it.
-    """
-    lives = AdapterProcessTable.alive_until.between(func.now(), func.now() + _MOST_AHEAD)
-    return exists().where((AdapterProcessTable.id == process_id) & lives)
+    """Return an expression for whether the lease of the process in this column has not expired."""
+    lives = (AdapterProcessTable.id == process_id) & (AdapterProcessTable.alive_until > func.now())
+    return exists().where(lives)

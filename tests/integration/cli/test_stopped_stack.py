@@ -60,7 +60,16 @@ ASKING = {
 STARTING = {"train", "launch", "up", "tasks run", "admin restore"}
 """Commands that start the stack, or refuse to write while it runs."""
 WITHOUT = {
-    *("down", "doctor", "tasks check", "tasks build", "tasks rules", "models check", "models tiny-policy"),
+    *(
+        "down",
+        "doctor",
+        "tasks check",
+        "tasks build",
+        "tasks rules",
+        "models check",
+        "models get",
+        "models tiny-policy",
+    ),
     *(f"tasks images {name}" for name in ("import", "list", "remove")),
     *(f"admin {name}" for name in ("logs", "env", "config", "setup", "mcp", "codec-server", "bench")),
     *("admin agents fetch", "admin agents list"),

@@ -8,14 +8,13 @@ from typing import Any
 
 from sqlalchemy import func, insert, select, update
 
-from store import adapters, box_cap, learners
+from store import box_cap, learners
 from store.database import Database
-from store.schema import AdapterProcessTable, LearnerTable, RunTable
+from store.schema import LearnerTable, RunTable
 from tests.integration.store.test_box_cap import adapt, lower
 from tests.integration.training.records import make_config, make_run
 
 JUMP = timedelta(hours=1)
-PROCESS = AdapterProcessTable.id
 
 
 async def set_back(database: Database, *columns: Any) -> None:
@@ -23,24 +22,6 @@ async def set_back(database: Database, *columns: Any) -> None:
     async with database.begin() as connection:
         for column in columns:
             await connection.execute(update(column.class_).values({column.key: column + JUMP}))
-
-
-async def lives(database: Database) -> bool:
-    async with database.begin() as connection:
-        return bool(
-            (
-                await connection.execute(select(adapters.process_lives(PROCESS)).select_from(AdapterProcessTable))
-            ).scalar_one()
-        )
-
-
-async def test_a_dead_adapters_calls_are_taken_over_at_once_and_a_living_one_keeps_its_own(database: Database) -> None:
-    await database.run(adapters.renew_process_lease, "one", 6.0)
-    assert await lives(database)
-    await set_back(database, AdapterProcessTable.alive_until)
-    assert not await lives(database), "it would keep its calls for an hour"
-    await database.run(adapters.renew_process_lease, "one", 6.0)
-    assert await lives(database)
 
 
 async def test_a_silent_learner_is_seen_and_its_next_heartbeat_ends_that(database: Database, run_id: str) -> None:
