@@ -277,9 +277,7 @@ class TrainLoop:
         lease = self.lease
         store = self.context.store
         while not self.checkpoints.is_written():
-            found = store.transaction(learners.next_step, lease.run_id, lease.epoch, step)
-            if found is NextStep.FENCED:
-                raise FencedError(f"{lease.run_id} has ended, or another learner has taken over")
+            found = self._next_step(step)
             if found is NextStep.NONE:
                 return found
             if found is NextStep.PLANNED:
@@ -289,16 +287,22 @@ class TrainLoop:
             time.sleep(_POLL_SECONDS)
         return None
 
+    def _next_step(self, step: int) -> NextStep:
+        """Raises FencedError if the run has ended or another learner has taken over."""
+        lease = self.lease
+        found = self.context.store.transaction(learners.next_step, lease.run_id, lease.epoch, step)
+        if found is NextStep.FENCED:
+            raise FencedError(f"{lease.run_id} has ended, or another learner has taken over")
+        return found
+
     def _poll_evaluations(self, step: int) -> bool:
         """Wait on rank 0 until no evaluation samples the version that this step's replaces; return False if a
         checkpoint must be committed first. Raises FencedError.
         """
-        lease, store = self.lease, self.context.store
-        while store.transaction(evaluations.is_being_evaluated, lease.run_id):
+        while self.context.store.transaction(evaluations.is_being_evaluated, self.lease.run_id):
             if self.checkpoints.is_written():
                 return False
-            if store.transaction(learners.next_step, lease.run_id, lease.epoch, step) is NextStep.FENCED:
-                raise FencedError(f"{lease.run_id} has ended, or another learner has taken over")
+            self._next_step(step)
             time.sleep(_POLL_SECONDS)
         return True
 
