@@ -83,8 +83,7 @@ async def run_progress(connection: AsyncConnection, run_id: str) -> JsonObject:
         .group_by(EvaluationTable.label)
         .order_by(EvaluationTable.label)
     )
-    reward = select(MetricTable.value).where(MetricTable.run_id == run_id, MetricTable.name == "reward_mean")
-    newest = reward.order_by(MetricTable.step.desc()).limit(1)
+    rewards = select(MetricTable.value).where(MetricTable.run_id == run_id, MetricTable.name == "reward_mean")
     without_signal = (
         select(func.count())
         .select_from(BatchItemTable)
@@ -93,7 +92,7 @@ async def run_progress(connection: AsyncConnection, run_id: str) -> JsonObject:
     return {
         **run._mapping,
         **counts._mapping,
-        "reward": (await connection.execute(newest)).scalar_one_or_none(),
+        "reward": (await connection.execute(rewards.order_by(MetricTable.step.desc()).limit(1))).scalar_one_or_none(),
         "evaluations": {row[0]: row[1] for row in await connection.execute(ended)},
         "groups_without_signal": (await connection.execute(without_signal)).scalar_one(),
     }

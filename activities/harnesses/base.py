@@ -239,7 +239,7 @@ def object_of(value: Any) -> dict[str, Any]:
 
 
 def token_counts(*usages: Any) -> dict[str, int]:
-    """Add up the numbers that a program gives under its own names; whatever else it gives is left out."""
+    """Add up the numbers that a program gives under its own names, and leave out its other values."""
     counts: Counter[str] = Counter()
     for usage in usages:
         counts.update({name: value for name, value in object_of(usage).items() if isinstance(value, int)})

@@ -54,11 +54,11 @@ def get(
     directory = (out or paths.pretrained(f"{name}-{dtype}")).resolve()
     try:
         with making(directory, say) as scratch:
-            if directory.exists() and not (directory / "model.safetensors").is_file():
-                raise ConfigError(f"--out: {directory} exists and holds no model; name a directory that is not there")
             if not directory.exists():
                 _make(_PACKAGES[name], scratch, dtype, say)
                 (scratch / "model").rename(directory)
+            elif not (directory / "model.safetensors").is_file():
+                raise ConfigError(f"--out: {directory} exists and holds no model; name a directory that is not there")
     except OSError as error:
         raise MachineError(f"cannot write {directory}: {error.strerror or error}") from error
     say(f"the model is in {directory}")
