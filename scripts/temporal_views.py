@@ -21,20 +21,16 @@ VIEWS = {
 """Name of a view and its filter."""
 
 
-def views(run: str | None) -> dict[str, str]:
-    """Return the filters, of one run if it is named. Housekeeping belongs to no run."""
-    if run is None:
-        return VIEWS
-    return {name: f'ratchet_run = "{run}" AND {query}' for name, query in VIEWS.items() if name != "housekeeping"}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Links to views of the Temporal UI.")
     parser.add_argument("--run", help="only what belongs to this run")
     parser.add_argument("--ui", default="http://127.0.0.1:8233", help="address that `ratchet status` prints")
     parser.add_argument("--namespace", default="default")
     options = parser.parse_args()
-    for name, query in views(options.run).items():
+    for name, query in VIEWS.items():
+        if options.run and name == "housekeeping":  # belongs to no run
+            continue
+        query = f'ratchet_run = "{options.run}" AND {query}' if options.run else query
         address = f"{options.ui.rstrip('/')}/namespaces/{quote(options.namespace)}/workflows?query={quote(query)}"
         print(f"{name}\n  {address}")
 
