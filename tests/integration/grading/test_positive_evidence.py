@@ -133,35 +133,34 @@ from shop import discount
 
 assert discount(199, 50) == 99
 """
-_WRITES_THE_REWARD = f"""import os
+_WRITES_THE_REWARD = f"""import os, time
 
-if 0 in [os.fork() for _ in range(3)]:
+if os.fork() == 0:
     os.setsid()
-    while True:
-        try:
-            with open("{_REWARD}", "w") as file:
-                file.write("1")
-        except OSError:
-            pass
+    while not os.path.exists("{_REWARD}") or open("{_REWARD}").read() != "0\\n":
+        time.sleep(0.01)
+    with open("{_REWARD}", "r+") as file:
+        file.write("1")
+    os._exit(0)
 """
 
 
 async def test_a_patch_that_writes_the_reward_file_is_caught(fresh_box: FreshBox, tmp_path: Path, tree: Path) -> None:
-    """The script's user is the product's, so a file alone is no proof: pytest's witness or a control run is. Several
-    processes write, so that one has the last word also on a busy machine.
+    """The script's user is the product's, so a file alone is no proof: pytest's witness or a control run is. The
+    script goes on for two seconds after its reward, in which the patch replaces it.
     """
     patch = shop.diff(tree, {"shop/price.py": _WRITES_THE_REWARD + shop.TOTAL + shop.BUG})
-    with_pytest = harbor_task(tmp_path, _by_exit_code(f"PYTHONPATH=/workspace/shop {PYTEST} /tests"))
-    judge, gold = await _admitted(with_pytest, fresh_box, tmp_path)
+    script = _by_exit_code(f"PYTHONPATH=/workspace/shop {PYTEST} /tests").replace("exit", "sleep 2; exit")
+    judge, gold = await _admitted(harbor_task(tmp_path, script), fresh_box, tmp_path)
     async with fresh_box() as box:
         assert not (await judge.judge(box, patch)).verdict.solved
-    command = f"{shop.PYTHON} -B /tests/test_outputs.py"
-    without = harbor_task(tmp_path / "without", _by_exit_code(command), tests=_CHECK)
+    script = _by_exit_code(f"{shop.PYTHON} -B /tests/test_outputs.py").replace("exit", "sleep 2; exit")
+    without = harbor_task(tmp_path / "without", script, tests=_CHECK)
     judge, gold = await _admitted(without, fresh_box, tmp_path / "without")
     assert not await _passes_control_run(judge, fresh_box, gold)
     async with fresh_box() as box:
-        solved = (await judge.judge(box, patch)).verdict.solved
-    assert not solved or await _passes_control_run(judge, fresh_box, patch)
+        assert (await judge.judge(box, patch)).verdict.solved
+    assert await _passes_control_run(judge, fresh_box, patch)
 
 
 async def test_a_reward_file_that_was_there_before_does_not_count(judged: Judge, tree: Path, tmp_path: Path) -> None:
