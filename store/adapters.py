@@ -8,16 +8,16 @@ difference of two readings is the time lost between them, for any number of adap
 The gap is also written to the table `outage`, by which it is known what else was away at the same time.
 """
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import DateTime, Interval, bindparam, case, delete, exists, func, literal, select
+from sqlalchemy import DateTime, Interval, bindparam, case, delete, exists, func, literal, select, update
 from sqlalchemy.dialects.postgresql import Insert, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import InstrumentedAttribute
 from sqlalchemy.sql.elements import ColumnElement
 
-from store.schema import AdapterProcessTable, InstallationTable, OutageTable
+from store.schema import AdapterProcessTable, EngineTable, InstallationTable, OutageTable
 
 BEAT_SECONDS = 2.0
 _LONGEST_NORMAL_GAP_SECONDS = 2.5 * BEAT_SECONDS
@@ -48,9 +48,19 @@ async def heartbeat_adapters(connection: AsyncConnection) -> None:
     for lock in _LOCKS_OF_A_CALL:
         await connection.exec_driver_sql(lock)
     # Not now(), which is the time before the locks were waited for.
-    here = {"here": (await connection.exec_driver_sql("SELECT clock_timestamp()")).scalar_one()}
-    await connection.execute(_MISSED, here)
-    await connection.execute(_SEEN, here)
+    times = select(func.clock_timestamp(), select(InstallationTable.adapter_seen_at).scalar_subquery())
+    here, seen = (await connection.execute(times)).one()
+    if seen is not None and seen > here + _MOST_AHEAD:
+        await _take_back(connection, here)
+    await connection.execute(_MISSED, {"here": here})
+    await connection.execute(_SEEN, {"here": here})
+
+
+async def _take_back(connection: AsyncConnection, here: datetime) -> None:
+    """Shorten what was written before the server's clock was set back to the time `here`: what lives writes it again,
+    what died would seem to live until the clock has caught up."""
+    for column, latest in ((AdapterProcessTable.alive_until, here + _MOST_AHEAD), (EngineTable.heartbeat_at, here)):
+        await connection.execute(update(column.class_).where(column > latest).values({column.key: latest}))
 
 
 def _missed(here: ColumnElement[Any]) -> Insert:
