@@ -9,7 +9,7 @@ from enum import IntEnum
 from typing import Any
 
 from temporalio.api.common.v1 import WorkflowExecution
-from temporalio.api.enums.v1 import EventType
+from temporalio.api.enums.v1 import EventType, WorkflowTaskFailedCause
 from temporalio.api.enums.v1 import WorkflowExecutionStatus as Status
 from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.api.workflowservice.v1 import (
@@ -37,13 +37,18 @@ _CONCURRENT_CALLS = 16
 _MAX_CHARACTERS = 300
 _FAILING_TRIES = 4
 """Tries of a workflow task; a worker that ends costs one or two."""
-_FAILING_TASK = "no worker can go on with {0} (`ratchet admin logs worker`); the sweep begins it anew after a restore"
+_FAILING_TASK = (
+    "no worker can go on with {0} (`ratchet admin logs worker`); the sweep begins it anew, up to {1} times"
+)
 _FAILING = (
     "ExecutionStatus = 'Running' AND TaskQueue = '{}' AND TemporalReportedProblems = 'category=WorkflowTaskFailed'"
 )
+_HAS_BEEN_RESET = WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_RESET_WORKFLOW
 _TASK_COMPLETED = EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED
 _OF_HISTORY = ("[TMPRL1100]", "Fatal error in workflow machines")
 """The SDK's words about a history that it cannot replay. After other failures, bugs, a mended worker goes on."""
+_MOST_RESETS = 3
+"""Resets of one execution. A restore needs one; a workflow that contradicts itself each time is a bug in its code."""
 _WAITING_CALLS = ("get_workflow_execution_history", "query_workflow")
 """Calls that the server answers when a workflow has gone on, or a worker has answered."""
 
@@ -178,7 +183,7 @@ async def pending_activities(client: Client, workflow_id: str) -> list[PendingAc
         return None
     found = [await _pending_activity(client, info) for info in described.pending_activities]
     if (attempt := described.pending_workflow_task.attempt) >= _FAILING_TRIES:
-        found.append(PendingActivity("workflow task", attempt, "", _FAILING_TASK.format(workflow_id)))
+        found.append(PendingActivity("workflow task", attempt, "", _FAILING_TASK.format(workflow_id, _MOST_RESETS)))
     return found
 
 
@@ -212,8 +217,9 @@ async def workflow_states(client: Client, workflow_ids: Collection[str]) -> dict
 
 
 async def reset_contradicted(client: Client, task_queue: str) -> list[str]:
-    """Reset to their first task the open workflows whose histories workers could not replay, five times in a row;
-    return their ids. A server before 1.30 does not know them. Raises RPCError."""
+    """Reset to their first task the open workflows whose histories workers could not replay, five times in a row, if
+    they were reset fewer than _MOST_RESETS times; return their ids. A server before 1.30 does not know them. Raises
+    RPCError."""
     found = []
     async for one in client.list_workflows(_FAILING.format(task_queue)):
         described = await describe_workflow(client, one.id)  # visibility lags
@@ -225,8 +231,9 @@ async def reset_contradicted(client: Client, task_queue: str) -> list[str]:
         words = [event.workflow_task_failed_event_attributes.failure.message for event in events]
         if not any(of_history in next(filter(None, reversed(words)), "") for of_history in _OF_HISTORY):
             continue
+        resets = [event.workflow_task_failed_event_attributes.cause for event in events].count(_HAS_BEEN_RESET)
         first = next((event.event_id for event in events if event.event_type == _TASK_COMPLETED), None)
-        if first is None:
+        if first is None or resets >= _MOST_RESETS:
             continue
         request = ResetWorkflowExecutionRequest(
             namespace=client.namespace,

@@ -89,7 +89,9 @@ async def until_reset(loop: Loop, workflow_id: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["run/{}", "member"])
-async def test_what_no_worker_can_go_on_with_begins_anew(training: Training, loop: Loop, name: str) -> None:
+async def test_what_no_worker_can_go_on_with_begins_anew(
+    training: Training, loop: Loop, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await loop.until(training.working, "both agents work")
     before = await training.rows()
     workflow_id = before[0].workflow_id if name == "member" else name.format(training.run_id)
@@ -98,6 +100,15 @@ async def test_what_no_worker_can_go_on_with_begins_anew(training: Training, loo
     first = (await loop.client.get_workflow_handle(workflow_id).describe()).run_id
     await sweep(loop, dry_run=True)
     assert (await loop.client.get_workflow_handle(workflow_id).describe()).run_id == first
+    queue = loop.settings.own("control")
+
+    async def is_listed() -> bool:
+        return bool([one async for one in loop.client.list_workflows(temporal_client._FAILING.format(queue))])
+
+    await loop.until(is_listed, "Temporal lists it")
+    with monkeypatch.context() as reset_often:
+        reset_often.setattr(temporal_client, "_MOST_RESETS", 0)
+        assert await temporal_client.reset_contradicted(loop.client, queue) == []
     await until_reset(loop, workflow_id)
     await training.let_go()
 
