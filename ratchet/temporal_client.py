@@ -37,9 +37,7 @@ _CONCURRENT_CALLS = 16
 _MAX_CHARACTERS = 300
 _FAILING_TRIES = 4
 """Tries of a workflow task; a worker that ends costs one or two."""
-_FAILING_TASK = (
-    "no worker can go on with {0} (`ratchet admin logs worker`); the sweep begins it anew, up to {1} times"
-)
+_FAILING_TASK = "no worker can go on with {0} (`ratchet admin logs worker`); the sweep begins it anew, up to {1} times"
 _FAILING = (
     "ExecutionStatus = 'Running' AND TaskQueue = '{}' AND TemporalReportedProblems = 'category=WorkflowTaskFailed'"
 )
