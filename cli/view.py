@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def view(
     target: Annotated[
-        str | None, typer.Argument(help="A run, or a rollout's id or workflow id.", metavar="[RUN|ROLLOUT]")
+        str | None, typer.Argument(help="A run, a step, a group, a rollout or a task.", metavar="[WHAT]")
     ] = None,
     export: Annotated[
         Path | None, typer.Option(help="Write the target's pages to this directory instead; they need no server.")
@@ -27,12 +27,16 @@ def view(
     ] = None,
 ) -> None:
     """Print the viewer's address. If the stack's viewer does not run, serve it here until Ctrl-C."""
+    from urllib.parse import quote
+
     import httpx
 
     from cli.console import say
+    from client import Client
     from ratchet.errors import ConfigError, MachineError
     from ratchet.patience import ANSWER_SECONDS
     from stack.parts import Stack
+    from store.names import Kind
     from viewer.app import serve_viewer
 
     stack = Stack()
@@ -42,7 +46,7 @@ def view(
             raise ConfigError("name the run or rollout that is exported")
         _export(settings, target, export, max_rollouts)
         return
-    path = _path_of(target) if target else "/runs"
+    path = quote(Client().find(target, *Kind).page) if target else "/runs"
     print(settings.address + path + (f"?token={settings.token}" if settings.token else ""), flush=True)
     try:
         answer = httpx.get(settings.address + "/health", trust_env=False, timeout=ANSWER_SECONDS)
@@ -73,37 +77,16 @@ def viewer_settings(stack: "Stack", host: str) -> "ViewerSettings":
     )
 
 
-def _path_of(target: str) -> str:
-    """Return the page of a rollout or a run. Raises ConfigError if neither exists."""
-    from urllib.parse import quote
-
-    from client import Client
-    from ratchet.errors import ConfigError
-    from store import runs
-
-    if (found := _rollout_id(target)) is not None:
-        return f"/rollouts/{found}"
-    if Client().read(lambda connection: runs.get_run(connection, target)) is None:
-        raise ConfigError(f"there is no run or rollout {target!r}; see `ratchet show runs` and `ratchet show rollouts`")
-    return f"/runs/{quote(target)}"
-
-
-def _rollout_id(target: str) -> int | None:
-    from client import Client
-    from reads.rollouts import find_rollout
-
-    return Client().read(lambda connection: find_rollout(connection, target))
-
-
 def _export(settings: "ViewerSettings", target: str, out: Path, max_rollouts: int) -> None:
     import asyncio
 
     from cli.console import say
+    from client import Client
+    from store.names import Kind
     from viewer.static_export import PageExporter
 
-    rollout_id = _rollout_id(target)
+    named = Client().find(target, Kind.RUN, Kind.ROLLOUT)
     exporter = PageExporter(settings, out)
-    asyncio.run(
-        exporter.export_run(target, max_rollouts) if rollout_id is None else exporter.export_rollout(rollout_id)
-    )
+    is_run = named.kind is Kind.RUN
+    asyncio.run(exporter.export_run(named.run_id, max_rollouts) if is_run else exporter.export_rollout(named.id))
     say(f"{len(exporter.files)} pages written; open {out / 'index.html'}")

@@ -17,9 +17,7 @@ _STEPS_FOR_ESTIMATE = 5
 def watch(
     what: Annotated[
         str | None,
-        typer.Argument(
-            help="A run, or a rollout's id or workflow id; by default the newest open run.", metavar="[RUN|ROLLOUT]"
-        ),
+        typer.Argument(help="A run or a rollout; by default the newest open run.", metavar="[RUN|ROLLOUT]"),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print what there is now and end.")] = False,
     whole: Annotated[bool, typer.Option("--whole", help="Of a rollout: print long messages whole.")] = False,
@@ -35,18 +33,12 @@ def watch(
 
     from cli.turn_printer import follow_rollout
     from client import Client
-    from ratchet.errors import ConfigError
-    from ratchet.run_names import is_part_of_run
     from ratchet.types import RunState
-    from reads.rollouts import find_rollout
+    from store.names import Kind
 
-    if what is not None:
-        rollout_id = Client().read(lambda connection: find_rollout(connection, what))
-        if rollout_id is not None:
-            follow_rollout(rollout_id, once, whole)
-            return
-        if is_part_of_run(what):
-            raise ConfigError(f"rollout {what} does not exist; `ratchet show rollouts RUN` lists a run's rollouts")
+    if what is not None and (named := Client().find(what, Kind.RUN, Kind.ROLLOUT)).kind is Kind.ROLLOUT:
+        follow_rollout(named.id, once, whole)
+        return
     run, console = Client().run(what), Console()
     if once or not console.is_terminal:
         console.print(_screen(run))

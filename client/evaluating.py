@@ -5,6 +5,7 @@ workflow prepares, pauses, resumes and ends; so an evaluation that is cut goes o
 """
 
 import asyncio
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from ratchet.config import RunConfig
 from ratchet.config_sources import load_config, resolve_config
 from ratchet.errors import ConfigError, StoreUnavailableError
 from ratchet.progress import ReportProgress
-from ratchet.run_names import newest_steps, step_number
+from ratchet.run_names import newest_steps, plain_name, step_number
 from ratchet.solve_rates import compare
 from ratchet.stored_config import read_stored_config
 from ratchet.types import JsonObject, RunState
@@ -59,7 +60,7 @@ async def run_evaluation(
 
     Raises ConfigError if `what` is none of the four, cannot be evaluated now, or if the run is paused meanwhile.
     """
-    if what.startswith(("http://", "https://")):
+    if what.startswith(("http://", "https://")) and plain_name(what) == what:  # not a link to a run's page
         return await _evaluate_config(stack, endpoint_config(what, settings), str(settings.model), settings, say)
     if settings.model is not None or settings.key is not None or settings.body:
         raise ConfigError(f"--model, --key and --body are those of an endpoint, and {what} is no http address")
@@ -71,7 +72,8 @@ async def run_evaluation(
             raise ConfigError(f"{what} is a model directory: name the config with its tasks and agent by --config")
         config = load_config(settings.config, [f"model={path.resolve()}", "endpoint=null"])
         return await _evaluate_config(stack, config, path.resolve().name, settings, say)
-    run_id, _, step = what.rpartition("@") if "@" in what else (what, "", "")
+    name = plain_name(what)
+    run_id, _, step = name.rpartition("@") if "@" in name else (name, "", "")
     async with stack.database() as database, database.begin() as connection:
         row = await runs.get_run(connection, run_id)
     number = step_number(step)
@@ -228,7 +230,7 @@ async def read_reports(stack: Stack, run_id: str, labels: Sequence[str] | None =
 
 
 async def compare_evaluations(stack: Stack, first: str, second: str) -> JsonObject:
-    """Compare two evaluations, each named RUN:LABEL, or RUN for its newest, on the tasks that both have verdicts for.
+    """Compare two evaluations (RUN:LABEL, evaluate/RUN/LABEL, or RUN for its newest) on the tasks that both judged.
 
     Raises ConfigError if one does not exist, or if they have no task in common.
     """
@@ -236,7 +238,7 @@ async def compare_evaluations(stack: Stack, first: str, second: str) -> JsonObje
         names: list[str] = []
         counts = []
         for name in (first, second):
-            run_id, _, label = name.partition(":")
+            run_id, _, label = re.sub(r"^evaluate/([^/]+)/", r"\1:", plain_name(name)).partition(":")
             found = await find_evaluation(connection, run_id, label or None)
             names.append(f"{run_id}:{found}")
             tasks = await evaluated_tasks(connection, run_id, found)

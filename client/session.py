@@ -23,7 +23,7 @@ from ratchet.config_sources import load_config, resolve_config
 from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
 from ratchet.grading_payloads import RegradeInput, RegradeResult
 from ratchet.progress import ReportProgress
-from ratchet.run_names import require_run_id, require_target_name
+from ratchet.run_names import require_run_id
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import JsonObject, SteeringAction
 from reads.advice import Advice, advise_run
@@ -40,9 +40,9 @@ from stack.parts import Stack
 from stack.run_status import Diagnosis, diagnose
 from stack.startup import connect_stack
 from store import runs, step_mix
+from store.names import Kind, Named, require_named
 from store.runs import RunRow
 from store.steering import SteeringAnswer
-from store.steering_targets import TargetKind, find_target
 
 _T = TypeVar("_T")
 
@@ -93,8 +93,12 @@ class Client:
 
         return Rows(self.read(read))
 
+    def find(self, name: str | int, *kinds: Kind) -> Named:
+        """Return the run, rollout or whatever of these kinds has this name (`store.names`). Raises ConfigError."""
+        return self.read(lambda connection: require_named(connection, str(name), *kinds))
+
     def run(self, run_id: str | None = None) -> "Run":
-        """Return a run; without an id the newest one that is open, else the newest. Raises ConfigError if it does not
+        """Return a run; without a name the newest one that is open, else the newest. Raises ConfigError if it does not
         exist.
         """
         if run_id:
@@ -162,7 +166,7 @@ class Client:
         return run_blocking(evaluating.compare_evaluations(self.stack, first, second))
 
     def rollout(self, name: str | int) -> JsonObject:
-        """Return all of a rollout except its messages and token arrays. `name`: its number or workflow id."""
+        """Return all of a rollout except its messages and token arrays."""
         return self.read(lambda connection: describe_rollout(connection, name))
 
     def cancel(self, what: str | int, reason: str = "") -> SteeringAnswer:
@@ -195,19 +199,13 @@ class Client:
 
         Raises ConfigError if there is no such run, group or rollout.
         """
-        name = str(what)
-        if name.isdigit() or "/" in name:
-            require_target_name(name)
-            found = self.read(lambda connection: find_target(connection, name))
-            if found.kind == TargetKind.EVALUATION:
-                raise ConfigError(f"an evaluation cannot be graded again as a whole: name its run, {found.run_id}")
-            is_group = found.kind == TargetKind.GROUP
-            source: JsonObject = {"group": found.workflow_id} if is_group else {"rollout_id": found.id}
-        else:
-            source = {"run_id": self.run(name).run_id}
+        found = self.find(what, Kind.RUN, Kind.GROUP, Kind.ROLLOUT)
+        source: JsonObject = {"run_id": found.run_id}
+        if found.kind is not Kind.RUN:
+            source = {"group": found.name} if found.kind is Kind.GROUP else {"rollout_id": found.id}
         options = {"grader": grader, "repeats": repeats, "adopt": adopt, "window": window}
         wanted = RegradeInput.model_validate({**source, **options})
-        workflow_id = f"regrade/{name}-{uuid4().hex[:6]}"
+        workflow_id = f"regrade/{found.id or found.run_id}-{uuid4().hex[:6]}"
         return run_blocking(run_workflow(self.stack, "Regrade", wanted, workflow_id, RegradeResult, say))
 
 

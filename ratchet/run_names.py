@@ -5,6 +5,7 @@ A name that cannot be one is refused here, before any service is asked.
 
 import re
 from collections.abc import Sequence
+from urllib.parse import unquote, urlsplit
 
 from ratchet.bounded_numbers import LARGEST_INTEGER
 from ratchet.errors import ConfigError
@@ -13,16 +14,35 @@ RUN_ID = re.compile(r"[A-Za-z0-9._-]+")
 _ROLLOUT_NUMBER = re.compile(r"[0-9]{1,18}")
 """A larger number is no id."""
 _TARGET = re.compile(
-    _ROLLOUT_NUMBER.pattern + r"|group/[^\s/]+/\d+"
+    _ROLLOUT_NUMBER.pattern + r"|group#\d+|([^\s/]+/)+\d+"
     r"|evaluate/[^\s/]+/[^\s/]+"
     r"|(\S+-)?rollout/\S+"  # with the installation's prefix, if it shares its namespace
 )
+_PAGES = (
+    (re.compile(r"/namespaces/[^/]+/workflows/([^/]+)(/.*)?"), r"\1"),  # of the Temporal UI
+    (re.compile(r"/runs/([^/]+)/steps/(\d+)"), r"\1@\2"),
+    (re.compile(r"/(group|task)s/(\d+)"), r"\1#\2"),
+    (re.compile(r"/(?:runs|rollouts)/([^/]+)(/.*)?"), r"\1"),
+)
+"""Path of a page -> the name of what it shows."""
 
 
-def require_run_id(name: str) -> str:
-    """Return the name. Raises ConfigError if no run can have it."""
+def plain_name(text: str) -> str:
+    """Return a name as the store has it: of a link to a page what the page shows, without `run/` and `#`.
+
+    `group#7` and `task#7` are rows by their numbers, which only links have.
+    """
+    name = text.strip().removeprefix("#")
+    path = urlsplit(name).path.rstrip("/") if "://" in name or name.startswith("/") else ""
+    shown = next((found.expand(name_of) for page, name_of in _PAGES if (found := page.fullmatch(path))), None)
+    return (name if shown is None else unquote(shown)).removeprefix("run/")
+
+
+def require_run_id(text: str) -> str:
+    """Return the run's id. Raises ConfigError if no run can have it."""
+    name = plain_name(text)
     if not RUN_ID.fullmatch(name):
-        raise ConfigError(f"{name!r} cannot be the id of a run; `ratchet show runs` lists those that there are")
+        raise ConfigError(f"{text!r} cannot be the id of a run; `ratchet show runs` lists those that there are")
     return name
 
 
@@ -33,7 +53,7 @@ def rollout_number(name: str) -> int | None:
 
 def is_part_of_run(name: str) -> bool:
     """Return whether a name is that of a rollout, a group or an evaluation, and no run's."""
-    return "/" in name or name.isdecimal()
+    return not RUN_ID.fullmatch(plain_name(name)) or plain_name(name).isdecimal()
 
 
 def step_number(text: str) -> int | None:
@@ -43,10 +63,10 @@ def step_number(text: str) -> int | None:
 
 
 def require_target_name(name: str) -> str:
-    """Return the name of what can be cancelled or retried. Raises ConfigError if it is neither a number nor the
-    workflow id of a group, a rollout or an evaluation.
+    """Return the name of what can be cancelled or retried. Raises ConfigError if no group, rollout or evaluation can
+    have it.
     """
-    if not _TARGET.fullmatch(name):
+    if not _TARGET.fullmatch(plain_name(name)):
         raise ConfigError(
             f"{name!r} names no group, rollout or evaluation: name a rollout by its number in `ratchet show rollouts`, "
             "or a workflow, such as group/RUN/3, rollout/RUN/3/0 or evaluate/RUN/start-t1"

@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import ConfigError
-from ratchet.run_names import step_number
 from reads.curves import Metrics, raised_alarms
 from reads.reward_explanation import explain_reward
-from reads.rollouts import find_rollout, read_rollout_facts, require_rollout
+from reads.rollouts import read_rollout_facts, require_rollout
 from reads.run_facts import RunFacts, read_run_facts
-from reads.runs import OutcomeCount, read_run_head
+from reads.runs import OutcomeCount, require_run
 from reads.steps import StepFacts, read_step_facts
+from store.names import Kind, require_named
 from store.runs import ADHOC
 
 _MAX_LISTED = 3
@@ -30,22 +30,19 @@ _FIGURES = {
 
 
 async def explain_thing(connection: AsyncConnection, what: str) -> list[str]:
-    """Return the sentences about a rollout (its id or workflow id), RUN@STEP or RUN.
+    """Return the sentences about a rollout, a step or a run with this name (`store.names`).
 
     Raises ConfigError if it does not exist.
     """
-    run_id, _, step = what.rpartition("@")
-    if run_id and (number := step_number(step)) is not None:
-        if (facts := await read_step_facts(connection, run_id, number)) is not None:
-            return explain_step(facts)
-    elif await find_rollout(connection, what) is not None:
-        rollout = await read_rollout_facts(connection, await require_rollout(connection, what))
+    named = await require_named(connection, what, Kind.ROLLOUT, Kind.STEP, Kind.RUN)
+    if named.kind is Kind.ROLLOUT:
+        rollout = await read_rollout_facts(connection, await require_rollout(connection, named.id))
         return [one.text for one in explain_reward(rollout)]
-    elif (head := await read_run_head(connection, what)) is not None:
-        return explain_run(await read_run_facts(connection, head))
-    raise ConfigError(
-        f"there is no rollout, step or run {what!r}; `ratchet show runs` and `ratchet show rollouts` list them"
-    )
+    if named.kind is Kind.RUN:
+        return explain_run(await read_run_facts(connection, await require_run(connection, named.run_id)))
+    if (facts := await read_step_facts(connection, named.run_id, named.id)) is None:
+        raise ConfigError(f"run {named.run_id} has no step {named.id} yet")
+    return explain_step(facts)
 
 
 def explain_run(facts: RunFacts) -> list[str]:

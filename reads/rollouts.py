@@ -10,14 +10,13 @@ from typing import Any, TypeVar
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.errors import ConfigError
-from ratchet.run_names import rollout_number
 from ratchet.tracing import RolloutTrace
 from ratchet.types import REWARDED_OUTCOMES, GroupState, JsonObject
 from reads.runs import shown_endpoint
 from reads.step_rows import discarded_plans
 from store.arrays import unpack_text
 from store.columns import columns_of
+from store.names import Kind, require_named
 from store.schema import (
     AttemptTable,
     BatchItemTable,
@@ -199,19 +198,11 @@ class GroupRewards:
     state: str = GroupState.OPEN
 
 
-async def find_rollout(connection: AsyncConnection, name: str) -> int | None:
-    """Return the id of the rollout with this id or workflow id, None without one."""
-    number = rollout_number(name)
-    column = RolloutTable.id == number if number is not None else RolloutTable.workflow_id == name
-    return (await connection.execute(select(RolloutTable.id).where(column))).scalar_one_or_none()
-
-
 async def require_rollout(connection: AsyncConnection, name: str | int) -> RolloutHead:
-    """Return the rollout with this id or workflow id. Raises ConfigError if it does not exist."""
-    found = await find_rollout(connection, str(name))
-    head = None if found is None else await read_rollout_head(connection, found)
-    if head is None:
-        raise ConfigError(f"there is no rollout {name!r}; `ratchet show rollouts RUN` lists those of a run")
+    """Return the rollout with this name (`store.names`). Raises ConfigError if it does not exist."""
+    named = await require_named(connection, str(name), Kind.ROLLOUT)
+    head = await read_rollout_head(connection, named.id)
+    assert head is not None, "found in the same transaction"
     return head
 
 

@@ -14,6 +14,7 @@ from ratchet import secrets
 from ratchet.errors import ConfigError
 from ratchet.types import JsonObject, Outcome, Purpose
 from store.columns import columns_of
+from store.names import Kind, require_named
 from store.open_runs import newest_run
 from store.runs import ADHOC
 from store.schema import GradeTable, MetricTable, RolloutTable, RunTable, TaskTable
@@ -205,13 +206,12 @@ async def read_run_head(connection: AsyncConnection, run_id: str) -> RunHead | N
 
 
 async def require_run(connection: AsyncConnection, run_id: str | None) -> RunHead:
-    """Return the run; without an id the newest one that is open, else the newest. Raises ConfigError if it does not
-    exist."""
-    wanted = run_id or await newest_run(connection)
-    if wanted is None:
+    """Return the run of this name; without one the newest that is open, else the newest. Raises ConfigError if it does
+    not exist."""
+    if run_id is None and (run_id := await newest_run(connection)) is None:
         raise ConfigError("there is no run yet; `ratchet train CONFIG` starts one")
-    if (head := await read_run_head(connection, wanted)) is None:
-        raise ConfigError(f"there is no run {wanted!r}; `ratchet show runs` lists those that there are")
+    head = await read_run_head(connection, (await require_named(connection, run_id, Kind.RUN)).run_id)
+    assert head is not None, "found in the same transaction"
     return head
 
 

@@ -120,7 +120,7 @@ async def diagnose(stack: Stack, run_id: str | None) -> Diagnosis:
     workflows: list[str] = []
     try:
         async with stack.database() as database, _read_in_time(found, database) as connection:
-            found.run_id = run_id or await open_runs.newest_run(connection) or ""
+            found.run_id = found.run_id or await open_runs.newest_run(connection) or ""
             if not found.run_id:
                 raise ConfigError("there is no run yet; `ratchet train CONFIG` starts one")
             await _look_at_store(connection, found)

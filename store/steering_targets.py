@@ -6,25 +6,16 @@ cancelled by its workflow alone, which writes the outcome.
 """
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import ConfigError
-from ratchet.run_names import rollout_number
 from ratchet.types import REWARDED_OUTCOMES, GroupState, Outcome, Purpose, RunState, SteeringAction, Wish
-from store import evaluations, groups, open_runs, plans, runs, steering
-from store.schema import EvaluationTable, RolloutGroupTable, RolloutTable, RunTable
+from store import evaluations, groups, names, open_runs, plans, runs, steering
+from store.names import Kind
+from store.schema import RolloutGroupTable, RolloutTable, RunTable
 from store.steering import Request, SteeringAnswer
-
-
-class TargetKind(StrEnum):
-    """The kind of a request's target."""
-
-    GROUP = "group"
-    ROLLOUT = "rollout"
-    EVALUATION = "evaluation"
 
 
 @dataclass(slots=True, frozen=True)
@@ -32,7 +23,7 @@ class Target:
     """A group, a rollout or an evaluation. `state`: of the group, the rollout's outcome, or `ended`; None while it is
     in flight. `id`: 0 for an evaluation, which has a label instead."""
 
-    kind: TargetKind
+    kind: Kind
     id: int
     run_id: str
     workflow_id: str
@@ -44,44 +35,19 @@ class Target:
 
 
 async def find_target(connection: AsyncConnection, name: str) -> Target:
-    """Return the rollout with this id or workflow id, or the group or evaluation with this workflow id.
-
-    Raises ConfigError if there is none.
-    """
-    if name.startswith("evaluate/"):
-        run_id, _, label = name.removeprefix("evaluate/").partition("/")
-        ended = select(EvaluationTable.ended_at).where(EvaluationTable.run_id == run_id, EvaluationTable.label == label)
-        evaluation = (await connection.execute(ended)).one_or_none()
-        if evaluation is not None:
-            state = "ended" if evaluation.ended_at is not None else None
-            return Target(TargetKind.EVALUATION, 0, run_id, name, Purpose.EVAL, None, state, label=label)
-        known = [one.label for one in await evaluations.begun_evaluations(connection, run_id)]
-        raise ConfigError(f"run {run_id} has no evaluation {label!r}; it has {', '.join(known) or 'none'}")
-    elif name.startswith("group/"):
-        group = select(
-            RolloutGroupTable.id, RolloutGroupTable.run_id, RolloutGroupTable.purpose, RolloutGroupTable.state
-        ).where(RolloutGroupTable.workflow_id == name)
-        found = (await connection.execute(group)).one_or_none()
-        if found is not None:
-            return Target(TargetKind.GROUP, found.id, found.run_id, name, found.purpose, found.id, found.state)
-    else:
-        number = rollout_number(name)
-        rollout = select(
-            RolloutTable.id,
-            RolloutTable.run_id,
-            RolloutTable.workflow_id,
-            RolloutTable.purpose,
-            RolloutTable.group_id,
-            RolloutTable.outcome,
-            RolloutTable.owner.is_not(None).label("is_claimed"),
-        ).where(RolloutTable.id == number if number is not None else RolloutTable.workflow_id == name)
-        row = (await connection.execute(rollout)).one_or_none()
-        if row is not None:
-            return Target(TargetKind.ROLLOUT, *row)
-    raise ConfigError(
-        f"there is no group or rollout {name!r}; name a rollout by its number in `ratchet show rollouts`, or a "
-        "workflow, such as evaluate/RUN/start-t1, group/RUN/3 or rollout/RUN/3/0"
-    )
+    """Return the rollout, group or evaluation with this name. Raises ConfigError if there is none."""
+    named = await names.require_named(connection, name, Kind.GROUP, Kind.ROLLOUT, Kind.EVALUATION)
+    of_run = (named.kind, named.id, named.run_id, named.name)
+    if named.kind is Kind.EVALUATION:
+        label = named.name.rpartition("/")[2]
+        has_ended = label in await evaluations.ended_evaluations(connection, named.run_id)
+        return Target(*of_run, Purpose.EVAL, None, "ended" if has_ended else None, label=label)
+    if named.kind is Kind.GROUP:
+        group = select(RolloutGroupTable.purpose, RolloutGroupTable.id, RolloutGroupTable.state)
+        return Target(*of_run, *(await connection.execute(group.where(RolloutGroupTable.id == named.id))).one())
+    is_claimed = RolloutTable.owner.is_not(None)
+    rollout = select(RolloutTable.purpose, RolloutTable.group_id, RolloutTable.outcome, is_claimed)
+    return Target(*of_run, *(await connection.execute(rollout.where(RolloutTable.id == named.id))).one())
 
 
 async def record_cancel(connection: AsyncConnection, request: Request, target: Target) -> SteeringAnswer:
@@ -89,7 +55,7 @@ async def record_cancel(connection: AsyncConnection, request: Request, target: T
     next_step = await _lock_run(connection, request, target)
     if await steering.is_known(connection, request) or target.state == Outcome.CANCELLED:
         return SteeringAnswer(f"{target.workflow_id} was cancelled already", changed=False)
-    if target.kind is TargetKind.GROUP:
+    if target.kind is Kind.GROUP:
         if not await groups.cancel_group(connection, target.id):  # `target.state` was read before the lock
             state = (await groups.get_group(connection, target.id)).state
             raise ConfigError(f"{target.workflow_id} is {state}; only an open or a ready group can be cancelled")
@@ -97,7 +63,7 @@ async def record_cancel(connection: AsyncConnection, request: Request, target: T
     else:
         if target.state is not None:
             raise ConfigError(f"{target.workflow_id} has ended ({target.state})")
-        if target.kind is TargetKind.ROLLOUT and not target.is_claimed:
+        if target.kind is Kind.ROLLOUT and not target.is_claimed:
             raise ConfigError(f"{target.workflow_id} has not begun; cancel its group, or wait until it has")
         text = f"{target.workflow_id} is being cancelled"
         text += "; another rollout replaces it in its group" if target.group_id is not None else ""
@@ -112,7 +78,7 @@ async def record_retry(connection: AsyncConnection, request: Request, target: Ta
     next_step = await _lock_run(connection, request, target)
     if await steering.is_known(connection, request):
         return SteeringAnswer(f"{target.workflow_id} was retried by this request", changed=False)
-    if target.kind is TargetKind.EVALUATION:
+    if target.kind is Kind.EVALUATION:
         return await _retry_evaluation(connection, request, target, next_step)
     if target.group_id is None:
         raise ConfigError(f"{target.workflow_id} was made by hand; `ratchet tasks run` makes another one of its task")
@@ -122,7 +88,7 @@ async def record_retry(connection: AsyncConnection, request: Request, target: Ta
             f"{target.workflow_id} belongs to an evaluation, which is retried as a whole: "
             f"`ratchet retry evaluate/{target.run_id}/{label}`"
         )
-    if target.kind is TargetKind.ROLLOUT and target.state is None:
+    if target.kind is Kind.ROLLOUT and target.state is None:
         raise ConfigError(f"{target.workflow_id} is in flight; `ratchet stop {target.id}` makes its group replace it")
     if target.state in REWARDED_OUTCOMES:
         raise ConfigError(
@@ -131,7 +97,7 @@ async def record_retry(connection: AsyncConnection, request: Request, target: Ta
     run = await runs.get_run(connection, target.run_id)
     if run is None or run.state not in (RunState.RUNNING, RunState.PAUSED):
         raise ConfigError(f"run {target.run_id} has ended; `ratchet resume {target.run_id}` lets it go on")
-    only = target.id if target.kind is TargetKind.ROLLOUT else None
+    only = target.id if target.kind is Kind.ROLLOUT else None
     new = await groups.retry_members(connection, target.group_id, only)
     if not new:
         raise ConfigError(await _why_nothing_to_retry(connection, target))
@@ -143,11 +109,11 @@ async def record_retry(connection: AsyncConnection, request: Request, target: Ta
 async def _why_nothing_to_retry(connection: AsyncConnection, target: Target) -> str:
     assert target.group_id is not None
     group = await groups.get_group(connection, target.group_id)
-    what = "it" if target.kind is TargetKind.GROUP else f"its group, group/{group.run_id}/{group.group_no},"
+    what = "it" if target.kind is Kind.GROUP else f"its group, group/{group.run_id}/{group.group_no},"
     match group.state:
         case GroupState.CANCELLED:
             reason = f"{what} is cancelled, and no step would train it; the run makes other groups by itself"
-        case GroupState.OPEN | GroupState.FAILED if target.kind is TargetKind.GROUP:
+        case GroupState.OPEN | GroupState.FAILED if target.kind is Kind.GROUP:
             reason = "each member has a verdict, is in flight or is replaced"
         case GroupState.OPEN | GroupState.FAILED:
             reason = "another rollout has replaced it already"

@@ -8,7 +8,7 @@ from sqlalchemy import ScalarSelect, Select, distinct, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.run_names import rollout_number
+from ratchet.run_names import plain_name, rollout_number
 from ratchet.types import JsonObject, Purpose
 from store.columns import columns_of
 from store.schema import AdmissionTable, RolloutGroupTable, RolloutTable, RunTaskTable, TaskTable
@@ -203,7 +203,8 @@ async def admissions_by_task(connection: AsyncConnection, dataset: str) -> list[
 
 
 async def show_task(connection: AsyncConnection, task: str) -> JsonObject | None:
-    """Return one task by id or label (the newest with that label), with all its admissions; None without one."""
+    """Return one task by id, label (the newest with that label) or page, with all its admissions; None without one."""
+    task = plain_name(task).removeprefix("task#")
     number = rollout_number(task)
     statement = (
         select(TaskTable)

@@ -29,9 +29,8 @@ def export(
     from client import Client
     from training.sample_export import export_run
 
-    written = Client().read(
-        lambda connection: export_run(connection, run, [one.value for one in format or Format], out)
-    )
+    run_id, formats = Client().run(run).run_id, [one.value for one in format or Format]
+    written = Client().read(lambda connection: export_run(connection, run_id, formats, out))
     if json:
         print_json({str(path): number for path, number in written.items()})
         return

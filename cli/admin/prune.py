@@ -24,12 +24,13 @@ def prune(
     from activities import pruning
     from cli.console import print_json, say
     from client.session import run_blocking
+    from ratchet.run_names import require_run_id
     from ratchet.temporal_settings import load_temporal_settings
     from stack.parts import Stack
 
     async def run() -> list[pruning.Pruned]:
         async with Stack().database() as database:
-            tasks = [pruning.PruneTask(run_id) for run_id in runs or []]
+            tasks = [pruning.PruneTask(require_run_id(name)) for name in runs or []]
             tasks = tasks or await pruning.due_tasks(database, load_temporal_settings().retention)
             work = pruning.describe_prune if dry_run else pruning.prune_run
             return [await work(database, task, force) for task in tasks]

@@ -83,7 +83,8 @@ def _rows(run: str) -> "list[CheckpointRow]":
     from client import Client
     from store import checkpoints
 
-    return Client().read(lambda connection: checkpoints.list_checkpoints(connection, run))
+    run_id = Client().run(run).run_id
+    return Client().read(lambda connection: checkpoints.list_checkpoints(connection, run_id))
 
 
 def _size(row: "CheckpointRow") -> dict[str, int | None]:

@@ -19,16 +19,17 @@ def forks(
     from store import fork_report, retention
 
     async def read(connection: AsyncConnection) -> fork_report.ForkReport:
-        await retention.require_turns(connection, run)
-        return await fork_report.fork_report(connection, run)
+        await retention.require_turns(connection, run_id)
+        return await fork_report.fork_report(connection, run_id)
 
+    run_id = Client().run(run).run_id
     found = Client().read(read)
     if json:
         print_json(asdict(found))
         return
     share = max(found.num_turns, 1)
     rows = [[cause, str(number), f"{100 * number / share:.1f}%"] for cause, number in found.causes.items()]
-    print_table(f"{found.num_turns} turns of {run}", ["fork cause", "turns", "share"], rows)
+    print_table(f"{found.num_turns} turns of {run_id}", ["fork cause", "turns", "share"], rows)
     facts = [
         ["rollouts ended", str(found.num_rollouts)],
         ["chains per rollout", f"{found.mean_chains:.2f}, at most {found.most_chains}"],

@@ -13,11 +13,9 @@ def runs(
     from cli.console import answered_by, print_json, print_table
     from client import Client
     from ratchet.config_engines import DEFAULT_SET
-    from ratchet.errors import ConfigError
 
-    found = [run for run in Client().runs() if run_id is None or run["run_id"] == run_id]
-    if run_id is not None and not found:
-        raise ConfigError(f"there is no run {run_id!r}; `ratchet show runs` lists those that there are")
+    only = Client().run(run_id).run_id if run_id else None
+    found = [run for run in Client().runs() if only in (None, run["run_id"])]
     if json:
         print_json(found)
         return

@@ -1,14 +1,18 @@
-"""Search: a rollout by its id or workflow id, tasks by their labels, or a text in conversations, of a run or of all."""
+"""Search: a run, step, group or rollout by name, tasks by their labels, or a text in conversations of a run or of
+all."""
 
+from contextlib import suppress
 from dataclasses import dataclass
+from urllib.parse import quote
 
 from fastapi import APIRouter, Request
 from starlette.responses import RedirectResponse, Response
 
-from reads.rollouts import find_rollout
+from ratchet.errors import ConfigError
 from reads.runs import list_run_summaries, read_run_head
 from reads.tasks import FoundTask, find_tasks
 from reads.text_search import TextHit, TextSearch, count_rollouts_without_words, search_run
+from store.names import Kind, find_named
 from viewer.rendering import respond, wants_json
 from viewer.routes.registration import found, next_link, page_route
 
@@ -41,9 +45,10 @@ async def show_search(request: Request, q: str = "", run: str = "", before: int 
     words = q.strip()
     async with request.app.state.store.read() as connection:
         if words and not wants_json(request):
-            rollout_id = await find_rollout(connection, words)
-            if rollout_id is not None:
-                return RedirectResponse(f"/rollouts/{rollout_id}", 303)
+            with suppress(ConfigError):  # words that begin as a name does
+                named = await find_named(connection, words)
+                if named is not None and named.kind is not Kind.TASK:  # a label may be a part of others
+                    return RedirectResponse(quote(named.page), 303)
         run_ids = [one.run_id for one in await list_run_summaries(connection, _MAX_RUNS)]
         run_id = run or None
         if run_id is not None:

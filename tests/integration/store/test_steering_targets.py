@@ -18,11 +18,12 @@ from store.database import Database
 from store.evaluations import NewEvaluation
 from store.groups import NewGroup
 from store.learners import NextStep
+from store.names import Kind
 from store.plans import PlanRow
 from store.runs import RunRow
 from store.schema import PolicyVersionTable, RolloutGroupTable, RolloutTable, RunTable, TaskTable
 from store.steering import Request, SteeringAnswer
-from store.steering_targets import Target, TargetKind
+from store.steering_targets import Target
 from tests.integration.training.records import make_config, make_group, make_run
 
 SIGNAL = [1.0, 0.0, 0.0, 0.0]
@@ -258,7 +259,7 @@ async def test_an_open_rollout_of_an_evaluation_is_listed_under_its_evaluation(t
         await connection.execute(update(RolloutTable).values(outcome=None))
         found = await open_rollouts.list_slowest(connection, targets.run_id, 99)
     assert found and {one.group for one in found} == {name}
-    assert (await targets.find(name)).kind is TargetKind.EVALUATION
+    assert (await targets.find(name)).kind is Kind.EVALUATION
 
 
 async def test_a_rollout_that_is_replaced_is_not_replaced_again(targets: Targets) -> None:
