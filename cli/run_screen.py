@@ -34,7 +34,6 @@ def print_run(run_id: str, as_json: bool) -> None:
 
 def lines_of(found: "Diagnosis") -> list[str]:
     """Return the screen of a diagnosis: at most 24 lines of 79 columns, and few lines of each kind."""
-    from ratchet.durations import duration_in_words
     from stack.run_status import UNKNOWN
 
     if found.state == UNKNOWN:
@@ -42,11 +41,8 @@ def lines_of(found: "Diagnosis") -> list[str]:
     else:
         progress = "started by hand" if found.is_by_hand else f"step {found.step} of {found.num_steps}"
         lines = [f"run {found.run_id} is {found.state}, {progress}", *_wrap("waits for: ", found.answer, _ANSWER_LINES)]
-    if found.stages:
-        lines.append(f"{'open rollouts':<24} {'count':>6} {'longest':>12}")
-        lines += [
-            f"  {one.stage:<22} {one.count:>6} {duration_in_words(one.longest_seconds):>12}" for one in found.stages
-        ]
+    for fact in found.vitals:
+        lines += _wrap(f"{fact.name}: ", f"{fact.value} ({fact.detail})" if fact.detail else fact.value)
     if found.groups:
         counts = ", ".join(f"{count} {state}" for state, count in sorted(found.groups.items()))
         lines += _wrap("groups: ", f"{counts}; a step takes {found.groups_per_step}")

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
 _LOOK_SECONDS = 3.0
 _NUM_STEPS = 8
-_STEPS_FOR_ESTIMATE = 5
 
 
 def watch(
@@ -53,57 +52,19 @@ def watch(
     console.print(_screen(run))
 
 
-def seconds_left(step: int, num_steps: int, stepped_at: list[float]) -> float | None:
-    """Estimate from the moments (seconds) at which the newest steps were trained, oldest first; None without two.
-
-    The median of their durations counts, so that a pause or an outage during one of them does not.
-    """
-    from itertools import pairwise
-    from statistics import median
-
-    durations = [end - start for start, end in pairwise(stepped_at[-_STEPS_FOR_ESTIMATE - 1 :])]
-    return median(durations) * max(0, num_steps - step) if durations else None
-
-
 def _screen(run: "Run") -> "RenderableType":
     from rich.console import Group
     from rich.text import Text
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from cli.run_screen import lines_of
-    from reads.curves import metrics_by_step, newest_metric_step, times_by_step
+    from reads.curves import metrics_by_step, newest_metric_step
 
-    async def read(connection: AsyncConnection) -> tuple[dict[int, dict[str, float]], list[float]]:
+    async def read(connection: AsyncConnection) -> dict[int, dict[str, float]]:
         last = await newest_metric_step(connection, run.run_id)
-        first = max(1, last - _NUM_STEPS + 1)
-        times = await times_by_step(connection, run.run_id, first, last)
-        moments = [time.stepped_at.timestamp() for _, time in sorted(times.items()) if time.stepped_at is not None]
-        return await metrics_by_step(connection, run.run_id, first, last), moments
+        return await metrics_by_step(connection, run.run_id, max(1, last - _NUM_STEPS + 1), last)
 
-    found = run.why()
-    metrics, moments = run.client.read(read)
-    return Group(
-        _progress_bar(found.step, found.num_steps, seconds_left(found.step, found.num_steps, moments)),
-        Text("\n".join(lines_of(found))),
-        Text(),
-        _steps_table(metrics),
-        *(Text(line) for line in _evaluations(run)),
-    )
-
-
-def _progress_bar(step: int, num_steps: int, seconds: float | None) -> "RenderableType":
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
-
-    from ratchet.durations import duration_in_words
-
-    left = "" if seconds is None else f"about {duration_in_words(seconds)} left"
-    if 0 < num_steps <= step:
-        left = "all steps are trained"
-    table = Table.grid(padding=(0, 1))
-    bar = ProgressBar(total=max(1, num_steps), completed=step, width=30)
-    table.add_row(f"step {step} of {num_steps}", bar, left)
-    return table
+    return Group(Text("\n".join(lines_of(run.why()))), Text(), _steps_table(run.client.read(read)))
 
 
 def _steps_table(metrics: dict[int, dict[str, float]]) -> "RenderableType":
@@ -124,11 +85,3 @@ def _steps_table(metrics: dict[int, dict[str, float]]) -> "RenderableType":
     for step, found in metrics.items():
         table.add_row(str(step), *(form.format(found[name]) if name in found else "" for name, form in names.values()))
     return table
-
-
-def _evaluations(run: "Run") -> list[str]:
-    return [
-        f"evaluation {one['label']} at step {one['step']}: reward {one['mean']:.3f} ({one['num_graded']} rollouts)"
-        for one in run.evaluations()
-        if one["mean"] is not None
-    ]

@@ -22,6 +22,8 @@ from ratchet.stored_config import read_stored_config
 from ratchet.temporal_client import PendingActivity, pending_activities
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import EngineState, JsonObject, RunState, Wish
+from reads.runs import require_run
+from reads.vitals import Vital, read_vitals
 from scheduling.quarantine import QuarantinedTask, quarantined_tasks
 from stack.part_health import read_fresh_health
 from stack.parts import Stack
@@ -88,6 +90,7 @@ class Diagnosis:
     engine_set: str = DEFAULT_SET
     needs_engines: bool = False
     answer: str = ""
+    vitals: list[Vital] = field(default_factory=list)
     stages: list[StageCount] = field(default_factory=list)
     groups: dict[str, int] = field(default_factory=dict)
     groups_per_step: int = 0
@@ -180,6 +183,7 @@ async def _look_at_store(connection: AsyncConnection, found: Diagnosis) -> None:
     found.is_by_hand = row.is_by_hand
     found.num_steps = 0 if found.is_by_hand else training.steps
     found.groups_per_step = training.groups_per_step
+    found.vitals = await read_vitals(connection, await require_run(connection, found.run_id))
     found.stages = await open_rollouts.count_open_rollouts(connection, found.run_id)
     found.groups = await runs.count_groups(connection, found.run_id)
     found.quarantined = await quarantined_tasks(connection, found.run_id, training.groups_per_step)

@@ -38,8 +38,8 @@ class Kind(StrEnum):
 
 @dataclass(slots=True, frozen=True)
 class Named:
-    """A thing that has a name. `id`: a row's id, a step's number, or 0. `run_id`: empty for a task. `name`: the workflow
-    id of a group, rollout or evaluation, a task's or an evaluation's label, else the run's id."""
+    """A thing that has a name. `id`: a row's id, a step's number, or 0. `run_id`: empty for a task. `name`: the
+    workflow id of a group, rollout or evaluation, a task's label, RUN@STEP, or the run's id."""
 
     kind: Kind
     run_id: str

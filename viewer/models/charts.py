@@ -50,44 +50,50 @@ class RunCurves:
 
 
 _METRIC_CHARTS = (
-    ("entropy", "Entropy", "Mean over trained tokens, in nats.", ("entropy",)),
+    ("entropy", "Entropy", "Mean over trained tokens, in nats.", {"entropy": "entropy"}),
     (
         "mismatch",
         "Mismatch between sampler and learner",
         "KL of the recorded logprobs against the learner's; the mean gap on tokens of the weights that are trained.",
-        ("mismatch_kl", "engine_noise_abs"),
+        {"mismatch_kl": "KL", "engine_noise_abs": "mean gap"},
     ),
-    ("ratios", "Effective sample size of ratios", "As a share of the tokens; 1 is on policy.", ("ratio_ess",)),
+    ("ratios", "Effective sample size of ratios", "As a share of the tokens; 1 is on policy.", {"ratio_ess": "share"}),
     (
         "masked",
         "Tokens without gradient",
         "Share of the trained tokens whose ratios are out of bounds, and the parts below and above.",
-        ("masked_fraction", "masked_low_fraction", "masked_high_fraction"),
+        {"masked_fraction": "without gradient", "masked_low_fraction": "below", "masked_high_fraction": "above"},
     ),
     (
         "staleness",
         "Staleness",
         "Steps between the weights that sampled and those trained.",
-        ("staleness_mean", "staleness_max"),
+        {"staleness_mean": "mean", "staleness_max": "largest"},
     ),
-    ("loss", "Loss and gradient norm", "", ("loss", "grad_norm")),
+    ("loss", "Loss and gradient norm", "", {"loss": "loss", "grad_norm": "gradient norm"}),
     (
         "speed",
         "Tokens per second",
         "Of the learner, over its passes and updates.",
-        ("chain_tokens_per_second", "computed_tokens_per_second"),
+        {"chain_tokens_per_second": "tokens of chains", "computed_tokens_per_second": "tokens computed"},
     ),
     (
         "time",
         "Where a step's time goes",
         "Seconds: waiting for a batch, loading it, training, publishing weights, updating engines.",
-        ("wait_for_batch_seconds", "load_seconds", "step_seconds", "publish_seconds", "sync_seconds"),
+        {
+            "wait_for_batch_seconds": "wait", "load_seconds": "load", "step_seconds": "train",
+            "publish_seconds": "publish", "sync_seconds": "update engines",
+        },
     ),
     (
         "groups",
         "Groups with signal",
         "Share of the consumed groups whose rewards differ, and shares that are all solved or all unsolved.",
-        ("groups_with_signal_fraction", "groups_solved_all_fraction", "groups_solved_none_fraction"),
+        {
+            "groups_with_signal_fraction": "with signal", "groups_solved_all_fraction": "all solved",
+            "groups_solved_none_fraction": "none solved",
+        },
     ),
 )  # fmt: skip
 
@@ -101,8 +107,8 @@ def run_charts(curves: RunCurves, axis: str) -> list[Chart]:
             step for step, values in curves.metrics.items() if step > 0 and any(one in values for one in metrics)
         )
         series = [
-            ChartSeries(one, [curves.metrics[step].get(one) for step in steps], [], [])
-            for one in metrics
+            ChartSeries(legend, [curves.metrics[step].get(one) for step in steps], [], [])
+            for one, legend in metrics.items()
             if any(one in curves.metrics[step] for step in steps)
         ]
         charts.append(_chart(curves, axis, name, title, note, steps, series))
@@ -165,7 +171,7 @@ def compare_charts(runs: Sequence[RunCurves], axis: str) -> list[Chart]:
     """Return one chart per metric of `_METRIC_CHARTS`, with a series per run."""
     charts = [reward_chart(runs, axis)]
     for name, title, note, metrics in _METRIC_CHARTS:
-        metric = metrics[0]
+        metric, legend = next(iter(metrics.items()))
         points: dict[float, dict[str, float]] = {}
         for run in runs:
             position = step_positions(run, axis)
@@ -174,7 +180,7 @@ def compare_charts(runs: Sequence[RunCurves], axis: str) -> list[Chart]:
                     points.setdefault(position[step], {})[run.run_id] = values[metric]
         xs = sorted(points)
         series = [ChartSeries(run.run_id, [points[x].get(run.run_id) for x in xs], [], []) for run in runs]
-        charts.append(Chart(name, f"{title}: {metric}", note, AXES[axis], xs, series, []))
+        charts.append(Chart(name, f"{title}: {legend}", note, AXES[axis], xs, series, []))
     return [chart for chart in charts if chart.xs]
 
 

@@ -38,6 +38,7 @@ from reads.runs import (
 )
 from reads.steering import list_requests
 from reads.versions import list_restarts
+from reads.vitals import Vital, read_vitals
 from store.engines import list_engines
 from store.open_rollouts import OpenRollout, StageCount, count_open_rollouts, list_open_rollouts
 from store.runs import ADHOC
@@ -97,8 +98,8 @@ class RunPage:
     page shows."""
 
     head: RunHead
+    vitals: list[Vital]
     is_by_hand: bool
-    num_steps: int
     is_live: bool
     waits: list[StageCount]
     open_groups: list[GroupLine]
@@ -207,8 +208,8 @@ async def read_run_page(connection: AsyncConnection, rewards: StepRewards, run_i
     verdicts = await count_verdicts(connection, run_id)
     return RunPage(
         head=head,
+        vitals=await read_vitals(connection, head, curves.rewards),
         is_by_hand=head.config_name == ADHOC,
-        num_steps=int(head.config.get("training", {}).get("steps") or 0),
         is_live=head.state in ("running", "paused"),
         waits=await count_open_rollouts(connection, run_id),
         open_groups=open_groups[:_MAX_OPEN],

@@ -34,7 +34,7 @@ async def test_agents_at_work_and_a_pause(training: Training, loop: Loop) -> Non
     await loop.until(both_work, "both agents are in their boxes")
     found = await diagnose(loop.stack, training.run_id)
     assert (found.state, found.step, found.num_steps, found.groups) == ("running", 0, 1, {"open": 1})
-    assert "agent works                 2" in shown(found)
+    assert "open rollouts: 2 (2 agent works, for up to " in shown(found)
     assert "Temporal" not in shown(found), "it was asked and answered"
     async with loop.database.begin() as connection:
         await run_pause.pause_run(connection, training.run_id, "somebody wanted it")

@@ -64,8 +64,8 @@ def test_tokens_without_gradient_have_an_axis_of_their_own() -> None:
     """Beside a sample size of nearly 1, shares of a thousandth cannot be seen."""
     stored = {1: {"ratio_ess": 0.99, "masked_fraction": 0.001, "masked_high_fraction": 0.001}}
     charts = {one.name: one for one in run_charts(replace(curves(), metrics=stored), "steps")}
-    assert [one.label for one in charts["ratios"].series] == ["ratio_ess"]
-    assert [one.label for one in charts["masked"].series] == ["masked_fraction", "masked_high_fraction"]
+    assert [one.label for one in charts["ratios"].series] == ["share"]
+    assert [one.label for one in charts["masked"].series] == ["without gradient", "above"]
 
 
 def evaluation_chart_of(*evaluations: EvaluationRate) -> Chart:

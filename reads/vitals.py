@@ -1,0 +1,165 @@
+"""How a run is, in a few facts: the head of its page, `ratchet status RUN` and `ratchet watch` show the same ones."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import NamedTuple
+from urllib.parse import quote
+
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from ratchet.config import RunConfig
+from ratchet.durations import duration_in_words
+from ratchet.solve_rates import compare
+from ratchet.stored_config import read_stored_config
+from ratchet.types import Outcome, RunState
+from reads.curves import StepReward, metrics_by_step, newest_metric_step, rewards_by_step, times_by_step
+from reads.evaluation_report import evaluated_tasks
+from reads.evaluations import EvaluationRate, evaluation_rates
+from reads.runs import RunHead
+from store.columns import seconds_of
+from store.open_rollouts import count_open_rollouts
+from store.runs import ADHOC
+from store.schema import RolloutTable
+
+_STEPS_FOR_ESTIMATE = 5
+_STEPS_SHOWN = 20
+_NOW_MINUTES = 10.0
+_HOUR_SECONDS = 3600.0
+_NEWEST_ROLLOUTS = 5000
+"""Rollouts among which those that ended in the last two hours are counted."""
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(slots=True, frozen=True)
+class Vital:
+    """One fact about a run. `page`: path in the viewer of what it counts."""
+
+    name: str
+    value: str
+    detail: str
+    page: str
+
+
+async def read_vitals(
+    connection: AsyncConnection, head: RunHead, rewards: Sequence[StepReward] | None = None
+) -> list[Vital]:
+    """Return the facts that are known. `rewards`: of the newest steps, oldest first; None: they are read."""
+    page, rollouts = f"/runs/{quote(head.run_id)}", f"/rollouts?run={quote(head.run_id)}"
+    config = read_stored_config(head.config)
+    recent = await _read_recent(connection, head.run_id)
+    found = []
+    if head.config_name != ADHOC:
+        last = await newest_metric_step(connection, head.run_id)
+        if rewards is None:
+            rewards = await rewards_by_step(connection, head.run_id, last - _STEPS_SHOWN + 1, last)
+        left = await _time_left(connection, head, config, recent.ended_now / _NOW_MINUTES)
+        found.append(Vital("step", f"{head.step} of {config.training.steps}", left, f"{page}#steps"))
+        found += await _held_out(connection, head.run_id, f"{rollouts}&purpose=eval")
+        if shown := rewards[-_STEPS_SHOWN:]:
+            bars = sparkline([one.mean for one in shown])
+            steps = f"{bars} step {shown[0].step} to {shown[-1].step}, all groups that were consumed"
+            found.append(Vital("training reward", f"{shown[-1].mean:.2f}", steps, f"{rollouts}&purpose=train"))
+        newest = (await metrics_by_step(connection, head.run_id, last, last)).get(last, {})
+        if "staleness_mean" in newest:
+            allowed = f"steps on average in step {last}; at most {config.training.max_staleness} are allowed"
+            found.append(Vital("staleness", f"{newest['staleness_mean']:.1f}", allowed, f"{page}#curves"))
+    found.append(Vital("rollouts a minute", f"{recent.ended_now / _NOW_MINUTES:.1f}", recent.pace, rollouts))
+    found.append(Vital("without verdict", str(recent.failed), recent.causes, f"{rollouts}&outcome=infra_failed"))
+    if waits := sorted(await count_open_rollouts(connection, head.run_id), key=lambda one: -one.count):
+        told = [f"{one.count} {one.stage}, for up to {duration_in_words(one.longest_seconds)}" for one in waits]
+        open_now = sum(one.count for one in waits)
+        found.append(Vital("open rollouts", str(open_now), ", ".join(told), f"{rollouts}&outcome=open"))
+    return found
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Return a bar of text per value, from the lowest to the highest of them."""
+    low, high = min(values), max(values)
+    return "".join(_BARS[round((value - low) / (high - low) * 7) if high > low else 0] for value in values)
+
+
+def seconds_left(step: int, num_steps: int, stepped_at: Sequence[float]) -> float | None:
+    """Estimate from the moments (seconds) at which the newest steps were trained, oldest first; None without two.
+
+    The median of their durations counts, so that a pause or an outage during one of them does not.
+    """
+    durations = [end - start for start, end in pairwise(stepped_at[-_STEPS_FOR_ESTIMATE - 1 :])]
+    return median(durations) * max(0, num_steps - step) if durations else None
+
+
+async def _time_left(connection: AsyncConnection, head: RunHead, config: RunConfig, per_minute: float) -> str:
+    """Say how long the rest of the training takes at the pace of the newest steps, or of the rollouts without steps."""
+    num_steps = config.training.steps
+    if head.state != RunState.RUNNING:
+        return head.state
+    if 0 < num_steps <= head.step:
+        return "all steps are trained"
+    times = await times_by_step(connection, head.run_id, head.step - _STEPS_FOR_ESTIMATE, head.step)
+    moments = [time.stepped_at.timestamp() for _, time in sorted(times.items()) if time.stepped_at is not None]
+    seconds = seconds_left(head.step, num_steps, moments)
+    if seconds is None and per_minute:
+        num_rollouts = (num_steps - head.step) * config.training.groups_per_step * config.training.group_size
+        seconds = num_rollouts / per_minute * 60
+    return "" if seconds is None else f"about {duration_in_words(seconds)} left"
+
+
+async def _held_out(connection: AsyncConnection, run_id: str, page: str) -> list[Vital]:
+    """Compare the first evaluation with the newest one of its temperature, task by task."""
+    ended = [one for one in await evaluation_rates(connection, run_id) if one.ended_at and one.mean is not None]
+    if not ended:
+        return []
+    first: EvaluationRate = min(ended, key=lambda one: (one.step, -one.temperature))
+    last = max((one for one in ended if one.temperature == first.temperature), key=lambda one: one.step)
+    if first is last:
+        told = f"before training, {first.num_rated_tasks} tasks at T={first.temperature:g}"
+        return [Vital("held-out solve rate", f"{first.mean:.2f}", told, f"{page}&evaluation={quote(first.label)}")]
+    before, after = [await evaluated_tasks(connection, run_id, one.label) for one in (first, last)]
+    gain = compare({one.task: one.count for one in before}, {one.task: one.count for one in after}).difference
+    told = f"{gain.mean:+.2f} [{gain.low:+.2f}, {gain.high:+.2f}] by step {last.step}, {gain.num_tasks} tasks"
+    value = f"{first.mean:.2f} → {last.mean:.2f}"
+    return [Vital("held-out solve rate", value, told, f"{page}&evaluation={quote(last.label)}")]
+
+
+class _Recent(NamedTuple):
+    """`ended_now`: rollouts that ended in the newest ten minutes. `failed`: without a verdict, in the last hour."""
+
+    ended_now: int
+    failed: int
+    pace: str
+    causes: str
+
+
+async def _read_recent(connection: AsyncConnection, run_id: str) -> _Recent:
+    age = seconds_of(func.now() - RolloutTable.ended_at).label("age")
+    cause = func.substring(RolloutTable.outcome_reason, "^[A-Za-z]+").label("cause")
+    newest = (
+        select(age, cause, RolloutTable.outcome)
+        .where(RolloutTable.run_id == run_id)
+        .order_by(RolloutTable.id.desc())
+        .limit(_NEWEST_ROLLOUTS)
+        .subquery()
+    )
+    has_failed = newest.c.outcome.in_((Outcome.INFRA_FAILED, Outcome.GRADER_FAILED))
+    in_last_hour = newest.c.age < _HOUR_SECONDS
+    counts = (
+        select(
+            has_failed.label("has_failed"),
+            newest.c.cause,
+            func.count().filter(newest.c.age < _NOW_MINUTES * 60).label("now"),
+            func.count().filter(in_last_hour).label("hour"),
+            func.count().filter(~in_last_hour).label("before"),
+        )
+        .where(newest.c.age < 2 * _HOUR_SECONDS)
+        .group_by(has_failed, newest.c.cause)
+    )
+    rows = (await connection.execute(counts)).all()
+    failed = [row for row in rows if row.has_failed]
+    causes = ", ".join(f"{row.hour} {row.cause}" for row in failed if row.hour)
+    num_failed, num_before = (sum(getattr(row, name) for row in failed) for name in ("hour", "before"))
+    told = f"in the last hour, {num_before} in the hour before" + (f": {causes}" if causes else "")
+    per_hour = sum(row.hour for row in rows)
+    pace = f"in the last ten minutes; {per_hour} ended in the last hour"
+    return _Recent(sum(row.now for row in rows), num_failed, pace, told)
