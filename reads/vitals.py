@@ -1,4 +1,4 @@
-"""How a run is, in a few facts: the head of its page, `ratchet status RUN` and `ratchet watch` show the same ones."""
+"""The facts that say if a run is well: the head of its page, `ratchet status RUN` and `ratchet watch` show the same."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
