@@ -20,6 +20,7 @@ from reads.curves import (
 )
 from reads.evaluations import EvaluationRate, evaluation_rates
 from reads.groups import GroupCount, GroupLine, count_groups_by_progress, list_open_groups
+from reads.run_comparison import DifferentSetting, PairedEvaluation, different_settings, paired_evaluations
 from reads.runs import (
     FailureCount,
     FlaggedCount,
@@ -130,6 +131,8 @@ class ComparePage:
     first_charted_steps: dict[str, int]
     axis: str
     charts: list[Chart]
+    settings: list[DifferentSetting]
+    evaluations: list[PairedEvaluation]
 
 
 @run_pages.get("/")
@@ -177,8 +180,10 @@ async def show_compare(request: Request, run: Annotated[list[str], Query()], axi
     async with request.app.state.store.read() as connection:
         heads = [found(await read_run_head(connection, one), f"run {one}") for one in dict.fromkeys(run)]
         curves = [await _read_curves(connection, request.app.state.step_rewards, head, axis) for head in heads]
+        evaluations = await paired_evaluations(connection, heads)
     firsts = {one.run_id: min(one.metrics, default=0) for one in curves}
-    page = ComparePage(heads, firsts, axis, compare_charts(curves, axis))
+    settings = different_settings([head.config for head in heads])
+    page = ComparePage(heads, firsts, axis, compare_charts(curves, axis), settings, evaluations)
     return await respond(request, "compare.html", page)
 
 

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import httpx
-from sqlalchemy import insert, text, update
+from sqlalchemy import func, insert, text, update
 
 from reads.curves import rewards_by_step
 from store.database import Database
 from store.metrics import record_metrics
-from store.schema import RolloutTable, RunTable, RunTaskTable
+from store.schema import EvaluationTable, RolloutTable, RunTable, RunTaskTable
 from tests.integration.training.records import make_config, make_run
 from tests.integration.viewer.filled_store import FilledRun, RunFiller
 
@@ -178,3 +178,24 @@ async def test_a_flagged_verdict_that_decides_no_reward_yet_is_not_counted(
         await connection.execute(rollout.values(outcome="cancelled"))
     counted |= {"num_others": 1, "newest_others": [filled.solved]}
     assert (await client.get(f"{address}.json")).json()["flagged_count"] == counted
+
+
+async def test_runs_are_compared_by_settings_and_on_the_same_tasks(
+    client: httpx.AsyncClient, database: Database, filled: FilledRun, model: Path
+) -> None:
+    await make_run(database, "other", make_config(seed=7), model)
+    async with database.begin() as connection:
+        filler = RunFiller(connection, "other", model)
+        group = await filler.group(1, filled.task, "ready", "eval", "end-greedy")
+        ended = {"outcome": "graded", "agent_exit": "done", "purpose": "eval"}
+        await filler.verdict(await filler.rollout(group, filled.task, 0, **ended, reward=0.0), False)
+        evaluation = {"run_id": "other", "label": "end-greedy", "step": 4, "temperature": 0.0, "num_samples": 1}
+        await connection.execute(insert(EvaluationTable).values(**evaluation, policy_version="other/4.e0"))
+        await connection.execute(update(EvaluationTable).values(ended_at=func.now()))
+    address = f"/compare?run={filled.run_id}&run=other"
+    page = (await client.get(address.replace("?", ".json?"))).json()
+    assert [(one["key"], one["values"]) for one in page["settings"]] == [("seed", [0, 7])]
+    (paired,) = page["evaluations"]
+    assert (paired["first"], paired["second"]) == (f"{filled.run_id}:start-greedy", "other:end-greedy")
+    assert paired["difference"] == {"mean": -1.0, "low": -1.0, "high": -1.0, "num_tasks": 1}
+    assert "Settings that differ" in (await client.get(address)).text
