@@ -149,6 +149,7 @@ class Outcome(StrEnum):
 
 
 REWARDED_OUTCOMES = (Outcome.GRADED, Outcome.REJECTED)
+FAILED_OUTCOMES = (Outcome.INFRA_FAILED, Outcome.GRADER_FAILED)
 
 
 class Suspicion(StrEnum):

@@ -3,7 +3,7 @@
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.types import JsonObject, Purpose
+from ratchet.types import FAILED_OUTCOMES, JsonObject, Purpose
 from store import plans
 from store.schema import (
     BatchItemTable,
@@ -71,7 +71,7 @@ async def run_progress(connection: AsyncConnection, run_id: str) -> JsonObject:
         func.count().label("rollouts"),
         func.count(RolloutTable.outcome).label("ended"),
         func.count(RolloutTable.reward).label("graded"),
-        func.count().filter(RolloutTable.outcome.in_(["infra_failed", "grader_failed"])).label("failed"),
+        func.count().filter(RolloutTable.outcome.in_(FAILED_OUTCOMES)).label("failed"),
     )
     counts = (await connection.execute(of_rollouts.where(RolloutTable.run_id == run_id))).one()
     of_evaluation = (RolloutGroupTable.run_id == run_id) & (RolloutGroupTable.label == EvaluationTable.label)

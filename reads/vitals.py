@@ -14,7 +14,7 @@ from ratchet.config import RunConfig
 from ratchet.durations import duration_in_words
 from ratchet.solve_rates import compare
 from ratchet.stored_config import read_stored_config
-from ratchet.types import Outcome, RunState
+from ratchet.types import FAILED_OUTCOMES, RunState
 from reads.curves import StepReward, metrics_by_step, newest_metric_step, rewards_by_step, times_by_step
 from reads.evaluation_report import evaluated_tasks
 from reads.evaluations import EvaluationRate, evaluation_rates
@@ -142,7 +142,7 @@ async def _read_recent(connection: AsyncConnection, run_id: str) -> _Recent:
         .limit(_NEWEST_ROLLOUTS)
         .subquery()
     )
-    has_failed = newest.c.outcome.in_((Outcome.INFRA_FAILED, Outcome.GRADER_FAILED))
+    has_failed = newest.c.outcome.in_(FAILED_OUTCOMES)
     in_last_hour = newest.c.age < _HOUR_SECONDS
     counts = (
         select(

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from sqlalchemy import ColumnElement, Integer, cast, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.types import GroupState, Outcome, Purpose
+from ratchet.types import FAILED_OUTCOMES, GroupState, Outcome, Purpose
 from store.schema import RolloutGroupTable, RolloutTable, RunTable
 
 NO_VERDICT_SHARE = 0.02
@@ -151,7 +151,7 @@ async def recent_groups(connection: AsyncConnection, run_id: str) -> list[Settle
         select(
             member.c.task_id,
             member.c.group_no,
-            func.count().filter(member.c.outcome.in_([Outcome.GRADER_FAILED, Outcome.INFRA_FAILED])),
+            func.count().filter(member.c.outcome.in_(FAILED_OUTCOMES)),
             func.avg(member.c.reward).filter(member.c.place <= num_compared),
         )
         .group_by(member.c.task_id, member.c.group_no, member.c.size)

@@ -14,7 +14,7 @@ from sqlalchemy import exists, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import aliased
 
-from ratchet.types import REWARDED_OUTCOMES, TRUNCATED_EXITS, GroupState, Outcome, Purpose
+from ratchet.types import FAILED_OUTCOMES, REWARDED_OUTCOMES, TRUNCATED_EXITS, GroupState, Purpose
 from store.columns import columns_of, count_rows, seconds_of
 from store.groups import training_groups_of
 from store.schema import BatchItemTable, RolloutGroupTable, RolloutTable, RunTable, TaskTable
@@ -164,7 +164,7 @@ async def failed_groups_in_a_row(connection: AsyncConnection, run_id: str, min_c
     reasons = (
         select(RolloutTable.outcome, RolloutTable.outcome_reason)
         .join(RolloutGroupTable, RolloutGroupTable.id == RolloutTable.group_id)
-        .where(*failed, RolloutTable.outcome.in_([Outcome.INFRA_FAILED, Outcome.GRADER_FAILED]))
+        .where(*failed, RolloutTable.outcome.in_(FAILED_OUTCOMES))
         .group_by(RolloutTable.outcome, RolloutTable.outcome_reason)
         .order_by(func.count().desc())
         .limit(1)

@@ -13,7 +13,7 @@ from functools import partial
 
 from pydantic import ValidationError
 from temporalio import workflow
-from temporalio.exceptions import is_cancelled_exception
+from temporalio.exceptions import ApplicationError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
     from activities.adhoc_rollouts import AdhocRolloutActivities
@@ -37,7 +37,7 @@ with workflow.unsafe.imports_passed_through():
         StageResult,
     )
     from ratchet.status_payloads import RolloutStatus
-    from ratchet.types import AgentExit, SandboxRole, Suspicion
+    from ratchet.types import FAILED_OUTCOMES, AgentExit, SandboxRole, Suspicion
     from workflows.activity_options import (
         FIRST_STAGE,
         HARNESS,
@@ -148,6 +148,9 @@ class Rollout:
         result = await shielded(self._end(claim, failure, reason or untrained))
         if failure == "cancelled":
             raise asyncio.CancelledError
+        if result.outcome in FAILED_OUTCOMES and workflow.patched("no-verdict-fails"):  # red in the UI's list
+            message = f"{result.outcome}: {reason}; `ratchet show rollout {claim.rollout_id}` says more"
+            raise ApplicationError(message, type=result.outcome, non_retryable=True)
         return result
 
     async def _claim(self, input: RolloutInput) -> Claim:

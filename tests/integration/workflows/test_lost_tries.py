@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from temporalio.client import Client, WorkflowFailureError
 from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.exceptions import ApplicationError
 from temporalio.worker import Replayer, Worker
 
 from activities.stage import activity_stage, heartbeating
@@ -202,9 +203,13 @@ async def client(temporal_cli: str) -> Any:
         yield server.client
 
 
-async def play(client: Client, stages: Stages, name: str) -> Any:
+async def play(client: Client, stages: Stages, name: str) -> RolloutResult:
     async with stages.worker(client):
-        return await client.execute_workflow(Rollout.run, RolloutInput(rollout_id=1), id=name, task_queue="control")
+        try:
+            return await client.execute_workflow(Rollout.run, RolloutInput(rollout_id=1), id=name, task_queue="control")
+        except WorkflowFailureError as error:
+            assert isinstance(error.cause, ApplicationError)
+            return RolloutResult(rollout_id=1, outcome=Outcome(error.cause.type or ""), reward=None)
 
 
 @pytest.mark.parametrize("loss", [is_silent, lost_the_store])

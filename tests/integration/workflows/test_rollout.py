@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import func, select, text, update
 from sqlalchemy.orm import InstrumentedAttribute
 from temporalio.client import WorkflowFailureError, WorkflowHandle
+from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 from temporalio.testing import ActivityEnvironment
 
@@ -19,7 +20,7 @@ from activities.run_configs import RunConfigs
 from grading.registry import GRADERS
 from ratchet.payloads import StageInput
 from ratchet.temporal_client import root_cause
-from ratchet.types import SandboxRole
+from ratchet.types import FAILED_OUTCOMES, SandboxRole
 from store import open_runs, rollouts, sandboxes
 from store.sandboxes import NewSandbox
 from store.schema import (
@@ -45,7 +46,15 @@ def call(command: str) -> str:
 
 
 async def finish(loop: Loop, handle: WorkflowHandle[Any, Any]) -> Any:
-    return await loop.result(handle), await loop.rollout(handle)
+    """Return the rollout's result, None if it got no verdict, and its row. Its workflow fails then, and only then."""
+    result = None
+    try:
+        result = await loop.result(handle)
+    except WorkflowFailureError as error:
+        assert isinstance(error.cause, ApplicationError) and error.cause.type in FAILED_OUTCOMES, error.cause
+    row = await loop.rollout(handle)
+    assert (result is None) == (row.outcome in FAILED_OUTCOMES)
+    return result, row
 
 
 async def of_attempts(loop: Loop, rollout_id: int, column: InstrumentedAttribute[Any]) -> list[Any]:
