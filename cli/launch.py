@@ -3,6 +3,7 @@
 import contextlib
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,16 +43,16 @@ def launch_command(
     SIGTERM, everything that this command has started is ended; the same command continues the run. Arguments of vime's
     training command may follow (docs/vime.md).
     """
+    from cli.console import say
     from ratchet.config_sources import load_config
     from ratchet.errors import MachineError
     from ratchet.vime_names import dump_pattern
+    from stack.agent_programs import missing_program
     from stack.cluster import DEFAULT_HOST_FILE, read_cluster, require_hosts
     from stack.follow_run import run_name
     from stack.gpus import usable_gpus
-    from stack.learner_models import LearnerModels
     from stack.parts import Stack
     from stack.placement import place
-    from stack.run_size import describe_run
     from stack.spread import spread, with_gpus
     from stack.supervisor import Supervisor
     from training.service import default_workers
@@ -69,13 +70,37 @@ def launch_command(
     require_hosts(hosts, resolved)
     num_gpus = hosts.num_gpus(len(usable_gpus()))
     placement = place(resolved, default_workers(resolved), num_gpus)
-    print("\n".join(lines := describe_run(LearnerModels(resolved), placement, num_gpus)))
+    print("\n".join(lines := _checked(hosts, resolved, placement, num_gpus)))
     if hosts.hosts and Supervisor(stack := Stack()).is_up():
         raise MachineError(
             f"the stack in {stack.home} is up, with another Ray than this launch's: `ratchet down` first"
         )
     if not check:
         _launch(hosts, resolved, placement, lines, run_name(config), pattern)
+    elif missing := missing_program(resolved.harness.name):
+        say(missing)
+
+
+def _checked(cluster: "Cluster", config: "RunConfig", placement: "Placement", num_gpus: Mapping[str, int]) -> list[str]:
+    """Check all that can be checked before anything is started, and return in words where everything goes."""
+    from cli.console import say
+    from sandboxes.registry import sandbox_provider
+    from stack.learner_models import LearnerModels
+    from stack.parts import Stack
+    from stack.run_size import describe_run
+    from stack.startup import check_start, require_boxes
+
+    stack = Stack()
+    check_start(config, say)
+    boxes = cluster.box_host or "local"
+    if cluster.box_host is None:
+        require_boxes(stack, say)
+        if not stack.has_gateway:
+            provider = sandbox_provider()
+            boxes = getattr(provider, "url", provider.name)
+    parts = [part.name for part in stack.parts() if part.name not in ("ray", "learner", "gateway")]
+    lines = describe_run(LearnerModels(config), placement, num_gpus)
+    return [*lines, f"on this machine: {', '.join(parts)}", f"boxes: {boxes}"]
 
 
 def _launch(
@@ -85,6 +110,7 @@ def _launch(
     import signal
 
     from ratchet.vime_names import value_of
+    from stack.agent_programs import provide_program
     from stack.box_host import box_host
     from stack.part_logs import following_logs
     from stack.parts import Stack
@@ -97,6 +123,7 @@ def _launch(
     dumps = dump_path(pattern or str(directory / "rollout_dumps" / "rollout_{rollout_id}.pt"))
     say.write("\n".join(lines))
     say(f"log and dumps: {directory}")
+    provide_program(config.harness.name, Stack().has_gateway, say)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a batch system sends it before its time limit
     with contextlib.ExitStack() as started:
         started.enter_context(box_host(cluster, Stack(), say, say.part))
@@ -157,7 +184,6 @@ def _train(config: "RunConfig", name: str, dumps: Path, say: _Log) -> None:
     import signal
 
     from cli.console import print_json
-    from stack.agent_programs import provide_program
     from stack.follow_run import follow_to_end, start_run
     from stack.parts import Stack
     from stack.startup import bring_up
@@ -168,7 +194,6 @@ def _train(config: "RunConfig", name: str, dumps: Path, say: _Log) -> None:
     supervisor = Supervisor(stack)
     was_up = supervisor.is_up()
     try:
-        provide_program(config.harness.name, stack.has_gateway, say)
         bring_up(stack, config, say, for_run=True)
         run_id = asyncio.run(start_run(stack, config, name, False, say))
         say(f"run {run_id}: {stack.workflow_page(f'run/{run_id}')}")

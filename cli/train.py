@@ -127,8 +127,6 @@ def _follow(stack: Any, run_id: str, config: Path, is_stored: bool, json: bool) 
 def _check(stack: Any, config: Any) -> None:
     import asyncio
 
-    from activities.datasets.formats import read_rows
-    from activities.run_checks import check_run
     from cli.console import say
     from ratchet.config_engines import LOCAL
     from ratchet.temporal_settings import load_temporal_settings
@@ -138,18 +136,14 @@ def _check(stack: Any, config: Any) -> None:
     from stack.gpus import usable_gpus
     from stack.learner_models import LearnerModels
     from stack.run_size import describe_run
+    from stack.startup import check_start
 
-    settings = load_temporal_settings()
-    check_run(config, settings)
-    models = LearnerModels(config)
-    models.require_trainable()
-    if warning := asyncio.run(too_many_connections(stack, settings, config)):
+    check_start(config, say)
+    if warning := asyncio.run(too_many_connections(stack, load_temporal_settings(), config)):
         say(warning)
     if missing := missing_program(config.harness.name):
         say(missing)
-    for dataset in config.datasets:
-        say(f"{dataset.path}: {sum(1 for _ in read_rows(dataset, digest=''))} tasks for {dataset.use}")
-    for line in describe_run(models, place_parts(config), {LOCAL: len(usable_gpus())}):
+    for line in describe_run(LearnerModels(config), place_parts(config), {LOCAL: len(usable_gpus())}):
         print(line)
     training = config.training
     say(

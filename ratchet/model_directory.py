@@ -48,6 +48,12 @@ def require_model(model: Path) -> None:
 def require_config(key: str, model: Path) -> None:
     """Raise ConfigError, which names the config's `key`, if the directory holds no model in Hugging Face's format."""
     if not (model / "config.json").is_file():
+        if any(model.glob("*/.metadata")) or (model / ".metadata").is_file():
+            raise ConfigError(
+                f"{key}: {model} is a checkpoint of Megatron (torch_dist); convert it with vime's "
+                "tools/convert_torch_dist_to_hf.py (--input-dir, --output-dir, --origin-hf-dir) and name the result, "
+                "or leave it out: the run's first weights are then the reference"
+            )
         raise ConfigError(
             f"{key}: {model} has no config.json; name a Hugging Face model directory; a model of the hub "
             "must be downloaded first, for example with `hf download NAME --local-dir DIR`"

@@ -16,7 +16,6 @@ from ratchet.errors import MachineError
 from ratchet.lora_slots import served_rank
 from ratchet.model_directory import model_of, require_model
 from ratchet.stored_config import read_stored_config
-from stack.learner_models import LearnerModels
 from stack.parts import Stack
 from stack.placement import LEARNER, engine_name
 
@@ -215,7 +214,6 @@ def prepare_model(config: RunConfig, say: Callable[[str], None]) -> Path:
 
         make_tiny_policy(model_path, config.seed, say, RECIPES[config.model])
     require_model(model_path)
-    LearnerModels(config).require_trainable()
     return model_path
 
 

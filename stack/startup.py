@@ -6,7 +6,6 @@ down, their engines start once it answers.
 """
 
 import asyncio
-import collections
 import functools
 import math
 import time
@@ -19,16 +18,18 @@ from activities.run_checks import check_run
 from ratchet import temporal_client, worker_versions
 from ratchet.config import RunConfig
 from ratchet.disk_space import require_space
-from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
+from ratchet.errors import ConfigError, MachineError, SandboxBusyError, StoreUnavailableError
 from ratchet.model_directory import model_of
 from ratchet.temporal_settings import TemporalSettings, load_temporal_settings
 from reads.reader_role import grant_reader_role
 from sandbox_gateway import machine_probe
 from sandboxes import docker_settings
+from sandboxes.registry import sandbox_provider
 from stack import docker_egress, postgres, temporal_namespace
 from stack.build_id import build_id
 from stack.connections import too_many_connections
 from stack.engine_parts import choose_ports, learner_devices, place_parts, replaced_parts, with_gpus
+from stack.learner_models import LearnerModels
 from stack.parts import WATCHER, Stack
 from stack.placement import ENGINE, part_kind
 from stack.readiness import LogSizes, answer_of, log_sizes, wait_until_answering
@@ -67,15 +68,10 @@ def bring_up(
     started or written, and MachineError with its last error for a part that does not start.
     """
     settings = load_temporal_settings()
-    check_run(config, settings)
     place_parts(config)
-    for dataset in config.datasets:
-        collections.deque(read_rows(dataset, digest=""), maxlen=0)
+    check_start(config, say)
     require_space(stack.home)
-    if stack.has_gateway:
-        machine_probe.require_sandbox_support()
-    if docker_settings.needs_egress():
-        asyncio.run(docker_egress.require_docker_egress())
+    require_boxes(stack, say)
     asyncio.run(_require_services(stack, settings))
     supervisor = Supervisor(stack)
     with changing_plan(stack, say):
@@ -99,6 +95,33 @@ def bring_up(
     supervisor.up()
     settle = None if opened is not None else functools.partial(_settle_sets, stack, config, say, for_run)
     asyncio.run(_make_ready(stack, starts, settings, config, say, settle, moved))
+
+
+def check_start(config: RunConfig, say: Callable[[str], None]) -> None:
+    """Check everything of a run that files of this machine show, and say how many tasks it has.
+
+    Raises ConfigError and DatasetError.
+    """
+    check_run(config, load_temporal_settings())
+    LearnerModels(config).require_trainable()
+    for dataset in config.datasets:
+        say(f"{dataset.path}: {sum(1 for _ in read_rows(dataset, digest=''))} tasks for {dataset.use}")
+
+
+def require_boxes(stack: Stack, say: Callable[[str], None]) -> None:
+    """Check that this machine can make boxes. What a service answers to its key is said: runs wait for a service.
+
+    Raises MachineError and ConfigError.
+    """
+    if stack.has_gateway:
+        machine_probe.require_sandbox_support()
+    elif docker_settings.needs_egress():
+        asyncio.run(docker_egress.require_docker_egress())
+    else:
+        try:
+            asyncio.run(sandbox_provider().list({"ratchet_probe": "start"}))
+        except SandboxBusyError as error:
+            say(str(error))
 
 
 def keep_served(stack: Stack, config: RunConfig, say: Callable[[str], None]) -> None:

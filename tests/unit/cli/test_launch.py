@@ -1,5 +1,6 @@
 """`ratchet launch` finds its hosts by HOSTFILE, with one address per line, and explains what it would start there."""
 
+import json
 import os
 from pathlib import Path
 
@@ -21,7 +22,8 @@ training: {gpus: {10.0.0.3: [0, 1, 2, 3]}, workers: 4}
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "tasks.jsonl").write_text("{}")
+    metadata = {"image": "host", "workdir": "/w", "eval_cmd": "true"}
+    (tmp_path / "tasks.jsonl").write_text(json.dumps({"prompt": "fix", "label": "a", "metadata": metadata}))
     (tmp_path / "rack").write_text(HOSTS)
     (tmp_path / "run.yaml").write_text(RUN)
     values = {"RATCHET_HOME": str(tmp_path / "home"), "RATCHET_DATABASE_URL": "postgresql://db.example.org/ratchet"}
@@ -81,6 +83,39 @@ def test_a_list_of_hosts_places_every_part(
     assert launch(monkeypatch, "--config", str(config), "--engine-gpus", "4") == 0
     said = capsys.readouterr().out
     assert [said.count(f"   {part}") for part in ("engine", "learner")] == [4, 2]
+    assert "on this machine: watcher, postgres, temporal" in said and "boxes: local" in said
+    assert not (config.parent / "home").exists(), "nothing is started"
+
+
+@pytest.mark.parametrize(
+    ("variable", "words"),
+    [
+        ("HF_CHECKPOINT", "no config.json"),
+        ("PROMPT_DATA", "does not exist"),
+        ("VIME_AGENT_CC_TARBALL", "is not a file"),
+        ("REF_MODEL_PATH", "is a checkpoint of Megatron"),
+    ],
+)
+@pytest.mark.parametrize("further", [["--check"], []])
+def test_a_path_of_the_brief_that_holds_nothing_is_named_before_anything_starts(
+    variable: str,
+    words: str,
+    further: list[str],
+    config: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    place = config.parent / "Qwen_torch_dist"
+    if variable == "REF_MODEL_PATH":
+        (place / "release").mkdir(parents=True)
+        (place / "release" / ".metadata").write_text("")
+    monkeypatch.setenv(variable, str(place))
+    monkeypatch.chdir(config.parent)  # the log would be written here
+    arguments = ["--config", str(config), "--set", "harness.name=claude_code", "--kl-loss-coef", "0.1"]
+    monkeypatch.setattr("sys.argv", ["ratchet", "launch", str(config.parent / "rack"), *arguments, *further])
+    assert run_app() == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert str(place) in said and words in said
     assert not (config.parent / "home").exists(), "nothing is started"
 
 
