@@ -98,7 +98,7 @@ def _checked(cluster: "Cluster", config: "RunConfig", placement: "Placement", nu
         if not stack.has_gateway:
             provider = sandbox_provider()
             boxes = getattr(provider, "url", provider.name)
-    parts = [part.name for part in stack.parts() if part.name not in ("ray", "learner", "gateway")]
+    parts = [part.name for part in stack.parts() if part.name not in ("ray", "engine", "learner", "gateway")]
     lines = describe_run(LearnerModels(config), placement, num_gpus)
     return [*lines, f"on this machine: {', '.join(parts)}", f"boxes: {boxes}"]
 
