@@ -411,5 +411,6 @@ class GradingConfig(Section):
     against the true ones."""
     admission: Literal["required", "optional", "ignored"] = "optional"
     """Tasks that a run takes, by what `ratchet tasks admit` has found under the present grader versions: `optional`,
-    the default, all but those that it has refused; `required` only those that it has admitted; `ignored` all. Verdicts
-    of a task that is not admitted are not compared with runs of a gold patch, and each says so."""
+    the default, all but those that it has refused; `required` only those that it has admitted; `ignored` all, and
+    believes the exit code of a test command that prints nothing of tests. Verdicts of a task that is not admitted are
+    not compared with runs of a gold patch, and each says so."""

@@ -96,6 +96,17 @@ async def test_admission_tells_good_broken_and_flaky_tasks_apart(loop: Loop, mon
     assert again == {"admitted": 0, "quarantined": 0}, "what the present graders have examined is not examined again"
 
 
+@pytest.mark.parametrize(("text", "reward"), [("two", 1.0), ("three", 0.0)])
+async def test_a_rollout_that_ignores_admission_believes_a_command_that_prints_nothing(
+    loop: Loop, text: str, reward: float
+) -> None:
+    """Exit code 0 is then solved, as its row says; tests/integration/grading has the runs that do not ignore it."""
+    path = dataset(loop, silent={"eval_cmd": 'test "$(cat a.txt)" = two', "gold_patch": None})
+    await loop.script(call(f"echo {text} > a.txt"), "Done.")
+    _, row = await finish(loop, await loop.start(path, grading={"admission": "ignored"}))
+    assert (row.outcome, row.reward) == ("graded", reward), row.outcome_reason
+
+
 async def test_a_task_is_not_admitted_if_grades_leave_out_what_its_solution_needs(loop: Loop) -> None:
     """The command has no assertion that can be changed, so no control run lets a patch change what it runs."""
     names = "diff --git a/Makefile b/Makefile\n--- a/Makefile\n+++ b/Makefile\n"
