@@ -92,14 +92,11 @@ def _sandbox_checks(stack: "Stack") -> list[dict[str, Any]]:
 def _huge_pages_check() -> dict[str, Any]:
     import os
 
-    from ratchet.start_variables import uses_huge_pages
-    from stack.huge_pages import probe_huge_pages
+    from stack.huge_pages import advice, kernel_setting
 
-    pages = probe_huge_pages()
-    advice = pages.advice(os.environ)
-    has_own = pages.setting == "madvise" and uses_huge_pages(os.environ)
-    detail = advice or f"transparent huge pages: {pages.setting or 'none'}"
-    return _check("huge pages", not advice or has_own, detail, needed=False)
+    setting = kernel_setting()
+    found = advice(setting, os.environ)
+    return _check("huge pages", not found, found or f"transparent huge pages: {setting or 'none'}", needed=False)
 
 
 def _temporal_check(stack: "Stack") -> dict[str, Any]:

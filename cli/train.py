@@ -56,7 +56,7 @@ def train(
     from ratchet.vime_names import dump_pattern
     from stack.agent_programs import provide_program
     from stack.follow_run import run_name
-    from stack.huge_pages import probe_huge_pages
+    from stack.huge_pages import advice, kernel_setting
     from stack.parts import Stack
     from stack.startup import bring_up
     from training.rollout_dumps import dump_path, request_dumps
@@ -69,8 +69,8 @@ def train(
         _check(stack, resolved)
         return
     dumps = dump_path(pattern) if (pattern := dump_pattern(context.args)) else None
-    if advice := probe_huge_pages().advice(os.environ):
-        say(advice)
+    if found := advice(kernel_setting(), os.environ):
+        say(found)
     if from_store is None:
         provide_program(resolved.harness.name, stack.has_gateway, say)
     bring_up(stack, resolved, say, for_run=from_store is None)
