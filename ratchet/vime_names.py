@@ -197,9 +197,9 @@ def _with_values(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
         if one.startswith("--"):
             name, equals, value = one.partition("=")
             found.append((name, [value] if equals else []))
-        elif found:
+        elif found and one != "...":  # with which the README's block goes on
             found[-1][1].append(one)
-        else:
+        elif not found:
             raise ConfigError(f"{one!r}: expected an argument such as --rollout-batch-size 8")
     return found
 

@@ -22,6 +22,8 @@ from tests.e2e.conftest import ROOT
 from tests.free_ports import free_ports
 from tests.network_hosts import NetworkHost
 
+LAUNCHER = ROOT / "examples" / "coding_agent_rl" / "run_qwen36_35b_a3b_swe_8nodes.sh"
+
 
 @dataclass
 class Launch:
@@ -85,7 +87,7 @@ def launching(
     started_at = time.monotonic()
     with (home / "launch.out").open("wb") as output:
         process = subprocess.Popen(
-            head.inside(str(ROOT / ".venv/bin/ratchet"), "launch", *names),
+            head.inside(*([str(ROOT / ".venv/bin/ratchet"), "launch", *names] if names else ["sh", str(LAUNCHER)])),
             cwd=ROOT,
             env={**os.environ, **own, **variables},
             stdout=output,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,12 @@ def test_a_path_of_the_brief_that_holds_nothing_is_named_before_anything_starts(
     said = " ".join(capsys.readouterr().err.split())
     assert str(place) in said and words in said
     assert not (config.parent / "home").exists(), "nothing is started"
+
+
+def test_the_launchers_own_name_is_a_launch_from_any_directory(tmp_path: Path) -> None:
+    script = Path(__file__).parents[3] / "examples" / "coding_agent_rl" / "run_qwen36_35b_a3b_swe_8nodes.sh"
+    done = subprocess.run(["bash", script, "--help"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "Train on a cluster" in done.stdout
 
 
 @pytest.mark.parametrize("head", ["localhost", "127.0.1.1", "::1"])

@@ -272,7 +272,7 @@ ROLLOUT_ARGS = """--custom-generate-function-path examples.coding_agent_rl.gener
     --input-key prompt --label-key label --metadata-key metadata --rollout-batch-size 8 --n-samples-per-prompt 8
     --rollout-max-context-len 96000 --rollout-max-response-len 32768 --rollout-stop-token-ids 248046 248044
     --save-debug-rollout-data runs/x/rollout_dumps/rollout_{rollout_id}.pt"""
-VLLM_ARGS = "--vllm-tool-call-parser qwen3_coder --vllm-reasoning-parser qwen3"
+VLLM_ARGS = "--vllm-tool-call-parser qwen3_coder --vllm-reasoning-parser qwen3 ..."
 
 
 def test_the_blocks_of_arguments_are_taken_as_they_are_printed(tmp_path: Path) -> None:
