@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,7 +39,7 @@ from store import chains, rollouts, samples, sessions, tasks
 from store.arrays import unpack_bytes
 from training.sample_export import sample_fields
 
-_WATCH_SECONDS, _BUSY_SECONDS = 10.0, 3.0
+_WATCH_SECONDS, _BUSY_PAUSE = 10.0, timedelta(seconds=3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,14 +207,15 @@ class OwnRollout:
         return self._input.model_copy(update=values)
 
     async def _boot(self, role: SandboxRole) -> LiveSandbox:
-        """Wait for a box. The first one of an agent exists: the workflow has waited for it."""
+        """Wait for a box as the workflow waits, which has made the first one of an agent before."""
         while True:
             try:
                 return await self._stages.boot.boot(self._with(sandbox_id=None, role=role))
             except ApplicationError as error:
                 if error.non_retryable:
                     raise
-            await asyncio.sleep(_BUSY_SECONDS)
+                pause = error.next_retry_delay or _BUSY_PAUSE
+            await asyncio.sleep(pause.total_seconds())
 
 
 def differing_field(sample: Any, recorded: Sequence[SimpleNamespace]) -> str:

@@ -43,11 +43,9 @@ def launch_command(
     SIGTERM, everything that this command has started is ended; the same command continues the run. Arguments of vime's
     training command may follow (docs/vime.md).
     """
-    from cli.console import say
     from ratchet.config_sources import load_config
     from ratchet.errors import MachineError
     from ratchet.vime_names import dump_pattern
-    from stack.agent_programs import missing_program
     from stack.cluster import DEFAULT_HOST_FILE, read_cluster, require_hosts
     from stack.follow_run import run_name
     from stack.gpus import usable_gpus
@@ -77,8 +75,6 @@ def launch_command(
         )
     if not check:
         _launch(hosts, resolved, placement, lines, run_name(config), pattern)
-    elif missing := missing_program(resolved.harness.name):
-        say(missing)
 
 
 def _checked(cluster: "Cluster", config: "RunConfig", placement: "Placement", num_gpus: Mapping[str, int]) -> list[str]:
@@ -184,6 +180,7 @@ def _train(config: "RunConfig", name: str, dumps: Path, say: _Log) -> None:
     import signal
 
     from cli.console import print_json
+    from cli.down import down
     from stack.follow_run import follow_to_end, start_run
     from stack.parts import Stack
     from stack.startup import bring_up
@@ -191,8 +188,7 @@ def _train(config: "RunConfig", name: str, dumps: Path, say: _Log) -> None:
     from training.rollout_dumps import request_dumps
 
     stack = Stack()
-    supervisor = Supervisor(stack)
-    was_up = supervisor.is_up()
+    was_up = Supervisor(stack).is_up()
     try:
         bring_up(stack, config, say, for_run=True)
         run_id = asyncio.run(start_run(stack, config, name, False, say))
@@ -207,4 +203,4 @@ def _train(config: "RunConfig", name: str, dumps: Path, say: _Log) -> None:
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what was started is being ended
         if not was_up:
-            supervisor.down()
+            down(boxes=False)

@@ -130,7 +130,6 @@ def _check(stack: Any, config: Any) -> None:
     from cli.console import say
     from ratchet.config_engines import LOCAL
     from ratchet.temporal_settings import load_temporal_settings
-    from stack.agent_programs import missing_program
     from stack.connections import too_many_connections
     from stack.engine_parts import place_parts
     from stack.gpus import usable_gpus
@@ -141,8 +140,6 @@ def _check(stack: Any, config: Any) -> None:
     check_start(config, say)
     if warning := asyncio.run(too_many_connections(stack, load_temporal_settings(), config)):
         say(warning)
-    if missing := missing_program(config.harness.name):
-        say(missing)
     for line in describe_run(LearnerModels(config), place_parts(config), {LOCAL: len(usable_gpus())}):
         print(line)
     training = config.training

@@ -99,16 +99,14 @@ def missing_program(harness: str) -> str:
 def provide_program(harness: str, has_gateway: bool, say: ReportProgress) -> None:
     """Lay out the tarball that the environment names for this harness, before a run starts.
 
-    `has_gateway`: whether boxes get their programs from this machine alone; then a missing one raises ConfigError, and
-    else it is said. Raises MachineError and ConfigError for a tarball that cannot be used.
+    `has_gateway`: whether boxes get their programs from this machine alone; then a missing one raises ConfigError.
+    Raises MachineError and ConfigError for a tarball that cannot be used.
     """
     program = _program_of(harness)
     if program is not None and program.tarball is not None:
         fetch_program(program, say)
-    elif missing := missing_program(harness):
-        if has_gateway:
-            raise ConfigError(f"harness.name: {missing}")
-        say(missing)
+    elif has_gateway and (missing := missing_program(harness)):
+        raise ConfigError(f"harness.name: {missing}")
 
 
 def lay_out_tarballs(say: ReportProgress) -> None:

@@ -26,6 +26,7 @@ from sandbox_gateway import machine_probe
 from sandboxes import docker_settings
 from sandboxes.registry import sandbox_provider
 from stack import docker_egress, postgres, temporal_namespace
+from stack.agent_programs import missing_program
 from stack.build_id import build_id
 from stack.connections import too_many_connections
 from stack.engine_parts import choose_ports, learner_devices, place_parts, replaced_parts, with_gpus
@@ -98,12 +99,14 @@ def bring_up(
 
 
 def check_start(config: RunConfig, say: Callable[[str], None]) -> None:
-    """Check everything of a run that files of this machine show, and say how many tasks it has.
+    """Check what files of this machine show of a run; say how many tasks it has, and if its agent is missing.
 
     Raises ConfigError and DatasetError.
     """
     check_run(config, load_temporal_settings())
     LearnerModels(config).require_trainable()
+    if missing := missing_program(config.harness.name):
+        say(missing)
     for dataset in config.datasets:
         say(f"{dataset.path}: {sum(1 for _ in read_rows(dataset, digest=''))} tasks for {dataset.use}")
 
