@@ -257,6 +257,7 @@ def grade_row(rollout_id: int, patch_id: int, grader: Grader, judged: JudgedPatc
         tests=dict(verdict.tests),
         fail_to_pass=verdict.fail_to_pass,
         pass_to_pass=verdict.pass_to_pass,
+        rewards=verdict.rewards,
         findings=[asdict(finding) for finding in judged.findings],
         flags=[{"what": flag.what, "place": flag.place} for flag in judged.flags],
         has_oracle=verdict.has_oracle,

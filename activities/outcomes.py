@@ -79,6 +79,7 @@ def _verdict_of(grade: GradeTable) -> Verdict:
         tests={str(name): str(outcome) for name, outcome in grade.tests.items()},
         fail_to_pass=_count_pair(grade.fail_to_pass),
         pass_to_pass=_count_pair(grade.pass_to_pass),
+        rewards=grade.rewards,
     )
 
 

@@ -5,6 +5,7 @@ neither Temporal nor the store. Running and judging are apart, because a control
 (`broken_oracles.py`).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -23,7 +24,7 @@ class Verdict:
 
     `tests`: name → passed, failed, skipped, xfailed, xpassed or missing; empty if the grader cannot tell.
     `fail_to_pass` and `pass_to_pass`: (passed, expected) of the task's lists, None without such a list. `has_oracle`:
-    the run was compared with the task's gold runs.
+    the run was compared with the task's gold runs. `rewards`: numbers that the tests' script has written, by key.
     """
 
     solved: bool
@@ -36,14 +37,15 @@ class Verdict:
     fail_to_pass: tuple[int, int] | None = None
     pass_to_pass: tuple[int, int] | None = None
     has_oracle: bool = False
+    rewards: dict[str, float] | None = None
 
 
 @dataclass(slots=True, frozen=True)
 class TestRun:
     """One run of a task's test command. `outcomes`: test → passed, failed, skipped, xfailed or xpassed, from the
     witness or from the printed log; empty if neither names tests. `gap`: why the run shows nothing of the patch, empty
-    if it has the evidence of its grader (`evidence.py`). `claim`: what the verdict rests on instead of the exit code.
-    `is_silent`: pytest did not run, and no printed line of a runner tells of a test.
+    if it has the evidence of its grader (`evidence.py`). `claim`: what the verdict rests on instead of the exit code;
+    `rewards`: its numbers. `is_silent`: pytest did not run, and no printed line of a runner tells of a test.
     """
 
     __test__ = False
@@ -55,6 +57,7 @@ class TestRun:
     gap: str = ""
     claim: str = ""
     is_silent: bool = False
+    rewards: dict[str, float] | None = None
 
 
 class NoEvidenceError(GraderFailedError):
@@ -106,6 +109,11 @@ class Grader(Protocol):
         Raises GraderFailedError if the run shows a fault that is not the patch's.
         """
         ...
+
+
+def reward_number(rewards: Mapping[str, float]) -> float:
+    """Return the one number that several stand for: that of the key `reward`, else the least. 1 and more is solved."""
+    return rewards["reward"] if "reward" in rewards else min(rewards.values())
 
 
 def log_tail(log: str) -> str:

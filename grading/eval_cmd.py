@@ -1,4 +1,4 @@
-"""Grader `eval_cmd`: run the task's command; exit code 0 means solved, or for Harbor's verifier the reward 1.
+"""Grader `eval_cmd`: run the task's command; solved is exit code 0, or for Harbor's verifier a reward of at least 1.
 
 Both are easily faked. If the command runs pytest, the evidence of its witness must agree (`evidence.py`), and if the
 task was admitted, the tests that passed with the gold patch must have passed. A run without evidence is no verdict.
@@ -10,7 +10,7 @@ import re
 import time
 from dataclasses import replace
 
-from grading.base import NoEvidenceError, TestFiles, TestRun, Verdict, log_tail
+from grading.base import NoEvidenceError, TestFiles, TestRun, Verdict, log_tail, reward_number
 from grading.evidence import Judgement, all_tests, find_gap, judge_sessions, lacks_canary
 from grading.oracle import Oracle
 from grading.printed_results import count_printed_tests
@@ -35,7 +35,7 @@ class EvalCmdGrader:
     """The grader of `metadata.eval_cmd`."""
 
     name = "eval_cmd"
-    version = "4"
+    version = "5"
 
     def test_files(self, spec: JsonObject) -> TestFiles:
         return listed_test_files(spec)
@@ -86,11 +86,12 @@ async def run_test_command(
 async def _with_reward(box: Sandbox, run: TestRun) -> TestRun:
     """Return the run with the reward in place of the exit code, which means nothing in Harbor's format."""
     reward = await read_reward(box)
-    observed = replace(run.observed, exit_code=int(reward.value != 1))
-    if reward.value is None:
-        return replace(run, observed=observed, gap=reward.text)
-    gap = find_gap(observed, run.outcomes.values())
-    return replace(run, observed=observed, gap=f"{reward.text}, but {gap}" if gap else "", claim=reward.text)
+    is_solved = reward.values is not None and reward_number(reward.values) >= 1
+    run = replace(run, observed=replace(run.observed, exit_code=int(not is_solved)), rewards=reward.values)
+    if reward.values is None:
+        return replace(run, gap=reward.text)
+    gap = find_gap(run.observed, run.outcomes.values())
+    return replace(run, gap=f"{reward.text}, but {gap}" if gap else "", claim=reward.text)
 
 
 def _uses_witness(spec: JsonObject) -> bool:
@@ -175,4 +176,5 @@ def _verdict(run: TestRun, judged: Judgement, log: str, oracle: Oracle | None) -
         rule=judged.rule,
         tests=run.outcomes,
         has_oracle=oracle is not None,
+        rewards=run.rewards,
     )

@@ -1,7 +1,8 @@
 """Harbor's verifier: the tests lie at `/tests`, and the verdict is the reward file that their script writes.
 
-By the format's convention the script's exit code means nothing. The directory of the reward file is made anew for the
-unprivileged user right before the script starts, and root reads the file when all processes of the script are dead.
+By the format's convention the script's exit code means nothing, and `reward.json` counts if there are both files. The
+directories below `/logs` are made anew for the unprivileged user right before the script starts, and root reads the
+file when all processes of the script are dead.
 """
 
 import base64
@@ -22,13 +23,13 @@ _MAX_BYTES = 65_536
 _SECONDS = 120.0
 _LAY_OUT = f"""set -e
 rm -rf {_DIRECTORY}
-mkdir -p {_DIRECTORY}
-chown agent: {_DIRECTORY}
+mkdir -p {_DIRECTORY} /logs/agent /logs/artifacts
+chown agent: {_DIRECTORY} /logs/agent /logs/artifacts
 tar -cf {RUNNER_STATE}/tests.tar -T {RUNNER_STATE}/tests
 tar -xf {RUNNER_STATE}/tests.tar -C / --no-same-owner
 rm {RUNNER_STATE}/tests.tar
 find /tests -name '*.sh' -exec sed -i 's#\\bPYTHONPATH=#&{WITNESS_DIRECTORY}:#g' {{}} +"""
-_READ = f"""for file in {_TEXT} {_JSON}; do
+_READ = f"""for file in {_JSON} {_TEXT}; do
   if [ -f "$file" ] && [ ! -L "$file" ]; then echo "$file $(head -c {_MAX_BYTES + 1} "$file" | base64 | tr -d '\\n')"
   elif [ -e "$file" ] || [ -L "$file" ]; then echo "$file -"; fi
 done"""
@@ -36,9 +37,10 @@ done"""
 
 @dataclass(slots=True, frozen=True)
 class VerifierReward:
-    """`value`: 1 or 0, None if there is no verdict. `text`: what the file says, or why it says nothing."""
+    """`values`: the finite numbers of the file by key, None if there is no verdict. `text`: what the file says, or why
+    it says nothing."""
 
-    value: int | None
+    values: dict[str, float] | None
     text: str
 
 
@@ -73,22 +75,14 @@ def _content(text: str) -> bytes | None:
 
 
 def parse_reward(files: Mapping[str, bytes | None]) -> VerifierReward:
-    """Return the reward of `reward.txt`, a number, or `reward.json`, an object with the number `reward`.
+    """Return the rewards of `reward.json`, an object of numbers, else of `reward.txt`, a number.
 
-    A value of None: the file is no regular one. Only 0 and 1 are verdicts; other numbers are not rounded.
+    A value of None: the file is no regular one.
     """
-    found = [_parse(path, content) for path, content in files.items()]
-    if not found:
-        return VerifierReward(None, f"the tests' script wrote neither {_TEXT} nor {_JSON}")
-    wrong = next((reward for reward in found if reward.value is None), None)
-    if wrong is not None:
-        return wrong
-    if len({reward.value for reward in found}) > 1:
-        return VerifierReward(None, f"{_TEXT} and {_JSON} differ: " + ", ".join(reward.text for reward in found))
-    return found[0]
-
-
-def _parse(path: str, content: bytes | None) -> VerifierReward:
+    path = next((path for path in (_JSON, _TEXT) if path in files), None)
+    if path is None:
+        return VerifierReward(None, f"the tests' script wrote neither {_JSON} nor {_TEXT}")
+    content = files[path]
     if content is None:
         return VerifierReward(None, f"{path} is no regular file")
     if len(content) > _MAX_BYTES:
@@ -96,20 +90,18 @@ def _parse(path: str, content: bytes | None) -> VerifierReward:
     text = content.decode("utf-8-sig", "replace").strip()
     if not text:
         return VerifierReward(None, f"{path} is empty")
-    number = _number_of(path, text)
-    if number not in (0.0, 1.0):
-        wanted = 'an object with the number "reward", 0 or 1' if path == _JSON else "0 or 1"
+    values = _numbers_of(path, text)
+    if not values or not all(map(math.isfinite, values.values())):
+        wanted = "an object of finite numbers" if path == _JSON else "a finite number"
         return VerifierReward(None, f"{path}: expected {wanted}, found {text[:100]!r}")
-    return VerifierReward(int(number), f"{path} says {int(number)}")
+    return VerifierReward(values, f"{path} says " + ", ".join(f"{key} {value:g}" for key, value in values.items()))
 
 
-def _number_of(path: str, text: str) -> float:
-    """Return the reward, nan if the text has none."""
+def _numbers_of(path: str, text: str) -> dict[str, float]:
+    """Return the file's numbers, that of `reward.txt` as `reward`; nan in place of a value that is none."""
     try:
-        if path != _JSON:
-            return float(text)
-        parsed = orjson.loads(text)
+        parsed = orjson.loads(text) if path == _JSON else {"reward": float(text)}
     except ValueError:
-        return math.nan
-    value = parsed.get("reward") if isinstance(parsed, dict) else None
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+        return {}
+    items = parsed.items() if isinstance(parsed, dict) else ()
+    return {key: float(value) if isinstance(value, int | float) else math.nan for key, value in items}

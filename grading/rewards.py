@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from grading.base import Verdict
+from grading.base import Verdict, reward_number
 from ratchet.errors import ConfigError
 from ratchet.import_path import import_function
 from ratchet.suggestions import did_you_mean
@@ -41,10 +41,17 @@ RewardFunction = Callable[[Verdict, RewardFacts], tuple[float, Components]]
 """A user's function returns a pair; `Reward` is one, too."""
 
 
+def _value(verdict: Verdict) -> float:
+    """Return 1 for a solved task, else 0; for a reward file its number, or 0 if that claims a refuted success."""
+    if verdict.rewards is None:
+        return float(verdict.solved)
+    number = reward_number(verdict.rewards)
+    return number if verdict.solved or number < 1 else 0.0
+
+
 def solved(verdict: Verdict, facts: RewardFacts) -> Reward:
-    """Return 1 for a solved task, else 0."""
-    value = float(verdict.solved)
-    return Reward(value, {"solved": value})
+    """Return 1 for a solved task, else 0; for a reward file its number."""
+    return Reward(_value(verdict), {**(verdict.rewards or {}), "solved": float(verdict.solved)})
 
 
 def _share(counts: tuple[int, int] | None, otherwise: float) -> float:
@@ -53,16 +60,16 @@ def _share(counts: tuple[int, int] | None, otherwise: float) -> float:
 
 def fraction(verdict: Verdict, facts: RewardFacts) -> Reward:
     """Return the share of fail-to-pass tests that pass, 0 if a pass-to-pass test fails; without lists as `solved`."""
-    fixed = _share(verdict.fail_to_pass, float(verdict.solved))
+    fixed = _share(verdict.fail_to_pass, _value(verdict))
     kept = float(_share(verdict.pass_to_pass, 1.0) == 1.0)
     return Reward(fixed * kept, {"solved": float(verdict.solved), "fail_to_pass": fixed, "pass_to_pass_kept": kept})
 
 
 def weighted(verdict: Verdict, facts: RewardFacts) -> Reward:
     """Return 0.5 for a solved task + 0.3 × share of fail-to-pass + 0.2 × share of pass-to-pass."""
-    fixed = _share(verdict.fail_to_pass, float(verdict.solved))
-    kept = _share(verdict.pass_to_pass, float(verdict.solved))
-    done = float(verdict.solved)
+    done = _value(verdict)
+    fixed = _share(verdict.fail_to_pass, done)
+    kept = _share(verdict.pass_to_pass, done)
     components = {"solved": done, "fail_to_pass": fixed, "pass_to_pass": kept}
     return Reward(0.5 * done + 0.3 * fixed + 0.2 * kept, components)
 
@@ -90,6 +97,7 @@ def compute_reward(name: str, verdict: Verdict, facts: RewardFacts) -> Reward:
     not_solved = replace(
         verdict,
         solved=False,
+        rewards=None,
         fail_to_pass=None if verdict.fail_to_pass is None else (0, verdict.fail_to_pass[1]),
         pass_to_pass=None if verdict.pass_to_pass is None else (0, verdict.pass_to_pass[1]),
     )

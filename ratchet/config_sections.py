@@ -404,7 +404,7 @@ class GradingConfig(Section):
 
     reward: str = "solved"
     """Name of the reward function: `solved`, `fraction`, `weighted`, or a function as `module:function`. The default
-    gives 1 to a solved task and 0 to any other."""
+    gives 1 to a solved task and 0 to any other, or the number of the task's own reward file."""
     control_share: Fraction = 1.0
     """Share of solved verdicts that control runs check; all by default: each costs up to five more grades. They
     run the patch against hidden tests that a correct solution fails, which `ratchet tasks admit` makes, and once more

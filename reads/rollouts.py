@@ -132,6 +132,7 @@ class GradeView:
     tests: JsonObject
     fail_to_pass: list[int] | None
     pass_to_pass: list[int] | None
+    rewards: JsonObject | None
     findings: list[JsonObject]
     repeat: int
     has_oracle: bool

@@ -35,6 +35,7 @@ class NewGrade:
     repeat: int = 0
     has_oracle: bool = False
     flags: list[JsonObject] = field(default_factory=list)
+    rewards: dict[str, float] | None = None
 
 
 @dataclass(slots=True, frozen=True)

@@ -275,7 +275,7 @@ class GradeTable(Base):
     "action"}], files that an integrity rule left out; `rule`: the rule that rejected the patch. `repeat` counts grades
     of one patch by one grader version. `has_oracle`: the run was compared with the task's gold runs. `control`: results
     of the control runs, [{"run", "broken_oracle", "passed", "failed", "seconds"}]; NULL without one. `flags`:
-    suspicious code, [{"what", "place"}]."""
+    suspicious code, [{"what", "place"}]. `rewards`: numbers that the tests' script has written, by key."""
 
     __tablename__ = "grade"
     id: Mapped[int] = identity()
@@ -290,6 +290,7 @@ class GradeTable(Base):
     tests: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
     fail_to_pass: Mapped[list[Any] | None]
     pass_to_pass: Mapped[list[Any] | None]
+    rewards: Mapped[dict[str, Any] | None]
     findings: Mapped[list[Any]] = mapped_column(server_default=text("'[]'"))
     repeat: Mapped[int] = mapped_column(server_default="0")
     has_oracle: Mapped[bool] = mapped_column(server_default=text("false"))

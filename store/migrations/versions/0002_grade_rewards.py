@@ -1,0 +1,12 @@
+"""the numbers of a task's own reward file, beside the verdict"""
+
+from alembic import op
+
+revision = "0002"
+down_revision = "0001"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.execute("ALTER TABLE grade ADD COLUMN rewards jsonb")
