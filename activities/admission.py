@@ -118,8 +118,7 @@ class AdmitActivities:
         seconds = int(input.eval_seconds + input.workspace_seconds + _BOX_MARGIN_SECONDS)
         ttl_seconds = min(seconds, self.provider.capabilities.max_ttl_seconds)
         try:
-            is_open = input.open_network or SandboxRole.GRADE in (task.spec.get("network") or [])
-            network: Network = "open" if is_open else False
+            network: Network = "open" if SandboxRole.GRADE in (task.spec.get("network") or []) else False
             provider_id = await self._creator.create(row, task.image, ttl_seconds=ttl_seconds, network=network)
         except ConfigError:  # for example an unknown image: free the box's place, an admission may run for hours
             await kill_and_record(self.database, self.provider, [row])

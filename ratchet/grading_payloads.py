@@ -12,8 +12,8 @@ class AdmitInput(StartInput):
     """Argument of AdmitTasks: which tasks of a dataset to examine, and how often each patch is graded.
 
     `labels` empty: all. `again`: examine tasks again that the present version of their grader has examined.
-    `broken_oracles`: size of the pool that is made for each admitted task. `open_network`: of all boxes, as a run with
-    `sandbox.network: [grade]` has it. `after` and `counts` are set by continue-as-new.
+    `broken_oracles`: size of the pool that is made for each admitted task. `after` and `counts` are set by
+    continue-as-new.
     """
 
     dataset: str
@@ -28,7 +28,6 @@ class AdmitInput(StartInput):
     window: Positive = 4
     eval_seconds: Seconds = 600
     workspace_seconds: Seconds = 300
-    open_network: bool = False
     after: Annotated[int, Field(ge=-1, le=LARGEST_INTEGER)] = -1
     counts: dict[str, int] = Field(default_factory=dict)
 
@@ -63,7 +62,6 @@ class TrialInput(Payload):
     repeat: int
     eval_seconds: float
     workspace_seconds: float
-    open_network: bool = False
     failing: list[str] = Field(default_factory=list)
     failed_at: list[str] = Field(default_factory=list)
 

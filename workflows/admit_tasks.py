@@ -108,5 +108,4 @@ def _trial(input: AdmitInput, task: LabelledTask, patch: Trial, repeat: int) -> 
         repeat=repeat,
         eval_seconds=input.eval_seconds,
         workspace_seconds=input.workspace_seconds,
-        open_network=input.open_network,
     )

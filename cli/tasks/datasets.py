@@ -215,9 +215,6 @@ def admit(
     ] = False,
     window: Annotated[int, typer.Option(min=1, max=1000, help="Number of tasks examined in parallel.")] = 2,
     eval_seconds: Annotated[float, typer.Option(min=1, max=1e9, help="Time limit of the tests, in seconds.")] = 600,
-    open_network: Annotated[
-        bool, typer.Option("--open-network", help="Grade in boxes with an open network, as sandbox.network: [grade].")
-    ] = False,
     input_key: InputKey = "prompt",
     label_key: LabelKey = "label",
     metadata_key: MetadataKey = "metadata",
@@ -242,7 +239,6 @@ def admit(
         again=again,
         window=window,
         eval_seconds=eval_seconds,
-        open_network=open_network,
     )
     result = asyncio.run(_admit(wanted))
     if json:

@@ -3,11 +3,8 @@
 from typing import Any
 
 import pytest
-from sqlalchemy import select
 
-from store.schema import AdmissionTable, TaskTable
 from tests.integration.workflows.conftest import Loop
-from tests.integration.workflows.test_admission import dataset, run
 from tests.integration.workflows.test_rollout import TASK, call, finish
 
 pytestmark = pytest.mark.timeout(600)
@@ -31,14 +28,3 @@ async def test_only_the_boxes_that_are_named_ask_for_it(
     _, row = await finish(loop, await loop.start(loop.dataset(**TASK, network=of_task), **settings))
     assert row.outcome == outcome
     assert ("allow_internet_access" in row.outcome_reason) == (outcome != "graded"), row.outcome_reason
-
-
-@pytest.mark.parametrize("asked", ["of_task", "of_command"])
-async def test_an_admission_grades_in_such_boxes_if_it_is_told(loop: Loop, asked: str) -> None:
-    path = dataset(loop, one={"eval_cmd": 'test "$(cat a.txt)" = two', "network": ["grade"][: asked == "of_task"]})
-    wanted = {"dataset": path, "repeats": 1, "open_network": asked == "of_command"}
-    assert await run(loop, "AdmitTasks", wanted) == {"admitted": 0, "quarantined": 1}
-    async with loop.database.begin() as connection:
-        statement = select(AdmissionTable.reason).join(TaskTable, TaskTable.id == AdmissionTable.task_id)
-        reason = (await connection.execute(statement.where(TaskTable.dataset == path))).scalar_one()
-    assert "allow_internet_access" in reason
