@@ -6,7 +6,7 @@ from pathlib import Path
 
 from temporalio import activity
 
-from activities.dataset_import import import_dataset
+from activities.dataset_import import import_dataset, offers_of
 from activities.datasets.formats import dataset_digest
 from activities.run_creation import create_run_from_config
 from activities.stage import activity_stage
@@ -52,7 +52,7 @@ class AdhocRolloutActivities:
         async with self.database.begin() as connection:
             known = await tasks.tasks_of_dataset(connection, digest)
             if not known:  # the file has changed since the run was created
-                await import_dataset(connection, config.datasets[0], digest)
+                await import_dataset(connection, config.datasets[0], digest, offers_of(config))
                 known = await tasks.tasks_of_dataset(connection, digest)
             task = _find_task(known, input)
             new = AdhocRollout(

@@ -182,7 +182,7 @@ class AgentActivities:
         report = dataclasses.replace(suspended, suspended_seconds=suspended_seconds)
         # The gateway's outage ends at the latest with the suspension, which is among the waits.
         waited_seconds = progress.waited_seconds + max(0.0, gateway_seconds - suspended_seconds)
-        owed = owed_seconds(report, context.config.limits.agent_seconds, waited_seconds)
+        owed = owed_seconds(report, context.agent_seconds, waited_seconds)
         _LOG.info("agent at its deadline", rollout_id=input.rollout_id, owed_seconds=round(owed, 1))
         if owed > _LEAST_RESUMED_SECONDS:
             await harness.resume_suspended(box, input.attempt, owed)
@@ -199,12 +199,13 @@ class AgentActivities:
             prompt=render_prompt(template, task.spec["problem_statement"], task.workdir),
             max_turns=config.harness.max_turns,
             step_timeout_seconds=config.harness.step_timeout_seconds,
-            time_budget_seconds=config.limits.agent_seconds,
+            time_budget_seconds=context.agent_seconds,
             agent_user=context.agent_user,
             max_context_tokens=config.sampling.max_context_tokens,
             max_response_tokens=config.sampling.max_response_tokens,
             extra_args=config.harness.extra_args,
-            extra_env=secrets.with_secrets("harness.extra_env", config.harness.extra_env),
+            extra_env=task.spec.get("environment", {})
+            | secrets.with_secrets("harness.extra_env", config.harness.extra_env),
             extra=config.harness.all_options(),
         )
 

@@ -1,10 +1,14 @@
 """Import datasets into the store, a chunk at a time, and choose the tasks that a run may take."""
 
 import base64
+from collections.abc import Mapping
+from functools import reduce
 from itertools import islice
+from typing import Any, get_args
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from activities.datasets.base import Need
 from activities.datasets.formats import dataset_digest, read_rows
 from grading.registry import GRADERS
 from ratchet.config import DatasetConfig, RunConfig
@@ -17,21 +21,49 @@ from store.tasks import NewTask
 _CHUNK = 200
 
 
-async def import_dataset(connection: AsyncConnection, dataset: DatasetConfig, digest: str | None = None) -> int:
+async def import_dataset(
+    connection: AsyncConnection,
+    dataset: DatasetConfig,
+    digest: str | None = None,
+    offered: Mapping[str, object] | None = None,
+) -> int:
     """Import rows that the store does not have yet, and return their number. The dataset is not held in memory.
 
-    Raises DatasetError at the first row that cannot be used, and for a dataset without rows.
+    `offered`: settings by name, which have to satisfy `metadata.needs`; a setting that is missing or None does. Raises
+    DatasetError that lists the rows that cannot be used or need more, and for a dataset without rows.
     """
     rows = read_rows(dataset, digest or dataset_digest(dataset))
     seen = 0
     added = 0
+    unmet: dict[str, list[str]] = {}
     while chunk := list(islice(rows, _CHUNK)):
         seen += len(chunk)
+        for row in chunk:
+            for need in unmet_needs(row["spec"].get("needs", {}), offered or {}):
+                unmet.setdefault(need, []).append(row["label"])
         await build_contexts.add_build_contexts(connection, _take_build_contexts(chunk))
         added += await tasks.import_tasks(connection, chunk)
     if not seen:
         raise DatasetError(f"{dataset.path}: is empty; expected at least one task")
+    if unmet:
+        listed = (f"{need}: {len(labels)} tasks: {', '.join(labels)}" for need, labels in unmet.items())
+        raise DatasetError("\n".join((f"{dataset.path}: tasks need what the settings do not allow", *listed)))
     return added
+
+
+def offers_of(config: RunConfig) -> dict[str, object]:
+    """Return the settings of a run that can satisfy `metadata.needs`, by name."""
+    return {name: reduce(getattr, name.split("."), config) for name in get_args(Need)}
+
+
+def unmet_needs(needs: Mapping[str, Any], offered: Mapping[str, Any]) -> list[str]:
+    """Return each need that the offered settings do not satisfy, with the setting's value."""
+    found = []
+    for name, needed in needs.items():
+        offer = offered.get(name)
+        if offer is not None and (set(needed) - set(offer) if isinstance(needed, list) else needed > offer):
+            found.append(f"{name} of {needed}, found {offer}")
+    return found
 
 
 def _take_build_contexts(rows: list[NewTask]) -> dict[str, bytes]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from activities.dataset_import import import_dataset, usable_task_ids
+from activities.dataset_import import import_dataset, offers_of, usable_task_ids
 from activities.datasets.formats import dataset_digest
 from activities.run_checks import check_run
 from adapter.endpoint import check_endpoint
@@ -137,7 +137,7 @@ async def _import_tasks(connection: AsyncConnection, config: RunConfig) -> dict[
     order: dict[Purpose, list[OrderedTask]] = {Purpose.TRAIN: [], Purpose.EVAL: []}
     for number, dataset in enumerate(config.datasets):
         digest = await asyncio.to_thread(dataset_digest, dataset)
-        await import_dataset(connection, dataset, digest)
+        await import_dataset(connection, dataset, digest, offers_of(config))
         usable = await usable_task_ids(connection, dataset, digest, config)
         order[Purpose(dataset.use)] += [OrderedTask(task_id, number) for task_id in usable]
     random.Random(f"{config.seed}/task order").shuffle(order[Purpose.TRAIN])

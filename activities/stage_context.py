@@ -1,5 +1,6 @@
 """Load what every stage of a rollout needs before it uses a box: config, task, box and fence."""
 
+import math
 from dataclasses import dataclass
 from typing import Self
 
@@ -71,6 +72,12 @@ class StageContext:
     def agent_user(self) -> str:
         """The user of the box as whom the agent works."""
         return str(self.task.spec.get("agent_user") or self.config.harness.user)
+
+    @property
+    def agent_seconds(self) -> float:
+        """The agent's time budget: that of the run, or a smaller one of the task."""
+        wanted = float(self.task.spec.get("needs", {}).get("limits.agent_seconds", math.inf))
+        return min(self.config.limits.agent_seconds, wanted)
 
     async def write_attempt(self, connection: AsyncConnection, values: AttemptValues) -> None:
         """Write to the attempt's row. Raises FencedError if a later try of a stage has taken over."""

@@ -5,6 +5,7 @@ The stage `grade`, control runs and admission use the same code.
 
 import asyncio
 import contextlib
+import math
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -287,11 +288,12 @@ class PatchJudge:
         if not_run is not None:
             return PatchRun(prepared, None, not_run)
         spec = self.task.spec
+        seconds = min(self.limits.eval_seconds, spec.get("needs", {}).get("limits.eval_seconds", math.inf))
         if broken is not None:
             await self._break_files(box, broken)
             spec = broken_spec(broken, spec)
         try:
-            run = await self.grader.run(box, self.task.workdir, spec, self.limits.eval_seconds)
+            run = await self.grader.run(box, self.task.workdir, spec, seconds)
         except GraderFailedError as error:
             return PatchRun(prepared, None, self._blamed(prepared, error))
         return PatchRun(prepared, run)

@@ -22,6 +22,7 @@ from ratchet.storable_values import find_unstorable
 from sandboxes.build_context import BUILD_CONTEXT
 from store.tasks import NewTask, TaskFields
 
+_MAX_LISTED = 100
 GRADER_KEYS = ("swepro", "swe_bench", "eval_cmd", "f2p_script")
 
 
@@ -51,6 +52,10 @@ class RawRow:
 
 
 _TestName = Annotated[str, Field(pattern=r"\S")]
+
+
+Need = Literal["limits.eval_seconds", "limits.agent_seconds", "sandbox.memory_mib", "sandbox.cpus", "sandbox.network"]
+"""Name of a setting of a run that has to offer at least what a task needs."""
 
 
 class _Part(BaseModel):
@@ -106,10 +111,14 @@ class Metadata(_Part):
     problem_statement: str | None = None
     pre_commands: list[str] | str = []
     network: list[Literal["agent", "grade"]] = []
+    environment: dict[str, str] = {}
     agent_user: AgentUser | None = None
     repository_archive: str | None = None
     gold_patch: str | None = None
     empty_patch_fails: bool = Field(default=False, strict=True)
+    solution_archive: str | None = None
+    solution_cmd: str | None = Field(default=None, min_length=1)
+    needs: dict[Need, Annotated[float, Field(gt=0)] | list[Literal["agent", "grade"]]] = {}
     test_files: list[str] | None = None
     tests_archive: str | None = None
     expected_tests: list[str] = []
@@ -209,11 +218,19 @@ def with_identity(row: TaskFields, path: Path, digest: str, number: int) -> NewT
 
 
 def rows_of(raws: Iterator[RawRow | Problem], dataset: DatasetConfig, digest: str) -> Iterator[NewTask]:
-    """Yield rows for the store, in order. Raises DatasetError naming file, row (from 1), field and expectation."""
+    """Yield rows for the store, in order, up to the first that cannot be used.
+
+    Raises DatasetError at the end, with file, row (from 1), field and expectation of each row that cannot be used.
+    """
+    problems: list[str] = []
     for row in checked_rows(raws, dataset, digest):
         if isinstance(row, Problem):
-            raise DatasetError(str(row))
-        yield row
+            problems.append(str(row))
+        elif not problems:
+            yield row
+    if problems:
+        more = [f"and {len(problems) - _MAX_LISTED} more"] if len(problems) > _MAX_LISTED else []
+        raise DatasetError("\n".join(problems[:_MAX_LISTED] + more))
 
 
 def checked_rows(raws: Iterator[RawRow | Problem], dataset: DatasetConfig, digest: str) -> Iterator[NewTask | Problem]:

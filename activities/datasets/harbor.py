@@ -2,11 +2,15 @@
 
 The tests travel in the row and are put into the grading box only. The image is `environment.docker_image` or
 `environment.image` of task.toml; without one it is built from the folder `environment` with its Dockerfile.
-`test.sh` runs unprivileged, from `/tests`; solved means a reward file with 1 (`grading/reward_file.py`).
+`test.sh` runs unprivileged, from `/tests`; the verdict is its reward file (`grading/reward_file.py`). `solution/` makes
+the gold patch at admission. A part of task.toml that no box here provides is a Problem; what a run's settings have to
+provide is `metadata.needs`.
 """
 
+import re
+import shlex
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,76 +20,186 @@ from grading.reward_file import HARBOR
 from ratchet.config import DatasetConfig
 from sandboxes.build_context import BUILD_CONTEXT, DOCKERFILE, BuildContext, pack_build_context
 
+_NEEDS = {
+    "verifier.timeout_sec": "limits.eval_seconds",
+    "agent.timeout_sec": "limits.agent_seconds",
+    "environment.memory_mb": "sandbox.memory_mib",
+    "environment.cpus": "sandbox.cpus",
+}
+_NOT_PROVIDED = {
+    "steps": "tasks of several steps",
+    "environment.gpus": "GPUs in boxes",
+    "environment.tpu": "TPUs in boxes",
+    "environment.mcp_servers": "MCP servers",
+    "environment.skills_dir": "skills",
+    "environment.healthcheck": "services that have to be healthy first",
+    "verifier.environment": "a verifier with an image of its own",
+    "verifier.collect": "commands between agent and verifier",
+    "verifier.user": "another user than the unprivileged one, before whom the verdict could not be kept safe",
+}
+_INSTALLS = re.compile(
+    r"\b(?:uvx|uv (?:pip|run|sync|tool)|curl|wget|apt(?:-get)?|pip3? install|npx|npm (?:ci|i|install)|git clone)\b"
+)
+_CANARY = re.compile(r"\A(?:(?:<!--.*canary.*-->|#.*canary.*)\n+)+", re.IGNORECASE)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([GMK])", re.IGNORECASE)
+
 
 def is_harbor_task(path: Path) -> bool:
     """Return whether the directory is one Harbor task."""
-    return (path / "instruction.md").is_file() and (path / "tests").is_dir()
+    return (path / "task.toml").is_file() or ((path / "instruction.md").is_file() and (path / "tests").is_dir())
 
 
 def read_harbor(path: Path, dataset: DatasetConfig) -> Iterator[RawRow | Problem]:
     """Yield one row per task directory; `path` may be a task itself."""
-    directories = [path] if is_harbor_task(path) else sorted(child for child in path.iterdir() if child.is_dir())
-    number = 0
-    for directory in directories:
-        if is_harbor_task(directory):
-            number += 1
-            try:
-                yield _task(directory, number)
-            except UnicodeDecodeError as error:
-                yield Problem(str(directory), number, "", f"instruction.md or solve.sh is not UTF-8: {error.reason}")
-    if number == 0:
+    directories = [path] if is_harbor_task(path) else sorted(filter(is_harbor_task, path.iterdir()))
+    for number, directory in enumerate(directories, 1):
+        try:
+            yield RawRow(number, directory.name, None, _metadata(directory), str(directory))
+        except _WrongTaskError as error:
+            yield Problem(str(directory / error.file), number, error.field, str(error))
+    if not directories:
         yield Problem(str(path), 0, "", "expected Harbor task directories (instruction.md, tests/), found none")
 
 
-def _task(directory: Path, number: int) -> RawRow | Problem:
-    try:
-        settings: dict[str, Any] = (
-            tomllib.loads((directory / "task.toml").read_text("utf-8")) if (directory / "task.toml").is_file() else {}
-        )
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        return Problem(str(directory / "task.toml"), number, "", f"is not TOML in UTF-8: {error}")
-    environment = settings.get("environment", {})
-    if not isinstance(environment, dict):
-        found = type(environment).__name__
-        return Problem(str(directory / "task.toml"), number, "environment", f"expected a table, found {found}")
+class _WrongTaskError(Exception):
+    """A task that cannot be used; the text says why."""
+
+    def __init__(self, file: str, field: str, message: str) -> None:
+        super().__init__(message)
+        self.file = file
+        self.field = field
+
+
+def _metadata(directory: Path) -> dict[str, Any]:
+    settings = _settings(directory)
+    environment = settings["environment"]
+    if composed := next((path.name for path in sorted((directory / "environment").glob("*compose*.y*ml"))), None):
+        raise _WrongTaskError("environment", "", f"boxes do not provide several containers ({composed})")
     built: BuildContext | None = None
     image = environment.get("docker_image") or environment.get("image")
     if not image:
         try:
             built = _build_context(directory / "environment")
         except ValueError as error:
-            return Problem(str(directory / "environment"), number, "environment.docker_image", str(error))
+            raise _WrongTaskError("environment", "environment.docker_image", str(error)) from None
         image = built.image
-    if not (directory / "tests" / "test.sh").is_file():
-        return Problem(str(directory), number, "tests/test.sh", "expected a file, found nothing")
+    script = _text(directory, "tests/test.sh")
     own_workdir = built.workdir if built is not None else None
-    workdir = str(environment.get("workdir") or settings.get("workdir") or own_workdir or "/app")
-    files = {
-        path.relative_to(directory).as_posix(): File(path.read_bytes(), bool(path.stat().st_mode & 0o100))
-        for path in sorted((directory / "tests").rglob("*"))
-        if path.is_file()
-    }
+    files = _files(directory, "tests")
     metadata = {
         "image": image,
-        "workdir": workdir,
-        "problem_statement": (directory / "instruction.md").read_text("utf-8"),
+        "workdir": str(environment.get("workdir") or settings.get("workdir") or own_workdir or "/app"),
+        "problem_statement": _CANARY.sub("", _text(directory, "instruction.md")),
         "test_files": list(files),
-        "tests_archive": pack_archive(files),
-        "eval_cmd": "bash /tests/test.sh",
+        "tests_archive": pack_archive({**files, "tests/test.sh": File(script.encode(), executable=True)}),
+        "eval_cmd": _command("/tests/test.sh", settings, "verifier"),
         "verifier": HARBOR,
+        "needs": _needs(settings, script),
     }
+    if own := _variables(settings, "environment"):
+        metadata["environment"] = own
+    if (user := settings["agent"].get("user")) is not None:
+        metadata["agent_user"] = str(user)
     if built is not None:
         metadata[BUILD_CONTEXT] = built.archive
-    solution = directory / "solution" / "solve.sh"
-    if solution.is_file():
-        metadata["solution_script"] = solution.read_text("utf-8")
-    return RawRow(number, directory.name, None, metadata, str(directory))
+    if (directory / "solution" / "solve.sh").is_file():
+        metadata["solution_archive"] = pack_archive(_files(directory, "solution"))
+        metadata["solution_cmd"] = _command("bash /solution/solve.sh", settings, "solution")
+    return metadata
+
+
+def _settings(directory: Path) -> dict[str, Any]:
+    """Read task.toml, in which each section is a table then, and refuse what no box provides."""
+    text = _text(directory, "task.toml") if (directory / "task.toml").is_file() else ""
+    try:
+        settings: dict[str, Any] = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise _WrongTaskError("task.toml", "", f"is not TOML in UTF-8: {error}") from None
+    for section in ("environment", "verifier", "agent", "solution"):
+        if not isinstance(settings.setdefault(section, {}), dict):
+            found = type(settings[section]).__name__
+            raise _WrongTaskError("task.toml", section, f"expected a table, found {found}")
+    values = {
+        f"{name}.{key}": value
+        for name, part in settings.items()
+        if isinstance(part, dict)
+        for key, value in part.items()
+    }
+    values["steps"] = settings.get("steps")
+    refused = {key: what for key, what in _NOT_PROVIDED.items() if values.get(key)}
+    if str(values.get("environment.os", "linux")).lower() != "linux":
+        refused["environment.os"] = "other systems than Linux"
+    if values.get("verifier.environment_mode") == "separate":
+        refused["verifier.environment_mode"] = _NOT_PROVIDED["verifier.environment"]
+    if refused:
+        raise _WrongTaskError("task.toml", ", ".join(refused), f"boxes do not provide {', '.join(refused.values())}")
+    return settings
+
+
+def _needs(settings: Mapping[str, Any], script: str) -> dict[str, Any]:
+    """Return what the settings of a run have to provide, by their names."""
+    found: dict[str, Any] = {}
+    for key, name in _NEEDS.items():
+        section, _, field = key.partition(".")
+        value = settings[section].get(field)
+        if value is None and field == "memory_mb" and (size := _SIZE.fullmatch(str(settings[section].get("memory")))):
+            value = float(size[1]) * {"G": 1024, "M": 1, "K": 1 / 1024}[size[2].upper()]
+        if value is not None and (not isinstance(value, int | float) or value <= 0):
+            raise _WrongTaskError("task.toml", key, f"expected a number above 0, found {value!r:.60}")
+        if value is not None:
+            found[name] = value
+    mode = settings["verifier"].get("network_mode")
+    if mode in ("public", "allowlist") or (
+        mode is None and _is_open(settings["environment"]) and _INSTALLS.search(script)
+    ):
+        found["sandbox.network"] = ["grade"]
+    return found
+
+
+def _is_open(environment: Mapping[str, Any]) -> bool:
+    """Return whether the boxes of a task have the network, which is the format's default."""
+    mode = environment.get("network_mode")
+    return mode != "no-network" if mode is not None else environment.get("allow_internet") is not False
+
+
+def _command(command: str, settings: Mapping[str, Any], section: str) -> str:
+    """Return the command with the variables of the environment and of its section."""
+    variables = _variables(settings, "environment") | _variables(settings, section)
+    words = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+    return " ".join(["env", *words, command] if words else [command])
+
+
+def _variables(settings: Mapping[str, Any], section: str) -> dict[str, str]:
+    variables = settings[section].get("env", {})
+    if not isinstance(variables, dict):
+        raise _WrongTaskError("task.toml", f"{section}.env", f"expected a table, found {type(variables).__name__}")
+    for name, value in variables.items():
+        if "${" in str(value):
+            raise _WrongTaskError(
+                "task.toml", f"{section}.env.{name}", "boxes get no variables of this host; write the value"
+            )
+    return {name: str(value) for name, value in variables.items()}
+
+
+def _text(directory: Path, name: str) -> str:
+    try:
+        return (directory / name).read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise _WrongTaskError(name, "", f"is not UTF-8: {error.reason}") from None
+    except FileNotFoundError:
+        raise _WrongTaskError("", name, "expected a file, found nothing") from None
+
+
+def _files(directory: Path, folder: str) -> dict[str, File]:
+    return {
+        path.relative_to(directory).as_posix(): File(path.read_bytes(), bool(path.stat().st_mode & 0o100))
+        for path in sorted((directory / folder).rglob("*"))
+        if path.is_file()
+    }
 
 
 def _build_context(directory: Path) -> BuildContext:
     """Return what the task's image is built from. Raises ValueError if it cannot be built."""
     if not (directory / DOCKERFILE).is_file():
         raise ValueError("expected an image reference in task.toml or environment/Dockerfile, found neither")
-    if composed := next((path.name for path in sorted(directory.glob("*compose*.y*ml"))), None):
-        raise ValueError(f"expected one image, found {composed}: tasks of several containers are not supported")
     return pack_build_context(directory)

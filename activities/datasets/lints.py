@@ -3,12 +3,12 @@
 `ratchet tasks check` prints them, before a run spends days on them; `box_lints.py` has those that need a box.
 """
 
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from activities.datasets.archives import read_packed
 from grading.eval_cmd import names_pytest
 from grading.reward_file import HARBOR
+from ratchet.built_images import is_built
 from ratchet.config import RunConfig
 from ratchet.types import JsonObject
 from store.tasks import TaskFields
@@ -17,9 +17,6 @@ _CHARACTERS_PER_TOKEN = 4.0
 _PROMPT_SHARE = 0.5
 HARNESS_PROMPT_TOKENS = {"claude_code": 12_000}
 """Approximate tokens that an agent program sends before the task (system prompt, tool schemas), if they are many."""
-_NEEDS_NETWORK = re.compile(
-    r"\b(?:uvx|uv (?:pip|run|sync|tool)|curl|wget|apt(?:-get)?|pip3? install|npx|npm (?:ci|i|install)|git clone)\b"
-)
 
 
 def lint_config(config: RunConfig, longest_statement: int = 0) -> list[str]:
@@ -47,19 +44,46 @@ def lint_config(config: RunConfig, longest_statement: int = 0) -> list[str]:
 
 def lint_rows(rows: Iterable[TaskFields]) -> list[str]:
     """Return warnings about valid rows: one sentence per kind, with their number and the first label."""
-    found: dict[str, list[str]] = {}
     labels: set[str] = set()
-    for row in rows:
+
+    def lint(row: TaskFields) -> Iterator[str]:
         spec = row["spec"]
         if row["label"] in labels:
-            found.setdefault("have a label that another row has", []).append(row["label"])
+            yield "have a label that another row has"
         labels.add(row["label"])
-        if not spec.get("gold_patch"):
-            found.setdefault("have no gold_patch, so they can never be admitted", []).append(row["label"])
+        if not spec.get("gold_patch") and not spec.get("solution_cmd"):
+            yield "have no gold_patch, so they can never be admitted"
         if row["grader"] == "eval_cmd":
-            for what in _lint_command(spec):
-                found.setdefault(what, []).append(row["label"])
-    return [f"{len(names)} rows {what}; first {names[0]}" for what, names in found.items()]
+            yield from _lint_command(spec)
+
+    return _by_kind(rows, lint)
+
+
+def describe_rows(rows: Iterable[TaskFields]) -> list[str]:
+    """Return what was understood of rows: one sentence per kind, with their number and the first label."""
+
+    def describe(row: TaskFields) -> Iterator[str]:
+        spec = row["spec"]
+        image = "an image that is built from environment/Dockerfile" if is_built(row["image"]) else row["image"]
+        yield f"run in {image}, in {row['workdir']}"
+        verdict = "its reward file" if spec.get("verifier") == HARBOR else "its tests"
+        yield f"are graded by {row['grader']} and {verdict}, as the unprivileged user"
+        solution = spec.get("solution_cmd") or ("their gold_patch" if spec.get("gold_patch") else "nothing")
+        yield f"are solved by {solution}"
+        for name, value in spec.get("needs", {}).items():
+            yield f"need {name} of {value}"
+        if spec.get("agent_user"):
+            yield f"have the agent work as {spec['agent_user']}"
+
+    return _by_kind(rows, describe)
+
+
+def _by_kind(rows: Iterable[TaskFields], kinds: Callable[[TaskFields], Iterable[str]]) -> list[str]:
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        for kind in kinds(row):
+            found.setdefault(kind, []).append(row["label"])
+    return [f"{len(names)} rows {kind}; first {names[0]}" for kind, names in found.items()]
 
 
 def _lint_command(spec: JsonObject) -> Iterator[str]:
@@ -74,9 +98,4 @@ def _lint_command(spec: JsonObject) -> Iterator[str]:
         yield (
             "give no verdict until they are admitted, if their command prints no line of a known runner; "
             "`empty_patch_fails: true` says that it fails without a solution"
-        )
-    if is_harbor and (needed := _NEEDS_NETWORK.search(command)):
-        yield (
-            f"have a tests/test.sh that calls `{needed[0]}`, and grading boxes have no network; "
-            "use an image that has what the script needs"
         )

@@ -23,6 +23,10 @@ Dataset = Annotated[Path, typer.Argument(help="A JSONL or parquet file, or a fol
 InputKey = Annotated[str, typer.Option(help="Column that holds the prompt.")]
 LabelKey = Annotated[str, typer.Option(help="Column that holds the label.")]
 MetadataKey = Annotated[str, typer.Option(help="Column that holds the metadata.")]
+Network = Annotated[
+    list[str] | None,
+    typer.Option(help="`grade`: open the network of grading boxes for tasks that need it, as sandbox.network does."),
+]
 Json = Annotated[bool, typer.Option("--json")]
 
 
@@ -30,6 +34,7 @@ def _dataset(path: Path, input_key: str, label_key: str, metadata_key: str) -> "
     from ratchet.config import DatasetConfig
     from ratchet.errors import DatasetError
 
+    path = Path(str(path).removeprefix("harbor:"))
     if not path.exists():
         raise DatasetError(f"{path}: does not exist; name a JSONL or parquet file, or a folder of Harbor tasks")
     return DatasetConfig(path=str(path.resolve()), input_key=input_key, label_key=label_key, metadata_key=metadata_key)
@@ -117,20 +122,26 @@ def import_(
     input_key: InputKey = "prompt",
     label_key: LabelKey = "label",
     metadata_key: MetadataKey = "metadata",
+    network: Network = None,
     json: Json = False,
 ) -> None:
-    """Import a dataset. Rows that are already stored are left unchanged."""
+    """Import a dataset and print what was understood. Rows that are already stored are left unchanged."""
     from activities.dataset_import import import_dataset
-    from activities.datasets.formats import dataset_digest
+    from activities.datasets.formats import dataset_digest, read_rows
+    from activities.datasets.lints import describe_rows
     from cli.console import print_json, say
     from client import Client
 
     named = _dataset(dataset, input_key, label_key, metadata_key)
     digest = dataset_digest(named)
-    added = Client().read(lambda connection: import_dataset(connection, named, digest))
+    understood = describe_rows(read_rows(named, digest))
+    offered = {"sandbox.network": network or []}
+    added = Client().read(lambda connection: import_dataset(connection, named, digest, offered))
     if json:
-        print_json({"dataset": named.path, "digest": digest, "new": added})
+        print_json({"dataset": named.path, "digest": digest, "new": added, "understood": understood})
     else:
+        for text in understood:
+            print(text)
         say(f"{named.path}: {added} new tasks (digest {digest[:12]})")
 
 
@@ -215,6 +226,7 @@ def admit(
     ] = False,
     window: Annotated[int, typer.Option(min=1, max=1000, help="Number of tasks examined in parallel.")] = 2,
     eval_seconds: Annotated[float, typer.Option(min=1, max=1e9, help="Time limit of the tests, in seconds.")] = 600,
+    network: Network = None,
     input_key: InputKey = "prompt",
     label_key: LabelKey = "label",
     metadata_key: MetadataKey = "metadata",
@@ -239,6 +251,7 @@ def admit(
         again=again,
         window=window,
         eval_seconds=eval_seconds,
+        network=network or [],
     )
     result = asyncio.run(_admit(wanted))
     if json:

@@ -257,14 +257,13 @@ def test_harbor_directories(tmp_path: Path) -> None:
         row["spec"]["test_files"] == ["tests/data/x", "tests/test.sh"] and row["spec"]["problem_statement"] == "do it"
     )
     assert only(DatasetConfig(path=str(tmp_path / "tasks" / "one")))["row_digest"] == row["row_digest"]
-    assert (row["spec"]["eval_cmd"], row["spec"]["verifier"]) == ("bash /tests/test.sh", "harbor")
+    assert (row["spec"]["eval_cmd"], row["spec"]["verifier"]) == ("/tests/test.sh", "harbor")
 
 
 @pytest.mark.parametrize(
     ("script", "warnings"),
     [
         ("pytest /tests", []),
-        ("apt-get update; uvx pytest /tests", ["calls `apt-get`, and grading boxes have no network"]),
         ("grep -q done /app/out", ["graded by a reward file alone"]),
     ],
 )

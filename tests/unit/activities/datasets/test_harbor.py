@@ -1,0 +1,171 @@
+"""Harbor's task.toml of each published version: what a task needs, what is refused, all tasks in one list."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from activities.dataset_import import offers_of, unmet_needs
+from activities.datasets.base import Problem
+from activities.datasets.formats import check_rows, read_rows
+from activities.datasets.lints import describe_rows
+from ratchet.config import DatasetConfig
+from ratchet.config_sources import load_config
+
+INSTALLS = "apt-get update\ncurl -LsSf https://example.invalid/install.sh | sh\nuvx pytest /tests\n"
+
+
+def task(root: Path, name: str = "one", *, toml: str = "", script: str = "pytest /tests\n", **files: str) -> Path:
+    """Write a task directory. `files`: further ones by name, with `__` for a slash."""
+    directory = root / name
+    written = {"instruction.md": "do it\n", "tests/test.sh": script}
+    if "docker_image" not in toml:
+        written["environment/Dockerfile"] = "FROM python:3.12\nWORKDIR /code\n"
+    written |= {key.replace("__", "/").replace("_dot_", "."): text for key, text in files.items()}
+    for path, text in {**written, "task.toml": toml}.items():
+        (directory / path).parent.mkdir(parents=True, exist_ok=True)
+        (directory / path).write_text(text)
+    return root
+
+
+def spec_of(root: Path) -> dict[str, Any]:
+    (row,) = read_rows(DatasetConfig(path=str(root)), "")
+    return row["spec"]
+
+
+FIRST = """version = "1.0"
+[metadata]
+difficulty = "easy"
+[verifier]
+timeout_sec = 120.0
+[agent]
+timeout_sec = 300.0
+[environment]
+build_timeout_sec = 600.0
+cpus = 2
+memory = "4G"
+storage = "10G"
+allow_internet = false
+"""
+LATEST = """schema_version = "1.4"
+artifacts = ["/logs/agent/out.txt"]
+[task]
+name = "org/one"
+[verifier]
+timeout_sec = 900.0
+env = { MODE = "strict one" }
+[agent]
+timeout_sec = 900.0
+user = "dev"
+[environment]
+network_mode = "public"
+cpus = 1.5
+memory_mb = 2048
+gpus = 0
+os = "Linux"
+env = { LEVEL = "3" }
+[solution]
+env = { FAST = "1" }
+"""
+LIMITS = {"limits.eval_seconds": 120.0, "limits.agent_seconds": 300.0, "sandbox.cpus": 2, "sandbox.memory_mib": 4096}
+
+
+@pytest.mark.parametrize(
+    ("toml", "script", "needs"),
+    [
+        ("", "pytest /tests\n", {}),
+        ("", INSTALLS, {"sandbox.network": ["grade"]}),
+        (FIRST, INSTALLS, LIMITS),
+        (
+            LATEST,
+            "pytest /tests\n",
+            {
+                "limits.eval_seconds": 900.0,
+                "limits.agent_seconds": 900.0,
+                "sandbox.cpus": 1.5,
+                "sandbox.memory_mib": 2048,
+            },
+        ),
+        ('[verifier]\nnetwork_mode = "public"\n', "pytest /tests\n", {"sandbox.network": ["grade"]}),
+        ('[verifier]\nnetwork_mode = "no-network"\n', INSTALLS, {}),
+        ('[environment]\nnetwork_mode = "no-network"\nmemory = "512M"\n', INSTALLS, {"sandbox.memory_mib": 512}),
+    ],
+)
+def test_needs(tmp_path: Path, toml: str, script: str, needs: dict[str, Any]) -> None:
+    assert spec_of(task(tmp_path, toml=toml, script=script))["needs"] == needs
+
+
+def test_users_variables_and_the_solution(tmp_path: Path) -> None:
+    spec = spec_of(task(tmp_path, toml=LATEST, solution__solve_dot_sh="touch x\n", solution__help_dot_py="1\n"))
+    assert spec["eval_cmd"] == "env LEVEL=3 MODE='strict one' /tests/test.sh" and spec["agent_user"] == "dev"
+    assert spec["solution_cmd"] == "env LEVEL=3 FAST=1 bash /solution/solve.sh" and spec["solution_archive"]
+    assert spec["environment"] == {"LEVEL": "3"} and spec["pre_commands"] == []
+
+
+@pytest.mark.parametrize("mark", ["<!-- harbor-canary GUID 1 -->\n", "# CANARY 1\n# canary 2\n\n"])
+def test_canaries_are_not_shown_to_the_agent(tmp_path: Path, mark: str) -> None:
+    root = task(tmp_path)
+    (root / "one" / "instruction.md").write_text(mark + "\n# Title\ndo it\n")
+    assert spec_of(root)["problem_statement"] == "# Title\ndo it\n"
+
+
+@pytest.mark.parametrize(
+    ("toml", "field", "message"),
+    [
+        ('[environment]\nos = "windows"\n', "environment.os", "Linux"),
+        ("[environment]\ngpus = 1\n", "environment.gpus", "GPUs"),
+        ('[environment]\ntpu = { type = "v6e", topology = "2x4" }\n', "environment.tpu", "TPUs"),
+        ('[[environment.mcp_servers]]\nname = "a"\nurl = "http://a"\n', "environment.mcp_servers", "MCP"),
+        ('[environment.healthcheck]\ncommand = "true"\n', "environment.healthcheck", "healthy"),
+        ('[verifier]\nuser = "root"\n', "verifier.user", "unprivileged"),
+        ('[verifier]\nenvironment_mode = "separate"\n', "verifier.environment_mode", "image of its own"),
+        ('[verifier.environment]\ndocker_image = "x"\n', "verifier.environment", "image of its own"),
+        ('[[verifier.collect]]\ncommand = "true"\n', "verifier.collect", "between agent and verifier"),
+        ('[[steps]]\nname = "a"\n', "steps", "several steps"),
+        ('[verifier]\nenv = { KEY = "${OPENAI_API_KEY}" }\n', "verifier.env.KEY", "no variables of this host"),
+        ('[agent]\ntimeout_sec = "long"\n', "agent.timeout_sec", "'long'"),
+        ("[verifier]\nenv = 1\n", "verifier.env", "int"),
+        ("environment = 1\n", "environment", "int"),
+        ("x = [", "", "is not TOML"),
+    ],
+)
+def test_what_no_box_provides_is_refused(tmp_path: Path, toml: str, field: str, message: str) -> None:
+    (problem,) = check_rows(DatasetConfig(path=str(task(tmp_path, toml=toml))))
+    assert isinstance(problem, Problem), problem
+    assert problem.field == field and message in problem.message and problem.file.endswith("one/task.toml")
+
+
+def test_all_tasks_are_named_in_one_list(tmp_path: Path) -> None:
+    for number, toml in enumerate(["[environment]\ngpus = 2\n", "", '[verifier]\nuser = "root"\n']):
+        task(tmp_path, f"t{number}", toml=toml)
+    task(tmp_path, "composed", toml='[environment]\ndocker_image = "x"\n', environment__compose_dot_yaml="services: {}")
+    (tmp_path / "stepped" / "steps").mkdir(parents=True)
+    (tmp_path / "stepped" / "task.toml").write_text('[[steps]]\nname = "a"\n')
+    found = list(check_rows(DatasetConfig(path=str(tmp_path))))
+    assert sum(isinstance(one, Problem) for one in found) == 4
+    with pytest.raises(Exception, match=r"(?s)compose\.yaml.*several steps.*GPUs.*unprivileged"):
+        list(read_rows(DatasetConfig(path=str(tmp_path)), ""))
+
+
+def test_needs_are_compared_with_the_settings_of_a_run() -> None:
+    offers = offers_of(load_config(Path(__file__).parents[4] / "configs/quickstart.yaml", []))
+    assert unmet_needs({"limits.eval_seconds": 1, "sandbox.memory_mib": 8192}, offers) == []
+    assert unmet_needs({"limits.eval_seconds": 1e6}, offers) == [
+        f"limits.eval_seconds of 1000000.0, found {offers['limits.eval_seconds']}"
+    ]
+    assert unmet_needs({"sandbox.network": ["grade"]}, offers) == ["sandbox.network of ['grade'], found []"]
+    assert unmet_needs({"sandbox.network": ["grade"]}, {"sandbox.network": ["agent", "grade"]}) == []
+
+
+def test_what_was_understood_is_told(tmp_path: Path) -> None:
+    root = task(tmp_path, toml=FIRST, script=INSTALLS, solution__solve_dot_sh="touch x\n")
+    told = "\n".join(describe_rows(read_rows(DatasetConfig(path=str(root)), "")))
+    for part in (
+        "environment/Dockerfile",
+        "/code",
+        "reward file",
+        "unprivileged",
+        "solve.sh",
+        "limits.eval_seconds of 120",
+    ):
+        assert part in told
