@@ -6,11 +6,13 @@ its pool of broken oracles.
 """
 
 import asyncio
+import base64
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from typing import TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio import activity
@@ -18,10 +20,13 @@ from temporalio import activity
 from activities.box_lifecycle import BoxCreator, connected_box, kill_and_record, try_kill_box
 from activities.dataset_import import grader_versions, import_dataset
 from activities.datasets.formats import dataset_digest
+from activities.diff import capture_diff
 from activities.image_builds import ImageBuilds
 from activities.stage import activity_stage, heartbeating
 from grading.base import Grader
 from grading.broken_oracles import BrokenOracle, confirmed_pool, selectable_tests
+from grading.git_scripts import ARCHIVE, prepare_script
+from grading.grading_box import has_archive, upload_archive
 from grading.integrity_rules import LISTED_TEST
 from grading.judge_patch import (
     BrokenTests,
@@ -36,7 +41,7 @@ from grading.judge_patch import (
 from grading.oracle import Oracle, merge_oracles
 from grading.registry import GRADERS
 from ratchet.config import DatasetConfig, SandboxConfig
-from ratchet.errors import ConfigError, GraderFailedError, SandboxBusyError, SandboxGoneError
+from ratchet.errors import CommandFailedError, ConfigError, GraderFailedError, SandboxBusyError, SandboxGoneError
 from ratchet.grading_payloads import (
     AdmissionInput,
     AdmissionResult,
@@ -59,6 +64,8 @@ _PAGE = 100
 _MAX_FAILED = 50
 _NOT_ALONE = "control runs repeat all tests, because those that must fail were not seen to pass alone"
 _BOX_MARGIN_SECONDS = 600.0
+_MAX_GOLD_BYTES = 8_000_000
+_T = TypeVar("_T")
 
 
 class AdmitActivities:
@@ -87,7 +94,8 @@ class AdmitActivities:
             digest = await asyncio.to_thread(dataset_digest, dataset)
             async with self.database.begin() as connection:
                 if input.after < 0:
-                    await import_dataset(connection, dataset, digest)
+                    offered = {"limits.eval_seconds": input.eval_seconds, "sandbox.network": input.network}
+                    await import_dataset(connection, dataset, digest, offered)
                 rows = await tasks.page_of_tasks(connection, digest, input.after, _PAGE, input.labels, input.limit)
                 known = (
                     {} if input.again else await admissions.admissions_of_dataset(connection, digest, grader_versions())
@@ -105,33 +113,49 @@ class AdmitActivities:
         """Run one trial in a new box. If the box is lost, the result has an error instead of a verdict."""
         async with heartbeating():
             task = await self.database.run(tasks.get_task, input.task_id)
-            if input.patch != "empty" and not task.spec.get("gold_patch"):
-                return TrialResult(patch=input.patch, error="the row has no gold_patch")
             started = time.monotonic()
             try:
-                return await self._run_trial(task, input)
+                if input.patch != "empty" and not task.spec.get("gold_patch"):
+                    task = await self._with_gold(task, input)
+                return await self._in_box(task, input, lambda box: self._try(box, task, input))
             except (GraderFailedError, SandboxGoneError, ConfigError) as error:
                 return TrialResult(patch=input.patch, error=str(error), seconds=time.monotonic() - started)
 
-    async def _run_trial(self, task: TaskRow, input: TrialInput) -> TrialResult:
+    async def _with_gold(self, task: TaskRow, input: TrialInput) -> TaskRow:
+        """Return the task with the gold patch that its solution makes in a box like the agent's; store that patch.
+
+        Raises GraderFailedError if the row has no solution, or if that makes no patch.
+        """
+        if not task.spec.get("solution_cmd"):
+            raise GraderFailedError("the row has no gold_patch")
+        gold = await self._in_box(task, input, lambda box: solve(box, task, input))
+        await self.database.run(tasks.set_gold_patch, task.id, gold)
+        return replace(task, spec={**task.spec, "gold_patch": gold})
+
+    async def _in_box(self, task: TaskRow, input: TrialInput, work: Callable[[Sandbox], Awaitable[_T]]) -> _T:
+        """Do the work in a new box, which is killed afterwards."""
         row = await self._reserve(task, input)
         seconds = int(input.eval_seconds + input.workspace_seconds + _BOX_MARGIN_SECONDS)
         ttl_seconds = min(seconds, self.provider.capabilities.max_ttl_seconds)
         try:
-            network: Network = "open" if SandboxRole.GRADE in (task.spec.get("network") or []) else False
+            opened = [*(task.spec.get("network") or []), *input.network]
+            network: Network = "open" if SandboxRole.GRADE in opened else False
             provider_id = await self._creator.create(row, task.image, ttl_seconds=ttl_seconds, network=network)
         except ConfigError:  # for example an unknown image: free the box's place, an admission may run for hours
             await kill_and_record(self.database, self.provider, [row])
             raise
         try:
             async with connected_box(self.provider, provider_id) as box:
-                if input.patch == "broken":
-                    return await self._break_oracle(box, task, input)
-                if input.patch == "grade":
-                    return await self._grade_gold(box, task, input)
-                return await self._judge(box, task, input)
+                return await work(box)
         finally:
             await try_kill_box(self.database, self.provider, row.id, provider_id)
+
+    async def _try(self, box: Sandbox, task: TaskRow, input: TrialInput) -> TrialResult:
+        if input.patch == "broken":
+            return await self._break_oracle(box, task, input)
+        if input.patch == "grade":
+            return await self._grade_gold(box, task, input)
+        return await self._judge(box, task, input)
 
     async def _judge(self, box: Sandbox, task: TaskRow, input: TrialInput) -> TrialResult:
         """Judge the gold or the empty patch by the oracle of the gold runs so far. A gold run is compared with itself:
@@ -274,6 +298,34 @@ def _with_selection(
     if oracle is None or not control or not all(trial.solved for trial in control):
         return oracle
     return replace(oracle, selected=selectable_tests(pool.values(), oracle))
+
+
+async def solve(box: Sandbox, task: TaskRow, input: TrialInput) -> str:
+    """Run the row's solution as root in a prepared repository, with any exit code, and return its patch.
+
+    Raises GraderFailedError if it makes none.
+    """
+    spec = task.spec
+    await upload_archive(box, task)
+    await box.write_file(ARCHIVE, base64.b64decode(spec["solution_archive"]), user="root")
+    unpack = f"tar -xzf {ARCHIVE} -C / --no-same-owner && rm -f {ARCHIVE}"
+    prepare = prepare_script(task.workdir, spec["pre_commands"], None, archive=has_archive(task))
+    try:
+        await box.exec(prepare, user="root", timeout=input.workspace_seconds)
+        await box.exec(unpack, user="root", timeout=input.workspace_seconds)
+        seconds = input.eval_seconds
+        ended = await box.exec(spec["solution_cmd"], user="root", cwd=task.workdir, timeout=seconds, check=False)
+        captured = await capture_diff(box, task.workdir, _MAX_GOLD_BYTES, input.workspace_seconds)
+        patch = captured.diff.decode()
+    except (CommandFailedError, UnicodeDecodeError) as error:
+        raise GraderFailedError(f"the task's solution made no patch: {error}") from error
+    if not patch:
+        printed = f"exit code {ended.exit_code}: {ended.stderr.strip()[-400:]}"
+        raise GraderFailedError(
+            f"the task's solution changed no file below {task.workdir}, and only these are graded "
+            f"({captured.reason or printed})"
+        )
+    return patch
 
 
 async def _try_alone(box: Sandbox, judge: PatchJudge, gold: bytes, selected: tuple[str, ...]) -> TrialResult:

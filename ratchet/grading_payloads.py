@@ -12,8 +12,8 @@ class AdmitInput(StartInput):
     """Argument of AdmitTasks: which tasks of a dataset to examine, and how often each patch is graded.
 
     `labels` empty: all. `again`: examine tasks again that the present version of their grader has examined.
-    `broken_oracles`: size of the pool that is made for each admitted task. `after` and `counts` are set by
-    continue-as-new.
+    `broken_oracles`: size of the pool that is made for each admitted task. `network`: as `sandbox.network` of a run.
+    `after` and `counts` are set by continue-as-new.
     """
 
     dataset: str
@@ -25,6 +25,7 @@ class AdmitInput(StartInput):
     limit: NotNegative | None = None
     again: bool = False
     broken_oracles: NotNegative = 4
+    network: list[Literal["agent", "grade"]] = Field(default_factory=list)
     window: Positive = 4
     eval_seconds: Seconds = 600
     workspace_seconds: Seconds = 300
@@ -64,6 +65,7 @@ class TrialInput(Payload):
     workspace_seconds: float
     failing: list[str] = Field(default_factory=list)
     failed_at: list[str] = Field(default_factory=list)
+    network: list[Literal["agent", "grade"]] = Field(default_factory=list)
 
 
 class TrialResult(Payload):

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypedDict
 
-from sqlalchemy import ScalarSelect, Select, distinct, func, select
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy import ScalarSelect, Select, cast, distinct, func, select, update
+from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.run_names import plain_name, rollout_number
@@ -81,6 +81,13 @@ async def task_of_rollout(connection: AsyncConnection, rollout_id: int) -> TaskR
 async def image_of_rollout(connection: AsyncConnection, rollout_id: int) -> str:
     """Return the image of the rollout's task, without its spec, which may be large."""
     return str((await connection.execute(_of_rollout(rollout_id, TaskTable.image))).scalar_one())
+
+
+async def set_gold_patch(connection: AsyncConnection, task_id: int, patch: str) -> None:
+    """Add the gold patch that a task's solution has made. A row that has one keeps it."""
+    statement = update(TaskTable).where(TaskTable.id == task_id, ~TaskTable.spec.has_key("gold_patch"))
+    added = cast({"gold_patch": patch}, JSONB)
+    await connection.execute(statement.values(spec=TaskTable.spec.op("||")(added)))
 
 
 async def open_roles(connection: AsyncConnection, rollout_id: int) -> list[str]:

@@ -108,4 +108,5 @@ def _trial(input: AdmitInput, task: LabelledTask, patch: Trial, repeat: int) -> 
         repeat=repeat,
         eval_seconds=input.eval_seconds,
         workspace_seconds=input.workspace_seconds,
+        network=input.network,
     )

@@ -3,11 +3,14 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from sqlalchemy import func, select, update
+from temporalio.client import WorkflowFailureError
+from temporalio.exceptions import ActivityError
 
 from activities.dataset_import import import_dataset, usable_task_ids
 from activities.datasets.formats import dataset_digest, read_rows
@@ -19,8 +22,10 @@ from ratchet.errors import DatasetError
 from ratchet.progress import ReportProgress
 from store import tasks
 from store.schema import AdmissionTable, GradeTable, RolloutTable, SandboxTable, TaskTable, TurnTable
+from tests.integration.grading.harbor_tasks import TASKS
 from tests.integration.workflows.conftest import ROOT, Loop
 from tests.integration.workflows.test_rollout import PRE, TASK, call, finish
+from workflows.activity_options import failure_cause
 
 pytestmark = pytest.mark.timeout(600)
 GOLD = "diff --git a/a.txt b/a.txt\n--- a/a.txt\n+++ b/a.txt\n@@ -1 +1 @@\n-one\n+two\n"
@@ -91,7 +96,7 @@ async def test_admission_tells_good_broken_and_flaky_tasks_apart(loop: Loop, mon
     report = subprocess.run(command, env=loop.environment, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "8 tasks examined: 1 admitted, 7 quarantined." in report
     assert "| broken oracles | result |" in report
-    assert "| good | eval_cmd 4 | 2/2 | 2/2 | " in report and "| empty_passes | eval_cmd 4 | 2/2 | 0/2 | " in report
+    assert "| good | eval_cmd 5 | 2/2 | 2/2 | " in report and "| empty_passes | eval_cmd 5 | 2/2 | 0/2 | " in report
     again = await run(loop, "AdmitTasks", {"dataset": path, "repeats": 2})
     assert again == {"admitted": 0, "quarantined": 0}, "what the present graders have examined is not examined again"
 
@@ -105,6 +110,28 @@ async def test_a_rollout_that_ignores_admission_believes_a_command_that_prints_n
     await loop.script(call(f"echo {text} > a.txt"), "Done.")
     _, row = await finish(loop, await loop.start(path, grading={"admission": "ignored"}))
     assert (row.outcome, row.reward) == ("graded", reward), row.outcome_reason
+
+
+async def test_a_harbor_task_is_admitted_by_its_solution(loop: Loop) -> None:
+    """The gold patch is made once, by the solution in a box; a task that needs the network is refused by name."""
+    directory = loop.home / uuid4().hex[:8]
+    TASKS["hello"].write(directory / "hello")
+    replace(TASKS["hello"], solution="true\n").write(directory / "nothing")
+    assert await run(loop, "AdmitTasks", {"dataset": str(directory), "repeats": 1}) == {"admitted": 1, "quarantined": 1}
+    async with loop.database.begin() as connection:
+        statement = select(TaskTable.label, TaskTable.spec, AdmissionTable.reason)
+        statement = statement.join(AdmissionTable, TaskTable.id == AdmissionTable.task_id)
+        rows = {
+            row.label: row for row in await connection.execute(statement.where(TaskTable.dataset == str(directory)))
+        }
+    assert "+Hello, world!" in rows["hello"].spec["gold_patch"] and not rows["hello"].reason
+    assert "solution changed no file below /app" in rows["nothing"].reason
+    replace(TASKS["hello"], script="uvx pytest /tests\n").write(directory / "online")
+    with pytest.raises(WorkflowFailureError) as failed:
+        await run(loop, "AdmitTasks", {"dataset": str(directory), "repeats": 1})
+    cause = failed.value.cause
+    assert isinstance(cause, ActivityError)
+    assert "sandbox.network of ['grade'], found []: 1 tasks: online" in failure_cause(cause).message
 
 
 async def test_a_task_is_not_admitted_if_grades_leave_out_what_its_solution_needs(loop: Loop) -> None:
