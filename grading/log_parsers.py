@@ -8,12 +8,16 @@ import re
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 from ratchet.errors import GraderFailedError
+from ratchet.types import JsonObject
 
 Parser = Callable[[str], dict[str, str]]
 
-_PYTEST_LINE = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\s+(\S+)")
+_PYTEST_LINE = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED(?! \[\d+\])|XFAIL|XPASS)\s+(\S+)")
+_MIGRATION = re.compile(r"^Applying \S+?\.\.\.")
+"""Django prints this without a line end, before the name of the next test."""
 _UNITTEST_LINE = re.compile(r"^(.+?) \.\.\. (.*)$")
 _WORDS = {
     "PASSED": "passed",
@@ -48,7 +52,7 @@ def unittest_verbose(log: str) -> dict[str, str]:
     for line in log.splitlines():
         match = _UNITTEST_LINE.match(line.strip())
         if match is not None:
-            name = match[1]
+            name = _MIGRATION.sub("", match[1])
         # What a test prints stands between its name and its outcome, which then has a line of its own.
         outcome = _unittest_outcome(match[2] if match else line)
         if name and outcome:
@@ -62,7 +66,7 @@ def unittest_verbose(log: str) -> dict[str, str]:
 
 def _unittest_outcome(text: str) -> str:
     word = text.strip()
-    if word == "ok":
+    if word in ("ok", "OK"):
         return "passed"
     if word.startswith("skipped"):
         return "skipped"
@@ -88,32 +92,42 @@ PARSERS: dict[str, Parser] = {
     "unittest": unittest_verbose,
     "django": unittest_verbose,
     "sympy": sympy_classic,
-    "parse_log_pytest": pytest_summary,
-    "parse_log_django": unittest_verbose,
-    "parse_log_sympy": sympy_classic,
 }
-"""Parsers by name; newer rows of the sets use the last three names."""
+"""Parsers by name. Newer rows of the sets, and the package `swebench`, write `parse_log_` in front."""
 
 
-def find_log_parser(name: str) -> Parser:
-    """Return a parser by name: one of `PARSERS`, or one of the `swebench` package if that is installed.
+def find_log_parser(name: str, row: JsonObject | None = None) -> Parser:
+    """Return a parser by name: the one of the `swebench` package if that is installed, else one of `PARSERS`.
 
-    The package names its parsers by repository before version 5. Raises GraderFailedError for an unknown name.
+    `row`: its `instance_id` and `version` are what some of the package's parsers need. The package names its parsers
+    by repository before version 5. Raises GraderFailedError for an unknown name; so does a parser that fails.
     """
-    if name in PARSERS:
-        return PARSERS[name]
+    short = name.removeprefix("parse_log_")
+    own = PARSERS.get(short)
+    known: dict[str, Callable[..., dict[str, str]]] = {}
     if find_spec("swebench") is not None:
         module = import_module("swebench.harness.log_parsers")
         known = {**getattr(module, "MAP_REPO_TO_PARSER", {}), **getattr(module, "PARSER_REGISTRY", {})}
-        if name in known:
-            return _of_swebench(known[name])
-    raise GraderFailedError(
-        f"no log parser {name!r}; there are {', '.join(PARSERS)}, and with the package `swebench` installed its own"
-    )
+    theirs = known.get(name) or known.get(f"parse_log_{short}")
+    if theirs is not None:
+        return _of_swebench(name, theirs, own, row or {})
+    if own is None:
+        raise GraderFailedError(
+            f"no log parser {name!r}; there are {', '.join(PARSERS)}, and with the package `swebench` installed its own"
+        )
+    return own
 
 
-def _of_swebench(parse: Callable[..., dict[str, str]]) -> Parser:
+def _of_swebench(name: str, parse: Callable[..., dict[str, str]], own: Parser | None, row: JsonObject) -> Parser:
+    """Return a parser of the package. A failure that only `own` finds counts: the package takes the last line."""
+
     def run(log: str) -> dict[str, str]:
-        return {name: _WORDS.get(status, "failed") for name, status in parse(log, None).items()}
+        spec = SimpleNamespace(instance_id=str(row.get("instance_id", "")), version=str(row.get("version", "")))
+        try:
+            found = {test: _WORDS.get(status, "failed") for test, status in parse(log, spec).items()}
+        except Exception as error:  # the package's code may raise anything
+            raise GraderFailedError(f"the log parser {name!r} failed: {type(error).__name__}: {error}") from error
+        failed = {test for test, outcome in (own(log) if own else {}).items() if outcome == "failed"}
+        return found | dict.fromkeys(failed & found.keys(), "failed")
 
     return run

@@ -37,7 +37,7 @@ class SweBenchGrader:
         row = spec["swe_bench"]
         started = time.monotonic()
         observed = await run_tests(box, row["test_cmd"], workdir, limit_seconds)
-        outcomes = outcomes_of(observed, str(row.get("log_parser") or "pytest"))
+        outcomes = outcomes_of(observed, row)
         gap = TestLists.of_row(row).find_gap(observed, outcomes, names_pytest(row["test_cmd"]))
         return TestRun(observed, outcomes, time.monotonic() - started, limit_seconds, gap)
 
@@ -70,9 +70,14 @@ class TestLists:
         return find_gap(observed, seen, required, by_name=True)
 
 
-def outcomes_of(observed: RunnerReport, log_parser: str) -> dict[str, str]:
-    """Return name → outcome from the witness, or from the printed log if there was no witness."""
-    return all_tests(observed) if observed.sessions else find_log_parser(log_parser)(observed.log)
+def outcomes_of(observed: RunnerReport, row: JsonObject) -> dict[str, str]:
+    """Return name → outcome from the witness, or from the printed log if there was no witness.
+
+    Raises GraderFailedError if the row's log parser does not exist or fails.
+    """
+    if observed.sessions:
+        return all_tests(observed)
+    return find_log_parser(str(row.get("log_parser") or "pytest"), row)(observed.log)
 
 
 def judge_lists(run: TestRun, lists: TestLists, oracle: Oracle | None, required: bool) -> Verdict:

@@ -12,6 +12,7 @@ import orjson
 
 from activities.datasets.base import Problem, RawRow
 from grading.diff_sections import split_diff
+from grading.log_parsers import PARSERS
 from ratchet.types import JsonObject
 
 _PYTEST = "pytest -rA --tb=short -p no:cacheprovider {files}"
@@ -62,11 +63,14 @@ def translate_swe_row(row: JsonObject, number: int, file: str) -> RawRow | Probl
                 f"expected the command that runs the tests of {row.get('repo')}, which are not pytest's, "
                 "here or in an eval_script",
             )
+        log_parser = str(row.get("log_parser") or run.log_parser)
         patch = {
             "test_patch": str(row.get("test_patch") or ""),
             "test_cmd": run.test_cmd,
-            "log_parser": row.get("log_parser") or run.log_parser,
+            "log_parser": log_parser,
         }
+        if log_parser.removeprefix("parse_log_") not in PARSERS:  # some of the package's parsers need these
+            patch |= {name: str(row[name]) for name in ("instance_id", "version") if row.get(name) is not None}
         metadata["swe_bench"] = {"fail_to_pass": fail_to_pass, "pass_to_pass": pass_to_pass, **patch}
     return RawRow(
         number,

@@ -1,6 +1,49 @@
-"""Outcomes of tests that a runner without a witness prints."""
+"""Outcomes of tests that a runner without a witness prints, compared with the package `swebench`.
 
-from grading.log_parsers import find_log_parser
+`parser_logs.json`: logs in the format of every parser of the package, and the statuses that it gave for them.
+"""
+
+import json
+import random
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from grading.log_parsers import PARSERS, find_log_parser
+from ratchet.errors import GraderFailedError
+
+_CORPUS = json.loads((Path(__file__).parent / "parser_logs.json").read_text())
+LOGS: dict[str, str] = _CORPUS["logs"]
+CASES: list[dict[str, Any]] = _CORPUS["cases"]
+_IDS = [f"{case['parser']}, {case['log']}" for case in CASES]
+_OUTCOMES = {"PASSED": "passed", "SKIPPED": "skipped", "XFAIL": "xfailed"}
+needs_package = pytest.mark.skipif(find_spec("swebench") is None, reason="the package swebench is not installed")
+
+
+def passed(outcomes: dict[str, str]) -> set[str]:
+    return {name for name, outcome in outcomes.items() if outcome in ("passed", "PASSED")}
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case["parser"].removeprefix("parse_log_") in PARSERS])
+def test_our_parsers_find_the_tests_that_passed(case: dict[str, Any]) -> None:
+    found = PARSERS[case["parser"].removeprefix("parse_log_")](LOGS[case["log"]])
+    assert passed(found) == passed(case["statuses"])
+
+
+@needs_package
+@pytest.mark.parametrize("case", CASES, ids=_IDS)
+def test_the_packages_parsers_are_taken(case: dict[str, Any]) -> None:
+    found = find_log_parser(case["parser"], case["row"])(LOGS[case["log"]])
+    assert found == {name: _OUTCOMES.get(status, "failed") for name, status in case["statuses"].items()}
+
+
+def test_every_parser_of_the_package_has_a_log() -> None:
+    assert len({case["parser"] for case in CASES}) == 57 and all(case["statuses"] for case in CASES)
+
 
 _DJANGO = """test_a (m.C) ... WARNING: a deprecated call
 ok
@@ -17,11 +60,78 @@ ok
 
 
 def test_what_a_test_prints_stands_before_its_outcome() -> None:
-    found = find_log_parser("django")(_DJANGO)
-    assert found == {
+    assert PARSERS["django"](_DJANGO) == {
         "test_a (m.C)": "passed",
         "It has a docstring.": "passed",
         "test_c (m.C)": "failed",
         "test_d (m.C)": "skipped",
         "test_f (m.C)": "passed",
     }
+
+
+_PRINTED = (
+    "",
+    "Internal Server Error: /x/\nTraceback (most recent call last):\n  File 'v.py', line 1, in get\n",
+    "Testing against Django installed in '/t'\nSystem check identified no issues (0 silenced).\n",
+    "/t/x.py:3: RemovedInDjango40Warning: old\n  warn('x')\n",
+    "Creating table a\n\n",
+)
+_ENDS = {"passed": ("ok", "OK", " OK"), "failed": ("FAIL", "ERROR"), "skipped": ("skipped 'no network'",)}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_generated_logs_of_django(seed: int) -> None:
+    """Each test's outcome is found, whatever stands before it. A block `FAIL:` below wins over a printed `ok`."""
+    rng = random.Random(seed)
+    log, expected = "", {}
+    for number in range(12):
+        outcome = rng.choice(list(_ENDS))
+        end = rng.choice(_ENDS[outcome])
+        name = f"test_{number} (a.tests.T.test_{number})"
+        log += name
+        if rng.random() < 0.3:
+            name = f"It does {number} things."
+            log += f"\n{name}"
+        printed = rng.choice(_PRINTED) if end in ("ok", "FAIL", "ERROR") else ""
+        log += f" ... {printed}{end}\n"
+        expected[name] = outcome
+    assert PARSERS["django"](log) == expected
+    broken = rng.choice(list(expected))
+    assert PARSERS["django"](f"{log}\n=====\nFAIL: {broken}\n")[broken] == "failed"
+    if find_spec("swebench") is not None:
+        theirs = passed(find_log_parser("parse_log_django")(log))
+        assert theirs == passed(expected)
+
+
+_PACKAGE = """
+def _last(log, spec):
+    return {"test_a (m.C)": "PASSED", "test_b (m.C)": "PASSED", spec.instance_id: "XFAIL", spec.version: "OTHER"}
+
+def _raises(log, spec):
+    raise KeyError("tests")
+
+PARSER_REGISTRY = {"parse_log_django": _last, "parse_log_prismjs": _raises}
+"""
+
+
+@pytest.mark.skipif(find_spec("swebench") is not None, reason="the real package is installed")
+def test_an_installed_package_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsers = tmp_path / "swebench" / "harness" / "log_parsers"
+    parsers.mkdir(parents=True)
+    (parsers / "__init__.py").write_text(_PACKAGE)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("swebench", "swebench.harness", "swebench.harness.log_parsers"):  # forgotten again after the test
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        del sys.modules[name]
+    parse = find_log_parser("django", {"instance_id": "django-1", "version": 3.0})
+    assert parse("FAIL: test_b (m.C)\n") == {
+        "test_a (m.C)": "passed",
+        "test_b (m.C)": "failed",
+        "django-1": "xfailed",
+        "3.0": "failed",
+    }
+    with pytest.raises(GraderFailedError, match=r"'parse_log_prismjs' failed: KeyError: 'tests'"):
+        find_log_parser("parse_log_prismjs")("x")
+    assert find_log_parser("unittest") is PARSERS["unittest"]
+    with pytest.raises(GraderFailedError, match="no log parser 'parse_log_cobol'"):
+        find_log_parser("parse_log_cobol")
