@@ -152,11 +152,16 @@ def _hide_history(directory: str, keep_history: bool) -> list[str]:
     return [f"(workdir={directory} original={original} hidden={GIT_STATE}/history\n{script})", "rm -rf .git"]
 
 
+_MAX_RATIO, _HEADER_BYTES = 1100, 60
+"""The most by which git's compression makes a file smaller, and the least that a diff says of a file beside it."""
+
+
 def diff_script(workdir: str, max_bytes: int) -> str:
     """Return a script that prints two lines: the number of changed files with size and SHA-256 of the diff, and the
     binary-safe diff in base64.
 
-    The second line is `too_large` if the diff is larger than `max_bytes`. The diff is taken from the files with
+    The second line is `too_large` if the diff is larger than `max_bytes`; files whose diff cannot be smaller are not
+    read, so that a filled disk takes no time. Their least size is printed then. The diff is taken from the files with
     the base commit's index, so it contains staged, committed, new, deleted, binary and mode changes; ignored files are
     left out, and repositories that the agent made count as their files. Every try uses files of its own ($$), because
     the script of a try whose worker died may still run and hold the lock of the index.
@@ -178,6 +183,11 @@ def diff_script(workdir: str, max_bytes: int) -> str:
             # With its time, by which git decides which entries it has to compare by content.
             f"cp -p {BASE_GIT}/index {GIT_STATE}/index.$$",
             f"export GIT_INDEX_FILE={GIT_STATE}/index.$$",
+            "count=0 size=0",
+            f"while read -r one; do count=$((count + 1)) size=$((size + one / {_MAX_RATIO} + {_HEADER_BYTES})); done"
+            f" < <({git} ls-files -z -o -m --exclude-standard | xargs -0 -r stat -c %s -- 2>/dev/null)",
+            f'if [ "$size" -gt {max_bytes} ]; then digest=$(sha256sum </dev/null);'
+            ' echo "$count $size ${digest%% *}"; echo too_large; exit 0; fi',
             f"{git} add -A",
             f"{git} diff --cached --binary --no-color --no-ext-diff --no-textconv --no-renames"
             f" --src-prefix=a/ --dst-prefix=b/ HEAD > {patch}",

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from activities.diff import parse_diff
+from activities.diff import capture_diff, parse_diff
 from grading import git_scripts
 from grading.diff_sections import join_diff, split_diff
 from sandboxes.base import Sandbox
@@ -125,6 +125,23 @@ async def test_whatever_was_done_to_git(box: Sandbox, second_box: Sandbox, state
     wanted = [line for line in (await listing(box)).splitlines() if not line.startswith(ignored)]
     assert (await listing(second_box)).splitlines() == wanted
     assert (before.splitlines() == wanted) == (not changes)
+
+
+@pytest.mark.parametrize(
+    "deed",
+    [
+        "truncate -s 200G hole",
+        "truncate -s 200G a.txt",
+        "for i in $(seq 3000); do : > $i.md; done",
+        "seq 3000000 > text",
+    ],
+)
+async def test_a_disk_that_the_agent_filled_is_its_own_result(box: Sandbox, deed: str) -> None:
+    """What cannot fit is not read: reading holes of 200 GB would take more time than the stage has."""
+    await prepare(box, "agent")
+    await box.exec(deed, user="agent", cwd=WORKDIR, timeout=60)
+    captured = await capture_diff(box, WORKDIR, 100_000, 60)
+    assert not captured.diff and "above limits.max_patch_bytes (100000)" in captured.reason
 
 
 async def test_a_diff_that_is_too_large_is_said_to_be(box: Sandbox) -> None:
