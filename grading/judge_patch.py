@@ -296,6 +296,9 @@ class PatchJudge:
             run = await self.grader.run(box, self.task.workdir, spec, seconds)
         except GraderFailedError as error:
             return PatchRun(prepared, None, self._blamed(prepared, error))
+        oracle = self.known.oracle
+        if run.observed.starved and oracle is not None and oracle.is_exceeded_by(run.observed.cpu_seconds):
+            run = replace(run, observed=replace(run.observed, starved=False))
         return PatchRun(prepared, run)
 
     def verdict(self, done: PatchRun, oracle: Oracle | None) -> Verdict:

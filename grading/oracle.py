@@ -13,6 +13,7 @@ from grading.run_hidden_tests import RunnerReport, RunnerSession
 from ratchet.types import JsonObject
 
 _NAME_DIGITS = 8
+_CPU_FACTOR, _LEAST_CPU_SECONDS = 5, 10
 
 
 @dataclass(slots=True, frozen=True)
@@ -22,7 +23,7 @@ class Oracle:
     `modules`: test file → digests of the code that its tests run, as the witness reports them; each begins with the
     digest of the test's name. `selected`: digests of the names of the tests that control runs repeat, which the gold
     patch passed without the others; empty: control runs repeat all tests. `may_run_more`: control runs follow, so that
-    more sessions are no difference.
+    more sessions are no difference. `cpu_seconds`: the most that a gold run used, None if it was not measured.
     """
 
     outcomes: dict[str, str] = field(default_factory=dict)
@@ -32,6 +33,7 @@ class Oracle:
     modules: dict[str, list[str]] = field(default_factory=dict)
     selected: tuple[str, ...] = ()
     may_run_more: bool = False
+    cpu_seconds: float | None = None
 
     @classmethod
     def of_run(cls, observed: RunnerReport, outcomes: dict[str, str]) -> Self:
@@ -43,6 +45,7 @@ class Oracle:
             exit_code=observed.exit_code,
             canaries=tuple(sorted({session_canary(session, observed) for session in top})),
             modules={path: sorted(codes) for path, codes in module_codes(observed).items()},
+            cpu_seconds=observed.cpu_seconds,
         )
 
     @classmethod
@@ -65,6 +68,10 @@ class Oracle:
             outcomes={name: one for name, one in self.outcomes.items() if name.partition("::")[0] not in paths},
             modules={path: codes for path, codes in self.modules.items() if path not in paths},
         )
+
+    def is_exceeded_by(self, cpu_seconds: float) -> bool:
+        """Return whether a run used so much more CPU time than gold runs that it would not have ended anywhere."""
+        return self.cpu_seconds is not None and cpu_seconds > max(_LEAST_CPU_SECONDS, _CPU_FACTOR * self.cpu_seconds)
 
     @property
     def passed(self) -> list[str]:
@@ -92,6 +99,9 @@ def merge_oracles(oracles: Sequence[Oracle]) -> Oracle:
         },
         num_sessions=first.num_sessions if same("num_sessions") else None,
         exit_code=first.exit_code if same("exit_code") else None,
+        cpu_seconds=max(times)
+        if (times := [one.cpu_seconds for one in oracles if one.cpu_seconds is not None])
+        else None,
         canaries=tuple(sorted({canary for oracle in oracles for canary in oracle.canaries})),
         modules={
             path: [code for code in codes if all(code in other.modules.get(path, ()) for other in others)]

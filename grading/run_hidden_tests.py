@@ -89,7 +89,8 @@ class RunnerSession:
 class RunnerReport:
     """Result of a test command. `exit_code` None: it timed out. `starved`: it waited for a core most of its time.
 
-    `lost`: root's shell itself ended without a report. `flags`: what the audit hook reported.
+    `lost`: root's shell itself ended without a report. `flags`: what the audit hook reported. `cpu_seconds`: those that
+    all processes of the tests used.
     """
 
     exit_code: int | None
@@ -98,6 +99,7 @@ class RunnerReport:
     starved: bool = False
     lost: bool = False
     flags: tuple[Flag, ...] = ()
+    cpu_seconds: float = 0.0
 
     @property
     def top_sessions(self) -> list[RunnerSession]:
@@ -183,7 +185,7 @@ def _parse_report(output: str, nonce: str, tokens: frozenset[str], seconds: floa
     issued = list(_issued_frames(frames, tokens))
     flags = tuple(dict.fromkeys(_flag(frame.content) for frame in issued if frame.content["kind"] == "flag"))
     return RunnerReport(
-        None if timed_out else exit_code, log, _sessions(issued), starved, flags=flags[:_MAX_DYNAMIC_FLAGS]
+        None if timed_out else exit_code, log, _sessions(issued), starved, False, flags[:_MAX_DYNAMIC_FLAGS], got
     )
 
 

@@ -83,7 +83,8 @@ kill -KILL "$timer" 2>/dev/null
 wait "$timer" 2>/dev/null
 exec 9>&-
 wait "$reader" "$logger" 2>/dev/null
-how="0 0 0"; [ -e "$state/timed_out" ] && how=$(cat "$state/timed_out")
+ticks_of /proc/$$; how="0 $((ticks * 10000000)) 0"  # with its ended children
+[ -e "$state/timed_out" ] && how=$(cat "$state/timed_out")
 
 printf '%s log\n' "$NONCE"; cat "$state/log"
 printf '\n%s frames\n' "$NONCE"; cat "$state/frames"

@@ -10,6 +10,7 @@ import pytest
 from grading import git_scripts
 from grading.base import TestFiles
 from grading.grading_box import BoxPreparation
+from grading.run_hidden_tests import run_tests
 from ratchet.errors import GraderFailedError
 from sandboxes.base import Sandbox
 from tests.integration.grading import shop
@@ -128,3 +129,11 @@ async def test_thousands_of_settings_files(box: Sandbox, tree: Path) -> None:
 
 def test_a_path_list_is_bytes() -> None:
     assert git_scripts.path_list(["a b", "\udcff\n", "-rf"]) == b"./a b\0./\xff\n\0./-rf\0"
+
+
+async def test_the_cpu_time_of_the_tests_is_reported(box: Sandbox) -> None:
+    await box.exec(git_scripts.prepare_script("/workspace/shop", [], None, keep_history=True), user="root")
+    spin = "for n in 1 2; do timeout 1 bash -c 'while :; do :; done'; done"
+    for command, limit in ((f"{spin}; exit 3", 60.0), (f"{spin}; sleep 60", 8.0)):
+        report = await run_tests(box, command, "/workspace/shop", limit)
+        assert report.exit_code == (3 if limit == 60.0 else None) and 0.2 < report.cpu_seconds < 6, report

@@ -119,3 +119,13 @@ def test_what_varies_between_gold_runs_is_left_out() -> None:
     merged = merge_oracles([ORACLE, Oracle.of_run(other, other.sessions[0].tests)])
     assert merged.modules == {"t.py": []}
     assert merged.outcomes == {"t.py::a": "passed"} and merged.num_sessions is None and merged.exit_code == 0
+
+
+def test_a_run_that_used_far_more_time_than_gold_was_not_starved() -> None:
+    """A patch that spins on a busy machine gets little of a core, and yet more than the tests need."""
+    runs = [Oracle(cpu_seconds=seconds) for seconds in (None, 3.0, 4.0)]
+    gold = merge_oracles(runs)
+    assert gold.cpu_seconds == 4.0 and Oracle.of_json(json.loads(json.dumps(gold.as_json()))) == gold
+    assert [gold.is_exceeded_by(seconds) for seconds in (2.0, 19.0, 21.0)] == [False, False, True]
+    assert not Oracle(cpu_seconds=0.1).is_exceeded_by(9.0), "a machine may be slow"
+    assert not merge_oracles(runs[:1]).is_exceeded_by(1e6), "not measured by an earlier version"
