@@ -92,15 +92,6 @@ class Sandbox(Protocol):
         """
         ...
 
-    async def start_detached(
-        self, cmd: str, *, user: str = "root", env: Mapping[str, str] | None = None, cwd: str | None = None
-    ) -> None:
-        """Start `cmd` in a login shell and return; it runs until it or the box ends. Its output is discarded.
-
-        Raises CommandFailedError (126) if it cannot start.
-        """
-        ...
-
     async def write_file(self, path: str, content: bytes | str | Path, *, user: str = "root") -> None:
         """Write the bytes, the text as UTF-8, or the local file at a Path; make parents; the user owns the result.
 
@@ -109,14 +100,10 @@ class Sandbox(Protocol):
         ...
 
     async def read_file(self, path: str, *, user: str = "root", max_bytes: int | None = None) -> bytes:
-        """Return the file's content, at most `max_bytes` from the start; use `fetch_file` for large files.
+        """Return the file's content, at most `max_bytes` from the start.
 
         Raises FileNotFoundError for a missing file, CommandFailedError for anything but a regular file.
         """
-        ...
-
-    async def fetch_file(self, path: str, target: Path, *, user: str = "root") -> None:
-        """Stream the file into the local file `target`; raises as `read_file`, possibly leaving a partial file."""
         ...
 
     async def set_ttl(self, seconds: int) -> None:

@@ -198,12 +198,6 @@ class ClassSandbox(EndedOnExit):
             raise CommandFailedError(cmd, result.exit_code, result.stdout, result.stderr)
         return result
 
-    async def start_detached(
-        self, cmd: str, *, user: str = "root", env: Mapping[str, str] | None = None, cwd: str | None = None
-    ) -> None:
-        detached = f"setsid nohup /bin/bash -l -c {shlex.quote(cmd)} >/dev/null 2>&1 </dev/null &"
-        await self.exec(detached, user=user, env=env, cwd=cwd)
-
     async def write_file(self, path: str, content: bytes | str | Path, *, user: str = "root") -> None:
         with _failures_mean_gone(self.id):
             await self.made.write_file(path, content, user=user)
@@ -219,9 +213,6 @@ class ClassSandbox(EndedOnExit):
         with _failures_mean_gone(self.id):
             data = await self.made.read_file(path, user=user)
         return (data.encode() if isinstance(data, str) else bytes(data))[:max_bytes]
-
-    async def fetch_file(self, path: str, target: Path, *, user: str = "root") -> None:
-        await asyncio.to_thread(target.write_bytes, await self.read_file(path, user=user))
 
     async def set_ttl(self, seconds: int) -> None:
         if hasattr(self.made, "set_ttl"):

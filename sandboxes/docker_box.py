@@ -11,7 +11,7 @@ import shlex
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from aiodocker.containers import DockerContainer
 from aiodocker.execs import Exec
@@ -92,18 +92,6 @@ class DockerSandbox(EndedOnExit):
             raise CommandFailedError(cmd, code, result.stdout, result.stderr)
         return result
 
-    async def start_detached(
-        self, cmd: str, *, user: str = "root", env: Mapping[str, str] | None = None, cwd: str | None = None
-    ) -> None:
-        try:
-            with service_errors(self.id):
-                process = await self._container.exec(
-                    _login(cmd, cwd), stdout=False, stderr=False, user=user, environment=dict(env or {}), workdir=cwd
-                )
-                await process.start(detach=True)
-        except ConfigError as error:
-            raise CommandFailedError(cmd, _CANNOT_START, "", str(error)) from error
-
     async def write_file(self, path: str, content: bytes | str | Path, *, user: str = "root") -> None:
         if isinstance(content, Path):
             size = (await asyncio.to_thread(content.stat)).st_size
@@ -119,12 +107,8 @@ class DockerSandbox(EndedOnExit):
         read = "cat" if max_bytes is None else f"head -c {max_bytes}"
         return await self._file_command(f"read {path}", _READ.format(read=read), path, user, None)
 
-    async def fetch_file(self, path: str, target: Path, *, user: str = "root") -> None:
-        with target.open("wb") as file:
-            await self._file_command(f"read {path}", _READ.format(read="cat"), path, user, None, into=file)
-
     async def _file_command(
-        self, action: str, script: str, path: str, user: str, content: bytes | Path | None, into: BinaryIO | None = None
+        self, action: str, script: str, path: str, user: str, content: bytes | Path | None
     ) -> bytes:
         # `~` and relative paths start at the user's home.
         home_of = shlex.quote(user) if re.fullmatch("[a-z_][a-z0-9_-]*", user) else ""
@@ -134,7 +118,7 @@ class DockerSandbox(EndedOnExit):
             raise CommandFailedError(action, 1, "", "the path contains a NUL byte")
         async with _time_limit(action, _TRANSFER_SECONDS):
             code, data, errors = await self._run(
-                ["/bin/bash", "-c", place + script, "file", home_path], user, {}, None, content, into
+                ["/bin/bash", "-c", place + script, "file", home_path], user, {}, None, content
             )
         if code == _MISSING:
             raise FileNotFoundError(f"{path} is not in box {self.id}")
@@ -154,10 +138,9 @@ class DockerSandbox(EndedOnExit):
         env: Mapping[str, str],
         cwd: str | None,
         content: bytes | Path | None = None,
-        into: BinaryIO | None = None,
         on_stderr: Callable[[str], None] | None = None,
     ) -> _ExecOutput:
-        """Run a command, with its output in `into` if given.
+        """Run a command.
 
         Raises CommandFailedError if it cannot start, SandboxBusyError if its output did not arrive whole.
         """
@@ -179,10 +162,7 @@ class DockerSandbox(EndedOnExit):
                             break
                         number = 1 if message.stream == 1 else 2  # the daemon's own words have another number
                         data = streams[number].feed(message.data)
-                        if number == 1 and into is not None:
-                            await asyncio.to_thread(into.write, data)
-                        else:
-                            printed[number].extend(data)
+                        printed[number].extend(data)
                         if number == 2 and data and on_stderr is not None:
                             on_stderr(data.decode(errors="replace"))
                 code = streams[1].exit_code

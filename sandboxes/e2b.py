@@ -5,7 +5,6 @@ Only the files `e2b*.py` import `e2b`; the SDK's exceptions and settings do not 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import math
 import os
@@ -297,21 +296,6 @@ class E2BSandbox(EndedOnExit):
         if row.get("state") == "paused":
             raise SandboxBusyError(f"box {self.id} is paused; the next call of `connect` resumes it")
 
-    async def start_detached(
-        self, cmd: str, *, user: str = "root", env: Mapping[str, str] | None = None, cwd: str | None = None
-    ) -> None:
-        async def start() -> None:
-            with translated_errors(self.id, BOX_REFUSED):
-                handle = await self.sdk.commands.run(
-                    cmd, background=True, user=user, envs=dict(env or {}), cwd=cwd or "~", timeout=0
-                )
-                await handle.disconnect()
-
-        try:
-            await self._confirmed(start)
-        except ConfigError as error:
-            raise CommandFailedError(cmd, _CANNOT_START, "", str(error)) from error
-
     async def write_file(self, path: str, content: bytes | str | Path, *, user: str = "root") -> None:
         async def write() -> None:
             with translated_errors(self.id, FILE_REFUSED), contextlib.ExitStack() as stack:
@@ -336,12 +320,6 @@ class E2BSandbox(EndedOnExit):
                 if len(data) > _MAX_READ_BYTES:
                     raise CommandFailedError(f"read {path}", 1, "", f"it has more than {_MAX_READ_BYTES} bytes")
         return bytes(data[:max_bytes])
-
-    async def fetch_file(self, path: str, target: Path, *, user: str = "root") -> None:
-        async with contextlib.aclosing(self._chunks(path, user)) as chunks:
-            with target.open("wb") as file:
-                async for chunk in chunks:
-                    await asyncio.to_thread(file.write, chunk)
 
     async def _chunks(self, path: str, user: str) -> AsyncGenerator[bytes]:
         async def begin() -> Any:

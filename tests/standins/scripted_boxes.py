@@ -190,11 +190,6 @@ class ScriptedBox:
         found = await _ask(self._http, "POST", f"/boxes/{self._id}/commands", content=cmd.encode())
         return CommandResult(0, found["stdout"], "")
 
-    async def start_detached(
-        self, cmd: str, *, user: str = "root", env: Mapping[str, str] | None = None, cwd: str | None = None
-    ) -> None:
-        await self.exec(cmd)
-
     async def write_file(self, path: str, content: bytes | str | Path, *, user: str = "root") -> None:
         data = content.read_bytes() if isinstance(content, Path) else content
         await _ask(
@@ -205,9 +200,6 @@ class ScriptedBox:
         )
 
     async def read_file(self, path: str, *, user: str = "root", max_bytes: int | None = None) -> bytes:
-        raise FileNotFoundError(path)
-
-    async def fetch_file(self, path: str, target: Path, *, user: str = "root") -> None:
         raise FileNotFoundError(path)
 
     async def set_ttl(self, seconds: int) -> None:

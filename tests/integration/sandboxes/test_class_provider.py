@@ -3,7 +3,6 @@
 import asyncio
 import shutil
 import uuid
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +20,7 @@ async def create(provider: ClassProvider, key: str = "") -> Sandbox:
     )
 
 
-async def test_four_methods_do_what_stages_ask_for(tmp_path: Path) -> None:
+async def test_four_methods_do_what_stages_ask_for() -> None:
     provider = ClassProvider(LocalBox, "my_boxes:LocalBox")
     async with await create(provider) as box:
         result = await box.exec('echo "$A:$PWD"; echo e >&2; exit 3', env={"A": "x 'y"}, cwd="/tmp", check=False)
@@ -34,18 +33,10 @@ async def test_four_methods_do_what_stages_ask_for(tmp_path: Path) -> None:
         await box.write_file("/workspace/a/b", b"\x00\xff")
         assert await box.read_file("/workspace/a/b") == b"\x00\xff"
         assert await box.read_file("/workspace/a/b", max_bytes=1) == b"\x00"
-        await box.fetch_file("/workspace/a/b", tmp_path / "b")
-        assert (tmp_path / "b").read_bytes() == b"\x00\xff"
         with pytest.raises(FileNotFoundError):
             await box.read_file("/workspace/missing")
         with pytest.raises(CommandFailedError):
             await box.read_file("/workspace")
-        await box.start_detached("sleep 0.2; echo done > /tmp/done", user="agent")
-        for _ in range(100):
-            if (await box.exec("test -e /tmp/done", check=False)).exit_code == 0:
-                break
-            await asyncio.sleep(0.1)
-        assert await box.read_file("/tmp/done") == b"done\n"
     with pytest.raises(SandboxGoneError):
         await provider.connect(box.id)
 

@@ -61,15 +61,9 @@ class HostBox:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(content)
 
-    async def start_detached(
-        self, cmd: str, *, user: str = "root", env: Mapping[str, str] | None = None, cwd: str | None = None
-    ) -> None: ...
-
     async def read_file(self, path: str, *, user: str = "root", max_bytes: int | None = None) -> bytes:
         with Path(self.here(path)).open("rb") as file:
             return file.read(max_bytes)
-
-    async def fetch_file(self, path: str, target: Path, *, user: str = "root") -> None: ...
 
     async def set_ttl(self, seconds: int) -> None: ...
 
