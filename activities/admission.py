@@ -117,7 +117,8 @@ class AdmitActivities:
             try:
                 if input.patch != "empty" and not task.spec.get("gold_patch"):
                     task = await self._with_gold(task, input)
-                return await self._in_box(task, input, lambda box: self._try(box, task, input))
+                tried = {"broken": self._break_oracle, "grade": self._grade_gold}.get(input.patch, self._judge)
+                return await self._in_box(task, input, lambda box: tried(box, task, input))
             except (GraderFailedError, SandboxGoneError, ConfigError) as error:
                 return TrialResult(patch=input.patch, error=str(error), seconds=time.monotonic() - started)
 
@@ -149,13 +150,6 @@ class AdmitActivities:
                 return await work(box)
         finally:
             await try_kill_box(self.database, self.provider, row.id, provider_id)
-
-    async def _try(self, box: Sandbox, task: TaskRow, input: TrialInput) -> TrialResult:
-        if input.patch == "broken":
-            return await self._break_oracle(box, task, input)
-        if input.patch == "grade":
-            return await self._grade_gold(box, task, input)
-        return await self._judge(box, task, input)
 
     async def _judge(self, box: Sandbox, task: TaskRow, input: TrialInput) -> TrialResult:
         """Judge the gold or the empty patch by the oracle of the gold runs so far. A gold run is compared with itself:

@@ -10,7 +10,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -311,17 +311,6 @@ class E2BSandbox(EndedOnExit):
             raise CommandFailedError(f"write {path}", 1, "", str(error)) from error
 
     async def read_file(self, path: str, *, user: str = "root", max_bytes: int | None = None) -> bytes:
-        data = bytearray()
-        async with contextlib.aclosing(self._chunks(path, user)) as chunks:
-            async for chunk in chunks:
-                data += chunk
-                if max_bytes is not None and len(data) >= max_bytes:
-                    break
-                if len(data) > _MAX_READ_BYTES:
-                    raise CommandFailedError(f"read {path}", 1, "", f"it has more than {_MAX_READ_BYTES} bytes")
-        return bytes(data[:max_bytes])
-
-    async def _chunks(self, path: str, user: str) -> AsyncGenerator[bytes]:
         async def begin() -> Any:
             with translated_errors(self.id, FILE_REFUSED):
                 # Some services read a pipe or a device without end.
@@ -331,12 +320,18 @@ class E2BSandbox(EndedOnExit):
 
         from e2b import FileType
 
+        data = bytearray()
         with _read_errors(path):
             stream = await self._confirmed(begin)
             with translated_errors(self.id, FILE_REFUSED):
                 async with stream:
                     async for chunk in stream:
-                        yield chunk
+                        data += chunk
+                        if len(data) > (_MAX_READ_BYTES if max_bytes is None else max_bytes):
+                            break
+        if max_bytes is None and len(data) > _MAX_READ_BYTES:
+            raise CommandFailedError(f"read {path}", 1, "", f"it has more than {_MAX_READ_BYTES} bytes")
+        return bytes(data[:max_bytes])
 
     async def set_ttl(self, seconds: int) -> None:
         await self._plane.ask("POST", self.id, "/timeout", json={"timeout": seconds})

@@ -56,18 +56,14 @@ def read_harbor(path: Path, dataset: DatasetConfig) -> Iterator[RawRow | Problem
         try:
             yield RawRow(number, directory.name, None, _metadata(directory), str(directory))
         except _WrongTaskError as error:
-            yield Problem(str(directory / error.file), number, error.field, str(error))
+            file, field, message = error.args
+            yield Problem(str(directory / file), number, field, message)
     if not directories:
         yield Problem(str(path), 0, "", "expected Harbor task directories (instruction.md, tests/), found none")
 
 
 class _WrongTaskError(Exception):
-    """A task that cannot be used; the text says why."""
-
-    def __init__(self, file: str, field: str, message: str) -> None:
-        super().__init__(message)
-        self.file = file
-        self.field = field
+    """A task that cannot be used. Arguments: file in its directory, field, reason."""
 
 
 def _metadata(directory: Path) -> dict[str, Any]:
@@ -119,47 +115,38 @@ def _settings(directory: Path) -> dict[str, Any]:
         if not isinstance(settings.setdefault(section, {}), dict):
             found = type(settings[section]).__name__
             raise _WrongTaskError("task.toml", section, f"expected a table, found {found}")
-    values = {
-        f"{name}.{key}": value
-        for name, part in settings.items()
-        if isinstance(part, dict)
-        for key, value in part.items()
-    }
-    values["steps"] = settings.get("steps")
-    refused = {key: what for key, what in _NOT_PROVIDED.items() if values.get(key)}
-    if str(values.get("environment.os", "linux")).lower() != "linux":
+    refused = {key: what for key, what in _NOT_PROVIDED.items() if _value(settings, key)}
+    if str(_value(settings, "environment.os") or "linux").lower() != "linux":
         refused["environment.os"] = "other systems than Linux"
-    if values.get("verifier.environment_mode") == "separate":
+    if _value(settings, "verifier.environment_mode") == "separate":
         refused["verifier.environment_mode"] = _NOT_PROVIDED["verifier.environment"]
     if refused:
         raise _WrongTaskError("task.toml", ", ".join(refused), f"boxes do not provide {', '.join(refused.values())}")
     return settings
 
 
+def _value(settings: Mapping[str, Any], key: str) -> Any:
+    section, _, field = key.rpartition(".")
+    return (settings[section] if section else settings).get(field)
+
+
 def _needs(settings: Mapping[str, Any], script: str) -> dict[str, Any]:
     """Return what the settings of a run have to provide, by their names."""
     found: dict[str, Any] = {}
+    environment = settings["environment"]
     for key, name in _NEEDS.items():
-        section, _, field = key.partition(".")
-        value = settings[section].get(field)
-        if value is None and field == "memory_mb" and (size := _SIZE.fullmatch(str(settings[section].get("memory")))):
+        value = _value(settings, key)
+        if value is None and name == "sandbox.memory_mib" and (size := _SIZE.fullmatch(str(environment.get("memory")))):
             value = float(size[1]) * {"G": 1024, "M": 1, "K": 1 / 1024}[size[2].upper()]
         if value is not None and (not isinstance(value, int | float) or value <= 0):
             raise _WrongTaskError("task.toml", key, f"expected a number above 0, found {value!r:.60}")
         if value is not None:
             found[name] = value
-    mode = settings["verifier"].get("network_mode")
-    if mode in ("public", "allowlist") or (
-        mode is None and _is_open(settings["environment"]) and _INSTALLS.search(script)
-    ):
+    own = settings["verifier"].get("network_mode")
+    inherited = environment.get("network_mode") or (environment.get("allow_internet") is False and "no-network")
+    if own in ("public", "allowlist") or ((own or inherited) != "no-network" and _INSTALLS.search(script)):
         found["sandbox.network"] = ["grade"]
     return found
-
-
-def _is_open(environment: Mapping[str, Any]) -> bool:
-    """Return whether the boxes of a task have the network, which is the format's default."""
-    mode = environment.get("network_mode")
-    return mode != "no-network" if mode is not None else environment.get("allow_internet") is not False
 
 
 def _command(command: str, settings: Mapping[str, Any], section: str) -> str:

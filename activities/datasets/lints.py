@@ -28,11 +28,8 @@ def lint_config(config: RunConfig, longest_statement: int = 0) -> list[str]:
             f"sampling.temperature is {sampling.temperature:g}: all rollouts of a group are alike, "
             "so nothing is learned; use 1"
         )
-    tokens = HARNESS_PROMPT_TOKENS.get(config.harness.name, 0) + longest_statement / _CHARACTERS_PER_TOKEN
-    tokens += (
-        len(config.harness.system_prompt or "") / _CHARACTERS_PER_TOKEN
-        + len(config.harness.prompt or "") / _CHARACTERS_PER_TOKEN
-    )
+    num_characters = longest_statement + len(config.harness.system_prompt or "") + len(config.harness.prompt or "")
+    tokens = HARNESS_PROMPT_TOKENS.get(config.harness.name, 0) + num_characters / _CHARACTERS_PER_TOKEN
     if tokens > _PROMPT_SHARE * sampling.max_context_tokens:
         warnings.append(
             f"the first prompt takes about {tokens:.0f} of sampling.max_context_tokens "
