@@ -29,7 +29,7 @@ async def import_dataset(
 ) -> int:
     """Import rows that the store does not have yet, and return their number. The dataset is not held in memory.
 
-    `offered`: settings by name, which have to satisfy `metadata.needs`; a setting that is missing or None does. Raises
+    `offered`: settings by name, for `metadata.needed_settings`; one that is missing or None satisfies. Raises
     DatasetError that lists the rows that cannot be used or need more, and for a dataset without rows.
     """
     rows = read_rows(dataset, digest or dataset_digest(dataset))
@@ -39,7 +39,7 @@ async def import_dataset(
     while chunk := list(islice(rows, _CHUNK)):
         seen += len(chunk)
         for row in chunk:
-            for need in unmet_needs(row["spec"].get("needs", {}), offered or {}):
+            for need in unmet_needs(row["spec"].get("needed_settings", {}), offered or {}):
                 unmet.setdefault(need, []).append(row["label"])
         await build_contexts.add_build_contexts(connection, _take_build_contexts(chunk))
         added += await tasks.import_tasks(connection, chunk)
@@ -52,7 +52,7 @@ async def import_dataset(
 
 
 def offers_of(config: RunConfig) -> dict[str, object]:
-    """Return the settings of a run that can satisfy `metadata.needs`, by name."""
+    """Return the settings of a run that can satisfy `metadata.needed_settings`, by name."""
     return {name: reduce(getattr, name.split("."), config) for name in get_args(Need)}
 
 

@@ -76,7 +76,7 @@ class StageContext:
     @property
     def agent_seconds(self) -> float:
         """The agent's time budget: that of the run, or a smaller one of the task."""
-        wanted = float(self.task.spec.get("needs", {}).get("limits.agent_seconds", math.inf))
+        wanted = float(self.task.spec.get("needed_settings", {}).get("limits.agent_seconds", math.inf))
         return min(self.config.limits.agent_seconds, wanted)
 
     async def write_attempt(self, connection: AsyncConnection, values: AttemptValues) -> None:

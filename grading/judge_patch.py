@@ -288,7 +288,7 @@ class PatchJudge:
         if not_run is not None:
             return PatchRun(prepared, None, not_run)
         spec = self.task.spec
-        seconds = min(self.limits.eval_seconds, spec.get("needs", {}).get("limits.eval_seconds", math.inf))
+        seconds = min(self.limits.eval_seconds, spec.get("needed_settings", {}).get("limits.eval_seconds", math.inf))
         if broken is not None:
             await self._break_files(box, broken)
             spec = broken_spec(broken, spec)

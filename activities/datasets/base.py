@@ -111,14 +111,14 @@ class Metadata(_Part):
     problem_statement: str | None = None
     pre_commands: list[str] | str = []
     network: list[Literal["agent", "grade"]] = []
-    environment: dict[str, str] = {}
+    agent_environment: dict[str, str] = {}
     agent_user: AgentUser | None = None
     repository_archive: str | None = None
     gold_patch: str | None = None
     empty_patch_fails: bool = Field(default=False, strict=True)
     solution_archive: str | None = None
     solution_cmd: str | None = Field(default=None, min_length=1)
-    needs: dict[Need, Annotated[float, Field(gt=0)] | list[Literal["agent", "grade"]]] = {}
+    needed_settings: dict[Need, Annotated[float, Field(gt=0)] | list[Literal["agent", "grade"]]] = {}
     test_files: list[str] | None = None
     tests_archive: str | None = None
     expected_tests: list[str] = []

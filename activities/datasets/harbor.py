@@ -4,7 +4,7 @@ The tests travel in the row and are put into the grading box only. The image is 
 `environment.image` of task.toml; without one it is built from the folder `environment` with its Dockerfile.
 `test.sh` runs unprivileged, from `/tests`; the verdict is its reward file (`grading/reward_file.py`). `solution/` makes
 the gold patch at admission. A part of task.toml that no box here provides is a Problem; what a run's settings have to
-provide is `metadata.needs`.
+provide is `metadata.needed_settings`.
 """
 
 import re
@@ -90,10 +90,10 @@ def _metadata(directory: Path) -> dict[str, Any]:
         "tests_archive": pack_archive({**files, "tests/test.sh": File(script.encode(), executable=True)}),
         "eval_cmd": _command("/tests/test.sh", settings, "verifier"),
         "verifier": HARBOR,
-        "needs": _needs(settings, script),
+        "needed_settings": _needs(settings, script),
     }
     if own := _variables(settings, "environment"):
-        metadata["environment"] = own
+        metadata["agent_environment"] = own
     if (user := settings["agent"].get("user")) is not None:
         metadata["agent_user"] = str(user)
     if built is not None:

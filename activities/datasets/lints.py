@@ -67,7 +67,7 @@ def describe_rows(rows: Iterable[TaskFields]) -> list[str]:
         yield f"are graded by {row['grader']} and {verdict}, as the unprivileged user"
         solution = spec.get("solution_cmd") or ("their gold_patch" if spec.get("gold_patch") else "nothing")
         yield f"are solved by {solution}"
-        for name, value in spec.get("needs", {}).items():
+        for name, value in spec.get("needed_settings", {}).items():
             yield f"need {name} of {value}"
         if spec.get("agent_user"):
             yield f"have the agent work as {spec['agent_user']}"

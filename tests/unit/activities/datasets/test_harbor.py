@@ -92,14 +92,14 @@ LIMITS = {"limits.eval_seconds": 120.0, "limits.agent_seconds": 300.0, "sandbox.
     ],
 )
 def test_needs(tmp_path: Path, toml: str, script: str, needs: dict[str, Any]) -> None:
-    assert spec_of(task(tmp_path, toml=toml, script=script))["needs"] == needs
+    assert spec_of(task(tmp_path, toml=toml, script=script))["needed_settings"] == needs
 
 
 def test_users_variables_and_the_solution(tmp_path: Path) -> None:
     spec = spec_of(task(tmp_path, toml=LATEST, solution__solve_dot_sh="touch x\n", solution__help_dot_py="1\n"))
     assert spec["eval_cmd"] == "env LEVEL=3 MODE='strict one' /tests/test.sh" and spec["agent_user"] == "dev"
     assert spec["solution_cmd"] == "env LEVEL=3 FAST=1 bash /solution/solve.sh" and spec["solution_archive"]
-    assert spec["environment"] == {"LEVEL": "3"} and spec["pre_commands"] == []
+    assert spec["agent_environment"] == {"LEVEL": "3"} and spec["pre_commands"] == []
 
 
 @pytest.mark.parametrize("mark", ["<!-- harbor-canary GUID 1 -->\n", "# CANARY 1\n# canary 2\n\n"])
