@@ -5,10 +5,11 @@ seconds, so it is done once, in a thread, while the server already answers; only
 """
 
 import asyncio
+import json
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
+from adapter.argument_types import read_value, types_of
 from adapter.conversation import Tool
 from adapter.dialects.base import InvalidRequestError
 from adapter.live_answer import OutputMarks
@@ -109,11 +111,12 @@ class VllmParsers:
 
 @dataclass(frozen=True, slots=True)
 class _VllmTools:
-    """A preamble's tools, vLLM's form of them, and a request of vLLM's with them."""
+    """A preamble's tools, vLLM's form of them, a request of vLLM's with them, and the types of arguments by tool."""
 
     tools: Sequence[Tool]
     params: list[Any]
     request: Any
+    types: dict[str, dict[str, frozenset[str]]]
 
 
 @lru_cache(maxsize=1)
@@ -193,7 +196,14 @@ class _ImportedParsers:
             tool_parser.skip_reasoning_parsing = True  # without a reasoning parser, marks of thinking are plain content
         found = tool_parser.extract_tool_calls(body, known.request)
         calls = found.tool_calls if found.tools_called else ()
-        parsed = tuple(ParsedCall(call.function.name, call.function.arguments) for call in calls)
+        config = _engine_config(tool_parser)
+        writes_text = config is not None and not config.tool_args_json
+        parsed = tuple(
+            _typed(call.function, known.types.get(call.function.name, {}))
+            if writes_text
+            else ParsedCall(call.function.name, call.function.arguments)
+            for call in calls
+        )
         return ParsedText("", body, found.content or "", parsed)
 
     def take_tools(self, tools: Sequence[Tool]) -> None:
@@ -203,17 +213,25 @@ class _ImportedParsers:
             raise InvalidRequestError(f"tools: the output parser cannot take them: {_first_of(error)}") from error
 
     def _vllm_tools(self, tools: Sequence[Tool]) -> _VllmTools:
-        """Return vLLM's form of the tools.
+        """Return vLLM's form of the tools, in which no argument has a type: vLLM knows no references, and would change
+        what was written (`argument_types.py`).
 
         Cached by identity: a preamble's tools are one object while the preamble is cached.
         """
         known = self._known_tools.get(id(tools))
         if known is None or known.tools is not tools:
             params = [self._tool_param_class.model_validate(tool) for tool in tools]
+            types = {}
+            for one in params:
+                schema = one.function.parameters or {}
+                properties = schema.get("properties")
+                properties = properties if isinstance(properties, dict) else {}
+                types[one.function.name] = {name: types_of(value, schema) for name, value in properties.items()}
+                one.function.parameters = {"type": "object"}
             request = self._request_class(
                 messages=[{"role": "user", "content": ""}], model="policy", tools=params or None
             )
-            known = _VllmTools(tools, params, request)
+            known = _VllmTools(tools, params, request, types)
             self._known_tools[id(tools)] = known
             while len(self._known_tools) > _MAX_TOOL_SETS:
                 self._known_tools.popitem(last=False)
@@ -226,9 +244,27 @@ def _first_of(error: ValidationError) -> str:
     return f"{'.'.join(map(str, found['loc']))}: {found['msg']}"
 
 
+def _typed(call: Any, types: Mapping[str, frozenset[str]]) -> ParsedCall:
+    """A call of a format in which arguments are plain text, with the values that their types make of it."""
+    try:
+        values = json.loads(call.arguments)
+    except ValueError:
+        return ParsedCall(call.name, call.arguments)
+    typed = {
+        name: read_value(value, types.get(name, ())) if isinstance(value, str) else value
+        for name, value in values.items()
+    }
+    return ParsedCall(call.name, json.dumps(typed, ensure_ascii=False))
+
+
+def _engine_config(parser: Any) -> Any:
+    """The configuration of a parser that is built on vLLM's parser engine, None for any other."""
+    return getattr(getattr(parser, "_parser_engine", None), "parser_engine_config", None)
+
+
 def _tool_marks(parser: Any) -> tuple[str, ...] | None:
     """Return the texts at which a tool parser of vLLM may see a call begin, None if they cannot be told."""
-    config = getattr(getattr(parser, "_parser_engine", None), "parser_engine_config", None)
+    config = _engine_config(parser)
     if config is None:
         names = [getattr(parser, name, None) for name in ("tool_call_start_token", "tool_calls_start_token")]
         return tuple(one for one in names if isinstance(one, str) and one) or None
@@ -240,7 +276,7 @@ def _tool_marks(parser: Any) -> tuple[str, ...] | None:
 
 def _call_ends(parser: Any) -> tuple[str, ...]:
     """Return the texts at which a tool parser of vLLM sees a call, or a list of calls, end; none if it names none."""
-    config = getattr(getattr(parser, "_parser_engine", None), "parser_engine_config", None)
+    config = _engine_config(parser)
     if config is not None:
         marks = config.terminals.get("TOOL_END", ())
         marks = (marks,) if isinstance(marks, str) else tuple(marks)
