@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import orjson
 
-from ratchet.types import TurnKind
+from ratchet.types import TurnKind, UnreadCause
 
 Finish = Literal["stop", "length", "tool_calls", "stop_sequence"]
 Tool = dict[str, Any]
@@ -268,7 +268,8 @@ class Answer:
     `created`: Unix seconds. `cached_tokens`: prompt tokens that the engine had in its prefix cache. `stop_sequence`:
     the one that ended the text. `thinks`: a later question may make the template drop this answer's thinking.
     `violation`: how the text violates the format that was asked for. `logprobs`: of all sampled tokens, if asked for.
-    `asked`: the options that it was made for (`turns/call_options.py`).
+    `asked`: the options that it was made for (`turns/call_options.py`). `unread`: see `output_parser.ParsedOutput`; it
+    has a column of its own.
     """
 
     turn_id: int
@@ -284,6 +285,7 @@ class Answer:
     violation: str | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     asked: Mapping[str, Any] | None = None
+    unread: UnreadCause | None = None
 
 
 def message_from_json(value: dict[str, Any]) -> Message:

@@ -9,9 +9,9 @@ stop sequence: it was sampled as one action, and no part of it can be a target o
 import asyncio
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import takewhile
 from typing import NamedTuple
 from uuid import uuid4
@@ -21,6 +21,7 @@ import numpy.typing as npt
 import orjson
 import structlog
 
+from adapter.argument_types import exact_json
 from adapter.conversation import Finish, Message, RequestOptions, TokenLogprob, Tool, ToolCall, can_be_stored
 from adapter.endpoint import EndpointAnswer
 from adapter.live_answer import LiveAnswer
@@ -28,6 +29,8 @@ from adapter.prompt.renderer import Renderer
 from adapter.prompt.request_parser import ParsedRequest
 from adapter.structured_output import matches_schema, violation_of
 from adapter.vllm_parsers import ParsedCall, VllmParsers
+from adapter.written_calls import WrittenCalls
+from ratchet.types import UnreadCause
 from store.arrays import Ids
 
 _LOG = structlog.get_logger("ratchet.adapter")
@@ -42,7 +45,8 @@ class ParsedOutput:
     """A sampled text as an assistant's message.
 
     `stop_sequence`: the one that ended the text. `reasoning_chars`: length of the thinking and its end mark in the
-    text. `violation`: how the text violates the format that was asked for.
+    text. `violation`: how the text violates the format that was asked for. `unread`: why a call of the text is not one
+    of the message.
     """
 
     message: Message
@@ -50,6 +54,7 @@ class ParsedOutput:
     stop_sequence: str | None = None
     reasoning_chars: int = 0
     violation: str | None = None
+    unread: UnreadCause | None = None
 
 
 class _CutText(NamedTuple):
@@ -60,18 +65,31 @@ class _CutText(NamedTuple):
 
 
 class _ReadText(NamedTuple):
-    """A text as a message. `body`: what follows its thinking."""
+    """A text as a message. `body`: what follows its thinking. `unread`: as in `ParsedOutput`."""
 
     message: Message
     body: str
+    unread: UnreadCause | None = None
 
 
 class _FoundCalls(NamedTuple):
-    """The calls of a text that fit their tools, and the text before them. `are_all`: the text makes no other calls."""
+    """The calls of a text that fit their tools, and the text before them. `are_all`: the text makes no other calls.
+
+    `unread`: why the first of the others is none.
+    """
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
     are_all: bool = False
+    unread: UnreadCause | None = None
+
+
+class _UnfitCallError(Exception):
+    """A call does not fit its tool."""
+
+    def __init__(self, cause: UnreadCause) -> None:
+        super().__init__(cause)
+        self.cause = cause
 
 
 class OutputParser:
@@ -81,6 +99,7 @@ class OutputParser:
         self.num_unlike_shown = 0
         self._renderer = renderer
         self._parsers = parsers
+        self.written = WrittenCalls(renderer)
 
     def live_answer(self, request: ParsedRequest) -> LiveAnswer | None:
         """Return what a stream shows while the answer is sampled; None if nothing can be shown."""
@@ -175,14 +194,15 @@ class OutputParser:
             read = await self._read(text, request, is_complete)
         except Exception as error:
             _log_unreadable(error, text)
-            read = _ReadText(Message("assistant", text), text)
+            read = _ReadText(Message("assistant", text), text, UnreadCause.NO_PARSER)
         message = read.message
         finish: Finish = "stop_sequence" if stop_sequence is not None else "stop" if stopped else "length"
         if message.tool_calls and is_complete:
             finish = "tool_calls"
         reasoning_chars = len(text.removesuffix(read.body).rstrip("\n")) if message.reasoning else 0
         stop_sequence = stop_sequence if finish == "stop_sequence" else None
-        return ParsedOutput(message, finish, stop_sequence, reasoning_chars, _violation(message, finish, options))
+        violation = _violation(message, finish, options)
+        return ParsedOutput(message, finish, stop_sequence, reasoning_chars, violation, read.unread)
 
     async def _read(self, text: str, request: ParsedRequest, is_complete: bool) -> _ReadText:
         if self._parsers.reasoning_parser is None and not self._reads_calls(request):
@@ -194,7 +214,7 @@ class OutputParser:
         found = self._read_calls(parsed.body, request, is_complete) if self._reads_calls(request) else _FoundCalls()
         calls = found.calls if request.options.parallel_calls else found.calls[:1]
         text = found.text if calls else parsed.body
-        return _ReadText(Message("assistant", text, parsed.reasoning, calls), parsed.body)
+        return _ReadText(Message("assistant", text, parsed.reasoning, calls), parsed.body, found.unread)
 
     def _read_calls(self, body: str, request: ParsedRequest, is_complete: bool) -> _FoundCalls:
         """Read one call after the other, each up to an end mark behind which no text changes it.
@@ -206,25 +226,34 @@ class OutputParser:
         ends = "|".join(map(re.escape, marks.call_ends if marks else ())) or r"(?!)"
         text = ""
         calls: tuple[ToolCall, ...] = ()
+        unread: UnreadCause | None = None
         begin = num_ends = 0
         for end in (match.end() for match in re.finditer(ends, body)):
             num_ends += 1
             is_last = num_ends == _MOST_ENDS
             found = self._find_calls(body[begin : None if is_last else end], request, is_over=False)
+            unread = found.unread or unread or UnreadCause.NO_PARSER
             if found.calls and (is_last or found.are_all):
                 text = text if calls else found.text
                 calls += found.calls
-                begin = end
+                begin = len(body) if is_last else end
                 num_ends = 0
+                unread = found.unread
             if is_last or (calls and not request.options.parallel_calls):
                 break
+        begins = "|".join(map(re.escape, (marks.tool_marks if marks else None) or ())) or r"(?!)"
+        behind, *others = re.split(ends, body[begin:])
+        if calls and "".join([behind, *others]).strip() and others and not re.search(begins, behind):
+            return _FoundCalls(unread=UnreadCause.CHANGED)  # what ended the last call was a part of a value
+        if is_complete and unread is None and re.search(begins, behind):
+            unread = UnreadCause.NO_PARSER
         if calls or not is_complete:
-            return _FoundCalls(text, calls)
+            return _FoundCalls(text, calls, unread=unread)
         whole = self._find_calls(body, request, is_over=True)
-        return whole if whole.are_all else _FoundCalls()
+        return whole if whole.calls and whole.are_all else _FoundCalls(unread=whole.unread or unread)
 
     def _find_calls(self, text: str, request: ParsedRequest, is_over: bool) -> _FoundCalls:
-        """The calls that the model's parser finds; none if it fails on this text.
+        """The calls that the model's parser finds; none if it fails on this text, or has changed what was written.
 
         Unless the text `is_over`, only those that text behind it would not change.
         """
@@ -234,10 +263,32 @@ class OutputParser:
             later = found if is_over or not found.calls else self._parsers.split_calls(text + "x", tools)
         except Exception as error:  # vLLM's parsers raise any error on a text that they do not expect
             _log_unreadable(error, text)
-            return _FoundCalls()
+            return _FoundCalls(unread=UnreadCause.NO_PARSER)
         unchanged = takewhile(lambda pair: pair[0] == pair[1], zip(found.calls, later.calls, strict=False))
-        calls = _fitting([one for one, _ in unchanged], tools, request.options)
-        return _FoundCalls(found.content, calls, len(calls) == len(found.calls) == len(later.calls))
+        fitting = _fitting([one for one, _ in unchanged], tools, request.options)
+        are_all = len(fitting.calls) == len(found.calls) == len(later.calls)
+        if are_all and fitting.calls and self.compares_calls:
+            behind = text.partition(found.content)[2] if found.content else text
+            known = {tool["function"].get("name"): _properties(tool) for tool in tools}
+            if not self.written.are(behind, fitting.calls, known):
+                return _FoundCalls(unread=UnreadCause.CHANGED)
+        return _FoundCalls(found.content, fitting.calls, are_all, fitting.unread)
+
+    @cached_property
+    def compares_calls(self) -> bool:
+        """Return whether the tool parser reads the calls that the template writes; another's cannot be compared."""
+        sample, call = self.written.sample, self.written.sample_call
+        if sample is None:
+            return False
+        tool = {"type": "function", "function": {"name": call.name, "description": "", "parameters": {}}}
+        try:
+            found = self._parsers.split_calls(sample, (tool,)).calls
+            reads = [(one.name, orjson.loads(one.arguments)) for one in found] == [(call.name, call.arguments)]
+        except Exception:  # a parser of another model raises any error
+            reads = False
+        if not reads:
+            _LOG.warning("calls are not compared with their text: the tool parser does not fit the chat template")
+        return reads
 
     def parse_endpoint(self, found: EndpointAnswer, request: ParsedRequest) -> ParsedOutput:
         """Parse an endpoint's answer. Its tool calls are judged like those of a sampled text, and become text as they
@@ -249,7 +300,8 @@ class OutputParser:
             found.stop_sequence if found.stop_sequence in options.stop_sequences else None
         )
         calls = found.calls if options.tool_choice.allows_calls else ()
-        fitting = _fitting(calls, request.preamble.tools, options)
+        judged = _fitting(calls, request.preamble.tools, options)
+        fitting = judged.calls
         if not fitting or len(fitting) < len(calls):
             text = "".join([text, *(f"\n{call.name}({call.arguments})" for call in calls)]).strip()
             fitting = ()
@@ -261,7 +313,7 @@ class OutputParser:
         elif stop_sequence is not None:
             finish = "stop_sequence"
         stop_sequence = stop_sequence if finish == "stop_sequence" else None
-        return ParsedOutput(message, finish, stop_sequence, 0, _violation(message, finish, options))
+        return ParsedOutput(message, finish, stop_sequence, 0, _violation(message, finish, options), judged.unread)
 
     def token_logprobs(self, ids: Ids, logprobs: npt.NDArray[np.float32]) -> tuple[TokenLogprob, ...]:
         """Text and logprob of each sampled token."""
@@ -271,14 +323,17 @@ class OutputParser:
         )
 
 
-def _fitting(found: Sequence[ParsedCall], tools: Sequence[Tool], options: RequestOptions) -> tuple[ToolCall, ...]:
+def _fitting(found: Sequence[ParsedCall], tools: Sequence[Tool], options: RequestOptions) -> _FoundCalls:
     """The calls before the first that does not fit its tool."""
-    calls = []
-    for one in found:
-        if (call := _tool_call(one.name, one.arguments, tools, options)) is None:
-            break
-        calls.append(call)
-    return tuple(calls)
+    calls: list[ToolCall] = []
+    try:
+        calls.extend(_checked_call(one.name, one.arguments, tools, options) for one in found)
+    except _UnfitCallError as error:
+        return _FoundCalls(calls=tuple(calls), unread=error.cause)
+    except Exception as error:  # the arguments and the tool's schema may be anything
+        _log_unreadable(error, found[len(calls)].arguments)
+        return _FoundCalls(calls=tuple(calls), unread=UnreadCause.ARGUMENTS)
+    return _FoundCalls(calls=tuple(calls), are_all=True)
 
 
 def _violation(message: Message, finish: Finish, options: RequestOptions) -> str | None:
@@ -295,34 +350,31 @@ def _cut(text: str, stop_sequences: Sequence[str]) -> _CutText:
     return _CutText(text, None) if found is None else _CutText(text[: found[0]], found[1])
 
 
-def _tool_call(name: str, arguments: str, tools: Sequence[Tool], options: RequestOptions) -> ToolCall | None:
-    """Return the call with parsed arguments, or None if it is not valid."""
-    try:
-        return _checked_call(name, arguments, tools, options)
-    except Exception as error:  # the arguments and the tool's schema may be anything
-        _log_unreadable(error, arguments)
-        return None
+def _properties(tool: Tool) -> Collection[str]:
+    """The arguments that a tool has."""
+    properties = (tool["function"].get("parameters") or {}).get("properties")
+    return properties if isinstance(properties, dict) else ()
 
 
-def _checked_call(name: str, arguments: str, tools: Sequence[Tool], options: RequestOptions) -> ToolCall | None:
+def _checked_call(name: str, arguments: str, tools: Sequence[Tool], options: RequestOptions) -> ToolCall:
+    """The call with parsed arguments. Raises _UnfitCallError if it is not valid."""
     schema = next(
         (tool["function"].get("parameters") or {} for tool in tools if tool["function"].get("name") == name), None
     )
     if schema is None or not options.tool_choice.allows(name):
-        return None
+        raise _UnfitCallError(UnreadCause.NOT_OFFERED)
     try:
-        values = orjson.loads(arguments or "{}")
-    except orjson.JSONDecodeError:
-        return None
+        values = exact_json(arguments or "{}")
+    except (ValueError, RecursionError):
+        raise _UnfitCallError(UnreadCause.ARGUMENTS) from None
     required = schema.get("required")
-    if not isinstance(values, dict) or any(
-        key not in values for key in (required if isinstance(required, list) else [])
-    ):
-        return None
-    if name in options.tool_forms.strict and not matches_schema(values, schema):
-        return None
+    fits = isinstance(values, dict) and all(key in values for key in (required if isinstance(required, list) else []))
+    if not fits or (name in options.tool_forms.strict and not matches_schema(values, schema)):
+        raise _UnfitCallError(UnreadCause.ARGUMENTS)
     call = ToolCall(f"call_{uuid4().hex[:24]}", name, values)
-    return call if can_be_stored(Message("assistant", "", tool_calls=(call,))) else None
+    if not can_be_stored(Message("assistant", "", tool_calls=(call,))):
+        raise _UnfitCallError(UnreadCause.ARGUMENTS)
+    return call
 
 
 def _log_unreadable(error: Exception, text: str) -> None:

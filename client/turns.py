@@ -20,6 +20,7 @@ def describe_turn(turn: TurnView) -> JsonObject:
         "prompt_tokens": turn.prompt_tokens,
         "sampled_tokens": turn.num_sampled,
         "finish_reason": turn.finish_reason,
+        "unread_call": turn.unread_call,
         "seconds": turn.seconds,
         "tool_seconds_before": turn.gap_seconds,
         "system": turn.system,

@@ -258,6 +258,19 @@ class ForkCause(StrEnum):
     """The client sent an earlier answer back without its reasoning, which was not put back."""
 
 
+class UnreadCause(StrEnum):
+    """The reason why a call of a sampled text is text for the client."""
+
+    NO_PARSER = "no_parser"
+    """The model's parser does not read it."""
+    CHANGED = "changed"
+    """The parser's call, written by the chat template, is another one than was sampled."""
+    NOT_OFFERED = "not_offered"
+    """Its tool was not offered, or was not chosen."""
+    ARGUMENTS = "arguments"
+    """Its arguments are no JSON that can be kept, lack a required one or violate a strict schema."""
+
+
 class SandboxRole(StrEnum):
     """The purpose of a box."""
 

@@ -42,6 +42,7 @@ class TurnView:
     prompt_tokens: int
     num_sampled: int
     finish_reason: str | None
+    unread_call: str | None
     seconds: float | None
     gap_seconds: float | None
     resends_history: bool

@@ -31,6 +31,7 @@ class TurnContent:
     prompt_tokens: int
     num_sampled: int
     finish_reason: str | None
+    unread_call: str | None
     created_at: datetime
     completed_at: datetime | None
     after: int | None
@@ -63,6 +64,7 @@ _CONTENT = (
     TurnTable.prompt_tokens,
     TurnTable.num_sampled,
     TurnTable.finish_reason,
+    TurnTable.unread_call,
     TurnTable.created_at,
     TurnTable.completed_at,
     TurnTable.request,

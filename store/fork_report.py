@@ -1,31 +1,38 @@
-"""Report on a run's token streams: forks by cause, chains per rollout, context per trained token, and alarms.
+"""Report on a run's token streams: forks and unread calls by cause, chains per rollout, context per trained token, and
+alarms.
 
 Drift multiplies the chains of a rollout, and with them the cost of a step, without any error. `ratchet show forks`
 shows the report; it is also computed for every planned step, for the metrics and the worker's log.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.types import ForkCause, TurnState
+from ratchet.types import ForkCause, TurnState, UnreadCause
 from store.schema import BatchItemTable, ChainTable, RolloutTable, TurnTable
 
 DRIFT_SHARE = 0.02
 """Share of drifted turns above which an alarm is raised: sampled tokens are being re-tokenised."""
 SPARE_CHAINS = 3
 """Number of chains of a rollout that are tolerated beyond those that sub-agents and compactions explain."""
+CHANGED_SHARE = 0.01
+"""Share of turns above which an alarm is raised: the parser changes calls, which the agent gets as text."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForkReport:
-    """The counts of a run or a step. `causes`: turns by cause, `none` for those that extend their lane."""
+    """The counts of a run or a step. `causes`: turns by cause, `none` for those that extend their lane.
+    `unread_calls`: turns with a call that is text for the client, by `UnreadCause`.
+    """
 
     run_id: str
     num_turns: int
     causes: dict[str, int]
+    unread_calls: dict[str, int]
     kinds: dict[str, int]
     num_rollouts: int
     mean_chains: float
@@ -55,14 +62,14 @@ async def fork_report(connection: AsyncConnection, run_id: str, step: int | None
         consumed = select(BatchItemTable.group_id).where(BatchItemTable.run_id == run_id, BatchItemTable.step == step)
         counted_rollouts &= RolloutTable.group_id.in_(consumed)
     mine = counted_rollouts & (TurnTable.state == TurnState.COMPLETED)
-    counted = select(TurnTable.fork_cause, TurnTable.kind, func.count().label("number")).join(
-        RolloutTable, RolloutTable.id == TurnTable.rollout_id
-    )
-    causes: dict[str, int] = {}
-    kinds: dict[str, int] = {}
-    for row in await connection.execute(counted.where(mine).group_by(TurnTable.fork_cause, TurnTable.kind)):
-        causes[row.fork_cause or "none"] = causes.get(row.fork_cause or "none", 0) + row.number
-        kinds[row.kind] = kinds.get(row.kind, 0) + row.number
+    columns = (TurnTable.fork_cause, TurnTable.kind, TurnTable.unread_call)
+    counted = select(*columns, func.count()).join(RolloutTable, RolloutTable.id == TurnTable.rollout_id)
+    causes, kinds, unread = Counter[str](), Counter[str](), Counter[str]()
+    for cause, kind, unread_call, number in await connection.execute(counted.where(mine).group_by(*columns)):
+        causes[cause or "none"] += number
+        kinds[kind] += number
+        unread[unread_call or ""] += number
+    del unread[""]
     rollouts = await _chains(connection, counted_rollouts)
     trained = sum(rollout.num_trained_tokens for rollout in rollouts)
     tokens = select(func.coalesce(func.sum(ChainTable.num_tokens), 0)).join(
@@ -73,14 +80,19 @@ async def fork_report(connection: AsyncConnection, run_id: str, step: int | None
     return ForkReport(
         run_id=run_id,
         num_turns=sum(causes.values()),
-        causes=dict(sorted(causes.items(), key=lambda one: -one[1])),
-        kinds=kinds,
+        causes=dict(causes.most_common()),
+        unread_calls=dict(unread.most_common()),
+        kinds=dict(kinds),
         num_rollouts=len(rollouts),
         mean_chains=sum(chains) / len(chains) if chains else 0.0,
         most_chains=max(chains, default=0),
         num_trained_tokens=trained,
         context_per_trained_token=(total - trained) / trained if trained else 0.0,
-        alarms=_alarms(causes, [rollout for rollout in rollouts if rollout.num_chains > rollout.most_explained]),
+        alarms=_alarms(
+            causes,
+            [rollout for rollout in rollouts if rollout.num_chains > rollout.most_explained],
+            unread[UnreadCause.CHANGED],
+        ),
     )
 
 
@@ -115,7 +127,7 @@ async def _chains(connection: AsyncConnection, counted_rollouts: ColumnElement[b
     return [_RolloutChains(*row) for row in await connection.execute(statement)]
 
 
-def _alarms(causes: dict[str, int], unexplained: list[_RolloutChains]) -> list[str]:
+def _alarms(causes: dict[str, int], unexplained: list[_RolloutChains], changed: int) -> list[str]:
     alarms = []
     turns, drifted = sum(causes.values()), causes.get(ForkCause.DRIFT, 0)
     if turns and drifted / turns > DRIFT_SHARE:
@@ -128,5 +140,10 @@ def _alarms(causes: dict[str, int], unexplained: list[_RolloutChains]) -> list[s
         alarms.append(
             f"{len(unexplained)} rollouts have over {SPARE_CHAINS} chains more than sub-agents and compactions explain:"
             f" {named}"
+        )
+    if changed > CHANGED_SHARE * turns:
+        alarms.append(
+            f"{changed} of {turns} turns had a call that the parser would have changed, and that is text for the agent;"
+            " compare the template with engine.tool_parser (`ratchet models check`)"
         )
     return alarms

@@ -16,7 +16,7 @@ from sqlalchemy import ARRAY, BigInteger, bindparam, cast, func, select, text, u
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.types import ForkCause, JsonObject, SessionState, TurnKind, TurnState
+from ratchet.types import ForkCause, JsonObject, SessionState, TurnKind, TurnState, UnreadCause
 from store.adapters import process_lives
 from store.arrays import unpack_json
 from store.columns import columns_of
@@ -81,6 +81,7 @@ class CompletedTurn:
     logprobs_valid: bool
     version_spans: list[JsonObject]
     finish_reason: str
+    unread_call: UnreadCause | None
     answer: bytes
     engine_id: int | None
     engine_wait_seconds: float

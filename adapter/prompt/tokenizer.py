@@ -47,6 +47,7 @@ class PolicyTokenizer:
         self.plain = _made(plain, model_path)
         nonce = secrets.token_hex(8)
         self.alias = {token["content"]: f"\x01{nonce}:{token['id']}\x02" for token in plain.get("added_tokens", [])}
+        self._names = {alias: name for name, alias in self.alias.items()}
         self._tokenizer = _made(_renamed(plain, self.alias, model_path), model_path)
         self._fast: FastTokenizer | None = None
         self.slow_reason: str | None = None
@@ -68,6 +69,10 @@ class PolicyTokenizer:
         found = self._tokenizer.token_to_id(alias)
         assert found is not None
         return int(found)
+
+    def with_names(self, text: str) -> str:
+        """The text with the added tokens' own names for their aliases."""
+        return self.added.sub(lambda found: self._names[found[0]], text)
 
     def has_id(self, token_id: int) -> bool:
         """Return whether the tokenizer has a token of this id."""

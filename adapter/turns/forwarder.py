@@ -134,6 +134,7 @@ class TurnForwarder:
             output.stop_sequence,
             reasoning_tokens=found.reasoning_tokens,
             violation=output.violation,
+            unread=output.unread,
             logprobs=found.logprobs if prepared.request.options.logprobs else (),
         )
 

@@ -259,6 +259,7 @@ class TurnGenerator:
             num_reasoning,
             output.violation,
             self._outputs.token_logprobs(ids, generation.logprobs) if prepared.request.options.logprobs else (),
+            unread=output.unread,
         )
 
     # ------------------------------------------------------------ the engine

@@ -57,6 +57,7 @@ def completed_turn(
         logprobs_valid=generation.logprobs_valid,
         version_spans=generation.version_spans,
         finish_reason=generation.finish_reason,
+        unread_call=answer.unread,
         answer=pack_json(answer_to_json(answer)),
         engine_id=engine_id,
         engine_wait_seconds=waited_seconds,

@@ -178,8 +178,8 @@ class TurnTable(Base):
     prompt = parent stream[:kept_tokens] ++ suffix_ids, stream = prompt ++ sampled_ids; a root has kept_tokens 0.
     `version_spans`: [{"version", "start", "end"}] over the sampled ids, end exclusive. `routed_experts`: the experts of
     the stream's tokens from the last kept one on, without the last sampled one (`ratchet.routed_experts`); NULL if the
-    engine returned none, or once no step can need them. `delivered`: the answer's last byte was written. `worker`
-    and `lease_owner`: see `store.turns`."""
+    engine returned none, or once no step can need them. `unread_call`: an `UnreadCause`. `delivered`: the answer's last
+    byte was written. `worker` and `lease_owner`: see `store.turns`."""
 
     __tablename__ = "turn"
     id: Mapped[int] = identity()
@@ -204,6 +204,7 @@ class TurnTable(Base):
     routed_experts: Mapped[bytes | None]
     version_spans: Mapped[list[Any] | None]
     finish_reason: Mapped[str | None]
+    unread_call: Mapped[str | None]
     temperature: Mapped[float]
     request: Mapped[bytes]
     answer: Mapped[bytes | None]

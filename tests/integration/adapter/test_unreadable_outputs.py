@@ -14,6 +14,7 @@ import pytest
 from adapter.dialects.base import InvalidRequestError
 from adapter.vllm_parsers import VllmParsers
 from store.database import Database
+from store.fork_report import fork_report
 from tests.integration.adapter.conftest import ScriptedEngine, open_rollout
 from tests.integration.adapter.test_dialects import THOUGHT
 
@@ -23,7 +24,12 @@ pytestmark = pytest.mark.filterwarnings(
 
 SCHEMA = {
     "type": "object",
-    "properties": {"command": {"type": "string"}, "n": {"type": "integer"}, "o": {"type": "object"}},
+    "properties": {
+        "command": {"type": "string"},
+        "n": {"type": "integer"},
+        "s": {"type": "string"},
+        "o": {"type": "object"},
+    },
     "required": ["command"],
 }
 TOOLS: Any = [{"type": "function", "function": {"name": "bash", "description": "run", "parameters": SCHEMA}}]
@@ -61,14 +67,10 @@ def answer_of(response: httpx.Response, streams: bool) -> tuple[str, list[Any]]:
 
 
 @pytest.mark.parametrize("streams", [False, True])
-@pytest.mark.parametrize(
-    "output",
-    [call("o", "[" * 1100), call("n", "[" * 1100), call("o", '{"a":' * 250 + "1" + "}" * 250)],
-    ids=["an object that vLLM's parser cannot read", "such a number", "an object too deep for a row"],
-)
-async def test_a_call_that_no_parser_reads_is_text(
-    thinking: str, engine: ScriptedEngine, database: Database, output: str, streams: bool
+async def test_a_call_too_deep_for_a_row_is_text(
+    thinking: str, engine: ScriptedEngine, database: Database, streams: bool
 ) -> None:
+    output = call("o", '{"a":' * 250 + "1" + "}" * 250)
     opened = await open_rollout(database, **LIMITS)
     await engine.say(THOUGHT + "Hm.\n" + output)
     response = await post(thinking, opened.token, {"messages": QUESTION, "stream": streams})
@@ -76,7 +78,38 @@ async def test_a_call_that_no_parser_reads_is_text(
     assert (response.status_code, text, calls) == (200, "Hm.\n" + output, [])
     (turn,) = await opened.wait_delivered(1)
     assert (turn.state, turn.num_sampled) == ("completed", len(engine.ids(THOUGHT + "Hm.\n" + output)))
+    assert turn.unread_call == "arguments"
     assert len((await engine.seen())["calls"]) == 1
+
+
+@pytest.mark.parametrize("name", ["o", "n"])
+async def test_a_value_that_is_not_of_its_type_is_what_was_written(
+    thinking: str, engine: ScriptedEngine, database: Database, name: str
+) -> None:
+    opened = await open_rollout(database, **LIMITS)
+    await engine.say(THOUGHT + call(name, "[" * 1100))
+    text, calls = answer_of(await post(thinking, opened.token, {"messages": QUESTION}), streams=False)
+    assert text == "" and [json.loads(one) for one in calls] == [{"command": "ls", name: "[" * 1100}]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_call_that_the_parser_would_cut_is_text_and_is_counted(
+    thinking: str, engine: ScriptedEngine, database: Database, streams: bool
+) -> None:
+    """Its tokens are stored whole, and it is recognised when it comes back."""
+    opened = await open_rollout(database, **LIMITS)
+    output = call("s", "A value ends with </parameter> here.\nlast line")
+    await engine.say(THOUGHT + output, "</think>Done.")
+    response = await post(thinking, opened.token, {"messages": QUESTION, "stream": streams})
+    assert answer_of(response, streams) == (output, [])
+    sent = [{"role": "assistant", "content": output}, {"role": "user", "content": "That was no call."}]
+    await post(thinking, opened.token, {"messages": [*QUESTION, *sent]})
+    first, second = await opened.wait_delivered(2)
+    assert (first.num_sampled, first.unread_call) == (len(engine.ids(THOUGHT + output)), "changed")
+    assert second.parent_turn_id == first.id and second.unread_call is None
+    async with database.begin() as conn:
+        report = await fork_report(conn, "run-1")
+    assert report.unread_calls == {"changed": 1} and "would have changed" in report.alarms[-1]
 
 
 @pytest.mark.parametrize("depth", range(244, 256))
