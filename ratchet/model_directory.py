@@ -97,17 +97,29 @@ def read_model_json(model: Path, name: str, required: bool = True) -> dict[str, 
 
 
 def read_chat_template(model: Path) -> str | None:
-    """Return the text of the model's chat template, None if it has none. Raises ConfigError if a file is broken."""
-    text = read_model_file(model, "chat_template.jinja")
-    if text is not None:
-        return text
+    """Return the text of the model's chat template, None if it has none.
+
+    Of several, that is `default`, or `tool_use` if only that one shows tools, which agents have. Raises ConfigError if
+    a file is broken, or if several have other names.
+    """
     template = read_model_json(model, "tokenizer_config.json", required=False).get("chat_template")
     if template is None:  # a processor's file, whose template may show no tools
         template = read_model_json(model, "chat_template.json", required=False).get("chat_template")
-    if isinstance(template, list):
-        named = {one.get("name"): one.get("template") for one in template if isinstance(one, dict)}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
+    listed = template if isinstance(template, list) else [{"name": "default", "template": template}]
+    found = {one.get("name"): one.get("template") for one in listed if isinstance(one, dict)}
+    for path in sorted((model / "additional_chat_templates").glob("*.jinja")):
+        found[path.stem] = read_model_file(path.parent, path.name)
+    if (text := read_model_file(model, "chat_template.jinja")) is not None:
+        found["default"] = text
+    named = {str(name): text for name, text in found.items() if isinstance(text, str)}
+    known = [text for name in ("default", "tool_use") if (text := named.get(name)) is not None]
+    if named and not known:
+        names = ", ".join(sorted(named))
+        raise ConfigError(
+            f"model directory {model} has the chat templates {names}, neither `default` nor `tool_use`; put the one "
+            "that shows tools into chat_template.jinja"
+        )
+    return next((text for text in known if "tools" in text), known[0] if known else None)
 
 
 def _remedy(model: Path, missing: str) -> str:

@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 _GPUS = (1, 8, 64)
 _CACHED_TOKENS = 1_000_000
 _NAME_WIDTH = 12
+_WITH_TOOLS = {
+    "<|im_start|>": "Qwen2.5's, which engine.tool_parser: hermes reads",
+    "<|start_header_id|>": "Llama 3.1's, which engine.tool_parser: llama3_json reads",
+    "[INST]": "Mistral 7B v0.3's, which engine.tool_parser: mistral reads",
+}
+"""Templates with tools, by a control token that a model must have for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +121,10 @@ def _parsers(renderer: "Renderer") -> list[_Finding]:
     except ConfigError as error:
         return [_Finding("parsers", f"not tried: {error}")]
     if found.tools is None:
+        related = next((value for mark, value in _WITH_TOOLS.items() if mark in renderer.tokenizer.alias), None)
         text = (
             "the template shows no tool calls, so agents cannot use tools; put one that does into chat_template.jinja, "
-            "such as that of a related model with the same control tokens, and run this command again"
+            f"such as {related or 'that of a related model with the same control tokens'}, and run this command again"
         )
         tools = _Finding("tool calls", text, is_problem=True)
     elif not found.tools:

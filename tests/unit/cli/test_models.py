@@ -1,6 +1,7 @@
 """`ratchet models check` finds what fits a model by trying it, and names what does not."""
 
 import json
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,10 @@ def test_a_template_without_tools_or_thinking_has_no_parsers(model: Path, tmp_pa
     renderer = Renderer(tmp_path)
     assert fitting_parsers(renderer) == (None, None)
     tools = _parsers(renderer)[0]
-    assert tools.is_problem and "put one that does into chat_template.jinja" in tools.text
+    assert tools.is_problem and "put one that does into chat_template.jinja, such as Qwen2.5's, which" in tools.text
+    related = resources.files("trl") / "chat_templates" / "qwen2_5.jinja"
+    (tmp_path / "chat_template.jinja").write_text(related.read_text())
+    assert "hermes" in _parsers(Renderer(tmp_path))[0].text and "engine.tool_parser: hermes" in tools.text
 
 
 def test_memory_and_training_are_read_from_the_config(tmp_path: Path) -> None:

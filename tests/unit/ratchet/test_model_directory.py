@@ -138,6 +138,37 @@ def test_where_a_chat_template_may_be(broken: Path, place: str) -> None:
     require_model(broken)
 
 
+@pytest.mark.parametrize("in_files", [False, True])
+@pytest.mark.parametrize(
+    ("texts", "right"),
+    [
+        ({"default": "plain", "tool_use": "{{ tools }}"}, "tool_use"),
+        ({"default": "{{ tools }}", "tool_use": "other {{ tools }}"}, "default"),
+        ({"default": "plain", "rag": "{{ tools }}"}, "default"),
+        ({"tool_use": "{{ tools }}", "rag": "x"}, "tool_use"),
+    ],
+)
+def test_of_several_templates_the_one_with_tools(
+    broken: Path, texts: dict[str, str], right: str, in_files: bool
+) -> None:
+    (broken / "chat_template.jinja").unlink()
+    listed = [{"name": name, "template": text} for name, text in texts.items()]
+    edited("tokenizer_config.json", chat_template=None if in_files else listed)(broken)
+    if in_files:
+        (broken / "additional_chat_templates").mkdir()
+        for name, text in texts.items():
+            folder = broken if name == "default" else broken / "additional_chat_templates"
+            (folder / f"{'chat_template' if name == 'default' else name}.jinja").write_text(text)
+    assert read_chat_template(broken) == texts[right]
+
+
+def test_templates_of_other_names_are_refused(broken: Path) -> None:
+    (broken / "chat_template.jinja").unlink()
+    edited("tokenizer_config.json", chat_template=[{"name": "rag", "template": "x"}])(broken)
+    with pytest.raises(ConfigError, match=r"has the chat templates rag, neither .* into chat_template\.jinja"):
+        require_model(broken)
+
+
 def test_the_template_of_a_processor_is_the_last_that_is_read(broken: Path) -> None:
     """Qwen2.5-VL has both, and only the tokenizer's shows tools."""
     text = (broken / "chat_template.jinja").read_text()
