@@ -4,6 +4,7 @@ How a CLI uses the adapter's protocols can only be seen with the CLI; only the m
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import subprocess
@@ -170,7 +171,15 @@ class Testbed:
         )
 
     async def rows(self, opened: Opened) -> list[Any]:
-        """The session's turns, after checking that each has exactly the prompt that the engine saw."""
+        """The session's turns, after checking that each has exactly the prompt that the engine saw.
+
+        A delivery is recorded behind the answer's last byte, with which a program may end: the records are waited for,
+        unless a killed adapter owes one.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(30):
+                while any(row.state == "completed" and not row.delivered for row in await opened.turns()):
+                    await asyncio.sleep(0.05)
         rows = await opened.turns()
         calls = {one["request_id"]: one["ids"] for one in (await self.engine.seen())["calls"]}
         for row in rows:
