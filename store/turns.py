@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import orjson
-from sqlalchemy import ARRAY, BigInteger, bindparam, cast, func, select, text, update
+from sqlalchemy import ARRAY, BigInteger, ColumnElement, bindparam, cast, func, select, text, update
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -23,13 +23,16 @@ from store.columns import columns_of
 from store.database import Database
 from store.schema import TurnTable
 
+_QUOTED_CHARS = 16
+"""A shorter text may be in another lane's request by chance."""
+
 
 @dataclass(frozen=True, slots=True)
 class TurnMeta:
     """A completed turn without its token arrays, as chains are built from it.
 
-    `came_back`: a later request, also one that was never answered, has its answer in the history; set only for a turn
-    whose delivery is not recorded.
+    `came_back`: a later request, also one that was never answered, has its answer in the history, or quotes it if it is
+    a sub-agent's; set only for a turn whose delivery is not recorded.
     """
 
     id: int
@@ -81,11 +84,11 @@ class CompletedTurn:
     logprobs_valid: bool
     version_spans: list[JsonObject]
     finish_reason: str
-    unread_call: UnreadCause | None
     answer: bytes
     engine_id: int | None
     engine_wait_seconds: float
     routed_experts: bytes | None = None
+    unread_call: UnreadCause | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,10 +342,32 @@ def _known(row: Any) -> KnownCall:
     return replace(KnownCall(*row), state=TurnState(row.state))
 
 
-def _after_turn_id(request: bytes) -> object:
-    """The turn whose answer is the newest one in a stored request's history, as the adapter recognised it."""
-    value = unpack_json(request)
-    return value.get("after") if isinstance(value, dict) else None
+async def _came_back(conn: AsyncConnection, of_attempt: ColumnElement[bool], ended: Collection[int]) -> set[int]:
+    """Turns whose answer is in the history of a later request, or, for sub-agents' turns in `ended`, whose text another
+    lane's request quotes: what a sub-agent says last is a tool's result for the one that asked it.
+    """
+    columns = (TurnTable.id, TurnTable.lane, TurnTable.request, TurnTable.answer)
+    rows = [
+        (row.id, row.lane, unpack_json(row.request), row.answer)
+        for row in await conn.execute(select(*columns).where(of_attempt))
+    ]
+    found = {
+        after
+        for _, _, request, _ in rows
+        if isinstance(request, dict) and isinstance(after := request.get("after"), int)
+    }
+    for turn_id, lane, _, packed in rows:
+        answer = unpack_json(packed) if packed and turn_id in ended else None
+        text = str(answer["message"]["content"] or "").strip() if isinstance(answer, dict) else ""
+        later = (request for at, other, request, _ in rows if at > turn_id and other != lane)
+        if len(text) >= _QUOTED_CHARS and any(_quotes(request, text) for request in later):
+            found.add(turn_id)
+    return found
+
+
+def _quotes(request: Any, text: str) -> bool:
+    messages = request.get("messages", ()) if isinstance(request, dict) else ()
+    return any(text in str(message.get("content")) for message in messages)
 
 
 async def load_metas(conn: AsyncConnection, rollout_id: int, attempt: int) -> list[TurnMeta]:
@@ -355,8 +380,7 @@ async def load_metas(conn: AsyncConnection, rollout_id: int, attempt: int) -> li
     rows = (await conn.execute(select(*names, num_suffix).where(where).order_by(TurnTable.id))).all()
     came_back: set[int] = set()
     if not all(row.delivered for row in rows):  # only a kill, or a client that left, leaves such a turn
-        requests = await conn.scalars(select(TurnTable.request).where(of_attempt))
-        came_back = {after for one in requests if isinstance(after := _after_turn_id(one), int)}
+        came_back = await _came_back(conn, of_attempt, {row.id for row in rows if row.lane and not row.delivered})
     return [
         TurnMeta(
             **{

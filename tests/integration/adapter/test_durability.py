@@ -13,13 +13,14 @@ import httpx
 import openai
 import orjson
 import pytest
-from sqlalchemy import text
+from sqlalchemy import text, update
 
 from adapter.prompt.renderer import Renderer
 from adapter.turns.loss_mask import build_chains
 from engine.client import EngineClient
 from store import engines, sessions, turns
 from store.database import Database
+from store.schema import TurnTable
 from tests.integration.adapter.conftest import (
     Opened,
     ScriptedEngine,
@@ -487,6 +488,26 @@ async def test_sub_agents_have_their_own_lane(adapter: str, engine: ScriptedEngi
         ("a2", "sub_agent", "sub_agent"),
     ]
     assert (await ask(adapter, opened.token, messages=[{"role": "user", "content": "4th"}])).status_code == 403
+
+
+@pytest.mark.parametrize(("answer", "is_used"), [("I found the loop in reader.py.", True), ("Done.", False)])
+async def test_a_sub_agents_last_turn_is_proven_by_the_request_that_quotes_it(
+    adapter: str, engine: ScriptedEngine, database: Database, answer: str, is_used: bool
+) -> None:
+    """Its adapter was killed before it recorded the delivery. A short text may be in a request by chance."""
+    opened = await open_rollout(database)
+    await engine.say("Look.", answer, "Good.")
+    assert (await ask(adapter, opened.token)).status_code == 200
+    assert (await ask(adapter, opened.token, {"x-claude-code-agent-id": "a1"})).status_code == 200
+    await opened.wait_delivered(2)
+    async with database.begin() as conn:
+        await conn.execute(update(TurnTable).where(TurnTable.lane == "a1").values(delivered=False))
+        assert [one.came_back for one in await turns.load_metas(conn, opened.rollout_id, 1)] == [False, False]
+    asked = [{"role": "user", "content": f"Your agent says: {answer}\nGo on."}]
+    assert (await ask(adapter, opened.token, messages=asked)).status_code == 200
+    async with database.begin() as conn:
+        metas = await turns.load_metas(conn, opened.rollout_id, 1)
+    assert [one.came_back for one in metas] == [False, is_used, False]
 
 
 async def test_the_last_allowed_turn_can_be_requested_again(
