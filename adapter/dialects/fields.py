@@ -92,6 +92,7 @@ CHAT_FIELDS: dict[str, FieldRule] = _OPENAI | {
     "modalities": _refused("only text is made", ["text"], []),
     "audio": _refused("only text is made"),
     "web_search_options": _refused("there is no web search"),
+    "search_parameters": FieldRule(Support.NO_EFFECT, "xAI's own search, which grok-cli sends with each call"),
 }
 
 RESPONSES_FIELDS: dict[str, FieldRule] = _OPENAI | {

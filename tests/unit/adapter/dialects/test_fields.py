@@ -179,6 +179,11 @@ REFUSED_INSIDE = [
 ]
 
 
+def test_the_search_of_another_vendor_is_left_out() -> None:
+    """grok-cli sends it with every call."""
+    check_fields(CHAT_FIELDS, {"search_parameters": msgspec.Raw(b'{"mode": "auto"}')})
+
+
 def test_refused_fields_of_objects_are_refused_by_name() -> None:
     listed = {
         f"{dialect.name} {name} {field}"
