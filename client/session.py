@@ -94,7 +94,7 @@ class Client:
         return Rows(self.read(read))
 
     def find(self, name: str | int, *kinds: Kind) -> Named:
-        """Return the run, rollout or whatever of these kinds has this name (`store.names`). Raises ConfigError."""
+        """Return the thing of one of these kinds that has this name (`store.names`). Raises ConfigError."""
         return self.read(lambda connection: require_named(connection, str(name), *kinds))
 
     def run(self, run_id: str | None = None) -> "Run":

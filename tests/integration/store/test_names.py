@@ -1,4 +1,4 @@
-"""Each form of a name points at the same thing, whichever page, table or log it was taken from."""
+"""Each form of a name points at the same thing, from each page, table or log."""
 
 from pathlib import Path
 from urllib.parse import quote
