@@ -23,7 +23,7 @@ from ratchet.config_sources import load_config, resolve_config
 from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
 from ratchet.grading_payloads import RegradeInput, RegradeResult
 from ratchet.progress import ReportProgress
-from ratchet.run_names import require_run_id
+from ratchet.run_names import is_part_of_run, require_run_id, require_target_name
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import JsonObject, SteeringAction
 from reads.advice import Advice, advise_run
@@ -199,7 +199,10 @@ class Client:
 
         Raises ConfigError if there is no such run, group or rollout.
         """
-        found = self.find(what, Kind.RUN, Kind.GROUP, Kind.ROLLOUT)
+        name = str(what)
+        if is_part_of_run(name):
+            require_target_name(name)
+        found = self.find(name, Kind.RUN, Kind.GROUP, Kind.ROLLOUT)
         source: JsonObject = {"run_id": found.run_id}
         if found.kind is not Kind.RUN:
             source = {"group": found.name} if found.kind is Kind.GROUP else {"rollout_id": found.id}

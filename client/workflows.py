@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from temporalio.api.sdk.v1 import WorkflowMetadata
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle, WorkflowQueryFailedError
 from temporalio.common import WorkflowIDConflictPolicy
+from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from ratchet.errors import ConfigError
@@ -60,6 +61,8 @@ async def run_workflow(
     try:
         return await _follow_through_outages(stack, client, handle, name, say)
     except WorkflowFailureError as error:
+        if isinstance(error.cause, ApplicationError) and error.cause.details:  # a rollout without a verdict
+            return result_type.model_validate(error.cause.details[0])
         raise ConfigError(f"{name} failed: {root_cause(error)}") from None
 
 

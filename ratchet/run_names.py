@@ -5,6 +5,7 @@ A name that cannot be one is refused here, before any service is asked.
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from urllib.parse import unquote, urlsplit
 
 from ratchet.bounded_numbers import LARGEST_INTEGER
@@ -14,28 +15,34 @@ RUN_ID = re.compile(r"[A-Za-z0-9._-]+")
 _ROLLOUT_NUMBER = re.compile(r"[0-9]{1,18}")
 """A larger number is no id."""
 _TARGET = re.compile(
-    _ROLLOUT_NUMBER.pattern + r"|group#\d+|([^\s/]+/)+\d+"
+    _ROLLOUT_NUMBER.pattern + r"|([^\s/]+/)+\d+"
     r"|evaluate/[^\s/]+/[^\s/]+"
     r"|(\S+-)?rollout/\S+"  # with the installation's prefix, if it shares its namespace
 )
+ROW_PAGE = re.compile(r"/(group|task)s/(\d+)")
 _PAGES = (
     (re.compile(r"/namespaces/[^/]+/workflows/([^/]+)(/.*)?"), r"\1"),  # of the Temporal UI
     (re.compile(r"/runs/([^/]+)/steps/(\d+)"), r"\1@\2"),
-    (re.compile(r"/(group|task)s/(\d+)"), r"\1#\2"),
-    (re.compile(r"/(?:runs|rollouts)/([^/]+)(/.*)?"), r"\1"),
+    (re.compile(r"/runs/([^/]+)(?:/(?:groups|tasks|costs|commands|versions|steering))?"), r"\1"),
+    (re.compile(r"/rollouts/(\d+)(?:/(?:turns|attempts|tokens)(?:/.*)?)?"), r"\1"),
 )
-"""Path of a page -> the name of what it shows."""
+"""Path of a page -> the name of what it shows. A group's and a task's page has no other name than its path."""
 
 
 def plain_name(text: str) -> str:
-    """Return a name as the store has it: of a link to a page what the page shows, without `run/` and `#`.
-
-    `group#7` and `task#7` are rows by their numbers, which only links have.
-    """
+    """Return a name as the store has it: of a link to a page what the page shows, without `run/` and `#`."""
     name = text.strip().removeprefix("#")
-    path = urlsplit(name).path.rstrip("/") if "://" in name or name.startswith("/") else ""
+    path = _path_of_link(name)
     shown = next((found.expand(name_of) for page, name_of in _PAGES if (found := page.fullmatch(path))), None)
-    return (name if shown is None else unquote(shown)).removeprefix("run/")
+    if shown is None:
+        return path if ROW_PAGE.fullmatch(path) else name.removeprefix("run/")
+    return unquote(shown).removeprefix("run/")
+
+
+def _path_of_link(name: str) -> str:
+    with suppress(ValueError):  # a host in brackets that is no address
+        return urlsplit(name).path.rstrip("/") if "://" in name or name.startswith("/") else ""
+    return ""
 
 
 def require_run_id(text: str) -> str:
@@ -63,9 +70,14 @@ def step_number(text: str) -> int | None:
 
 
 def require_target_name(name: str) -> str:
-    """Return the name of what can be cancelled or retried. Raises ConfigError if no group, rollout or evaluation can
-    have it.
+    """Return the name of what can be changed. Raises ConfigError if no group, rollout or evaluation can have it, and
+    for a link to a number: each installation counts its own.
     """
+    if "://" in name and (plain_name(name).isdecimal() or ROW_PAGE.fullmatch(plain_name(name))):
+        raise ConfigError(
+            f"{name!r} may be of another installation: to change something, name a rollout by its number, or a group "
+            "or rollout by its workflow, such as group/RUN/3"
+        )
     if not _TARGET.fullmatch(plain_name(name)):
         raise ConfigError(
             f"{name!r} names no group, rollout or evaluation: name a rollout by its number in `ratchet show rollouts`, "

@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 _DRAWS = 10_000
+_DRAWN_AT_ONCE = 1_000_000
+"""Numbers; the draws are the same for each, and 8 MB hold them."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -65,8 +67,9 @@ def interval(values: npt.NDArray[np.float64], seed: int = 0) -> Estimate:
     """Return the mean and its bootstrap interval, with 10,000 seeded draws."""
     if not len(values):
         return Estimate(float("nan"), float("nan"), float("nan"), 0)
-    draws = np.random.default_rng(seed).integers(0, len(values), size=(_DRAWS, len(values)))
-    means = values[draws].mean(axis=1)
+    generator, rows = np.random.default_rng(seed), max(1, _DRAWN_AT_ONCE // len(values))
+    sizes = [(min(rows, _DRAWS - first), len(values)) for first in range(0, _DRAWS, rows)]
+    means = np.concatenate([values[generator.integers(0, len(values), size=size)].mean(axis=1) for size in sizes])
     low, high = np.quantile(means, [0.025, 0.975])
     return Estimate(float(values.mean()), float(low), float(high), len(values))
 
@@ -92,15 +95,20 @@ def reported_ks(counts: Sequence[SolvedCount]) -> list[int]:
     return sorted({k for k in (2**power for power in range(most.bit_length())) if k <= most} | ({most} - {0}))
 
 
-def compare(first: Mapping[str, SolvedCount], second: Mapping[str, SolvedCount]) -> PairedComparison:
-    """Compare two evaluations task by task."""
+def paired_rates(first: Mapping[str, SolvedCount], second: Mapping[str, SolvedCount]) -> npt.NDArray[np.float64]:
+    """Return the solve rates (tasks, 2) of the tasks for which both have verdicts."""
     paired = [
         (first[task], second[task])
         for task in sorted(first.keys() & second.keys())
         if first[task].num_verdicts and second[task].num_verdicts
     ]
-    rates = np.array([[one.num_solved / one.num_verdicts for one in pair] for pair in paired]).reshape(-1, 2)
-    differences = rates[:, 1] - rates[:, 0]
+    return np.array([[one.num_solved / one.num_verdicts for one in pair] for pair in paired]).reshape(-1, 2)
+
+
+def compare(first: Mapping[str, SolvedCount], second: Mapping[str, SolvedCount]) -> PairedComparison:
+    """Compare two evaluations task by task."""
+    paired = paired_rates(first, second)
+    differences = paired[:, 1] - paired[:, 0]
     first_better, second_better = int((differences < 0).sum()), int((differences > 0).sum())
     num_left_out = len(first.keys() | second.keys()) - len(paired)
     if np.isin(np.abs(differences), (0.0, 1.0)).all():  # as with one rollout per task

@@ -1,12 +1,13 @@
 """Runs beside each other: the settings that differ, and their evaluations on the same tasks."""
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.solve_rates import Estimate, compare
+from ratchet.solve_rates import Estimate, interval, paired_rates
 from reads.evaluation_report import evaluated_tasks
 from reads.evaluations import EvaluationRate, evaluation_rates
 from reads.runs import RunHead
@@ -22,11 +23,13 @@ class DifferentSetting:
 
 @dataclass(slots=True, frozen=True)
 class PairedEvaluation:
-    """The newest ended evaluations of two runs at one temperature. `difference`: second - first, over common tasks."""
+    """Two evaluations, each RUN:LABEL, at one temperature. `difference`: of the solve rates on the tasks that both
+    have, second - first; `before`: the first one's on these tasks."""
 
     first: str
     second: str
     temperature: float
+    before: float
     difference: Estimate
 
 
@@ -47,18 +50,29 @@ def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 
 async def paired_evaluations(connection: AsyncConnection, runs: Sequence[RunHead]) -> list[PairedEvaluation]:
-    """Compare each further run with the first one."""
+    """Compare the newest ended evaluations of each further run with those of the first one."""
     newest = [await _newest_by_temperature(connection, run.run_id) for run in runs]
-    found = []
-    for run, evaluations in zip(runs[1:], newest[1:], strict=True):
-        for temperature in sorted(newest[0].keys() & evaluations.keys()):
-            sides = ((runs[0].run_id, newest[0][temperature].label), (run.run_id, evaluations[temperature].label))
-            first, second = [
-                {one.task: one.count for one in await evaluated_tasks(connection, *side)} for side in sides
-            ]
-            names = [f"{run_id}:{label}" for run_id, label in sides]
-            found.append(PairedEvaluation(names[0], names[1], temperature, compare(first, second).difference))
-    return [one for one in found if one.difference.num_tasks]
+    pairs = [
+        ((runs[0].run_id, newest[0][temperature]), (run.run_id, evaluations[temperature]))
+        for run, evaluations in zip(runs[1:], newest[1:], strict=True)
+        for temperature in sorted(newest[0].keys() & evaluations.keys())
+    ]
+    found = [await pair_evaluations(connection, *pair) for pair in pairs]
+    return [one for one in found if one is not None]
+
+
+async def pair_evaluations(
+    connection: AsyncConnection, first: tuple[str, EvaluationRate], second: tuple[str, EvaluationRate]
+) -> PairedEvaluation | None:
+    """Compare two evaluations, each with its run, task by task; None without a common task."""
+    tasks = [await evaluated_tasks(connection, run_id, one.label) for run_id, one in (first, second)]
+    counts = [{one.task: one.count for one in side} for side in tasks]
+    rates = paired_rates(*counts)
+    if not len(rates):
+        return None
+    difference = await asyncio.to_thread(interval, rates[:, 1] - rates[:, 0])
+    names = [f"{run_id}:{one.label}" for run_id, one in (first, second)]
+    return PairedEvaluation(names[0], names[1], second[1].temperature, float(rates[:, 0].mean()), difference)
 
 
 async def _newest_by_temperature(connection: AsyncConnection, run_id: str) -> dict[float, EvaluationRate]:

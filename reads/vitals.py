@@ -7,17 +7,16 @@ from statistics import median
 from typing import NamedTuple
 from urllib.parse import quote
 
-from sqlalchemy import func, select
+from sqlalchemy import case, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.config import RunConfig
 from ratchet.durations import duration_in_words
-from ratchet.solve_rates import compare
 from ratchet.stored_config import read_stored_config
 from ratchet.types import FAILED_OUTCOMES, RunState
 from reads.curves import StepReward, metrics_by_step, newest_metric_step, rewards_by_step, times_by_step
-from reads.evaluation_report import evaluated_tasks
 from reads.evaluations import EvaluationRate, evaluation_rates
+from reads.run_comparison import pair_evaluations
 from reads.runs import RunHead
 from store.columns import seconds_of
 from store.open_rollouts import count_open_rollouts
@@ -30,6 +29,8 @@ _NOW_MINUTES = 10.0
 _HOUR_SECONDS = 3600.0
 _NEWEST_ROLLOUTS = 5000
 """Rollouts among which those that ended in the last two hours are counted."""
+_CAUSE_CHARS = 60
+_MAX_CAUSES = 3
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -44,9 +45,12 @@ class Vital:
 
 
 async def read_vitals(
-    connection: AsyncConnection, head: RunHead, rewards: Sequence[StepReward] | None = None
+    connection: AsyncConnection,
+    head: RunHead,
+    rewards: Sequence[StepReward] | None = None,
+    rates: Sequence[EvaluationRate] | None = None,
 ) -> list[Vital]:
-    """Return the facts that are known. `rewards`: of the newest steps, oldest first; None: they are read."""
+    """Return the facts that are known. `rewards`: of the newest steps, oldest first. What is None is read."""
     page, rollouts = f"/runs/{quote(head.run_id)}", f"/rollouts?run={quote(head.run_id)}"
     config = read_stored_config(head.config)
     recent = await _read_recent(connection, head.run_id)
@@ -57,7 +61,7 @@ async def read_vitals(
             rewards = await rewards_by_step(connection, head.run_id, last - _STEPS_SHOWN + 1, last)
         left = await _time_left(connection, head, config, recent.ended_now / _NOW_MINUTES)
         found.append(Vital("step", f"{head.step} of {config.training.steps}", left, f"{page}#steps"))
-        found += await _held_out(connection, head.run_id, f"{rollouts}&purpose=eval")
+        found += await _held_out(connection, head.run_id, f"{rollouts}&purpose=eval", rates)
         if shown := rewards[-_STEPS_SHOWN:]:
             bars = sparkline([one.mean for one in shown])
             steps = f"{bars} step {shown[0].step} to {shown[-1].step}, all groups that were consumed"
@@ -67,7 +71,7 @@ async def read_vitals(
             allowed = f"steps on average in step {last}; at most {config.training.max_staleness} are allowed"
             found.append(Vital("staleness", f"{newest['staleness_mean']:.1f}", allowed, f"{page}#curves"))
     found.append(Vital("rollouts a minute", f"{recent.ended_now / _NOW_MINUTES:.1f}", recent.pace, rollouts))
-    found.append(Vital("without verdict", str(recent.failed), recent.causes, f"{rollouts}&outcome=infra_failed"))
+    found.append(Vital("without verdict", str(recent.failed), recent.causes, f"{page}#failures"))
     if waits := sorted(await count_open_rollouts(connection, head.run_id), key=lambda one: -one.count):
         told = [f"{one.count} {one.stage}, for up to {duration_in_words(one.longest_seconds)}" for one in waits]
         open_now = sum(one.count for one in waits)
@@ -106,21 +110,26 @@ async def _time_left(connection: AsyncConnection, head: RunHead, config: RunConf
     return "" if seconds is None else f"about {duration_in_words(seconds)} left"
 
 
-async def _held_out(connection: AsyncConnection, run_id: str, page: str) -> list[Vital]:
+async def _held_out(
+    connection: AsyncConnection, run_id: str, page: str, rates: Sequence[EvaluationRate] | None
+) -> list[Vital]:
     """Compare the first evaluation with the newest one of its temperature, task by task."""
-    ended = [one for one in await evaluation_rates(connection, run_id) if one.ended_at and one.mean is not None]
+    rates = await evaluation_rates(connection, run_id) if rates is None else rates
+    ended = [one for one in rates if one.ended_at is not None and one.num_graded]
     if not ended:
         return []
-    first: EvaluationRate = min(ended, key=lambda one: (one.step, -one.temperature))
+    first = min(ended, key=lambda one: (one.step, -one.temperature))
     last = max((one for one in ended if one.temperature == first.temperature), key=lambda one: one.step)
-    if first is last:
-        told = f"before training, {first.num_rated_tasks} tasks at T={first.temperature:g}"
-        return [Vital("held-out solve rate", f"{first.mean:.2f}", told, f"{page}&evaluation={quote(first.label)}")]
-    before, after = [await evaluated_tasks(connection, run_id, one.label) for one in (first, last)]
-    gain = compare({one.task: one.count for one in before}, {one.task: one.count for one in after}).difference
-    told = f"{gain.mean:+.2f} [{gain.low:+.2f}, {gain.high:+.2f}] by step {last.step}, {gain.num_tasks} tasks"
-    value = f"{first.mean:.2f} → {last.mean:.2f}"
-    return [Vital("held-out solve rate", value, told, f"{page}&evaluation={quote(last.label)}")]
+    paired = await pair_evaluations(connection, (run_id, first), (run_id, last))
+    if paired is None:
+        return []
+    found, page = paired.difference, f"{page}&evaluation={quote(last.label)}"
+    value, told = f"{paired.before:.2f}", f"at step {first.step}, {found.num_tasks} tasks, T={first.temperature:g}"
+    if first is not last:
+        value += f" → {paired.before + found.mean:.2f}"
+        gain = f"{found.mean:+.2f} [{found.low:+.2f}, {found.high:+.2f}]"
+        told = f"{gain} from step {first.step} to {last.step}, {found.num_tasks} tasks, T={first.temperature:g}"
+    return [Vital("held-out solve rate", value, told, page)]
 
 
 class _Recent(NamedTuple):
@@ -134,32 +143,30 @@ class _Recent(NamedTuple):
 
 async def _read_recent(connection: AsyncConnection, run_id: str) -> _Recent:
     age = seconds_of(func.now() - RolloutTable.ended_at).label("age")
-    cause = func.substring(RolloutTable.outcome_reason, "^[A-Za-z]+").label("cause")
+    has_failed = RolloutTable.outcome.in_(FAILED_OUTCOMES)
     newest = (
-        select(age, cause, RolloutTable.outcome)
+        select(age, case((has_failed, func.left(RolloutTable.outcome_reason, _CAUSE_CHARS))).label("cause"))
         .where(RolloutTable.run_id == run_id)
         .order_by(RolloutTable.id.desc())
         .limit(_NEWEST_ROLLOUTS)
         .subquery()
     )
-    has_failed = newest.c.outcome.in_(FAILED_OUTCOMES)
     in_last_hour = newest.c.age < _HOUR_SECONDS
     counts = (
         select(
-            has_failed.label("has_failed"),
             newest.c.cause,
             func.count().filter(newest.c.age < _NOW_MINUTES * 60).label("now"),
             func.count().filter(in_last_hour).label("hour"),
             func.count().filter(~in_last_hour).label("before"),
         )
         .where(newest.c.age < 2 * _HOUR_SECONDS)
-        .group_by(has_failed, newest.c.cause)
+        .group_by(newest.c.cause)
     )
     rows = (await connection.execute(counts)).all()
-    failed = [row for row in rows if row.has_failed]
-    causes = ", ".join(f"{row.hour} {row.cause}" for row in failed if row.hour)
+    failed = sorted((row for row in rows if row.cause is not None), key=lambda row: -row.hour)
+    causes = "; ".join(f"{row.hour}: {row.cause}" for row in failed[:_MAX_CAUSES] if row.hour)
     num_failed, num_before = (sum(getattr(row, name) for row in failed) for name in ("hour", "before"))
-    told = f"in the last hour, {num_before} in the hour before" + (f": {causes}" if causes else "")
+    told = f"in the last hour, {num_before} in the hour before" + (f". {causes}" if causes else "")
     per_hour = sum(row.hour for row in rows)
     pace = f"in the last ten minutes; {per_hour} ended in the last hour"
     return _Recent(sum(row.now for row in rows), num_failed, pace, told)

@@ -19,7 +19,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import ConfigError
-from ratchet.run_names import plain_name, rollout_number, step_number
+from ratchet.run_names import ROW_PAGE, plain_name, rollout_number, step_number
 from store import evaluations
 from store.open_runs import newest_run
 from store.schema import RolloutGroupTable, RolloutTable, RunTable, TaskTable
@@ -66,11 +66,10 @@ async def find_named(connection: AsyncConnection, text: str) -> Named | None:
     number = rollout_number(name)
     if number is not None:
         return await _row(connection, Kind.ROLLOUT, RolloutTable.id == number)
-    kind, _, of_kind = name.partition("#")
-    if of_kind and (number := rollout_number(of_kind)) is not None:  # from a link to its page
-        if kind == Kind.TASK:
-            return await _task(connection, TaskTable.id == number)
-        return await _row(connection, Kind.GROUP, RolloutGroupTable.id == number)
+    if page := ROW_PAGE.fullmatch(name):
+        if page[1] == Kind.TASK:
+            return await _task(connection, TaskTable.id == rollout_number(page[2]))
+        return await _row(connection, Kind.GROUP, RolloutGroupTable.id == rollout_number(page[2]))
     return await _find_in_run(connection, name) or await _task(connection, TaskTable.label == name)
 
 

@@ -211,7 +211,7 @@ async def admissions_by_task(connection: AsyncConnection, dataset: str) -> list[
 
 async def show_task(connection: AsyncConnection, task: str) -> JsonObject | None:
     """Return one task by id, label (the newest with that label) or page, with all its admissions; None without one."""
-    task = plain_name(task).removeprefix("task#")
+    task = plain_name(task).removeprefix("/tasks/")
     number = rollout_number(task)
     statement = (
         select(TaskTable)

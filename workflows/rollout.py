@@ -149,8 +149,9 @@ class Rollout:
         if failure == "cancelled":
             raise asyncio.CancelledError
         if result.outcome in FAILED_OUTCOMES and workflow.patched("no-verdict-fails"):  # red in the UI's list
-            message = f"{result.outcome}: {reason}; `ratchet show rollout {claim.rollout_id}` says more"
-            raise ApplicationError(message, type=result.outcome, non_retryable=True)
+            told = f"{result.outcome}: {reason}" if reason else result.outcome
+            message = f"{told}; `ratchet show rollout {claim.rollout_id}` says more"
+            raise ApplicationError(message, result, type=result.outcome, non_retryable=True)
         return result
 
     async def _claim(self, input: RolloutInput) -> Claim:

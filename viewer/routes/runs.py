@@ -213,7 +213,7 @@ async def read_run_page(connection: AsyncConnection, rewards: StepRewards, run_i
     verdicts = await count_verdicts(connection, run_id)
     return RunPage(
         head=head,
-        vitals=await read_vitals(connection, head, curves.rewards),
+        vitals=await read_vitals(connection, head, curves.rewards, curves.evaluations),
         is_by_hand=head.config_name == ADHOC,
         is_live=head.state in ("running", "paused"),
         waits=await count_open_rollouts(connection, run_id),

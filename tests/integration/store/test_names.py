@@ -6,6 +6,7 @@ from urllib.parse import quote
 import pytest
 
 from ratchet.errors import ConfigError
+from ratchet.run_names import require_target_name
 from store.database import Database
 from store.names import Kind, Named, require_named
 from store.steering_targets import find_target
@@ -64,7 +65,8 @@ async def test_each_form_is_understood_and_names_what_it_is_if_another_kind_is_a
         other = Kind.STEP if kind is Kind.RUN else Kind.RUN
         with pytest.raises(ConfigError, match=f"is a {kind}.*; name a {other}"):
             await require_named(connection, text, other)
-        if kind in (Kind.GROUP, Kind.ROLLOUT, Kind.EVALUATION):
+        if kind in (Kind.GROUP, Kind.ROLLOUT, Kind.EVALUATION) and not ("://" in form and "workflows" not in form):
+            assert require_target_name(text) == text
             target = await find_target(connection, text)
             assert (target.kind, target.id, target.workflow_id) == (kind, found.id, found.name)
 
@@ -75,7 +77,16 @@ async def test_a_task_points_at_its_newest_rollout(filled: FilledRun, database: 
     assert found.kind is Kind.ROLLOUT
 
 
-UNKNOWN = ["nobody", "nobody@3", "rollout/nobody/0/0", "9" * 18, "9" * 30, "0/999", "a/b/c", "http://h/", "", "/", "é"]
+UNKNOWN = [
+    "nobody", "nobody@3", "rollout/nobody/0/0", "9" * 18, "9" * 30, "0/999", "a/b/c", "http://h/", "", "/", "é",
+    "flask#1", "pallets/flask#1", "http://[::1", "http://h/runs/abc/v1", "/groups/" + "9" * 30,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("link", ["http://h/rollouts/1", "https://h/rollouts/1/turns/2", "http://h/groups/1"])
+def test_a_link_to_a_number_changes_nothing(link: str) -> None:
+    with pytest.raises(ConfigError, match="may be of another installation"):
+        require_target_name(link)
 
 
 @pytest.mark.parametrize("text", UNKNOWN)

@@ -40,7 +40,7 @@ async def test_the_facts_are_those_of_the_store(filled: FilledRun, database: Dat
     )
     assert found["open rollouts"].detail.startswith("1 agent works, for up to ")
     assert found["training reward"].value == "0.25" and found["staleness"].value == "1.5"
-    assert found["held-out solve rate"].detail.startswith("before training")
+    assert found["held-out solve rate"].detail.startswith("at step 0, 1 tasks")
 
 
 async def test_each_fact_leads_to_a_page(client: httpx.AsyncClient, filled: FilledRun, database: Database) -> None:

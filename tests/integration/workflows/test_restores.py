@@ -106,10 +106,15 @@ async def test_what_no_worker_can_go_on_with_begins_anew(
         return bool([one async for one in loop.client.list_workflows(temporal_client._FAILING.format(queue))])
 
     await loop.until(is_listed, "Temporal lists it")
-    with monkeypatch.context() as reset_often:
-        reset_often.setattr(temporal_client, "_MOST_RESETS", 0)
-        assert await temporal_client.reset_contradicted(loop.client, queue) == []
     await until_reset(loop, workflow_id)
+    if name == "member":
+        await contradict(loop, workflow_id)
+        await until_stuck(loop, workflow_id)
+        await loop.until(is_listed, "Temporal lists it again")
+        with monkeypatch.context() as reset_once:
+            reset_once.setattr(temporal_client, "_MOST_RESETS", 1)
+            assert await temporal_client.reset_contradicted(loop.client, queue) == []
+        await until_reset(loop, workflow_id)
     await training.let_go()
 
     async def settled() -> bool:

@@ -9,7 +9,7 @@ def turn(number: int, asked: str, answered: str) -> TurnView:
         return MessageView(role, text, "", [], None)
 
     return TurnView(
-        100 + number, number, 1, "", "main", "completed", None, 1, 1, "stop", 1.0, None, False, "", 0,
+        100 + number, number, 1, "", "main", "completed", None, 1, 1, "stop", None, 1.0, None, False, "", 0,
         [message(asked, "user")], message(answered, "assistant"),
     )  # fmt: skip
 

@@ -72,7 +72,7 @@ def test_a_step_names_the_tokens_behind_a_spike() -> None:
     token = TrainedToken(12, 34, 56, 78, -4.0, -0.5, 1.0, False)
     call = {"function": {"name": "bash", "arguments": {"command": "rm -rf build"}}}
     turn = TurnContent(
-        *(34, 1, "", "main", "completed", None, 5, 5, None, NOW, NOW, None, "", 0, []),
+        *(34, 1, "", "main", "completed", None, 5, 5, None, None, NOW, NOW, None, "", 0, []),
         answer={"role": "assistant", "tool_calls": [call]},
     )
     said = explain_step(StepFacts(head, {"loss": 0.5}, tokens=[token], turns={34: turn}))
