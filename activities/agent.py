@@ -15,6 +15,7 @@ import structlog
 
 from activities.box_lifecycle import box_ttl_seconds, connected_box, guard_seconds
 from activities.guard import require_wall_time
+from activities.harnesses import launcher
 from activities.harnesses.base import DEFAULT_PROMPT, BaseHarness, ExitReport, HarnessSpec, render_prompt
 from activities.harnesses.cli_exits import exit_of_error
 from activities.harnesses.registry import Harnesses
@@ -90,14 +91,14 @@ class AgentActivities:
         async with (
             connected_box(self.provider, context.provider_id) as box,
             heartbeating(lambda: self.progress_in_words(context.input)),
-            running_beside(self._watch_agent(box, harness, context)),
+            running_beside(self._watch_agent(box, context)),
             running_beside(self.renew_ttl(box, config, context.input.rollout_id)),
         ):
             await harness.install(box, spec)
             await harness.start(box, spec, attempt, token)
             ended = await self._wait_until_guard(box, harness, context)
             while ended.is_suspended:
-                await self._resume_or_stop(box, harness, context, session_id, ended)
+                await self._resume_or_stop(box, context, session_id, ended)
                 ended = await self._wait_until_guard(box, harness, context)
             if ended.kind is AgentExit.TIME_BUDGET:
                 await self._wait_for_records(session_id)
@@ -152,7 +153,7 @@ class AgentActivities:
                     if left <= 0:
                         _LOG.warning("agent ended at the guard", rollout_id=context.input.rollout_id)
                         with contextlib.suppress(SandboxBusyError, CommandFailedError):
-                            await harness.stop(box, attempt, "guard")
+                            await launcher.stop(box, attempt, "guard")
             return waiting.result()
         finally:
             waiting.cancel()
@@ -164,7 +165,7 @@ class AgentActivities:
         await asyncio.sleep(2 * sessions.WAITS_RECORDED_SECONDS)
 
     async def _resume_or_stop(
-        self, box: Sandbox, harness: BaseHarness, context: StageContext, session_id: int, suspended: ExitReport
+        self, box: Sandbox, context: StageContext, session_id: int, suspended: ExitReport
     ) -> None:
         """Let an agent that is suspended at its deadline use the time that it waited for us, or end it.
 
@@ -185,9 +186,9 @@ class AgentActivities:
         owed = owed_seconds(report, context.agent_seconds, waited_seconds)
         _LOG.info("agent at its deadline", rollout_id=input.rollout_id, owed_seconds=round(owed, 1))
         if owed > _LEAST_RESUMED_SECONDS:
-            await harness.resume_suspended(box, input.attempt, owed)
+            await launcher.resume_suspended(box, input.attempt, owed)
         else:
-            await harness.stop_suspended(box, input.attempt)
+            await launcher.stop(box, input.attempt, "deadline")
 
     def _spec(self, context: StageContext) -> HarnessSpec:
         config, task = context.config, context.task
@@ -217,7 +218,7 @@ class AgentActivities:
     async def _session_progress(self, input: StageInput) -> sessions.SessionProgress:
         return await self.progress.read(input.rollout_id, input.attempt)
 
-    async def _watch_agent(self, box: Sandbox, harness: BaseHarness, context: StageContext) -> None:
+    async def _watch_agent(self, box: Sandbox, context: StageContext) -> None:
         """Extend the deadline by the time that the agent waits for an engine or an adapter, and end a stalled agent.
 
         While the store is away, the time for which the agent has waited is unknown, and it can make no call; that time
@@ -238,7 +239,7 @@ class AgentActivities:
                     progress = await self._session_progress(input)
                     waited_seconds = progress.waited_seconds
                 if waited_seconds > extended_seconds + 1:
-                    await harness.extend(box, input.attempt, waited_seconds)
+                    await launcher.extend_deadline(box, input.attempt, waited_seconds)
                     extended_seconds = waited_seconds
                 if progress is not None:
                     if num_turns not in (None, progress.num_turns):
@@ -246,9 +247,9 @@ class AgentActivities:
                     num_turns = progress.num_turns
                     idle_seconds = progress.idle_seconds - (progress.recorded_wait_seconds - waited_before_call)
                     is_idle = stall_seconds is not None and idle_seconds > stall_seconds
-                    if is_idle and not await harness.is_suspended(box, input.attempt):
+                    if is_idle and not await launcher.is_suspended(box, input.attempt):
                         _LOG.warning("agent stalled", rollout_id=input.rollout_id, idle_seconds=round(idle_seconds))
-                        await harness.stop(box, input.attempt, "stalled")
+                        await launcher.stop(box, input.attempt, "stalled")
             await asyncio.sleep(_WATCH_SECONDS)
 
     async def renew_ttl(self, box: Sandbox, config: RunConfig, rollout_id: int) -> None:

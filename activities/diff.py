@@ -19,6 +19,7 @@ from temporalio import activity
 from activities.box_lifecycle import connected_box, guard_seconds, try_kill_box
 from activities.grade import grade_row
 from activities.guard import require_wall_time
+from activities.harnesses import launcher
 from activities.harnesses.registry import Harnesses
 from activities.run_configs import RunConfigs
 from activities.stage import activity_stage, heartbeating
@@ -86,7 +87,7 @@ class DiffActivities:
             context = await self.database.run(StageContext.load_within, config, input)
             harness = self.harnesses[config.harness.name]
             async with connected_box(self.provider, context.provider_id) as box:
-                await harness.end(box, input.attempt)
+                await launcher.end_tree(box, input.attempt)
                 await self._close_session(input)
                 captured = await capture_diff(box, context.task.workdir, config.limits.max_patch_bytes, _diff_seconds())
                 transcript = await harness.collect(box, input.attempt)

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 
@@ -22,13 +22,7 @@ from ratchet.make_once import making
 from ratchet.progress import ReportProgress
 from sandbox_gateway.python_layer import PYTHON_LAYER_PATH
 
-FETCHABLE: dict[str, Callable[[], AgentProgram]] = {
-    "claude-code": agent_programs.claude_code_program,
-    "codex": agent_programs.codex_program,
-    "opencode": agent_programs.opencode_program,
-    "qwen-code": agent_programs.qwen_code_program,
-    "mini-swe-agent": agent_programs.mini_swe_agent_program,
-}
+FETCHABLE = {name.replace("_", "-"): make for name, make in agent_programs.PROGRAMS.items()}
 _TARBALLS = {"claude_code": "VIME_AGENT_CC_TARBALL", "codex": "RATCHET_CODEX_TARBALL"}
 """Harness → the variable that names its tarball."""
 _NPM_PACKAGES = {
@@ -120,7 +114,8 @@ def lay_out_tarballs(say: ReportProgress) -> None:
 
 
 def _program_of(harness: str) -> AgentProgram | None:
-    return next((make() for name, make in FETCHABLE.items() if name.replace("-", "_") == harness), None)
+    make = agent_programs.PROGRAMS.get(harness)
+    return None if make is None else make()
 
 
 def installed_programs() -> list[dict[str, str]]:

@@ -11,7 +11,7 @@ import os
 import shlex
 import tempfile
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,6 +96,16 @@ def opencode_program() -> AgentProgram:
 def qwen_code_program() -> AgentProgram:
     """Return Qwen Code. It is a script, so its release contains the Node.js that runs it."""
     return AgentProgram("qwen_code", "qwen", pinned="0.24.4", release=f"0.24.4-node-{NODE_VERSION}")
+
+
+PROGRAMS: dict[str, Callable[[], AgentProgram]] = {
+    "claude_code": claude_code_program,
+    "codex": codex_program,
+    "opencode": opencode_program,
+    "qwen_code": qwen_code_program,
+    "mini_swe_agent": mini_swe_agent_program,
+}
+"""Name of a harness -> its pinned program, or the one that the environment names instead."""
 
 
 def _program(name: str, command: str, pinned: str, tarball: str | None, node_tarball: str | None) -> AgentProgram:

@@ -45,9 +45,9 @@ class HarnessSpec(BaseModel):
 
     `adapter_base_url`: the adapter as the box reaches it, without `/v1`. `prompt`: the final user message (see
     `render_prompt`). `time_budget_seconds`: counted by the box's clock, by the launcher; time in which the
-    agent waits for us is added by `BaseHarness.extend`. `max_turns`, `step_timeout_seconds`: None for no limit beside
-    that budget. `extra`: the harness's own options, which it validates
-    itself. `extra_args`: appended to the program's command line, in shell syntax; None: the harness's own default.
+    agent waits for us is added by `launcher.extend_deadline`. `max_turns`, `step_timeout_seconds`: None for no limit
+    beside that budget. `extra`: the harness's own options, which it validates itself.
+    `extra_args`: appended to the program's command line, in shell syntax; None: the harness's own default.
     `extra_env`: overrides all other environment variables.
     """
 
@@ -74,8 +74,8 @@ class ExitReport:
 
     `exit_code` None: the launcher died, the agent was ended before its start, or `is_suspended`. `used_seconds`: by the
     box's clock, without `suspended_seconds`, the time for which the agent has been suspended, or was before it was
-    ended. `is_suspended`: it has not ended; `resume_suspended` or `stop_suspended` decides, and then `wait` is called
-    again. `is_cut`: the rollout's guard ended it before it was done, so its work is not graded.
+    ended. `is_suspended`: it has not ended; `launcher.resume_suspended` or `launcher.stop` decides, and then `wait` is
+    called again. `is_cut`: the rollout's guard ended it before it was done, so its work is not graded.
     """
 
     kind: AgentExit
@@ -183,26 +183,6 @@ class BaseHarness(ABC):
         """Return the exit of a program that ended by itself. `errors`: the last lines of its standard error."""
         return AgentExit.DONE if exit_code == 0 else AgentExit.CRASHED
 
-    async def extend(self, box: Sandbox, attempt: int, waited_seconds: float) -> None:
-        """Move the deadline to start + budget + `waited_seconds`, the sum of all waits so far (not an increment)."""
-        await launcher.extend_deadline(box, attempt, waited_seconds)
-
-    async def is_suspended(self, box: Sandbox, attempt: int) -> bool:
-        """Return whether the agent is suspended at its deadline."""
-        return await launcher.is_suspended(box, attempt)
-
-    async def resume_suspended(self, box: Sandbox, attempt: int, seconds: float) -> None:
-        """Let an agent that is suspended at its deadline go on for `seconds`."""
-        await launcher.resume_suspended(box, attempt, seconds)
-
-    async def stop_suspended(self, box: Sandbox, attempt: int) -> None:
-        """End an agent that is suspended at its deadline: `wait` then returns `time_budget`."""
-        await launcher.stop_suspended(box, attempt)
-
-    async def stop(self, box: Sandbox, attempt: int, reason: Literal["stalled", "guard"]) -> None:
-        """End an agent that makes no progress, or at the rollout's guard: `wait` then returns `time_budget`."""
-        await launcher.stop(box, attempt, reason)
-
     async def collect(self, box: Sandbox, attempt: int) -> Transcript:
         """Read the transcript, which is empty if there is none; works while the agent runs. At most
         MAX_TRANSCRIPT_BYTES."""
@@ -211,10 +191,6 @@ class BaseHarness(ABC):
     @abstractmethod
     def read_transcript(self, data: bytes) -> Transcript:
         """Count the turns and steps in the program's output; an incomplete last line is ignored."""
-
-    async def end(self, box: Sandbox, attempt: int) -> None:
-        """End every process of the agent's user. Raises CommandFailedError if one is left."""
-        await launcher.end_tree(box, attempt)
 
 
 def exports(environment: Mapping[str, str]) -> str:

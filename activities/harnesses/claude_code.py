@@ -6,7 +6,6 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from activities.harnesses import agent_programs
 from activities.harnesses.base import HarnessSpec, Transcript, json_lines
 from activities.harnesses.cli_exits import exit_of_error, last_output
 from activities.harnesses.fetched_harness import FetchedHarness
@@ -57,9 +56,6 @@ class ClaudeCode(FetchedHarness):
     name = "claude_code"
     dialect = "messages"
     options = ClaudeCodeOptions
-
-    def find_program(self) -> agent_programs.AgentProgram:
-        return agent_programs.claude_code_program()
 
     def environment(self, spec: HarnessSpec) -> dict[str, str]:
         seconds = spec.step_timeout_seconds  # without it the CLI's own limits hold: two minutes, at most ten

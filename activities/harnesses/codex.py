@@ -3,7 +3,6 @@
 import json
 from typing import Any
 
-from activities.harnesses import agent_programs
 from activities.harnesses.base import HarnessSpec, Transcript, json_lines, token_counts
 from activities.harnesses.cli_exits import exit_of_error, last_output
 from activities.harnesses.fetched_harness import FetchedHarness
@@ -43,9 +42,6 @@ class Codex(FetchedHarness):
 
     name = "codex"
     dialect = "responses"
-
-    def find_program(self) -> agent_programs.AgentProgram:
-        return agent_programs.codex_program()
 
     def configure(self, spec: HarnessSpec) -> dict[str, bytes]:
         # A JSON string is a valid TOML string.

@@ -1,7 +1,6 @@
 """Base of the harnesses whose program is fetched first (`ratchet admin agents fetch`)."""
 
 import shlex
-from abc import abstractmethod
 from collections.abc import Sequence
 
 from activities.harnesses import agent_programs
@@ -13,11 +12,7 @@ class FetchedHarness(BaseHarness):
     """A harness that records the program's version and uploads it if needed."""
 
     def __init__(self) -> None:
-        self._program = self.find_program()
-
-    @abstractmethod
-    def find_program(self) -> agent_programs.AgentProgram:
-        """Return the pinned program, or the one that the environment names instead."""
+        self._program = agent_programs.PROGRAMS[self.name]()
 
     @property
     def version(self) -> str:

@@ -152,7 +152,7 @@ def parse_exit(printed: str) -> AgentEnd:
 
 
 async def extend_deadline(box: Sandbox, attempt: int, waited_seconds: float) -> None:
-    """Move the deadline to start + budget + `waited_seconds`."""
+    """Move the deadline to start + budget + `waited_seconds`, the sum of all waits so far (not an increment)."""
     await box.exec(launcher_command(attempt, "deadline", f"{waited_seconds:.2f}"), user="root")
 
 
@@ -167,13 +167,11 @@ async def resume_suspended(box: Sandbox, attempt: int, seconds: float) -> None:
     await box.exec(launcher_command(attempt, "resume", f"{seconds:.2f}"), user="root")
 
 
-async def stop_suspended(box: Sandbox, attempt: int) -> None:
-    """End an agent that is suspended at its deadline, recorded as `deadline`; nothing happens if it is not."""
-    await box.exec(launcher_command(attempt, "stop", "deadline"), user="root", timeout=END_TIMEOUT_SECONDS)
+async def stop(box: Sandbox, attempt: int, reason: Literal["deadline", "stalled", "guard"]) -> None:
+    """End the whole tree, recorded as `reason`: `BaseHarness.wait` then returns `time_budget`.
 
-
-async def stop(box: Sandbox, attempt: int, reason: Literal["stalled", "guard"]) -> None:
-    """End the whole tree as at the deadline, recorded as `reason`."""
+    `deadline`: only if the agent is suspended at its deadline. `stalled`: it makes no progress. `guard`: the rollout's.
+    """
     await box.exec(launcher_command(attempt, "stop", reason), user="root", timeout=END_TIMEOUT_SECONDS)
 
 

@@ -7,7 +7,6 @@ import json
 import re
 from typing import Any
 
-from activities.harnesses import agent_programs
 from activities.harnesses.base import HarnessSpec, Transcript
 from activities.harnesses.cli_exits import exit_of_error
 from activities.harnesses.fetched_harness import FetchedHarness
@@ -44,9 +43,6 @@ class MiniSweAgent(FetchedHarness):
 
     name = "mini_swe_agent"
     dialect = "chat"
-
-    def find_program(self) -> agent_programs.AgentProgram:
-        return agent_programs.mini_swe_agent_program()
 
     def environment(self, spec: HarnessSpec) -> dict[str, str]:
         return {

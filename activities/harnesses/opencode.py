@@ -3,7 +3,6 @@
 import json
 from typing import Any
 
-from activities.harnesses import agent_programs
 from activities.harnesses.base import HarnessSpec, Transcript, json_lines, object_of, token_counts
 from activities.harnesses.cli_exits import exit_of_error, last_output
 from activities.harnesses.fetched_harness import FetchedHarness
@@ -26,9 +25,6 @@ class OpenCode(FetchedHarness):
 
     name = "opencode"
     dialect = "chat"
-
-    def find_program(self) -> agent_programs.AgentProgram:
-        return agent_programs.opencode_program()
 
     def environment(self, spec: HarnessSpec) -> dict[str, str]:
         # Without these it asks the internet for updates, prices, language servers and plug-ins.

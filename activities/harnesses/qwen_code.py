@@ -4,7 +4,6 @@ import json
 import re
 from typing import Any
 
-from activities.harnesses import agent_programs
 from activities.harnesses.base import HarnessSpec, Transcript, json_lines, object_of, token_counts
 from activities.harnesses.cli_exits import exit_of_error, last_output
 from activities.harnesses.fetched_harness import FetchedHarness
@@ -35,9 +34,6 @@ class QwenCode(FetchedHarness):
 
     name = "qwen_code"
     dialect = "chat"
-
-    def find_program(self) -> agent_programs.AgentProgram:
-        return agent_programs.qwen_code_program()
 
     def environment(self, spec: HarnessSpec) -> dict[str, str]:
         return {

@@ -107,9 +107,8 @@ async def test_an_agent_is_watched_after_any_error(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(agent, "_WATCH_SECONDS", 0.01)
     async with FailingDatabase("postgresql://127.0.0.1:1/none") as database, asyncio.timeout(60):
         database.num_failures = 3
-        harnesses = Harnesses()
         box = await ScriptedProvider("http://127.0.0.1:1").connect("b")
-        watching = activities_with(database)._watch_agent(box, harnesses["mini_swe_agent"], CONTEXT)
+        watching = activities_with(database)._watch_agent(box, CONTEXT)
         async with running_beside(watching):
             while database.num_failures > 0:
                 await asyncio.sleep(0.01)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from activities.harnesses import launcher
 from activities.harnesses.base import DEFAULT_PROMPT, HarnessSpec, render_prompt
 from activities.harnesses.bash_agent import agent, harness
 from ratchet.types import AgentExit
@@ -204,7 +205,7 @@ async def test_the_harness_runs_it_in_a_box(host_box: HostBox, agent_user: str) 
     transcript = await bash_agent.collect(host_box, 1)
     assert (transcript.num_turns, transcript.num_steps) == (1, 1)
     assert engine.requests[-1].body["messages"][-1]["content"] == agent_user
-    await bash_agent.end(host_box, 1)
+    await launcher.end_tree(host_box, 1)
     assert (await bash_agent.collect(host_box, 2)).data == b""
 
 

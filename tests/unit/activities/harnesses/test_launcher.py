@@ -109,7 +109,7 @@ async def test_the_deadline_suspends_the_tree_until_it_is_resumed(ending_box: Ho
     await until(lambda: states_of(agent_user) == "S")
     moved = float(await ending_box.read_file("/run/ratchet/1/deadline"))
     assert record.ended + 1000 <= moved < record.ended + 1060
-    await launcher.stop_suspended(ending_box, 1)  # too late, as of a worker that was slow
+    await launcher.stop(ending_box, 1, "deadline")  # too late, as of a worker that was slow
     await launcher.resume_suspended(ending_box, 1, 5)
     assert float(await ending_box.read_file("/run/ratchet/1/deadline")) == moved
     assert len(processes_of(agent_user)) >= 5
@@ -129,7 +129,7 @@ async def test_an_agent_that_is_stopped_at_its_deadline_has_used_its_budget(
 ) -> None:
     reached, _ = await suspend(ending_box, agent_user)
     await until(lambda: box_clock() > reached.ended + 1)
-    await launcher.stop_suspended(ending_box, 1)
+    await launcher.stop(ending_box, 1, "deadline")
     record, _ = await launcher.wait_for_exit(ending_box, 1)
     assert (record.reason, record.used_seconds) == ("deadline", reached.used_seconds)
     assert record.ended > reached.ended + 1
