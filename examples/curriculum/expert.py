@@ -5,6 +5,7 @@ and often stops early.
 """
 
 import random
+from functools import partial
 
 from examples.tiny_policy.bug_tasks import BugTask
 from examples.tiny_policy.conversation import DONE, GIVE_UP, Conversation, Expert, cat_command, edit_command
@@ -32,21 +33,10 @@ def wrong_options(task: BugTask, rng: random.Random, number: int) -> list[str]:
     return rng.sample(others, min(number, len(others)))
 
 
-def fix_at_once(talk: Conversation, task: BugTask, _rng: random.Random) -> None:
+def fix(talk: Conversation, task: BugTask, rng: random.Random, num_wrong: int) -> None:
+    """Fix the bug after `num_wrong` tries that fail."""
     read(talk)
-    try_options(talk, task, [task.right])
-    talk.say(DONE)
-
-
-def fix_at_second_try(talk: Conversation, task: BugTask, rng: random.Random) -> None:
-    read(talk)
-    try_options(talk, task, [*wrong_options(task, rng, 1), task.right])
-    talk.say(DONE)
-
-
-def fix_at_third_try(talk: Conversation, task: BugTask, rng: random.Random) -> None:
-    read(talk)
-    try_options(talk, task, [*wrong_options(task, rng, 2), task.right])
+    try_options(talk, task, [*wrong_options(task, rng, num_wrong), task.right])
     talk.say(DONE)
 
 
@@ -84,9 +74,9 @@ def only_read(talk: Conversation, task: BugTask, _rng: random.Random) -> None:
 
 
 REPOSITORY_PLAYS: dict[str, Expert] = {
-    "good": fix_at_once,
-    "second_try": fix_at_second_try,
-    "third_try": fix_at_third_try,
+    "good": partial(fix, num_wrong=0),
+    "second_try": partial(fix, num_wrong=1),
+    "third_try": partial(fix, num_wrong=2),
     "quits": quit_after_failure,
     "unchecked": edit_unchecked,
     "no_change": replace_by_itself,

@@ -6,7 +6,7 @@ issue of these families, a bug or its fix it has not.
 
 import random
 
-from examples.tiny_policy.bug_tasks import FACTORS, FAMILIES, VARIABLES, Family, PlantedBug, function_name, plant
+from examples.tiny_policy.bug_tasks import FACTORS, FAMILIES, VARIABLES, PlantedBug, by_name, function_name, plant
 
 COMPARISONS = {"<": "less than", "<=": "at most", ">": "more than", ">=": "at least"}
 STEPS = ("2", "3", "4", "5", "6")
@@ -97,14 +97,7 @@ def division(rng: random.Random, a: str, b: str) -> PlantedBug:
     return plant(rng, name, f"{a}, {b}", options, f"{a} {operator} {b}", intent, ((7, 2), (11, 4)))
 
 
-WARM_FAMILIES: dict[str, Family] = FAMILIES
-NEW_FAMILIES: dict[str, Family] = {
-    "swapped": swapped,
-    "wrong_name": wrong_name,
-    "comparison": comparison,
-    "augmented": augmented,
-    "range_step": range_step,
-    "text_constant": text_constant,
-}
-UNSEEN_FAMILIES: dict[str, Family] = {"limit": limit, "key": key, "slice_start": slice_start, "division": division}
-ALL_FAMILIES: dict[str, Family] = WARM_FAMILIES | NEW_FAMILIES | UNSEEN_FAMILIES
+WARM_FAMILIES = FAMILIES
+NEW_FAMILIES = by_name(swapped, wrong_name, comparison, augmented, range_step, text_constant)
+UNSEEN_FAMILIES = by_name(limit, key, slice_start, division)
+ALL_FAMILIES = WARM_FAMILIES | NEW_FAMILIES | UNSEEN_FAMILIES

@@ -7,7 +7,7 @@ stands there now. Each of these functions is called with a name and draws a bug,
 
 import random
 
-from examples.tiny_policy.bug_tasks import FACTORS, PLAIN_NAMES, VARIABLES, Family, PlantedBug, function_name
+from examples.tiny_policy.bug_tasks import FACTORS, PLAIN_NAMES, VARIABLES, PlantedBug, by_name, function_name
 
 _TEXT = """
 the this that it now here there must should has have to be with for from as an of on at by when then only not always
@@ -90,9 +90,4 @@ def random_name(rng: random.Random, a: str, b: str) -> PlantedBug:
     return _draw(rng, a, b, NAME_SHAPES, rng.sample([a, b], 2))
 
 
-RANDOM_BUGS: dict[str, Family] = {
-    "random_number": random_number,
-    "random_text": random_text,
-    "random_operator": random_operator,
-    "random_name": random_name,
-}
+RANDOM_BUGS = by_name(random_number, random_text, random_operator, random_name)

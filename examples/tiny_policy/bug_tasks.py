@@ -195,17 +195,14 @@ def initial_value(rng: random.Random, a: str, b: str) -> PlantedBug:
     return plant(rng, name, b, options, f"{a} = {start}", intent, (([3, 9, 4],), ([7, 1],)), body=body)
 
 
-FAMILIES: dict[str, Family] = {
-    "arithmetic": arithmetic,
-    "off_by_one": off_by_one,
-    "default_value": default_value,
-    "constant": constant,
-    "text_method": text_method,
-    "bool_operator": bool_operator,
-    "builtin_function": builtin_function,
-    "position": position,
-    "initial_value": initial_value,
-}
+def by_name(*families: Family) -> dict[str, Family]:
+    return {family.__name__: family for family in families}
+
+
+FAMILIES = by_name(
+    arithmetic, off_by_one, default_value, constant, text_method, bool_operator, builtin_function, position,
+    initial_value,
+)  # fmt: skip
 
 
 def draw_task(rng: random.Random, family: str) -> BugTask:

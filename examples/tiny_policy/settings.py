@@ -106,14 +106,7 @@ def draw_quickstart_task(rng: random.Random, _kind: str) -> BugTask:
     return draw_task(rng, rng.choice(list(FAMILIES)))
 
 
-QUICKSTART = Recipe(
-    TinyPolicySettings(),
-    draw_quickstart_task,
-    ("warm",),
-    train_tasks,
-    held_out_tasks,
-    PLAYS,
-)
+QUICKSTART = Recipe(TinyPolicySettings(), draw_quickstart_task, ("warm",), train_tasks, held_out_tasks, PLAYS)
 
 
 def recipe_digest(recipe: Recipe) -> str:
