@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -206,15 +206,16 @@ def _forest_bin(chains: Sequence[TrainingSequence], shared: Sequence[int]) -> Bi
     targets_N = np.concatenate([nodes[at] for nodes, at in zip(tree.nodes, trained, strict=True)])
     sources_N = np.concatenate([nodes[at - 1] for nodes, at in zip(tree.nodes, trained, strict=True)])
     nodes_M, first_M, predictions_N = np.unique(targets_N, return_index=True, return_inverse=True)
-    return Bin(
-        tree.ids[None],
-        tree.positions[None],
-        tree.segments,
-        sources_N[first_M],
-        tree.ids[nodes_M],
-        predictions_N,
-        *_token_fields(chains, trained),
-        _experts(chains, tree.nodes, len(tree.ids)),
+    return _bin(
+        chains,
+        trained,
+        ids=tree.ids[None],
+        positions=tree.positions[None],
+        segments=tree.segments,
+        sources=sources_N[first_M],
+        targets=tree.ids[nodes_M],
+        predictions=predictions_N,
+        experts=_experts(chains, tree.nodes, len(tree.ids)),
     )
 
 
@@ -225,17 +226,17 @@ def _padded_bin(chains: Sequence[TrainingSequence]) -> Bin:
         ids[row, : len(one.ids)] = one.ids
     trained = [np.flatnonzero(one.mask) for one in chains]
     places = np.concatenate([row * length + at for row, at in enumerate(trained)])
-    targets = ids.reshape(-1)[places]
     rows = [row * length + np.arange(len(one.ids)) for row, one in enumerate(chains)]
-    return Bin(
-        ids,
-        None,
-        None,
-        places - 1,
-        targets,
-        np.arange(len(places)),
-        *_token_fields(chains, trained),
-        _experts(chains, rows, ids.size),
+    return _bin(
+        chains,
+        trained,
+        ids=ids,
+        positions=None,
+        segments=None,
+        sources=places - 1,
+        targets=ids.reshape(-1)[places],
+        predictions=np.arange(len(places)),
+        experts=_experts(chains, rows, ids.size),
     )
 
 
@@ -255,32 +256,17 @@ def _experts(
     return found
 
 
-def _token_fields(
-    chains: Sequence[TrainingSequence], trained: Sequence[npt.NDArray[np.int64]]
-) -> tuple[
-    npt.NDArray[np.float32],
-    npt.NDArray[np.int64],
-    npt.NDArray[np.int64],
-    npt.NDArray[np.int64],
-    npt.NDArray[np.int32],
-    float,
-    int,
-]:
-    """Return the fields of Bin from `behaviour` on, per trained token in order of (chain, position)."""
-    behaviour = np.concatenate([one.behaviour[at] for one, at in zip(chains, trained, strict=True)])
-    rollout_ids = np.repeat(np.array([one.rollout_id for one in chains], dtype=np.int64), [len(at) for at in trained])
-    turn_ids = np.concatenate([one.turn_ids[at] for one, at in zip(chains, trained, strict=True)])
-    unknown = np.int32(-1)
-    steps = [
-        np.full(len(at), unknown) if one.policy_steps is None else one.policy_steps[at]
-        for one, at in zip(chains, trained, strict=True)
-    ]
-    return (
-        behaviour,
-        rollout_ids,
-        turn_ids,
-        np.concatenate(list(trained)),
-        np.concatenate(steps),
-        chains[0].temperature,
-        sum(len(one.ids) for one in chains),
+def _bin(chains: Sequence[TrainingSequence], trained: Sequence[npt.NDArray[np.int64]], **layout: Any) -> Bin:
+    """Return the bin of a layout. `trained`: per chain, the positions of its trained tokens."""
+    known = list(zip(chains, trained, strict=True))
+    steps = [np.full(len(at), np.int32(-1)) if one.policy_steps is None else one.policy_steps[at] for one, at in known]
+    return Bin(
+        behaviour=np.concatenate([one.behaviour[at] for one, at in known]),
+        rollout_ids=np.concatenate([np.full(len(at), one.rollout_id, dtype=np.int64) for one, at in known]),
+        turn_ids=np.concatenate([one.turn_ids[at] for one, at in known]),
+        chain_positions=np.concatenate(trained),
+        policy_steps=np.concatenate(steps),
+        temperature=chains[0].temperature,
+        num_chain_tokens=sum(len(one.ids) for one in chains),
+        **layout,
     )
