@@ -11,6 +11,7 @@ import hashlib
 import re
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -53,22 +54,15 @@ class CapturedDiff(NamedTuple):
     reason: str
 
 
+@dataclass
 class DiffActivities:
     """The diff stage."""
 
-    def __init__(
-        self,
-        database: Database,
-        provider: SandboxProvider,
-        configs: RunConfigs,
-        harnesses: Harnesses,
-        graders: Mapping[str, Grader],
-    ) -> None:
-        self.database = database
-        self.provider = provider
-        self.configs = configs
-        self.harnesses = harnesses
-        self.graders = graders
+    database: Database
+    provider: SandboxProvider
+    configs: RunConfigs
+    harnesses: Harnesses
+    graders: Mapping[str, Grader]
 
     @activity_stage("diff")
     async def diff(self, input: StageInput) -> DiffResult:

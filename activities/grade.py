@@ -9,7 +9,7 @@ import random
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 
 from temporalio import activity
 
@@ -39,16 +39,14 @@ _MAX_REASON_CHARACTERS = 300
 _ONLY_A_CODE = re.compile(r"exit code \d+")
 
 
+@dataclass
 class GradeActivities:
     """The stages grade and control_run; each may run once per box."""
 
-    def __init__(
-        self, database: Database, provider: SandboxProvider, configs: RunConfigs, graders: Mapping[str, Grader]
-    ) -> None:
-        self.database = database
-        self.provider = provider
-        self.configs = configs
-        self.graders = graders
+    database: Database
+    provider: SandboxProvider
+    configs: RunConfigs
+    graders: Mapping[str, Grader]
 
     @activity_stage("grade")
     async def grade(self, input: StageInput) -> GradeResult:

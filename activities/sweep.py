@@ -65,20 +65,14 @@ class _EndedRollouts:
     num_sessions: int
 
 
+@dataclass
 class SweepActivities:
     """The sweep."""
 
-    def __init__(
-        self,
-        database: Database,
-        provider: SandboxProvider,
-        settings: TemporalSettings,
-        client: Client,
-    ) -> None:
-        self.database = database
-        self.provider = provider
-        self.settings = settings
-        self.client = client
+    database: Database
+    provider: SandboxProvider
+    settings: TemporalSettings
+    client: Client
 
     @activity_stage("sweep")
     async def sweep(self, input: SweepInput) -> SweepResult:

@@ -14,6 +14,7 @@ a GPU yet.
 import asyncio
 import socket
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
@@ -181,6 +182,7 @@ class WeightBroadcast:
         self._members = members
 
 
+@dataclass
 class _Broadcast:
     """One version on its way to several engines.
 
@@ -189,24 +191,16 @@ class _Broadcast:
     lets every engine read the files instead.
     """
 
-    def __init__(
-        self,
-        group: BroadcastGroup,
-        root: Path,
-        database: Database,
-        version: PolicyVersionTable,
-        files: Sequence[Path],
-        keep_cache: bool,
-        num_engines: int,
-    ) -> None:
-        self.group = group
-        self.root = root
-        self.database = database
-        self.version = version
-        self.files = files
-        self.keep_cache = keep_cache
-        self.tensors = describe_tensors(files)
-        self._num_waited_for = num_engines
+    group: BroadcastGroup
+    root: Path
+    database: Database
+    version: PolicyVersionTable
+    files: Sequence[Path]
+    keep_cache: bool
+    num_waited_for: int
+
+    def __post_init__(self) -> None:
+        self.tensors = describe_tensors(self.files)
         self._all_started: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._one_failed = asyncio.Event()
 
@@ -239,8 +233,8 @@ class _Broadcast:
 
     async def _transfer(self, client: EngineClient) -> None:
         """Receive the tensors once every engine waits for them, or read the files if one has failed."""
-        self._num_waited_for -= 1
-        if self._num_waited_for == 0 and not self._all_started.done():
+        self.num_waited_for -= 1
+        if self.num_waited_for == 0 and not self._all_started.done():
             self._all_started.set_result(True)
         if await asyncio.shield(self._all_started):
             await client.receive(self.tensors.names, self.tensors.dtypes, self.tensors.shapes)
