@@ -41,8 +41,7 @@ class GroupRecordActivities:
         async with self.database.begin() as connection:
             if input.elsewhere and await rollouts.is_rollout_open(connection, input.rollout_id):
                 return Replacement(running=True)
-            run = await runs.get_run(connection, await rollouts.run_of_rollout(connection, input.rollout_id))
-            assert run is not None
+            run = await runs.the_run(connection, await rollouts.run_of_rollout(connection, input.rollout_id))
             bound = run.resolved_config.training.max_replacements
             new = await groups.replace_member(connection, input.rollout_id, bound)
         return Replacement(member=new)

@@ -55,8 +55,7 @@ class LearnActivities:
         """Write the next plan row of a running run in one transaction, or return the one that is not trained yet."""
         async with self.database.begin() as connection:
             await plans.lock_run_for_planning(connection, input.run_id)  # a change is seen by all plans after it
-            row = await runs.get_run(connection, input.run_id)
-            assert row is not None
+            row = await runs.the_run(connection, input.run_id)
             if row.state != RunState.RUNNING:  # paused or ended since TrainRun looked
                 return Planned(step=None)
             config = await group_selection.config_in_force(connection, row)

@@ -122,24 +122,20 @@ class RunActivities:
             await self._try_service(input.run_id, 0.0)
         async with self.database.begin() as connection:
             await plans.lock_run_for_planning(connection, input.run_id)
-            row = await runs.get_run(connection, input.run_id)
-            assert row is not None
+            row = await runs.the_run(connection, input.run_id)
             config = row.resolved_config
             await group_selection.consume_without_signal(connection, input.run_id, config)
             await group_selection.pause_if_all_fail(connection, input.run_id, config.training)
-            row = await runs.get_run(connection, input.run_id)
-            assert row is not None
+            row = await runs.the_run(connection, input.run_id)
             if input.make_groups and row.wish == Wish.NONE and row.state == RunState.RUNNING:
                 await self._make_groups(connection, input.run_id, config)
-                row = await runs.get_run(connection, input.run_id)
-                assert row is not None
+                row = await runs.the_run(connection, input.run_id)
             in_force = await group_selection.config_in_force(connection, row)
             plannable = await group_selection.plannable(connection, input.run_id, in_force)
             open_groups = await runs.open_groups(connection, input.run_id)
             if row.wish == Wish.DRAIN and row.state == RunState.RUNNING and not open_groups and not plannable:
                 await steering.end_drained(connection, input.run_id)
-                row = await runs.get_run(connection, input.run_id)
-                assert row is not None
+                row = await runs.the_run(connection, input.run_id)
             begun = await evaluations.begun_evaluations(connection, input.run_id)
             asked = await evaluations.asked_evaluations(connection, input.run_id)
             ended = await evaluations.ended_evaluations(connection, input.run_id)
@@ -269,8 +265,7 @@ class RunActivities:
         end = asyncio.get_running_loop().time() + _CHECKPOINT_SECONDS
         while True:
             async with self.database.begin() as connection:
-                row = await runs.get_run(connection, run_id)
-            assert row is not None
+                row = await runs.the_run(connection, run_id)
             last_step = row.resolved_config.training.steps
             if row.checkpoint_step >= last_step or row.state not in (RunState.RUNNING, RunState.PAUSED):
                 return
@@ -310,8 +305,7 @@ async def _is_to_be_evaluated(connection: AsyncConnection, run_id: str) -> bool:
     Locks the run's row, as such a request does.
     """
     is_open = await plans.lock_run_for_planning(connection, run_id)
-    row = await runs.get_run(connection, run_id)
-    assert row is not None
+    row = await runs.the_run(connection, run_id)
     if not is_open or row.wish == Wish.STOP:
         return False
     step = await runs.published_step(connection, run_id)

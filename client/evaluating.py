@@ -208,8 +208,7 @@ def _require_going_on(run: RunRow, waiting: Sequence[str]) -> None:
 async def read_reports(stack: Stack, run_id: str, labels: Sequence[str] | None = None) -> JsonObject:
     """Return a report per evaluation of a run, of all or of these labels."""
     async with stack.database() as database, database.begin() as connection:
-        run = await runs.get_run(connection, run_id)
-        assert run is not None
+        run = await runs.the_run(connection, run_id)
         endpoint = run.resolved_config.endpoint
         reports = {
             one.label: {

@@ -121,8 +121,7 @@ async def _keep_best(connection: AsyncConnection, run_id: str) -> None:
     or changed since. The first of equal steps is the best. Evaluations with too few verdicts do not count: what is
     missing may be the hard tasks.
     """
-    row = await runs.get_run(connection, run_id)
-    assert row is not None
+    row = await runs.the_run(connection, run_id)
     rate = func.avg(RolloutTable.reward)
     num_verdicts = func.count(RolloutTable.reward)
     best = (

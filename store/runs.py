@@ -115,6 +115,13 @@ async def get_run(connection: AsyncConnection, run_id: str) -> RunRow | None:
     return RunRow(*row) if row else None
 
 
+async def the_run(connection: AsyncConnection, run_id: str) -> RunRow:
+    """Return a run that is known to exist."""
+    row = await get_run(connection, run_id)
+    assert row is not None
+    return row
+
+
 async def newest_unfinished_run(
     connection: AsyncConnection, config: RunConfig, source_run_id: str | None = None
 ) -> str | None:

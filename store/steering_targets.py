@@ -129,8 +129,7 @@ async def _retry_evaluation(
 
     A run that has ended is opened for the evaluation, and trains no further step: it drains, with its step as the last.
     """
-    run = await runs.get_run(connection, target.run_id)
-    assert run is not None
+    run = await runs.the_run(connection, target.run_id)
     if target.state is None and run.state in (RunState.RUNNING, RunState.PAUSED):
         raise ConfigError(f"{target.workflow_id} has not ended; it replaces by itself what ends without a verdict")
     begun = {one.label: one for one in await evaluations.begun_evaluations(connection, target.run_id)}

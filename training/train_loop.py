@@ -345,9 +345,8 @@ class TrainLoop:
 
 
 async def _read_run(connection: AsyncConnection, run_id: str) -> _RunRecord:
-    row = await runs.get_run(connection, run_id)
+    row = await runs.the_run(connection, run_id)
     initial = await runs.newest_version(connection, run_id, 0)
-    assert row is not None
     config, is_stored = read_stored_config(row.config), row.source_run_id is not None
     if initial is None:
         return _RunRecord(config, row.model_path, [], is_stored)
