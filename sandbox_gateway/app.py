@@ -6,7 +6,7 @@ so any ASGI server can run the app.
 
 import errno
 import hmac
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import structlog
@@ -52,14 +52,7 @@ def create_gateway_app(
     return Starlette(
         routes=[Route("/health", _health), *ControlPlane(fleet, settings).routes()],
         middleware=[Middleware(BoxDispatch, fleet=fleet), Middleware(ApiKey, api_key=settings.api_key)],
-        exception_handlers={
-            RefusalError: _on_refusal,
-            BoxFaultError: _on_fault,
-            BoxNotFoundError: _on_gone,
-            HTTPException: _on_http,
-            OSError: _on_shortage,
-            Exception: _on_failure,
-        },
+        exception_handlers={**_HANDLERS, HTTPException: _on_http, Exception: _on_failure},
         lifespan=lifespan,
     )
 
@@ -86,14 +79,9 @@ class BoxDispatch:
             return
         try:
             response = await self._serve_signed(request) if target is None else await self._serve(request, *target)
-        except RefusalError as error:
-            response = await _on_refusal(request, error)
-        except BoxFaultError as error:
-            response = await _on_fault(request, error)
-        except BoxNotFoundError as error:
-            response = await _on_gone(request, error)
-        except OSError as error:
-            response = await _on_shortage(request, error)
+        except tuple(_HANDLERS) as error:
+            handler = next(handler for kind, handler in _HANDLERS.items() if isinstance(error, kind))
+            response = await handler(request, error)
         await response(scope, receive, send)
 
     async def _serve(self, request: Request, box_id: str, port: str) -> Response:
@@ -195,3 +183,12 @@ async def _on_http(request: Request, error: Exception) -> Response:
         call = f"{request.method} {request.url.path[:200]}"
         return _refused(404, unsupported(call, "sandboxes are created, connected, listed and killed here"))
     return JSONResponse({"code": error.status_code, "message": error.detail}, error.status_code, headers=error.headers)
+
+
+_HANDLERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
+    RefusalError: _on_refusal,
+    BoxFaultError: _on_fault,
+    BoxNotFoundError: _on_gone,
+    OSError: _on_shortage,
+}
+"""Answers to the errors that calls of the control plane and of boxes raise alike."""

@@ -7,7 +7,7 @@ import base64
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, StrictInt
+from pydantic import AfterValidator, Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
@@ -25,7 +25,7 @@ from sandbox_gateway.connect_protocol import (
     unwrap_envelope,
     without_empty,
 )
-from sandbox_gateway.process_input import stream_input
+from sandbox_gateway.process_input import InputBytes, Selector, send_input, stream_input
 from sandbox_gateway.process_output import process_events
 from sandbox_gateway.wire_errors import unsupported
 
@@ -33,6 +33,10 @@ DEFAULT_USER = ""
 """Empty: the image's user; root for the host image."""
 _SIGNALS = {"SIGNAL_SIGKILL": 9, "SIGNAL_SIGTERM": 15, 9: 9, 15: 15}
 _KEEPALIVE_SECONDS = 90
+
+
+UnaryCall = Callable[[BoxClient, bytes, str], Awaitable[dict[str, Any]]]
+"""A call about a box, its body and the box's user."""
 
 
 def _no_nul(text: str) -> str:
@@ -67,11 +71,6 @@ class StartBody(Body):
     pty: Terminal | None = None
 
 
-class Selector(Body):
-    pid: StrictInt = 0
-    tag: str = ""
-
-
 class SelectBody(Body):
     process: Selector
 
@@ -82,13 +81,6 @@ class SignalBody(SelectBody):
 
 class UpdateBody(SelectBody):
     pty: Terminal
-
-
-class InputBytes(Body):
-    """Exactly one of the two is set: a process has either a terminal or pipes."""
-
-    stdin: str = ""
-    pty: str = ""
 
 
 class InputBody(SelectBody):
@@ -204,12 +196,7 @@ async def _send_signal(box: BoxClient, data: bytes, _user: str) -> dict[str, Any
 
 async def _send_input(box: BoxClient, data: bytes, _user: str) -> dict[str, Any]:
     body = parse(InputBody, data)
-    text = body.input.stdin or body.input.pty
-    try:
-        base64.b64decode(text, validate=True)
-    except ValueError as error:
-        raise BoxFaultError("invalid_argument", "input.stdin is not base64") from error
-    return await box.control(op="input", data=text, pid=body.process.pid, tag=body.process.tag)
+    return await send_input(box, body.process, body.input)
 
 
 async def _update(box: BoxClient, data: bytes, _user: str) -> dict[str, Any]:
@@ -224,30 +211,23 @@ async def _close_stdin(box: BoxClient, data: bytes, _user: str) -> dict[str, Any
     return await box.control(op="close_stdin", pid=body.process.pid, tag=body.process.tag)
 
 
-def _file_user(user: str) -> str:
-    return user or "root"
+def _on_path(op: str) -> UnaryCall:
+    """Return the call that does `op` of the file helper to one path."""
 
+    async def call(box: BoxClient, data: bytes, user: str) -> dict[str, Any]:
+        return (await box.files(op=op, path=parse(PathBody, data).path, user=user or "root"))[0]
 
-async def _stat(box: BoxClient, data: bytes, user: str) -> dict[str, Any]:
-    return (await box.files(op="stat", path=parse(PathBody, data).path, user=_file_user(user)))[0]
+    return call
 
 
 async def _list_directory(box: BoxClient, data: bytes, user: str) -> dict[str, Any]:
     body = parse(ListBody, data)
-    return (await box.files(op="list", path=body.path, depth=body.depth, user=_file_user(user)))[0]
-
-
-async def _make_directory(box: BoxClient, data: bytes, user: str) -> dict[str, Any]:
-    return (await box.files(op="make_directory", path=parse(PathBody, data).path, user=_file_user(user)))[0]
-
-
-async def _remove(box: BoxClient, data: bytes, user: str) -> dict[str, Any]:
-    return (await box.files(op="remove", path=parse(PathBody, data).path, user=_file_user(user)))[0]
+    return (await box.files(op="list", path=body.path, depth=body.depth, user=user or "root"))[0]
 
 
 async def _move(box: BoxClient, data: bytes, user: str) -> dict[str, Any]:
     body = parse(MoveBody, data)
-    return (await box.files(op="move", path=body.source, destination=body.destination, user=_file_user(user)))[0]
+    return (await box.files(op="move", path=body.source, destination=body.destination, user=user or "root"))[0]
 
 
 _WATCH_REMEDY = "use files.list, or run inotifywait as a command"
@@ -259,15 +239,15 @@ _STREAMING: dict[tuple[str, str], Callable[[Request, BoxClient], Awaitable[Respo
     (_PROCESS, "Connect"): _connect,
     (_PROCESS, "StreamInput"): stream_input,
 }
-_UNARY: dict[tuple[str, str], Callable[[BoxClient, bytes, str], Awaitable[dict[str, Any]]]] = {
+_UNARY: dict[tuple[str, str], UnaryCall] = {
     (_PROCESS, "List"): _list_processes,
     (_PROCESS, "SendSignal"): _send_signal,
     (_PROCESS, "SendInput"): _send_input,
     (_PROCESS, "Update"): _update,
     (_PROCESS, "CloseStdin"): _close_stdin,
-    (_FILESYSTEM, "Stat"): _stat,
+    (_FILESYSTEM, "Stat"): _on_path("stat"),
     (_FILESYSTEM, "ListDir"): _list_directory,
-    (_FILESYSTEM, "MakeDir"): _make_directory,
-    (_FILESYSTEM, "Remove"): _remove,
+    (_FILESYSTEM, "MakeDir"): _on_path("make_directory"),
+    (_FILESYSTEM, "Remove"): _on_path("remove"),
     (_FILESYSTEM, "Move"): _move,
 }

@@ -8,7 +8,7 @@ import os
 import shutil
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sandbox_gateway.image_store import BUILT_IN_REFERENCES, ROOTFS, ImageStore, read_facts
@@ -97,15 +97,7 @@ class Catalogue:
             plan = _plan_directory(imported)
         else:
             raise RefusalError(404, self._unknown(reference))
-        return RootPlan(
-            [*plan.binds, *self._layers],
-            plan.owned_directories,
-            plan.links,
-            plan.lower,
-            plan.env,
-            plan.workdir,
-            plan.default_user,
-        )
+        return replace(plan, binds=[*plan.binds, *self._layers])
 
     def _unknown(self, reference: str) -> str:
         images = self._images.images() if self._images is not None else []

@@ -1,21 +1,23 @@
 """A box's current use, measured by the host: memory and CPU time from its control group, disk from its directory."""
 
 import asyncio
+import contextlib
 import os
+
+import psutil
 
 from sandbox_gateway.box_client import BoxClient
 from sandbox_gateway.boxd import cgroups
 
 _BETWEEN_SECONDS = 0.1
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 async def take_sample(box: BoxClient) -> dict[str, float | int]:
     """Return the fields of E2B's SandboxMetric without its time. Zero if this machine has no control groups."""
     group = cgroups.cgroup_at(str(box.record.spec["cgroup"]))
-    before = _cpu_ticks(group)
+    before = _cpu_seconds(group)
     await asyncio.sleep(_BETWEEN_SECONDS)
-    used = max(0, _cpu_ticks(group) - before) / _TICKS
+    used = max(0.0, _cpu_seconds(group) - before)
     memory, cache = group.memory_bytes()
     total_disk = total_disk_bytes(box)
     return {
@@ -49,13 +51,10 @@ def _disk_used_bytes(box: BoxClient) -> int:
     return used
 
 
-def _cpu_ticks(group: cgroups.Cgroup) -> int:
-    total = 0
+def _cpu_seconds(group: cgroups.Cgroup) -> float:
+    total = 0.0
     for pid in group.process_ids():
-        try:
-            with open(f"/proc/{pid}/stat") as stat:
-                fields = stat.read().rpartition(")")[2].split()
-        except OSError:
-            continue
-        total += int(fields[11]) + int(fields[12])
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+            times = psutil.Process(pid).cpu_times()
+            total += times.user + times.system
     return total

@@ -3,32 +3,35 @@
 import base64
 import struct
 
+from pydantic import StrictInt
 from starlette.requests import Request
 from starlette.responses import Response
 
 from sandbox_gateway.box_client import BoxClient
-from sandbox_gateway.boxd.protocol import BoxFaultError
+from sandbox_gateway.boxd.protocol import BoxFaultError, JsonMessage
 from sandbox_gateway.connect_protocol import MAX_BODY_BYTES, STREAM_TYPE, Body, end_of_stream, envelope, parse
 
 _HEADER = struct.Struct(">BI")
 
 
-class _Process(Body):
-    pid: int = 0
+class Selector(Body):
+    pid: StrictInt = 0
     tag: str = ""
 
 
 class _Start(Body):
-    process: _Process
+    process: Selector
 
 
-class _Input(Body):
+class InputBytes(Body):
+    """Exactly one of the two is set: a process has either a terminal or pipes."""
+
     stdin: str = ""
     pty: str = ""
 
 
 class _Data(Body):
-    input: _Input
+    input: InputBytes
 
 
 class _Message(Body):
@@ -47,18 +50,20 @@ async def stream_input(request: Request, box: BoxClient) -> Response:
             if message.start is not None:
                 target = message.start.process
             elif message.data is not None:
-                await _pass_on(box, target, message.data.input.stdin or message.data.input.pty)
+                if target is None:
+                    raise BoxFaultError("invalid_argument", "the first message must name the process")
+                await send_input(box, target, message.data.input)
     return Response(envelope({}) + end_of_stream(), media_type=STREAM_TYPE)
 
 
-async def _pass_on(box: BoxClient, target: _Process | None, data: str) -> None:
-    if target is None:
-        raise BoxFaultError("invalid_argument", "the first message must name the process")
+async def send_input(box: BoxClient, target: Selector, given: InputBytes) -> JsonMessage:
+    """Pass input, which is base64, on to a process. Raises BoxFaultError."""
+    data = given.stdin or given.pty
     try:
         base64.b64decode(data, validate=True)
     except ValueError as error:
         raise BoxFaultError("invalid_argument", "input.stdin is not base64") from error
-    await box.control(op="input", data=data, pid=target.pid, tag=target.tag)
+    return await box.control(op="input", data=data, pid=target.pid, tag=target.tag)
 
 
 def _take_message(buffer: bytearray) -> _Message | None:

@@ -12,7 +12,7 @@ import socket
 import struct
 import termios
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from sandbox_gateway.boxd import linux_calls, seccomp
 from sandbox_gateway.boxd.cgroups import Cgroup
@@ -43,17 +43,8 @@ class StartRequest:
 
     @classmethod
     def from_message(cls, message: JsonMessage) -> "StartRequest":
-        return cls(
-            command=message["command"],
-            args=message["args"],
-            env=message["env"],
-            cwd=message["cwd"],
-            user=message["user"],
-            wants_stdin=message["wants_stdin"],
-            tag=message["tag"],
-            timeout_seconds=message["timeout_seconds"],
-            terminal=tuple(message["terminal"]) if message.get("terminal") else None,
-        )
+        values = {one.name: message[one.name] for one in fields(cls) if one.name != "terminal"}
+        return cls(**values, terminal=tuple(message["terminal"]) if message.get("terminal") else None)
 
 
 @dataclass(frozen=True, slots=True)

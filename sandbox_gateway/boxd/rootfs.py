@@ -50,11 +50,8 @@ def _stage_overlay(spec: BoxSpec, lower: str, user_ns: int) -> None:
     os.chown(_UPPER, spec.uid_base, spec.uid_base)
     linux_calls.attach_tree(linux_calls.clone_tree(lower, read_only=True, idmap_user_ns=user_ns), _LOWER)
     options = f"lowerdir={_LOWER},upperdir={_UPPER},workdir={_WORK}"
-    for extra in (
-        ",metacopy=on,volatile",
-        ",metacopy=on",
-        "",
-    ):  # volatile: no data of a box must survive a crash of the machine
+    # volatile: no data of a box must survive a crash of the machine
+    for extra in (",metacopy=on,volatile", ",metacopy=on", ""):
         try:
             linux_calls.mount_overlay(STAGE, options + extra)
             break
