@@ -69,20 +69,16 @@ def names_change(log: str, changes: Iterable[FileChange]) -> bool:
     lines = [line for line in log.splitlines() if "warning" not in line.lower()]
     for change in islice(changes, _MAX_NAMED):
         name = change.path.rpartition("/")[2]
-        if (_is_gone(change) or not is_missing) and any(
+        if (change.is_gone or not is_missing) and any(
             name in line and re.search(_mention_of(change), line) for line in lines
         ):
             return True
     return False
 
 
-def _is_gone(change: FileChange) -> bool:
-    return change.deleted or len(change.modes) > 1 or change.is_symlink
-
-
 def _mention_of(change: FileChange) -> str:
     parts = change.path.split("/")
     last_two, name = re.escape("/".join(parts[-2:])), re.escape(parts[-1])
     line = r"""(?:(?:["']?,? (?:on )?line |[:(])\d|["']?: .{0,200}\bline \d)"""
-    place = r"(?![\w.-])" if _is_gone(change) else line
+    place = r"(?![\w.-])" if change.is_gone else line
     return rf"""(?:(?<![\w.-]){last_two}|(?:^|[\s"'(]|\./){name}){place}"""

@@ -38,6 +38,11 @@ class FileChange:
         return SYMLINK in self.modes
 
     @property
+    def is_gone(self) -> bool:
+        """True if the patch removes the file, or puts another kind of file in its place."""
+        return self.deleted or len(self.modes) > 1 or self.is_symlink
+
+    @property
     def added_text(self) -> str:
         """The lines that the section adds; empty for a binary file."""
         lines = self.raw.split(b"\n")

@@ -95,9 +95,7 @@ class BoxPreparation:
         base = await self._read_base(tests)
         screened = await asyncio.to_thread(screen_patch, changes, policy, base)
         prepared = PreparedBox(findings=screened.findings, changes=changes)
-        prepared.may_have_broken_the_command = any(
-            change.deleted or len(change.modes) > 1 or change.is_symlink for change in screened.kept
-        )
+        prepared.may_have_broken_the_command = any(change.is_gone for change in screened.kept)
         try:
             await self._put_in(screened.kept, tests)
             await self._restore_settings(screened)
