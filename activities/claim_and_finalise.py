@@ -187,7 +187,6 @@ def _outcome(
         return {"outcome": Outcome(input.failure), "outcome_reason": input.reason}
     try:
         return compute_outcome(config.grading.reward, graded.grade, graded.patch, agent_exit, built)
-    except (
-        ConfigError
-    ) as error:  # the grade is kept: `ratchet tasks regrade --adopt` computes the reward once it is fixed
+    except ConfigError as error:
+        # The grade is kept: `ratchet tasks regrade --adopt` computes the reward once it is fixed.
         return {"outcome": Outcome.GRADER_FAILED, "outcome_reason": str(error)}

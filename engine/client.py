@@ -56,11 +56,6 @@ _PIECES_FROM_BYTES = 1 << 20
 """Larger bodies are written in pieces, so that one does not hold the event loop; aiohttp warns of one that is not."""
 
 
-def _engine_request_id(request_id: str) -> str:
-    """Return vLLM's internal id of a request on the token route."""
-    return f"generate-tokens-{request_id}"
-
-
 class EngineClient:
     """Client of one vLLM server. Safe to share between tasks of one event loop.
 
@@ -179,7 +174,8 @@ class EngineClient:
         An empty list is not sent: vLLM would abort all.
         """
         if request_ids:
-            await self._call("POST", ABORT, body={"request_ids": [_engine_request_id(one) for one in request_ids]})
+            own_ids = [f"generate-tokens-{one}" for one in request_ids]  # vLLM's names of calls on the token route
+            await self._call("POST", ABORT, body={"request_ids": own_ids})
 
     # ------------------------------------------------------------ weights
 

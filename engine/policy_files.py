@@ -245,7 +245,9 @@ def _publish(directory: Path, fill: Callable[[Path], None]) -> list[JsonObject]:
     The directory appears by a rename, after its files are fsynced. An existing directory was written by the same (step,
     epoch), with the same contents or in part, and is replaced.
     """
-    building = _empty_building_directory(directory)
+    building = directory.with_name(directory.name + ".building")
+    shutil.rmtree(building, ignore_errors=True)
+    building.mkdir(parents=True)
     fill(building)
     with ThreadPoolExecutor(_WRITERS) as pool:
         list(pool.map(fsync, building.iterdir()))
@@ -273,13 +275,6 @@ def _model_files(directory: Path) -> list[Path]:
 
 def _is_model_file(path: Path) -> bool:
     return path.suffix == ".safetensors" or path.suffix in _COPIED_SUFFIXES
-
-
-def _empty_building_directory(directory: Path) -> Path:
-    building = directory.with_name(directory.name + ".building")
-    shutil.rmtree(building, ignore_errors=True)
-    building.mkdir(parents=True)
-    return building
 
 
 def fsync(path: Path) -> None:

@@ -97,9 +97,8 @@ def warm_start(
     )
     num_updates = settings.num_clean_updates + settings.num_noisy_updates
     clean_exact = math.nan
-    model.set_attn_implementation(
-        "eager"
-    )  # for sequences this short the fused kernel's backward pass in bfloat16 is slower
+    # For sequences this short the fused kernel's backward pass in bfloat16 is slower.
+    model.set_attn_implementation("eager")
     reported_at = time.monotonic()
     for update in range(num_updates):
         if update == settings.num_clean_updates:
@@ -140,12 +139,10 @@ def take_update(
     with torch.autocast("cpu", torch.bfloat16):
         logits_BTV = model(input_ids=ids_BT, use_cache=False).logits
     targets_BT, weights_BT = ids_BT[:, 1:], weights_BT[:, 1:]
-    flat_logits = (
-        logits_BTV[:, :-1].float().flatten(0, 1)
-    )  # a vocabulary dimension that is not the last one doubles the time
-    losses_BT = torch.nn.functional.cross_entropy(flat_logits, targets_BT.flatten(), reduction="none").view_as(
-        weights_BT
-    )
+    # A vocabulary dimension that is not the last one doubles the time.
+    flat_logits = logits_BTV[:, :-1].float().flatten(0, 1)
+    losses = torch.nn.functional.cross_entropy(flat_logits, targets_BT.flatten(), reduction="none")
+    losses_BT = losses.view_as(weights_BT)
     loss = (losses_BT * weights_BT).sum() / weights_BT.sum()
     torch.autograd.backward(loss)
     torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
