@@ -4,11 +4,10 @@ The rows are committed, and so is this generator; running `python datasets/curri
 bytes.
 """
 
-import argparse
 from pathlib import Path
 
 from examples.curriculum.tasks import held_out_repositories, train_repositories
-from examples.tiny_policy.dataset_rows import dataset_text
+from examples.tiny_policy.dataset_rows import dataset_text, run_generator
 from examples.tiny_policy.simulated_shell import CHECK_FILE
 
 README = """\
@@ -27,11 +26,5 @@ def write_dataset(folder: Path) -> None:
             (folder / f"{part}_{kind}.jsonl").write_text(text, encoding="utf-8")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Write the curriculum's datasets.")
-    parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parent, help="folder for the files")
-    write_dataset(parser.parse_args().out)
-
-
 if __name__ == "__main__":
-    main()
+    run_generator(write_dataset, __file__)

@@ -4,11 +4,10 @@ The rows are committed, and so is this generator; running `python datasets/quick
 bytes.
 """
 
-import argparse
 from pathlib import Path
 
 from examples.tiny_policy.bug_tasks import held_out_tasks, train_tasks
-from examples.tiny_policy.dataset_rows import dataset_text
+from examples.tiny_policy.dataset_rows import dataset_text, run_generator
 
 README = """\
 # {stem}
@@ -22,11 +21,5 @@ def write_dataset(folder: Path) -> None:
         (folder / f"{name}.jsonl").write_text(dataset_text(tasks, part, README), encoding="utf-8")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Write the quickstart dataset.")
-    parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parent, help="folder for the two files")
-    write_dataset(parser.parse_args().out)
-
-
 if __name__ == "__main__":
-    main()
+    run_generator(write_dataset, __file__)

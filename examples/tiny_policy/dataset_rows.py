@@ -1,10 +1,12 @@
 """Rows of a dataset of generated tasks: a git repository with a bug, and a hidden test that tells the fix from it."""
 
-import difflib
+import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
+from activities.datasets.package_recipes import gold_patch
 from examples.tiny_policy.bug_tasks import BugTask
 from examples.tiny_policy.expected_results import assertions, call_results
 from grading.broken_oracles import BrokenOracle, broken_spec, propose, spec_sources
@@ -92,13 +94,7 @@ def fails(eval_cmd: str, task: BugTask) -> bool:
 def fix_patch(task: BugTask) -> str:
     """Return the fix as git's diff."""
     [file] = [name for name, text in task.files.items() if task.fixed_files[name] != text]
-    lines = difflib.unified_diff(
-        task.files[file].splitlines(keepends=True),
-        task.fixed_files[file].splitlines(keepends=True),
-        f"a/{file}",
-        f"b/{file}",
-    )
-    return f"diff --git a/{file} b/{file}\n{''.join(lines)}"
+    return gold_patch(file, task.files[file].encode(), task.fixed_files[file].encode())
 
 
 def dataset_row(task: BugTask, label: str, readme: str, executables: Sequence[str]) -> dict[str, object]:
@@ -134,3 +130,10 @@ def dataset_text(tasks: Sequence[BugTask], part: str, readme: str, executables: 
     labelled = ((task, row_label(part, number, task)) for number, task in enumerate(tasks))
     rows = (dataset_row(task, label, readme, executables) for task, label in labelled)
     return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def run_generator(write: Callable[[Path], None], generator: str) -> None:
+    """Call `write` with the folder of `generator`, a file beside its datasets, or with the one that `--out` names."""
+    parser = argparse.ArgumentParser(description="Write the datasets of this folder.")
+    parser.add_argument("--out", type=Path, default=Path(generator).resolve().parent, help="folder for the files")
+    write(parser.parse_args().out)
