@@ -9,7 +9,7 @@ import asyncio
 import base64
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import TypeVar
@@ -68,20 +68,17 @@ _MAX_GOLD_BYTES = 8_000_000
 _T = TypeVar("_T")
 
 
+@dataclass
 class AdmitActivities:
     """List the tasks to examine, run one trial, record the decision."""
 
-    def __init__(
-        self,
-        database: Database,
-        provider: SandboxProvider,
-        settings: TemporalSettings,
-        builds: ImageBuilds | None = None,
-    ) -> None:
-        self.database = database
-        self.provider = provider
-        self.settings = settings
-        self._creator = BoxCreator(database, provider, builds)
+    database: Database
+    provider: SandboxProvider
+    settings: TemporalSettings
+    builds: ImageBuilds | None = None
+
+    def __post_init__(self) -> None:
+        self._creator = BoxCreator(self.database, self.provider, self.builds)
 
     @activity_stage("admit_page")
     async def admit_page(self, input: AdmitInput) -> AdmitPage:

@@ -111,11 +111,10 @@ class _Finder(ast.NodeVisitor):
         self.in_function -= function
         self.stack.pop()
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         self._named(node, 1)
 
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
-        self._named(node, 1)
+    visit_AsyncFunctionDef = visit_FunctionDef
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         self._named(node, 0)
@@ -156,16 +155,11 @@ class _Finder(ast.NodeVisitor):
         elif isinstance(node.value, int) and 0 <= node.value < _MAX_INTEGER and self._text(node).isdigit():
             self._add("constant", self._start(node), self._end(node), str(node.value + 1))
 
-    def _condition(self, test: ast.expr) -> None:
-        self._add("negate", self._start(test), self._end(test), f"not ({self._text(test)})")
-
-    def visit_If(self, node: ast.If) -> None:
-        self._condition(node.test)
+    def visit_If(self, node: ast.If | ast.IfExp) -> None:
+        self._add("negate", self._start(node.test), self._end(node.test), f"not ({self._text(node.test)})")
         self.generic_visit(node)
 
-    def visit_IfExp(self, node: ast.IfExp) -> None:
-        self._condition(node.test)
-        self.generic_visit(node)
+    visit_IfExp = visit_If
 
     def visit_Slice(self, node: ast.Slice) -> None:
         if node.lower is not None and node.upper is None and node.step is None:

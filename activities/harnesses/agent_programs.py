@@ -82,28 +82,14 @@ def codex_program(environment: Mapping[str, str] = os.environ) -> AgentProgram:
     return _program("codex", "codex", "0.169.0", environment.get("RATCHET_CODEX_TARBALL"), None)
 
 
-def mini_swe_agent_program() -> AgentProgram:
-    """Return mini-swe-agent. Its release has a revision, raised with every change of the pins in
-    `mini_swe_agent.txt`."""
-    return AgentProgram("mini_swe_agent", "mini", pinned="2.4.6", release="2.4.6-2")
-
-
-def opencode_program() -> AgentProgram:
-    """Return OpenCode."""
-    return _program("opencode", "opencode", "1.18.33", None, None)
-
-
-def qwen_code_program() -> AgentProgram:
-    """Return Qwen Code. It is a script, so its release contains the Node.js that runs it."""
-    return AgentProgram("qwen_code", "qwen", pinned="0.24.4", release=f"0.24.4-node-{NODE_VERSION}")
-
-
 PROGRAMS: dict[str, Callable[[], AgentProgram]] = {
     "claude_code": claude_code_program,
     "codex": codex_program,
-    "opencode": opencode_program,
-    "qwen_code": qwen_code_program,
-    "mini_swe_agent": mini_swe_agent_program,
+    "opencode": lambda: AgentProgram("opencode", "opencode", pinned="1.18.33", release="1.18.33"),
+    # It is a script, so its release contains the Node.js that runs it.
+    "qwen_code": lambda: AgentProgram("qwen_code", "qwen", pinned="0.24.4", release=f"0.24.4-node-{NODE_VERSION}"),
+    # Its release has a revision, raised with every change of the pins in `mini_swe_agent.txt`.
+    "mini_swe_agent": lambda: AgentProgram("mini_swe_agent", "mini", pinned="2.4.6", release="2.4.6-2"),
 }
 """Name of a harness -> its pinned program, or the one that the environment names instead."""
 
