@@ -12,8 +12,7 @@ from sandbox_gateway.boxd.box_disk import LOOP_CONTROL
 
 # No journal: no data of a box must survive a crash of the machine, and each journal would be a kernel thread.
 _MKFS_OPTIONS = [
-    "-q",
-    "-F",
+    "-qF",
     "-O",
     "^has_journal,^resize_inode",
     "-E",

@@ -149,16 +149,9 @@ def _reopened(archive: tarfile.TarFile) -> Iterator[io.BufferedReader]:
 @contextlib.contextmanager
 def _packed(directory: Path) -> Iterator[io.BufferedReader]:
     """Yield a directory as a tar in an order that does not depend on the disk."""
-    command = [
-        "tar",
-        "--sort=name",
-        "--numeric-owner",
-        "--format=posix",
-        "--pax-option=delete=atime,delete=ctime",
-        "-C",
-        str(directory),
-    ]
-    with subprocess.Popen([*command, "-cf", "-", "."], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    options = ["--sort=name", "--numeric-owner", "--format=posix", "--pax-option=delete=atime,delete=ctime"]
+    command = ["tar", *options, "-C", str(directory), "-cf", "-", "."]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None, "both are pipes"
         yield cast(io.BufferedReader, process.stdout)
         process.stdout.close()

@@ -98,11 +98,10 @@ class Splice:
         data = side.socket.recv(_BUFFER_BYTES)
         if data:
             other.pending += data
-            self._write(other)
         else:
             side.open_for_reading = False
             other.peer_ended = True
-            self._write(other)
+        self._write(other)
 
     def _write(self, side: _Side) -> None:
         if side.pending:
