@@ -27,13 +27,7 @@ from ratchet import secrets
 from ratchet.background_task import errors_logged, running_beside
 from ratchet.config import RunConfig
 from ratchet.durations import duration_in_words
-from ratchet.errors import (
-    CommandFailedError,
-    GuardSpentError,
-    RatchetError,
-    SandboxBusyError,
-    StoreUnavailableError,
-)
+from ratchet.errors import CommandFailedError, GuardSpentError, RatchetError, SandboxBusyError, StoreUnavailableError
 from ratchet.payloads import AgentResult, StageInput
 from ratchet.types import MODEL_NAME, AgentExit
 from sandboxes.base import Sandbox, SandboxProvider
@@ -120,8 +114,7 @@ class AgentActivities:
         exit = AgentExit.STARVED if reason else ended.kind
         async with self.database.begin() as connection:
             await context.write_attempt(
-                connection,
-                {"agent_exit": exit, "used_seconds": ended.used_seconds, "harness_version": harness.version},
+                connection, {"agent_exit": exit, "used_seconds": ended.used_seconds, "harness_version": harness.version}
             )
         return AgentResult(
             agent_exit=exit,

@@ -168,11 +168,7 @@ async def release_box(
 
 
 async def kill_own_box(
-    database: Database,
-    provider: SandboxProvider,
-    provider_id: str,
-    sandbox_id: int | None = None,
-    waits: bool = False,
+    database: Database, provider: SandboxProvider, provider_id: str, sandbox_id: int | None = None, waits: bool = False
 ) -> BoxEnd:
     """Kill a box that carries the marks of this installation, and of the row `sandbox_id` if it has one, as the service
     itself tells.

@@ -175,11 +175,7 @@ async def _graded_patch(connection: AsyncConnection, input: FinaliseInput) -> _G
 
 
 def _outcome(
-    input: FinaliseInput,
-    config: RunConfig,
-    graded: _GradedPatch | None,
-    agent_exit: str | None,
-    built: RolloutChains,
+    input: FinaliseInput, config: RunConfig, graded: _GradedPatch | None, agent_exit: str | None, built: RolloutChains
 ) -> OutcomeValues:
     """Return outcome and reward; without a verdict there is no reward."""
     if graded is None:

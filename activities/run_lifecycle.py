@@ -41,18 +41,7 @@ from ratchet.types import Purpose, RunState, Wish
 from scheduling import circuit_breaker, group_selection
 from scheduling.quarantine import quarantined_tasks
 from scheduling.task_selection import choose_tasks, mix_datasets
-from store import (
-    box_failures,
-    evaluations,
-    groups,
-    metrics,
-    plans,
-    run_pause,
-    runs,
-    steering,
-    tasks,
-    training_groups,
-)
+from store import box_failures, evaluations, groups, metrics, plans, run_pause, runs, steering, tasks, training_groups
 from store.database import Database
 from store.groups import NewGroup
 

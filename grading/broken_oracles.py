@@ -360,10 +360,7 @@ class ControlResult(NamedTuple):
 
 
 def judge_control(
-    broken: BrokenOracle,
-    run: TestRun,
-    suspected: Collection[Suspicion] = frozenset(Suspicion),
-    by_exit: bool = True,
+    broken: BrokenOracle, run: TestRun, suspected: Collection[Suspicion] = frozenset(Suspicion), by_exit: bool = True
 ) -> ControlResult:
     """Judge a run against a broken oracle. `by_exit`: all tests ran, so that the command's exit code counts.
 

@@ -16,14 +16,7 @@ from typing import NamedTuple
 from grading import git_scripts
 from grading.base import TestFiles
 from grading.diff_sections import FileChange, join_diff, split_diff
-from grading.patch_screening import (
-    LEFT_OUT,
-    PUT_BACK,
-    Finding,
-    PatchPolicy,
-    ScreenedPatch,
-    screen_patch,
-)
+from grading.patch_screening import LEFT_OUT, PUT_BACK, Finding, PatchPolicy, ScreenedPatch, screen_patch
 from grading.runner_programs import has_test_commands
 from grading.runner_settings import MAX_SETTINGS_BYTES, restore_runner_settings
 from grading.task_tests import BaseTree

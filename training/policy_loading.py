@@ -25,14 +25,7 @@ from training.attention_blocks import OWN_CALL_FROM_PAIRS
 from training.attention_check import Heads, why_no_own_calls
 from training.packing import Packing
 from training.policy_check import switch_and_check
-from training.policy_model import (
-    ForwardWork,
-    TrainablePolicy,
-    choose_packing,
-    head_size,
-    pair_cost,
-    why_no_training,
-)
+from training.policy_model import ForwardWork, TrainablePolicy, choose_packing, head_size, pair_cost, why_no_training
 from training.rank_zero import read_on_rank_zero
 from training.sequence_parallel import SequenceRanks, make_sequence_ranks, why_no_sequence_parallel
 

@@ -78,8 +78,7 @@ def drive_run(run_id: str, url: str, service_pid: int) -> None:
 
     config = asyncio.run(_read_config(run_id, url))
     run_driver(
-        RankSettings(run_id, url, paths.policies(), paths.checkpoints(), metrics=paths.home()),
-        default_workers(config),
+        RankSettings(run_id, url, paths.policies(), paths.checkpoints(), metrics=paths.home()), default_workers(config)
     )
 
 

@@ -55,14 +55,7 @@ from training.metric_sinks.sink import SinkRun
 from training.metrics import group_metrics, replay_metrics, sequence_metrics, speed_metrics
 from training.plan_types import Plan, TrainingSequence
 from training.publisher import Publisher
-from training.rank_runtime import (
-    BlockingStore,
-    HeartbeatThread,
-    RankContext,
-    Ranks,
-    RankSettings,
-    lost_peer,
-)
+from training.rank_runtime import BlockingStore, HeartbeatThread, RankContext, Ranks, RankSettings, lost_peer
 
 _LOG = structlog.get_logger()
 

@@ -51,12 +51,7 @@ BODIES = (
 
 
 def _draw(
-    rng: random.Random,
-    a: str,
-    b: str,
-    shapes: tuple[str, ...],
-    options: list[str],
-    bodies: tuple[str, ...] = BODIES,
+    rng: random.Random, a: str, b: str, shapes: tuple[str, ...], options: list[str], bodies: tuple[str, ...] = BODIES
 ) -> PlantedBug:
     """Plant the second of `options` for the first."""
     c = rng.choice([name for name in VARIABLES if name not in (a, b)])

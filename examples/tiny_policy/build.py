@@ -139,11 +139,7 @@ def build_policy(folder: Path, recipe: Recipe, digest: str, seed: int, progress:
 
 
 def checked_solve_rate(
-    model: Qwen3ForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    recipe: Recipe,
-    seed: int,
-    temperature: float,
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, recipe: Recipe, seed: int, temperature: float
 ) -> float:
     """Measure the solve rate on tasks drawn for this check, the same ones at every temperature."""
     settings = recipe.settings

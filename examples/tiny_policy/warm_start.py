@@ -118,10 +118,7 @@ def warm_start(
 
 
 def draw_batch(
-    tokenizer: PreTrainedTokenizerFast,
-    settings: TinyPolicySettings,
-    write: Write,
-    mix: Mapping[str, float],
+    tokenizer: PreTrainedTokenizerFast, settings: TinyPolicySettings, write: Write, mix: Mapping[str, float]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     transcripts = [write(mix) for _ in range(settings.transcripts_per_update)]
     encoded = [encode_pieces(tokenizer, each) for each in transcripts]
@@ -154,10 +151,7 @@ def take_update(
 
 @torch.no_grad()
 def clean_exact_match(
-    model: Qwen3ForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    write: Write,
-    num_checks: int,
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, write: Write, num_checks: int
 ) -> float:
     """Return the share of correct transcripts in which every token of the policy is the model's first choice."""
     model.eval()

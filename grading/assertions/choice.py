@@ -110,10 +110,7 @@ def _without_overlaps(sites: Iterable[AssertionSite]) -> list[AssertionSite]:
 
 
 def prefer_unknown(
-    sites: Mapping[str, list[AssertionSite]],
-    sources: Mapping[str, bytes],
-    known: Mapping[str, bytes],
-    wanted: set[str],
+    sites: Mapping[str, list[AssertionSite]], sources: Mapping[str, bytes], known: Mapping[str, bytes], wanted: set[str]
 ) -> Sites:
     """Drop the sites on lines of the known sources, but not all of a wanted function, nor all there are."""
     kept: Sites = {}

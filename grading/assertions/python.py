@@ -13,13 +13,7 @@ from dataclasses import dataclass, replace
 
 from grading.assertions.compared_values import ComparedValues, Side, compared_parameters, names_of_others
 from grading.assertions.helper_code import HelperCode, python_helper
-from grading.assertions.python_relations import (
-    Pair,
-    asserted_pairs,
-    equal_pairs,
-    is_vague,
-    related_pairs,
-)
+from grading.assertions.python_relations import Pair, asserted_pairs, equal_pairs, is_vague, related_pairs
 from grading.assertions.python_syntax import (
     Function,
     Place,
