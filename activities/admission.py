@@ -26,7 +26,7 @@ from activities.stage import activity_stage, heartbeating
 from grading.base import Grader
 from grading.broken_oracles import BrokenOracle, confirmed_pool, selectable_tests
 from grading.git_scripts import ARCHIVE, prepare_script
-from grading.grading_box import has_archive, upload_archive
+from grading.grading_box import upload_archive
 from grading.integrity_rules import LISTED_TEST
 from grading.judge_patch import (
     BrokenTests,
@@ -297,10 +297,10 @@ async def solve(box: Sandbox, task: TaskRow, input: TrialInput) -> str:
     Raises GraderFailedError if it makes none.
     """
     spec = task.spec
-    await upload_archive(box, task)
+    archive = await upload_archive(box, task.spec)
     await box.write_file(ARCHIVE, base64.b64decode(spec["solution_archive"]), user="root")
     unpack = f"tar -xzf {ARCHIVE} -C / --no-same-owner && rm -f {ARCHIVE}"
-    prepare = prepare_script(task.workdir, spec["pre_commands"], None, archive=has_archive(task))
+    prepare = prepare_script(task.workdir, spec["pre_commands"], None, archive=archive)
     try:
         await box.exec(prepare, user="root", timeout=input.workspace_seconds)
         await box.exec(unpack, user="root", timeout=input.workspace_seconds)

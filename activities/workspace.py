@@ -11,7 +11,7 @@ from activities.running_commands import RunningPreCommand
 from activities.stage import activity_stage, heartbeating
 from activities.stage_context import StageContext
 from grading.git_scripts import FAILED_PRE_COMMAND, PRE_COMMAND_BEGINS, prepare_script
-from grading.grading_box import has_archive, upload_archive
+from grading.grading_box import upload_archive
 from ratchet.errors import CommandFailedError
 from ratchet.payloads import StageInput, StageResult
 from sandboxes.base import SandboxProvider
@@ -39,12 +39,12 @@ class WorkspaceActivities:
             task = context.task
             running.pre_commands = task.spec["pre_commands"]
             async with connected_box(self.provider, context.provider_id) as box:
-                await upload_archive(box, task)
+                archive = await upload_archive(box, task.spec)
                 script = prepare_script(
                     task.workdir,
                     task.spec["pre_commands"],
                     task.spec["problem_statement"],
-                    archive=has_archive(task),
+                    archive=archive,
                     user=context.agent_user,
                 )
                 try:

@@ -21,6 +21,7 @@ from grading.runner_programs import has_test_commands
 from grading.runner_settings import MAX_SETTINGS_BYTES, restore_runner_settings
 from grading.task_tests import BaseTree
 from ratchet.errors import CommandFailedError, GraderFailedError
+from ratchet.types import JsonObject
 from sandboxes.base import Sandbox
 from store.tasks import TaskRow
 
@@ -109,9 +110,9 @@ class BoxPreparation:
             raise GraderFailedError(f"the grading box could not be prepared: {error}") from error
 
     async def _make_base(self, base_commit: str | None, has_patch: bool) -> None:
-        await upload_archive(self.box, self.task)
+        archive = await upload_archive(self.box, self.task.spec)
         script = git_scripts.prepare_script(
-            self.task.workdir, self.task.spec["pre_commands"], None, archive=has_archive(self.task), keep_history=True
+            self.task.workdir, self.task.spec["pre_commands"], None, archive=archive, keep_history=True
         )
         try:
             printed = await self._execute(script)
@@ -234,19 +235,15 @@ def _import_lines(patch: bytes) -> str:
     return "\n".join(line for line in patch.decode(errors="replace").split("\n") if _IMPORT.search(line))
 
 
-def has_archive(task: TaskRow) -> bool:
-    """Return whether the row brings the repository's files."""
-    return bool(task.spec.get("repository_archive"))
-
-
-async def upload_archive(box: Sandbox, task: TaskRow) -> None:
-    """Upload `metadata.repository_archive` (tar.gz, base64), for images without the repository.
-
-    Raises GraderFailedError if it is not base64.
+async def upload_archive(box: Sandbox, spec: JsonObject) -> bool:
+    """Upload `metadata.repository_archive` (tar.gz, base64), for images without the repository; return whether the row
+    has one. Raises GraderFailedError if it is not base64.
     """
-    if has_archive(task):
+    archive = spec.get("repository_archive")
+    if archive:
         try:
-            content = base64.b64decode(task.spec["repository_archive"], validate=True)
+            content = base64.b64decode(archive, validate=True)
         except binascii.Error as error:
             raise GraderFailedError(f"metadata.repository_archive is not base64: {error}") from error
         await box.write_file(git_scripts.ARCHIVE, content, user="root")
+    return bool(archive)

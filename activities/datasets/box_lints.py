@@ -4,13 +4,13 @@ They may have been built from the solution. They cannot be removed without a per
 and build products of the base are wanted, so `ratchet tasks check --boxes` names them.
 """
 
-import base64
 import shlex
 import uuid
 from collections.abc import AsyncIterator, Iterable
 
 from grading import git_scripts
-from ratchet.errors import CommandFailedError, ConfigError
+from grading.grading_box import upload_archive
+from ratchet.errors import CommandFailedError, ConfigError, GraderFailedError
 from sandboxes.base import Sandbox, SandboxProvider
 from store.tasks import TaskFields
 
@@ -30,15 +30,13 @@ async def lint_boxes(provider: SandboxProvider, rows: Iterable[TaskFields]) -> A
             async with box:
                 for finding in await _findings(box, row):
                     yield f"{subject}: {finding}"
-        except (CommandFailedError, ConfigError) as error:
+        except (CommandFailedError, ConfigError, GraderFailedError) as error:
             yield f"{subject}: cannot be prepared: {error}"
 
 
 async def _findings(box: Sandbox, row: TaskFields) -> list[str]:
-    archive = row["spec"].get("repository_archive")
-    if archive:
-        await box.write_file(git_scripts.ARCHIVE, base64.b64decode(archive), user="root")
-    script = git_scripts.prepare_script(row["workdir"], row["spec"]["pre_commands"], "", archive=bool(archive))
+    archive = await upload_archive(box, row["spec"])
+    script = git_scripts.prepare_script(row["workdir"], row["spec"]["pre_commands"], "", archive=archive)
     await box.exec(script, user="root", timeout=_TTL_SECONDS)
     directory = shlex.quote(row["workdir"])
     ignored = await _names(
