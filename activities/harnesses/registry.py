@@ -18,16 +18,11 @@ HARNESSES = {
 _IMPORT_PATH = re.compile(r"[\w.]+:\w+")
 
 
-class Harnesses:
+class Harnesses(dict[str, BaseHarness]):
     """Harnesses, made once per name. `harnesses[name]` raises ConfigError for an unknown name."""
 
-    def __init__(self) -> None:
-        self._made: dict[str, BaseHarness] = {}
-
-    def __getitem__(self, name: str) -> BaseHarness:
-        if name not in self._made:
-            self._made[name] = load_harness(name)
-        return self._made[name]
+    def __missing__(self, name: str) -> BaseHarness:
+        return self.setdefault(name, load_harness(name))
 
 
 def load_harness(name: str) -> BaseHarness:
