@@ -4,6 +4,7 @@ The gateway makes it once; the code that runs per box (`boxd/box_disk.py`) stays
 """
 
 import os
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,17 +12,7 @@ from pathlib import Path
 from sandbox_gateway.boxd.box_disk import LOOP_CONTROL
 
 # No journal: no data of a box must survive a crash of the machine, and each journal would be a kernel thread.
-_MKFS_OPTIONS = [
-    "-qF",
-    "-O",
-    "^has_journal,^resize_inode",
-    "-E",
-    "lazy_itable_init=1,nodiscard",
-    "-m",
-    "0",
-    "-i",
-    "8192",
-]
+_MKFS_OPTIONS = shlex.split("-q -F -O ^has_journal,^resize_inode -E lazy_itable_init=1,nodiscard -m 0 -i 8192")
 
 
 def is_possible() -> bool:

@@ -91,7 +91,6 @@ def _build(interpreter: Path, layer: Path) -> None:
     (library / "sitecustomize.py").write_text(_SITECUSTOMIZE)
     _copy_interpreter(interpreter, layer)
     _install(interpreter, packages, ["--no-deps", *_PINS])
-    shutil.rmtree(packages / "bin", ignore_errors=True)
     script = layer / "bin" / "pytest"
     script.write_text(_PYTEST_SCRIPT)
     script.chmod(0o755)
@@ -120,7 +119,6 @@ def install_packages(packages: Path, requirements: list[str]) -> None:
     MachineError.
     """
     _install((Path(sys.base_prefix) / "bin" / f"python{_VERSION}").resolve(), packages, requirements)
-    shutil.rmtree(packages / "bin", ignore_errors=True)
     compileall.compile_dir(
         str(packages), quiet=2, force=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH
     )
@@ -135,6 +133,7 @@ def _install(interpreter: Path, packages: Path, requirements: list[str]) -> None
     if result.returncode != 0:
         tail = (result.stderr or result.stdout).strip()[-600:]
         raise MachineError(f"packages cannot be installed with `{' '.join(commands[0][:4])} …`: {tail}")
+    shutil.rmtree(packages / "bin", ignore_errors=True)
 
 
 def _installers(interpreter: Path) -> list[list[str]]:

@@ -85,7 +85,7 @@ class Connection:
             elif operation is None:
                 raise BoxFaultError("unimplemented", f"unknown operation {request['op']}")
             else:
-                self._send(operation(self._box, request))
+                self._send(operation(self._box, request) or {})
         except BoxFaultError as error:
             self._send(fault_message(error.code, error.message))
         except OSError as error:
@@ -156,49 +156,42 @@ def _list(box: BoxControls, _request: JsonMessage) -> JsonMessage:
     return {"processes": rows}
 
 
-def _signal(box: BoxControls, request: JsonMessage) -> JsonMessage:
+def _signal(box: BoxControls, request: JsonMessage) -> None:
     process = box.processes.find_running(request["pid"], request["tag"])
     box.processes.send_signal(process, signal.Signals(request["signal"]))
-    return {}
 
 
-def _input(box: BoxControls, request: JsonMessage) -> JsonMessage:
+def _input(box: BoxControls, request: JsonMessage) -> None:
     process = box.processes.find_running(request["pid"], request["tag"])
     box.processes.write_stdin(process, binascii.a2b_base64(request["data"]))
-    return {}
 
 
-def _resize(box: BoxControls, request: JsonMessage) -> JsonMessage:
+def _resize(box: BoxControls, request: JsonMessage) -> None:
     rows, columns = request["size"]
     box.processes.resize(box.processes.find_running(request["pid"], request["tag"]), (rows, columns))
-    return {}
 
 
-def _close_stdin(box: BoxControls, request: JsonMessage) -> JsonMessage:
+def _close_stdin(box: BoxControls, request: JsonMessage) -> None:
     box.processes.close_stdin(box.processes.find_running(request["pid"], request["tag"]))
-    return {}
 
 
-def _deadline(box: BoxControls, request: JsonMessage) -> JsonMessage:
+def _deadline(box: BoxControls, request: JsonMessage) -> None:
     box.set_deadline(request["deadline"])
-    return {}
 
 
-def _freeze(box: BoxControls, request: JsonMessage) -> JsonMessage:
+def _freeze(box: BoxControls, request: JsonMessage) -> None:
     box.freeze(request["frozen"])
-    return {}
 
 
 def _ping(_box: BoxControls, _request: JsonMessage) -> JsonMessage:
     return {"pid": os.getpid()}
 
 
-def _destroy(box: BoxControls, _request: JsonMessage) -> JsonMessage:
+def _destroy(box: BoxControls, _request: JsonMessage) -> None:
     box.shut_down()
-    return {}
 
 
-_OPERATIONS: dict[str, Callable[[BoxControls, JsonMessage], JsonMessage]] = {
+_OPERATIONS: dict[str, Callable[[BoxControls, JsonMessage], JsonMessage | None]] = {
     "list": _list,
     "signal": _signal,
     "input": _input,
