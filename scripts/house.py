@@ -18,7 +18,6 @@ from pathlib import Path
 
 MAX_PACKAGE_SHARE = 0.15
 MAX_FUNCTION_LINES = 60
-MAX_LINE_LENGTH = 120
 SHORT_FUNCTION_LINES = 35
 MIN_SHORT_FUNCTIONS = 0.9
 MAX_LOOSE_WORDS = 5
@@ -89,35 +88,6 @@ def package_shares(modules: list[Module]) -> Finding:
     finding = Finding(f"largest package's share of all lines (at most {MAX_PACKAGE_SHARE:.0%})")
     finding.figure = f"{share:.0%} ({package})"
     finding.failed = share > MAX_PACKAGE_SHARE
-    return finding
-
-
-def upward_imports(modules: list[Module], layers: list[set[str]]) -> Finding:
-    """Imports from a package to one of a higher layer, or to another package of its own layer."""
-    floor = {package: index for index, layer in enumerate(reversed(layers)) for package in layer}
-    finding = Finding(f"upward imports between the {len(layers)} layers (0)")
-    for module in modules:
-        for line, target in _imports(module.tree):
-            other = target.split(".")[0]
-            if other in floor and other != module.package and floor[other] >= floor[module.package]:
-                finding.places.append(f"{module.at(line)} imports {target}")
-    return finding
-
-
-def _imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.lineno, node.module
-        elif isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
-
-
-def long_lines(modules: list[Module]) -> Finding:
-    finding = Finding(f"lines over {MAX_LINE_LENGTH} characters (0)")
-    for module in modules:
-        for number, line in enumerate(module.text.splitlines(), 1):
-            if len(line) > MAX_LINE_LENGTH:
-                finding.places.append(f"{module.at(number)} {len(line)}")
     return finding
 
 
@@ -246,13 +216,10 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="print each place that exceeds a limit")
     listing = parser.parse_args().list
     settings = tomllib.loads(Path("pyproject.toml").read_text())["tool"]["importlinter"]
-    layers = [{name.strip() for name in layer.split("|")} for layer in settings["contracts"][0]["layers"]]
     modules = load_modules(settings["root_packages"])
     everything = [*modules, *load_modules(PROSE_FOLDERS)]
     findings = [
         package_shares(modules),
-        upward_imports(modules, layers),
-        long_lines(everything),
         long_functions(modules),
         share_of_short_functions(modules),
         values_without_sentence(modules, "config fields", CONFIG_MODULES, ""),
