@@ -18,6 +18,14 @@ _BLANKS = "".join(one for one in map(chr, range(0x3001)) if one.isspace()) + "\u
 """The characters that Python's `strip` removes, and the byte order mark, which JavaScript's `trim` removes, too."""
 
 
+def tool_of(name: str, description: str, properties: Mapping[str, Any] | None = None, required: str = "") -> Tool:
+    """A tool of our own, to try a template, a parser or an endpoint with. `required`: names, separated by spaces."""
+    parameters: dict[str, Any] = {"type": "object", "properties": dict(properties or {})}
+    if required:
+        parameters["required"] = required.split()
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     id: str

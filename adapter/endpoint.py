@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import orjson
 
-from adapter.conversation import TokenLogprob
+from adapter.conversation import TokenLogprob, tool_of
 from adapter.vllm_parsers import ParsedCall
 from ratchet import secrets
 from ratchet.config_sections import EndpointConfig
@@ -88,18 +88,12 @@ class EndpointAnswer:
 
 
 @dataclass(slots=True)
-class _GrowingCall:
-    name: str = ""
-    arguments: str = ""
-
-
-@dataclass(slots=True)
 class _GrowingAnswer:
     """An answer that comes as chunks, or whole as one of them."""
 
     text: str = ""
     reasoning: str = ""
-    calls: dict[int, _GrowingCall] = field(default_factory=dict)
+    calls: dict[int, ParsedCall] = field(default_factory=dict)
     finish: str | None = None
     stop_sequence: str | None = None
     usage: JsonObject = field(default_factory=dict)
@@ -113,9 +107,10 @@ class _GrowingAnswer:
             self.text += part.get("content") or ""
             self.reasoning += part.get("reasoning_content") or part.get("reasoning") or ""
             for number, call in enumerate(part.get("tool_calls") or []):
-                growing = self.calls.setdefault(int(call.get("index", number)), _GrowingCall())
-                growing.name += call["function"].get("name") or ""
-                growing.arguments += call["function"].get("arguments") or ""
+                at = int(call.get("index", number))
+                name, arguments = self.calls.get(at, ("", ""))
+                new = call["function"]
+                self.calls[at] = ParsedCall(name + (new.get("name") or ""), arguments + (new.get("arguments") or ""))
             for one in (choice.get("logprobs") or {}).get("content") or []:
                 self.logprobs.append(TokenLogprob(str(one["token"]), float(one["logprob"])))
             self.finish = choice.get("finish_reason") or self.finish
@@ -129,7 +124,7 @@ class _GrowingAnswer:
         return EndpointAnswer(
             text=self.text,
             reasoning=self.reasoning,
-            calls=tuple(ParsedCall(one.name, one.arguments) for _, one in sorted(self.calls.items())),
+            calls=tuple(call for _, call in sorted(self.calls.items())),
             finish=self.finish,
             stop_sequence=self.stop_sequence,
             prompt_tokens=int(usage.get("prompt_tokens") or 0),
@@ -218,16 +213,6 @@ class EndpointClient:
         return EndpointUnavailableError(f"{words}; check {check}", _seconds(retry_after), for_a_person=True)
 
 
-_TRIED_TOOL: JsonObject = {
-    "type": "function",
-    "function": {
-        "name": "nothing",
-        "description": "Does nothing.",
-        "parameters": {"type": "object", "properties": {}},
-    },
-}
-
-
 async def check_endpoint(endpoint: EndpointConfig, temperatures: Sequence[float]) -> None:
     """Ask for short answers in the form of the rollouts' requests: with a tool, a limit and each temperature.
 
@@ -238,7 +223,7 @@ async def check_endpoint(endpoint: EndpointConfig, temperatures: Sequence[float]
     messages = [{"role": "user", "content": "Answer with OK."}]
     try:
         for temperature in dict.fromkeys(temperatures):
-            form = {"temperature": temperature, "max_tokens": 16, "tools": [_TRIED_TOOL]}
+            form = {"temperature": temperature, "max_tokens": 16, "tools": [tool_of("nothing", "Does nothing.")]}
             await client.complete({"messages": messages, **form})
     except (EndpointRejectedError, EndpointContextError) as error:
         raise ConfigError(f"endpoint: {error}; `endpoint.body` adds or leaves out fields of the requests") from None

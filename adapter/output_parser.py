@@ -22,7 +22,16 @@ import orjson
 import structlog
 
 from adapter.argument_types import exact_json
-from adapter.conversation import Finish, Message, RequestOptions, TokenLogprob, Tool, ToolCall, can_be_stored
+from adapter.conversation import (
+    Finish,
+    Message,
+    RequestOptions,
+    TokenLogprob,
+    Tool,
+    ToolCall,
+    can_be_stored,
+    tool_of,
+)
 from adapter.endpoint import EndpointAnswer
 from adapter.live_answer import LiveAnswer
 from adapter.prompt.renderer import Renderer
@@ -82,14 +91,6 @@ class _FoundCalls(NamedTuple):
     calls: tuple[ToolCall, ...] = ()
     are_all: bool = False
     unread: UnreadCause | None = None
-
-
-class _UnfitCallError(Exception):
-    """A call does not fit its tool."""
-
-    def __init__(self, cause: UnreadCause) -> None:
-        super().__init__(cause)
-        self.cause = cause
 
 
 class OutputParser:
@@ -280,9 +281,8 @@ class OutputParser:
         sample, call = self.written.sample, self.written.sample_call
         if sample is None:
             return False
-        tool = {"type": "function", "function": {"name": call.name, "description": "", "parameters": {}}}
         try:
-            found = self._parsers.split_calls(sample, (tool,)).calls
+            found = self._parsers.split_calls(sample, (tool_of(call.name, ""),)).calls
             reads = [(one.name, orjson.loads(one.arguments)) for one in found] == [(call.name, call.arguments)]
         except Exception:  # a parser of another model raises any error
             reads = False
@@ -327,9 +327,11 @@ def _fitting(found: Sequence[ParsedCall], tools: Sequence[Tool], options: Reques
     """The calls before the first that does not fit its tool."""
     calls: list[ToolCall] = []
     try:
-        calls.extend(_checked_call(one.name, one.arguments, tools, options) for one in found)
-    except _UnfitCallError as error:
-        return _FoundCalls(calls=tuple(calls), unread=error.cause)
+        for one in found:
+            checked = _checked_call(one.name, one.arguments, tools, options)
+            if isinstance(checked, UnreadCause):
+                return _FoundCalls(calls=tuple(calls), unread=checked)
+            calls.append(checked)
     except Exception as error:  # the arguments and the tool's schema may be anything
         _log_unreadable(error, found[len(calls)].arguments)
         return _FoundCalls(calls=tuple(calls), unread=UnreadCause.ARGUMENTS)
@@ -356,25 +358,23 @@ def _properties(tool: Tool) -> Collection[str]:
     return properties if isinstance(properties, dict) else ()
 
 
-def _checked_call(name: str, arguments: str, tools: Sequence[Tool], options: RequestOptions) -> ToolCall:
-    """The call with parsed arguments. Raises _UnfitCallError if it is not valid."""
+def _checked_call(name: str, arguments: str, tools: Sequence[Tool], options: RequestOptions) -> ToolCall | UnreadCause:
+    """The call with parsed arguments, or why it does not fit its tool."""
     schema = next(
         (tool["function"].get("parameters") or {} for tool in tools if tool["function"].get("name") == name), None
     )
     if schema is None or not options.tool_choice.allows(name):
-        raise _UnfitCallError(UnreadCause.NOT_OFFERED)
+        return UnreadCause.NOT_OFFERED
     try:
         values = exact_json(arguments or "{}")
     except (ValueError, RecursionError):
-        raise _UnfitCallError(UnreadCause.ARGUMENTS) from None
+        return UnreadCause.ARGUMENTS
     required = schema.get("required")
     fits = isinstance(values, dict) and all(key in values for key in (required if isinstance(required, list) else []))
     if not fits or (name in options.tool_forms.strict and not matches_schema(values, schema)):
-        raise _UnfitCallError(UnreadCause.ARGUMENTS)
+        return UnreadCause.ARGUMENTS
     call = ToolCall(f"call_{uuid4().hex[:24]}", name, values)
-    if not can_be_stored(Message("assistant", "", tool_calls=(call,))):
-        raise _UnfitCallError(UnreadCause.ARGUMENTS)
-    return call
+    return call if can_be_stored(Message("assistant", "", tool_calls=(call,))) else UnreadCause.ARGUMENTS
 
 
 def _log_unreadable(error: Exception, text: str) -> None:

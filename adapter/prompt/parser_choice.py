@@ -10,39 +10,26 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adapter.conversation import Message, Tool, ToolCall
+from adapter.conversation import Message, ToolCall, tool_of
 from adapter.prompt.chat_template import TemplateRefusedError
 from adapter.prompt.renderer import Renderer
 from adapter.vllm_parsers import VllmParsers
 from ratchet.errors import ConfigError
 
-_TOOLS: tuple[Tool, ...] = (
-    {
-        "type": "function",
-        "function": {
-            "name": "edit_file",
-            "description": "Replace text in a file.",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "path": {"type": "string"},
-                    "text": {"type": "string"},
-                    "line": {"type": "integer"},
-                    "dry": {"type": "boolean"},
-                    "tags": {"type": "array", "items": {"type": "string"}},
-                },
-                "required": ["path"],
-            },
+_TOOLS = (
+    tool_of(
+        "edit_file",
+        "Replace text in a file.",
+        {
+            "path": {"type": "string"},
+            "text": {"type": "string"},
+            "line": {"type": "integer"},
+            "dry": {"type": "boolean"},
+            "tags": {"type": "array", "items": {"type": "string"}},
         },
-    },
-    {
-        "type": "function",
-        "function": {
-            "name": "run",
-            "description": "Run a command.",
-            "parameters": {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]},
-        },
-    },
+        required="path",
+    ),
+    tool_of("run", "Run a command.", {"command": {"type": "string"}}, required="command"),
 )
 _QUESTION = Message("user", "Please mend the test.")
 _EDIT = ToolCall("call00001", "edit_file", {"path": "a b.py", "text": "if x < 1:\n    y = '\"'\n", "line": 3})

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from adapter.conversation import Message, MessageRun, Preamble, Tool, ToolCall
+from adapter.conversation import Message, MessageRun, Preamble, ToolCall, tool_of
 from adapter.prompt.chat_template import ChatTemplate, TemplateRefusedError
 
 _USER = Message("user", "zqxu")
@@ -214,13 +214,7 @@ def _probes(literals: Sequence[str]) -> Iterator[ProbeHistory]:
     The template's own literals are among the texts, since templates search for them.
     """
     rng = random.Random(0)
-    tools: list[Tool] = [
-        {
-            "type": "function",
-            "function": {"name": name, "description": "d", "parameters": {"type": "object", "properties": {}}},
-        }
-        for name in ("one", "two")
-    ]
+    tools = [tool_of(name, "d") for name in ("one", "two")]
     words = [
         "plain",
         "",
