@@ -49,7 +49,7 @@ from adapter.replies import (
 )
 from adapter.served_sets import MakeRenderer, ReadSets, ServedSets, SetNotServedError, renderer_of
 from adapter.settings import AdapterSettings
-from adapter.store_outage import HeldCalls, HeldLimits, StoreOutage
+from adapter.store_outage import HeldCalls, StoreOutage
 from adapter.turns.capture import Capture, PendingCall
 from adapter.turns.engine_waits import EngineWaits
 from adapter.turns.routing import EngineRouter
@@ -101,7 +101,7 @@ def create_adapter_app(
         ServedSets(settings, database, router, outage, waits, read_sets, make_renderer),
         router,
         outage,
-        HeldCalls(HeldLimits(settings.max_held_calls_per_session, settings.max_held_calls, settings.max_held_bytes)),
+        HeldCalls(settings.max_held_calls_per_session, settings.max_held_calls, settings.max_held_bytes),
         waits,
         RefusalNotes(database),
     )

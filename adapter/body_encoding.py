@@ -1,7 +1,6 @@
 """Bodies that a client has compressed, read within the limit of a body's size."""
 
 import zlib
-from typing import Protocol
 
 import zstandard
 
@@ -11,16 +10,6 @@ from adapter.replies import BodyTooLargeError, UnreadEncodingError
 _GZIP_BITS = 16 + zlib.MAX_WBITS
 _ZSTD_SLICE_BYTES = 1 << 10  # the reader has no limit of its own, and makes up to 32 MiB of a slice
 _ZSTD_WINDOW_BYTES = 1 << 23  # the most that RFC 9659 allows in HTTP
-
-
-class _Reader(Protocol):
-    """A decompressor of one stream, of zlib or of zstandard."""
-
-    @property
-    def eof(self) -> bool: ...
-
-    @property
-    def unused_data(self) -> bytes: ...
 
 
 def decoded(body: bytes, encoding: str, max_bytes: int) -> bytes:
@@ -56,7 +45,7 @@ def _has_zlib_head(body: bytes) -> bool:
 def _inflated(body: bytes, name: str, window_bits: int, max_bytes: int) -> bytes:
     reader = zlib.decompressobj(window_bits)
     data = reader.decompress(body, max_bytes + 1)
-    return _checked(data, reader, name, max_bytes)
+    return _checked(data, reader.eof and not reader.unused_data, name, max_bytes)
 
 
 def _from_zstd(body: bytes, name: str, max_bytes: int) -> bytes:
@@ -68,12 +57,12 @@ def _from_zstd(body: bytes, name: str, max_bytes: int) -> bytes:
         data += reader.decompress(body[at : at + _ZSTD_SLICE_BYTES])
         if len(data) > max_bytes:
             break
-    return _checked(bytes(data), reader, name, max_bytes)
+    return _checked(bytes(data), reader.eof and not reader.unused_data, name, max_bytes)
 
 
-def _checked(data: bytes, reader: _Reader, name: str, max_bytes: int) -> bytes:
+def _checked(data: bytes, is_whole: bool, name: str, max_bytes: int) -> bytes:
     if len(data) > max_bytes:
         raise BodyTooLargeError(f"the request is larger than {max_bytes} bytes without its content-encoding")
-    if not reader.eof or reader.unused_data:
+    if not is_whole:
         raise InvalidRequestError(f"content-encoding: the body is not one whole {name} stream")
     return data

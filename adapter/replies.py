@@ -71,39 +71,34 @@ class ClassifiedFailure(NamedTuple):
     message: str
 
 
+_INTERRUPTED = (StoreUnavailableError, OtherAnswerError, asyncio.CancelledError)
+_SENTENCES: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], Failure, str], ...] = (
+    (UnauthorisedError, Failure.UNAUTHORISED, "the session token is unknown or its session has ended"),
+    (PromptTooLongError, Failure.PROMPT_TOO_LONG, "{}"),
+    (BodyTooLargeError, Failure.TOO_LARGE, "request too large: {}"),
+    (SlowBodyError, Failure.TIMED_OUT, "request timed out: {}"),
+    (TurnLimitError, Failure.TURN_LIMIT, "{}"),
+    (UnknownModelError, Failure.UNKNOWN_MODEL, "unknown model: {}"),
+    (StateNotKeptError, Failure.STATE_NOT_KEPT, "invalid request: {}"),
+    ((InvalidRequestError, TemplateRefusedError), Failure.INVALID, "invalid request: {}"),
+    (EndpointRejectedError, Failure.INVALID, "the endpoint refused the request: {}"),
+    (EngineRejectedError, Failure.INVALID, "the engine refused this call: {}"),
+    (ClientDisconnect, Failure.INVALID, "the client disconnected before its request was complete"),
+    (TooManyHeldError, Failure.UNAVAILABLE, "too many calls wait to begin, try again"),
+    (_INTERRUPTED, Failure.UNAVAILABLE, "the service is restarting, try again"),
+)
+"""Errors, what they are to the protocols, and the sentence for the client. The first match counts."""
+
+
 def classify(error: BaseException) -> ClassifiedFailure:
     """Map an exception to a failure of the protocols. Unknown exceptions are logged here and nowhere else.
 
     `activities/harnesses/cli_exits.py` reads the message with which a program ended, and recognises it by its first
     words: keep both in step.
     """
-    match error:
-        case UnauthorisedError():
-            return ClassifiedFailure(Failure.UNAUTHORISED, "the session token is unknown or its session has ended")
-        case PromptTooLongError():
-            return ClassifiedFailure(Failure.PROMPT_TOO_LONG, str(error))
-        case BodyTooLargeError():
-            return ClassifiedFailure(Failure.TOO_LARGE, f"request too large: {error}")
-        case SlowBodyError():
-            return ClassifiedFailure(Failure.TIMED_OUT, f"request timed out: {error}")
-        case TurnLimitError():
-            return ClassifiedFailure(Failure.TURN_LIMIT, str(error))
-        case UnknownModelError():
-            return ClassifiedFailure(Failure.UNKNOWN_MODEL, f"unknown model: {error}")
-        case StateNotKeptError():
-            return ClassifiedFailure(Failure.STATE_NOT_KEPT, f"invalid request: {error}")
-        case InvalidRequestError() | TemplateRefusedError():
-            return ClassifiedFailure(Failure.INVALID, f"invalid request: {error}")
-        case EndpointRejectedError():
-            return ClassifiedFailure(Failure.INVALID, f"the endpoint refused the request: {error}")
-        case EngineRejectedError():
-            return ClassifiedFailure(Failure.INVALID, f"the engine refused this call: {error}")
-        case ClientDisconnect():
-            return ClassifiedFailure(Failure.INVALID, "the client disconnected before its request was complete")
-        case TooManyHeldError():
-            return ClassifiedFailure(Failure.UNAVAILABLE, "too many calls wait to begin, try again")
-        case StoreUnavailableError() | OtherAnswerError() | asyncio.CancelledError():
-            return ClassifiedFailure(Failure.UNAVAILABLE, "the service is restarting, try again")
+    for kinds, failure, sentence in _SENTENCES:
+        if isinstance(error, kinds):
+            return ClassifiedFailure(failure, sentence.format(error))
     _LOG.error("request failed", exc_info=error)
     return ClassifiedFailure(Failure.INTERNAL, f"internal error: {type(error).__name__}")
 

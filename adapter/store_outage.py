@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
 from typing import TypeVar
 
 import structlog
@@ -27,18 +26,6 @@ class TooManyHeldError(Exception):
     """More calls wait to begin than is allowed."""
 
 
-@dataclass(frozen=True, slots=True)
-class HeldLimits:
-    num_calls_per_session: int
-    num_calls: int
-    num_bytes: int
-
-    @property
-    def num_unknown_calls(self) -> int:
-        """Limit of the held calls of all unknown sessions together."""
-        return (self.num_calls + 1) // 2
-
-
 class HeldCalls:
     """The calls that wait for the store or for their engine set before they have begun: their numbers by session, and
     their bodies' size.
@@ -48,8 +35,10 @@ class HeldCalls:
     invents cannot take the places of sessions that are known.
     """
 
-    def __init__(self, limits: HeldLimits) -> None:
-        self._limits = limits
+    def __init__(self, max_per_session: int, max_calls: int, max_bytes: int) -> None:
+        self._max_per_session = max_per_session
+        self._max_calls = max_calls
+        self._max_bytes = max_bytes
         self._by_session: Counter[int | bytes] = Counter()
         self._num_unknown = 0
         self._num_bytes = 0
@@ -59,13 +48,12 @@ class HeldCalls:
         """Count a call while the block runs. `session`: its id, or the digest of a token that is not known yet.
 
         Raises TooManyHeldError."""
-        limits = self._limits
         unknown = isinstance(session, bytes)
         if (
-            self._by_session[session] >= limits.num_calls_per_session
-            or self._by_session.total() >= limits.num_calls
-            or (unknown and self._num_unknown >= limits.num_unknown_calls)
-            or self._num_bytes + num_bytes > limits.num_bytes
+            self._by_session[session] >= self._max_per_session
+            or self._by_session.total() >= self._max_calls
+            or (unknown and self._num_unknown >= (self._max_calls + 1) // 2)
+            or self._num_bytes + num_bytes > self._max_bytes
         ):
             raise TooManyHeldError
         self._by_session[session] += 1

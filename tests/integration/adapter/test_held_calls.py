@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from adapter.store_outage import HeldCalls, HeldLimits, TooManyHeldError
+from adapter.store_outage import HeldCalls, TooManyHeldError
 from store import sessions
 from store.database import Database
 from tests.integration.adapter.conftest import (
@@ -158,7 +158,7 @@ async def test_a_body_without_a_known_token_is_not_read_while_the_store_is_away(
 
 def test_invented_tokens_take_half_of_the_places_and_each_has_its_own_limit() -> None:
     """So neither one session's calls nor tokens that a box invents keep the calls of known sessions out."""
-    calls = HeldCalls(HeldLimits(num_calls_per_session=2, num_calls=6, num_bytes=100))
+    calls = HeldCalls(max_per_session=2, max_calls=6, max_bytes=100)
     with contextlib.ExitStack() as stack:
         for token in (b"a", b"a"):
             stack.enter_context(calls.add(token, 0))
