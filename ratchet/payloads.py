@@ -2,7 +2,7 @@
 
 They carry ids, not data. Workers of two versions may run side by side during an upgrade, and recorded histories are
 replayed with new code. So a new field needs a default, and an unknown field is ignored, except in what people start,
-where it is a typing mistake. Named tuples are JSON arrays in a history; they cannot grow.
+there it is a typing mistake. Named tuples are JSON arrays in a history; they cannot grow.
 """
 
 from typing import Any, Literal, NamedTuple, Self
