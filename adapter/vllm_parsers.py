@@ -45,70 +45,6 @@ class ParsedText:
     calls: tuple[ParsedCall, ...] = ()
 
 
-class VllmParsers:
-    """`tool_parser` and `reasoning_parser` are vLLM's names (`qwen3_coder`, `hermes`, `qwen3`, …); None switches that
-    parser off.
-    """
-
-    def __init__(
-        self,
-        model_path: Path,
-        tool_parser: str | None,
-        reasoning_parser: str | None,
-        template_kwargs: dict[str, Any] | None = None,
-    ) -> None:
-        self.tool_parser = tool_parser
-        self.reasoning_parser = reasoning_parser
-        self._model_path = model_path
-        self._template_kwargs = template_kwargs or {}
-        self._lock = threading.Lock()
-        self._parsers: _ImportedParsers | None = None
-
-    def load(self) -> None:
-        """Import the parsers. Blocks; safe to call from several threads.
-
-        Raises ConfigError if vLLM has no parser of that name.
-        """
-        with self._lock:
-            if self._parsers is None:
-                self._parsers = _ImportedParsers(
-                    self._model_path, self.tool_parser, self.reasoning_parser, self._template_kwargs
-                )
-
-    @property
-    def ready(self) -> bool:
-        """True if no call has to wait for the import any more."""
-        return self._parsers is not None or (self.tool_parser is None and self.reasoning_parser is None)
-
-    @property
-    def marks(self) -> OutputMarks | None:
-        """The marks at which the parsers act; None if they are not known, or not yet."""
-        if self.tool_parser is None and self.reasoning_parser is None:
-            return OutputMarks()
-        return None if self._parsers is None else self._parsers.marks
-
-    async def run(self, work: Callable[[], _T], num_chars: int) -> _T:
-        """Return what `work` returns, which parses so many characters. The parsers are loaded before it begins."""
-        if self._parsers is None:
-            await asyncio.to_thread(self.load)
-        return work() if num_chars < _THREAD_FROM_CHARS else await asyncio.to_thread(work)
-
-    def split_thinking(self, text: str) -> ParsedText:
-        """Separate thinking from what follows it. The parsers must be loaded."""
-        assert self._parsers is not None
-        return self._parsers.split_thinking(text)
-
-    def split_calls(self, body: str, tools: Sequence[Tool]) -> ParsedText:
-        """Parse the tool calls of a text without thinking. The parsers must be loaded."""
-        assert self._parsers is not None
-        return self._parsers.split_calls(body, tools)
-
-    def take_tools(self, tools: Sequence[Tool]) -> None:
-        """Make vLLM's form of the tools, if the parsers are loaded. Raises InvalidRequestError if vLLM refuses them."""
-        if self._parsers is not None:
-            self._parsers.take_tools(tools)
-
-
 @dataclass(frozen=True, slots=True)
 class _VllmTools:
     """A preamble's tools, vLLM's form of them, a request of vLLM's with them, and the types of arguments by tool."""
@@ -131,10 +67,42 @@ def _load_tokenizer(path: Path) -> Any:
     return tokenizer
 
 
-class _ImportedParsers:
+class VllmParsers:
+    """`tool_parser` and `reasoning_parser` are vLLM's names (`qwen3_coder`, `hermes`, `qwen3`, …); None switches that
+    parser off. `marks`: those at which the parsers act; None if they are not known, or not yet.
+    """
+
     def __init__(
-        self, model_path: Path, tool_parser: str | None, reasoning_parser: str | None, template_kwargs: dict[str, Any]
+        self,
+        model_path: Path,
+        tool_parser: str | None,
+        reasoning_parser: str | None,
+        template_kwargs: dict[str, Any] | None = None,
     ) -> None:
+        self.tool_parser = tool_parser
+        self.reasoning_parser = reasoning_parser
+        self._model_path = model_path
+        self._template_kwargs = template_kwargs or {}
+        self._lock = threading.Lock()
+        self._tool_class: Any = None
+        self._reasoning_class: Any = None
+        self._known_tools: OrderedDict[int, _VllmTools] = OrderedDict()
+        self._needs_none = tool_parser is None and reasoning_parser is None
+        self._is_loaded = False
+        self.marks = OutputMarks() if self._needs_none else None
+
+    def load(self) -> None:
+        """Import the parsers. Blocks; safe to call from several threads.
+
+        Raises ConfigError if vLLM has no parser of that name.
+        """
+        with self._lock:
+            if not self._is_loaded:
+                self._import()
+                self.marks = self.marks or self._find_marks()
+                self._is_loaded = True
+
+    def _import(self) -> None:
         # The policy can write a call that cannot be read at any time; that is no error of this service.
         logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionToolsParam
@@ -142,20 +110,28 @@ class _ImportedParsers:
         from vllm.tool_parsers import ToolParserManager
 
         try:
-            self._tool_class = ToolParserManager.get_tool_parser(tool_parser) if tool_parser else None
-            self._reasoning_class = (
-                ReasoningParserManager.get_reasoning_parser(reasoning_parser) if reasoning_parser else None
-            )
+            if self.tool_parser:
+                self._tool_class = ToolParserManager.get_tool_parser(self.tool_parser)
+            if self.reasoning_parser:
+                self._reasoning_class = ReasoningParserManager.get_reasoning_parser(self.reasoning_parser)
         except (KeyError, ValueError) as error:
             raise ConfigError(
                 f"vLLM has no such output parser: {error}; its names are those of --tool-call-parser"
             ) from error
-        self._tokenizer = _load_tokenizer(model_path / "tokenizer.json")
-        self._known_tools: OrderedDict[int, _VllmTools] = OrderedDict()
-        self._template_kwargs = template_kwargs
+        self._tokenizer = _load_tokenizer(self._model_path / "tokenizer.json")
         self._request_class = ChatCompletionRequest
         self._tool_param_class = ChatCompletionToolsParam
-        self.marks = self._find_marks()
+
+    @property
+    def ready(self) -> bool:
+        """True if no call has to wait for the import any more."""
+        return self._is_loaded or self._needs_none
+
+    async def run(self, work: Callable[[], _T], num_chars: int) -> _T:
+        """Return what `work` returns, which parses so many characters. The parsers are loaded before it begins."""
+        if not self._is_loaded:
+            await asyncio.to_thread(self.load)
+        return work() if num_chars < _THREAD_FROM_CHARS else await asyncio.to_thread(work)
 
     def _find_marks(self) -> OutputMarks | None:
         """Ask the parsers for their marks, and try how they take an output that begins without one."""
@@ -181,13 +157,15 @@ class _ImportedParsers:
         return OutputMarks(start, end, begins_thinking, strips_thinking, tool_marks, call_ends, others)
 
     def split_thinking(self, text: str) -> ParsedText:
-        if self._reasoning_class is None:
+        """Separate thinking from what follows it. The parsers must be loaded."""
+        if not self.reasoning_parser:
             return ParsedText("", text)
         parser = self._reasoning_class(self._tokenizer, chat_template_kwargs=self._template_kwargs)
         thought, rest = parser.extract_reasoning(text, self._vllm_tools(()).request)
         return ParsedText((thought or "").strip("\n"), (rest or "").lstrip("\n"))
 
     def split_calls(self, body: str, tools: Sequence[Tool]) -> ParsedText:
+        """Parse the tool calls of a text without thinking. The parsers must be loaded."""
         known = self._vllm_tools(tools)
         if self._tool_class is None or not known.params:
             return ParsedText("", body)
@@ -207,8 +185,10 @@ class _ImportedParsers:
         return ParsedText("", body, found.content or "", parsed)
 
     def take_tools(self, tools: Sequence[Tool]) -> None:
+        """Make vLLM's form of the tools, if the parsers are loaded. Raises InvalidRequestError if vLLM refuses them."""
         try:
-            self._vllm_tools(tools)
+            if self._is_loaded:
+                self._vllm_tools(tools)
         except ValidationError as error:
             raise InvalidRequestError(f"tools: the output parser cannot take them: {_first_of(error)}") from error
 
@@ -262,6 +242,13 @@ def _engine_config(parser: Any) -> Any:
     return getattr(getattr(parser, "_parser_engine", None), "parser_engine_config", None)
 
 
+def _spellings(terminals: Mapping[str, Any], names: Sequence[str]) -> tuple[str, ...] | None:
+    """Return the texts of terminals of vLLM's parser engine, None if one is a pattern."""
+    found = [terminals[name] for name in names if name in terminals]
+    texts = tuple(text for one in found for text in ((one,) if isinstance(one, str) else one))
+    return None if any(set(text) & set("\\*+?()[]") for text in texts) else texts
+
+
 def _tool_marks(parser: Any) -> tuple[str, ...] | None:
     """Return the texts at which a tool parser of vLLM may see a call begin, None if they cannot be told."""
     config = _engine_config(parser)
@@ -269,17 +256,13 @@ def _tool_marks(parser: Any) -> tuple[str, ...] | None:
         names = [getattr(parser, name, None) for name in ("tool_call_start_token", "tool_calls_start_token")]
         return tuple(one for one in names if isinstance(one, str) and one) or None
     outside = [terminal for state, terminal in config.transitions if state.name in ("CONTENT", "REASONING")]
-    spellings = [config.terminals[one] for one in outside if one in config.terminals]
-    marks = tuple(mark for one in spellings for mark in ((one,) if isinstance(one, str) else one))
-    return None if any(set(mark) & set("\\*+?()[]") for mark in marks) else marks  # patterns, not texts
+    return _spellings(config.terminals, outside)
 
 
 def _call_ends(parser: Any) -> tuple[str, ...]:
     """Return the texts at which a tool parser of vLLM sees a call, or a list of calls, end; none if it names none."""
     config = _engine_config(parser)
     if config is not None:
-        marks = config.terminals.get("TOOL_END", ())
-        marks = (marks,) if isinstance(marks, str) else tuple(marks)
-        return () if any(set(mark) & set("\\*+?()[]") for mark in marks) else marks
+        return _spellings(config.terminals, ["TOOL_END"]) or ()
     ends = [getattr(parser, name, None) for name in ("tool_calls_end_token", "tool_call_end_token")]
     return tuple(one for one in ends if isinstance(one, str) and one)[:1]

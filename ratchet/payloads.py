@@ -1,7 +1,7 @@
 """Arguments and results of workflows and activities, as they are stored in histories.
 
 They carry ids, not data. Workers of two versions may run side by side during an upgrade, and recorded histories are
-replayed with new code. So a new field needs a default, and an unknown field is ignored, except in what people start,
+replayed with new code. So a new field needs a default, and an unknown field is ignored, except in what people start;
 there it is a typing mistake. Named tuples are JSON arrays in a history; they cannot grow.
 """
 

@@ -291,8 +291,8 @@ async def test_end_marks_that_end_no_call_cost_few_parses(renderer: Renderer, pa
             texts.append(body)
             return super().split_calls(body, tools)
 
-    counting = Counting(Path(), "qwen3_coder", None)
-    counting._parsers = parsers[1]._parsers
+    counting = Counting(renderer.model_path, "qwen3_coder", None)
+    counting.load()
     outputs = OutputParser(renderer, counting)
     text = CALL + CALL[:40] + "</tool_call>" * 200
     assert (await outputs.parse(text, request(TOOLS, ()), False)).message.tool_calls
