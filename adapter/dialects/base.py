@@ -125,16 +125,19 @@ class Dialect(Protocol):
     too_long_in_stream: bool
 
     def items(self, history: msgspec.Raw | None) -> list[msgspec.Raw]:
-        """The messages one by one. Raises InvalidRequestError or msgspec's errors."""
-        ...
+        """The messages one by one. Raises InvalidRequestError if there is none, or msgspec's errors."""
+        items = [] if history is None else _ITEMS.decode(history)
+        if not items:
+            raise InvalidRequestError(f"{self.history}: at least one message expected")
+        return items
 
     def is_answer(self, item: msgspec.Raw) -> bool:
         """Return whether the item is an assistant's message or part of one."""
-        ...
+        return bool(role_of(item).role == "assistant")
 
     def call_ids(self, item: msgspec.Raw) -> CallIds:
         """Return the calls that an item makes or answers; none if the protocol's answers are never in several items."""
-        ...
+        return CallIds()
 
     def preamble(self, fields: Fields) -> PreambleContent:
         """Parse system text and tools. Raises InvalidRequestError."""
@@ -189,14 +192,6 @@ def role_of(item: msgspec.Raw) -> ItemRole:
         return _ITEM_ROLE.decode(item)
     except msgspec.ValidationError:
         raise InvalidRequestError("messages must be objects") from None
-
-
-def items_of(name: str, history: msgspec.Raw | None) -> list[msgspec.Raw]:
-    """The messages one by one. Raises InvalidRequestError if there is none."""
-    items = [] if history is None else _ITEMS.decode(history)
-    if not items:
-        raise InvalidRequestError(f"{name}: at least one message expected")
-    return items
 
 
 def event(data: object, name: str = "") -> bytes:

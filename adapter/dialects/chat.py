@@ -26,6 +26,7 @@ from adapter.conversation import (
 )
 from adapter.dialects.base import (
     CallIds,
+    Dialect,
     Failure,
     Fields,
     HttpFailure,
@@ -37,9 +38,7 @@ from adapter.dialects.base import (
     event,
     field_at,
     field_of,
-    items_of,
     object_at,
-    role_of,
     stops_of,
 )
 from adapter.dialects.fields import CHAT_FIELDS, FieldRule
@@ -86,7 +85,7 @@ class _CallItem(msgspec.Struct):
 _CALL_ITEM = msgspec.json.Decoder(_CallItem)
 
 
-class ChatDialect:
+class ChatDialect(Dialect):
     name = "chat"
     rules: Mapping[str, FieldRule] = CHAT_FIELDS
     history = "messages"
@@ -94,12 +93,6 @@ class ChatDialect:
     too_long_in_stream = False
 
     # ------------------------------------------------------------ requests
-
-    def items(self, history: msgspec.Raw | None) -> list[msgspec.Raw]:
-        return items_of(self.history, history)
-
-    def is_answer(self, item: msgspec.Raw) -> bool:
-        return bool(role_of(item).role == "assistant")
 
     def call_ids(self, item: msgspec.Raw) -> CallIds:
         try:

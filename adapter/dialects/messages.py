@@ -10,12 +10,11 @@ from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
-import msgspec
 import orjson
 
 from adapter.conversation import Answer, Message, Preamble, RequestOptions, ShownText, Tool, ToolForms
 from adapter.dialects.base import (
-    CallIds,
+    Dialect,
     Failure,
     Fields,
     HttpFailure,
@@ -27,9 +26,7 @@ from adapter.dialects.base import (
     event,
     field_at,
     field_of,
-    items_of,
     object_at,
-    role_of,
     stops_of,
 )
 from adapter.dialects.fields import MESSAGES_FIELDS, FieldRule
@@ -58,7 +55,7 @@ _SIGNATURE = "ratchet"
 _PING = event({"type": "ping"}, "ping")
 
 
-class MessagesDialect:
+class MessagesDialect(Dialect):
     name = "messages"
     rules: Mapping[str, FieldRule] = MESSAGES_FIELDS
     history = "messages"
@@ -66,15 +63,6 @@ class MessagesDialect:
     too_long_in_stream = False
 
     # ------------------------------------------------------------ requests
-
-    def items(self, history: msgspec.Raw | None) -> list[msgspec.Raw]:
-        return items_of(self.history, history)
-
-    def is_answer(self, item: msgspec.Raw) -> bool:
-        return bool(role_of(item).role == "assistant")
-
-    def call_ids(self, item: msgspec.Raw) -> CallIds:
-        return CallIds()
 
     def preamble(self, fields: Fields) -> PreambleContent:
         system = _content(field_at(fields, "system", (str, list), ""), "system").text

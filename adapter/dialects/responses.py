@@ -14,6 +14,7 @@ import orjson
 from adapter.conversation import Answer, Message, Preamble, RequestOptions, ToolCall
 from adapter.dialects.base import (
     CallIds,
+    Dialect,
     Failure,
     Fields,
     HttpFailure,
@@ -26,7 +27,6 @@ from adapter.dialects.base import (
     common_options,
     field_at,
     field_of,
-    items_of,
     object_at,
     role_of,
 )
@@ -52,7 +52,7 @@ class _CallItem(msgspec.Struct):
 _CALL_ITEM = msgspec.json.Decoder(_CallItem)
 
 
-class ResponsesDialect:
+class ResponsesDialect(Dialect):
     name = "responses"
     rules: Mapping[str, FieldRule] = RESPONSES_FIELDS
     history = "input"
@@ -66,7 +66,7 @@ class ResponsesDialect:
         if history is not None and bytes(memoryview(history)[:1]) == b'"':
             text = msgspec.json.decode(history, type=str)
             return [msgspec.Raw(orjson.dumps({"type": "message", "role": "user", "content": text}))]
-        return items_of(self.history, history)
+        return super().items(history)
 
     def is_answer(self, item: msgspec.Raw) -> bool:
         found = role_of(item)
