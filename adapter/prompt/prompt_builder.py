@@ -181,23 +181,11 @@ class PromptBuilder:
         """Prepare a call that an endpoint answers: a whole history, and no tokens."""
         request = await self._parse_forward(session, body, dialect, headers)
         options = request.options
-        tree = session.tree
-        newest = tree.newest_answer(request.runs, request.keys, request.loose_keys, options.lane)
+        newest = session.tree.newest_answer(request.runs, request.keys, request.loose_keys, options.lane)
         stored = None if newest is None else _StoredPrefix(newest.turn_id, newest.run_index, reusable=False)
         most = session.row.limits["max_response_tokens"]
-        return PreparedCall(
-            request=request,
-            kind=kind_of(options, request.preamble.system, request.runs),
-            stream=TokenStream.of(_NO_IDS),
-            attach_point=AttachPoint(None, 0),
-            fork_cause=None,
-            thinks=False,
-            after_turn_id=None if stored is None else stored.turn_id,
-            new_runs=_runs_after(request, stored),
-            new_keys=[*(key for key in request.keys[:-1] if key not in tree.known_keys), request.keys[-1]],
-            max_tokens=min(most, options.max_tokens or most),
-            engine_id=None,
-        )
+        tokenized = _TokenizedRequest(request, stored, None, _NO_IDS, 0, thinks=False)
+        return self._place(session, tokenized, min(most, options.max_tokens or most))
 
     async def _parse_forward(
         self, session: LiveSession, body: bytes, dialect: Dialect, headers: Mapping[str, str]
@@ -233,10 +221,12 @@ class PromptBuilder:
             stream = tree.nodes[tokenized.base].stream.extended(tokenized.new_ids)
             attach_point = tree.attach(stream.ids, tokenized.base)
         kind = kind_of(options, request.preamble.system, request.runs)
-        cause = cause_of(
-            tree, attach_point, stream.length, options.lane, request.runs, request.keys, tokenized.dropped, kind
-        )
-        engine = self._router.likely(session.row)
+        cause = engine = None
+        if session.row.endpoint is None:
+            cause = cause_of(
+                tree, attach_point, stream.length, options.lane, request.runs, request.keys, tokenized.dropped, kind
+            )
+            engine = self._router.likely(session.row)
         return PreparedCall(
             request=request,
             kind=kind,

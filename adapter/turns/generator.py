@@ -22,7 +22,7 @@ import structlog
 from adapter.auth import UnauthorisedError
 from adapter.conversation import Answer
 from adapter.live_answer import LiveAnswer
-from adapter.output_parser import OutputParser
+from adapter.output_parser import OutputParser, ParsedOutput
 from adapter.prompt.prompt_builder import PreparedCall
 from adapter.prompt.renderer import Renderer
 from adapter.prompt.session_cache import LiveSession
@@ -41,6 +41,7 @@ from ratchet.errors import EngineUnavailableError
 from ratchet.lora_slots import version_in_label
 from ratchet.types import TurnState
 from store import turns
+from store.arrays import Ids
 from store.database import Database
 from store.engines import EngineRow
 from store.sessions import SessionRow, request_id
@@ -212,11 +213,7 @@ class TurnGenerator:
         """
         if answer.turn_id not in session.tree.nodes:
             return answer
-        ids = session.tree.sampled(answer.turn_id)
-        stopped = self._renderer.stopped(ids)
-        output = await self._outputs.parse(
-            self._outputs.decode(ids[:-1] if stopped else ids), prepared.request, stopped
-        )
+        output = await self._output(prepared, session.tree.sampled(answer.turn_id))
         known = dict(enumerate(answer.message.tool_calls))
         calls = tuple(
             known[at] if at in known and replace(call, id=known[at].id) == known[at] else call
@@ -240,11 +237,14 @@ class TurnGenerator:
             return generation
         return generation.cut(await self._outputs.num_ids_until_stop(generation.token_ids, stop_sequences))
 
+    async def _output(self, prepared: PreparedCall, ids: Ids) -> ParsedOutput:
+        """The message that sampled ids make with the request's options."""
+        stopped = self._renderer.stopped(ids)
+        return await self._outputs.parse(self._outputs.decode(ids[:-1] if stopped else ids), prepared.request, stopped)
+
     async def _parse(self, prepared: PreparedCall, turn_id: int, generation: Generation) -> Answer:
         ids = generation.token_ids
-        stopped = self._renderer.stopped(ids)
-        text = self._outputs.decode(ids[:-1] if stopped else ids)
-        output = await self._outputs.parse(text, prepared.request, stopped)
+        output = await self._output(prepared, ids)
         num_reasoning = await self._outputs.count_reasoning_tokens(ids, output)
         return Answer(
             turn_id,

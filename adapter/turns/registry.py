@@ -72,10 +72,10 @@ class TurnRegistry:
         self.lease_seconds = lease_seconds
         self._database = database
         self._writer = writer
-        self._lease = lease
+        self.lease = lease
         self._waits = waits
         self._outage = outage
-        self._generator = generator
+        self.generator = generator
         self._running: dict[int, RunningTurn] = {}
         self._aborting: set[asyncio.Task[None]] = set()
         self._delivering: dict[int, set[ConnectedClient]] = {}  # clients to which a stored answer is written, by turn
@@ -108,7 +108,7 @@ class TurnRegistry:
         """
         if session.at_turn_limit:
             raise TurnLimitError(session.row.limits["max_turns"] or 0)
-        await self.begin_lease()
+        await self.lease.begin()
         turn = new_turn(session.row, prepared, ordinal, self.process_id)
         try:
             return await self._writer.open(turn)
@@ -119,14 +119,10 @@ class TurnRegistry:
             task.add_done_callback(self._aborting.discard)
             raise
 
-    async def begin_lease(self) -> None:
-        """Get this process's lease, before a row names it."""
-        await self._lease.begin()
-
     def start(self, session: LiveSession, prepared: PreparedCall, turn_id: int, client: ConnectedClient) -> RunningTurn:
         """Generate an `in_flight` row that this process is the worker of. `client` is its first client."""
-        live = self._generator.live_answer(session, prepared)
-        task = asyncio.create_task(self._generator.generate(session, prepared, turn_id, live))
+        live = self.generator.live_answer(session, prepared)
+        task = asyncio.create_task(self.generator.generate(session, prepared, turn_id, live))
         running = RunningTurn(task, CallOptions.of(prepared.request.options, prepared.max_tokens), live)
         self._running[turn_id] = running
         session.num_calls += 1
@@ -134,10 +130,6 @@ class TurnRegistry:
         task.add_done_callback(lambda task: self._finish(session, turn_id, running, task))
         self.connect(running, turn_id, client)
         return running
-
-    async def viewed(self, session: LiveSession, prepared: PreparedCall, answer: Answer) -> Answer:
-        """A completed turn's answer with this request's options."""
-        return await self._generator.viewed(session, prepared, answer)
 
     def _finish(self, session: LiveSession, turn_id: int, running: RunningTurn, task: "asyncio.Task[Answer]") -> None:
         self._running.pop(turn_id, None)

@@ -123,7 +123,7 @@ class RetryResolver:
             return answer
         if answer.turn_id not in session.tree.nodes:
             await self._outage.hold(partial(self._sessions.load, session))
-        viewed = await self._registry.viewed(session, prepared, answer)
+        viewed = await self._registry.generator.viewed(session, prepared, answer)
         if viewed.message != answer.message:
             await self._outage.hold(lambda: self._database.run(store_view, answer.turn_id, viewed.message))
         return viewed
@@ -143,7 +143,7 @@ class RetryResolver:
         Its process has died, or it is ours and the confirmation was lost. None if another process took it first, or
         another request of this one.
         """
-        await self._registry.begin_lease()
+        await self._registry.lease.begin()
         async with self._database.begin() as conn:
             if not await turns.take_over_turn(conn, known.id, self._registry.process_id):
                 return None
