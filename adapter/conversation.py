@@ -86,8 +86,7 @@ class Message:
         equal if they are the same double, because JavaScript has no others, and a member that is null may be missing,
         because many clients leave such members out. Strict keys are stored, so they stay what they are.
         """
-        alike = _with_plain_numbers if strict else _as_clients_keep_it
-        calls = [[call.id if strict else "", call.name, alike(call.arguments)] for call in self.tool_calls]
+        calls = [[call.id if strict else "", call.name, _alike(call.arguments, strict)] for call in self.tool_calls]
         text = self.text if strict else self.text.strip(_BLANKS)
         reasoning = self.reasoning if strict else self.reasoning.strip(_BLANKS)
         return _hash(orjson.dumps([self.role, text, reasoning, calls, self.beside_tool], option=orjson.OPT_SORT_KEYS))
@@ -351,29 +350,22 @@ def _hash(data: bytes) -> bytes:
     return blake2b(data, digest_size=16).digest()
 
 
-def _with_plain_numbers(value: Any) -> Any:
-    """The value with 1.0 as 1, because JavaScript clients send 1.0 back as 1."""
-    match value:
-        case float() if value.is_integer() and abs(value) < 2**53:
-            return int(value)
-        case Mapping():
-            return {key: _with_plain_numbers(item) for key, item in value.items()}
-        case list():
-            return [_with_plain_numbers(item) for item in value]
-    return value
+def _alike(value: Any, strict: bool) -> Any:
+    """The value as clients may send it back: with 1.0 as 1, because JavaScript has no other form.
 
-
-def _as_clients_keep_it(value: Any) -> Any:
-    """The value with each number as a double, and without members that are null."""
+    If not `strict`, with each number as a double, and without members that are null.
+    """
     match value:
         case bool():
             return value
-        case int() | float():
+        case int() | float() if not strict:
             return _double(value)
+        case float() if value.is_integer() and abs(value) < 2**53:
+            return int(value)
         case Mapping():
-            return {key: _as_clients_keep_it(item) for key, item in value.items() if item is not None}
+            return {key: _alike(item, strict) for key, item in value.items() if strict or item is not None}
         case list():
-            return [_as_clients_keep_it(item) for item in value]
+            return [_alike(item, strict) for item in value]
     return value
 
 

@@ -9,7 +9,7 @@ stop sequence: it was sampled as one action, and no part of it can be a target o
 import asyncio
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import takewhile
@@ -270,8 +270,7 @@ class OutputParser:
         are_all = len(fitting.calls) == len(found.calls) == len(later.calls)
         if are_all and fitting.calls and self.compares_calls:
             behind = text.partition(found.content)[2] if found.content else text
-            known = {tool["function"].get("name"): _properties(tool) for tool in tools}
-            if not self.written.are(behind, fitting.calls, known):
+            if not self.written.are(behind, fitting.calls, found.arguments):
                 return _FoundCalls(unread=UnreadCause.CHANGED)
         return _FoundCalls(found.content, fitting.calls, are_all, fitting.unread)
 
@@ -350,12 +349,6 @@ def _cut(text: str, stop_sequences: Sequence[str]) -> _CutText:
     """Cut before the first occurrence of a stop sequence."""
     found = min(((at, one) for one in stop_sequences if (at := text.find(one)) >= 0), default=None)
     return _CutText(text, None) if found is None else _CutText(text[: found[0]], found[1])
-
-
-def _properties(tool: Tool) -> Collection[str]:
-    """The arguments that a tool has."""
-    properties = (tool["function"].get("parameters") or {}).get("properties")
-    return properties if isinstance(properties, dict) else ()
 
 
 def _checked_call(name: str, arguments: str, tools: Sequence[Tool], options: RequestOptions) -> ToolCall | UnreadCause:

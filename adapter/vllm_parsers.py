@@ -9,8 +9,8 @@ import json
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -37,12 +37,15 @@ class ParsedCall(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ParsedText:
-    """`body` follows the thinking; `content` is the part of it outside of the tool calls."""
+    """`body` follows the thinking; `content` is the part of it outside of the tool calls. `arguments`: those that each
+    tool has.
+    """
 
     reasoning: str
     body: str
     content: str = ""
     calls: tuple[ParsedCall, ...] = ()
+    arguments: Mapping[str, Collection[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +185,7 @@ class VllmParsers:
             else ParsedCall(call.function.name, call.function.arguments)
             for call in calls
         )
-        return ParsedText("", body, found.content or "", parsed)
+        return ParsedText("", body, found.content or "", parsed, known.types)
 
     def take_tools(self, tools: Sequence[Tool]) -> None:
         """Make vLLM's form of the tools, if the parsers are loaded. Raises InvalidRequestError if vLLM refuses them."""
