@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
-from itertools import product
+from itertools import count, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,23 +27,6 @@ class TemplateRefusedError(ValueError):
 
 def _named_id(name: str, number: int) -> str:
     return f"functions.{name}:{number}"
-
-
-class _NamingIds:
-    """Ids of calls that have their names, in the order of a conversation."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, str] = {}
-        self._number = 0
-
-    def replace(self, message: dict[str, Any]) -> None:
-        """Replace the ids in a message that is about to be rendered."""
-        for call in message.get("tool_calls", ()):
-            self._known[call["id"]] = named = _named_id(call["function"]["name"], self._number)
-            call["id"] = named
-            self._number += 1
-        if "tool_call_id" in message:
-            message["tool_call_id"] = self._known.get(message["tool_call_id"], message["tool_call_id"])
 
 
 class ChatTemplate:
@@ -103,13 +86,19 @@ class ChatTemplate:
 
     def _converted(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         converted: list[dict[str, Any]] = []
-        names = _NamingIds()
+        named_ids: dict[str, str] = {}
+        numbers = count()
         for message in messages:
             one = message.for_template()
-            if self._names_in_ids:
-                names.replace(one)
-            for call in one.get("tool_calls", ()) if self._text_arguments else ():
-                call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+            for call in one.get("tool_calls", ()):
+                if self._names_in_ids:
+                    named = _named_id(call["function"]["name"], next(numbers))
+                    named_ids[call["id"]] = named
+                    call["id"] = named
+                if self._text_arguments:
+                    call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+            if "tool_call_id" in one:
+                one["tool_call_id"] = named_ids.get(one["tool_call_id"], one["tool_call_id"])
             if self._null_content and message.tool_calls and not message.text:
                 one["content"] = None
             after_tool = bool(converted) and converted[-1]["role"] == "tool"

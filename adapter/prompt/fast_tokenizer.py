@@ -10,6 +10,7 @@ model's tokenizer for each token. The split patterns remain; the tests compare t
 """
 
 from collections.abc import Mapping
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -94,7 +95,7 @@ def _reachable(tokenizer: Any, model: Mapping[str, Any]) -> dict[str, int]:
     merged_ids = [model["vocab"]["".join(pair)] for pair in merges]
     if any(later <= earlier for earlier, later in pairwise(merged_ids)):
         raise ValueError("unsupported tokenizer: its ids are not in the order of its merges")
-    characters = _BYTES.keys()
+    characters = _byte_values().keys()
     tokens = [text for text in model["vocab"] if characters >= set(text)]
     if sum(len(text) == 1 for text in tokens) != 256:
         raise ValueError("unsupported tokenizer: a byte has no token of its own")
@@ -105,18 +106,13 @@ def _reachable(tokenizer: Any, model: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def _byte_of() -> dict[str, int]:
-    """Return the bytes for the characters of byte-level vocabularies.
+@cache
+def _byte_values() -> dict[str, int]:
+    """Return the bytes for the characters of byte-level vocabularies."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-    Printable bytes are written as themselves, the others as U+0100 and up.
-    """
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(256 + number): byte for number, byte in enumerate(others)}
-
-
-_BYTES = _byte_of()
+    return {character: byte for byte, character in bytes_to_unicode().items()}
 
 
 def _bytes(text: str) -> bytes:
-    return bytes(_BYTES[character] for character in text)
+    return bytes(map(_byte_values().__getitem__, text))
