@@ -7,37 +7,15 @@ import errno
 import os
 import socket
 
-_OF_THE_NETWORK = frozenset(
-    {
-        errno.ETIMEDOUT,
-        errno.EHOSTDOWN,
-        errno.EHOSTUNREACH,
-        errno.ENETDOWN,
-        errno.ENETUNREACH,
-        errno.ENOTCONN,
-        errno.ECONNREFUSED,
-        errno.ECONNRESET,
-        errno.EPIPE,
-    }
-)
-_OF_THE_MACHINE = _OF_THE_NETWORK | {
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EROFS,
-    errno.EIO,
-    errno.ESTALE,
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.ENOMEM,
-    errno.EAGAIN,
-    errno.EBUSY,
-    errno.ENODEV,
-    errno.ENXIO,
-}
-"""Errors of a disk, a mount, a network or a machine without room."""
+_OF_THE_NETWORK = frozenset((
+    errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ENOTCONN,
+    errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE,
+))  # fmt: skip
 _WITHOUT_ROOM = (
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN,
 )  # fmt: skip
+_OF_THE_MACHINE = _OF_THE_NETWORK | {*_WITHOUT_ROOM, errno.EMFILE, errno.EBUSY, errno.ENODEV, errno.ENXIO}
+"""Errors of a disk, a mount, a network or a machine without room."""
 _WORDS_OF_RUNTIMES = (
     "MemoryError", "Out of memory", "OutOfMemoryError", "can't start new thread", "unable to create native thread",
 )  # fmt: skip
