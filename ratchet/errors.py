@@ -13,19 +13,20 @@ answers, `NoVerdictError` ends a rollout within its workflow, and `WeakPolicyErr
     │   │   └── UnknownImageError the sandbox service does not have the image
     │   ├── DatasetError          a dataset row cannot be used: file, row, field, what was expected
     │   └── MachineError          the machine lacks something: bubblewrap, a port, disk space, a database
-    ├── SandboxBusyError          the sandbox service is busy or cannot be reached
-    │   └── SandboxRefusesError   it refuses this installation: its key, its quota, or the way to it
+    ├── RetryableError            the same call may succeed later
+    │   ├── SandboxBusyError      the sandbox service is busy or cannot be reached
+    │   │   └── SandboxRefusesError it refuses this installation: its key, its quota, or the way to it
+    │   ├── EngineUnavailableError no engine answers, or all are paused
+    │   ├── StoreUnavailableError Postgres does not answer, or answers with an error of its own
+    │   ├── WeightStorageError    the storage of weights does not answer, refuses, or gave damaged files
+    │   ├── TemporalUnavailableError Temporal does not answer an activity's question about other workflows
+    │   ├── WorkerHostError       the worker's machine refuses a file (its disk is full, for example) or has no network
+    │   └── LearnerLostError      the learner has sent no heartbeat, or written no checkpoint, for too long
     ├── SandboxGoneError          the box does not exist any more
     ├── BuildFailedError          a step of a Dockerfile has failed, or its base image cannot be had
     ├── CommandFailedError        a command in a box ended with a non-zero status or ran out of time
     ├── BoxSpentError             another try has used the box: boot a new one
-    ├── EngineUnavailableError    no engine answers, or all are paused
     ├── EngineRejectedError       the engine refused a request (4xx): a repeated request would fail, too
-    ├── StoreUnavailableError     Postgres does not answer, or answers with an error of its own
-    ├── WeightStorageError   the storage of weights does not answer, refuses, or gave damaged files
-    ├── TemporalUnavailableError  Temporal does not answer an activity's question about other workflows
-    ├── WorkerHostError           the worker's machine refuses a file (its disk is full, for example) or has no network
-    ├── LearnerLostError          the learner has sent no heartbeat, or written no checkpoint, for too long
     ├── GraderFailedError         the grader could not run
     │   └── SuspectPatchError     no test failed in this box; if a second box shows the same, the patch is to blame
     ├── FencedError               a stale try or a replaced process wrote; its write matched no row
@@ -71,6 +72,12 @@ class RatchetError(Exception):
     cli_exit_code: ClassVar[int] = 1
 
 
+class RetryableError(RatchetError):
+    """What is asked does not answer, or not now: the same call may succeed later."""
+
+    retryable = True
+
+
 class UserError(RatchetError):
     """A mistake of the user, or of the machine's set-up. The message is one sentence: what, which value, what to do."""
 
@@ -93,14 +100,12 @@ class MachineError(UserError):
     """The machine lacks or forbids something; the message names the remedy."""
 
 
-class SandboxBusyError(RatchetError):
+class SandboxBusyError(RetryableError):
     """The sandbox service is busy, rate-limited or unreachable; the same call may succeed later.
 
     `retry_after_seconds` is the service's own hint, None if it gave none. `is_full`: the service works, and has no room
     or capacity for this call now.
     """
-
-    retryable = True
 
     def __init__(self, message: str, retry_after_seconds: float | None = None, is_full: bool = False) -> None:
         super().__init__(message)
@@ -150,46 +155,34 @@ class BoxSpentError(RatchetError):
     """An earlier try of this stage has used the box, so its contents cannot be trusted."""
 
 
-class EngineUnavailableError(RatchetError):
+class EngineUnavailableError(RetryableError):
     """No engine can take the call now (none ready, paused, died in mid-call)."""
-
-    retryable = True
 
 
 class EngineRejectedError(RatchetError):
     """The engine answered 4xx: the request itself is wrong."""
 
 
-class StoreUnavailableError(RatchetError):
+class StoreUnavailableError(RetryableError):
     """Postgres cannot be reached, or answers with an error that a healthy server would not give."""
 
-    retryable = True
 
-
-class WeightStorageError(RatchetError):
+class WeightStorageError(RetryableError):
     """The storage of weights (`training.weights_address`) does not answer, refuses, or gave files that are damaged."""
 
-    retryable = True
 
-
-class TemporalUnavailableError(RatchetError):
+class TemporalUnavailableError(RetryableError):
     """Temporal does not answer an activity's question about other workflows."""
 
-    retryable = True
 
-
-class WorkerHostError(RatchetError):
+class WorkerHostError(RetryableError):
     """The worker's own machine refuses a file or a process, or cannot reach another: a full, read-only or unreachable
     disk, no memory, no descriptors, no network.
     """
 
-    retryable = True
 
-
-class LearnerLostError(RatchetError):
+class LearnerLostError(RetryableError):
     """The learner has sent no heartbeat for longer than its lease, or has not written the run's last checkpoint yet."""
-
-    retryable = True
 
 
 class GraderFailedError(RatchetError):
