@@ -12,16 +12,8 @@ from typing import Any
 _INTEGER = re.compile(r"0|-?[1-9][0-9]*")
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _WORDS = {"null": None, "none": None, "true": True, "false": False}
-_OTHER_NAMES = {
-    "str": "string",
-    "int": "integer",
-    "float": "number",
-    "double": "number",
-    "bool": "boolean",
-    "dict": "object",
-    "list": "array",
-}
 _TYPE_NAMES = {dict: "object", list: "array", str: "string", bool: "boolean", int: "integer", float: "number"}
+_OTHER_NAMES = {"double": "number"} | {kind.__name__: name for kind, name in _TYPE_NAMES.items()}
 
 
 def type_name(value: Any) -> str:

@@ -68,12 +68,8 @@ class SessionAuth:
 
 def token_digest(headers: Mapping[str, str]) -> bytes:
     """Return the digest of a request's token. Raises UnauthorisedError if it has none."""
-    token = _token(headers)
+    scheme, _, credentials = headers.get("authorization", "").partition(" ")
+    token = credentials.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
     if not token:
         raise UnauthorisedError
     return token_hash(token)
-
-
-def _token(headers: Mapping[str, str]) -> str:
-    scheme, _, credentials = headers.get("authorization", "").partition(" ")
-    return credentials.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")

@@ -119,11 +119,8 @@ class MessagesStream:
         self._open_block = ""
 
     def opening(self, prompt_tokens: int) -> bytes:
-        start = _message_start(self._options, f"msg_{uuid4().hex[:24]}") | {
-            "content": [],
-            "stop_reason": None,
-            "stop_sequence": None,
-        }
+        start = _message_start(self._options, f"msg_{uuid4().hex[:24]}")
+        start |= {"content": [], "stop_reason": None, "stop_sequence": None}
         return _event({"type": "message_start", "message": start | {"usage": _usage(prompt_tokens, 0, 0)}}) + _PING
 
     def ping(self) -> bytes:

@@ -46,10 +46,6 @@ def response_of(
     }
 
 
-def sealed_thinking(thinking: str) -> str:
-    return _SEAL + base64.b64encode(thinking.encode()).decode()
-
-
 def unsealed_thinking(item: Mapping[str, Any]) -> str | None:
     """The thinking in a reasoning item's `encrypted_content`; None if this service did not make it."""
     sealed = item.get("encrypted_content")
@@ -64,7 +60,7 @@ def unsealed_thinking(item: Mapping[str, Any]) -> str | None:
 def reasoning_item(turn_id: int, thinking: str) -> dict[str, Any]:
     content = [{"type": "reasoning_text", "text": thinking}]
     item = {"id": f"rs_{turn_id}", "type": "reasoning", "summary": [], "content": content}
-    return item | {"encrypted_content": sealed_thinking(thinking)}
+    return item | {"encrypted_content": _SEAL + base64.b64encode(thinking.encode()).decode()}
 
 
 def message_item(turn_id: int, text: str) -> dict[str, Any]:

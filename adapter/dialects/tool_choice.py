@@ -14,6 +14,7 @@ from adapter.dialects.responses_tools import called_name, is_run_by_vendor
 
 _MODES = {"auto": ToolChoice(), "none": ToolChoice(frozenset()), "required": ToolChoice(required=True)}
 _Names = frozenset[str]
+_NamesOf = Callable[[dict[str, Any], str, Preamble], _Names]
 
 
 def chat_choice(choice: str | dict[str, Any], preamble: Preamble) -> ToolChoice:
@@ -42,9 +43,7 @@ def messages_choice(choice: dict[str, Any], preamble: Preamble) -> ToolChoice:
     return _MODES["required" if kind == "any" else kind]._replace(sent=choice)
 
 
-def _openai_choice(
-    choice: str | dict[str, Any], preamble: Preamble, names_of: Callable[[dict[str, Any], str, Preamble], _Names]
-) -> ToolChoice:
+def _openai_choice(choice: str | dict[str, Any], preamble: Preamble, names_of: _NamesOf) -> ToolChoice:
     if isinstance(choice, dict):
         names = names_of(choice, "tool_choice", preamble)
         if not names:
@@ -55,12 +54,7 @@ def _openai_choice(
     return _MODES[choice]._replace(sent=choice)
 
 
-def _allowed(
-    allowed: dict[str, Any],
-    where: str,
-    preamble: Preamble,
-    names_of: Callable[[dict[str, Any], str, Preamble], _Names],
-) -> ToolChoice:
+def _allowed(allowed: dict[str, Any], where: str, preamble: Preamble, names_of: _NamesOf) -> ToolChoice:
     mode = allowed.get("mode")
     if mode not in ("auto", "required"):
         raise InvalidRequestError(f"{where}.mode: {str(mode)[:100]!r} is none of auto, required")

@@ -28,6 +28,7 @@ _LLAMA3 = (
 )
 PATTERNS = frozenset({_GPT2, _QWEN2, _LLAMA3})
 """Split patterns for which both regex engines are known to give the same result."""
+_OTHER_THAN_PLAIN = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
 _MAX_CHARS = 50_000  # tiktoken fails on several hundred thousand blanks in a row
 
 
@@ -41,7 +42,8 @@ class FastTokenizer:
 
         pattern = _pattern(description)
         self._normalizer = tokenizer.normalizer
-        ranks = {_bytes(text): number for text, number in _reachable(tokenizer, description["model"]).items()}
+        reachable = _reachable(tokenizer, description["model"])
+        ranks = {bytes(map(_byte_values().__getitem__, text)): number for text, number in reachable.items()}
         self._encoding = tiktoken.Encoding("policy", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
 
     def encode(self, text: str) -> Ids | None:
@@ -56,12 +58,7 @@ class FastTokenizer:
 def _pattern(description: Mapping[str, Any]) -> str:
     """Return the split pattern of a plain byte-level BPE. Raises ValueError for any other tokenizer."""
     model, normalizer = description["model"], description.get("normalizer")
-    if (
-        model.get("type") != "BPE"
-        or model.get("dropout")
-        or model.get("continuing_subword_prefix")
-        or model.get("end_of_word_suffix")
-    ):
+    if model.get("type") != "BPE" or any(map(model.get, _OTHER_THAN_PLAIN)):
         raise ValueError("unsupported tokenizer: not plain BPE")
     if model.get("byte_fallback") or model.get("ignore_merges"):
         raise ValueError("unsupported tokenizer: byte_fallback or ignore_merges is set")
@@ -72,12 +69,8 @@ def _pattern(description: Mapping[str, Any]) -> str:
         raise ValueError("unsupported tokenizer: its pre-tokenizer is not a split by a pattern into bytes")
     split, bytewise = steps
     pattern = split.get("pattern", {}).get("Regex")
-    if (
-        split.get("behavior") != "Isolated"
-        or split.get("invert")
-        or bytewise.get("add_prefix_space")
-        or bytewise.get("use_regex")
-    ):
+    has_options = split.get("invert") or bytewise.get("add_prefix_space") or bytewise.get("use_regex")
+    if split.get("behavior") != "Isolated" or has_options:
         raise ValueError("unsupported tokenizer: its pre-tokenizer has options that were not compared")
     if pattern not in PATTERNS:
         raise ValueError("unsupported tokenizer: its split pattern was not compared")
@@ -112,7 +105,3 @@ def _byte_values() -> dict[str, int]:
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     return {character: byte for byte, character in bytes_to_unicode().items()}
-
-
-def _bytes(text: str) -> bytes:
-    return bytes(map(_byte_values().__getitem__, text))

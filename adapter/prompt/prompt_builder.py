@@ -181,8 +181,7 @@ class PromptBuilder:
         """Prepare a call that an endpoint answers: a whole history, and no tokens."""
         request = await self._parse_forward(session, body, dialect, headers)
         options = request.options
-        newest = session.tree.newest_answer(request.runs, request.keys, request.loose_keys, options.lane)
-        stored = None if newest is None else _StoredPrefix(newest.turn_id, newest.run_index, reusable=False)
+        stored = self._find_stored_prefix(session, request)
         most = session.row.limits["max_response_tokens"]
         tokenized = _TokenizedRequest(request, stored, None, _NO_IDS, 0, thinks=False)
         return self._place(session, tokenized, min(most, options.max_tokens or most))

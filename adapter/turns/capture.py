@@ -65,13 +65,13 @@ from adapter.dialects.base import Dialect
 from adapter.output_parser import OutputParser
 from adapter.prompt.prompt_builder import PreparedCall, PromptBuilder
 from adapter.prompt.renderer import Renderer
-from adapter.prompt.session_cache import LiveSession, SessionCache
+from adapter.prompt.session_cache import SessionCache
 from adapter.settings import AdapterSettings
 from adapter.store_outage import StoreOutage
 from adapter.turns.engine_waits import EngineWaits
 from adapter.turns.generator import TurnGenerator
 from adapter.turns.leases import ProcessLease
-from adapter.turns.registry import ConnectedClient, RunningTurn, TurnRegistry
+from adapter.turns.registry import ConnectedClient, TurnRegistry
 from adapter.turns.retry_actions import RetryResolver, run_shielded
 from adapter.turns.routing import EngineRouter
 from adapter.turns.writer import TurnWriter
@@ -105,9 +105,8 @@ class Capture:
         outage: StoreOutage,
         waits: EngineWaits,
     ) -> None:
-        process_id = uuid4().hex[:12]
         self._writer = TurnWriter(database)
-        self._lease = ProcessLease(database, process_id, settings.lease_seconds)
+        self._lease = ProcessLease(database, uuid4().hex[:12], settings.lease_seconds)
         self._outage = outage
         self._outputs = outputs
         self._sessions = SessionCache(
@@ -115,9 +114,7 @@ class Capture:
         )
         self._prompts = PromptBuilder(renderer, router, self._sessions, settings.images)
         generator = self._generator = TurnGenerator(database, renderer, outputs, router, self._writer, waits, outage)
-        self._registry = TurnRegistry(
-            process_id, settings.lease_seconds, database, self._writer, self._lease, waits, outage, generator
-        )
+        self._registry = TurnRegistry(database, self._writer, self._lease, waits, outage, generator)
         self._resolver = RetryResolver(database, self._sessions, self._registry, outage)
 
     async def start(self, row: SessionRow, body: bytes, dialect: Dialect, headers: Mapping[str, str]) -> PendingCall:
@@ -138,7 +135,7 @@ class Capture:
         known = await self._registry.find(session, prepared) if session.at_turn_limit else None
         if known is None:
             try:
-                running = await run_shielded(self._begin(session, prepared, client))
+                running = await run_shielded(self._registry.open(session, prepared, 0, client))
             except asyncio.CancelledError:
                 await self._registry.disconnect(client)
                 raise
@@ -150,11 +147,6 @@ class Capture:
         task = asyncio.create_task(self._resolver.resolve(session, prepared, known, client))
         task.add_done_callback(_retrieve_exception)
         return PendingCall(prepared.request.options, prepared.stream.length, client, task)
-
-    async def _begin(self, session: LiveSession, prepared: PreparedCall, client: ConnectedClient) -> RunningTurn | None:
-        """Open a row and generate it; None if it cannot be inserted, see `TurnWriter.open`."""
-        turn_id = await self._registry.open(session, prepared, 0)
-        return None if turn_id is None else self._registry.start(session, prepared, turn_id, client)
 
     async def count_tokens(self, row: SessionRow, body: bytes, dialect: Dialect, headers: Mapping[str, str]) -> int:
         """Tokens of the prompt that this call would send, sampled ids included."""

@@ -329,10 +329,8 @@ class TurnGenerator:
         # The slot may still have another run's version: its blocks are then of no use to any other call.
         salt = name if version is None and version_in_label(engine.version, slot) else version
         with engine_span(engine, version, name):
-            if call.streams:
-                await client.stream(prompt, sampling, name, salt, call.sampled, slot)
-            else:
-                await client.generate(prompt, sampling, name, salt, call.sampled, slot)
+            ask = client.stream if call.streams else client.generate
+            await ask(prompt, sampling, name, salt, call.sampled, slot)
 
     # ------------------------------------------------------------ the store
 

@@ -19,10 +19,12 @@ _LOG = structlog.get_logger("ratchet.adapter")
 
 
 class ProcessLease:
+    """`process_id`: this process's name in `turn.worker` and `turn.lease_owner`."""
+
     def __init__(self, database: Database, process_id: str, lease_seconds: float) -> None:
         self._database = database
-        self._process_id = process_id
-        self._lease_seconds = lease_seconds
+        self.process_id = process_id
+        self.lease_seconds = lease_seconds
         self._renewed_at: float | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -32,7 +34,7 @@ class ProcessLease:
         It is also renewed here if it may have expired in an outage: a row would be opened that any process may take
         over. Raises StoreUnavailableError.
         """
-        if self._renewed_at is not None and time.monotonic() - self._renewed_at < self._lease_seconds / 2:
+        if self._renewed_at is not None and time.monotonic() - self._renewed_at < self.lease_seconds / 2:
             return
         async with self._database.begin() as conn:
             if self._renewed_at is None:
@@ -47,17 +49,17 @@ class ProcessLease:
             return
         self._task.cancel()
         try:
-            await self._database.run(adapters.end_process_lease, self._process_id)
+            await self._database.run(adapters.end_process_lease, self.process_id)
         except StoreUnavailableError as error:
             _LOG.warning("lease not ended, it will expire", reason=str(error))
 
     async def _renew(self, conn: AsyncConnection) -> None:
         before = time.monotonic()
-        await adapters.renew_process_lease(conn, self._process_id, self._lease_seconds)
+        await adapters.renew_process_lease(conn, self.process_id, self.lease_seconds)
         self._renewed_at = before
 
     async def _keep(self) -> None:
         while True:
-            await asyncio.sleep(self._lease_seconds / 3)
+            await asyncio.sleep(self.lease_seconds / 3)
             with errors_logged("lease not renewed"):
                 await self._database.run(self._renew)

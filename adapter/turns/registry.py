@@ -58,8 +58,6 @@ class RunningTurn:
 class TurnRegistry:
     def __init__(
         self,
-        process_id: str,
-        lease_seconds: float,
         database: Database,
         writer: TurnWriter,
         lease: ProcessLease,
@@ -67,9 +65,6 @@ class TurnRegistry:
         outage: StoreOutage,
         generator: TurnGenerator,
     ) -> None:
-        """`process_id` is this process's name in `turn.worker` and `turn.lease_owner`."""
-        self.process_id = process_id
-        self.lease_seconds = lease_seconds
         self._database = database
         self._writer = writer
         self.lease = lease
@@ -99,8 +94,10 @@ class TurnRegistry:
         """Return the newest turn of this session and lane with the same digest."""
         return await self._database.run(turns.find_call, session.row.id, prepared.lane, prepared.digest)
 
-    async def open(self, session: LiveSession, prepared: PreparedCall, ordinal: int) -> int | None:
-        """Insert an `in_flight` row and return its id; see `TurnWriter.open`.
+    async def open(
+        self, session: LiveSession, prepared: PreparedCall, ordinal: int, client: ConnectedClient
+    ) -> RunningTurn | None:
+        """Insert an `in_flight` row and generate it; None if it cannot be inserted, see `TurnWriter.open`.
 
         Raises TurnLimitError if the session has had all its turns. After a StoreUnavailableError the row may be there
         nevertheless; it is aborted once the store is available, because it may never be asked for again, and until this
@@ -109,15 +106,16 @@ class TurnRegistry:
         if session.at_turn_limit:
             raise TurnLimitError(session.row.limits["max_turns"] or 0)
         await self.lease.begin()
-        turn = new_turn(session.row, prepared, ordinal, self.process_id)
+        turn = new_turn(session.row, prepared, ordinal, self.lease.process_id)
         try:
-            return await self._writer.open(turn)
+            turn_id = await self._writer.open(turn)
         except StoreUnavailableError:
             abort = partial(self._writer.abort_lost_open, turn, self._running.keys())
             task = asyncio.create_task(self._outage.hold(abort))
             self._aborting.add(task)
             task.add_done_callback(self._aborting.discard)
             raise
+        return None if turn_id is None else self.start(session, prepared, turn_id, client)
 
     def start(self, session: LiveSession, prepared: PreparedCall, turn_id: int, client: ConnectedClient) -> RunningTurn:
         """Generate an `in_flight` row that this process is the worker of. `client` is its first client."""
@@ -158,7 +156,7 @@ class TurnRegistry:
 
     async def record_connection(self, turn_id: int) -> None:
         """Write to the row that a client of this process waits for its answer."""
-        await self._database.run(turns.attach_client, turn_id, self.process_id)
+        await self._database.run(turns.attach_client, turn_id, self.lease.process_id)
 
     async def disconnect(self, client: ConnectedClient) -> None:
         """Remove a client. If it was the last one, write to the row that no client of this process waits any more."""
@@ -174,7 +172,7 @@ class TurnRegistry:
     async def _record_disconnection(self, turn_id: int) -> None:
         if self._clients(turn_id):
             return  # another one has come while the store was unavailable
-        await self._database.run(turns.mark_detached, turn_id, self.process_id)
+        await self._database.run(turns.mark_detached, turn_id, self.lease.process_id)
 
     def _clients(self, turn_id: int) -> set[ConnectedClient]:
         running = self._running.get(turn_id)

@@ -51,7 +51,7 @@ class RetryResolver:
         """
         options = prepared.request.options
         asked = CallOptions.of(options, prepared.max_tokens)
-        deadline = time.monotonic() + self._registry.lease_seconds + _POLL_SECONDS
+        deadline = time.monotonic() + self._registry.lease.lease_seconds + _POLL_SECONDS
 
         def can_answer(one: EarlierCall) -> bool:
             return fits(one.made_for, asked, one.answer, session.row.endpoint is not None)
@@ -92,7 +92,7 @@ class RetryResolver:
         known = earlier.call
         num_clients_here = None if earlier.running is None else len(earlier.running.clients)
         in_flight = known.state is TurnState.IN_FLIGHT
-        is_own = (known.worker if in_flight else known.lease_owner) == self._registry.process_id
+        is_own = (known.worker if in_flight else known.lease_owner) == self._registry.lease.process_id
         return decide_retry(known, num_clients_here, is_own, is_sdk_retry, in_time, fitting)
 
     async def _wait(self, running: RunningTurn) -> Answer:
@@ -107,9 +107,9 @@ class RetryResolver:
         Another process may insert that ordinal first; then take the one after.
         """
         while True:
-            turn_id = await self._outage.hold(partial(self._registry.open, session, prepared, known.ordinal + 1))
-            if turn_id is not None:
-                return self._registry.start(session, prepared, turn_id, client)
+            opening = partial(self._registry.open, session, prepared, known.ordinal + 1, client)
+            if (running := await self._outage.hold(opening)) is not None:
+                return running
             latest = await self._outage.hold(partial(self._registry.find, session, prepared))
             if latest is None or latest.ordinal == known.ordinal:
                 raise UnauthorisedError  # nothing was inserted because the session is closed
@@ -145,7 +145,7 @@ class RetryResolver:
         """
         await self._registry.lease.begin()
         async with self._database.begin() as conn:
-            if not await turns.take_over_turn(conn, known.id, self._registry.process_id):
+            if not await turns.take_over_turn(conn, known.id, self._registry.lease.process_id):
                 return None
             stored = await turns.load_prompt(conn, known.id)
         assert stored is not None
