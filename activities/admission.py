@@ -298,11 +298,11 @@ async def solve(box: Sandbox, task: TaskRow, input: TrialInput) -> str:
     """
     spec = task.spec
     archive = await upload_archive(box, task.spec)
-    await box.write_file(ARCHIVE, base64.b64decode(spec["solution_archive"]), user="root")
     unpack = f"tar -xzf {ARCHIVE} -C / --no-same-owner && rm -f {ARCHIVE}"
     prepare = prepare_script(task.workdir, spec["pre_commands"], None, archive=archive)
     try:
         await box.exec(prepare, user="root", timeout=input.workspace_seconds)
+        await box.write_file(ARCHIVE, base64.b64decode(spec["solution_archive"]), user="root")  # the repository's place
         await box.exec(unpack, user="root", timeout=input.workspace_seconds)
         seconds = input.eval_seconds
         ended = await box.exec(spec["solution_cmd"], user="root", cwd=task.workdir, timeout=seconds, check=False)

@@ -73,7 +73,7 @@ class RatchetError(Exception):
 
 
 class RetryableError(RatchetError):
-    """What is asked does not answer, or not now: the same call may succeed later."""
+    """A service does not answer, or not now: the same call may succeed later."""
 
     retryable = True
 
