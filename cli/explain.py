@@ -1,6 +1,6 @@
 """`ratchet explain`: a rollout, a step or a run in a few plain sentences."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -28,7 +28,6 @@ def explain(
     """
     import textwrap
 
-    from cli.advice import print_advice
     from cli.console import print_json
     from client import Client
     from reads.explanations import explain_thing
@@ -36,7 +35,7 @@ def explain(
     client = Client()
     if advice:
         found = client.run(what).advise(steps).as_json()
-        print_json(found) if json else print_advice(found)
+        print_json(found) if json else _print_advice(found)
         return
     thing = what or client.run().run_id
     sentences = Client().read(lambda connection: explain_thing(connection, thing))
@@ -45,3 +44,36 @@ def explain(
         return
     for sentence in sentences:
         print(textwrap.fill(sentence, 79, subsequent_indent="  "))
+
+
+def _print_advice(found: dict[str, Any]) -> None:
+    """Print where the rollout-hours went and the setting that would change most."""
+    from cli.console import print_table
+
+    if not found["rollout_hours"]:
+        print(
+            f"run {found['run_id']} has trained no step yet; `ratchet status {found['run_id']}` says what it waits for"
+        )
+        return
+    total = sum(found["rollout_hours"].values())
+    names = sorted(found["rollout_hours"], key=lambda name: -found["rollout_hours"][name])
+    rows = [
+        [
+            name,
+            f"{found['rollout_hours'][name]:.2f}",
+            f"{found['rollout_hours'][name] / total:.0%}",
+            f"{found['rollout_hours_by_cause'].get(name, 0.0) / total:.0%}",
+        ]
+        for name in names
+    ]
+    title = f"{found['run_id']}: {found['rollouts']} rollouts of {found['steps']} steps, {found['wall_hours']:.2f} h"
+    print_table(title, ["phase", "rollout-hours", "share", "waits counted for their cause"], rows)
+    print(f"{found['wasted_rollout_hours'] / total:.0%} of the rollout-hours are of groups that no step trained")
+    if found["wall_hours_per_million_trained_tokens"] is not None:
+        print(
+            f"{found['trained_tokens']} trained tokens; per million: "
+            f"{found['wall_hours_per_million_trained_tokens']:.2f} h of the run, "
+            f"{found['box_hours_per_million_trained_tokens']:.1f} box-hours; "
+            f"{found['sampled_tokens_per_trained_token']:.2f} sampled tokens per trained token"
+        )
+    print(f"most is due to {found['cause']} ({found['share']:.0%}). What changes it: {found['setting']}")

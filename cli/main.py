@@ -33,7 +33,7 @@ from cli import (
 )
 from cli.help_text import unwrap_help
 from cli.part_process import logging_part
-from cli.parts import adapter, egress, engine, gateway, learner, postgres, ray, temporal, viewer, watcher, worker
+from cli.parts import adapter, ray, services
 from ratchet.errors import RatchetError
 from ratchet.machine_faults import describe_refusal, is_machine_fault
 from ratchet.start_variables import start_variables, uses_huge_pages
@@ -87,18 +87,18 @@ def options(
 
 
 PARTS = (
-    postgres.postgres,
-    temporal.temporal,
-    temporal.temporal_ui,
-    gateway.gateway,
+    services.postgres,
+    services.temporal,
+    services.temporal_ui,
+    services.gateway,
     ray.ray,
-    engine.engine,
+    services.engine,
     adapter.adapter,
-    egress.egress,
-    learner.learner,
-    worker.worker,
-    watcher.watcher,
-    viewer.viewer,
+    services.egress,
+    services.learner,
+    services.worker,
+    services.watcher,
+    services.viewer,
 )
 
 VIME = (train.train, launch.launch_command)

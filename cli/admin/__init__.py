@@ -2,40 +2,24 @@
 
 import typer
 
-from cli.admin import (
-    agents,
-    backup,
-    bench,
-    codec_server,
-    config,
-    env,
-    export,
-    logs,
-    mcp,
-    prune,
-    restore,
-    sandboxes,
-    setup,
-    sweep,
-)
+from cli.admin.agents import agents_app
+from cli.admin.backup import backup, restore
+from cli.admin.bench import bench
+from cli.admin.codec_server import codec_server
+from cli.admin.config import config
+from cli.admin.env import env
+from cli.admin.export import export
+from cli.admin.logs import logs
+from cli.admin.mcp import mcp
+from cli.admin.prune import prune
+from cli.admin.sandboxes import sandboxes_app
+from cli.admin.setup import setup
+from cli.admin.sweep import sweep
 
 admin_app = typer.Typer(
     name="admin", help="Logs, sandboxes, backups, exports and programs of this machine.", no_args_is_help=True
 )
-for command in (
-    logs.logs,
-    env.env,
-    config.config,
-    setup.setup,
-    sweep.sweep,
-    backup.backup,
-    restore.restore,
-    prune.prune,
-    export.export,
-    mcp.mcp,
-    codec_server.codec_server,
-    bench.bench,
-):
+for command in (logs, env, config, setup, sweep, backup, restore, prune, export, mcp, codec_server, bench):
     admin_app.command()(command)
-for group in (sandboxes.sandboxes_app, agents.agents_app):
+for group in (sandboxes_app, agents_app):
     admin_app.add_typer(group)

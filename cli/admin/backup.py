@@ -1,4 +1,4 @@
-"""`ratchet admin backup`: save the store with the weights and checkpoints that it refers to."""
+"""`ratchet admin backup` and `restore`: save the store with the weights and checkpoints that it refers to."""
 
 from pathlib import Path
 from typing import Annotated
@@ -23,3 +23,37 @@ def backup(directory: Annotated[Path, typer.Argument(help="A directory that does
 
     made = run_blocking(run())
     say(f"{directory}: {len(made.runs)} runs, {len(made.files)} directories of weights and checkpoints")
+
+
+def restore(
+    directory: Annotated[Path, typer.Argument(help="A directory that `ratchet admin backup` has made.")],
+    moved: Annotated[
+        bool, typer.Option("--moved", help="The original is gone: keep its id, and end the boxes that it left.")
+    ] = False,
+) -> None:
+    """Fill an empty state directory (RATCHET_HOME) or database (RATCHET_DATABASE_URL) from a backup.
+
+    `ratchet up` then continues the runs from their newest checkpoints; rollouts that were in flight are replaced. The
+    result is another installation than the original, whose boxes it leaves alone, unless `--moved` says otherwise.
+    """
+    import asyncio
+    from contextlib import nullcontext
+
+    from cli.console import say
+    from ratchet.errors import ConfigError
+    from stack.backup import restore_backup
+    from stack.parts import Stack
+    from stack.postgres import embedded_server
+    from stack.supervisor import Supervisor
+
+    stack = Stack()
+    if Supervisor(stack).is_up():
+        raise ConfigError(f"the stack in {stack.home} is up; stop it with `ratchet down`, or set RATCHET_HOME")
+    stack.record_ports()
+    is_external = stack.is_external("RATCHET_DATABASE_URL")
+    server = nullcontext() if is_external else embedded_server(stack.home / "postgres", stack.ports["postgres"])
+    with server:
+        url = stack.environment()["RATCHET_DATABASE_URL"]
+        made = asyncio.run(restore_backup(url, stack.home, directory.absolute(), moved))
+    whose = "the same installation, whose boxes it ends" if moved else "a new installation, which ends no earlier boxes"
+    say(f"{len(made.runs)} runs restored into {stack.home}, as {whose}; `ratchet up` continues them")

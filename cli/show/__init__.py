@@ -2,19 +2,17 @@
 
 import typer
 
-from cli.show import forks, groups, mix, requests, rollout, rollouts, runs, waiting
+from cli.show.forks import forks
+from cli.show.groups import groups
+from cli.show.mix import mix
+from cli.show.requests import requests
+from cli.show.rollout import rollout
+from cli.show.rollouts import rollouts
+from cli.show.runs import runs
+from cli.show.waiting import waiting
 
 show_app = typer.Typer(
     name="show", help="List runs, groups and rollouts, or show one rollout in full.", no_args_is_help=True
 )
-for command in (
-    runs.runs,
-    groups.groups,
-    rollouts.rollouts,
-    rollout.rollout,
-    waiting.waiting,
-    mix.mix,
-    forks.forks,
-    requests.requests,
-):
+for command in (runs, groups, rollouts, rollout, waiting, mix, forks, requests):
     show_app.command()(command)
