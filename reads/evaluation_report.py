@@ -1,7 +1,7 @@
 """Read the verdicts of an evaluation task by task, and report pass@k and pass^k over all, by dataset and by family."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from sqlalchemy import func, select
@@ -92,14 +92,13 @@ def report_evaluation(tasks: Sequence[EvaluatedTask]) -> JsonObject:
     }
 
 
-def _report(tasks: Iterable[EvaluatedTask]) -> JsonObject:
-    found = list(tasks)
-    counts = [task.count for task in found]
-    num_rollouts = sum(task.num_rollouts for task in found)
+def _report(tasks: Sequence[EvaluatedTask]) -> JsonObject:
+    counts = [task.count for task in tasks]
+    num_rollouts = sum(task.num_rollouts for task in tasks)
     num_verdicts = sum(count.num_verdicts for count in counts)
     ks = reported_ks(counts)
     return {
-        "tasks": len(found),
+        "tasks": len(tasks),
         "rollouts": num_rollouts,
         "verdicts": num_verdicts,
         "without_verdict": num_rollouts - num_verdicts,

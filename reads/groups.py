@@ -22,7 +22,7 @@ from ratchet.types import (
     SteeringAction,
 )
 from reads.step_rows import discarded_plans
-from store.columns import columns_of
+from store.columns import columns_of, read_one
 from store.groups import GROUP_CANCELLED
 from store.schema import BatchItemTable, BatchTable, RolloutGroupTable, RolloutTable, RunTable, SteeringTable, TaskTable
 
@@ -154,8 +154,7 @@ async def list_groups_of_step(connection: AsyncConnection, run_id: str, step: in
 
 
 async def read_group_line(connection: AsyncConnection, group_id: int) -> GroupLine | None:
-    row = (await connection.execute(group_lines().where(RolloutGroupTable.id == group_id))).one_or_none()
-    return None if row is None else GroupLine(*row)
+    return await read_one(connection, GroupLine, group_lines().where(RolloutGroupTable.id == group_id))
 
 
 async def run_of_group(connection: AsyncConnection, group_id: int) -> str | None:

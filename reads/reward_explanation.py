@@ -39,8 +39,8 @@ def explain_reward(facts: RolloutFacts) -> list[WhySentence]:
         _tests(facts.rollout, grade),
         _agent(facts),
         _checks(facts.rollout, grade),
+        _training(facts),
     ]
-    sentences.append(_training(facts))
     return [one for one in sentences if one is not None]
 
 
@@ -102,7 +102,7 @@ def _agent(facts: RolloutFacts) -> WhySentence | None:
         text += f" {'after' if head.outcome is None else 'and'} {duration_in_words(newest.used_seconds)}"
     if len(facts.attempts) > 1:
         text += f" in attempt {newest.n if newest else len(facts.attempts)}"
-    patch = facts.patches[-1] if facts.patches else None
+    patch = facts.patch
     if patch is None:
         text += ", and left no patch"
     elif not patch.num_bytes:

@@ -107,18 +107,13 @@ def _filtered(statement: Select[*tuple[Any, ...]], wanted: RolloutFilter) -> Sel
         RolloutTable.task_id: wanted.task_id,
         RolloutGroupTable.started_step: wanted.policy_step,
         RolloutGroupTable.label: wanted.evaluation,
+        RolloutTable.outcome: wanted.outcome,
+        RolloutTable.agent_exit: wanted.agent_exit,
     }
+    none: dict[Any, str] = {RolloutTable.outcome: OPEN, RolloutTable.agent_exit: NO_EXIT}
     for column, value in equal.items():
         if value is not None:
-            statement = statement.where(column == value)
-    if wanted.outcome == OPEN:
-        statement = statement.where(RolloutTable.outcome.is_(None))
-    elif wanted.outcome is not None:
-        statement = statement.where(RolloutTable.outcome == wanted.outcome)
-    if wanted.agent_exit == NO_EXIT:
-        statement = statement.where(RolloutTable.agent_exit.is_(None))
-    elif wanted.agent_exit is not None:
-        statement = statement.where(RolloutTable.agent_exit == wanted.agent_exit)
+            statement = statement.where(column.is_(None) if value == none.get(column) else column == value)
     if wanted.reward_from is not None:
         statement = statement.where(RolloutTable.reward >= wanted.reward_from)
     if wanted.reward_to is not None:
@@ -152,10 +147,8 @@ async def list_longest_rollouts(
     `before`: the id of the last rollout of the page before.
     """
     seconds = _duration()
-    joined = select(RolloutTable.id, seconds).join(TaskTable, TaskTable.id == RolloutTable.task_id)
-    joined = joined.outerjoin(RolloutGroupTable, RolloutGroupTable.id == RolloutTable.group_id)
-    joined = joined.outerjoin(GradeTable, GradeTable.id == RolloutTable.grade_id)
-    window = _filtered(joined, wanted).order_by(RolloutTable.id.desc()).limit(LONGEST_OF).subquery()
+    matching = _filtered(_lines().with_only_columns(RolloutTable.id, seconds), wanted)
+    window = matching.order_by(RolloutTable.id.desc()).limit(LONGEST_OF).subquery()
     order = tuple_(window.c.duration, window.c.id)
     page = select(window.c.id).order_by(window.c.duration.desc(), window.c.id.desc()).limit(limit)
     if before is not None:

@@ -13,7 +13,7 @@ from sqlalchemy.orm import aliased
 from ratchet import secrets
 from ratchet.errors import ConfigError
 from ratchet.types import JsonObject, Outcome, Purpose
-from store.columns import columns_of
+from store.columns import columns_of, read_one
 from store.names import Kind, require_named
 from store.open_runs import newest_run
 from store.runs import ADHOC
@@ -197,12 +197,9 @@ async def count_rollouts(connection: AsyncConnection) -> dict[str, RolloutCount]
 
 
 async def read_run_head(connection: AsyncConnection, run_id: str) -> RunHead | None:
-    columns = columns_of(RunHead, RunTable)
-    row = (await connection.execute(select(*columns).where(RunTable.run_id == run_id))).one_or_none()
-    if row is None:
-        return None
-    head = RunHead(*row)
-    return replace(head, config=secrets.redact_config(head.config))
+    statement = select(*columns_of(RunHead, RunTable)).where(RunTable.run_id == run_id)
+    head = await read_one(connection, RunHead, statement)
+    return None if head is None else replace(head, config=secrets.redact_config(head.config))
 
 
 async def require_run(connection: AsyncConnection, run_id: str | None) -> RunHead:

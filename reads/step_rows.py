@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ratchet.token_statistics import TrainedToken
 from ratchet.types import JsonObject, SteeringAction
 from store import plans
-from store.columns import columns_of
+from store.columns import columns_of, read_one
 from store.schema import BatchItemTable, BatchTable, SteeringTable, StepTokenTable
 
 
@@ -30,8 +30,7 @@ class StepHead:
 async def read_step_head(connection: AsyncConnection, run_id: str, step: int) -> StepHead | None:
     columns = columns_of(StepHead, BatchTable, stepped_at=plans.first_trained_at())
     statement = select(*columns).where(BatchTable.run_id == run_id, BatchTable.step == step)
-    row = (await connection.execute(statement)).one_or_none()
-    return None if row is None else StepHead(*row)
+    return await read_one(connection, StepHead, statement)
 
 
 @dataclass(slots=True, frozen=True)

@@ -7,7 +7,7 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.types import JsonObject
-from store.columns import columns_of
+from store.columns import columns_of, read_one
 from store.schema import AdmissionTable, GradeTable, RolloutGroupTable, RolloutTable, RunTaskTable, TaskTable
 
 
@@ -89,8 +89,7 @@ async def find_tasks(connection: AsyncConnection, run_id: str | None, words: str
 async def read_task_head(connection: AsyncConnection, task_id: int) -> TaskHead | None:
     problem = func.coalesce(TaskTable.spec["problem_statement"].astext, TaskTable.spec["prompt"].astext, "")
     columns = columns_of(TaskHead, TaskTable, problem=problem)
-    row = (await connection.execute(select(*columns).where(TaskTable.id == task_id))).one_or_none()
-    return None if row is None else TaskHead(*row)
+    return await read_one(connection, TaskHead, select(*columns).where(TaskTable.id == task_id))
 
 
 async def list_admissions(connection: AsyncConnection, task_id: int) -> list[AdmissionView]:

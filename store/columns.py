@@ -1,9 +1,11 @@
-"""Parts that many queries have: the columns of a record, times as numbers of seconds, and a number of rows."""
+"""Parts that many queries have: the columns of a record, one record, times as seconds, and a number of rows."""
 
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Float, Label, func, select
+from sqlalchemy import ColumnElement, Float, Label, Select, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
+
+_R = TypeVar("_R")
 
 
 def columns_of(record: Any, table: Any, **other: Any) -> list[Label[Any]]:
@@ -12,6 +14,12 @@ def columns_of(record: Any, table: Any, **other: Any) -> list[Label[Any]]:
     It is the table's column of the field's name, or the expression in `other`.
     """
     return [(other[name] if name in other else getattr(table, name)).label(name) for name in record.__match_args__]
+
+
+async def read_one(connection: AsyncConnection, record: type[_R], statement: Select[*tuple[Any, ...]]) -> _R | None:
+    """Return the one row of a statement whose columns have the names of the record's fields; None without a row."""
+    row = (await connection.execute(statement)).one_or_none()
+    return None if row is None else record(**row._mapping)
 
 
 def seconds_of(time: Any) -> Any:

@@ -10,6 +10,7 @@ from sqlalchemy.orm import aliased
 from ratchet.errors import FencedError
 from ratchet.grading_payloads import StoredPatch
 from ratchet.types import JsonObject
+from store.columns import read_one
 from store.schema import GradeTable, PatchTable, RolloutGroupTable, RolloutTable, SandboxTable
 
 
@@ -91,14 +92,12 @@ async def grade_of_workflow(connection: AsyncConnection, patch_id: int, workflow
         .order_by(GradeTable.id)
         .limit(1)
     )
-    row = (await connection.execute(statement)).one_or_none()
-    return GradeTable(**row._mapping) if row else None
+    return await read_one(connection, GradeTable, statement)
 
 
 async def first_grade_of_patch(connection: AsyncConnection, patch_id: int) -> GradeTable | None:
     statement = select(GradeTable).where(GradeTable.patch_id == patch_id).order_by(GradeTable.id).limit(1)
-    row = (await connection.execute(statement)).one_or_none()
-    return GradeTable(**row._mapping) if row else None
+    return await read_one(connection, GradeTable, statement)
 
 
 async def patches_to_regrade(

@@ -122,15 +122,6 @@ async def record_published(
     await record_trained_turns(connection, lease.run_id, step, turns)
 
 
-async def version_before(connection: AsyncConnection, run_id: str, step: int) -> PolicyVersionTable | None:
-    """Return the newest published weights of the steps before `step`; the higher epoch wins."""
-    version = PolicyVersionTable
-    earlier = (version.run_id == run_id) & (version.step < step) & (version.state == PolicyVersionState.PUBLISHED)
-    newest = select(version).where(earlier).order_by(version.step.desc(), version.epoch.desc()).limit(1)
-    row = (await connection.execute(newest)).one_or_none()
-    return PolicyVersionTable(**row._mapping) if row else None
-
-
 async def retire_versions(connection: AsyncConnection, lease: RunLease, num_kept: int) -> KeptVersions:
     """Retire old published versions; return those that remain.
 

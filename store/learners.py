@@ -8,7 +8,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.types import JsonObject, RunState
-from store.columns import columns_of, seconds_since
+from store.columns import columns_of, read_one, seconds_since
 from store.runs import ADHOC
 from store.schema import BatchTable, LearnerTable, RunTable
 
@@ -75,8 +75,7 @@ async def heartbeat_learner(
 
 async def get_learner(connection: AsyncConnection, run_id: str) -> LearnerRow | None:
     statement = select(*columns_of(LearnerRow, LearnerTable, silent_seconds=_SILENT))
-    row = (await connection.execute(statement.where(LearnerTable.run_id == run_id))).one_or_none()
-    return LearnerRow(*row) if row else None
+    return await read_one(connection, LearnerRow, statement.where(LearnerTable.run_id == run_id))
 
 
 async def count_learner_failure(

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from sqlalchemy import Exists, Select, case, desc, exists, func, select
+from sqlalchemy import ColumnElement, Exists, Select, case, desc, exists, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.types import SandboxRole, SandboxState
@@ -63,14 +63,9 @@ STAGES = (
 )
 
 
-def _by_stage(run_id: str) -> Select[int, int | None, str, int, str, float]:
-    """Select the run's open rollouts, each with its stage and how long it has been in it."""
-    return _open_by_stage().where(RolloutTable.run_id == run_id)
-
-
 def ids_in_stage(run_id: str, stage: str) -> Select[int]:
     """Select the ids of the run's open rollouts that are in this one of `STAGES`."""
-    open_rollouts = _by_stage(run_id).subquery()
+    open_rollouts = _by_stage(RolloutTable.run_id == run_id).subquery()
     return select(open_rollouts.c.id).where(open_rollouts.c.stage == stage)
 
 
@@ -78,11 +73,12 @@ async def stages_of(connection: AsyncConnection, rollout_ids: Collection[int]) -
     """Return the stage of each of these rollouts that is open, by id."""
     if not rollout_ids:
         return {}
-    rows = await connection.execute(_open_by_stage().where(RolloutTable.id.in_(rollout_ids)))
+    rows = await connection.execute(_by_stage(RolloutTable.id.in_(rollout_ids)))
     return {row.id: row.stage for row in rows}
 
 
-def _open_by_stage() -> Select[int, int | None, str, int, str, float]:
+def _by_stage(condition: ColumnElement[bool]) -> Select[int, int | None, str, int, str, float]:
+    """Select the open rollouts that the condition is true of, each with its stage and how long it has been in it."""
     held = SandboxTable.state != SandboxState.RELEASED
     newest = (
         select(SandboxTable.role, SandboxTable.state, SandboxTable.boot_error, SandboxTable.created_at)
@@ -118,7 +114,7 @@ def _open_by_stage() -> Select[int, int | None, str, int, str, float]:
         .select_from(RolloutTable)
         .outerjoin(RolloutGroupTable, RolloutGroupTable.id == RolloutTable.group_id)
         .outerjoin(newest, newest.c.role.is_not(None))
-        .where(RolloutTable.outcome.is_(None))
+        .where(RolloutTable.outcome.is_(None), condition)
     )
 
 
@@ -133,7 +129,7 @@ def _has_called() -> Exists:
 
 async def count_open_rollouts(connection: AsyncConnection, run_id: str) -> list[StageCount]:
     """Return the stages in which the run has open rollouts, the slowest first."""
-    open_rollouts = _by_stage(run_id).subquery()
+    open_rollouts = _by_stage(RolloutTable.run_id == run_id).subquery()
     longest = func.max(open_rollouts.c.seconds)
     statement = select(open_rollouts.c.stage, func.count(), longest).group_by(open_rollouts.c.stage)
     rows = await connection.execute(statement.order_by(longest.desc()))
@@ -142,13 +138,13 @@ async def count_open_rollouts(connection: AsyncConnection, run_id: str) -> list[
 
 async def list_open_rollouts(connection: AsyncConnection, run_id: str, limit: int) -> list[OpenRollout]:
     """Return the run's open rollouts, the oldest first."""
-    statement = _by_stage(run_id).order_by(RolloutTable.id).limit(limit)
+    statement = _by_stage(RolloutTable.run_id == run_id).order_by(RolloutTable.id).limit(limit)
     return [OpenRollout(*row) for row in await connection.execute(statement)]
 
 
 async def list_slowest(connection: AsyncConnection, run_id: str, limit: int) -> list[OpenRollout]:
     """Return the run's open rollouts that have been in their stage for longest, the longest first."""
-    statement = _by_stage(run_id).order_by(desc("seconds"), RolloutTable.id).limit(limit)
+    statement = _by_stage(RolloutTable.run_id == run_id).order_by(desc("seconds"), RolloutTable.id).limit(limit)
     return [OpenRollout(*row) for row in await connection.execute(statement)]
 
 

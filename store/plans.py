@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, case, func, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.types import BatchState, JsonObject, RunState
-from store.columns import columns_of
+from store.columns import columns_of, read_one
 from store.schema import BatchTable, PolicyVersionTable, RunTable
 
 
@@ -47,8 +47,7 @@ async def insert_plan(connection: AsyncConnection, run_id: str, plan: PlanRow) -
 async def get_plan(connection: AsyncConnection, run_id: str, step: int) -> PlanRow | None:
     """Return the step's plan row, or None if the step is not planned."""
     statement = select(*columns_of(PlanRow, BatchTable)).where(BatchTable.run_id == run_id, BatchTable.step == step)
-    row = (await connection.execute(statement)).one_or_none()
-    return PlanRow(*row) if row else None
+    return await read_one(connection, PlanRow, statement)
 
 
 async def plan_state(connection: AsyncConnection, run_id: str, step: int) -> BatchState | None:

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ratchet.errors import ConfigError, FencedError
 from ratchet.types import AttemptState, GroupState, Outcome, Purpose, SessionState, TurnState
 from store import groups, sandboxes
-from store.columns import columns_of
+from store.columns import columns_of, read_one
 from store.schema import (
     AttemptTable,
     BatchItemTable,
@@ -234,8 +234,7 @@ async def get_patch(connection: AsyncConnection, patch_id: int, rollout_id: int)
 
 async def patch_of_attempt(connection: AsyncConnection, rollout_id: int, attempt: int) -> PatchTable | None:
     statement = select(PatchTable).where(PatchTable.rollout_id == rollout_id, PatchTable.attempt == attempt)
-    row = (await connection.execute(statement)).one_or_none()
-    return PatchTable(**row._mapping) if row else None
+    return await read_one(connection, PatchTable, statement)
 
 
 @dataclass(slots=True, frozen=True)

@@ -21,7 +21,7 @@ from ratchet.lora_slots import FIRST_SLOT
 from ratchet.steering import with_last_step
 from ratchet.stored_config import config_digest, known_digests, read_stored_config
 from ratchet.types import GroupState, JsonObject, Purpose, RunState, Wish
-from store.columns import columns_of, count_rows
+from store.columns import columns_of, count_rows, read_one
 from store.groups import training_groups_of
 from store.schema import PolicyVersionTable, RolloutGroupTable, RolloutTable, RunTable, RunTaskTable, TaskTable
 
@@ -111,8 +111,7 @@ _OPEN = RunTable.state.in_((RunState.RUNNING, RunState.PAUSED))
 
 
 async def get_run(connection: AsyncConnection, run_id: str) -> RunRow | None:
-    row = (await connection.execute(select(*_COLUMNS).where(RunTable.run_id == run_id))).one_or_none()
-    return RunRow(*row) if row else None
+    return await read_one(connection, RunRow, select(*_COLUMNS).where(RunTable.run_id == run_id))
 
 
 async def the_run(connection: AsyncConnection, run_id: str) -> RunRow:
@@ -215,17 +214,19 @@ async def publish_initial(
 
 
 async def newest_version(
-    connection: AsyncConnection, run_id: str, step: int | None = None
+    connection: AsyncConnection, run_id: str, step: int | None = None, before: int | None = None
 ) -> PolicyVersionTable | None:
-    """Return the newest published weights of a run, or of one step of it; the higher epoch wins."""
+    """Return the newest published weights of a run, of one step of it, or of the steps before one; the higher epoch
+    wins."""
     statement = select(PolicyVersionTable).where(
         PolicyVersionTable.run_id == run_id, PolicyVersionTable.state == "published"
     )
     if step is not None:
         statement = statement.where(PolicyVersionTable.step == step)
+    if before is not None:
+        statement = statement.where(PolicyVersionTable.step < before)
     newest = statement.order_by(PolicyVersionTable.step.desc(), PolicyVersionTable.epoch.desc()).limit(1)
-    row = (await connection.execute(newest)).one_or_none()
-    return PolicyVersionTable(**row._mapping) if row else None
+    return await read_one(connection, PolicyVersionTable, newest)
 
 
 async def published_steps(connection: AsyncConnection, run_id: str, limit: int = 5) -> list[int]:

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import BoxSpentError, FencedError, SandboxGoneError
 from ratchet.types import JsonObject, SandboxRole, SandboxState
-from store.columns import columns_of, count_rows, seconds_of
+from store.columns import columns_of, count_rows, read_one, seconds_of
 from store.schema import PatchTable, RolloutTable, SandboxTable
 
 
@@ -76,8 +76,7 @@ async def unused_sandbox(
         .order_by(SandboxTable.id.desc())
         .limit(1)
     )
-    row = (await connection.execute(statement)).one_or_none()
-    return LedgerRow(*row) if row else None
+    return await read_one(connection, LedgerRow, statement)
 
 
 async def has_used_grading_box(connection: AsyncConnection, rollout_id: int, workflow_id: str) -> bool:

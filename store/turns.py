@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ratchet.types import ForkCause, JsonObject, SessionState, TurnKind, TurnState, UnreadCause
 from store.adapters import process_lives
 from store.arrays import unpack_json
-from store.columns import columns_of
+from store.columns import columns_of, read_one
 from store.database import Database
 from store.schema import TurnTable
 
@@ -307,8 +307,7 @@ class StoredPrompt(NamedTuple):
 async def load_prompt(conn: AsyncConnection, turn_id: int) -> StoredPrompt | None:
     """Return the prompt that was stored when the turn was opened; None if the turn is missing."""
     statement = select(*columns_of(StoredPrompt, TurnTable)).where(TurnTable.id == turn_id)
-    row = (await conn.execute(statement)).one_or_none()
-    return None if row is None else StoredPrompt(*row)
+    return await read_one(conn, StoredPrompt, statement)
 
 
 async def attach_client(conn: AsyncConnection, turn_id: int, process_id: str) -> None:

@@ -144,7 +144,7 @@ class Publisher:
         engine_set = self.config.engine_set
         if num_links == 1 or store.transaction(engines.cannot_fetch, engine_set):
             return list(written.files)
-        before = store.transaction(learner_commits.version_before, run_id, step)
+        before = store.transaction(runs.newest_version, run_id, None, step)
         if before is None:
             return list(written.files)
         here = policy_directory(before.uri, self.context.settings.policies)
