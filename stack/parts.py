@@ -22,8 +22,7 @@ from ratchet.types import JsonObject
 from sandboxes import docker_settings
 from stack.listen_addresses import named_ports
 from stack.planned_engines import EnginePart, engine_parts, planned_engines
-from stack.port_owners import free_own_port
-from stack.ports import free_port, is_free
+from stack.ports import free_own_port, free_port, is_free
 from stack.postgres import database_url
 from stack.temporal_server import TemporalKind, temporal_kind
 

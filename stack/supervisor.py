@@ -20,7 +20,7 @@ from ratchet.errors import MachineError
 from ratchet.start_variables import start_variables
 from stack.part_health import health_path, health_written_at
 from stack.parts import WATCHER, Part, Stack
-from stack.port_owners import MARK, has_mark
+from stack.ports import MARK, has_mark
 
 _STOPPED_LAST = ("postgres", "temporal", "temporal-ui")
 """The other parts write to these while they stop."""

@@ -24,13 +24,11 @@ from viewer.access import SECURITY_HEADERS, TokenGate
 from viewer.live import live_router
 from viewer.rendering import FOLDER, make_environment, respond
 from viewer.routes.costs import cost_pages
-from viewer.routes.group_list import group_list_pages
 from viewer.routes.groups import group_pages
 from viewer.routes.prometheus import prometheus_route
 from viewer.routes.rollout_parts import rollout_part_pages
 from viewer.routes.rollouts import rollout_pages
 from viewer.routes.run_history import run_history_pages
-from viewer.routes.run_tasks import run_task_pages
 from viewer.routes.runs import run_pages
 from viewer.routes.search import search_pages
 from viewer.routes.steps import step_pages
@@ -72,9 +70,7 @@ def create_viewer_app(settings: ViewerSettings) -> FastAPI:
     for router in (
         run_pages,
         cost_pages,
-        run_task_pages,
         run_history_pages,
-        group_list_pages,
         group_pages,
         task_pages,
         rollout_part_pages,

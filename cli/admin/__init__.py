@@ -5,16 +5,14 @@ import typer
 from cli.admin.agents import agents_app
 from cli.admin.backup import backup, restore
 from cli.admin.bench import bench
+from cli.admin.cleaning import prune, sweep
 from cli.admin.codec_server import codec_server
-from cli.admin.config import config
-from cli.admin.env import env
+from cli.admin.config import config, env
 from cli.admin.export import export
 from cli.admin.logs import logs
 from cli.admin.mcp import mcp
-from cli.admin.prune import prune
 from cli.admin.sandboxes import sandboxes_app
 from cli.admin.setup import setup
-from cli.admin.sweep import sweep
 
 admin_app = typer.Typer(
     name="admin", help="Logs, sandboxes, backups, exports and programs of this machine.", no_args_is_help=True

@@ -1,4 +1,4 @@
-"""`ratchet admin config`: print a run's resolved config."""
+"""`ratchet admin config` and `env`: print a run's resolved config, and the variables of the stack for stock tools."""
 
 from pathlib import Path
 from typing import Annotated
@@ -24,3 +24,21 @@ def config(
     print(resolved.model_dump_json()) if json else yaml.safe_dump(
         resolved.model_dump(mode="json"), sys.stdout, sort_keys=False
     )
+
+
+def env() -> None:
+    """Print `export` lines. After eval "$(ratchet admin env)", psql and the E2B SDK find the stack.
+
+    So does temporal: PATH gets the directory of the CLI if it is in the cache, unless PATH has a temporal already.
+    """
+    import shlex
+    import shutil
+
+    from stack.parts import Stack
+    from stack.temporal_server import installed_temporal_cli
+
+    for name, value in Stack().environment().items():
+        print(f"export {name}={shlex.quote(value)}")
+    temporal = installed_temporal_cli()
+    if temporal is not None and shutil.which("temporal") is None:
+        print(f'export PATH={shlex.quote(str(temporal.parent))}:"$PATH"')

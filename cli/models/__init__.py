@@ -4,8 +4,7 @@ import typer
 
 from cli.models.check import check
 from cli.models.checkpoints import checkpoints_app
-from cli.models.get import get
-from cli.models.tiny_policy import tiny_policy
+from cli.models.make import get, tiny_policy
 
 models_app = typer.Typer(
     name="models", help="Check or get a model, make the tiny policy, list and export checkpoints.", no_args_is_help=True

@@ -7,9 +7,8 @@ from cli.show.groups import groups
 from cli.show.mix import mix
 from cli.show.requests import requests
 from cli.show.rollout import rollout
-from cli.show.rollouts import rollouts
+from cli.show.rollouts import rollouts, waiting
 from cli.show.runs import runs
-from cli.show.waiting import waiting
 
 show_app = typer.Typer(
     name="show", help="List runs, groups and rollouts, or show one rollout in full.", no_args_is_help=True

@@ -1,4 +1,4 @@
-"""`ratchet show rollouts`: list the rollouts of a run."""
+"""`ratchet show rollouts` and `waiting`: list the rollouts of a run, and what the open ones wait for."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -68,3 +68,32 @@ def rollouts(
 
 def _flags_of(line: "RolloutLine") -> str:
     return "; ".join(f"{flag['what']} ({flag['place']})" for flag in line.flags or [])
+
+
+def waiting(
+    run_id: Annotated[
+        str | None, typer.Argument(help="A run of `ratchet show runs`; by default the newest open one.", metavar="RUN")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_ROWS, help="Maximum number of rollouts.")] = 20,
+    json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """List open rollouts by how long they have been in their stage: who waits for what, and since when.
+
+    `ratchet show rollout ID` says what a rollout does now; `ratchet stop` and `ratchet retry` take an id or a group.
+    """
+    from dataclasses import asdict
+
+    from cli.console import print_json, print_table
+    from client import Client
+    from ratchet.durations import duration_in_words
+    from store import open_rollouts
+
+    run = Client().run(run_id)
+    found = Client().read(lambda connection: open_rollouts.list_slowest(connection, run.run_id, limit))
+    if json:
+        print_json([asdict(one) for one in found])
+        return
+    rows = [
+        [str(one.rollout_id), one.group, str(one.member), duration_in_words(one.seconds), one.stage] for one in found
+    ]
+    print_table(f"open rollouts of {run.run_id}", ["id", "group", "member", "since", "stage"], rows)

@@ -2,8 +2,7 @@
 
 from cli.tasks.datasets import tasks_app
 from cli.tasks.images import images_app
-from cli.tasks.regrade import regrade
-from cli.tasks.run import run
+from cli.tasks.rollouts import regrade, run
 
 tasks_app.command()(run)
 tasks_app.command()(regrade)

@@ -18,7 +18,7 @@ from sandbox_gateway.boxd.protocol import BoxFaultError
 from sandbox_gateway.wire_errors import BoxNotFoundError
 from sandboxes.e2b import E2BProvider
 from stack.parts import Stack
-from stack.port_owners import has_mark
+from stack.ports import has_mark
 from tests.chaos.faults import wait_until
 
 _NOTICE_SECONDS = 30.0

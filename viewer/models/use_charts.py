@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from reads.call_use import CallUse
-from reads.run_times import Interval, RunTimes
+from reads.run_times import CallUse, Interval, RunTimes
 from viewer.models.charts import Chart, ChartSeries
 
 NUM_PARTS = 60

@@ -8,8 +8,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from reads.advice import SETTINGS, Advice, advise_run
-from reads.call_use import CallUse, read_call_use
-from reads.run_times import read_run_times
+from reads.run_times import CallUse, read_call_use, read_run_times
 from reads.runs import read_run_head
 from viewer.models.charts import Chart
 from viewer.models.use_charts import NUM_PARTS, use_charts, use_window

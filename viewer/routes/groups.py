@@ -1,25 +1,70 @@
-"""The page of a group: its rollouts side by side, and where their conversations first differ."""
+"""The pages of groups: those of a run by what has become of them, and one group with its rollouts side by side."""
 
 from dataclasses import dataclass
 
 from fastapi import APIRouter, Request
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from ratchet.errors import ConfigError
 from ratchet.types import GroupState, Purpose
 from reads.conversation import TurnView, read_conversation
 from reads.differences import FirstDifference, first_difference
-from reads.groups import GroupLine, read_group_line, run_of_group
+from reads.groups import (
+    GroupCount,
+    GroupFilter,
+    GroupLine,
+    ListedGroup,
+    count_groups_by_progress,
+    list_groups,
+    read_group_filter,
+    read_group_line,
+    run_of_group,
+)
 from reads.rollout_list import RolloutLine, list_members
 from reads.rollouts import PlannedUse, planned_uses, read_group_rewards
+from reads.runs import read_run_head
 from reads.steering import SteeringLine, list_requests
 from reads.turns import read_turn_contents
 from store.open_rollouts import stages_of
 from viewer.rendering import respond
-from viewer.routes.registration import found, page_route
+from viewer.routes.registration import found, next_link, page_route
 
 group_pages = APIRouter()
+_PAGE_GROUPS = 50
 _MAX_TURNS = 12
 _MAX_COLUMNS = 16
+
+
+@dataclass(slots=True, frozen=True)
+class GroupsPage:
+    """`counts`: of all groups of the run. `only`: which ones are listed. `source_run_id`: the run whose groups it
+    trains on, if it has none of its own."""
+
+    run_id: str
+    source_run_id: str | None
+    only: GroupFilter
+    counts: list[GroupCount]
+    groups: list[ListedGroup]
+    next_page: str | None
+
+
+@page_route(group_pages, "/runs/{run_id}/groups")
+async def show_groups(
+    request: Request, run_id: str, state: str = "", purpose: str = "", before: int | None = None
+) -> Response:
+    """`before`: the number of the last group of the page before."""
+    try:
+        only = read_group_filter(state, purpose)
+    except ConfigError as error:
+        raise HTTPException(422, str(error)) from None
+    async with request.app.state.store.read() as connection:
+        head = found(await read_run_head(connection, run_id), f"run {run_id}")
+        counts = await count_groups_by_progress(connection, run_id)
+        groups = await list_groups(connection, run_id, only, _PAGE_GROUPS + 1, before)
+    shown = groups[:_PAGE_GROUPS]
+    more = next_link(request, before=shown[-1].group_no) if len(groups) > _PAGE_GROUPS else None
+    return await respond(request, "groups.html", GroupsPage(run_id, head.source_run_id, only, counts, shown, more))
 
 
 @dataclass(slots=True, frozen=True)

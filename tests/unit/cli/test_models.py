@@ -156,7 +156,7 @@ def test_a_config_that_cannot_be_trained_is_a_problem(tmp_path: Path, config: di
 
 
 def test_a_model_without_a_package_is_named(tmp_path: Path) -> None:
-    from cli.models.get import get
+    from cli.models.make import get
 
     with pytest.raises(ConfigError, match="no package of the model 'gpt-9'; it is one of smollm2-135m"):
         get("gpt-9", tmp_path / "model")

@@ -16,7 +16,7 @@ from store.schema import BatchItemTable, BatchTable, RunTable
 from store.steering import Request
 from tests.integration.training.records import make_config, make_run
 from tests.integration.viewer.filled_store import FilledRun, RunFiller
-from viewer.routes import group_list
+from viewer.routes import groups as group_pages
 
 WHY = {
     10: ("ready", "its verdicts are in; it waits for a step"),
@@ -118,7 +118,7 @@ async def test_each_state_lists_as_many_groups_as_are_counted(client: httpx.Asyn
 async def test_pages_lead_through_all_groups(
     client: httpx.AsyncClient, filled: FilledRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group_list, "_PAGE_GROUPS", 4)
+    monkeypatch.setattr(group_pages, "_PAGE_GROUPS", 4)
     address = f"/runs/{filled.run_id}/groups.json"
     numbers: list[int] = []
     while address:

