@@ -175,9 +175,7 @@ def _print(result: dict[str, Any], stack: Any) -> None:
         [label, _with_interval(found), str(found["tasks"])] for label, found in summary["evaluations"].items()
     ]
     print_table("held-out solve rate (95% bootstrap interval over tasks)", ["evaluation", "rate", "tasks"], evaluations)
-    differences = [
-        [kind, _with_interval(found), str(int(found["tasks"]))] for kind, found in summary["differences"].items()
-    ]
+    differences = [[kind, _with_interval(found), str(found["tasks"])] for kind, found in summary["differences"].items()]
     print_table("after - before, paired by task", ["", "difference", "tasks"], differences)
     datasets = [
         [kind, name, f"{found['start']:.2f}", f"{found['end']:.2f}", _with_interval(found["difference"])]

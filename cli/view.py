@@ -37,7 +37,7 @@ def view(
     from ratchet.patience import ANSWER_SECONDS
     from stack.parts import Stack
     from store.names import Kind
-    from viewer.app import serve_viewer
+    from viewer.app import ViewerServer
 
     stack = Stack()
     settings = viewer_settings(stack, host or stack.viewer_host)
@@ -52,7 +52,7 @@ def view(
         answer = httpx.get(settings.address + "/health", trust_env=False, timeout=ANSWER_SECONDS)
     except httpx.TransportError:
         say("the stack's viewer does not run; served here until Ctrl-C")
-        serve_viewer(settings)
+        ViewerServer(settings).run()
         return
     if not answer.is_success:
         raise MachineError(f"{settings.address} answers with {answer.status_code}; see `ratchet admin logs viewer`")

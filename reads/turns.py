@@ -54,22 +54,8 @@ class ChainToken:
     turn_id: int
 
 
-_CONTENT = (
-    TurnTable.id,
-    TurnTable.attempt,
-    TurnTable.lane,
-    TurnTable.kind,
-    TurnTable.state,
-    TurnTable.fork_cause,
-    TurnTable.prompt_tokens,
-    TurnTable.num_sampled,
-    TurnTable.finish_reason,
-    TurnTable.unread_call,
-    TurnTable.created_at,
-    TurnTable.completed_at,
-    TurnTable.request,
-    TurnTable.answer,
-)
+_CONTENT = [getattr(TurnTable, name) for name in (*TurnContent.__match_args__, "request") if hasattr(TurnTable, name)]
+"""The columns that a turn's content is read from."""
 
 
 async def read_turn_contents(

@@ -36,13 +36,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     datasets = sorted({row["dataset"] for row in rows})
     report: dict[str, Any] = {"evaluations": {}, "differences": {}, "families": {}, "datasets": {}}
     for label in labels:
-        found = interval(np.array(list(rates_by_task(rows, label).values())))
-        report["evaluations"][label] = {
-            "mean": found.mean,
-            "low": found.low,
-            "high": found.high,
-            "tasks": found.num_tasks,
-        }
+        report["evaluations"][label] = _estimate(list(rates_by_task(rows, label).values()))
     for label in labels:
         kind = label.removeprefix("start-")
         if label.startswith("start-") and f"end-{kind}" in labels:
@@ -77,8 +71,13 @@ def _before_and_after(rows: Sequence[dict[str, Any]], kind: str, dataset: str) -
 def _difference(rows: Sequence[dict[str, Any]], kind: str) -> dict[str, float]:
     before, after = rates_by_task(rows, f"start-{kind}"), rates_by_task(rows, f"end-{kind}")
     paired = sorted(before.keys() & after.keys())
-    found = interval(np.array([after[task] - before[task] for task in paired]))
-    return {"mean": found.mean, "low": found.low, "high": found.high, "tasks": float(found.num_tasks)}
+    return _estimate([after[task] - before[task] for task in paired])
+
+
+def _estimate(values: Sequence[float]) -> dict[str, float]:
+    """Return the mean of the tasks' values with its interval, and their number."""
+    found = interval(np.array(values))
+    return {"mean": found.mean, "low": found.low, "high": found.high, "tasks": found.num_tasks}
 
 
 def draw(

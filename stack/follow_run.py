@@ -184,7 +184,7 @@ async def watch_run(stack: Stack, run_id: str, say: ReportProgress) -> Cost:
         raise ConfigError(f"run {run_id} failed: {root_cause(error)}") from None
     finally:
         result.cancel()
-        await progress.close()
+        await progress.database.close()
 
 
 class _Progress:
@@ -246,9 +246,6 @@ class _Progress:
             self.line = line
             self.milestone = milestone
             self.reported_at = time.monotonic()
-
-    async def close(self) -> None:
-        await self.database.close()
 
 
 def _planned_rollouts(config: RunConfig, num_held_out: int) -> int:

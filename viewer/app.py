@@ -23,7 +23,6 @@ from reads.reader_role import ReadOnlyStore, has_refused_value
 from viewer.access import SECURITY_HEADERS, TokenGate
 from viewer.live import live_router
 from viewer.rendering import FOLDER, make_environment, respond
-from viewer.routes.costs import cost_pages
 from viewer.routes.groups import group_pages
 from viewer.routes.prometheus import prometheus_route
 from viewer.routes.rollout_parts import rollout_part_pages
@@ -69,7 +68,6 @@ def create_viewer_app(settings: ViewerSettings) -> FastAPI:
     app.state.stopping = asyncio.Event()
     for router in (
         run_pages,
-        cost_pages,
         run_history_pages,
         group_pages,
         task_pages,
@@ -171,8 +169,3 @@ class ViewerServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._viewer.state.stopping.set()
         await super().shutdown(sockets)
-
-
-def serve_viewer(settings: ViewerSettings) -> None:
-    """Serve until SIGTERM or SIGINT."""
-    ViewerServer(settings).run()

@@ -6,12 +6,11 @@ from cli.admin.agents import agents_app
 from cli.admin.backup import backup, restore
 from cli.admin.bench import bench
 from cli.admin.cleaning import prune, sweep
-from cli.admin.codec_server import codec_server
 from cli.admin.config import config, env
 from cli.admin.export import export
 from cli.admin.logs import logs
-from cli.admin.mcp import mcp
 from cli.admin.sandboxes import sandboxes_app
+from cli.admin.servers import codec_server, mcp
 from cli.admin.setup import setup
 
 admin_app = typer.Typer(

@@ -153,6 +153,6 @@ def viewer(
 ) -> None:
     """Serve the read-only pages about runs and rollouts."""
     from cli.view import viewer_settings
-    from viewer.app import serve_viewer
+    from viewer.app import ViewerServer
 
-    serve_viewer(viewer_settings(Stack(), host))
+    ViewerServer(viewer_settings(Stack(), host)).run()

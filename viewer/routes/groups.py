@@ -8,8 +8,7 @@ from starlette.responses import Response
 
 from ratchet.errors import ConfigError
 from ratchet.types import GroupState, Purpose
-from reads.conversation import TurnView, read_conversation
-from reads.differences import FirstDifference, first_difference
+from reads.conversation import FirstDifference, TurnView, first_difference, read_conversation
 from reads.groups import (
     GroupCount,
     GroupFilter,

@@ -1,7 +1,6 @@
 """The first difference between two conversations."""
 
-from reads.conversation import MessageView, TurnView
-from reads.differences import first_difference
+from reads.conversation import MessageView, TurnView, first_difference
 
 
 def turn(number: int, asked: str, answered: str) -> TurnView:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from viewer.models.intervals import mean_interval
+from viewer.models.charts import mean_interval
 
 
 def test_without_spread_there_is_no_interval() -> None:
