@@ -14,7 +14,7 @@ from grading.registry import GRADERS
 from ratchet.config import DatasetConfig, RunConfig
 from ratchet.errors import DatasetError
 from sandboxes.build_context import BUILD_CONTEXT, check_build_context
-from store import admissions, build_contexts, tasks
+from store import admissions, tasks
 from store.admissions import GraderVersion
 from store.tasks import NewTask
 
@@ -41,7 +41,7 @@ async def import_dataset(
         for row in chunk:
             for need in unmet_needs(row["spec"].get("needed_settings", {}), offered or {}):
                 unmet.setdefault(need, []).append(row["label"])
-        await build_contexts.add_build_contexts(connection, _take_build_contexts(chunk))
+        await tasks.add_build_contexts(connection, _take_build_contexts(chunk))
         added += await tasks.import_tasks(connection, chunk)
     if not seen:
         raise DatasetError(f"{dataset.path}: is empty; expected at least one task")

@@ -32,7 +32,7 @@ from ratchet.secrets import without_secrets
 from ratchet.temporal_client import WorkflowState, describe_workflow, root_cause
 from ratchet.temporal_settings import TemporalSettings
 from sandboxes.base import ImageBuilder
-from store import build_contexts
+from store import tasks
 from store.database import Database
 
 _ASK_AGAIN_SECONDS = 5.0
@@ -139,7 +139,7 @@ class ImageBuildActivities:
                 "images for this sandbox provider are not built here: build one from the task's environment/Dockerfile "
                 "with the provider's own tools, and name it by environment.docker_image in task.toml"
             )
-        context = await self.database.run(build_contexts.read_build_context, input.image)
+        context = await self.database.run(tasks.read_build_context, input.image)
         if context is None:
             raise ConfigError("no imported task has its Dockerfile; import the dataset again")
         started = time.monotonic()

@@ -26,8 +26,8 @@ from store import (
     learners,
     metrics,
     missing_verdicts,
+    open_runs,
     plans,
-    run_pause,
     runs,
     step_mix,
     verdict_report,
@@ -62,7 +62,7 @@ class LearnActivities:
             step = await planner.plan_step(connection, input.run_id, config)
             reason = await missing_verdicts.reason_to_pause(connection, input.run_id)
             if reason:
-                await run_pause.pause_run(connection, input.run_id, reason)
+                await open_runs.pause_run(connection, input.run_id, reason)
         if step is not None:
             await self._record_reports(input.run_id, step)
         return Planned(step=step)

@@ -41,7 +41,18 @@ from ratchet.types import Purpose, RunState, Wish
 from scheduling import circuit_breaker, group_selection
 from scheduling.quarantine import quarantined_tasks
 from scheduling.task_selection import choose_tasks, mix_datasets
-from store import box_failures, evaluations, groups, metrics, plans, run_pause, runs, steering, tasks, training_groups
+from store import (
+    box_failures,
+    evaluations,
+    groups,
+    metrics,
+    open_runs,
+    plans,
+    runs,
+    steering,
+    tasks,
+    training_groups,
+)
 from store.database import Database
 from store.groups import NewGroup
 
@@ -179,7 +190,7 @@ class RunActivities:
         if not problem:
             self._tried.add(run_id)
         else:
-            await self.database.run(run_pause.pause_run, run_id, problem)
+            await self.database.run(open_runs.pause_run, run_id, problem)
 
     async def _make_groups(self, connection: AsyncConnection, run_id: str, config: RunConfig) -> None:
         """Make as many groups as `group_selection.groups_to_start`, the disk and the circuit breaker allow.
@@ -191,7 +202,7 @@ class RunActivities:
         limits = self.settings.train_run
         is_short = space.free_bytes < limits.enough_free_gb * 1e9
         if is_short and space.share < limits.pause_below_free:
-            await run_pause.pause_run(connection, run_id, f"{space} is free; make room, then resume the run")
+            await open_runs.pause_run(connection, run_id, f"{space} is free; make room, then resume the run")
             return
         training = config.training
         counts = await runs.count_groups(connection, run_id)
@@ -225,7 +236,7 @@ class RunActivities:
     @activity_stage("pause_run")
     async def pause_run(self, input: PauseRunInput) -> StageResult:
         """Pause the run until a person resumes it; a run that is not running keeps its state and reason."""
-        await self.database.run(run_pause.pause_run, input.run_id, input.reason)
+        await self.database.run(open_runs.pause_run, input.run_id, input.reason)
         _LOG.warning("run paused", run=input.run_id, reason=input.reason)
         return StageResult()
 
@@ -313,7 +324,7 @@ async def _create_groups(
     chosen = await next_tasks(connection, run_id, config, published, first, count)
     if not chosen:
         which = " of the datasets with a weight above 0" if _is_mixed(config) else ""
-        await run_pause.pause_run(
+        await open_runs.pause_run(
             connection, run_id, f"every task{which} is in quarantine; see `ratchet status {run_id}`"
         )
     new = [

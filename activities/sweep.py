@@ -27,7 +27,7 @@ from ratchet.temporal_client import WorkflowState
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import Outcome, RunState, SandboxState
 from sandboxes.base import SandboxProvider
-from store import groups, installations, open_runs, rollout_words, rollouts, run_pause, runs, sandboxes
+from store import groups, installations, open_runs, rollout_words, rollouts, runs, sandboxes
 from store.database import Database
 from store.rollouts import OutcomeValues
 from store.sandboxes import LedgerRow
@@ -229,7 +229,7 @@ class SweepActivities:
                 count = await self.database.run(runs.count_restart, run_id)
                 reason = await self._failure(run_id) if count > _MAX_RESTARTS else ""
             if reason:
-                await self.database.run(run_pause.pause_run, run_id, reason)
+                await self.database.run(open_runs.pause_run, run_id, reason)
             else:
                 await temporal_client.start_train_run(self.client, self.settings, run_id)
             _LOG.warning("run without a workflow", run=run_id, paused=reason)

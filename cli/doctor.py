@@ -33,6 +33,7 @@ def _checks() -> list[dict[str, Any]]:
     from ratchet.disk_space import free_space, require_space
     from ratchet.errors import MachineError
     from stack.parts import Stack
+    from stack.supervisor import Supervisor
 
     stack = Stack()
     checks = _sandbox_checks(stack)
@@ -47,8 +48,8 @@ def _checks() -> list[dict[str, Any]]:
     checks.append(_huge_pages_check())
     ports = ", ".join(f"{name} {port}" for name, port in stack.ports.items())
     checks.append(_check("ports", True, ports, needed=False))
-    checks += _part_checks(stack)
-    checks += _ownership_checks(stack)
+    if Supervisor(stack).is_up():
+        checks += [*_part_checks(stack), *_ownership_checks(stack)]
     return checks
 
 
@@ -115,10 +116,7 @@ def _ownership_checks(stack: "Stack") -> list[dict[str, Any]]:
     import asyncio
 
     from stack.ownership import check_ownership
-    from stack.supervisor import Supervisor
 
-    if not Supervisor(stack).is_up():
-        return []
     return [
         _check(one.what, not one.problem, one.problem or "as `ratchet up` left it")
         for one in asyncio.run(check_ownership(stack))
@@ -130,10 +128,7 @@ def _part_checks(stack: "Stack") -> list[dict[str, Any]]:
     import time
 
     from stack.part_health import HealthState, read_health
-    from stack.supervisor import Supervisor
 
-    if not Supervisor(stack).is_up():
-        return []
     works = (HealthState.ANSWERING, HealthState.SLOW, HealthState.STARTING)
     return [
         _check(f"part {part.name}", part.state in works, part.summary(time.time()) or part.detail or part.state)

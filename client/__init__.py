@@ -14,7 +14,6 @@ It is above `stack`, because it starts workflows and reads the stack's addresses
 """
 
 from client.read_only_client import ReadOnlyClient
-from client.rows import Rows
-from client.session import Client, Run
+from client.session import Client, Rows, Run
 
 __all__ = ["Client", "ReadOnlyClient", "Rows", "Run"]

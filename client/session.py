@@ -15,7 +15,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from client import evaluating, steering
 from client.evaluating import EvaluationSettings
-from client.rows import Rows
 from client.workflows import run_workflow
 from ratchet.bounded_numbers import LARGEST_INTEGER
 from ratchet.config import RunConfig
@@ -62,6 +61,18 @@ def run_blocking(work: Coroutine[Any, Any, _T]) -> _T:
             return thread.submit(asyncio.run, work).result()
     except StoreUnavailableError as error:
         raise MachineError(f"{error}; start the stack with `ratchet up`") from None
+
+
+class Rows(list[JsonObject]):
+    """Rows of one report, in the order of the report."""
+
+    def frame(self) -> Any:
+        """Return the rows as a pandas data frame. Raises MachineError without pandas."""
+        try:
+            import pandas
+        except ImportError:
+            raise MachineError("pandas is not installed, which data frames need: `pip install pandas`") from None
+        return pandas.DataFrame(list(self))
 
 
 class Client:

@@ -10,7 +10,7 @@ from ratchet.config import RunConfig, TrainingConfig
 from ratchet.types import GroupState, Wish
 from scheduling.signal import gives_gradient
 from store import groups, plans, training_groups
-from store.run_pause import pause_run
+from store.open_runs import pause_run
 from store.runs import RunRow
 
 _PATIENCE = 4

@@ -237,8 +237,7 @@ class Supervisor:
             pid = int(self._ask("getPID"))
             for part in self.stack.parts():
                 if part.name not in _STOPPED_LAST:
-                    with contextlib.suppress(xmlrpc.client.Fault):
-                        self._ask("stopProcess", part.name, False)
+                    self.stop_without_waiting(part.name)
             self._ask("shutdown")
             with contextlib.suppress(psutil.Error):  # one that takes longer is ended with what is left
                 psutil.Process(pid).wait(timeout=_START_SECONDS)

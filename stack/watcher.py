@@ -37,7 +37,7 @@ from stack.placement import part_kind, set_of_part
 from stack.probes import NEEDS, ProbeFailedError, Probes, is_late, is_missed, limits_of
 from stack.readiness import log_sizes, part_log
 from stack.supervisor import PartState, Supervisor
-from store import run_pause
+from store import open_runs
 
 _LOG = structlog.get_logger("ratchet.watcher")
 _LOOK_SECONDS = 1.0
@@ -246,7 +246,7 @@ class Watcher:
                 ):
                     reason = f"{health.name} is given up: {health.reason}{last}"
                     only_with_rollouts = health.name not in ("learner", "ray")
-                    await run_pause.pause_all_runs(store, reason, only_with_rollouts, set_of_part(health.name))
+                    await open_runs.pause_all_runs(store, reason, only_with_rollouts, set_of_part(health.name))
             except (RatchetError, TimeoutError, DBAPIError) as error:
                 _LOG.warning("runs not paused yet", part=health.name, reason=str(error)[:_MAX_REASON_CHARS])
                 continue

@@ -25,7 +25,7 @@ from ratchet.types import (
 )
 from store import learners
 from store.metrics import record_metrics
-from store.run_pause import pause_run
+from store.open_runs import pause_run
 from store.schema import (
     BatchItemTable,
     BatchTable,

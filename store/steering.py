@@ -18,7 +18,7 @@ from ratchet.errors import ConfigError
 from ratchet.steering import acts_on, changed_config, config_value, with_values
 from ratchet.stored_config import read_stored_config
 from ratchet.types import RunState, SteeringAction, Wish
-from store import open_runs, plans, run_pause, runs
+from store import open_runs, plans, runs
 from store.columns import columns_of
 from store.runs import ADHOC, RunRow
 from store.schema import BatchTable, RunTable, SteeringTable
@@ -105,7 +105,7 @@ async def record_pause(connection: AsyncConnection, request: Request) -> Steerin
     if await is_known(connection, request):
         return SteeringAnswer(f"run {run.run_id} was paused by this request, and has been resumed since", changed=False)
     reason = f"paused by {request.asked_by}" + (f": {request.reason}" if request.reason else "")
-    await run_pause.pause_run(connection, run.run_id, reason)
+    await open_runs.pause_run(connection, run.run_id, reason)
     await record(connection, request, SteeringAction.PAUSE, "", run.state, RunState.PAUSED, run.next_step)
     before = "" if run.wish == Wish.NONE else f"; it was to {run.wish}, which `ratchet resume {run.run_id}` takes back"
     return SteeringAnswer(f"run {run.run_id} is paused; what is in flight goes on{before}")

@@ -1,6 +1,6 @@
-"""Tasks: rows of datasets, imported once by digest, and reports on them."""
+"""Tasks: rows of datasets, imported once by digest, what their images are built from, and reports on them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypedDict
 
@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ratchet.run_names import plain_name, rollout_number
 from ratchet.types import JsonObject, Purpose
 from store.columns import columns_of
-from store.schema import AdmissionTable, RolloutGroupTable, RolloutTable, RunTaskTable, TaskTable
+from store.schema import AdmissionTable, BuildContextTable, RolloutGroupTable, RolloutTable, RunTaskTable, TaskTable
 
 
 @dataclass(slots=True, frozen=True)
@@ -283,3 +283,16 @@ async def datasets_of_newest_groups(connection: AsyncConnection, run_id: str, co
         .group_by(RunTaskTable.dataset_no)
     )
     return {number: found for number, found in await connection.execute(statement)}
+
+
+async def add_build_contexts(connection: AsyncConnection, archives: Mapping[str, bytes]) -> None:
+    """Store archives (tar.gz) by image; one that is known is kept, since the reference is its digest."""
+    if archives:
+        rows = [{"image": image, "archive": archive} for image, archive in sorted(archives.items())]
+        await connection.execute(insert(BuildContextTable).on_conflict_do_nothing(), rows)
+
+
+async def read_build_context(connection: AsyncConnection, image: str) -> bytes | None:
+    """Return the archive (tar.gz) from which the image is built; None if no imported task has it."""
+    statement = select(BuildContextTable.archive).where(BuildContextTable.image == image)
+    return (await connection.execute(statement)).scalar_one_or_none()

@@ -45,7 +45,7 @@ from store.checkpoints import CheckpointRow, list_checkpoints
 from store.learner_commits import RunLease
 from store.learners import NextStep
 from store.metrics import read_metric, read_metric_values, record_metrics
-from store.run_pause import pause_run
+from store.open_runs import pause_run
 from training import plan_loader
 from training.checkpoint import DamagedCheckpointError, newest_epoch
 from training.checkpoint_writer import CheckpointWriter

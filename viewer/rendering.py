@@ -17,7 +17,7 @@ from starlette.responses import HTMLResponse, Response
 
 from ratchet.durations import duration_in_words
 from viewer.models.diffs import read_patch
-from viewer.models.durations import longest_stage, took
+from viewer.models.timeline import longest_stage, took
 from viewer.settings import ViewerSettings
 
 FOLDER = Path(__file__).parent

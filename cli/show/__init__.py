@@ -2,13 +2,12 @@
 
 import typer
 
-from cli.show.forks import forks
 from cli.show.groups import groups
-from cli.show.mix import mix
 from cli.show.requests import requests
 from cli.show.rollout import rollout
 from cli.show.rollouts import rollouts, waiting
 from cli.show.runs import runs
+from cli.show.training import forks, mix
 
 show_app = typer.Typer(
     name="show", help="List runs, groups and rollouts, or show one rollout in full.", no_args_is_help=True

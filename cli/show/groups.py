@@ -4,13 +4,12 @@ from typing import Annotated
 
 import typer
 
+from cli.show.rollouts import NewestRun
 from ratchet.bounded_numbers import MAX_ROWS
 
 
 def groups(
-    run_id: Annotated[
-        str | None, typer.Argument(help="A run of `ratchet show runs`; by default the newest open one.", metavar="RUN")
-    ] = None,
+    run_id: NewestRun = None,
     state: Annotated[
         str | None,
         typer.Option(help="open, ready, planned, trained, no_signal, expired, failed, discarded or cancelled."),

@@ -9,11 +9,13 @@ from ratchet.bounded_numbers import MAX_ROWS
 if TYPE_CHECKING:
     from reads.rollout_list import RolloutLine
 
+NewestRun = Annotated[
+    str | None, typer.Argument(help="A run of `ratchet show runs`; by default the newest open one.", metavar="RUN")
+]
+
 
 def rollouts(
-    run_id: Annotated[
-        str | None, typer.Argument(help="A run of `ratchet show runs`; by default the newest open one.", metavar="RUN")
-    ] = None,
+    run_id: NewestRun = None,
     run_option: Annotated[str | None, typer.Option("--run", help="The same.", hidden=True)] = None,
     outcome: Annotated[str | None, typer.Option(help="graded, rejected, infra_failed, …, or open.")] = None,
     agent_exit: Annotated[str | None, typer.Option(help="How the agent ended, for example time_budget.")] = None,
@@ -71,9 +73,7 @@ def _flags_of(line: "RolloutLine") -> str:
 
 
 def waiting(
-    run_id: Annotated[
-        str | None, typer.Argument(help="A run of `ratchet show runs`; by default the newest open one.", metavar="RUN")
-    ] = None,
+    run_id: NewestRun = None,
     limit: Annotated[int, typer.Option(min=1, max=MAX_ROWS, help="Maximum number of rollouts.")] = 20,
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:

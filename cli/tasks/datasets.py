@@ -23,6 +23,7 @@ Dataset = Annotated[Path, typer.Argument(help="A JSONL or parquet file, or a fol
 InputKey = Annotated[str, typer.Option(help="Column that holds the prompt.")]
 LabelKey = Annotated[str, typer.Option(help="Column that holds the label.")]
 MetadataKey = Annotated[str, typer.Option(help="Column that holds the metadata.")]
+Only = Annotated[list[str] | None, typer.Option("--only", help="Label of a task; repeatable. Default: all tasks.")]
 Network = Annotated[
     list[str] | None,
     typer.Option(help="`grade`: open the network of grading boxes for tasks that need it, as sandbox.network does."),
@@ -215,9 +216,7 @@ def admit(
     repeats: Annotated[
         int, typer.Option(min=1, max=1000, help="Number of grades of the gold and of the empty patch.")
     ] = 3,
-    only: Annotated[
-        list[str] | None, typer.Option("--only", help="Label of a task; repeatable. Default: all tasks.")
-    ] = None,
+    only: Only = None,
     limit: Annotated[
         int | None, typer.Option(min=1, max=LARGEST_INTEGER, help="Use only this many rows from the start.")
     ] = None,
@@ -283,9 +282,7 @@ def build(
     out: Annotated[
         Path | None, typer.Option(help="The dataset to write; default: tasks.jsonl beside the recipes.")
     ] = None,
-    only: Annotated[
-        list[str] | None, typer.Option("--only", help="Label of a task; repeatable. Default: all tasks.")
-    ] = None,
+    only: Only = None,
     image: Annotated[str, typer.Option(help="Image of the boxes.")] = "host",
     python: Annotated[str, typer.Option(help="A Python with pytest in that image.")] = "/opt/ratchet/bin/python3",
     json: Json = False,

@@ -1,9 +1,10 @@
-"""The time of a rollout: swimlanes of its stages and turns, and the graph of its turns."""
+"""The time of a rollout: swimlanes of its stages and turns, the graph of its turns, and its longest stage in a list."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 
+from reads.rollout_list import RolloutLine
 from reads.rollouts import BoxView, RolloutHead, TurnLine
 
 _MIN_WIDTH = 0.002
@@ -125,3 +126,32 @@ def build_graph(turns: Sequence[TurnLine]) -> TurnGraph:
         label = f"turn {turn.id}, {turn.kind}" + (f", fork: {turn.fork_cause}" if turn.fork_cause else "")
         nodes.append(TurnNode(turn.id, column, row, parent, turn.kind, turn.fork_cause, label))
     return TurnGraph(nodes, num_rows)
+
+
+_QUEUE = "queue"
+"""The time from its row to the worker that claimed it; other stages have the names of `rollout.timings`."""
+_WAITS = "waits between stages"
+"""The rest: it waits for a box's slot, for a worker, or for the try after a failed one."""
+
+
+@dataclass(slots=True, frozen=True)
+class StageTime:
+    name: str
+    seconds: float
+
+
+def took(line: RolloutLine) -> float:
+    """Return the seconds from the rollout's creation to its end, or until now."""
+    return ((line.ended_at or datetime.now(UTC)) - line.created_at).total_seconds()
+
+
+def longest_stage(line: RolloutLine) -> StageTime | None:
+    """Return the stage that took most of an ended rollout's time; None while it is open."""
+    if line.ended_at is None:
+        return None
+    stages = {name: float(seconds) for name, seconds in line.timings.items()}
+    if line.claimed_at is not None:
+        stages[_QUEUE] = (line.claimed_at - line.created_at).total_seconds()
+    stages[_WAITS] = took(line) - sum(stages.values())
+    name = max(stages, key=lambda one: stages[one])
+    return StageTime(name, stages[name])

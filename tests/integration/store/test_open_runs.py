@@ -11,7 +11,7 @@ import pytest
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError
 from ratchet.types import JsonObject, RunState
-from store import open_runs, run_pause, runs
+from store import open_runs, runs
 from store.database import Database
 from store.runs import NewRun
 
@@ -102,7 +102,7 @@ async def test_a_set_without_engines_pauses_its_own_run_only(database: Database)
     async with database.begin() as connection:
         for name in ("default", "b"):
             await runs.create_run(connection, new_run(f"of-{name}", name))
-        await run_pause.pause_all_runs(connection, "engine-b is given up", only_with_rollouts=True, engine_set="b")
+        await open_runs.pause_all_runs(connection, "engine-b is given up", only_with_rollouts=True, engine_set="b")
         found = {one.run_id: one.state for one in await open_runs.open_sets(connection)}
     assert found == {"of-default": "running", "of-b": "paused"}
 

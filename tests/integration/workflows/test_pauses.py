@@ -8,7 +8,7 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 
 from ratchet.sweep_payloads import SweepInput, SweepResult
 from ratchet.temporal_client import start_train_run
-from store import open_runs, run_pause
+from store import open_runs
 from store.schema import RolloutGroupTable, RunTable
 from tests.integration.workflows.conftest import Loop
 from tests.integration.workflows.test_groups import Training, training
@@ -106,7 +106,7 @@ async def test_a_paused_run_starts_nothing_and_loses_nothing(
     operator: Operator, training: Training, loop: Loop
 ) -> None:
     async with loop.database.begin() as connection:
-        await run_pause.pause_run(connection, training.run_id, "somebody wanted it")
+        await open_runs.pause_run(connection, training.run_id, "somebody wanted it")
     await training.let_go()
 
     async def settled() -> bool:

@@ -9,7 +9,7 @@ from ratchet.errors import ConfigError
 from scheduling.quarantine import QuarantinedTask
 from stack.parts import Stack
 from stack.run_status import UNKNOWN, Diagnosis, RetriedActivity, diagnose
-from store import open_rollouts, run_pause
+from store import open_rollouts, open_runs
 from store.open_rollouts import StageCount
 from tests.integration.workflows.conftest import Loop
 from tests.integration.workflows.test_groups import Training, training
@@ -37,7 +37,7 @@ async def test_agents_at_work_and_a_pause(training: Training, loop: Loop) -> Non
     assert "open rollouts: 2 (2 agent works, for up to " in shown(found)
     assert "Temporal" not in shown(found), "it was asked and answered"
     async with loop.database.begin() as connection:
-        await run_pause.pause_run(connection, training.run_id, "somebody wanted it")
+        await open_runs.pause_run(connection, training.run_id, "somebody wanted it")
     paused = await diagnose(loop.stack, training.run_id)
     assert paused.answer.startswith("it is paused: somebody wanted it; `ratchet resume")
 
