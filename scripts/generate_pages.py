@@ -20,7 +20,7 @@ from page_checks import dead_links, without_words
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined, to_json
-from reference_pages import commands_page, http_page, tables_page
+from reference_pages import commands_page, http_page, page, tables_page
 
 from tests.brief.page import brief_page
 
@@ -40,9 +40,9 @@ def pages() -> dict[str, str]:
         "fields.md": fields_page(),
         "agents.md": agents_page(),
         "vime.md": vime_page(),
-        "brief.md": _page("The brief, feature by feature", "tests/brief/", brief_page()),
+        "brief.md": page("The brief, feature by feature", "tests/brief/", brief_page()),
         "integrity.md": integrity_page(),
-        "benchmarks.md": _page("Benchmark runs", "docs/bench/", bench_runs_table()),
+        "benchmarks.md": page("Benchmark runs", "docs/bench/", bench_runs_table()),
         "notebook.md": notebook_page(),
     }
 
@@ -88,7 +88,7 @@ def fields_page() -> str:
     """Return the page of every field that the adapter knows of the three protocols."""
     from adapter.dialects import fields, nested_fields
 
-    return _page(
+    return page(
         "Fields of the model API", "adapter/dialects/", fields.fields_page() + nested_fields.nested_fields_page()
     )
 
@@ -99,7 +99,7 @@ def agents_page() -> str:
     from tests.e2e.adapter.feature_matrix import agents_table
 
     programs = [make() for make in FETCHABLE.values()]
-    return _page(
+    return page(
         "Features of the agents", "tests/e2e/adapter/", agents_table({one.name: one.pinned for one in programs})
     )
 
@@ -109,7 +109,7 @@ def integrity_page() -> str:
     from tests.integration.grading.tables import attacks, rules
 
     tables = f"## Rules\n\n{rules()}\n\n## Attacks\n\n{attacks()}\n"
-    return _page("Rules and attacks", "grading/rules.toml` and `tests/integration/grading/attacks.py", tables)
+    return page("Rules and attacks", "grading/rules.toml` and `tests/integration/grading/attacks.py", tables)
 
 
 def vime_page() -> str:
@@ -130,11 +130,7 @@ def vime_page() -> str:
     )
     lines.append("| `--vllm-X VALUE`, any other X | `engine.args` | Passed to vLLM as `--X VALUE`. |")
     lines += [f"| `{name}` | | Refused: {_in_cell(reason)}. |" for name, reason in REFUSED.items()]
-    return _page("Variables and arguments of vime", "ratchet/vime_names.py", "\n".join(lines) + "\n")
-
-
-def _page(title: str, source: str, text: str) -> str:
-    return f"# {title}\n\nGenerated from `{source}` by `make docs`.\n\n{text}"
+    return page("Variables and arguments of vime", "ratchet/vime_names.py", "\n".join(lines) + "\n")
 
 
 def config_page() -> str:
@@ -218,8 +214,8 @@ def problems(root: Path) -> list[str]:
     with tempfile.TemporaryDirectory() as name:
         copy = Path(name)
         shutil.copytree(root / "docs", copy / "docs", ignore=shutil.ignore_patterns(FOLDER.name))
-        for page in BESIDE_DOCS:
-            shutil.copy(root / page, copy)
+        for beside in BESIDE_DOCS:
+            shutil.copy(root / beside, copy)
         write(copy)
         return dead_links(copy) + without_words(copy)
 

@@ -5,7 +5,10 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-_GENERATED = "Generated from `{source}` by `make docs`."
+
+def page(title: str, source: str, text: str) -> str:
+    """Return a page with its title and the place that it is made from."""
+    return f"# {title}\n\nGenerated from `{source}` by `make docs`.\n\n{text}"
 
 
 def commands_page() -> str:
@@ -18,23 +21,21 @@ def commands_page() -> str:
     command = typer.main.get_command(app)
     text = get_docs_for_click(obj=command, ctx=typer.Context(command, info_name="ratchet"), name="ratchet")
     _, _, commands = text.partition("\n## ")
-    lines = ["# Commands", "", _GENERATED.format(source="cli/"), ""]
-    lines += ["`ratchet COMMAND --help` prints the same.", "", str(getattr(app.info, "epilog", "") or ""), ""]
-    return "\n".join(lines) + "\n## " + re.sub(r"\n{3,}", "\n\n", commands).strip() + "\n"
+    about = f"`ratchet COMMAND --help` prints the same.\n\n{getattr(app.info, 'epilog', '') or ''}\n"
+    return page("Commands", "cli/", about + "\n## " + re.sub(r"\n{3,}", "\n\n", commands).strip() + "\n")
 
 
 def tables_page() -> str:
     """Return every table of the store with its columns, types and keys."""
     from store.schema.base import Base
 
-    lines = ["# Tables", "", _GENERATED.format(source="store/schema/"), ""]
-    lines += ["`ratchet sql` reads them in a transaction that cannot write. Times are in UTC, durations in seconds."]
+    lines = ["`ratchet sql` reads them in a transaction that cannot write. Times are in UTC, durations in seconds."]
     for mapper in sorted(Base.registry.mappers, key=lambda one: str(one.local_table)):
         table = mapper.local_table
         lines += ["", f"## {table}", "", *_paragraphs(mapper.class_), "| column | type | |", "|---|---|---|"]
         for column in table.columns:
             lines.append(f"| `{column.name}` | {_type(column)} | {_notes(column)} |")
-    return "\n".join(lines) + "\n"
+    return page("Tables", "store/schema/", "\n".join(lines) + "\n")
 
 
 def _type(column: Any) -> str:
@@ -57,8 +58,7 @@ def http_page() -> str:
     from viewer.app import create_viewer_app
     from viewer.settings import ViewerSettings
 
-    lines = ["# HTTP", "", _GENERATED.format(source="viewer/routes/"), ""]
-    lines += [
+    lines = [
         "The viewer only reads. Without `.json` the same addresses are pages. The model API that agents call is in",
         "[adapter.md](../adapter.md), the metrics of `/metrics` in [operating.md](../operating.md#prometheus).",
         "",
@@ -67,9 +67,11 @@ def http_page() -> str:
     ]
     app = create_viewer_app(ViewerSettings(database_url="postgresql://reader@localhost/none"))
     routes = [one for one in app.routes if isinstance(one, APIRoute) and one.path.endswith(".json")]
-    for route in sorted(routes, key=lambda one: one.path):
-        lines.append(f"| `{route.path}` | {', '.join(f'`{one.alias}`' for one in route.dependant.query_params)} |")
-    return "\n".join(lines) + "\n"
+    lines += [
+        f"| `{route.path}` | {', '.join(f'`{one.alias}`' for one in route.dependant.query_params)} |"
+        for route in sorted(routes, key=lambda one: one.path)
+    ]
+    return page("HTTP", "viewer/routes/", "\n".join(lines) + "\n")
 
 
 def _paragraphs(documented: Any) -> Iterable[str]:
