@@ -295,6 +295,13 @@ class Answer:
     unread: UnreadCause | None = None
 
 
+_STORED_AS_THEY_ARE = (
+    "finish", "prompt_tokens", "completion_tokens", "created", "cached_tokens", "stop_sequence", "thinks",
+    "reasoning_tokens", "asked",
+)  # fmt: skip
+"""Fields of an answer that are JSON."""
+
+
 def message_from_json(value: dict[str, Any]) -> Message:
     calls = [
         ToolCall(one["id"], one["function"]["name"], one["function"]["arguments"])
@@ -326,15 +333,7 @@ def can_be_stored(message: Message) -> bool:
 def answer_to_json(answer: Answer) -> dict[str, Any]:
     return {
         "message": answer.message.for_template(),
-        "finish": answer.finish,
-        "prompt_tokens": answer.prompt_tokens,
-        "completion_tokens": answer.completion_tokens,
-        "created": answer.created,
-        "cached_tokens": answer.cached_tokens,
-        "stop_sequence": answer.stop_sequence,
-        "thinks": answer.thinks,
-        "reasoning_tokens": answer.reasoning_tokens,
-        "asked": answer.asked,
+        **{name: getattr(answer, name) for name in _STORED_AS_THEY_ARE},
         **({"violation": answer.violation} if answer.violation else {}),
         **({"logprobs": [list(one) for one in answer.logprobs]} if answer.logprobs else {}),
     }

@@ -67,72 +67,50 @@ class EndpointContextError(Exception):
         self.max_tokens = min(counts) if len(counts) > 1 else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EndpointAnswer:
-    """An answer of an endpoint. `finish`: its finish reason. `stop_sequence`: the one that ended it, if it says so.
-    `logprobs`: as far as it returns them.
+    """An answer of an endpoint, which comes as chunks, or whole as one of them. `finish`: its finish reason, None while
+    there is none. `stop_sequence`: the one that ended it, if it says so. `logprobs`: as far as it returns them.
 
     The counts of tokens are the endpoint's own, 0 if it gives none.
     """
 
-    text: str
-    reasoning: str
-    calls: tuple[ParsedCall, ...]
-    finish: str
+    text: str = ""
+    reasoning: str = ""
+    finish: str | None = None
     stop_sequence: str | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int = 0
-    logprobs: tuple[TokenLogprob, ...] = ()
-
-
-@dataclass(slots=True)
-class _GrowingAnswer:
-    """An answer that comes as chunks, or whole as one of them."""
-
-    text: str = ""
-    reasoning: str = ""
-    calls: dict[int, ParsedCall] = field(default_factory=dict)
-    finish: str | None = None
-    stop_sequence: str | None = None
-    usage: JsonObject = field(default_factory=dict)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    _calls: dict[int, ParsedCall] = field(default_factory=dict)
+
+    @property
+    def calls(self) -> list[ParsedCall]:
+        return [call for _, call in sorted(self._calls.items())]
 
     def add(self, chunk: Mapping[str, Any]) -> None:
         """Add a chunk. Raises KeyError, TypeError, ValueError or AttributeError for another form."""
-        self.usage = chunk.get("usage") or self.usage
+        if usage := chunk.get("usage"):
+            self.prompt_tokens = int(usage.get("prompt_tokens") or 0)
+            self.completion_tokens = int(usage.get("completion_tokens") or 0)
+            self.cached_tokens = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+            self.reasoning_tokens = int((usage.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0)
         for choice in chunk["choices"][:1]:  # empty in a chunk with the usage alone
             part = choice.get("delta") or choice.get("message") or {}
             self.text += part.get("content") or ""
             self.reasoning += part.get("reasoning_content") or part.get("reasoning") or ""
             for number, call in enumerate(part.get("tool_calls") or []):
                 at = int(call.get("index", number))
-                name, arguments = self.calls.get(at, ("", ""))
+                name, arguments = self._calls.get(at, ("", ""))
                 new = call["function"]
-                self.calls[at] = ParsedCall(name + (new.get("name") or ""), arguments + (new.get("arguments") or ""))
+                self._calls[at] = ParsedCall(name + (new.get("name") or ""), arguments + (new.get("arguments") or ""))
             for one in (choice.get("logprobs") or {}).get("content") or []:
                 self.logprobs.append(TokenLogprob(str(one["token"]), float(one["logprob"])))
             self.finish = choice.get("finish_reason") or self.finish
             if isinstance(stop := choice.get("stop_reason"), str):
                 self.stop_sequence = stop
-
-    def answer(self) -> EndpointAnswer:
-        """Return the answer. Raises as `add` does, for counts of another form."""
-        assert self.finish is not None
-        usage = self.usage
-        return EndpointAnswer(
-            text=self.text,
-            reasoning=self.reasoning,
-            calls=tuple(call for _, call in sorted(self.calls.items())),
-            finish=self.finish,
-            stop_sequence=self.stop_sequence,
-            prompt_tokens=int(usage.get("prompt_tokens") or 0),
-            completion_tokens=int(usage.get("completion_tokens") or 0),
-            cached_tokens=int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0),
-            reasoning_tokens=int((usage.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0),
-            logprobs=tuple(self.logprobs),
-        )
 
 
 class EndpointClient:
@@ -168,18 +146,18 @@ class EndpointClient:
             raise EndpointUnavailableError(f"{self._endpoint.url}: {_words(error)}") from error
 
     async def _read(self, reply: httpx.Response) -> EndpointAnswer:
-        growing = _GrowingAnswer()
+        answer = EndpointAnswer()
         try:
             if not reply.headers.get("content-type", "").startswith("text/event-stream"):
-                growing.add(self._checked(orjson.loads(await reply.aread())))
+                answer.add(self._checked(orjson.loads(await reply.aread())))
             else:
                 async for line in reply.aiter_lines():
                     value = line.removeprefix("data:").strip()
                     if line.startswith("data:") and value != "[DONE]":
-                        growing.add(self._checked(orjson.loads(value)))
-            if growing.finish is None:
+                        answer.add(self._checked(orjson.loads(value)))
+            if answer.finish is None:
                 raise EndpointUnavailableError(f"{self._endpoint.url}: the answer ended before it was complete")
-            return growing.answer()
+            return answer
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise EndpointUnavailableError(f"{self._endpoint.url} answered in an unknown form: {error!r}") from error
 

@@ -135,7 +135,7 @@ class TurnForwarder:
             reasoning_tokens=found.reasoning_tokens,
             violation=output.violation,
             unread=output.unread,
-            logprobs=found.logprobs if prepared.request.options.logprobs else (),
+            logprobs=tuple(found.logprobs) if prepared.request.options.logprobs else (),
         )
 
     def _require_logprobs(self, request: ParsedRequest, endpoint: EndpointConfig, found: EndpointAnswer) -> None:
