@@ -103,8 +103,5 @@ def different_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _EXACT = json.JSONDecoder(
-    parse_int=_exact_integer,
-    parse_float=_exact_float,
-    parse_constant=_refused,
-    object_pairs_hook=different_members,
+    parse_int=_exact_integer, parse_float=_exact_float, parse_constant=_refused, object_pairs_hook=different_members
 )

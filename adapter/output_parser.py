@@ -22,16 +22,7 @@ import orjson
 import structlog
 
 from adapter.argument_types import exact_json
-from adapter.conversation import (
-    Finish,
-    Message,
-    RequestOptions,
-    TokenLogprob,
-    Tool,
-    ToolCall,
-    can_be_stored,
-    tool_of,
-)
+from adapter.conversation import Finish, Message, RequestOptions, TokenLogprob, Tool, ToolCall, can_be_stored, tool_of
 from adapter.endpoint import EndpointAnswer
 from adapter.live_answer import LiveAnswer
 from adapter.prompt.renderer import Renderer

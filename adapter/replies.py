@@ -212,11 +212,11 @@ class JsonReply(_CallReply):
     """One JSON body. No ping is sent, because the status cannot be changed after a first byte."""
 
     async def finish(self, send: Send, answer: Answer) -> None:
-        await _write_response(send, 200, self.dialect.reply(self.call.options, answer))
+        body = self.dialect.reply(self.call.options, answer)
+        await _write_response(send, Response(body, media_type="application/json"))
 
     async def fail(self, send: Send, failure: Failure, message: str) -> None:
-        status, body = self.dialect.failure(failure, message)
-        await _write_response(send, status, body)
+        await _write_response(send, FailureReply(self.dialect, failure, message))
 
 
 class HeldReply(Response):
@@ -306,12 +306,9 @@ class FailureStream(Response):
         self.raw_headers += _STREAM_HEADERS
 
 
-async def _write_response(send: Send, status: int, body: bytes) -> None:
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    if status in (503, 529):
-        headers.append((b"retry-after", b"1"))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await _write(send, body, more=False)
+async def _write_response(send: Send, response: Response) -> None:
+    await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
+    await _write(send, bytes(response.body), more=False)
 
 
 async def _write(send: Send, data: bytes, more: bool) -> None:

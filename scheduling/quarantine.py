@@ -19,7 +19,6 @@ from store import training_groups
 from store.training_groups import FailedGroup
 
 MAX_FAILED_GROUPS = 3
-_NEARBY_STEPS = 1
 
 
 @dataclass(slots=True, frozen=True)
@@ -34,7 +33,7 @@ class QuarantinedTask:
 
 async def quarantined_tasks(connection: AsyncConnection, run_id: str, groups_per_step: int) -> list[QuarantinedTask]:
     """Return the tasks of the run that are in quarantine now."""
-    failed = await training_groups.failed_groups_since_resume(connection, run_id, _NEARBY_STEPS * groups_per_step)
+    failed = await training_groups.failed_groups_since_resume(connection, run_id, groups_per_step)
     return choose_quarantined(failed)
 
 

@@ -194,6 +194,32 @@ def role_of(item: msgspec.Raw) -> ItemRole:
         raise InvalidRequestError("messages must be objects") from None
 
 
+class _MadeCall(msgspec.Struct):
+    id: str
+
+
+class CallItem(msgspec.Struct):
+    """The members by which an item of the history makes or answers calls, in any of OpenAI's protocols."""
+
+    role: str | None = None
+    type: str | None = None
+    content: Any = None
+    tool_calls: list[_MadeCall] | None = None
+    tool_call_id: str = ""
+    call_id: str = ""
+
+
+_CALL_ITEM = msgspec.json.Decoder(CallItem)
+
+
+def call_item(item: msgspec.Raw) -> CallItem:
+    """These members of an item; an item of another form has none."""
+    try:
+        return _CALL_ITEM.decode(item)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return CallItem()
+
+
 def event(data: object, name: str = "") -> bytes:
     """One server-sent event."""
     prefix = b"event: " + name.encode() + b"\n" if name else b""
@@ -275,7 +301,8 @@ def common_options(dialect: str, fields: Fields, headers: Mapping[str, str], lan
         stream=field_at(fields, "stream", bool, False),
         lane=lane,
         kind=TurnKind.SUB_AGENT if lane else TurnKind.MAIN,
-        retry=_sdk_retries(headers),
+        # Both vendors' SDKs count their attempts in this header.
+        retry=headers.get("x-stainless-retry-count", "0") not in ("", "0"),
         call_key=_call_key_of(headers),
     )
 
@@ -301,8 +328,3 @@ def _call_key_of(headers: Mapping[str, str]) -> str:
     """The digest of the client's name for the call, "" without one. It has any length, and is stored."""
     key = headers.get("idempotency-key", "")
     return blake2b(key.encode(), digest_size=16).hexdigest() if key else ""
-
-
-def _sdk_retries(headers: Mapping[str, str]) -> bool:
-    """Return whether the SDK marks the request as a retry: both vendors' SDKs count their attempts in this header."""
-    return headers.get("x-stainless-retry-count", "0") not in ("", "0")

@@ -33,6 +33,7 @@ from adapter.dialects.base import (
     InvalidRequestError,
     PreambleContent,
     assistant_message,
+    call_item,
     called,
     common_options,
     event,
@@ -71,20 +72,6 @@ OPENAI_ERRORS: dict[Failure, OpenAIError] = {
 }
 
 
-class _Call(msgspec.Struct):
-    id: str
-
-
-class _CallItem(msgspec.Struct):
-    role: str = ""
-    content: Any = None
-    tool_calls: list[_Call] | None = None
-    tool_call_id: str = ""
-
-
-_CALL_ITEM = msgspec.json.Decoder(_CallItem)
-
-
 class ChatDialect(Dialect):
     name = "chat"
     rules: Mapping[str, FieldRule] = CHAT_FIELDS
@@ -95,10 +82,7 @@ class ChatDialect(Dialect):
     # ------------------------------------------------------------ requests
 
     def call_ids(self, item: msgspec.Raw) -> CallIds:
-        try:
-            found = _CALL_ITEM.decode(item)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            return CallIds()
+        found = call_item(item)
         if found.role == "tool":
             return CallIds(answered=found.tool_call_id)
         return CallIds(tuple(call.id for call in found.tool_calls or ()), has_text=bool(found.content))
@@ -140,16 +124,15 @@ class ChatDialect(Dialect):
         return orjson.dumps(frame | {"choices": [choice], "usage": _usage(answer)})
 
     def stream(self, options: RequestOptions) -> "ChatStream":
-        return ChatStream(self, options)
+        return ChatStream(options)
 
     def failure(self, failure: Failure, message: str) -> HttpFailure:
         return openai_failure(failure, message)
 
 
 class ChatStream:
-    def __init__(self, dialect: ChatDialect, options: RequestOptions) -> None:
+    def __init__(self, options: RequestOptions) -> None:
         self.shown = ShownText()
-        self._dialect = dialect
         self._options = options
         self._frame = _frame(options, f"chatcmpl-{uuid4().hex[:24]}", int(time.time()), "chat.completion.chunk")
         self._has_role = False
@@ -191,7 +174,7 @@ class ChatStream:
         return role + event(self._frame | {"choices": [choice]})
 
     def failed(self, failure: Failure, message: str) -> bytes:
-        return b"data: " + self._dialect.failure(failure, message)[1] + b"\n\n"
+        return b"data: " + openai_failure(failure, message).body + b"\n\n"
 
 
 # ---------------------------------------------------------------- messages

@@ -100,7 +100,7 @@ class MessagesDialect(Dialect):
         return orjson.dumps(start | {"content": _blocks(answer.message), "usage": usage} | _end(answer))
 
     def stream(self, options: RequestOptions) -> "MessagesStream":
-        return MessagesStream(self, options)
+        return MessagesStream(options)
 
     def failure(self, failure: Failure, message: str) -> HttpFailure:
         status, kind = _STATUS[failure]
@@ -111,9 +111,8 @@ class MessagesDialect(Dialect):
 
 
 class MessagesStream:
-    def __init__(self, dialect: MessagesDialect, options: RequestOptions) -> None:
+    def __init__(self, options: RequestOptions) -> None:
         self.shown = ShownText()
-        self._dialect = dialect
         self._options = options
         self._num_blocks = 0
         self._open_block = ""
@@ -169,7 +168,7 @@ class MessagesStream:
         return signature + _event({"type": "content_block_stop", "index": self._num_blocks - 1})
 
     def failed(self, failure: Failure, message: str) -> bytes:
-        return b"event: error\ndata: " + self._dialect.failure(failure, message)[1] + b"\n\n"
+        return b"event: error\ndata: " + MessagesDialect().failure(failure, message).body + b"\n\n"
 
 
 # ---------------------------------------------------------------- messages

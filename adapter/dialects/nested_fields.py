@@ -17,9 +17,6 @@ class ObjectFields:
     no_effect: str = ""
     refused: str = ""
 
-    def names(self) -> set[str]:
-        return {*self.honoured.split(), *self.no_effect.split(), *self.refused.split()}
-
 
 @dataclass(frozen=True, slots=True)
 class NestedFields:
@@ -37,10 +34,7 @@ class NestedFields:
     same: Mapping[str, str] = field(default_factory=dict)
 
 
-_FORMAT_KINDS = {
-    "text": ObjectFields("type"),
-    "json_object": ObjectFields("type"),
-}
+_FORMAT_KINDS = dict.fromkeys(("text", "json_object"), ObjectFields("type"))
 _CACHED = "cache_control"
 _BREAKPOINT = "prompt_cache_breakpoint"
 

@@ -23,6 +23,7 @@ from adapter.dialects.base import (
     SseWriter,
     StateNotKeptError,
     assistant_message,
+    call_item,
     called,
     common_options,
     field_at,
@@ -42,14 +43,6 @@ _CALL_TYPES = frozenset({"function_call", "custom_tool_call"})
 _ANSWER_TYPES = _CALL_TYPES | {"reasoning"}
 _RESULT_TYPES = frozenset({"function_call_output", "custom_tool_call_output"})
 _TEXT_TYPES = frozenset({"input_text", "output_text", "text", "refusal"})
-
-
-class _CallItem(msgspec.Struct):
-    type: str = ""
-    call_id: str = ""
-
-
-_CALL_ITEM = msgspec.json.Decoder(_CallItem)
 
 
 class ResponsesDialect(Dialect):
@@ -73,10 +66,7 @@ class ResponsesDialect(Dialect):
         return found.role == "assistant" or (isinstance(found.type, str) and found.type in _ANSWER_TYPES)
 
     def call_ids(self, item: msgspec.Raw) -> CallIds:
-        try:
-            found = _CALL_ITEM.decode(item)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            return CallIds()
+        found = call_item(item)
         if found.type in _RESULT_TYPES:
             return CallIds(answered=found.call_id)
         return CallIds((found.call_id,)) if found.type in _CALL_TYPES and found.call_id else CallIds()

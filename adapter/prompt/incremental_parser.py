@@ -113,10 +113,8 @@ class IncrementalParser:
             decoded, groups, preamble, HistoryPrefix(0, 0, preamble.key, preamble.key), dialect, headers, self._repairs
         )
         first = _offset_in(body, decoded.items[0])
-        if first is not None:
-            marks = _new_marks(body, body, groups, request, 0, xxhash.xxh3_128(), 0)
-            if not marks:
-                return request
+        marks = _new_marks(body, body, groups, request, 0, xxhash.xxh3_128(), 0)
+        if first is not None and marks:
             # Copied, because a slice would keep the whole body in memory.
             earlier = {
                 name: msgspec.Raw(bytes(raw))

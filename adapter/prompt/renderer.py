@@ -74,11 +74,11 @@ class Renderer:
         self._end_id: int | None = None
         try:
             segments = TemplateSegments(self.template)
+            end_alias = self._end_alias(segments)
             self._check(segments)
         except NotSegmentableError as error:
             self.full_render_reason = str(error)
         else:
-            end_alias = self._end_alias(segments)
             self.segments = segments
             self._end_id = self.tokenizer.id_of(end_alias)
             self._text_after_end_token = segments.end[len(end_alias) :]
@@ -181,7 +181,6 @@ class Renderer:
 
         Raises NotSegmentableError.
         """
-        self._end_alias(segments)
         for text in segments.check():
             if not np.array_equal(self.tokenizer.encode_whole(text), self.tokenizer.encode(text)):
                 raise NotSegmentableError("tokenising depends on what stands before an added token")

@@ -83,7 +83,7 @@ def parse_request(
     prefix: HistoryPrefix,
     dialect: Dialect,
     headers: Mapping[str, str],
-    repairs: HistoryRepairs = HistoryRepairs(),  # immutable
+    repairs: HistoryRepairs,
 ) -> ParsedRequest:
     """Parse messages that follow `prefix`, already grouped (`group_by_side`). Raises InvalidRequestError."""
     runs: list[MessageRun] = []
@@ -120,11 +120,7 @@ def decode_body(body: bytes, dialect: Dialect) -> DecodedBody:
         raise InvalidRequestError(f"the body is no JSON object as expected: {error}") from error
 
 
-def group_by_side(
-    items: Sequence[msgspec.Raw],
-    dialect: Dialect,
-    repairs: HistoryRepairs = HistoryRepairs(),  # immutable
-) -> list[list[msgspec.Raw]]:
+def group_by_side(items: Sequence[msgspec.Raw], dialect: Dialect, repairs: HistoryRepairs) -> list[list[msgspec.Raw]]:
     """Group consecutive messages of one side: the assistant's, or all others.
 
     Some agents send each of several calls with its result behind it. If these calls are known to be of one answer, they

@@ -215,14 +215,8 @@ def _probes(literals: Sequence[str]) -> Iterator[ProbeHistory]:
     """
     rng = random.Random(0)
     tools = [tool_of(name, "d") for name in ("one", "two")]
-    words = [
-        "plain",
-        "",
-        " lead",
-        "trail \n",
-        "two\n\nlines",
-        *(one for one in literals if "\x01" not in one and "\x02" not in one),
-    ]
+    words = ["plain", "", " lead", "trail \n", "two\n\nlines"]
+    words += [one for one in literals if "\x01" not in one and "\x02" not in one]
 
     def text() -> str:
         return "".join(rng.choices(words, k=rng.choice((1, 1, 2, 3))))

@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import structlog
 
@@ -90,18 +90,15 @@ class _EngineCall:
             self.sampled.finish_reason = "length"
         return self.sampled.finish_reason is not None
 
-    def rest(self) -> "_RestOfCall":
+    def rest(self) -> "_EngineCall":
         """The call that continues the output so far."""
         ids = self.sampled.token_ids
         if not ids:
-            return _RestOfCall(self.prompt, self.sampling)
+            return self
         prompt = IdsText((*self.prompt.pieces, b",", *IdsText.of(ids).pieces))
-        return _RestOfCall(prompt, replace(self.sampling, max_tokens=self.sampling.max_tokens - len(ids)))
-
-
-class _RestOfCall(NamedTuple):
-    prompt: IdsText
-    sampling: Sampling
+        return replace(
+            self, prompt=prompt, sampling=replace(self.sampling, max_tokens=self.sampling.max_tokens - len(ids))
+        )
 
 
 class TurnGenerator:
@@ -194,17 +191,19 @@ class TurnGenerator:
         self, session: LiveSession, prepared: PreparedCall, turn_id: int, live: LiveAnswer | None
     ) -> _AnsweredCall:
         sampled = await self._sample(session, prepared, turn_id, live)
-        sampled = replace(sampled, generation=await self._cut(prepared, sampled.generation))
-        if not sampled.generation.logprobs_valid:
+        generation = sampled.generation
+        if stop_sequences := prepared.request.options.stop_sequences:
+            # An engine that decodes several tokens at once may go on behind one.
+            generation = generation.cut(await self._outputs.num_ids_until_stop(generation.token_ids, stop_sequences))
+        if not generation.logprobs_valid:
             _LOG.error(
                 "logprobs are incomplete or clamped: the turn is stored but will not be trained",
                 turn=turn_id,
                 engine=sampled.engine_id,
             )
-        ids = sampled.generation.token_ids
-        answer = await self._parse(prepared, turn_id, sampled.generation)
+        answer = await self._parse(prepared, turn_id, generation)
         self._outputs.check_live(live, answer.message)
-        return _AnsweredCall(answer, sampled.generation, sampled.engine_id, self._renderer.ended(ids))
+        return _AnsweredCall(answer, generation, sampled.engine_id, self._renderer.ended(generation.token_ids))
 
     async def viewed(self, session: LiveSession, prepared: PreparedCall, answer: Answer) -> Answer:
         """The answer that the tokens of a completed turn make with this request's options.
@@ -229,13 +228,6 @@ class TurnGenerator:
             violation=output.violation,
             thinks=self._renderer.thinks(message),
         )
-
-    async def _cut(self, prepared: PreparedCall, generation: Generation) -> Generation:
-        """Drop what was sampled behind a stop sequence: an engine that decodes several tokens at once may go on."""
-        stop_sequences = prepared.request.options.stop_sequences
-        if not stop_sequences:
-            return generation
-        return generation.cut(await self._outputs.num_ids_until_stop(generation.token_ids, stop_sequences))
 
     async def _output(self, prepared: PreparedCall, ids: Ids) -> ParsedOutput:
         """The message that sampled ids make with the request's options."""
@@ -323,14 +315,14 @@ class TurnGenerator:
 
     async def _add_tokens(self, engine: EngineRow, call: _EngineCall) -> None:
         client = self._router.client(engine)
-        prompt, sampling = call.rest()
+        rest = call.rest()
         name = request_id(call.turn_id)
         version, slot = call.session.version_in(engine.version), call.session.lora_slot
         # The slot may still have another run's version: its blocks are then of no use to any other call.
         salt = name if version is None and version_in_label(engine.version, slot) else version
         with engine_span(engine, version, name):
             ask = client.stream if call.streams else client.generate
-            await ask(prompt, sampling, name, salt, call.sampled, slot)
+            await ask(rest.prompt, rest.sampling, name, salt, call.sampled, slot)
 
     # ------------------------------------------------------------ the store
 

@@ -29,7 +29,6 @@ class TreeNode(msgspec.Struct, gc=False):
     """
 
     turn_id: int
-    parent_id: int | None
     kept_tokens: int
     prompt_tokens: int
     stream: TokenStream
@@ -234,7 +233,6 @@ class TurnTree:
         stream = prompt.extended(sampled)
         self.nodes[turn_id] = TreeNode(
             turn_id,
-            attach_point.parent_turn_id,
             attach_point.kept_tokens,
             prompt.length,
             stream,

@@ -92,7 +92,9 @@ def undecided_in(params: Any, dialect: Dialect) -> set[str]:
         for name, fields in objects_in(root, hint, nested, seen):
             place, _, kind = name.partition(" ")
             if name in nested.read:
-                found |= {f"{name}: {field}" for field in fields - nested.read[name].names()}
+                known = nested.read[name]
+                names = f"{known.honoured} {known.no_effect} {known.refused}".split()
+                found |= {f"{name}: {field}" for field in fields.difference(names)}
             elif kind not in f"{nested.refused.get(place, '')} {nested.left_out.get(place, '')}".split():
                 found.add(name)
     return found

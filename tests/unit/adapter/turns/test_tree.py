@@ -51,7 +51,7 @@ def test_streams_share_buffers_and_do_not_change() -> None:
         [1, 2, 3, 4, 5, 8, 9],
     ]
     assert len(tree._buffers) == 2
-    assert tree.nodes[4].parent_id == 2
+    assert 4 in tree.nodes[2].children
     assert sum(tree._buffers.values()) == 14
 
 
