@@ -297,7 +297,7 @@ class PatchJudge:
         except GraderFailedError as error:
             return PatchRun(prepared, None, self._blamed(prepared, error))
         oracle = self.known.oracle
-        if run.observed.starved and oracle is not None and oracle.is_exceeded_by(run.observed.cpu_seconds):
+        if run.observed.starved and oracle is not None and oracle.is_exceeded_by(run.observed.cpu_seconds, seconds):
             run = replace(run, observed=replace(run.observed, starved=False))
         return PatchRun(prepared, run)
 

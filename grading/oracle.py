@@ -13,7 +13,7 @@ from grading.run_hidden_tests import RunnerReport, RunnerSession
 from ratchet.types import JsonObject
 
 _NAME_DIGITS = 8
-_CPU_FACTOR, _LEAST_CPU_SECONDS = 5, 10
+_CPU_FACTOR, _CPU_SHARE = 5, 0.25
 
 
 @dataclass(slots=True, frozen=True)
@@ -69,9 +69,12 @@ class Oracle:
             modules={path: codes for path, codes in self.modules.items() if path not in paths},
         )
 
-    def is_exceeded_by(self, cpu_seconds: float) -> bool:
-        """Return whether a run used so much more CPU time than gold runs that it would not have ended anywhere."""
-        return self.cpu_seconds is not None and cpu_seconds > max(_LEAST_CPU_SECONDS, _CPU_FACTOR * self.cpu_seconds)
+    def is_exceeded_by(self, cpu_seconds: float, limit_seconds: float) -> bool:
+        """Return whether a run used both far more CPU time than gold runs and much of its limit: a starved patch that
+        is merely slower than gold has used little of it.
+        """
+        least = _CPU_SHARE * limit_seconds  # below half, because a run that got half of its limit is not starved
+        return self.cpu_seconds is not None and cpu_seconds > max(least, _CPU_FACTOR * self.cpu_seconds)
 
     @property
     def passed(self) -> list[str]:
