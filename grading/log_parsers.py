@@ -6,9 +6,10 @@ a log counts only if no witness reported; a name that was printed with two outco
 
 import re
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from types import SimpleNamespace
+from typing import NamedTuple
 
 from ratchet.errors import GraderFailedError
 from ratchet.types import JsonObject
@@ -100,22 +101,36 @@ def find_log_parser(name: str, row: JsonObject | None = None) -> Parser:
     """Return a parser by name: the one of the `swebench` package if that is installed, else one of `PARSERS`.
 
     `row`: its `instance_id` and `version` are what some of the package's parsers need. The package names its parsers
-    by repository before version 5. Raises GraderFailedError for an unknown name; so does a parser that fails.
+    by repository before version 5. The first call imports it, which takes seconds. Raises GraderFailedError for an
+    unknown name; so does a parser that fails.
     """
     short = name.removeprefix("parse_log_")
     own = PARSERS.get(short)
-    known: dict[str, Callable[..., dict[str, str]]] = {}
-    if find_spec("swebench") is not None:
-        module = import_module("swebench.harness.log_parsers")
-        known = {**getattr(module, "MAP_REPO_TO_PARSER", {}), **getattr(module, "PARSER_REGISTRY", {})}
-    theirs = known.get(name) or known.get(f"parse_log_{short}")
+    package = _parsers_of_package()
+    theirs = package.known.get(name) or package.known.get(f"parse_log_{short}")
     if theirs is not None:
         return _of_swebench(name, theirs, own, row or {})
     if own is None:
-        raise GraderFailedError(
-            f"no log parser {name!r}; there are {', '.join(PARSERS)}, and with the package `swebench` installed its own"
-        )
+        raise GraderFailedError(f"no log parser {name!r}; there are {', '.join(PARSERS)}, and {package.otherwise}")
     return own
+
+
+class _Package(NamedTuple):
+    """The parsers of `swebench` by name. `otherwise`: why there may be no other one, as the end of a sentence."""
+
+    known: dict[str, Callable[..., dict[str, str]]]
+    otherwise: str
+
+
+@cache
+def _parsers_of_package() -> _Package:
+    try:
+        module = import_module("swebench.harness.log_parsers")
+    except Exception as error:  # an installed package may lack what it imports, or raise anything
+        found = f"(found: {type(error).__name__}: {error})"
+        return _Package({}, f"with the package `swebench` installed its own {found}")
+    known = {**getattr(module, "MAP_REPO_TO_PARSER", {}), **getattr(module, "PARSER_REGISTRY", {})}
+    return _Package(known, "the installed package `swebench` has no such one")
 
 
 def _of_swebench(name: str, parse: Callable[..., dict[str, str]], own: Parser | None, row: JsonObject) -> Parser:

@@ -5,6 +5,7 @@ SWE-bench Verified and Multilingual, SWE-smith- and R2E-like rows carry these li
 printed log does.
 """
 
+import asyncio
 import time
 from dataclasses import dataclass
 from typing import Self
@@ -37,7 +38,7 @@ class SweBenchGrader:
         row = spec["swe_bench"]
         started = time.monotonic()
         observed = await run_tests(box, row["test_cmd"], workdir, limit_seconds)
-        outcomes = outcomes_of(observed, row)
+        outcomes = await asyncio.to_thread(outcomes_of, observed, row)
         gap = TestLists.of_row(row).find_gap(observed, outcomes, names_pytest(row["test_cmd"]))
         return TestRun(observed, outcomes, time.monotonic() - started, limit_seconds, gap)
 

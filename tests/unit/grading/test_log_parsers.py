@@ -6,6 +6,7 @@
 import json
 import random
 import sys
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from grading import log_parsers
 from grading.log_parsers import PARSERS, find_log_parser
 from ratchet.errors import GraderFailedError
 
@@ -114,15 +116,39 @@ PARSER_REGISTRY = {"parse_log_django": _last, "parse_log_prismjs": _raises}
 """
 
 
-@pytest.mark.skipif(find_spec("swebench") is not None, reason="the real package is installed")
-def test_an_installed_package_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parsers = tmp_path / "swebench" / "harness" / "log_parsers"
-    parsers.mkdir(parents=True)
-    (parsers / "__init__.py").write_text(_PACKAGE)
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in ("swebench", "swebench.harness", "swebench.harness.log_parsers"):  # forgotten again after the test
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-        del sys.modules[name]
+Install = Callable[[str], None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Make a package `swebench` whose module of parsers has the given source, until the test ends."""
+    if find_spec("swebench") is not None:
+        pytest.skip("the real package is installed")
+
+    def made(source: str) -> None:
+        parsers = tmp_path / "swebench" / "harness" / "log_parsers"
+        parsers.mkdir(parents=True)
+        (parsers / "__init__.py").write_text(source)
+        monkeypatch.syspath_prepend(tmp_path)
+        for name in ("swebench", "swebench.harness", "swebench.harness.log_parsers"):  # forgotten again after the test
+            monkeypatch.setitem(sys.modules, name, ModuleType(name))
+            del sys.modules[name]
+        log_parsers._parsers_of_package.cache_clear()
+
+    yield made
+    log_parsers._parsers_of_package.cache_clear()
+
+
+@pytest.mark.parametrize("source", ["import no_such_dependency\n", "1 / 0\n", "PARSER_REGISTRY = (\n"])
+def test_a_package_that_cannot_be_imported_hinders_no_parser_of_ours(install: Install, source: str) -> None:
+    install(source)
+    assert find_log_parser("pytest") is PARSERS["pytest"] and find_log_parser("django") is PARSERS["django"]
+    with pytest.raises(GraderFailedError, match=r"no log parser 'parse_log_ruby'.*swebench.*Error: "):
+        find_log_parser("parse_log_ruby")
+
+
+def test_an_installed_package_is_asked(install: Install) -> None:
+    install(_PACKAGE)
     parse = find_log_parser("django", {"instance_id": "django-1", "version": 3.0})
     assert parse("FAIL: test_b (m.C)\n") == {
         "test_a (m.C)": "passed",
