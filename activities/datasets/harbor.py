@@ -7,6 +7,7 @@ the gold patch at admission. A part of task.toml that no box here provides is a 
 provide is `metadata.needed_settings`.
 """
 
+import math
 import re
 import shlex
 import tomllib
@@ -41,7 +42,8 @@ _INSTALLS = re.compile(
     r"\b(?:uvx|uv (?:pip|run|sync|tool)|curl|wget|apt(?:-get)?|pip3? install|npx|npm (?:ci|i|install)|git clone)\b"
 )
 _CANARY = re.compile(r"\A(?:(?:<!--.*canary.*-->|#.*canary.*)\n+)+", re.IGNORECASE)
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)([GMK])", re.IGNORECASE)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([GMK])(?:i?B|i)?", re.IGNORECASE)
+_NETWORK_MODES = ("no-network", "public", "allowlist")
 
 
 def is_harbor_task(path: Path) -> bool:
@@ -118,7 +120,7 @@ def _settings(directory: Path) -> dict[str, Any]:
     refused = {key: what for key, what in _NOT_PROVIDED.items() if _value(settings, key)}
     if str(_value(settings, "environment.os") or "linux").lower() != "linux":
         refused["environment.os"] = "other systems than Linux"
-    if _value(settings, "verifier.environment_mode") == "separate":
+    if _choice(settings, "verifier.environment_mode", ("shared", "separate")) == "separate":
         refused["verifier.environment_mode"] = _NOT_PROVIDED["verifier.environment"]
     if refused:
         raise _WrongTaskError("task.toml", ", ".join(refused), f"boxes do not provide {', '.join(refused.values())}")
@@ -130,23 +132,58 @@ def _value(settings: Mapping[str, Any], key: str) -> Any:
     return (settings[section] if section else settings).get(field)
 
 
+def _choice(settings: Mapping[str, Any], key: str, known: tuple[str | bool, ...]) -> Any:
+    """Return a value that is one of the known ones, or None if it is not set."""
+    value = _value(settings, key)
+    if value is not None and value not in known:
+        listed = ", ".join(str(one).lower() for one in known)
+        raise _WrongTaskError("task.toml", key, f"expected one of {listed}, found {value!r:.60}")
+    return value
+
+
 def _needs(settings: Mapping[str, Any], script: str) -> dict[str, Any]:
     """Return what the settings of a run have to provide, by their names."""
     found: dict[str, Any] = {}
-    environment = settings["environment"]
     for key, name in _NEEDS.items():
         value = _value(settings, key)
-        if value is None and name == "sandbox.memory_mib" and (size := _SIZE.fullmatch(str(environment.get("memory")))):
-            value = float(size[1]) * {"G": 1024, "M": 1, "K": 1 / 1024}[size[2].upper()]
-        if value is not None and (not isinstance(value, int | float) or value <= 0):
+        if value is None and name == "sandbox.memory_mib":
+            value = _mebibytes(settings)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             raise _WrongTaskError("task.toml", key, f"expected a number above 0, found {value!r:.60}")
-        if value is not None:
-            found[name] = value
-    own = settings["verifier"].get("network_mode")
-    inherited = environment.get("network_mode") or (environment.get("allow_internet") is False and "no-network")
-    if own in ("public", "allowlist") or ((own or inherited) != "no-network" and _INSTALLS.search(script)):
-        found["sandbox.network"] = ["grade"]
+        found[name] = value
+    if roles := _open_roles(settings, script):
+        found["sandbox.network"] = roles
     return found
+
+
+def _mebibytes(settings: Mapping[str, Any]) -> float | None:
+    """Return the size of `memory`, as which first versions of the format write `memory_mb`."""
+    size = _value(settings, "environment.memory")
+    if size is None:
+        return None
+    match = _SIZE.fullmatch(size) if isinstance(size, str) else None
+    if match is None:
+        raise _WrongTaskError(
+            "task.toml", "environment.memory", f"expected a size such as '2G' or '512M', found {size!r:.60}"
+        )
+    return float(match[1]) * {"G": 1024, "M": 1, "K": 1 / 1024}[match[2].upper()]
+
+
+def _open_roles(settings: Mapping[str, Any], script: str) -> list[str]:
+    """Return the roles of the boxes that need an open network, because the task says so or its tests install."""
+    every, agent, verifier = (
+        _choice(settings, f"{section}.network_mode", _NETWORK_MODES) for section in ("environment", "agent", "verifier")
+    )
+    allowed = _choice(settings, "environment.allow_internet", (True, False))
+    if every is None and allowed is not None:
+        every = "public" if allowed else "no-network"
+    closed = (None, "no-network")
+    roles = ["agent"] if (agent or every) not in closed else []
+    if verifier not in closed or ((verifier or every) != "no-network" and _INSTALLS.search(script)):
+        roles.append("grade")
+    return roles
 
 
 def _command(command: str, settings: Mapping[str, Any], section: str) -> str:
