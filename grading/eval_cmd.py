@@ -35,7 +35,7 @@ class EvalCmdGrader:
     """The grader of `metadata.eval_cmd`."""
 
     name = "eval_cmd"
-    version = "5"
+    version = "4"
 
     def test_files(self, spec: JsonObject) -> TestFiles:
         return listed_test_files(spec)

@@ -96,7 +96,7 @@ async def test_admission_tells_good_broken_and_flaky_tasks_apart(loop: Loop, mon
     report = subprocess.run(command, env=loop.environment, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "8 tasks examined: 1 admitted, 7 quarantined." in report
     assert "| broken oracles | result |" in report
-    assert "| good | eval_cmd 5 | 2/2 | 2/2 | " in report and "| empty_passes | eval_cmd 5 | 2/2 | 0/2 | " in report
+    assert "| good | eval_cmd 4 | 2/2 | 2/2 | " in report and "| empty_passes | eval_cmd 4 | 2/2 | 0/2 | " in report
     again = await run(loop, "AdmitTasks", {"dataset": path, "repeats": 2})
     assert again == {"admitted": 0, "quarantined": 0}, "what the present graders have examined is not examined again"
 
