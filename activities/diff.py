@@ -29,6 +29,7 @@ from engine.client import EngineClient
 from grading.base import Grader, Verdict
 from grading.git_scripts import diff_script
 from grading.judge_patch import JudgedPatch, find_grader
+from grading.reward_file import HARBOR
 from ratchet.errors import EngineRejectedError, EngineUnavailableError, FencedError, SandboxBusyError
 from ratchet.payloads import DiffResult, StageInput
 from sandboxes.base import Sandbox, SandboxProvider
@@ -127,9 +128,12 @@ class DiffActivities:
     ) -> int | None:
         """Store the verdict `not solved` if the task's row or its admission shows that the unchanged code fails.
 
-        Such a patch needs no grading box. Return the grade's id, or None if neither shows it.
+        Such a patch needs no grading box. Return the grade's id, or None if neither shows it, or if a reward file may
+        give a fraction for the unchanged code.
         """
         grader = find_grader(self.graders, task.grader)
+        if task.spec.get("verifier") == HARBOR:
+            return None
         if task.spec.get("empty_patch_fails"):
             said = "the task's row says (empty_patch_fails)"
         elif await admissions.is_admitted(connection, task.id, grader.name, grader.version):

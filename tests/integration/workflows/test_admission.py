@@ -196,6 +196,15 @@ async def test_an_empty_patch_that_is_known_to_fail_needs_no_grading_box(loop: L
     assert roles == ["agent"] and reason.startswith("the patch is empty") and said_by in reason
 
 
+async def test_an_empty_patch_may_earn_a_fraction_of_a_reward_file(loop: Loop) -> None:
+    script = "#!/bin/bash\nif grep -qs Hello /app/*; then echo 1; else echo 0.3; fi > /logs/verifier/reward.txt\n"
+    path = str(replace(TASKS["hello"], script=script).write(loop.home / uuid4().hex[:8]))
+    assert (await run(loop, "AdmitTasks", {"dataset": path, "repeats": 1}))["admitted"] == 1
+    await loop.script("I give up.")
+    _, row = await finish(loop, await loop.start(path))
+    assert (row.outcome, row.reward) == ("graded", 0.3)
+
+
 async def test_admission_believes_no_row(loop: Loop) -> None:
     path = dataset(loop, task={"eval_cmd": "true", "empty_patch_fails": True})
     assert await run(loop, "AdmitTasks", {"dataset": path, "repeats": 1}) == {"admitted": 0, "quarantined": 1}
