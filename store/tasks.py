@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypedDict
 
-from sqlalchemy import ScalarSelect, Select, cast, distinct, func, select, update
+from sqlalchemy import ColumnElement, ScalarSelect, Select, cast, distinct, func, select, update
 from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -68,7 +68,7 @@ async def tasks_of_dataset(connection: AsyncConnection, dataset_digest: str) -> 
     """Return the tasks of a dataset in file order."""
     statement = (
         select(TaskTable.id, TaskTable.label, TaskTable.row_no)
-        .where(TaskTable.dataset_digest == dataset_digest)
+        .where(_is_newest(TaskTable.dataset_digest == dataset_digest))
         .order_by(TaskTable.row_no)
     )
     return [NumberedTask(*row) for row in await connection.execute(statement)]
@@ -128,7 +128,7 @@ async def page_of_tasks(
     """Return the next `size` tasks after row number `after`. `labels` empty: all. `limit`: first rows of the file
     only."""
     statement = select(TaskTable.id, TaskTable.label, TaskTable.row_no).where(
-        TaskTable.dataset_digest == dataset_digest, TaskTable.row_no > after
+        _is_newest(TaskTable.dataset_digest == dataset_digest), TaskTable.row_no > after
     )
     if labels:
         statement = statement.where(TaskTable.label.in_(list(labels)))
@@ -149,6 +149,7 @@ async def list_datasets(connection: AsyncConnection) -> list[JsonObject]:
             func.count(distinct(TaskTable.id)).filter(AdmissionTable.admitted.is_(False)).label("quarantined"),
         )
         .outerjoin(AdmissionTable, AdmissionTable.task_id == TaskTable.id)
+        .where(_is_newest())
         .group_by(TaskTable.dataset, TaskTable.dataset_digest)
         .order_by(func.max(TaskTable.id).desc())
     )
@@ -179,8 +180,17 @@ async def list_tasks(connection: AsyncConnection, dataset: str | None, limit: in
         .limit(limit)
     )
     if dataset is not None:
-        statement = statement.where(TaskTable.dataset_digest == _newest_digest(dataset))
+        statement = statement.where(_is_newest(TaskTable.dataset_digest == _newest_digest(dataset)))
     return [dict(row._mapping) for row in await connection.execute(statement)]
+
+
+def _is_newest(*of: ColumnElement[bool]) -> ColumnElement[bool]:
+    """Return the condition that no later version has read the task's line of the file in another way.
+
+    Runs that took the earlier row keep it. `of`: condition on the rows, for example their dataset.
+    """
+    newest = select(func.max(TaskTable.id)).where(*of).group_by(TaskTable.dataset_digest, TaskTable.row_no)
+    return TaskTable.id.in_(newest)
 
 
 def _newest_digest(dataset: str) -> ScalarSelect[str]:
@@ -202,7 +212,7 @@ async def admissions_by_task(connection: AsyncConnection, dataset: str) -> list[
     statement = (
         select(TaskTable.row_no, TaskTable.label, *columns)
         .join(AdmissionTable, AdmissionTable.task_id == TaskTable.id)
-        .where(TaskTable.dataset_digest == _newest_digest(dataset))
+        .where(_is_newest(TaskTable.dataset_digest == _newest_digest(dataset)))
         .distinct(TaskTable.row_no)
         .order_by(TaskTable.row_no, AdmissionTable.id.desc())
     )

@@ -227,6 +227,26 @@ async def test_an_import_that_was_broken_off_is_completed_and_another_one_adds_n
         ]
 
 
+async def test_a_row_that_an_earlier_version_read_otherwise_is_one_task(loop: Loop) -> None:
+    path = dataset(loop, one={"eval_cmd": "true"}, two={"eval_cmd": "false"})
+    config = DatasetConfig(path=path)
+    digest = dataset_digest(config)
+    rows = list(read_rows(config, digest))
+    earlier = rows[0].copy()
+    earlier["spec"] = {**rows[0]["spec"], "eval_cmd": "/tests/test.sh"}
+    earlier["row_digest"] = "0" * 64
+    async with loop.database.begin() as connection:
+        assert await tasks.import_tasks(connection, [earlier]) == 1
+        (held,) = await tasks.tasks_of_dataset(connection, digest)
+        await import_dataset(connection, config)
+        found = await tasks.tasks_of_dataset(connection, digest)
+        assert [(one.label, one.row_no) for one in found] == [("one", 0), ("two", 1)]
+        assert held not in found and await tasks.get_task(connection, held.task_id)
+        assert await tasks.page_of_tasks(connection, digest, -1, 10, [], None) == found
+        (listed,) = [one for one in await tasks.list_datasets(connection) if one["dataset_digest"] == digest]
+        assert listed["rows"] == 2
+
+
 async def test_what_a_run_takes_of_a_dataset_follows_its_rule_on_admission(loop: Loop) -> None:
     path = dataset(loop, good={"eval_cmd": TASK["eval_cmd"]}, bad={"eval_cmd": "true"})
 
