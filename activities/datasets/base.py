@@ -6,13 +6,14 @@ reader does not raise for a bad row but yields a `Problem`, so that `ratchet tas
 
 import difflib
 import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from grading.broken_oracles import BrokenOracle, spec_sources
 from ratchet.config import DatasetConfig
@@ -56,6 +57,15 @@ _TestName = Annotated[str, Field(pattern=r"\S")]
 
 Need = Literal["limits.eval_seconds", "limits.agent_seconds", "sandbox.memory_mib", "sandbox.cpus", "sandbox.network"]
 """Name of a setting of a run that has to offer at least what a task needs."""
+
+
+def check_variable_name(name: str) -> str:
+    """Return the name of a task's variable. Raises ValueError for one that is no shell variable, or that is ours."""
+    if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) or name.startswith("RATCHET_"):
+        raise ValueError(
+            f"expected a name of letters, digits and _ that does not begin with RATCHET_, found {name!r:.60}; rename it"
+        )
+    return name
 
 
 class _Part(BaseModel):
@@ -111,7 +121,7 @@ class Metadata(_Part):
     problem_statement: str | None = None
     pre_commands: list[str] | str = []
     network: list[Literal["agent", "grade"]] = []
-    agent_environment: dict[str, str] = {}
+    agent_environment: dict[Annotated[str, AfterValidator(check_variable_name)], str] = {}
     agent_user: AgentUser | None = None
     repository_archive: str | None = None
     gold_patch: str | None = None

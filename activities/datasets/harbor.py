@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from activities.datasets.archives import File, pack_archive
-from activities.datasets.base import Problem, RawRow
+from activities.datasets.base import Problem, RawRow, check_variable_name
 from grading.reward_file import HARBOR
 from ratchet.config import DatasetConfig
 from sandboxes.build_context import BUILD_CONTEXT, DOCKERFILE, BuildContext, pack_build_context
@@ -43,6 +43,7 @@ _INSTALLS = re.compile(
 )
 _CANARY = re.compile(r"\A(?:(?:<!--.*canary.*-->|#.*canary.*)\n+)+", re.IGNORECASE)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([GMK])(?:i?B|i)?", re.IGNORECASE)
+_REFERENCE = re.compile(r"\$\{?[A-Za-z_]")
 _NETWORK_MODES = ("no-network", "public", "allowlist")
 
 
@@ -190,7 +191,8 @@ def _command(command: str, settings: Mapping[str, Any], section: str) -> str:
     """Return the command with the variables of the environment and of its section."""
     variables = _variables(settings, "environment") | _variables(settings, section)
     words = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
-    return " ".join(["env", *words, command] if words else [command])
+    # By bash, which runs a file without a shebang itself; `env` would leave it to sh.
+    return " ".join(["env", *words, "bash", "-c", shlex.quote(command)] if words else [command])
 
 
 def _variables(settings: Mapping[str, Any], section: str) -> dict[str, str]:
@@ -198,28 +200,50 @@ def _variables(settings: Mapping[str, Any], section: str) -> dict[str, str]:
     if not isinstance(variables, dict):
         raise _WrongTaskError("task.toml", f"{section}.env", f"expected a table, found {type(variables).__name__}")
     for name, value in variables.items():
-        if "${" in str(value):
-            raise _WrongTaskError(
-                "task.toml", f"{section}.env.{name}", "boxes get no variables of this host; write the value"
-            )
+        field = f"{section}.env.{name}"
+        try:
+            check_variable_name(name)
+        except ValueError as error:
+            raise _WrongTaskError("task.toml", field, str(error)) from None
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise _WrongTaskError("task.toml", field, f"expected a string or a number, found {value!r:.60}")
+        if _REFERENCE.search(str(value)):
+            message = f"boxes get no variables of this host, and no shell expands {value!r:.60}; write the value"
+            raise _WrongTaskError("task.toml", field, message)
     return {name: str(value) for name, value in variables.items()}
 
 
 def _text(directory: Path, name: str) -> str:
+    _require_own(directory, directory / name)
     try:
         return (directory / name).read_text("utf-8")
     except UnicodeDecodeError as error:
         raise _WrongTaskError(name, "", f"is not UTF-8: {error.reason}") from None
     except FileNotFoundError:
         raise _WrongTaskError("", name, "expected a file, found nothing") from None
+    except OSError as error:
+        raise _WrongTaskError(name, "", f"expected a file that can be read, found: {error.strerror}") from None
+
+
+def _require_own(directory: Path, path: Path) -> None:
+    """Raise _WrongTaskError for a path that leads out of the task: a stored row must not get files of this machine."""
+    try:
+        is_own = path.resolve().is_relative_to(directory.resolve())
+    except (OSError, RuntimeError):  # links in a circle
+        is_own = False
+    if not is_own:
+        name = path.relative_to(directory).as_posix()
+        raise _WrongTaskError(name, "", "is a link that leads out of the task; put a copy of the file in its place")
 
 
 def _files(directory: Path, folder: str) -> dict[str, File]:
-    return {
-        path.relative_to(directory).as_posix(): File(path.read_bytes(), bool(path.stat().st_mode & 0o100))
-        for path in sorted((directory / folder).rglob("*"))
-        if path.is_file()
-    }
+    found = {}
+    for path in sorted((directory / folder).rglob("*")):
+        _require_own(directory, path)
+        if path.is_file():
+            name = path.relative_to(directory).as_posix()
+            found[name] = File(path.read_bytes(), bool(path.stat().st_mode & 0o100))
+    return found
 
 
 def _build_context(directory: Path) -> BuildContext:

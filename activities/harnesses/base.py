@@ -48,7 +48,7 @@ class HarnessSpec(BaseModel):
     agent waits for us is added by `launcher.extend_deadline`. `max_turns`, `step_timeout_seconds`: None for no limit
     beside that budget. `extra`: the harness's own options, which it validates itself.
     `extra_args`: appended to the program's command line, in shell syntax; None: the harness's own default.
-    `extra_env`: overrides all other environment variables.
+    `extra_env`: overrides all other environment variables. `task_env`: the task's; all others override it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -65,6 +65,7 @@ class HarnessSpec(BaseModel):
     max_response_tokens: int | None = None
     extra_args: str | None = None
     extra_env: Mapping[str, str] = Field(default_factory=dict)
+    task_env: Mapping[str, str] = Field(default_factory=dict)
     extra: Mapping[str, JsonValue] = Field(default_factory=dict)
 
 
@@ -131,6 +132,11 @@ class BaseHarness(ABC):
         token is in the environment variable RATCHET_SESSION_TOKEN.
         """
 
+    def files(self, spec: HarnessSpec) -> dict[str, bytes]:
+        """Return the files of `configure`; `command.sh` begins with the task's variables, which it may set anew."""
+        made = self.configure(spec)
+        return {**made, "command.sh": exports(spec.task_env).encode() + made["command.sh"]}
+
     def environment(self, spec: HarnessSpec) -> dict[str, str]:
         """Return the environment variables beside the token and the box's own; `spec.extra_env` overrides."""
         return {**spec.extra_env}
@@ -150,7 +156,7 @@ class BaseHarness(ABC):
         """Start the agent detached, unless this attempt was started before. Raises CommandFailedError if it cannot."""
         return await launcher.start_once(
             box,
-            self.configure(spec),
+            self.files(spec),
             token,
             attempt=attempt,
             user=spec.agent_user,

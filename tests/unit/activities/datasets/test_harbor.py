@@ -1,13 +1,16 @@
 """Harbor's task.toml of each published version: what a task needs, what is refused, all tasks in one list."""
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from activities.dataset_import import offers_of, unmet_needs
+from activities.datasets.archives import read_packed
 from activities.datasets.base import Problem
 from activities.datasets.formats import check_rows, read_rows
+from activities.datasets.harbor import _command
 from activities.datasets.lints import describe_rows
 from ratchet.config import DatasetConfig
 from ratchet.config_sources import load_config
@@ -104,8 +107,8 @@ def test_needs(tmp_path: Path, toml: str, script: str, needs: dict[str, Any]) ->
 
 def test_users_variables_and_the_solution(tmp_path: Path) -> None:
     spec = spec_of(task(tmp_path, toml=LATEST, solution__solve_dot_sh="touch x\n", solution__help_dot_py="1\n"))
-    assert spec["eval_cmd"] == "env LEVEL=3 MODE='strict one' /tests/test.sh" and spec["agent_user"] == "dev"
-    assert spec["solution_cmd"] == "env LEVEL=3 FAST=1 bash /solution/solve.sh" and spec["solution_archive"]
+    assert spec["eval_cmd"] == "env LEVEL=3 MODE='strict one' bash -c /tests/test.sh" and spec["agent_user"] == "dev"
+    assert spec["solution_cmd"] == "env LEVEL=3 FAST=1 bash -c 'bash /solution/solve.sh'" and spec["solution_archive"]
     assert spec["agent_environment"] == {"LEVEL": "3"} and spec["pre_commands"] == []
 
 
@@ -142,6 +145,12 @@ def test_canaries_are_not_shown_to_the_agent(tmp_path: Path, mark: str) -> None:
         ("[verifier]\nnetwork_mode = false\n", "verifier.network_mode", "found False"),
         ('[environment]\nallow_internet = "no"\n', "environment.allow_internet", "one of true, false, found 'no'"),
         ('[verifier]\nenvironment_mode = "weird"\n', "verifier.environment_mode", "shared, separate, found 'weird'"),
+        ('[agent]\n[environment]\nenv = { PATH = "/v/bin:$PATH" }\n', "environment.env.PATH", "write the value"),
+        ('[environment]\nenv = { "X;touch /p" = "1" }\n', "environment.env.X;touch /p", "letters, digits and _"),
+        ('[verifier]\nenv = { "1A" = "1" }\n', "verifier.env.1A", "'1A'"),
+        ('[environment]\nenv = { RATCHET_SESSION_TOKEN = "1" }\n', "environment.env.RATCHET_SESSION_TOKEN", "RATCHET_"),
+        ("[verifier]\nenv = { A = true }\n", "verifier.env.A", "expected a string or a number, found True"),
+        ("[verifier]\nenv = { A = [1] }\n", "verifier.env.A", "found [1]"),
         ("[verifier]\nenv = 1\n", "verifier.env", "int"),
         ("environment = 1\n", "environment", "int"),
         ("x = [", "", "is not TOML"),
@@ -151,6 +160,39 @@ def test_what_no_box_provides_is_refused(tmp_path: Path, toml: str, field: str, 
     (problem,) = check_rows(DatasetConfig(path=str(task(tmp_path, toml=toml))))
     assert isinstance(problem, Problem), problem
     assert problem.field == field and message in problem.message and problem.file.endswith("one/task.toml")
+
+
+@pytest.mark.parametrize("linked", ["solution/credentials", "tests/data", "instruction.md"])
+def test_a_link_that_leaves_the_task_is_refused(tmp_path: Path, linked: str) -> None:
+    (tmp_path / "secret").write_text("key\n")
+    root = task(tmp_path / "tasks", solution__solve_dot_sh="touch x\n")
+    (root / "one" / linked).unlink(missing_ok=True)
+    (root / "one" / linked).symlink_to(tmp_path / "secret")
+    (problem,) = check_rows(DatasetConfig(path=str(root)))
+    assert isinstance(problem, Problem), problem
+    assert problem.file.endswith(f"one/{linked}") and "a link that leads out of the task" in problem.message
+
+
+def test_a_link_within_the_task_is_its_file(tmp_path: Path) -> None:
+    root = task(tmp_path, solution__solve_dot_sh="touch x\n")
+    (root / "one" / "solution" / "same.sh").symlink_to("solve.sh")
+    assert read_packed(spec_of(root)["solution_archive"], "solution/same.sh") == "touch x\n"
+
+
+def test_an_instruction_that_is_a_directory_is_named(tmp_path: Path) -> None:
+    root = task(tmp_path)
+    (root / "one" / "instruction.md").unlink()
+    (root / "one" / "instruction.md").mkdir()
+    (problem,) = check_rows(DatasetConfig(path=str(root)))
+    assert isinstance(problem, Problem) and problem.file.endswith("instruction.md") and "directory" in problem.message
+
+
+def test_a_script_without_a_shebang_is_run_by_bash(tmp_path: Path) -> None:
+    script = tmp_path / "test.sh"
+    script.write_text('[[ $A == "1 b" ]] && echo "${BASH_VERSION:+bash}"\n')
+    script.chmod(0o755)
+    command = _command(str(script), {"environment": {"env": {"A": "1 b"}}, "verifier": {}}, "verifier")
+    assert subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True).stdout == "bash\n"
 
 
 def test_all_tasks_are_named_in_one_list(tmp_path: Path) -> None:

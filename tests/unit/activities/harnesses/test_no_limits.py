@@ -1,6 +1,7 @@
 """Without limits in the config, an agent's time budget is its only limit."""
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,16 @@ def test_claude_code_gets_no_limit() -> None:
     limited, free = (ClaudeCode().configure(make_spec("http://a", "/w", **values)) for values in ({}, NONE))
     for text in ("--max-turns", "BASH_MAX_TIMEOUT_MS", "BASH_DEFAULT_TIMEOUT_MS"):
         assert text in limited["command.sh"].decode() and text not in free["command.sh"].decode()
+
+
+def test_variables_of_a_task_stand_below_those_of_the_harness() -> None:
+    mine = {"ANTHROPIC_BASE_URL": "http://elsewhere", "LEVEL": "3 a"}
+    spec = make_spec("http://adapter", "/w", extra_env={"OTHER": "mine"}, task_env=mine | {"OTHER": "task"})
+    script = ClaudeCode().files(spec)["command.sh"].decode()
+    exported = "\n".join(line for line in script.splitlines() if line.startswith("export "))
+    shown = 'echo "$ANTHROPIC_BASE_URL $LEVEL $OTHER"'
+    printed = subprocess.run(["sh", "-c", f"{exported}\n{shown}"], capture_output=True, text=True, check=True).stdout
+    assert printed == "http://adapter 3 a mine\n"
 
 
 def test_what_the_brief_says_of_claude_code() -> None:
