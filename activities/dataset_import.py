@@ -1,14 +1,14 @@
 """Import datasets into the store, a chunk at a time, and choose the tasks that a run may take."""
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import reduce
 from itertools import islice
-from typing import Any, get_args
+from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from activities.datasets.base import Need
+from activities.datasets.base import NeededSettings
 from activities.datasets.formats import dataset_digest, read_rows
 from grading.registry import GRADERS
 from ratchet.config import DatasetConfig, RunConfig
@@ -19,6 +19,8 @@ from store.admissions import GraderVersion
 from store.tasks import NewTask
 
 _CHUNK = 200
+_MAX_LABELS, _MAX_NEEDS = 10, 50
+"""Of the message on unmet needs, which is the failure of an activity, and Temporal limits its size."""
 
 
 async def import_dataset(
@@ -32,28 +34,43 @@ async def import_dataset(
     `offered`: settings by name, for `metadata.needed_settings`; one that is missing or None satisfies. Raises
     DatasetError that lists the rows that cannot be used or need more, and for a dataset without rows.
     """
-    rows = read_rows(dataset, digest or dataset_digest(dataset))
+    rows = offered_rows(dataset, digest or dataset_digest(dataset), offered or {})
     seen = 0
     added = 0
-    unmet: dict[str, list[str]] = {}
     while chunk := list(islice(rows, _CHUNK)):
         seen += len(chunk)
-        for row in chunk:
-            for need in unmet_needs(row["spec"].get("needed_settings", {}), offered or {}):
-                unmet.setdefault(need, []).append(row["label"])
         await tasks.add_build_contexts(connection, _take_build_contexts(chunk))
         added += await tasks.import_tasks(connection, chunk)
     if not seen:
         raise DatasetError(f"{dataset.path}: is empty; expected at least one task")
-    if unmet:
-        listed = (f"{need}: {len(labels)} tasks: {', '.join(labels)}" for need, labels in unmet.items())
-        raise DatasetError("\n".join((f"{dataset.path}: tasks need what the settings do not allow", *listed)))
     return added
+
+
+def offered_rows(dataset: DatasetConfig, digest: str, offered: Mapping[str, object]) -> Iterator[NewTask]:
+    """Yield the rows of a dataset. Raises DatasetError as `read_rows` does, and at the end if rows need more than is
+    offered, with the first tasks that have each need.
+    """
+    unmet: dict[str, list[str]] = {}
+    for row in read_rows(dataset, digest):
+        for need in unmet_needs(row["spec"].get("needed_settings", {}), offered):
+            unmet.setdefault(need, []).append(row["label"])
+        yield row
+    if unmet:
+        listed = [
+            f"{need}: {len(labels)} tasks: {_first(labels)}" for need, labels in islice(unmet.items(), _MAX_NEEDS)
+        ]
+        listed += [f"and {len(unmet) - _MAX_NEEDS} more needs"] if len(unmet) > _MAX_NEEDS else []
+        raise DatasetError("\n".join((f"{dataset.path}: tasks need what the settings do not allow", *listed)))
+
+
+def _first(labels: list[str]) -> str:
+    return ", ".join(labels[:_MAX_LABELS]) + (" and others" if len(labels) > _MAX_LABELS else "")
 
 
 def offers_of(config: RunConfig) -> dict[str, object]:
     """Return the settings of a run that can satisfy `metadata.needed_settings`, by name."""
-    return {name: reduce(getattr, name.split("."), config) for name in get_args(Need)}
+    names = [str(field.alias) for field in NeededSettings.model_fields.values()]
+    return {name: reduce(getattr, name.split("."), config) for name in names}
 
 
 def unmet_needs(needs: Mapping[str, Any], offered: Mapping[str, Any]) -> list[str]:

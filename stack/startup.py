@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from temporalio.client import Client
 
-from activities.datasets.formats import read_rows
+from activities.dataset_import import offered_rows, offers_of
 from activities.run_checks import check_run
 from ratchet import temporal_client, worker_versions
 from ratchet.config import RunConfig
@@ -108,7 +108,8 @@ def check_start(config: RunConfig, say: Callable[[str], None]) -> None:
     if missing := missing_program(config.harness.name):
         say(missing)
     for dataset in config.datasets:
-        say(f"{dataset.path}: {sum(1 for _ in read_rows(dataset, digest=''))} tasks for {dataset.use}")
+        num_tasks = sum(1 for _ in offered_rows(dataset, "", offers_of(config)))
+        say(f"{dataset.path}: {num_tasks} tasks for {dataset.use}")
 
 
 def require_boxes(stack: Stack, say: Callable[[str], None]) -> None:

@@ -84,8 +84,8 @@ async def image_of_rollout(connection: AsyncConnection, rollout_id: int) -> str:
 
 
 async def set_gold_patch(connection: AsyncConnection, task_id: int, patch: str) -> None:
-    """Add the gold patch that a task's solution has made. A row that has one keeps it."""
-    statement = update(TaskTable).where(TaskTable.id == task_id, ~TaskTable.spec.has_key("gold_patch"))
+    """Add the gold patch that a task's solution has made. A row that has one, other than null, keeps it."""
+    statement = update(TaskTable).where(TaskTable.id == task_id, TaskTable.spec["gold_patch"].astext.is_(None))
     added = cast({"gold_patch": patch}, JSONB)
     await connection.execute(statement.values(spec=TaskTable.spec.op("||")(added)))
 

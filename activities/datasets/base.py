@@ -4,6 +4,7 @@ Every format yields the same kind of row, validated by the same model, so that g
 reader does not raise for a bad row but yields a `Problem`, so that `ratchet tasks check` can list all of them.
 """
 
+import base64
 import difflib
 import hashlib
 import re
@@ -53,10 +54,19 @@ class RawRow:
 
 
 _TestName = Annotated[str, Field(pattern=r"\S")]
+_Amount = Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)]
 
 
-Need = Literal["limits.eval_seconds", "limits.agent_seconds", "sandbox.memory_mib", "sandbox.cpus", "sandbox.network"]
-"""Name of a setting of a run that has to offer at least what a task needs."""
+class NeededSettings(BaseModel):
+    """`metadata.needed_settings`: settings of a run, by name, that have to offer at least as much. 0: no need."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    eval_seconds: _Amount = Field(0, alias="limits.eval_seconds")
+    agent_seconds: _Amount = Field(0, alias="limits.agent_seconds")
+    memory_mib: _Amount = Field(0, alias="sandbox.memory_mib")
+    cpus: _Amount = Field(0, alias="sandbox.cpus")
+    network: list[Literal["agent", "grade"]] = Field([], alias="sandbox.network")
 
 
 def check_variable_name(name: str) -> str:
@@ -66,6 +76,14 @@ def check_variable_name(name: str) -> str:
             f"expected a name of letters, digits and _ that does not begin with RATCHET_, found {name!r:.60}; rename it"
         )
     return name
+
+
+def _packed(archive: str) -> str:
+    try:
+        base64.b64decode(archive)
+    except ValueError as error:
+        raise ValueError(f"expected a tar.gz in base64, found {archive!r:.60} ({error})") from None
+    return archive
 
 
 class _Part(BaseModel):
@@ -126,9 +144,9 @@ class Metadata(_Part):
     repository_archive: str | None = None
     gold_patch: str | None = None
     empty_patch_fails: bool = Field(default=False, strict=True)
-    solution_archive: str | None = None
+    solution_archive: Annotated[str, AfterValidator(_packed)] | None = None
     solution_cmd: str | None = Field(default=None, min_length=1)
-    needed_settings: dict[Need, Annotated[float, Field(gt=0)] | list[Literal["agent", "grade"]]] = {}
+    needed_settings: NeededSettings = NeededSettings()
     test_files: list[str] | None = None
     tests_archive: str | None = None
     expected_tests: list[str] = []
@@ -157,6 +175,12 @@ class Metadata(_Part):
         return self
 
     @model_validator(mode="after")
+    def _solution_is_whole(self) -> Self:
+        if self.solution_cmd is not None and self.solution_archive is None:
+            raise ValueError("expected solution_archive beside solution_cmd, found none; add it, or give gold_patch")
+        return self
+
+    @model_validator(mode="after")
     def _broken_oracles_fit(self) -> Self:
         sources = spec_sources(self.model_dump(include={"eval_cmd", "swe_bench", "remote_env_info"}))
         for number, broken in enumerate(self.broken_oracles):
@@ -175,6 +199,8 @@ _EXPECTED = {
     "bool_type": "true or false",
     "dict_type": "an object",
     "model_type": "an object",
+    "float_type": "a number",
+    "extra_forbidden": "no such name",
 }
 
 

@@ -227,6 +227,20 @@ async def test_an_import_that_was_broken_off_is_completed_and_another_one_adds_n
         ]
 
 
+@pytest.mark.parametrize("given", [{}, {"gold_patch": None}])
+async def test_a_made_gold_patch_is_stored_beside_none_and_null(loop: Loop, given: dict[str, Any]) -> None:
+    path = loop.home / f"{uuid4().hex[:8]}.jsonl"
+    metadata = {"image": "host", "workdir": "/w", "eval_cmd": "true", **given}
+    path.write_text(json.dumps({"prompt": "p", "label": "a", "metadata": metadata}) + "\n")
+    config = DatasetConfig(path=str(path))
+    async with loop.database.begin() as connection:
+        await import_dataset(connection, config)
+        (task,) = await tasks.tasks_of_dataset(connection, dataset_digest(config))
+        for patch in ("made", "made again"):
+            await tasks.set_gold_patch(connection, task.task_id, patch)
+        assert (await tasks.get_task(connection, task.task_id)).spec["gold_patch"] == "made"
+
+
 async def test_a_row_that_an_earlier_version_read_otherwise_is_one_task(loop: Loop) -> None:
     path = dataset(loop, one={"eval_cmd": "true"}, two={"eval_cmd": "false"})
     config = DatasetConfig(path=path)

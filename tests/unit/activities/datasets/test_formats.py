@@ -12,6 +12,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from activities.dataset_import import offered_rows
 from activities.datasets.base import Problem
 from activities.datasets.formats import check_rows, dataset_digest, read_rows
 from activities.datasets.lints import lint_rows
@@ -69,6 +70,27 @@ def test_a_second_grader_is_one_too_many(tmp_path: Path) -> None:
     assert "exactly one grader" in str(problem) and "found eval_cmd, f2p_script" in str(problem)
 
 
+def test_needs_of_a_row_are_kept_as_they_are(tmp_path: Path) -> None:
+    needed = {"sandbox.cpus": 2, "limits.eval_seconds": 1.5, "sandbox.network": ["agent", "grade"]}
+    row = {"prompt": "p", "label": "a", "metadata": {**META, "needed_settings": needed}}
+    assert only(jsonl(tmp_path / "d.jsonl", row))["spec"]["needed_settings"] == needed
+
+
+def test_needs_that_are_not_met_are_one_short_list(tmp_path: Path) -> None:
+    """A failure of Temporal has a limited size."""
+    rows = [
+        {"prompt": "p", "label": f"task {n}", "metadata": {**META, "needed_settings": {"sandbox.cpus": 2 + n % 100}}}
+        for n in range(20_000)
+    ]
+    dataset = jsonl(tmp_path / "d.jsonl", *rows)
+    assert len(list(offered_rows(dataset, "", {"sandbox.cpus": 200}))) == len(rows)
+    with pytest.raises(DatasetError) as raised:
+        list(offered_rows(dataset, "", {"sandbox.cpus": 1}))
+    text = str(raised.value)
+    assert "sandbox.cpus of 2, found 1: 200 tasks: task 0, task 100, " in text and "and others" in text
+    assert text.endswith("and 50 more needs") and len(text) < 20_000
+
+
 def test_check_lists_every_mistake(tmp_path: Path) -> None:
     good = {"prompt": "p", "label": "a", "metadata": META}
     dataset = jsonl(
@@ -79,6 +101,10 @@ def test_check_lists_every_mistake(tmp_path: Path) -> None:
         {**SWE, "PASS_TO_PASS": "nonsense("},
     )
     assert [row.row if isinstance(row, Problem) else "good" for row in check_rows(dataset)] == [1, "good", 3, 4]
+
+
+def needs(name: str, value: Any, message: str) -> tuple[dict[str, Any], str, str]:
+    return {"metadata": {**META, "needed_settings": {name: value}}}, f"metadata.needed_settings.{name}", message
 
 
 _DEEP = "[" * 900 + "]" * 900
@@ -94,6 +120,20 @@ _DEEP = "[" * 900 + "]" * 900
         ({"metadata": {**META, "extra": {"k": ["\0"]}}}, "metadata.extra.k.0", "contains NUL"),
         ({"metadata": {**META, "extra": {"k\0": 1}}}, "metadata.extra", "has the name 'k\\x00'"),
         ({"metadata": {**META, "extra": json.loads(_DEEP)}}, "metadata.extra.0.0", "lists and objects deep"),
+        needs("sandbox.cpus", "2", "expected a number, found '2'"),
+        needs("sandbox.cpus", True, "expected a number, found True"),
+        needs("sandbox.cpus", ["agent"], "expected a number, found ['agent']"),
+        needs("limits.eval_seconds", 0, "greater than 0, found 0"),
+        needs("limits.agent_seconds", None, "expected a number, found None"),
+        needs("sandbox.disk", 5, "expected no such name, found 5"),
+        (
+            {"metadata": {**META, "needed_settings": {"sandbox.network": 3}}},
+            "metadata.needed_settings.sandbox.network",
+            "a list",
+        ),
+        ({"metadata": {**META, "solution_cmd": "true"}}, "metadata", "expected solution_archive beside solution_cmd"),
+        ({"metadata": {**META, "solution_archive": "x"}}, "metadata.solution_archive", "a tar.gz in base64, found 'x'"),
+        ({"metadata": {**META, "agent_environment": {"A;x": "1"}}}, "metadata.agent_environment.A;x.[key]", "'A;x'"),
     ],
 )
 def test_a_row_that_cannot_be_stored_is_named(
