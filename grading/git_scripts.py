@@ -152,23 +152,26 @@ def _hide_history(directory: str, keep_history: bool) -> list[str]:
     return [f"(workdir={directory} original={original} hidden={GIT_STATE}/history\n{script})", "rm -rf .git"]
 
 
-_MAX_RATIO, _HEADER_BYTES = 1100, 60
-"""The most by which git's compression makes a file smaller, and the least that a diff says of a file beside it."""
+_MAX_RATIO, _HEADER_BYTES, _ROOM_FACTOR = 1100, 60, 4
+"""The most by which git's compression makes a file smaller, and the least that a diff says of a file beside it. A diff
+needs room for its index, objects and patch, estimated by this factor of its largest size."""
 
 
 def diff_script(workdir: str, max_bytes: int) -> str:
     """Return a script that prints two lines: the number of changed files with size and SHA-256 of the diff, and the
     binary-safe diff in base64.
 
-    The second line is `too_large` if the diff is larger than `max_bytes`; files whose diff cannot be smaller are not
-    read, so that a filled disk takes no time. Their least size is printed then. The diff is taken from the files with
-    the base commit's index, so it contains staged, committed, new, deleted, binary and mode changes; ignored files are
-    left out, and repositories that the agent made count as their files. Every try uses files of its own ($$), because
-    the script of a try whose worker died may still run and hold the lock of the index.
+    The second line is `too_large` if the diff is larger than `max_bytes`; if what was added to the tree shows that, no
+    file is read, so that a filled disk takes no time, and its least size is printed. The diff is taken from the files
+    with the base commit's index, so it contains staged, committed, new, deleted, binary and mode changes; ignored files
+    are left out, and repositories that the agent made count as their files. Every try has a directory of its own,
+    because the script of a try whose worker died may still run and hold the lock of the index. It is in memory if the
+    agent has left no room on the disk.
     """
     git = _git_with_base(workdir)
     directory = shlex.quote(workdir)
-    patch = f"{PATCH}.$$"
+    patch = "$own/patch"
+    sizes = "xargs -0 -r stat -c %s -- 2>/dev/null"
     return "\n".join(
         [
             "set -e",
@@ -180,14 +183,24 @@ def diff_script(workdir: str, max_bytes: int) -> str:
             f" rm -rf {directory}; mkdir -p {directory}; fi",
             f"cd {directory}",
             "find . -mindepth 1 -name .git -prune -exec rm -rf {} +",
-            # With its time, by which git decides which entries it has to compare by content.
-            f"cp -p {BASE_GIT}/index {GIT_STATE}/index.$$",
-            f"export GIT_INDEX_FILE={GIT_STATE}/index.$$",
-            "count=0 size=0",
+            "count=0 size=0 grown=0",
             f"while read -r one; do count=$((count + 1)) size=$((size + one / {_MAX_RATIO} + {_HEADER_BYTES})); done"
-            f" < <({git} ls-files -z -o -m --exclude-standard | xargs -0 -r stat -c %s -- 2>/dev/null)",
+            f" < <({git} ls-files -z -o --exclude-standard | {sizes})",
+            # A file of the commit may have a small diff however large it is; its growth is in any diff.
+            f"while read -r one; do grown=$((grown + one)); done < <({git} ls-files -z -m | {sizes})",
+            f"while read -r one; do grown=$((grown - one)); done"
+            f" < <({git} ls-files -m -s | cut -d' ' -f2 | {git} cat-file --batch-check='%(objectsize)')",
+            f'[ "$grown" -lt 0 ] || size=$((size + grown / {_MAX_RATIO}))',
             f'if [ "$size" -gt {max_bytes} ]; then digest=$(sha256sum </dev/null);'
             ' echo "$count $size ${digest%% *}"; echo too_large; exit 0; fi',
+            f"free=$(stat -f -c '%a * %S' {GIT_STATE} || true) own=",
+            f'if [ "$((free))" -le {_ROOM_FACTOR * max_bytes} ]; then rm -rf /dev/shm/*;'
+            " own=$(mktemp -d /dev/shm/diff.XXXXXX || true); fi",
+            f'[ -n "$own" ] || own=$(mktemp -d {GIT_STATE}/diff.XXXXXX)',
+            # With its time, by which git decides which entries it has to compare by content.
+            f"cp -p {BASE_GIT}/index $own/index; mkdir $own/objects",
+            "export GIT_INDEX_FILE=$own/index GIT_OBJECT_DIRECTORY=$own/objects"
+            f" GIT_ALTERNATE_OBJECT_DIRECTORIES={BASE_GIT}/objects",
             f"{git} add -A",
             f"{git} diff --cached --binary --no-color --no-ext-diff --no-textconv --no-renames"
             f" --src-prefix=a/ --dst-prefix=b/ HEAD > {patch}",

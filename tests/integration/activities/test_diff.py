@@ -144,6 +144,25 @@ async def test_a_disk_that_the_agent_filled_is_its_own_result(box: Sandbox, deed
     assert not captured.diff and "above limits.max_patch_bytes (100000)" in captured.reason
 
 
+async def test_a_small_change_of_a_large_file_is_no_large_diff(box: Sandbox) -> None:
+    await prepare(box, "agent", [*PRE, f"seq 400000 > large && git add -A && {GIT} commit -qm large"])
+    await box.exec("sed -i '1s/.*/one/' large && rm src/b.py", user="agent", cwd=WORKDIR)
+    captured = await capture_diff(box, WORKDIR, 2_000, 60)
+    assert not captured.reason and b"+one\n" in captured.diff and b"b.py" in captured.diff
+
+
+@pytest.mark.parametrize("fills", ["/var/tmp/fill", "build.log"])
+async def test_a_disk_without_room_leaves_the_diff(box: Sandbox, fills: str) -> None:
+    """Outside of the repository, or in a file that it ignores; the agent fills the shared memory, too."""
+    await prepare(box, "agent")
+    fill = f"echo more >> a.txt; cat /dev/zero > {fills}; for i in $(seq 9000); do echo > /tmp/$i || break; done"
+    await box.exec(f"{fill}; cat /dev/zero > /dev/shm/fill; true", user="agent", cwd=WORKDIR, timeout=120)
+    free = await box.exec(f"stat -f -c %a {git_scripts.GIT_STATE}", user="root")
+    assert int(free.stdout) == 0, "the disk is full"
+    captured = await capture_diff(box, WORKDIR, 100_000, 60)
+    assert not captured.reason and b"+more\n" in captured.diff
+
+
 async def test_a_diff_that_is_too_large_is_said_to_be(box: Sandbox) -> None:
     await prepare(box, "agent")
     await box.exec("head -c 5000 /dev/urandom > big", user="agent", cwd=WORKDIR)
