@@ -19,8 +19,8 @@ from store.admissions import GraderVersion
 from store.tasks import NewTask
 
 _CHUNK = 200
-_MAX_LABELS, _MAX_NEEDS = 10, 50
-"""Of the message on unmet needs, which is the failure of an activity, and Temporal limits its size."""
+_MAX_LABELS, _MAX_CHARACTERS = 10, 4000
+"""Of the message on unmet needs: Temporal limits the size of an activity's failure."""
 
 
 async def import_dataset(
@@ -56,15 +56,9 @@ def offered_rows(dataset: DatasetConfig, digest: str, offered: Mapping[str, obje
             unmet.setdefault(need, []).append(row["label"])
         yield row
     if unmet:
-        listed = [
-            f"{need}: {len(labels)} tasks: {_first(labels)}" for need, labels in islice(unmet.items(), _MAX_NEEDS)
-        ]
-        listed += [f"and {len(unmet) - _MAX_NEEDS} more needs"] if len(unmet) > _MAX_NEEDS else []
-        raise DatasetError("\n".join((f"{dataset.path}: tasks need what the settings do not allow", *listed)))
-
-
-def _first(labels: list[str]) -> str:
-    return ", ".join(labels[:_MAX_LABELS]) + (" and others" if len(labels) > _MAX_LABELS else "")
+        listed = (f"{need}: {len(of)} tasks: {', '.join(of[:_MAX_LABELS])}" for need, of in unmet.items())
+        text = "\n".join((f"{dataset.path}: tasks need what the settings do not allow", *listed))
+        raise DatasetError(text[:_MAX_CHARACTERS])
 
 
 def offers_of(config: RunConfig) -> dict[str, object]:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from types import SimpleNamespace
-from typing import NamedTuple
 
 from ratchet.errors import GraderFailedError
 from ratchet.types import JsonObject
@@ -106,31 +105,23 @@ def find_log_parser(name: str, row: JsonObject | None = None) -> Parser:
     """
     short = name.removeprefix("parse_log_")
     own = PARSERS.get(short)
-    package = _parsers_of_package()
-    theirs = package.known.get(name) or package.known.get(f"parse_log_{short}")
+    theirs = _of_package().get(name) or _of_package().get(f"parse_log_{short}")
     if theirs is not None:
         return _of_swebench(name, theirs, own, row or {})
     if own is None:
-        raise GraderFailedError(f"no log parser {name!r}; there are {', '.join(PARSERS)}, and {package.otherwise}")
+        raise GraderFailedError(
+            f"no log parser {name!r}; there are {', '.join(PARSERS)}, and those of the package `swebench` if it imports"
+        )
     return own
 
 
-class _Package(NamedTuple):
-    """The parsers of `swebench` by name. `otherwise`: why there may be no other one, as the end of a sentence."""
-
-    known: dict[str, Callable[..., dict[str, str]]]
-    otherwise: str
-
-
 @cache
-def _parsers_of_package() -> _Package:
+def _of_package() -> dict[str, Callable[..., dict[str, str]]]:
     try:
         module = import_module("swebench.harness.log_parsers")
-    except Exception as error:  # an installed package may lack what it imports, or raise anything
-        found = f"(found: {type(error).__name__}: {error})"
-        return _Package({}, f"with the package `swebench` installed its own {found}")
-    known = {**getattr(module, "MAP_REPO_TO_PARSER", {}), **getattr(module, "PARSER_REGISTRY", {})}
-    return _Package(known, "the installed package `swebench` has no such one")
+    except Exception:  # an installed package may lack what it imports, or raise anything
+        return {}
+    return {**getattr(module, "MAP_REPO_TO_PARSER", {}), **getattr(module, "PARSER_REGISTRY", {})}
 
 
 def _of_swebench(name: str, parse: Callable[..., dict[str, str]], own: Parser | None, row: JsonObject) -> Parser:

@@ -70,9 +70,7 @@ class Oracle:
         )
 
     def is_exceeded_by(self, cpu_seconds: float, limit_seconds: float) -> bool:
-        """Return whether a run used both far more CPU time than gold runs and much of its limit: a starved patch that
-        is merely slower than gold has used little of it.
-        """
+        """Return whether a run used far more CPU time than gold runs and much of its limit, so it is not starved."""
         least = _CPU_SHARE * limit_seconds  # below half, because a run that got half of its limit is not starved
         return self.cpu_seconds is not None and cpu_seconds > max(least, _CPU_FACTOR * self.cpu_seconds)
 

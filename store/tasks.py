@@ -185,10 +185,7 @@ async def list_tasks(connection: AsyncConnection, dataset: str | None, limit: in
 
 
 def _is_newest(*of: ColumnElement[bool]) -> ColumnElement[bool]:
-    """Return the condition that no later version has read the task's line of the file in another way.
-
-    Runs that took the earlier row keep it. `of`: condition on the rows, for example their dataset.
-    """
+    """Return the condition that no later version has read the task's line in another way. `of`: of which rows."""
     newest = select(func.max(TaskTable.id)).where(*of).group_by(TaskTable.dataset_digest, TaskTable.row_no)
     return TaskTable.id.in_(newest)
 

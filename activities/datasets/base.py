@@ -4,7 +4,6 @@ Every format yields the same kind of row, validated by the same model, so that g
 reader does not raise for a bad row but yields a `Problem`, so that `ratchet tasks check` can list all of them.
 """
 
-import base64
 import difflib
 import hashlib
 import re
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import orjson
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Base64Bytes, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from grading.broken_oracles import BrokenOracle, spec_sources
 from ratchet.config import DatasetConfig
@@ -78,14 +77,6 @@ def check_variable_name(name: str) -> str:
     return name
 
 
-def _packed(archive: str) -> str:
-    try:
-        base64.b64decode(archive)
-    except ValueError as error:
-        raise ValueError(f"expected a tar.gz in base64, found {archive!r:.60} ({error})") from None
-    return archive
-
-
 class _Part(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -144,7 +135,7 @@ class Metadata(_Part):
     repository_archive: str | None = None
     gold_patch: str | None = None
     empty_patch_fails: bool = Field(default=False, strict=True)
-    solution_archive: Annotated[str, AfterValidator(_packed)] | None = None
+    solution_archive: Base64Bytes | None = None
     solution_cmd: str | None = Field(default=None, min_length=1)
     needed_settings: NeededSettings = NeededSettings()
     test_files: list[str] | None = None
@@ -176,7 +167,7 @@ class Metadata(_Part):
 
     @model_validator(mode="after")
     def _solution_is_whole(self) -> Self:
-        if self.solution_cmd is not None and self.solution_archive is None:
+        if self.solution_cmd is not None and not self.solution_archive:
             raise ValueError("expected solution_archive beside solution_cmd, found none; add it, or give gold_patch")
         return self
 
@@ -201,6 +192,7 @@ _EXPECTED = {
     "model_type": "an object",
     "float_type": "a number",
     "extra_forbidden": "no such name",
+    "base64_decode": "base64",
 }
 
 

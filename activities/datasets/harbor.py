@@ -8,6 +8,7 @@ provide is `metadata.needed_settings`.
 """
 
 import math
+import os
 import re
 import shlex
 import tomllib
@@ -148,28 +149,23 @@ def _needs(settings: Mapping[str, Any], script: str) -> dict[str, Any]:
     for key, name in _NEEDS.items():
         value = _value(settings, key)
         if value is None and name == "sandbox.memory_mib":
-            value = _mebibytes(settings)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            value = _mebibytes(_value(settings, "environment.memory"))
+        if value is not None and (type(value) not in (int, float) or not 0 < value < math.inf):
             raise _WrongTaskError("task.toml", key, f"expected a number above 0, found {value!r:.60}")
-        found[name] = value
+        if value is not None:
+            found[name] = value
     if roles := _open_roles(settings, script):
         found["sandbox.network"] = roles
     return found
 
 
-def _mebibytes(settings: Mapping[str, Any]) -> float | None:
-    """Return the size of `memory`, as which first versions of the format write `memory_mb`."""
-    size = _value(settings, "environment.memory")
+def _mebibytes(size: Any) -> float | None:
+    """Return the value of `memory`, as which first versions of the format write `memory_mb`; None without one."""
     if size is None:
         return None
-    match = _SIZE.fullmatch(size) if isinstance(size, str) else None
-    if match is None:
-        raise _WrongTaskError(
-            "task.toml", "environment.memory", f"expected a size such as '2G' or '512M', found {size!r:.60}"
-        )
-    return float(match[1]) * {"G": 1024, "M": 1, "K": 1 / 1024}[match[2].upper()]
+    if match := _SIZE.fullmatch(str(size)):
+        return float(match[1]) * {"G": 1024, "M": 1, "K": 1 / 1024}[match[2].upper()]
+    raise _WrongTaskError("task.toml", "environment.memory", f"expected a size such as '2G', found {size!r:.60}")
 
 
 def _open_roles(settings: Mapping[str, Any], script: str) -> list[str]:
@@ -200,23 +196,20 @@ def _variables(settings: Mapping[str, Any], section: str) -> dict[str, str]:
     if not isinstance(variables, dict):
         raise _WrongTaskError("task.toml", f"{section}.env", f"expected a table, found {type(variables).__name__}")
     for name, value in variables.items():
-        field = f"{section}.env.{name}"
         try:
             check_variable_name(name)
+            if type(value) not in (str, int, float):
+                raise ValueError(f"expected a string or a number, found {value!r:.60}")
+            if _REFERENCE.search(str(value)):
+                raise ValueError(f"boxes get no variables of this host; write the value in place of {value!r:.60}")
         except ValueError as error:
-            raise _WrongTaskError("task.toml", field, str(error)) from None
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise _WrongTaskError("task.toml", field, f"expected a string or a number, found {value!r:.60}")
-        if _REFERENCE.search(str(value)):
-            message = f"boxes get no variables of this host, and no shell expands {value!r:.60}; write the value"
-            raise _WrongTaskError("task.toml", field, message)
+            raise _WrongTaskError("task.toml", f"{section}.env.{name}", str(error)) from None
     return {name: str(value) for name, value in variables.items()}
 
 
 def _text(directory: Path, name: str) -> str:
-    _require_own(directory, directory / name)
     try:
-        return (directory / name).read_text("utf-8")
+        return _own(directory, directory / name).read_text("utf-8")
     except UnicodeDecodeError as error:
         raise _WrongTaskError(name, "", f"is not UTF-8: {error.reason}") from None
     except FileNotFoundError:
@@ -225,25 +218,20 @@ def _text(directory: Path, name: str) -> str:
         raise _WrongTaskError(name, "", f"expected a file that can be read, found: {error.strerror}") from None
 
 
-def _require_own(directory: Path, path: Path) -> None:
-    """Raise _WrongTaskError for a path that leads out of the task: a stored row must not get files of this machine."""
-    try:
-        is_own = path.resolve().is_relative_to(directory.resolve())
-    except (OSError, RuntimeError):  # links in a circle
-        is_own = False
-    if not is_own:
+def _own(directory: Path, path: Path) -> Path:
+    """Return a path of the task. Raises _WrongTaskError for one that leads to another file of this machine."""
+    if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(directory)):
         name = path.relative_to(directory).as_posix()
         raise _WrongTaskError(name, "", "is a link that leads out of the task; put a copy of the file in its place")
+    return path
 
 
 def _files(directory: Path, folder: str) -> dict[str, File]:
-    found = {}
-    for path in sorted((directory / folder).rglob("*")):
-        _require_own(directory, path)
-        if path.is_file():
-            name = path.relative_to(directory).as_posix()
-            found[name] = File(path.read_bytes(), bool(path.stat().st_mode & 0o100))
-    return found
+    return {
+        path.relative_to(directory).as_posix(): File(path.read_bytes(), bool(path.stat().st_mode & 0o100))
+        for path in sorted((directory / folder).rglob("*"))
+        if _own(directory, path).is_file()
+    }
 
 
 def _build_context(directory: Path) -> BuildContext:

@@ -87,8 +87,8 @@ def test_needs_that_are_not_met_are_one_short_list(tmp_path: Path) -> None:
     with pytest.raises(DatasetError) as raised:
         list(offered_rows(dataset, "", {"sandbox.cpus": 1}))
     text = str(raised.value)
-    assert "sandbox.cpus of 2, found 1: 200 tasks: task 0, task 100, " in text and "and others" in text
-    assert text.endswith("and 50 more needs") and len(text) < 20_000
+    assert "sandbox.cpus of 2, found 1: 200 tasks: task 0, task 100, " in text
+    assert "sandbox.cpus of 3, " in text and len(text) < 20_000
 
 
 def test_check_lists_every_mistake(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ _DEEP = "[" * 900 + "]" * 900
             "a list",
         ),
         ({"metadata": {**META, "solution_cmd": "true"}}, "metadata", "expected solution_archive beside solution_cmd"),
-        ({"metadata": {**META, "solution_archive": "x"}}, "metadata.solution_archive", "a tar.gz in base64, found 'x'"),
+        ({"metadata": {**META, "solution_archive": "x"}}, "metadata.solution_archive", "expected base64, found 'x'"),
         ({"metadata": {**META, "agent_environment": {"A;x": "1"}}}, "metadata.agent_environment.A;x.[key]", "'A;x'"),
     ],
 )

@@ -137,7 +137,7 @@ def test_canaries_are_not_shown_to_the_agent(tmp_path: Path, mark: str) -> None:
         ("[agent]\ntimeout_sec = true\n", "agent.timeout_sec", "expected a number above 0, found True"),
         ("[verifier]\ntimeout_sec = nan\n", "verifier.timeout_sec", "found nan"),
         ("[environment]\ncpus = inf\n", "environment.cpus", "found inf"),
-        ("[environment]\nmemory = 2048\n", "environment.memory", "expected a size such as '2G' or '512M', found 2048"),
+        ("[environment]\nmemory = 2048\n", "environment.memory", "expected a size such as '2G', found 2048"),
         ('[environment]\nmemory = "lots"\n', "environment.memory", "'lots'"),
         ('[environment]\nmemory = "0G"\n', "environment.memory_mb", "above 0"),
         ('[environment]\nnetwork_mode = "weird"\n', "environment.network_mode", "no-network, public, allowlist, found"),
