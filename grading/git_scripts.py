@@ -189,12 +189,12 @@ def diff_script(workdir: str, max_bytes: int) -> str:
             # A file of the commit may have a small diff however large it is; its growth is in any diff.
             f"while read -r one; do grown=$((grown + one)); done < <({git} ls-files -z -m | {sizes})",
             f"while read -r one; do grown=$((grown - one)); done"
-            f" < <({git} ls-files -m -s | cut -d' ' -f2 | {git} cat-file --batch-check='%(objectsize)')",
+            f" < <({git} ls-files -m -s | cut -d' ' -f2 | {git} cat-file --batch-check='%(objectsize)' | grep -v ' ')",
             f'[ "$grown" -lt 0 ] || size=$((size + grown / {_MAX_RATIO}))',
             f'if [ "$size" -gt {max_bytes} ]; then digest=$(sha256sum </dev/null);'
             ' echo "$count $size ${digest%% *}"; echo too_large; exit 0; fi',
             f"free=$(stat -f -c '%a * %S' {GIT_STATE} || true) own=",
-            f'if [ "$((free))" -le {_ROOM_FACTOR * max_bytes} ]; then rm -rf /dev/shm/*;'
+            f'if [ "$((free))" -le {_ROOM_FACTOR * max_bytes} ]; then find /dev/shm -mindepth 1 -delete || true;'
             " own=$(mktemp -d /dev/shm/diff.XXXXXX || true); fi",
             f'[ -n "$own" ] || own=$(mktemp -d {GIT_STATE}/diff.XXXXXX)',
             # With its time, by which git decides which entries it has to compare by content.

@@ -156,7 +156,7 @@ async def test_a_disk_without_room_leaves_the_diff(box: Sandbox, fills: str) -> 
     """Outside of the repository, or in a file that it ignores; the agent fills the shared memory, too."""
     await prepare(box, "agent")
     fill = f"echo more >> a.txt; cat /dev/zero > {fills}; for i in $(seq 9000); do echo > /tmp/$i || break; done"
-    await box.exec(f"{fill}; cat /dev/zero > /dev/shm/fill; true", user="agent", cwd=WORKDIR, timeout=120)
+    await box.exec(f"{fill}; cat /dev/zero > /dev/shm/.fill; true", user="agent", cwd=WORKDIR, timeout=120)
     free = await box.exec(f"stat -f -c %a {git_scripts.GIT_STATE}", user="root")
     assert int(free.stdout) == 0, "the disk is full"
     captured = await capture_diff(box, WORKDIR, 100_000, 60)
