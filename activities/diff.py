@@ -128,11 +128,10 @@ class DiffActivities:
     ) -> int | None:
         """Store the verdict `not solved` if the task's row or its admission shows that the unchanged code fails.
 
-        Such a patch needs no grading box. Return the grade's id, or None if neither shows it, or if a reward file may
-        give a fraction for the unchanged code.
+        Such a patch needs no grading box. Return the grade's id, or None if neither shows it.
         """
         grader = find_grader(self.graders, task.grader)
-        if task.spec.get("verifier") == HARBOR:
+        if task.spec.get("verifier") == HARBOR:  # its reward file may give a fraction for the unchanged code
             return None
         if task.spec.get("empty_patch_fails"):
             said = "the task's row says (empty_patch_fails)"

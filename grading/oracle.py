@@ -100,9 +100,7 @@ def merge_oracles(oracles: Sequence[Oracle]) -> Oracle:
         },
         num_sessions=first.num_sessions if same("num_sessions") else None,
         exit_code=first.exit_code if same("exit_code") else None,
-        cpu_seconds=max(times)
-        if (times := [one.cpu_seconds for one in oracles if one.cpu_seconds is not None])
-        else None,
+        cpu_seconds=max((one.cpu_seconds for one in oracles if one.cpu_seconds is not None), default=None),
         canaries=tuple(sorted({canary for oracle in oracles for canary in oracle.canaries})),
         modules={
             path: [code for code in codes if all(code in other.modules.get(path, ()) for other in others)]
