@@ -169,7 +169,10 @@ def _mebibytes(size: Any) -> float | None:
 
 
 def _open_roles(settings: Mapping[str, Any], script: str) -> list[str]:
-    """Return the roles of the boxes that need an open network, because the task says so or its tests install."""
+    """Return the roles of the boxes that need an open network, because their section says so or the tests install.
+
+    That of the environment, which the format's own template opens, is a permission.
+    """
     every, agent, verifier = (
         _choice(settings, f"{section}.network_mode", _NETWORK_MODES) for section in ("environment", "agent", "verifier")
     )
@@ -177,7 +180,7 @@ def _open_roles(settings: Mapping[str, Any], script: str) -> list[str]:
     if every is None and allowed is not None:
         every = "public" if allowed else "no-network"
     closed = (None, "no-network")
-    roles = ["agent"] if (agent or every) not in closed else []
+    roles = ["agent"] if agent not in closed else []
     if verifier not in closed or ((verifier or every) != "no-network" and _INSTALLS.search(script)):
         roles.append("grade")
     return roles

@@ -12,7 +12,7 @@ def turn(id: int, state: str = "completed", text: str = "done", lane: str = "") 
     answer = {"role": "assistant", "content": text} if state == "completed" else None
     ended = NOW + timedelta(seconds=2) if state == "completed" else None
     asked = [{"role": "user", "content": f"question {id}"}]
-    return TurnContent(id, 1, lane, "main", state, None, 1234, 5, "stop", NOW, ended, None, "", 0, asked, answer)
+    return TurnContent(id, 1, lane, "main", state, None, 1234, 5, "stop", None, NOW, ended, None, "", 0, asked, answer)
 
 
 def test_each_turn_is_printed_once_when_it_has_ended() -> None:
