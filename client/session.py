@@ -22,7 +22,7 @@ from ratchet.config_sources import load_config, resolve_config
 from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
 from ratchet.grading_payloads import RegradeInput, RegradeResult
 from ratchet.progress import ReportProgress
-from ratchet.run_names import is_part_of_run, require_run_id, require_target_name
+from ratchet.run_names import refuse_link_to_number, require_run_id
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import JsonObject, SteeringAction
 from reads.advice import Advice, advise_run
@@ -211,8 +211,7 @@ class Client:
         Raises ConfigError if there is no such run, group or rollout.
         """
         name = str(what)
-        if is_part_of_run(name):
-            require_target_name(name)
+        refuse_link_to_number(name)
         found = self.find(name, Kind.RUN, Kind.GROUP, Kind.ROLLOUT)
         source: JsonObject = {"run_id": found.run_id}
         if found.kind is not Kind.RUN:

@@ -15,7 +15,7 @@ RUN_ID = re.compile(r"[A-Za-z0-9._-]+")
 _ROLLOUT_NUMBER = re.compile(r"[0-9]{1,18}")
 """A larger number is no id."""
 _TARGET = re.compile(
-    _ROLLOUT_NUMBER.pattern + r"|([^\s/]+/)+\d+"
+    _ROLLOUT_NUMBER.pattern + r"|/groups/\d+|([^\s/]+/)+\d+"
     r"|evaluate/[^\s/]+/[^\s/]+"
     r"|(\S+-)?rollout/\S+"  # with the installation's prefix, if it shares its namespace
 )
@@ -69,15 +69,20 @@ def step_number(text: str) -> int | None:
     return number if number is not None and number <= LARGEST_INTEGER else None
 
 
-def require_target_name(name: str) -> str:
-    """Return the name of what can be changed. Raises ConfigError if no group, rollout or evaluation can have it, and
-    for a link to a number: each installation counts its own.
-    """
+def refuse_link_to_number(name: str) -> None:
+    """Raise ConfigError for a link to a number of a row, in a request that changes something."""
     if "://" in name and (plain_name(name).isdecimal() or ROW_PAGE.fullmatch(plain_name(name))):
         raise ConfigError(
             f"{name!r} may be of another installation: to change something, name a rollout by its number, or a group "
             "or rollout by its workflow, such as group/RUN/3"
         )
+
+
+def require_target_name(name: str) -> str:
+    """Return the name of what can be changed. Raises ConfigError if no group, rollout or evaluation can have it, and
+    for a link to a number.
+    """
+    refuse_link_to_number(name)
     if not _TARGET.fullmatch(plain_name(name)):
         raise ConfigError(
             f"{name!r} names no group, rollout or evaluation: name a rollout by its number in `ratchet show rollouts`, "

@@ -3,7 +3,6 @@
 import base64
 import struct
 
-from pydantic import StrictInt
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -15,7 +14,7 @@ _HEADER = struct.Struct(">BI")
 
 
 class Selector(Body):
-    pid: StrictInt = 0
+    pid: int = 0
     tag: str = ""
 
 

@@ -70,7 +70,7 @@ def bring_up(
     """
     settings = load_temporal_settings()
     place_parts(config)
-    check_start(config, say)
+    check_start(config, say, compares_needs=False)  # an open run goes on with the settings that it began with
     require_space(stack.home)
     require_boxes(stack, say)
     asyncio.run(_require_services(stack, settings))
@@ -98,9 +98,10 @@ def bring_up(
     asyncio.run(_make_ready(stack, starts, settings, config, say, settle, moved))
 
 
-def check_start(config: RunConfig, say: Callable[[str], None]) -> None:
+def check_start(config: RunConfig, say: Callable[[str], None], compares_needs: bool = True) -> None:
     """Check what files of this machine show of a run; say how many tasks it has, and if its agent is missing.
 
+    `compares_needs`: also what tasks need with what the config offers, which a new run refuses in any case.
     Raises ConfigError and DatasetError.
     """
     check_run(config, load_temporal_settings())
@@ -108,7 +109,7 @@ def check_start(config: RunConfig, say: Callable[[str], None]) -> None:
     if missing := missing_program(config.harness.name):
         say(missing)
     for dataset in config.datasets:
-        num_tasks = sum(1 for _ in offered_rows(dataset, "", offers_of(config)))
+        num_tasks = sum(1 for _ in offered_rows(dataset, "", offers_of(config) if compares_needs else {}))
         say(f"{dataset.path}: {num_tasks} tasks for {dataset.use}")
 
 

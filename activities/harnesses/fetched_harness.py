@@ -12,7 +12,12 @@ class FetchedHarness(BaseHarness):
     """A harness that records the program's version and uploads it if needed."""
 
     def __init__(self) -> None:
-        self._program = agent_programs.PROGRAMS[self.name]()
+        self._program = self.find_program()
+
+    def find_program(self) -> agent_programs.AgentProgram:
+        """Return the pinned program of this harness or of its base, or the one that the environment names instead."""
+        names = (getattr(base, "name", "") for base in type(self).__mro__)
+        return next(agent_programs.PROGRAMS[name]() for name in names if name in agent_programs.PROGRAMS)
 
     @property
     def version(self) -> str:

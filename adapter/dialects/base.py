@@ -205,8 +205,8 @@ class CallItem(msgspec.Struct):
     type: str | None = None
     content: Any = None
     tool_calls: list[_MadeCall] | None = None
-    tool_call_id: str = ""
-    call_id: str = ""
+    tool_call_id: str | None = ""
+    call_id: str | None = ""
 
 
 _CALL_ITEM = msgspec.json.Decoder(CallItem)

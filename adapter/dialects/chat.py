@@ -84,7 +84,7 @@ class ChatDialect(Dialect):
     def call_ids(self, item: msgspec.Raw) -> CallIds:
         found = call_item(item)
         if found.role == "tool":
-            return CallIds(answered=found.tool_call_id)
+            return CallIds(answered=found.tool_call_id or "")
         return CallIds(tuple(call.id for call in found.tool_calls or ()), has_text=bool(found.content))
 
     def preamble(self, fields: Fields) -> PreambleContent:

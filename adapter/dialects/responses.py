@@ -68,7 +68,7 @@ class ResponsesDialect(Dialect):
     def call_ids(self, item: msgspec.Raw) -> CallIds:
         found = call_item(item)
         if found.type in _RESULT_TYPES:
-            return CallIds(answered=found.call_id)
+            return CallIds(answered=found.call_id or "")
         return CallIds((found.call_id,)) if found.type in _CALL_TYPES and found.call_id else CallIds()
 
     def preamble(self, fields: Fields) -> PreambleContent:

@@ -109,13 +109,12 @@ def test_a_command_says_that_the_stack_is_stopped(
         ["stop", "9" * 30],
         ["retry", "group/RUN"],
         ["retry", "nonsense", "--stage", "boot"],
-        ["tasks", "regrade", "evaluate/RUN"],
     ],
 )
 def test_a_name_of_no_known_form_is_refused_before_anything_is_asked(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name = next(one for one in arguments if one not in ("stop", "retry", "tasks", "regrade"))
+    name = next(one for one in arguments if one not in ("stop", "retry"))
     assert f"{name!r} names no group, rollout or evaluation" in refused(monkeypatch, capsys, *arguments)
 
 

@@ -83,6 +83,10 @@ UNKNOWN = [
 ]  # fmt: skip
 
 
+def test_a_path_of_a_page_names_a_group() -> None:
+    assert require_target_name("/groups/7") == "/groups/7"
+
+
 @pytest.mark.parametrize("link", ["http://h/rollouts/1", "https://h/rollouts/1/turns/2", "http://h/groups/1"])
 def test_a_link_to_a_number_changes_nothing(link: str) -> None:
     with pytest.raises(ConfigError, match="may be of another installation"):

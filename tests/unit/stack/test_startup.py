@@ -23,6 +23,8 @@ def test_needs_of_tasks_are_compared_before_the_start(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"limits\.eval_seconds of 100000, found [\d.]+: 1 tasks: one"):
         check_start(config, lambda _: None)
     said: list[str] = []
+    check_start(config, said.append, compares_needs=False)
+    assert said[-1] == f"{tmp_path}: 1 tasks for train", "an open run goes on"
     limits = config.limits.model_copy(update={"eval_seconds": 100_000.0})
     check_start(config.model_copy(update={"limits": limits}), said.append)
     assert said[-1] == f"{tmp_path}: 1 tasks for train"

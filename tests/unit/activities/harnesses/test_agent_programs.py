@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from activities.harnesses import agent_programs
+from activities.harnesses.claude_code import ClaudeCode
 from ratchet.errors import ConfigError
 from stack.agent_programs import (
     fetch_program,
@@ -156,3 +157,10 @@ def test_a_program_that_is_not_here_is_named_when_a_run_starts(
 @pytest.mark.parametrize("harness", ["bash_agent", "my_package.my_agent:MyAgent"])
 def test_a_program_that_ratchet_does_not_fetch_is_not_missed(harness: str) -> None:
     provide_program(harness, True, pytest.fail)
+
+
+def test_an_agent_of_ones_own_that_is_another_ones_has_its_program() -> None:
+    class Mine(ClaudeCode):
+        name = "mine"
+
+    assert Mine().version == ClaudeCode().version
