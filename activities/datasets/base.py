@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import orjson
-from pydantic import AfterValidator, Base64Bytes, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from grading.broken_oracles import BrokenOracle, spec_sources
 from ratchet.config import DatasetConfig
@@ -77,6 +77,12 @@ def check_variable_name(name: str) -> str:
     return name
 
 
+def _check_base64(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9+/]*={0,2}", text) or len(text) % 4:
+        raise ValueError(f"expected base64, found {text!r:.60}; encode it without line ends")
+    return text
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -135,7 +141,7 @@ class Metadata(_Part):
     repository_archive: str | None = None
     gold_patch: str | None = None
     empty_patch_fails: bool = Field(default=False, strict=True)
-    solution_archive: Base64Bytes | None = None
+    solution_archive: Annotated[str, AfterValidator(_check_base64)] | None = None
     solution_cmd: str | None = Field(default=None, min_length=1)
     needed_settings: NeededSettings = NeededSettings()
     test_files: list[str] | None = None
@@ -192,7 +198,6 @@ _EXPECTED = {
     "model_type": "an object",
     "float_type": "a number",
     "extra_forbidden": "no such name",
-    "base64_decode": "base64",
 }
 
 

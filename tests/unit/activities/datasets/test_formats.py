@@ -133,6 +133,11 @@ _DEEP = "[" * 900 + "]" * 900
         ),
         ({"metadata": {**META, "solution_cmd": "true"}}, "metadata", "expected solution_archive beside solution_cmd"),
         ({"metadata": {**META, "solution_archive": "x"}}, "metadata.solution_archive", "expected base64, found 'x'"),
+        (
+            {"metadata": {**META, "solution_archive": "!!!"}},
+            "metadata.solution_archive",
+            "expected base64, found '!!!'",
+        ),
         ({"metadata": {**META, "agent_environment": {"A;x": "1"}}}, "metadata.agent_environment.A;x.[key]", "'A;x'"),
     ],
 )
