@@ -10,10 +10,14 @@ from functools import cache
 from importlib import import_module
 from types import SimpleNamespace
 
-from ratchet.errors import GraderFailedError
+import structlog
+
+from ratchet.errors import GraderFailedError, WorkerHostError
+from ratchet.machine_faults import is_machine_fault
 from ratchet.types import JsonObject
 
 Parser = Callable[[str], dict[str, str]]
+_LOG = structlog.get_logger()
 
 _PYTEST_LINE = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED(?! \[\d+\])|XFAIL|XPASS)\s+(\S+)")
 _MIGRATION = re.compile(r"^Applying \S+?\.\.\.")
@@ -101,7 +105,7 @@ def find_log_parser(name: str, row: JsonObject | None = None) -> Parser:
 
     `row`: its `instance_id` and `version` are what some of the package's parsers need. The package names its parsers
     by repository before version 5. The first call imports it, which takes seconds. Raises GraderFailedError for an
-    unknown name; so does a parser that fails.
+    unknown name; so does a parser that fails. Raises WorkerHostError if the machine hinders the import.
     """
     short = name.removeprefix("parse_log_")
     own = PARSERS.get(short)
@@ -119,7 +123,10 @@ def find_log_parser(name: str, row: JsonObject | None = None) -> Parser:
 def _of_package() -> dict[str, Callable[..., dict[str, str]]]:
     try:
         module = import_module("swebench.harness.log_parsers")
-    except Exception:  # an installed package may lack what it imports, or raise anything
+    except Exception as error:  # an installed package may lack what it imports, or raise anything
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and is_machine_fault(error)):
+            raise WorkerHostError(f"the worker's machine cannot import `swebench` now: {error!r}") from error
+        _LOG.info("no log parsers of the package swebench: it is not imported", error=repr(error))
         return {}
     return {**getattr(module, "MAP_REPO_TO_PARSER", {}), **getattr(module, "PARSER_REGISTRY", {})}
 

@@ -13,10 +13,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from grading import log_parsers
 from grading.log_parsers import PARSERS, find_log_parser
-from ratchet.errors import GraderFailedError
+from ratchet.errors import GraderFailedError, WorkerHostError
 
 _CORPUS = json.loads((Path(__file__).parent / "parser_logs.json").read_text())
 LOGS: dict[str, str] = _CORPUS["logs"]
@@ -142,9 +143,22 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 @pytest.mark.parametrize("source", ["import no_such_dependency\n", "1 / 0\n", "PARSER_REGISTRY = (\n"])
 def test_a_package_that_cannot_be_imported_hinders_no_parser_of_ours(install: Install, source: str) -> None:
     install(source)
-    assert find_log_parser("pytest") is PARSERS["pytest"] and find_log_parser("django") is PARSERS["django"]
+    with capture_logs() as logged:
+        assert find_log_parser("pytest") is PARSERS["pytest"] and find_log_parser("django") is PARSERS["django"]
+    assert len(logged) == 1 and "swebench" in logged[0]["event"] and "Error" in logged[0]["error"]
     with pytest.raises(GraderFailedError, match=r"no log parser 'parse_log_ruby'.*swebench"):
         find_log_parser("parse_log_ruby")
+
+
+@pytest.mark.parametrize("raised", ["MemoryError()", "OSError(24, 'Too many open files')"])
+def test_a_package_that_the_machine_could_not_import_is_asked_again(
+    install: Install, raised: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(f"import sys\nif not hasattr(sys, 'has_room'):\n    raise {raised}\n{_PACKAGE}")
+    with pytest.raises(WorkerHostError, match="cannot import `swebench` now"):
+        find_log_parser("django")
+    monkeypatch.setattr(sys, "has_room", True, raising=False)
+    assert find_log_parser("django") is not PARSERS["django"]
 
 
 def test_an_installed_package_is_asked(install: Install) -> None:
