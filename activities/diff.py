@@ -91,9 +91,7 @@ class DiffActivities:
                 patch_id = await self._store_patch(connection, input, captured)
                 grade_id = None
                 if not captured.diff:
-                    grade_id = await self._empty_verdict(
-                        connection, input.rollout_id, patch_id, context.task, captured.reason
-                    )
+                    grade_id = await self._empty_verdict(connection, input, patch_id, context.task, captured.reason)
                 await sandboxes.want_sandbox_release(connection, context.sandbox_id, "patch stored")
             await try_kill_box(self.database, self.provider, context.sandbox_id, context.provider_id)
         used = time.monotonic() - started
@@ -124,27 +122,24 @@ class DiffActivities:
         return await rollouts.store_patch(connection, patch)
 
     async def _empty_verdict(
-        self, connection: AsyncConnection, rollout_id: int, patch_id: int, task: TaskRow, reason: str
+        self, connection: AsyncConnection, input: StageInput, patch_id: int, task: TaskRow, reason: str
     ) -> int | None:
-        """Store the verdict `not solved` if the task's row or its admission shows that the unchanged code fails.
-
-        Such a patch needs no grading box. Return the grade's id, or None if neither shows it.
+        """Store the verdict `not solved` if the patch was left out for a `reason`, or the task's row or its admission
+        shows that the unchanged code fails. Such a patch needs no grading box. Return the grade's id, None otherwise.
         """
         grader = find_grader(self.graders, task.grader)
-        if task.spec.get("verifier") == HARBOR:  # its reward file may give a fraction for the unchanged code
-            return None
-        if task.spec.get("empty_patch_fails"):
-            said = "the task's row says (empty_patch_fails)"
-        elif await admissions.is_admitted(connection, task.id, grader.name, grader.version):
-            said = "admission has shown"
-        else:
-            return None
-        verdict = Verdict(
-            False, reason or f"the patch is empty, and {said} that nothing is solved without one", "", 0.0
-        )
-        return await grades.store_grade(
-            connection, grade_row(rollout_id, patch_id, grader, JudgedPatch(verdict, [], []))
-        )
+        if not reason:
+            if task.spec.get("empty_patch_fails"):
+                said = "the task's row says (empty_patch_fails)"
+            elif task.spec.get("verifier") == HARBOR:  # its reward file may give a fraction for the unchanged code
+                return None
+            elif await admissions.is_admitted(connection, task.id, grader.name, grader.version):
+                said = "admission has shown"
+            else:
+                return None
+            reason = f"the patch is empty, and {said} that nothing is solved without one"
+        judged = JudgedPatch(Verdict(False, reason, "", 0.0), [], [])
+        return await grades.store_grade(connection, grade_row(input.rollout_id, patch_id, grader, judged))
 
     async def _close_session(self, input: StageInput) -> None:
         calls = await self.database.run(sessions.close_session, input.rollout_id, input.attempt)
