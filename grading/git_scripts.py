@@ -187,9 +187,10 @@ def diff_script(workdir: str, max_bytes: int) -> str:
             f"while read -r one; do count=$((count + 1)) size=$((size + one / {_MAX_RATIO} + {_HEADER_BYTES})); done"
             f" < <({git} ls-files -z -o --exclude-standard | {sizes})",
             # A file of the commit may have a small diff however large it is; its growth is in any diff.
-            f"while read -r one; do grown=$((grown + one)); done < <({git} ls-files -z -m | {sizes})",
-            f"while read -r one; do grown=$((grown - one)); done"
-            f" < <({git} ls-files -m -s | cut -d' ' -f2 | {git} cat-file --batch-check='%(objectsize)' | grep -v ' ')",
+            f"while read -r one; do grown=$((grown + one)); done < <({git} diff-files --name-only -z | {sizes})",
+            "while read -r one; do grown=$((grown - one)); done"
+            f" < <({git} diff-files --raw -z | while read -r -d '' _ _ old _ && read -r -d '' _; do echo $old; done"
+            f" | {git} cat-file --batch-check='%(objectsize)' | grep -v ' ')",
             f'[ "$grown" -lt 0 ] || size=$((size + grown / {_MAX_RATIO}))',
             f'if [ "$size" -gt {max_bytes} ]; then digest=$(sha256sum </dev/null);'
             ' echo "$count $size ${digest%% *}"; echo too_large; exit 0; fi',

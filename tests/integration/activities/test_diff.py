@@ -163,6 +163,14 @@ async def test_a_disk_without_room_leaves_the_diff(box: Sandbox, fills: str) -> 
     assert not captured.reason and b"+more\n" in captured.diff
 
 
+async def test_growth_counts_in_a_large_repository_too(box: Sandbox) -> None:
+    """The least size, which no file had to be read for, is that of the file that has grown."""
+    await prepare(box, "agent", [*PRE, f"head -c 3000000 /dev/urandom > large && git add -A && {GIT} commit -qm large"])
+    await box.exec("truncate -s 2000004 a.txt", user="agent", cwd=WORKDIR)  # it had 4 bytes
+    captured = await capture_diff(box, WORKDIR, 1000, 60)
+    assert f"the diff of {2_000_000 // 1100} bytes is above" in captured.reason
+
+
 async def test_a_diff_that_is_too_large_is_said_to_be(box: Sandbox) -> None:
     await prepare(box, "agent")
     await box.exec("head -c 5000 /dev/urandom > big", user="agent", cwd=WORKDIR)
