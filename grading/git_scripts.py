@@ -165,8 +165,8 @@ def diff_script(workdir: str, max_bytes: int) -> str:
     file is read, so that a filled disk takes no time, and its least size is printed. The diff is taken from the files
     with the base commit's index, so it contains staged, committed, new, deleted, binary and mode changes; ignored files
     are left out, and repositories that the agent made count as their files. Every try has a directory of its own,
-    because the script of a try whose worker died may still run and hold the lock of the index. It is in memory if the
-    agent has left no room on the disk.
+    because the script of a try whose worker died may still run and hold the lock of the index. It is in memory if that
+    has more room than a disk that is short of it, and in the other place if one fails.
     """
     git = _git_with_base(workdir)
     directory = shlex.quote(workdir)
@@ -194,17 +194,18 @@ def diff_script(workdir: str, max_bytes: int) -> str:
             f'[ "$grown" -lt 0 ] || size=$((size + grown / {_MAX_RATIO}))',
             f'if [ "$size" -gt {max_bytes} ]; then digest=$(sha256sum </dev/null);'
             ' echo "$count $size ${digest%% *}"; echo too_large; exit 0; fi',
-            f"free=$(stat -f -c '%a * %S' {GIT_STATE} || true) own=",
-            f'if [ "$((free))" -le {_ROOM_FACTOR * max_bytes} ]; then find /dev/shm -mindepth 1 -delete || true;'
-            " own=$(mktemp -d /dev/shm/diff.XXXXXX || true); fi",
-            f'[ -n "$own" ] || own=$(mktemp -d {GIT_STATE}/diff.XXXXXX)',
+            # All of the memory counts, because it is emptied.
+            f"free=$(stat -f -c '%a * %S' {GIT_STATE} || true) memory=$(stat -f -c '%b * %S' /dev/shm || true)",
+            f"if [ $((free)) -le {_ROOM_FACTOR * max_bytes} ] && [ $((memory)) -gt $((free)) ]; then"
+            f" places='/dev/shm {GIT_STATE}'; else places='{GIT_STATE} /dev/shm'; fi",
+            "for place in $places; do [ $place != /dev/shm ] || find /dev/shm -mindepth 1 -delete || true",
             # With its time, by which git decides which entries it has to compare by content.
-            f"cp -p {BASE_GIT}/index $own/index; mkdir $own/objects",
-            "export GIT_INDEX_FILE=$own/index GIT_OBJECT_DIRECTORY=$own/objects"
-            f" GIT_ALTERNATE_OBJECT_DIRECTORIES={BASE_GIT}/objects",
-            f"{git} add -A",
-            f"{git} diff --cached --binary --no-color --no-ext-diff --no-textconv --no-renames"
-            f" --src-prefix=a/ --dst-prefix=b/ HEAD > {patch}",
+            f"own=$(mktemp -d $place/diff.XXXXXX) && cp -p {BASE_GIT}/index $own/index && mkdir $own/objects"
+            " && export GIT_INDEX_FILE=$own/index GIT_OBJECT_DIRECTORY=$own/objects"
+            f" GIT_ALTERNATE_OBJECT_DIRECTORIES={BASE_GIT}/objects && {git} add -A"
+            f" && {git} diff --cached --binary --no-color --no-ext-diff --no-textconv --no-renames"
+            f" --src-prefix=a/ --dst-prefix=b/ HEAD > {patch} && break",
+            'rm -rf "$own"; own=; done; [ -n "$own" ]',
             "set -o pipefail",
             f"count=$({git} diff --cached --name-only -z --no-renames HEAD | tr -cd '\\0' | wc -c)",
             f"size=$(wc -c < {patch})",

@@ -171,6 +171,36 @@ async def test_growth_counts_in_a_large_repository_too(box: Sandbox) -> None:
     assert f"the diff of {2_000_000 // 1100} bytes is above" in captured.reason
 
 
+_FAILING = {
+    "no directory": 'mktemp() { case $2 in */ratchet/*) return 1 ;; esac; command mktemp "$@"; }',
+    "no index": 'cp() { case $3 in */ratchet/*) return 1 ;; esac; command cp "$@"; }',
+    "no object": 'git() { case "$GIT_INDEX_FILE" in */ratchet/*) return 1 ;; esac; command git "$@"; }',
+}
+
+
+@pytest.mark.parametrize("fails", _FAILING)
+async def test_the_diff_is_taken_in_the_other_place_if_one_fails(box: Sandbox, fails: str) -> None:
+    """A disk may lack inodes, or room for the objects, that its free bytes do not tell of."""
+    await prepare(box, "agent")
+    await box.exec("echo more >> a.txt; echo > /dev/shm/left", user="agent", cwd=WORKDIR)
+    script = f"{_FAILING[fails]}\n{git_scripts.diff_script(WORKDIR, MAX_BYTES)}"
+    result = await box.exec(script, user="root", timeout=60)
+    assert b"+more\n" in parse_diff(result.stdout, MAX_BYTES).diff
+    left = await box.exec(f"ls -d {git_scripts.GIT_STATE}/diff.* /dev/shm/*; true", user="root")
+    assert left.stdout.startswith("/dev/shm/diff.") and len(left.stdout.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("memory", "place"), [(64, git_scripts.GIT_STATE), (500, "/dev/shm")])
+async def test_a_diff_is_taken_in_the_roomier_place(box: Sandbox, memory: int, place: str) -> None:
+    """With 300 MB left on the disk for a diff of up to 100 MB."""
+    await prepare(box, "agent")
+    await box.exec("echo more >> a.txt", user="agent", cwd=WORKDIR)
+    free = f"case $4 in /dev/shm) echo '{memory} * 1000000' ;; *) echo '300 * 1000000' ;; esac"
+    script = f"stat() {{ {free}; }}\n{git_scripts.diff_script(WORKDIR, 100_000_000)}\necho $own >&2"
+    result = await box.exec(script, user="root", timeout=60)
+    assert result.stderr.strip().startswith(f"{place}/diff.")
+
+
 async def test_a_diff_that_is_too_large_is_said_to_be(box: Sandbox) -> None:
     await prepare(box, "agent")
     await box.exec("head -c 5000 /dev/urandom > big", user="agent", cwd=WORKDIR)
