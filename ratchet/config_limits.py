@@ -22,4 +22,4 @@ class LimitsConfig(Section):
     workspace_seconds: Seconds = 300
     """Time limit of a task's pre_commands, in seconds."""
     max_patch_bytes: Positive = 5_000_000
-    """Largest size of a diff, in bytes. A larger one is not stored and is graded as an empty patch with the reason."""
+    """Largest size of a diff, in bytes. A larger one is not stored and the rollout is not solved, with the reason."""
