@@ -35,11 +35,13 @@ end_tests() {  # stop all processes first, so that a fork bomb cannot outrun the
     done
 }
 ticks_of() {  # argument: a process directory; set `ticks` to its CPU time with that of its ended children
-    local fields
+    local directory=$1 fields try
     ticks=0
-    { read -r fields <"$1/stat"; } 2>/dev/null || return
-    set -- ${fields##*) }
-    ticks=$((${12} + ${13} + ${14} + ${15}))
+    for try in 1 2 3; do  # a signal may cut a read, which then has a part of the line
+        { read -r fields <"$directory/stat"; } 2>/dev/null || return
+        set -- ${fields##*) }
+        [ $# -lt 15 ] || { ticks=$((${12} + ${13} + ${14} + ${15})); return; }
+    done
 }
 time_out() {  # record the CPU time that the tests got, and the longest time that one of them waited for a core, in ns
     local process task run wait ran waited=0
