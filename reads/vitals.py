@@ -19,7 +19,7 @@ from reads.evaluations import EvaluationRate, evaluation_rates
 from reads.run_comparison import pair_evaluations
 from reads.runs import RunHead
 from store.columns import seconds_of
-from store.open_rollouts import count_open_rollouts
+from store.open_rollouts import StageCount
 from store.runs import ADHOC
 from store.schema import RolloutTable
 
@@ -47,10 +47,12 @@ class Vital:
 async def read_vitals(
     connection: AsyncConnection,
     head: RunHead,
+    waits: Sequence[StageCount],
     rewards: Sequence[StepReward] | None = None,
     rates: Sequence[EvaluationRate] | None = None,
 ) -> list[Vital]:
-    """Return the facts that are known. `rewards`: of the newest steps, oldest first. What is None is read."""
+    """Return the facts that are known. `waits`: the open rollouts by stage. `rewards`: of the newest steps, oldest
+    first. What is None is read."""
     page, rollouts = f"/runs/{quote(head.run_id)}", f"/rollouts?run={quote(head.run_id)}"
     config = read_stored_config(head.config)
     recent = await _read_recent(connection, head.run_id)
@@ -72,8 +74,9 @@ async def read_vitals(
             found.append(Vital("staleness", f"{newest['staleness_mean']:.1f}", allowed, f"{page}#curves"))
     found.append(Vital("rollouts a minute", f"{recent.ended_now / _NOW_MINUTES:.1f}", recent.pace, rollouts))
     found.append(Vital("without verdict", str(recent.failed), recent.causes, f"{page}#failures"))
-    if waits := sorted(await count_open_rollouts(connection, head.run_id), key=lambda one: -one.count):
-        told = [f"{one.count} {one.stage}, for up to {duration_in_words(one.longest_seconds)}" for one in waits]
+    if waits:
+        commonest = sorted(waits, key=lambda one: -one.count)
+        told = [f"{one.count} {one.stage}, for up to {duration_in_words(one.longest_seconds)}" for one in commonest]
         open_now = sum(one.count for one in waits)
         found.append(Vital("open rollouts", str(open_now), ", ".join(told), f"{rollouts}&outcome=open"))
     return found

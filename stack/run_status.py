@@ -183,8 +183,8 @@ async def _look_at_store(connection: AsyncConnection, found: Diagnosis) -> None:
     found.is_by_hand = row.is_by_hand
     found.num_steps = 0 if found.is_by_hand else training.steps
     found.groups_per_step = training.groups_per_step
-    found.vitals = await read_vitals(connection, await require_run(connection, found.run_id))
     found.stages = await open_rollouts.count_open_rollouts(connection, found.run_id)
+    found.vitals = await read_vitals(connection, await require_run(connection, found.run_id), found.stages)
     found.groups = await runs.count_groups(connection, found.run_id)
     found.quarantined = await quarantined_tasks(connection, found.run_id, training.groups_per_step)
     cap = await box_cap.read_cap(connection, found.run_id) if config.sandbox.adaptive else None

@@ -211,12 +211,13 @@ async def read_run_page(connection: AsyncConnection, rewards: StepRewards, run_i
     engines = await list_engines(connection, head.engine_set)
     requests = await list_requests(connection, run_id, limit=_MAX_REQUESTS)
     verdicts = await count_verdicts(connection, run_id)
+    waits = await count_open_rollouts(connection, run_id)
     return RunPage(
         head=head,
-        vitals=await read_vitals(connection, head, curves.rewards, curves.evaluations),
+        vitals=await read_vitals(connection, head, waits, curves.rewards, curves.evaluations),
         is_by_hand=head.config_name == ADHOC,
         is_live=head.state in ("running", "paused"),
-        waits=await count_open_rollouts(connection, run_id),
+        waits=waits,
         open_groups=open_groups[:_MAX_OPEN],
         open_rollouts=still_open,
         outcomes=outcome_counts(verdicts),

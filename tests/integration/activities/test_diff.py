@@ -137,7 +137,7 @@ async def test_whatever_was_done_to_git(box: Sandbox, second_box: Sandbox, state
     ],
 )
 async def test_a_disk_that_the_agent_filled_is_its_own_result(box: Sandbox, deed: str) -> None:
-    """What cannot fit is not read: reading holes of 200 GB would take more time than the stage has."""
+    """Files that cannot fit are not read: reading holes of 200 GB would take more time than the stage has."""
     await prepare(box, "agent")
     await box.exec(deed, user="agent", cwd=WORKDIR, timeout=60)
     captured = await capture_diff(box, WORKDIR, 100_000, 60)

@@ -13,13 +13,15 @@ from reads.vitals import Vital, read_vitals
 from stack.parts import Stack
 from stack.run_status import diagnose
 from store.database import Database
+from store.open_rollouts import count_open_rollouts
 from store.schema import EvaluationTable, RolloutTable
 from tests.integration.viewer.filled_store import FilledRun
 
 
 async def vitals(database: Database, filled: FilledRun) -> dict[str, Vital]:
     async with database.begin() as connection:
-        found = await read_vitals(connection, await require_run(connection, filled.run_id))
+        waits = await count_open_rollouts(connection, filled.run_id)
+        found = await read_vitals(connection, await require_run(connection, filled.run_id), waits)
     return {one.name: one for one in found}
 
 

@@ -84,7 +84,7 @@ _ENDS = {"passed": ("ok", "OK", " OK"), "failed": ("FAIL", "ERROR"), "skipped": 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_generated_logs_of_django(seed: int) -> None:
-    """Each test's outcome is found, whatever stands before it. A block `FAIL:` below wins over a printed `ok`."""
+    """Each test's outcome is found behind any other text. A block `FAIL:` below wins over a printed `ok`."""
     rng = random.Random(seed)
     log, expected = "", {}
     for number in range(12):

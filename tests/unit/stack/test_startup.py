@@ -1,4 +1,4 @@
-"""What is checked before a run starts, without any part of the stack."""
+"""The checks before a run starts, without any part of the stack."""
 
 from pathlib import Path
 
