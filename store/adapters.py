@@ -96,10 +96,7 @@ def adapters_away_seconds() -> ColumnElement[Any]:
 
 
 def adapters_alive_seconds(since: ColumnElement[Any]) -> ColumnElement[Any]:
-    """Return an expression for how long adapters have sent heartbeats without a gap, at most since a time, in seconds.
-
-    0 in a gap; NULL if the time is.
-    """
+    """Expression: seconds of heartbeats without a gap, at most since a time; 0 in a gap, NULL if the time is NULL."""
     gap_ended = select(func.max(OutageTable.ended_at)).where(OutageTable.part == ADAPTER_HEARTBEAT).scalar_subquery()
     alive = func.extract("epoch", func.now() - func.greatest(since, gap_ended))
     gap = func.coalesce(select(_gap_seconds()).select_from(InstallationTable).scalar_subquery(), 0.0)

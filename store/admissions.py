@@ -43,9 +43,7 @@ class TaskOracle(NamedTuple):
 
 
 async def store_admission(connection: AsyncConnection, admission: NewAdmission) -> None:
-    """Store the result; it replaces an earlier one of the same task and grader version. An oracle of None keeps the
-    earlier one, because the gold runs are deleted once they are merged.
-    """
+    """Store the result in place of the grader version's earlier one, whose oracle stays if the new one is None."""
     statement = insert(AdmissionTable).values(**asdict(admission))
     changed = {name: statement.excluded[name] for name in ("admitted", "reason", "evidence", "gold_seconds")}
     if admission.oracle is not None:
@@ -130,13 +128,16 @@ def _of(
 
 
 async def admissions_of_dataset(
-    connection: AsyncConnection, dataset_digest: str, versions: Collection[GraderVersion]
+    connection: AsyncConnection, dataset_digest: str, versions: Collection[GraderVersion], user: str
 ) -> dict[int, AdmissionTable]:
-    """Return the admissions by the given grader versions, by task id; unexamined tasks are missing."""
+    """Return the admissions by the given grader versions, by task id; unexamined tasks are missing, and so are those
+    whose tests ran as another user than `grading.user`, unless the row names it.
+    """
     statement = (
         select(AdmissionTable)
         .join(TaskTable, TaskTable.id == AdmissionTable.task_id)
         .where(TaskTable.dataset_digest == dataset_digest)
     )
     rows = [AdmissionTable(**row._mapping) for row in await connection.execute(statement)]
+    rows = [row for row in rows if all((trial.get("user") or user) == user for trial in row.evidence)]
     return {row.task_id: row for row in rows if (row.grader, row.grader_version) in versions}

@@ -20,10 +20,7 @@ from store.schema import ChainSpanTable, ChainTable, TurnTable
 
 @dataclass(frozen=True, slots=True)
 class TrainSpan:
-    """Tokens [start, start + length) of a chain, with the columns of `chain_span`.
-
-    `source_start`: offset in the suffix or output of the turn.
-    """
+    """Tokens [start, start + length) of a chain, as in `chain_span`. `source_start`: offset in suffix or output."""
 
     turn_id: int
     sampled: bool
@@ -35,11 +32,7 @@ class TrainSpan:
 
 @dataclass(frozen=True, slots=True)
 class TokenChain:
-    """One sequence.
-
-    If `num_trained` is 0, it is context only and does not count in K, the number of chains that share the rollout's
-    reward.
-    """
+    """One sequence; without trained tokens it is context only and not in K, the chains that share the reward."""
 
     leaf_turn_id: int
     spans: tuple[TrainSpan, ...]
@@ -94,10 +87,7 @@ def steps_of_spans(spans: Sequence[JsonObject] | None, length: int) -> npt.NDArr
 async def trained_tokens(
     connection: AsyncConnection, rollout_ids: Collection[int], min_policy_step: int
 ) -> dict[int, int]:
-    """Return T_i by rollout: the number of trained tokens that were sampled under `min_policy_step` or a later step.
-
-    One query, which reads no token arrays.
-    """
+    """Return T_i by rollout: trained tokens sampled under `min_policy_step` or later. Reads no token arrays."""
     statement = (
         select(
             ChainTable.rollout_id,
@@ -132,9 +122,10 @@ async def longest_chains(connection: AsyncConnection, rollout_ids: Collection[in
 class ChainArrays:
     """One chain; all arrays have shape (T,).
 
-    `logprobs`: recorded under the policy that sampled the token, 0 for context. `policy_steps`: -1 for context.
-    `sampled`: the policy sampled the token, whether or not it is trained. `temperatures`: sampling temperature of the
-    token's turn. `experts`: those that the engine chose, None if they were not asked for.
+    `logprobs`: recorded under the policy that sampled the token, 0 for context, NaN in an endpoint's answer.
+    `policy_steps`: -1 for context. `sampled`: the policy sampled the token, whether or not it is trained.
+    `temperatures`: sampling temperature of the token's turn, 1 in an endpoint's answer. `experts`: those that the
+    engine chose, None if they were not asked for.
     """
 
     rollout_id: int
@@ -215,10 +206,11 @@ def _fill_span(chain: ChainArrays, span: Any, turn: Any) -> None:
     source = slice(span.source_start, span.source_start + span.length)
     chain.ids[here] = ids_from_bytes(turn.sampled_ids if span.sampled else turn.suffix_ids)[source]
     chain.turn_ids[here] = span.turn_id
-    chain.temperatures[here] = turn.temperature
+    is_written = span.sampled and not turn.logprobs  # by an endpoint
+    chain.temperatures[here] = 1.0 if is_written else turn.temperature
     if span.sampled:
         sampled_ids = ids_from_bytes(turn.sampled_ids)
-        chain.logprobs[here] = logprobs_from_bytes(turn.logprobs)[source]
+        chain.logprobs[here] = np.nan if is_written else logprobs_from_bytes(turn.logprobs)[source]
         chain.policy_steps[here] = steps_of_spans(turn.version_spans, len(sampled_ids))[source]
         chain.trained[here] = span.trained
         chain.sampled[here] = True

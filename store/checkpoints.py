@@ -12,9 +12,7 @@ from store.schema import CheckpointTable
 
 @dataclass(slots=True, frozen=True)
 class CheckpointRow:
-    """One checkpoint. `initial_uri`: the run's version 0, which holds the model config and tokenizer of the weights,
-    and its `initial_files`.
-    """
+    """`initial_uri`, `initial_files`: the run's version 0, with the model config and tokenizer of the weights."""
 
     step: int
     epoch: int

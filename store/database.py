@@ -88,8 +88,7 @@ def async_url(url: str) -> str:
 
 
 def libpq_url(url: str) -> str:
-    """Return the URL for libpq's programs, Temporal's server and asyncpg without SQLAlchemy. Raises what `async_url`
-    raises."""
+    """Return the URL for libpq's programs, Temporal and asyncpg without SQLAlchemy. Raises as `async_url`."""
     return re.sub(r"(?<=[?&])ssl=", "sslmode=", async_url(url).replace("+asyncpg", "", 1))
 
 

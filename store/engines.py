@@ -5,8 +5,7 @@ Wrapper, adapter and weight update coordinate through this table only; every cha
 `paused_until` first, and the wrapper ends a pause whose lease has expired.
 
 An engine belongs to one engine set. The id of a row says the set for ever: a wrapper that takes over the address of an
-engine of another set makes a new row and ends the old one, so that an update, a call or a lease that was meant for the
-old engine finds no engine.
+engine of another set makes a new row and ends the old one, so that what was meant for the old engine finds none.
 """
 
 from dataclasses import dataclass, field, replace
@@ -183,7 +182,6 @@ async def set_engine_gone(conn: AsyncConnection, engine_id: int) -> None:
 
 
 async def set_engine_version(conn: AsyncConnection, engine_id: int, label: str | None) -> None:
-    """Record which weights the engine serves."""
     await _record_loads(conn, engine_id, label)
     await conn.execute(update(EngineTable).where(EngineTable.id == engine_id).values(version=label))
 
@@ -191,8 +189,7 @@ async def set_engine_version(conn: AsyncConnection, engine_id: int, label: str |
 async def _record_loads(
     conn: AsyncConnection, engine_id: int, label: str | None, condition: ColumnElement[bool] | None = None
 ) -> None:
-    """Record that the engine, if its row fulfils `condition`, has loaded those versions of `label` that the row does
-    not name yet. Call this before the row is changed."""
+    """Record loads of versions in `label` that the row lacks, if it meets `condition`. Call it before the change."""
     for version in versions_of_label(label).values():
         named = func.array_position(func.string_to_array(EngineTable.version, SEPARATOR), version)
         wanted = (EngineTable.id == engine_id) & named.is_(None)
@@ -213,8 +210,7 @@ async def canary_of(conn: AsyncConnection, version: str | None) -> JsonObject | 
 
 
 async def begin_engine_pause(conn: AsyncConnection, engine_id: int, seconds: float) -> bool:
-    """Change `ready` to `syncing` with a lease of `seconds`; return False if it is not ready. Call before pausing
-    vLLM."""
+    """Change `ready` to `syncing` with a lease of `seconds`; False if not ready. Call before pausing vLLM."""
     until = func.now() + timedelta(seconds=seconds)
     statement = update(EngineTable).where(EngineTable.id == engine_id, EngineTable.state == EngineState.READY)
     return bool((await conn.execute(statement.values(state=EngineState.SYNCING, paused_until=until))).rowcount)
@@ -231,10 +227,7 @@ async def extend_engine_pause(conn: AsyncConnection, engine_id: int, seconds: fl
 async def end_engine_pause(
     conn: AsyncConnection, engine_id: int, label: str | None, state: EngineState = EngineState.READY
 ) -> bool:
-    """Change `syncing` to `state` and record the versions that are served now.
-
-    Return False if the lease has expired, in which case the wrapper has taken over or will.
-    """
+    """Change `syncing` to `state` and record the served versions; False if the lease has expired."""
     alive = (EngineTable.state == EngineState.SYNCING) & (EngineTable.paused_until > func.now())
     await _record_loads(conn, engine_id, label, alive)
     statement = update(EngineTable).where(EngineTable.id == engine_id, alive)
@@ -242,8 +235,7 @@ async def end_engine_pause(
 
 
 async def take_over_engine_pause(conn: AsyncConnection, engine_id: int, seconds: float) -> bool:
-    """Take over an expired pause for the wrapper, so that no other process can end it meanwhile; False if not
-    expired."""
+    """Take over an expired pause for the wrapper, so that no other process ends it; False if not expired."""
     lapsed = (EngineTable.state == EngineState.SYNCING) & (
         (EngineTable.paused_until < func.now()) | EngineTable.paused_until.is_(None)
     )
@@ -255,9 +247,7 @@ async def take_over_engine_pause(conn: AsyncConnection, engine_id: int, seconds:
 async def newest_published_policies(
     conn: AsyncConnection, engine_set: str, most: int | None = None, slot: int = FIRST_SLOT
 ) -> list[PublishedPolicy]:
-    """Return the published versions of the open run that published last of those with this set and slot, newest first,
-    at most `most`; empty if there is none.
-    """
+    """Return the newest `most` versions of the open run that published last with this set and slot, newest first."""
     trains = (
         (RunTable.engine_set == engine_set)
         & (RunTable.lora_slot == slot)

@@ -151,9 +151,7 @@ async def begin_evaluation(connection: AsyncConnection, new: NewEvaluation) -> b
 
 
 async def end_evaluation(connection: AsyncConnection, run_id: str, label: str) -> None:
-    """Mark the evaluation as ended, and as cancelled its rollouts that no workflow has begun; compare the run's steps
-    anew (`_keep_best`).
-    """
+    """End the evaluation, cancel its rollouts without a workflow, and compare the run's steps anew (`_keep_best`)."""
     await plans.lock_run_for_planning(connection, run_id)  # of two evaluations that end, the second sees both
     statement = update(EvaluationTable).where(
         EvaluationTable.run_id == run_id, EvaluationTable.label == label, EvaluationTable.ended_at.is_(None)
@@ -171,8 +169,7 @@ async def end_evaluation(connection: AsyncConnection, run_id: str, label: str) -
 async def reopen_evaluation(connection: AsyncConnection, run_id: str, label: str) -> list[StartedMember]:
     """Replace the rollouts of an evaluation that ended without a verdict, and let it run again.
 
-    Returns the members that then have to run: the new ones, and those that its workflow had not begun when it was lost
-    with its run.
+    Returns the members that then have to run: the new ones, and those that its lost workflow had not begun.
     """
     statement = (
         select(RolloutGroupTable.id)
@@ -203,8 +200,7 @@ async def ended_evaluations(connection: AsyncConnection, run_id: str) -> set[str
 
 
 async def is_being_evaluated(connection: AsyncConnection, run_id: str) -> bool:
-    """Return whether an evaluation of the run's newest version has begun and not ended. One of an older version that
-    was left open is not run again, so nothing may wait for it."""
+    """Return whether an evaluation of the newest version runs; older ones that were left open are not waited for."""
     newest = await runs.published_step(connection, run_id)
     here = (EvaluationTable.run_id == run_id) & (EvaluationTable.step == newest) & EvaluationTable.ended_at.is_(None)
     return bool((await connection.execute(select(exists().where(here)))).scalar_one())
@@ -227,10 +223,7 @@ def _groups_of(run_id: str, label: str) -> ColumnElement[bool]:
 async def open_evaluation_members(
     connection: AsyncConnection, run_id: str, label: str, after: int = 0, limit: int | None = None
 ) -> list[StartedMember]:
-    """Return the members that have no reward and no replacement, in the order of their ids.
-
-    The ids are higher than `after`; at most `limit` members are returned.
-    """
+    """Return `limit` members after the id `after` that have neither reward nor replacement, by id."""
     statement = (
         select(RolloutTable.id, RolloutTable.workflow_id, TaskTable.label)
         .join(RolloutGroupTable, RolloutGroupTable.id == RolloutTable.group_id)

@@ -13,6 +13,7 @@ from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.types import ForkCause, TurnState, UnreadCause
+from store.replayed_turns import COPIED
 from store.schema import BatchItemTable, ChainTable, RolloutTable, TurnTable
 
 DRIFT_SHARE = 0.02
@@ -53,15 +54,12 @@ class ForkReport:
 
 
 async def fork_report(connection: AsyncConnection, run_id: str, step: int | None = None) -> ForkReport:
-    """Report on a whole run, or on the groups that one step has consumed, in three queries.
-
-    Turns of superseded attempts count, too.
-    """
+    """Report on a run, or on the groups that a step has consumed. Turns of superseded attempts count, too."""
     counted_rollouts = RolloutTable.run_id == run_id
     if step is not None:
         consumed = select(BatchItemTable.group_id).where(BatchItemTable.run_id == run_id, BatchItemTable.step == step)
         counted_rollouts &= RolloutTable.group_id.in_(consumed)
-    mine = counted_rollouts & (TurnTable.state == TurnState.COMPLETED)
+    mine = counted_rollouts & (TurnTable.state == TurnState.COMPLETED) & (TurnTable.worker != COPIED)
     columns = (TurnTable.fork_cause, TurnTable.kind, TurnTable.unread_call)
     counted = select(*columns, func.count()).join(RolloutTable, RolloutTable.id == TurnTable.rollout_id)
     causes, kinds, unread = Counter[str](), Counter[str](), Counter[str]()

@@ -53,7 +53,6 @@ class ControlVerdict:
 
 
 async def store_grade(connection: AsyncConnection, grade: NewGrade) -> int:
-    """Insert the verdict and return its id."""
     statement = insert(GradeTable).values(**asdict(grade)).returning(GradeTable.id)
     return int((await connection.execute(statement)).scalar_one())
 
@@ -108,10 +107,7 @@ async def patches_to_regrade(
     count: int,
     group: str | None = None,
 ) -> list[StoredPatch]:
-    """Return the last patch of each of the next `count` ended rollouts of a run or of a group, or that of one rollout.
-
-    `after`: the id of a rollout; only later ones count.
-    """
+    """Return the last patches of `count` ended rollouts after the id `after`, of a run, a group or one rollout."""
     later = aliased(PatchTable)
     has_later = exists().where(later.rollout_id == PatchTable.rollout_id, later.attempt > PatchTable.attempt)
     statement = (

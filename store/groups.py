@@ -36,6 +36,7 @@ class NewGroup:
     started_step: int
     workflow_id: str
     label: str = ""
+    forked_turn_id: int | None = None
 
 
 async def create_groups(connection: AsyncConnection, groups: Sequence[NewGroup], harness: str) -> list[int]:
@@ -99,10 +100,7 @@ async def open_group_members(connection: AsyncConnection, group_id: int) -> list
 
 
 def wants_running() -> ColumnElement[bool]:
-    """Return the condition for members without reward and replacement.
-
-    Such a member has not ended, or the workflow that would have replaced it ended first.
-    """
+    """Return the condition for members that have neither a reward nor a replacement, ended or not."""
     unrewarded = RolloutTable.outcome.is_(None) | RolloutTable.outcome.not_in(REWARDED_OUTCOMES)
     return unrewarded & RolloutTable.replaced_by.is_(None)
 
@@ -209,10 +207,7 @@ async def settle_group_again(connection: AsyncConnection, group_id: int) -> None
 
 
 async def cancel_group(connection: AsyncConnection, group_id: int) -> bool:
-    """Cancel an open or ready group and its unclaimed members; claimed ones are cancelled by their workflows.
-
-    Returns False for a group in another state, which keeps it.
-    """
+    """Cancel an open or ready group and its unclaimed members; workflows cancel the rest. False for other states."""
     statement = update(RolloutGroupTable).where(
         RolloutGroupTable.id == group_id, RolloutGroupTable.state.in_([GroupState.OPEN, GroupState.READY])
     )
@@ -263,8 +258,6 @@ async def count_rewarded_members(connection: AsyncConnection, group_id: int) -> 
 
 @dataclass(slots=True, frozen=True)
 class GroupWorkflow:
-    """The ids of a group's workflow and of its run."""
-
     workflow_id: str
     run_id: str
 

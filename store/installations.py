@@ -37,8 +37,7 @@ _CLUSTER = text("SELECT system_identifier FROM pg_control_system()")
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """The row. `moved_from`: further ids whose boxes are this installation's. `copied_from`: ids of the installation
-    that this store was copied from, whose boxes are not."""
+    """`moved_from`: further ids whose boxes are its own. `copied_from`: ids of originals, whose boxes are not."""
 
     uuid: UUID
     place: str | None
@@ -69,8 +68,7 @@ class Installation:
 
 
 async def installation(connection: AsyncConnection) -> Installation:
-    """Return the row, creating it at first use. If the database is at another place than the row says, the row gets a
-    new id first."""
+    """Return the row, made at first use; it gets a new id if the database is at another place than it says."""
     found = await stored_installation(connection)
     if found is None:
         await connection.execute(insert(InstallationTable).values(singleton=True).on_conflict_do_nothing())

@@ -46,8 +46,7 @@ paused."""
 
 @dataclass(slots=True, frozen=True)
 class RunLease:
-    """A learner's lease on a run. Every write carries `epoch`; `step` and `uri` are the checkpoint that it starts
-    from."""
+    """A learner's lease on a run. Writes carry `epoch`; `step` and `uri`: the checkpoint that it starts from."""
 
     run_id: str
     epoch: int
@@ -63,8 +62,7 @@ class KeptVersions(NamedTuple):
 
 
 async def take_lease(connection: AsyncConnection, run_id: str, written: int = 0) -> RunLease:
-    """Raise the run's epoch, which fences all earlier learners, above those of `written` files too. Raises FencedError
-    if the run is not running."""
+    """Raise the run's epoch above earlier learners' and `written` files'. Raises FencedError unless it runs."""
     statement = (
         update(RunTable)
         .where(RunTable.run_id == run_id, RunTable.state == RunState.RUNNING)

@@ -23,7 +23,7 @@ HAS_FAILED = "failed"
 _LOADING_SILENT_SECONDS = 60.0
 """A learner that loads its model and has been silent for longer has died."""
 PUBLISHING = "publishing"
-"""Phase in which new weights are written and, with weight_transport nccl, broadcast."""
+"""Phase in which new weights are written."""
 _SILENT = seconds_since(LearnerTable.heartbeat_at)
 
 
@@ -53,10 +53,7 @@ async def heartbeat_learner(
     step: int,
     details: JsonObject,
 ) -> bool:
-    """Store a heartbeat and merge `details` into the stored ones.
-
-    Return False if a learner with a higher epoch has taken over; the caller must then stop.
-    """
+    """Store a heartbeat and merge `details`; False if a learner with a higher epoch has taken over: stop then."""
     values = {
         "epoch": epoch,
         "world_size": world_size,
@@ -127,9 +124,13 @@ class NextStep(Enum):
 
 
 async def next_step(connection: AsyncConnection, run_id: str, epoch: int, step: int) -> NextStep:
-    """Return what the learner of this epoch has to do about the step. Polled: one query."""
+    """Return what the learner of this epoch has to do about the step. Polled: one query.
+
+    A paused run's planned steps are trained, unless all of its steps were planned at once, from stored rollouts.
+    """
+    columns = (RunTable.state, RunTable.epoch, RunTable.source_run_id, BatchTable.step)
     statement = (
-        select(RunTable.state, RunTable.epoch, BatchTable.step, last_step().label("last_step"))
+        select(*columns, last_step().label("last_step"))
         .outerjoin(BatchTable, and_(BatchTable.run_id == RunTable.run_id, BatchTable.step == step))
         .where(RunTable.run_id == run_id)
     )
@@ -138,7 +139,8 @@ async def next_step(connection: AsyncConnection, run_id: str, epoch: int, step: 
         return NextStep.FENCED
     if step > row.last_step:
         return NextStep.NONE
-    return NextStep.PLANNED if row.step is not None else NextStep.UNPLANNED
+    waits = row.state == RunState.PAUSED and row.source_run_id is not None
+    return NextStep.UNPLANNED if row.step is None or waits else NextStep.PLANNED
 
 
 def last_step() -> ColumnElement[int]:
@@ -147,10 +149,7 @@ def last_step() -> ColumnElement[int]:
 
 
 async def runs_wanting_learner(connection: AsyncConnection) -> dict[str, float | None]:
-    """Return the running runs with steps left to commit, and the seconds since their learner's heartbeat (None: never).
-
-    A paused run keeps its learner but gets no new one.
-    """
+    """Return running runs with steps to commit, and the seconds since a heartbeat (None: never); no paused ones."""
     statement = (
         select(RunTable.run_id, _SILENT)
         .outerjoin(LearnerTable, LearnerTable.run_id == RunTable.run_id)

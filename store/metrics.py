@@ -12,10 +12,7 @@ from store.schema import MetricTable
 async def record_metrics(
     connection: AsyncConnection, run_id: str, step: int, values: Mapping[str, float], keep_highest: bool = False
 ) -> None:
-    """Store the values, overwriting earlier ones.
-
-    `keep_highest` keeps the larger value instead, for metrics that several engines report and whose worst one counts.
-    """
+    """Store the values; `keep_highest`: the larger ones, of metrics of which the worst of several engines counts."""
     rows = [{"run_id": run_id, "step": step, "name": name, "value": value} for name, value in values.items()]
     statement = insert(MetricTable).values(rows)
     value = func.greatest(MetricTable.value, statement.excluded.value) if keep_highest else statement.excluded.value

@@ -48,8 +48,7 @@ def migrate(url: str, scripts: Path = _SCRIPTS) -> None:
     `scripts`: the directory of the migrations.
 
     A migration that does not get the lock on a table within five seconds gives way to the statements that wait behind
-    it, and is tried again. Raises MachineError after ten tries, and at once if the record of the schema's revision is
-    damaged.
+    it, and is tried again. Raises MachineError after ten tries, and for a damaged record of the revision at once.
     """
     asyncio.run(_require_whole_record(url, scripts))
     for number in range(_LOCK_TRIES):

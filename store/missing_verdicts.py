@@ -59,9 +59,7 @@ async def reason_to_pause(connection: AsyncConnection, run_id: str) -> str:
 
 
 async def _too_many(connection: AsyncConnection, run_id: str) -> str:
-    """Count the newest 500 ended rollouts. The share must be above the limit with 95% confidence, so that a single
-    failure early in a run does not pause it.
-    """
+    """Count the newest ended rollouts. One early failure is not enough: the share must be certain to 95%."""
     newest = (
         select(RolloutTable.outcome)
         .join(RolloutGroupTable, RolloutGroupTable.id == RolloutTable.group_id)

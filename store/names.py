@@ -58,10 +58,7 @@ class Named:
 
 
 async def find_named(connection: AsyncConnection, text: str) -> Named | None:
-    """Return what the name points at; None if there is no such thing.
-
-    Raises ConfigError, which names the others, for an evaluation that its run does not have.
-    """
+    """Return what the name points at, or None. Raises ConfigError, naming the others, for an unknown evaluation."""
     name = plain_name(text)
     number = rollout_number(name)
     if number is not None:
@@ -74,10 +71,7 @@ async def find_named(connection: AsyncConnection, text: str) -> Named | None:
 
 
 async def require_named(connection: AsyncConnection, text: str, *kinds: Kind) -> Named:
-    """Return what the name points at, which is of one of the kinds. Raises ConfigError otherwise.
-
-    A task points at its newest rollout if a rollout is asked for and no task.
-    """
+    """Return the named thing of one of the kinds, of a task the newest rollout if wanted. Raises ConfigError."""
     found = await find_named(connection, text)
     if found is not None and found.kind is Kind.TASK and Kind.ROLLOUT in kinds and Kind.TASK not in kinds:
         found = await _row(connection, Kind.ROLLOUT, RolloutTable.task_id == found.id) or found

@@ -136,12 +136,6 @@ async def count_open_rollouts(connection: AsyncConnection, run_id: str) -> list[
     return [StageCount(*row) for row in rows]
 
 
-async def list_open_rollouts(connection: AsyncConnection, run_id: str, limit: int) -> list[OpenRollout]:
-    """Return the run's open rollouts, the oldest first."""
-    statement = _by_stage(RolloutTable.run_id == run_id).order_by(RolloutTable.id).limit(limit)
-    return [OpenRollout(*row) for row in await connection.execute(statement)]
-
-
 async def list_slowest(connection: AsyncConnection, run_id: str, limit: int) -> list[OpenRollout]:
     """Return the run's open rollouts that have been in their stage for longest, the longest first."""
     statement = _by_stage(RolloutTable.run_id == run_id).order_by(desc("seconds"), RolloutTable.id).limit(limit)

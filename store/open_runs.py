@@ -156,10 +156,7 @@ async def has_slot(connection: AsyncConnection, run_id: str, slot: int) -> bool:
 
 
 async def newest_run(connection: AsyncConnection) -> str | None:
-    """Return the open run, or else the newest, or else that of rollouts by hand, which never ends; or None.
-
-    Raises ConfigError, with their names, if several training runs are open.
-    """
+    """Return the open run, else the newest, else that by hand, or None. Raises ConfigError if several are open."""
     of_sets = select(RunTable.run_id, RunTable.engine_set).where(_OPEN, _TAKES_A_SET).order_by(RunTable.created_at)
     several = (await connection.execute(of_sets)).all()
     if len(several) > 1:
@@ -228,10 +225,7 @@ async def pause_run(connection: AsyncConnection, run_id: str, reason: str, epoch
 async def pause_all_runs(
     connection: AsyncConnection, reason: str, only_with_rollouts: bool, engine_set: str | None = None
 ) -> None:
-    """Pause every running training run, because a part that they need does not work.
-
-    `only_with_rollouts`: not those that train on stored rollouts. `engine_set`: only those of this set.
-    """
+    """Pause running training runs: of `engine_set`, and not on stored rollouts if `only_with_rollouts`."""
     statement = update(RunTable).where(RunTable.state == RunState.RUNNING, RunTable.config_name != ADHOC)
     if only_with_rollouts:
         statement = statement.where(RunTable.source_run_id.is_(None))

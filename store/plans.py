@@ -31,10 +31,7 @@ class PlanRow:
 
 
 async def lock_run_for_planning(connection: AsyncConnection, run_id: str) -> bool:
-    """Lock the run's row until the transaction ends, so that only one transaction at a time consumes groups of the run.
-
-    Returns False if the run has ended.
-    """
+    """Lock the run's row, so that one transaction at a time consumes its groups; False if the run has ended."""
     statement = select(RunTable.state).where(RunTable.run_id == run_id).with_for_update(key_share=True)
     return (await connection.execute(statement)).scalar_one() in (RunState.RUNNING, RunState.PAUSED)
 
@@ -45,13 +42,11 @@ async def insert_plan(connection: AsyncConnection, run_id: str, plan: PlanRow) -
 
 
 async def get_plan(connection: AsyncConnection, run_id: str, step: int) -> PlanRow | None:
-    """Return the step's plan row, or None if the step is not planned."""
     statement = select(*columns_of(PlanRow, BatchTable)).where(BatchTable.run_id == run_id, BatchTable.step == step)
     return await read_one(connection, PlanRow, statement)
 
 
 async def plan_state(connection: AsyncConnection, run_id: str, step: int) -> BatchState | None:
-    """Return the state of the step's plan row, or None if the step is not planned."""
     statement = select(BatchTable.state).where(BatchTable.run_id == run_id, BatchTable.step == step)
     found = (await connection.execute(statement)).scalar_one_or_none()
     return BatchState(found) if found else None

@@ -75,10 +75,7 @@ class KeptFiles:
 
 
 async def runs_to_archive(connection: AsyncConnection, days: float | None) -> list[str]:
-    """Return the runs whose turns are to be archived, the longest ended first.
-
-    These are runs that are done since `days` (None: no such run), and those whose archiving has begun.
-    """
+    """Return runs that are done since `days` (None: none) or begun to be archived, the longest ended first."""
     begun = RunTable.pruned_at.is_not(None)
     due = or_(begun, _is_done_since(days)) if days is not None else begun
     statement = select(RunTable.run_id).where(RunTable.archived_at.is_(None), due)
@@ -128,6 +125,11 @@ async def may_prune(connection: AsyncConnection, run_id: str, force: bool, lock:
     in_flight = exists().where(RolloutTable.run_id == run_id, RolloutTable.outcome.is_(None))
     if (await connection.execute(select(in_flight))).scalar_one():
         raise ConfigError(f"run {run_id} has rollouts in flight and is not pruned; try again when they have ended")
+    forked = RunTable.config["evaluation"]["forked_turn_id"].as_integer()
+    begins = select(RunTable.run_id).join(TurnTable, TurnTable.id == forked).where(RunTable.state.in_(_OPEN))
+    of_run = begins.join(RolloutTable, RolloutTable.id == TurnTable.rollout_id).where(RolloutTable.run_id == run_id)
+    if (fork := (await connection.execute(of_run.limit(1))).scalar_one_or_none()) is not None:
+        raise ConfigError(f"run {run_id} is not pruned, because the rollouts of run {fork} begin with its turns")
     user = select(RunTable.run_id).where(RunTable.source_run_id == run_id, RunTable.state != RunState.DONE).limit(1)
     found = (await connection.execute(user)).scalar_one_or_none()
     if found is not None:
@@ -219,8 +221,7 @@ async def kept_files(connection: AsyncConnection, run_id: str) -> KeptFiles:
     """Return the files of an ended run that are still needed.
 
     The kept weights are the newest ones, those of the best step, those of step 0, which tell architecture and
-    tokenizer, and those that another run was started from; the kept checkpoints are the newest one and that of the best
-    step.
+    tokenizer, and those that another run was started from; the kept checkpoints are the newest and the best.
     """
     version = PolicyVersionTable
     needed = (await connection.execute(select(version.uri, version.files).where(*_needed_versions(run_id)))).all()

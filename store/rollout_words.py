@@ -40,10 +40,7 @@ UNREADABLE = (zstandard.ZstdError, ValueError)
 
 
 def texts_of(stored: JsonObject) -> Iterator[str]:
-    """Yield the system text of a stored request or answer, and what its messages say.
-
-    Roles, ids and names of fields are in every turn, so they are left out.
-    """
+    """Yield a request's or answer's system text and messages, without roles, ids and names, which are everywhere."""
     yield from _strings(stored.get("system"))
     for message in stored.get("messages") or [stored.get("message") or {}]:
         content = message.get("content")
@@ -86,10 +83,7 @@ def search_query(run_id: str | None, text: str) -> str | None:
 
 
 def run_lexeme(run_id: str) -> str:
-    """Return what stands for the run among the words of its rollouts; it is no word, because of its colon.
-
-    With it, the index alone finds the rollouts of one run.
-    """
+    """Return what stands for the run among its rollouts' words, with a colon as no word has, for the index."""
     return f"run:{run_id}"
 
 

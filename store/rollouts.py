@@ -94,10 +94,7 @@ class OutcomeValues(TypedDict, total=False):
 
 
 async def create_adhoc_rollout(connection: AsyncConnection, new: AdhocRollout) -> int:
-    """Insert a rollout without a group and return its id; safe to repeat with the same workflow id.
-
-    Raises ConfigError if the workflow id is that of a rollout of another task or config.
-    """
+    """Insert a rollout without group; return its id, also if repeated. Raises ConfigError if the id is taken."""
     statement = pg_insert(RolloutTable).values(**asdict(new)).on_conflict_do_nothing().returning(RolloutTable.id)
     created = (await connection.execute(statement)).scalar_one_or_none()
     if created is not None:
@@ -147,10 +144,7 @@ async def claim_rollout(connection: AsyncConnection, rollout_id: int, workflow_i
 
 
 async def open_attempt(connection: AsyncConnection, rollout_id: int, n: int, owner: str) -> None:
-    """Create the n-th attempt and supersede all earlier ones.
-
-    Raises FencedError if another workflow run owns the rollout.
-    """
+    """Create the n-th attempt and supersede all earlier ones. Raises FencedError for another owner's rollout."""
     statement = update(RolloutTable).where(
         RolloutTable.id == rollout_id,
         RolloutTable.owner == owner,
@@ -168,10 +162,7 @@ async def open_attempt(connection: AsyncConnection, rollout_id: int, n: int, own
 
 
 async def take_fence(connection: AsyncConnection, rollout_id: int, attempt: int) -> int:
-    """Return a new fence for this try of a stage; writes with an older fence match no row from now on.
-
-    Raises FencedError if the attempt is superseded.
-    """
+    """Return a fence for this try; older ones match no row now. Raises FencedError if the attempt is superseded."""
     statement = (
         update(AttemptTable)
         .where(
@@ -271,10 +262,7 @@ async def agent_exit_of(connection: AsyncConnection, rollout_id: int, attempt: i
 
 
 async def close_sessions(connection: AsyncConnection, rollout_id: int) -> int:
-    """Close every session of the rollout and return how many were open.
-
-    Turns in flight become `aborted`, so that no later answer is stored.
-    """
+    """Close the rollout's sessions and return how many were open; turns in flight are aborted, not stored."""
     closing = update(SessionTable).where(SessionTable.rollout_id == rollout_id, SessionTable.state == SessionState.OPEN)
     closed = await connection.execute(closing.values(state=SessionState.CLOSED, closed_at=func.now()))
     aborting = update(TurnTable).where(TurnTable.rollout_id == rollout_id, TurnTable.state == TurnState.IN_FLIGHT)
@@ -346,10 +334,7 @@ async def rewarding_grade(connection: AsyncConnection, rollout_id: int) -> int |
 
 
 async def update_reward(connection: AsyncConnection, rollout_id: int, values: OutcomeValues) -> bool:
-    """Store the reward of a new verdict for an ended rollout.
-
-    Return False if the rollout was cancelled or replaced, or if a step has used its group.
-    """
+    """Store a new verdict's reward; False if the rollout was cancelled or replaced, or a step used its group."""
     used = select(BatchItemTable.group_id).where(BatchItemTable.group_id == RolloutTable.group_id)
     planned = select(RolloutGroupTable.id).where(
         RolloutGroupTable.id == RolloutTable.group_id, RolloutGroupTable.state.in_(["consumed", "cancelled"])

@@ -89,9 +89,7 @@ class NewRun:
         source_run_id: str | None = None,
         lora_slot: int = FIRST_SLOT,
     ) -> Self:
-        """Take the row's values from a resolved config. `name`: the config's name. `model`: the model's directory, None
-        if an endpoint answers.
-        """
+        """Take the row's values from a resolved config. `name`: its name. `model`: directory, None for an endpoint."""
         return cls(
             run_id=run_id,
             config=config.model_dump(mode="json"),
@@ -135,9 +133,7 @@ async def newest_unfinished_run(
 
 
 async def newest_stopped_run(connection: AsyncConnection, config: RunConfig) -> str | None:
-    """Return the newest training run with this config if it failed, or was stopped or cancelled; `ratchet resume`
-    continues it.
-    """
+    """Return the newest training run with this config that failed, was stopped or cancelled, to be resumed."""
     statement = select(RunTable.run_id, RunTable.state).where(
         RunTable.config_digest.in_(known_digests(config)),
         RunTable.config_name != ADHOC,
@@ -216,8 +212,7 @@ async def publish_initial(
 async def newest_version(
     connection: AsyncConnection, run_id: str, step: int | None = None, before: int | None = None
 ) -> PolicyVersionTable | None:
-    """Return the newest published weights of a run, of one step of it, or of the steps before one; the higher epoch
-    wins."""
+    """Return the newest weights of a run, of one step, or of the steps before one; the higher epoch wins."""
     statement = select(PolicyVersionTable).where(
         PolicyVersionTable.run_id == run_id, PolicyVersionTable.state == "published"
     )
@@ -341,5 +336,4 @@ async def run_tasks_at(
 
 
 async def count_run_tasks(connection: AsyncConnection, run_id: str, purpose: Purpose) -> int:
-    """Return the number of tasks of one purpose in the run's order."""
     return await count_rows(connection, RunTaskTable.run_id == run_id, RunTaskTable.purpose == purpose)

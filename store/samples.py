@@ -69,8 +69,7 @@ async def samples_of_run(connection: AsyncConnection, run_id: str) -> AsyncItera
 async def samples_of_rollouts(
     connection: AsyncConnection, run_id: str, step: int | None, rollout_ids: Sequence[int]
 ) -> AsyncIterator[Sample]:
-    """Yield the samples of these rollouts, as the run's plan row of this step uses them; one without tokens for each
-    that has no chain."""
+    """Yield samples as the run's plan row of this step uses them; one without tokens for a rollout without chain."""
     of_step = select(BatchTable.step, BatchTable.members).where(BatchTable.run_id == run_id, BatchTable.step == step)
     async for sample in _paged(connection, rollout_ids, await _planned(connection, of_step), with_empty=True):
         yield sample

@@ -34,8 +34,7 @@ class LedgerRow:
 
 @dataclass(slots=True, frozen=True)
 class NewSandbox:
-    """A ledger row to be inserted. `rollout_id` None: a box of an admission. `used_by`: set if it is spent from the
-    start."""
+    """A ledger row to be inserted. `rollout_id` None: a box of an admission. `used_by`: spent from the start."""
 
     provider: str
     role: SandboxRole
@@ -157,10 +156,7 @@ async def _has_room(connection: AsyncConnection, new: NewSandbox, max_boxes: int
 
 
 async def set_sandbox_live(connection: AsyncConnection, sandbox_id: int, provider_id: str) -> str | None:
-    """Store the provider id of a created box and return the one that the ledger now holds.
-
-    That is the caller's own, another try's, or None if the box is no longer wanted.
-    """
+    """Store a new box's provider id; return what the ledger holds: this or another try's, or None if unwanted."""
     statement = update(SandboxTable).where(
         SandboxTable.id == sandbox_id, SandboxTable.state == SandboxState.CREATING, SandboxTable.provider_id.is_(None)
     )
@@ -189,10 +185,7 @@ class BoxOwner:
 
 
 async def spend_sandbox(connection: AsyncConnection, sandbox_id: int, owner: BoxOwner, user: str) -> str:
-    """Mark the owner's box as used by this try and return its provider id; a box can be used once.
-
-    Raises BoxSpentError if another try has used it, and what `live_provider_id` raises.
-    """
+    """Mark the box as used by this try; return its provider id. Raises BoxSpentError, or as `live_provider_id`."""
     found = await live_provider_id(connection, sandbox_id, owner)
     statement = update(SandboxTable).where(
         SandboxTable.id == sandbox_id, SandboxTable.used_by.is_(None), SandboxTable.state == SandboxState.LIVE
@@ -210,10 +203,7 @@ async def sandboxes_of_user(connection: AsyncConnection, workflow_id: str, user:
 
 
 async def live_provider_id(connection: AsyncConnection, sandbox_id: int, owner: BoxOwner) -> str:
-    """Return the provider's id of the owner's live box.
-
-    Raises SandboxGoneError if it is not live, FencedError if the box is another owner's.
-    """
+    """Return the live box's provider id. Raises SandboxGoneError if not live, FencedError for another owner's."""
     row = (await connection.execute(select(SandboxTable).where(SandboxTable.id == sandbox_id))).one()
     if (row.rollout_id, row.workflow_id) != (owner.rollout_id, owner.workflow_id):
         raise FencedError(f"box {sandbox_id} is not of {owner.workflow_id}, but of {row.workflow_id}")
@@ -223,8 +213,7 @@ async def live_provider_id(connection: AsyncConnection, sandbox_id: int, owner: 
 
 
 async def want_sandbox_release(connection: AsyncConnection, sandbox_id: int, reason: str) -> None:
-    """Mark the box for release, in the transaction that stores the box's result; the kill follows and may be
-    repeated."""
+    """Mark the box for release in the transaction of its result; the kill follows and may be repeated."""
     statement = update(SandboxTable).where(SandboxTable.id == sandbox_id, SandboxTable.state.in_(_WANTED))
     await connection.execute(statement.values(_given_up(reason)))
 
@@ -239,8 +228,7 @@ async def want_release_of_rollout(connection: AsyncConnection, rollout_id: int, 
 
 
 def _given_up(reason: str) -> dict[str, Any]:
-    """Return the columns of a box that its rollout does not use from now on. Until it is killed it costs the rollout
-    no time."""
+    """Return the columns of a box that is unused from now on: until it is killed it costs the rollout no time."""
     since = func.coalesce(SandboxTable.released_at, func.now())
     return {"state": SandboxState.RELEASE_WANTED, "release_reason": reason, "released_at": since}
 

@@ -11,14 +11,28 @@ from datetime import datetime
 from typing import Any, NamedTuple, NotRequired, TypedDict
 from uuid import UUID
 
-from sqlalchemy import ARRAY, DateTime, bindparam, cast, func, literal, literal_column, select, text, tuple_, update
+from sqlalchemy import (
+    ARRAY,
+    DateTime,
+    bindparam,
+    cast,
+    exists,
+    func,
+    literal,
+    literal_column,
+    select,
+    text,
+    tuple_,
+    update,
+)
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.orm import aliased
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.types import BigInteger, LargeBinary
 
 from ratchet.config_engines import DEFAULT_SET
-from ratchet.config_sections import EndpointConfig
+from ratchet.config_sections import EndpointConfig, EngineConfig
 from ratchet.errors import FencedError
 from ratchet.lora_slots import FIRST_SLOT, version_in_label
 from ratchet.types import SessionState, TurnState
@@ -55,9 +69,10 @@ class EngineCall(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SessionRow:
-    """A session; `SessionTable` describes the columns. `run_id`, `engine_set`, `lora_slot`: of its rollout's run.
-    `is_by_hand`: that run holds rollouts that are started by hand. `installation`: of this store, None before a worker
-    or an adapter has run."""
+    """A session; `SessionTable` describes the columns. `run_id`, `engine_set`, `lora_slot`, `model_path`, `engine`: of
+    its rollout's run; the last is read for an endpoint only. `is_by_hand`: that run holds rollouts that are started by
+    hand. `installation`: of this store, None before a worker or an adapter has run. `has_earlier`: its rollout has an
+    earlier session, whose turns may be replayed."""
 
     id: int
     rollout_id: int
@@ -72,6 +87,9 @@ class SessionRow:
     engine_set: str = DEFAULT_SET
     lora_slot: int = FIRST_SLOT
     is_by_hand: bool = False
+    model_path: str = ""
+    engine: EngineConfig | None = None
+    has_earlier: bool = False
 
     def version_in(self, label: str | None) -> str | None:
         """Return the version in an engine's label with which it answers this session; None if the session's slot has
@@ -138,8 +156,7 @@ def request_id(turn_id: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EngineWait:
-    """A time in which at least one call of a session waited for an engine or the store, or in which its agent was
-    suspended, by the adapter's or worker's clock."""
+    """A time, by one process's clock, in which calls of a session waited or its agent was suspended."""
 
     began_at: datetime
     ended_at: datetime
@@ -226,6 +243,7 @@ async def add_token(conn: AsyncConnection, session_id: int) -> str:
 async def find_session(conn: AsyncConnection, digest: bytes) -> SessionRow | None:
     """Return the session of the token with this sha256, open or closed; None if the token is unknown."""
     installation = select(InstallationTable.uuid).scalar_subquery()
+    earlier = aliased(SessionTable)
     columns = columns_of(
         SessionRow,
         SessionTable,
@@ -234,6 +252,11 @@ async def find_session(conn: AsyncConnection, digest: bytes) -> SessionRow | Non
         engine_set=RunTable.engine_set,
         lora_slot=RunTable.lora_slot,
         is_by_hand=RunTable.config_name == ADHOC,
+        model_path=RunTable.model_path,
+        engine=RunTable.config["engine"],
+        has_earlier=exists().where(
+            earlier.rollout_id == SessionTable.rollout_id, earlier.attempt < SessionTable.attempt
+        ),
     )
     statement = (
         select(*columns)
@@ -246,7 +269,8 @@ async def find_session(conn: AsyncConnection, digest: bytes) -> SessionRow | Non
     if row is None:
         return None
     endpoint = None if row.endpoint is None else EndpointConfig.model_validate(row.endpoint, extra="ignore")
-    return replace(SessionRow(*row), state=SessionState(row.state), endpoint=endpoint)
+    engine = None if endpoint is None else EngineConfig.model_validate(row.engine or {}, extra="ignore")
+    return replace(SessionRow(*row), state=SessionState(row.state), endpoint=endpoint, engine=engine)
 
 
 async def close_session(conn: AsyncConnection, rollout_id: int, attempt: int) -> list[EngineCall]:
@@ -287,7 +311,9 @@ async def read_progress(conn: AsyncConnection, attempts: Collection[AttemptKey])
         select(
             func.count(TurnTable.id).filter(TurnTable.state == TurnState.COMPLETED).label("num_turns"),
             func.extract(
-                "epoch", func.now() - func.max(func.coalesce(TurnTable.completed_at, TurnTable.created_at))
+                "epoch",
+                func.now()
+                - func.max(func.coalesce(TurnTable.replayed_at, TurnTable.completed_at, TurnTable.created_at)),
             ).label("age"),
             func.count(TurnTable.id).filter(TurnTable.state == TurnState.IN_FLIGHT).label("num_in_flight"),
             func.count(TurnTable.id).label("num_begun"),

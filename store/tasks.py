@@ -1,15 +1,16 @@
 """Tasks: rows of datasets, imported once by digest, what their images are built from, and reports on them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypedDict
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self, TypedDict
 
-from sqlalchemy import ColumnElement, ScalarSelect, Select, cast, distinct, func, select, update
-from sqlalchemy.dialects.postgresql import JSONB, insert
+from sqlalchemy import ColumnElement, ScalarSelect, Select, cast, distinct, exists, func, select, tuple_, update
+from sqlalchemy.dialects.postgresql import JSONB, distinct_on, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.orm import aliased
 
 from ratchet.run_names import plain_name, rollout_number
-from ratchet.types import JsonObject, Purpose
+from ratchet.types import JsonObject, OpenedUse, Purpose
 from store.columns import columns_of
 from store.schema import AdmissionTable, BuildContextTable, RolloutGroupTable, RolloutTable, RunTaskTable, TaskTable
 
@@ -24,6 +25,15 @@ class TaskRow:
     workdir: str
     grader: str
     spec: JsonObject
+
+    @property
+    def opened(self) -> list[OpenedUse]:
+        """The uses of boxes that have an open network; in stages, those of the run, too."""
+        return self.spec.get("network") or []
+
+    def with_network(self, opened: Sequence[OpenedUse]) -> Self:
+        """Return the task with what the run opens the network for."""
+        return replace(self, spec={**self.spec, "network": [*self.opened, *opened]})
 
 
 class TaskFields(TypedDict):
@@ -54,14 +64,27 @@ class NumberedTask(NamedTuple):
 
 
 _COLUMNS = columns_of(TaskRow, TaskTable)
+_NEWEST_FIRST = (TaskTable.created_at.desc(), TaskTable.id.desc())
 
 
 async def import_tasks(connection: AsyncConnection, rows: Sequence[NewTask]) -> int:
-    """Insert rows that are not there yet, by (dataset digest, row digest); return how many were new."""
+    """Insert rows that are not there yet, by (dataset digest, row digest); return how many were new.
+
+    A known row that a later import has read in another way is the newest again.
+    """
     if not rows:
         return 0
     statement = insert(TaskTable).on_conflict_do_nothing().returning(TaskTable.id)
-    return len((await connection.execute(statement, list(rows))).all())
+    added = len((await connection.execute(statement, list(rows))).all())
+    if added < len(rows):
+        later = aliased(TaskTable)
+        same_line = (later.dataset_digest == TaskTable.dataset_digest) & (later.row_no == TaskTable.row_no)
+        is_later = tuple_(later.created_at, later.id) > tuple_(TaskTable.created_at, TaskTable.id)
+        keys = [(row["dataset_digest"], row["row_digest"]) for row in rows]
+        known = tuple_(TaskTable.dataset_digest, TaskTable.row_digest).in_(keys)
+        outdated = update(TaskTable).where(known, exists().where(same_line, is_later))
+        await connection.execute(outdated.values(created_at=func.clock_timestamp()))
+    return added
 
 
 async def tasks_of_dataset(connection: AsyncConnection, dataset_digest: str) -> list[NumberedTask]:
@@ -125,8 +148,7 @@ async def get_task(connection: AsyncConnection, task_id: int) -> TaskRow:
 async def page_of_tasks(
     connection: AsyncConnection, dataset_digest: str, after: int, size: int, labels: Sequence[str], limit: int | None
 ) -> list[NumberedTask]:
-    """Return the next `size` tasks after row number `after`. `labels` empty: all. `limit`: first rows of the file
-    only."""
+    """Return the next `size` tasks after row `after`. `labels` empty: all. `limit`: only the file's first rows."""
     statement = select(TaskTable.id, TaskTable.label, TaskTable.row_no).where(
         _is_newest(TaskTable.dataset_digest == dataset_digest), TaskTable.row_no > after
     )
@@ -156,11 +178,11 @@ async def list_datasets(connection: AsyncConnection) -> list[JsonObject]:
     return [dict(row._mapping) for row in await connection.execute(statement)]
 
 
-async def list_tasks(connection: AsyncConnection, dataset: str | None, limit: int) -> list[JsonObject]:
-    """Return tasks with their newest admission, newest dataset first."""
+async def list_tasks(connection: AsyncConnection, dataset: str, limit: int) -> list[JsonObject]:
+    """Return the tasks of a dataset's newest import with their newest admission, in file order."""
     newest = (
         select(AdmissionTable)
-        .distinct(AdmissionTable.task_id)
+        .ext(distinct_on(AdmissionTable.task_id))
         .order_by(AdmissionTable.task_id, AdmissionTable.id.desc())
         .subquery()
     )
@@ -170,50 +192,31 @@ async def list_tasks(connection: AsyncConnection, dataset: str | None, limit: in
             TaskTable.label,
             TaskTable.grader,
             TaskTable.image,
-            TaskTable.dataset,
+            newest.c.grader_version,
             newest.c.admitted,
+            newest.c.evidence,
             newest.c.reason,
             newest.c.gold_seconds,
         )
         .outerjoin(newest, newest.c.task_id == TaskTable.id)
-        .order_by(TaskTable.id.desc() if dataset is None else TaskTable.row_no)
+        .where(_is_newest(TaskTable.dataset_digest == _newest_digest(dataset)))
+        .order_by(TaskTable.row_no)
         .limit(limit)
     )
-    if dataset is not None:
-        statement = statement.where(_is_newest(TaskTable.dataset_digest == _newest_digest(dataset)))
     return [dict(row._mapping) for row in await connection.execute(statement)]
 
 
 def _is_newest(*of: ColumnElement[bool]) -> ColumnElement[bool]:
-    """Return the condition that no later version has read the task's line in another way. `of`: of which rows."""
-    newest = select(func.max(TaskTable.id)).where(*of).group_by(TaskTable.dataset_digest, TaskTable.row_no)
-    return TaskTable.id.in_(newest)
+    """Return the condition that no later import has read the task's line in another way. `of`: of which rows."""
+    line = (TaskTable.dataset_digest, TaskTable.row_no)
+    newest = select(TaskTable.id).ext(distinct_on(*line)).order_by(*line, *_NEWEST_FIRST)
+    return TaskTable.id.in_(newest.where(*of))
 
 
 def _newest_digest(dataset: str) -> ScalarSelect[str]:
     """Return the digest of a dataset's newest import, as a subquery."""
     digests = select(TaskTable.dataset_digest).where(TaskTable.dataset == dataset)
-    return digests.order_by(TaskTable.id.desc()).limit(1).scalar_subquery()
-
-
-async def admissions_by_task(connection: AsyncConnection, dataset: str) -> list[JsonObject]:
-    """Return the newest admission of each task of a dataset's newest import, in file order."""
-    columns = (
-        AdmissionTable.grader,
-        AdmissionTable.grader_version,
-        AdmissionTable.admitted,
-        AdmissionTable.reason,
-        AdmissionTable.evidence,
-        AdmissionTable.gold_seconds,
-    )
-    statement = (
-        select(TaskTable.row_no, TaskTable.label, *columns)
-        .join(AdmissionTable, AdmissionTable.task_id == TaskTable.id)
-        .where(_is_newest(TaskTable.dataset_digest == _newest_digest(dataset)))
-        .distinct(TaskTable.row_no)
-        .order_by(TaskTable.row_no, AdmissionTable.id.desc())
-    )
-    return [dict(row._mapping) for row in await connection.execute(statement)]
+    return digests.order_by(*_NEWEST_FIRST).limit(1).scalar_subquery()
 
 
 async def show_task(connection: AsyncConnection, task: str) -> JsonObject | None:
@@ -223,7 +226,7 @@ async def show_task(connection: AsyncConnection, task: str) -> JsonObject | None
     statement = (
         select(TaskTable)
         .where(TaskTable.label == task if number is None else TaskTable.id == number)
-        .order_by(TaskTable.id.desc())
+        .order_by(*_NEWEST_FIRST)
         .limit(1)
     )
     row = (await connection.execute(statement)).one_or_none()

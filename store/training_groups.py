@@ -17,7 +17,7 @@ from sqlalchemy.orm import aliased
 from ratchet.types import FAILED_OUTCOMES, REWARDED_OUTCOMES, TRUNCATED_EXITS, GroupState, Purpose
 from store.columns import columns_of, count_rows, seconds_of
 from store.groups import training_groups_of
-from store.schema import BatchItemTable, RolloutGroupTable, RolloutTable, RunTable, TaskTable
+from store.schema import BatchItemTable, GradeTable, RolloutGroupTable, RolloutTable, RunTable, TaskTable
 
 
 @dataclass(slots=True, frozen=True)
@@ -41,7 +41,6 @@ class ReadyGroup:
 
     @property
     def rewards(self) -> list[float]:
-        """The reward of every member, in order."""
         return [member.reward for member in self.members]
 
 
@@ -55,10 +54,7 @@ class GroupUse(NamedTuple):
 
 @dataclass(slots=True, frozen=True)
 class ConsumedGroup:
-    """A group that a step consumed. `use`: trained, no_signal or expired.
-
-    `lowest` and `highest` rewards and both counts are over the rollouts that enter the group's statistics.
-    """
+    """`use`: trained, no_signal or expired. Rewards and counts are over the rollouts in the group's statistics."""
 
     use: str
     lowest: float
@@ -81,29 +77,35 @@ async def ready_groups(
     truncated: str,
     lock: bool = False,
     states: Sequence[GroupState] = (GroupState.READY,),
+    demonstrations: bool = False,
 ) -> list[ReadyGroup]:
     """Return the run's training groups in these states, oldest first.
 
-    Late and replaced rollouts are left out, and so are truncated ones if `truncated` is "exclude". `lock` locks the
+    Late and replaced rollouts are left out, and so are truncated ones if `truncated` is "exclude". `demonstrations`:
+    return the groups of its evaluations instead, with solved rollouts only. `lock` locks the
     group rows until the transaction ends, so that a cancellation cannot change them meanwhile.
     """
     statement = (
         select(RolloutGroupTable.id, RolloutGroupTable.group_no)
         .where(
             RolloutGroupTable.run_id == run_id,
-            RolloutGroupTable.purpose == Purpose.TRAIN,
+            RolloutGroupTable.purpose == (Purpose.EVAL if demonstrations else Purpose.TRAIN),
             RolloutGroupTable.state.in_(states),
         )
         .order_by(RolloutGroupTable.ready_seq)
     )
     groups = (await connection.execute(statement.with_for_update(key_share=True) if lock else statement)).all()
     columns = columns_of(ReadyMember, RolloutTable, rollout_id=RolloutTable.id)
-    rows = await connection.execute(
+    rewarded = (
         select(RolloutTable.group_id, *columns)
         .where(RolloutTable.group_id.in_([group.id for group in groups]), RolloutTable.outcome.in_(REWARDED_OUTCOMES))
         .where(RolloutTable.late.is_(False), RolloutTable.replaced_by.is_(None))
         .order_by(RolloutTable.member)
     )
+    if demonstrations:
+        solved = select(GradeTable.id).where(GradeTable.solved, ~GradeTable.rejected)
+        rewarded = rewarded.where(RolloutTable.grade_id.in_(solved))
+    rows = await connection.execute(rewarded)
     members: dict[int, list[ReadyMember]] = {group.id: [] for group in groups}
     for row in rows:
         if truncated != "exclude" or row.agent_exit not in TRUNCATED_EXITS:
@@ -114,8 +116,7 @@ async def ready_groups(
 async def consume_ready_groups(
     connection: AsyncConnection, run_id: str, group_ids: Sequence[int], step: int, use: str
 ) -> None:
-    """Move groups of this run from `ready` to `consumed` and record their use. The caller holds the groups' row
-    locks."""
+    """Move `ready` groups of this run to `consumed` and record their use. The caller holds the row locks."""
     statement = update(RolloutGroupTable).where(
         RolloutGroupTable.id.in_(group_ids), RolloutGroupTable.state == GroupState.READY
     )
@@ -132,8 +133,7 @@ async def record_group_uses(connection: AsyncConnection, run_id: str, uses: Iter
 
 
 async def count_consumed_groups(connection: AsyncConnection, run_id: str, step: int) -> int:
-    """Count the groups consumed for `step`. Before the step is planned, these are the groups that are not trained
-    on."""
+    """Count the groups consumed for `step`; before it is planned, those that are not trained on."""
     return await count_rows(connection, BatchItemTable.run_id == run_id, BatchItemTable.step == step)
 
 
@@ -148,10 +148,7 @@ async def count_consumed_since_resume(connection: AsyncConnection, run_id: str, 
 
 
 async def failed_groups_in_a_row(connection: AsyncConnection, run_id: str, min_count: int) -> FailedGroups | None:
-    """Return the failed training groups since the last success, or since the run was last resumed if that is later.
-
-    Returns None if there are fewer than `min_count`.
-    """
+    """Return groups that failed since the last success or resumption; None if fewer than `min_count`."""
     of_run = (RolloutGroupTable.run_id == run_id, RolloutGroupTable.purpose == Purpose.TRAIN)
     since = select(RunTable.patient_from).where(RunTable.run_id == run_id).scalar_subquery()
     succeeded = RolloutGroupTable.state.in_([GroupState.READY, GroupState.CONSUMED])

@@ -14,6 +14,7 @@ from store.schema.rollouts import (
     PatchTable,
     RolloutGroupTable,
     RolloutTable,
+    RolloutWordsTable,
     RunTaskTable,
     SandboxTable,
     SessionTable,
@@ -38,7 +39,6 @@ from store.schema.runs import (
     SteeringTable,
     StepTokenTable,
 )
-from store.schema.search import RolloutWordsTable
 from store.schema.tasks import AdmissionTable, BrokenOracleTable, BuildContextTable, TaskTable, TrialTable
 
 __all__ = [

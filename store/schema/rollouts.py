@@ -5,17 +5,14 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, Sequence, UniqueConstraint, text
-from sqlalchemy.dialects.postgresql import TSTZMULTIRANGE
+from sqlalchemy.dialects.postgresql import TSTZMULTIRANGE, TSVECTOR
 from sqlalchemy.orm import Mapped, mapped_column
 
 from store.schema.base import Base, identity, now, reference
 
 
 class RunTaskTable(Base):
-    """The tasks of a run in the order in which its seed visits them, per purpose.
-
-    `dataset_no`: which of the config's datasets the task comes from, counted from 0.
-    """
+    """A run's tasks by purpose, in the order of its seed. `dataset_no`: which of the config's datasets, from 0."""
 
     __tablename__ = "run_task"
     run_id: Mapped[str] = mapped_column(ForeignKey("run.run_id"), primary_key=True)
@@ -26,8 +23,8 @@ class RunTaskTable(Base):
 
 
 class RolloutGroupTable(Base):
-    """A group. `started_step`: newest published step when it was made. `ready_seq`: order of ready groups for the
-    planner."""
+    """A group. `started_step`: newest published step when it was made. `ready_seq`: order for the planner.
+    `forked_turn_id`: the turn of another rollout before which its members begin (`store.forks`), NULL for most."""
 
     __tablename__ = "rollout_group"
     id: Mapped[int] = identity()
@@ -43,6 +40,7 @@ class RolloutGroupTable(Base):
     started_step: Mapped[int] = mapped_column(server_default="0")
     num_replacements: Mapped[int] = mapped_column(server_default="0")
     ready_seq: Mapped[int | None] = mapped_column(BigInteger)
+    forked_turn_id: Mapped[int | None] = mapped_column(BigInteger)
     workflow_id: Mapped[str] = mapped_column(unique=True)
     created_at: Mapped[datetime] = now()
     ready_at: Mapped[datetime | None]
@@ -50,6 +48,7 @@ class RolloutGroupTable(Base):
         UniqueConstraint("run_id", "group_no"),
         Index("ix_rollout_group_run_id_state", "run_id", "purpose", "state", "ready_seq"),
         Index("ix_rollout_group_task_id", "task_id"),
+        Index("ix_rollout_group_forked_turn_id", "forked_turn_id", postgresql_where=text("forked_turn_id IS NOT NULL")),
     )
 
 
@@ -179,7 +178,8 @@ class TurnTable(Base):
     `version_spans`: [{"version", "start", "end"}] over the sampled ids, end exclusive. `routed_experts`: the experts of
     the stream's tokens from the last kept one on, without the last sampled one (`ratchet.routed_experts`); NULL if the
     engine returned none, or once no step can need them. `unread_call`: an `UnreadCause`. `delivered`: the answer's last
-    byte was written. `worker` and `lease_owner`: see `store.turns`."""
+    byte was written. `worker` and `lease_owner`: see `store.turns`. `replayed_at`: when a later attempt asked for it
+    again, and it moved to that attempt's session (`adapter/turns/replay.py`)."""
 
     __tablename__ = "turn"
     id: Mapped[int] = identity()
@@ -215,6 +215,7 @@ class TurnTable(Base):
     engine_wait_seconds: Mapped[float] = mapped_column(server_default="0")
     created_at: Mapped[datetime] = now()
     completed_at: Mapped[datetime | None]
+    replayed_at: Mapped[datetime | None]
     __table_args__ = (
         UniqueConstraint("session_id", "lane", "digest", "ordinal"),
         Index("ix_turn_rollout_id", "rollout_id"),
@@ -351,3 +352,12 @@ class TrainedTurnTable(Base):
     start: Mapped[int]
     entropies: Mapped[bytes]
     log_ratios: Mapped[bytes]
+
+
+class RolloutWordsTable(Base):
+    """The distinct words of an ended rollout's conversation; none if its turns have no words or are archived."""
+
+    __tablename__ = "rollout_words"
+    rollout_id: Mapped[int] = reference("rollout.id", primary_key=True)
+    words: Mapped[Any] = mapped_column(TSVECTOR)
+    __table_args__ = (Index("ix_rollout_words_words", "words", postgresql_using="gin"),)

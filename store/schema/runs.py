@@ -155,8 +155,7 @@ class BatchTable(Base):
 
 
 class BatchItemTable(Base):
-    """The step that consumed a group; at most one, by constraint. `use`: `trained`, or `no_signal` or `expired` if
-    not."""
+    """The step that consumed a group; at most one, by constraint. `use`: `trained`, `no_signal` or `expired`."""
 
     __tablename__ = "batch_item"
     run_id: Mapped[str] = mapped_column(primary_key=True)
@@ -170,8 +169,7 @@ class BatchItemTable(Base):
 
 
 class CheckpointTable(Base):
-    """A complete torch DCP checkpoint, written in the transaction that moves the run's pointer and commits its
-    batches."""
+    """A complete torch DCP checkpoint, written with the move of the run's pointer and the commit of its batches."""
 
     __tablename__ = "checkpoint"
     run_id: Mapped[str] = mapped_column(ForeignKey("run.run_id"), primary_key=True)

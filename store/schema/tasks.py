@@ -10,7 +10,10 @@ from store.schema.base import Base, identity, now, reference
 
 
 class TaskTable(Base):
-    """One row of a dataset, immutable; importing the same file again adds no row."""
+    """One row of a dataset, immutable; importing the same file again adds no row.
+
+    `created_at`: the import, of a row that was read in another way in between the last one.
+    """
 
     __tablename__ = "task"
     id: Mapped[int] = identity()

@@ -18,7 +18,7 @@ from ratchet.steering_payloads import SteerTargetInput
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import BatchState, JsonObject, Purpose, RunState, SteeringAction, Wish
 from reads.steering import list_requests
-from store import evaluations, learners, plans, runs, skipped_steps, steering
+from store import evaluations, learners, plans, runs, steering
 from store.database import Database
 from store.learners import NextStep
 from store.runs import OrderedTask
@@ -142,7 +142,7 @@ async def test_a_discarded_step_is_planned_after_the_requests_before_it(steered:
     assert before == [("pause", 2), ("set", 2)], "step 1 was planned before them"
     async with steered.database.begin() as connection:
         asked = Request(steered.run_id, "skip", "anna@host", "its gradient is not finite")
-        await skipped_steps.record_skipped_step(connection, asked)
+        await steering.record_skipped_step(connection, asked)
     await steered.ask(SteeringAction.RESUME)
     after = await steered.audit()
     assert [(row["action"], row["from_step"]) for row in after] == [
@@ -394,3 +394,15 @@ async def test_only_training_runs_with_rollouts_are_steered(steered: Steered) ->
     with pytest.raises(ConfigError, match="trains on stored rollouts"):
         await on_stored.ask(SteeringAction.STOP)
     assert (await on_stored.ask(SteeringAction.PAUSE)).changed
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+async def test_a_paused_run_on_stored_rollouts_trains_no_further_step(steered: Steered, is_stored: bool) -> None:
+    """All of its steps are planned from the start; a planned step of any other run is trained."""
+    await steered.make(num_groups=4)
+    assert await steered.plan() == 1
+    await steered.write(source_run_id=steered.run_id if is_stored else None)
+    await steered.ask(SteeringAction.PAUSE)
+    assert await steered.next_step(1) is (NextStep.UNPLANNED if is_stored else NextStep.PLANNED)
+    await steered.ask(SteeringAction.RESUME)
+    assert await steered.next_step(1) is NextStep.PLANNED

@@ -1,0 +1,165 @@
+"""Forks: rollouts that do again what another one did before a turn, and sample from there.
+
+The members of a group with `forked_turn_id` have copies of the turns before that turn, as turns of an attempt 0 whose
+session is closed. Their first attempt gets these as any attempt gets those of the attempts before it
+(`adapter/turns/replay.py`). A copy has no logprobs, so it is context that is never trained.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from sqlalchemy import RowMapping, exists, func, insert, select, text
+from sqlalchemy.dialects.postgresql import insert as pg_insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from ratchet.errors import ConfigError
+from ratchet.types import SessionState, TurnState, policy_step
+from store.arrays import pack_json, unpack_json
+from store.columns import columns_of
+from store.replayed_turns import COPIED
+from store.retention import require_turns
+from store.schema import RolloutGroupTable, RolloutTable, SessionTable, TurnTable
+
+_OF_THE_ENGINE = {"logprobs", "routed_experts", "engine_id", "engine_wait_seconds"}
+_NOT_COPIED = _OF_THE_ENGINE | {"lease_owner", "replayed_at", "created_at", "completed_at"}
+_NEW_IDS = text("SELECT nextval(pg_get_serial_sequence('turn', 'id')) FROM generate_series(1, :number)")
+
+
+class ForkPoint(NamedTuple):
+    """A turn from which rollouts may be forked. `version_spans`: what sampled it."""
+
+    id: int
+    rollout_id: int
+    session_id: int
+    task_id: int
+    run_id: str
+    temperature: float
+    version_spans: list[dict[str, Any]] | None
+
+    @property
+    def policy(self) -> str | None:
+        """The step that sampled the turn as RUN@STEP, None if it was no policy's."""
+        version = self.version_spans[-1]["version"] if self.version_spans else None
+        return f"{version.rpartition('/')[0]}@{policy_step(version)}" if version and "/" in version else None
+
+
+async def fork_point(connection: AsyncConnection, turn_id: int) -> ForkPoint:
+    """Return the fork point at a turn, whose run's turns stay in the store until the transaction ends. Raises
+    ConfigError if they are archived."""
+    columns = columns_of(ForkPoint, TurnTable, task_id=RolloutTable.task_id, run_id=RolloutTable.run_id)
+    statement = select(*columns).join(RolloutTable, RolloutTable.id == TurnTable.rollout_id)
+    row = (await connection.execute(statement.where(TurnTable.id == turn_id))).one_or_none()
+    if row is None:
+        raise ConfigError(f"turn {turn_id} is not in the store; the turns of an archived run cannot be forked")
+    await require_turns(connection, row.run_id)
+    return ForkPoint(*row)
+
+
+async def turn_of_number(connection: AsyncConnection, rollout_id: int, number: int) -> int:
+    """Return the id of the rollout's turn with this number, from 1, as pages and tables count. Raises ConfigError."""
+    ids = select(TurnTable.id).where(TurnTable.rollout_id == rollout_id).order_by(TurnTable.id)
+    found = list((await connection.execute(ids)).scalars())
+    if not 1 <= number <= len(found):
+        have = (
+            f"turns 1 to {len(found)}" if found else "none in the store, from which those of an archived run are gone"
+        )
+        raise ConfigError(f"rollout {rollout_id} has no turn {number}; it has {have}")
+    return found[number - 1]
+
+
+async def give_recorded_turns(connection: AsyncConnection, rollout_id: int) -> None:
+    """Give a member of a forked group its copies, once; any other rollout gets none."""
+    is_given = exists().where(SessionTable.rollout_id == rollout_id, SessionTable.attempt == 0)
+    group = select(RolloutGroupTable.forked_turn_id).join(RolloutTable, RolloutTable.group_id == RolloutGroupTable.id)
+    of_rollout = group.where(RolloutTable.id == rollout_id, ~is_given)
+    turn_id = (await connection.execute(of_rollout)).scalar_one_or_none()
+    if turn_id is None:
+        return
+    point = await fork_point(connection, turn_id)
+    source = (await connection.execute(select(SessionTable).where(SessionTable.id == point.session_id))).one()
+    session = {"temperature": source.temperature, "model": source.model, "limits": source.limits}
+    closed = {"rollout_id": rollout_id, "attempt": 0, "state": SessionState.CLOSED, "closed_at": func.now()}
+    adding = pg_insert(SessionTable).values(**session, **closed).on_conflict_do_nothing().returning(SessionTable.id)
+    session_id = (await connection.execute(adding)).scalar_one_or_none()
+    if session_id is None:  # two tries of `boot`
+        return
+    rows, known = list[tuple[RowMapping, dict[str, Any]]](), {None}
+    for row, request in await _turns_before(connection, point):  # one behind a turn that is not among them is none
+        if request["after"] in known:
+            rows.append((row, request))
+            known.add(row["id"])
+    ids = (await connection.execute(_NEW_IDS, {"number": len(rows)})).scalars()
+    new_ids: dict[int | None, int] = dict(zip((row["id"] for row, _ in rows), ids, strict=True))
+    own = {"session_id": session_id, "rollout_id": rollout_id, "attempt": 0, "logprobs_valid": False, "worker": COPIED}
+    copies = []
+    for row, request in rows:
+        after, parent = new_ids.get(request["after"]), new_ids.get(row["parent_turn_id"])
+        here = {"id": new_ids[row["id"]], "parent_turn_id": parent, "request": pack_json(request | {"after": after})}
+        copies.append({**row, **own, **here})
+    if copies:
+        await connection.execute(insert(TurnTable), copies)
+
+
+async def _turns_before(connection: AsyncConnection, point: ForkPoint) -> list[tuple[RowMapping, dict[str, Any]]]:
+    """Return the turns, with their requests, that the agent had got when it asked for the one at the fork.
+
+    Those of its session, and those that a later attempt was given again, unless they answer what a turn of the session
+    answered otherwise.
+    """
+    kept = [column for column in TurnTable.__table__.columns if column.name not in _NOT_COPIED]
+    here = TurnTable.session_id == point.session_id
+    before = (TurnTable.rollout_id == point.rollout_id) & (TurnTable.id <= point.id)
+    recorded = (TurnTable.state == TurnState.COMPLETED) & (here | TurnTable.replayed_at.is_not(None))
+    wanted = before & (recorded | (TurnTable.id == point.id))
+    rows = (await connection.execute(select(*kept).where(wanted).order_by(TurnTable.id))).mappings().all()
+    found: list[tuple[RowMapping, dict[str, Any]]] = [(row, unpack_json(row["request"])) for row in rows]  # type: ignore[misc]
+    own = {_asked(*one) for one in found if one[0]["session_id"] == point.session_id}
+    before_it = [one for one in found if one[0]["id"] < point.id]
+    return [one for one in before_it if one[0]["session_id"] == point.session_id or _asked(*one) not in own]
+
+
+def _asked(row: RowMapping, request: dict[str, Any]) -> tuple[str, Any]:
+    """Return the place of a request in its lane: behind a turn, or at the beginning with these messages."""
+    return row["lane"], request["after"] or row["digest"]
+
+
+@dataclass(slots=True, frozen=True)
+class Fork:
+    """A group that was forked from a rollout. `turn_id`: the turn that it sampled anew."""
+
+    turn_id: int
+    run_id: str
+    group_id: int
+    size: int
+    num_verdicts: int
+    mean_reward: float | None
+
+
+async def forks_of(connection: AsyncConnection, rollout_id: int) -> list[Fork]:
+    """Return the groups that were forked from a rollout, oldest first."""
+    group = RolloutGroupTable
+    counts = {"num_verdicts": func.count(RolloutTable.reward), "mean_reward": func.avg(RolloutTable.reward)}
+    columns = columns_of(Fork, group, turn_id=group.forked_turn_id, group_id=group.id, **counts)
+    statement = (
+        select(*columns)
+        .join(TurnTable, TurnTable.id == group.forked_turn_id)
+        .join(RolloutTable, (RolloutTable.group_id == group.id) & RolloutTable.replaced_by.is_(None))
+        .where(TurnTable.rollout_id == rollout_id)
+    )
+    return [Fork(*row) for row in await connection.execute(statement.group_by(group.id).order_by(group.id))]
+
+
+async def count_whole_forks(connection: AsyncConnection, run_id: str) -> tuple[int, int]:
+    """Return how many rollouts of a run's forked groups have asked again for all turns that they were given, of how
+    many."""
+    is_copy = (TurnTable.rollout_id == RolloutTable.id) & (TurnTable.worker == COPIED)
+    is_left = exists().where(is_copy, TurnTable.attempt < RolloutTable.attempt)
+    statement = (
+        select(func.count().filter(~is_left), func.count())
+        .select_from(RolloutTable)
+        .join(RolloutGroupTable, RolloutGroupTable.id == RolloutTable.group_id)
+        .where(RolloutTable.run_id == run_id, RolloutTable.replaced_by.is_(None))
+        .where(RolloutGroupTable.forked_turn_id.is_not(None))
+    )
+    whole, number = (await connection.execute(statement)).one()
+    return whole, number
