@@ -1,7 +1,4 @@
-"""The adapter's HTTP app: the vendors' routes, authentication, body limits.
-
-`serve_adapter` runs it for `ratchet part adapter`.
-"""
+"""The adapter's HTTP app: routes, authentication, body limits. `serve_adapter` runs it for `ratchet part adapter`."""
 
 import asyncio
 import contextlib
@@ -56,6 +53,7 @@ from adapter.turns.routing import EngineRouter
 from adapter.turns.telemetry import bind_session
 from adapter.vllm_parsers import VllmParsers
 from ratchet.errors import StoreUnavailableError
+from ratchet.web_server import WebServer
 from store.database import Database
 from store.migration import wait_for_schema
 from store.sessions import SessionRow
@@ -374,7 +372,7 @@ async def serve_adapter(settings: AdapterSettings, read_sets: ReadSets | None = 
     try:
         has_schema = partial(_has_schema, schema)
         app = create_adapter_app(settings, database, has_schema, read_sets)
-        server = uvicorn.Server(server_config(app, settings))
+        server = WebServer(server_config(app, settings))
         schema.add_done_callback(partial(_stop_without_schema, server))
         freeze_startup_objects()
         await server.serve()

@@ -5,9 +5,10 @@ A value is read as a type only if the text is how that type is spelled; otherwis
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator
 from decimal import Decimal
 from typing import Any
+from urllib.parse import unquote
 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]*")
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
@@ -21,34 +22,58 @@ def type_name(value: Any) -> str:
     return _TYPE_NAMES.get(type(value), "null")
 
 
-def types_of(schema: Any, root: Mapping[str, Any], open_references: Collection[str] = ()) -> frozenset[str]:
-    """The types that a schema allows, with its references to `root` resolved; empty if it names none."""
+def schemas_of(schema: Any, root: Any, choices: bool = True, seen: set[str] | None = None) -> Iterator[dict[str, Any]]:
+    """A schema and those that apply beside it, with references to `root` resolved. `choices`: its alternatives, too."""
     if not isinstance(schema, dict):
-        return frozenset()
-    named = schema.get("type", ())
-    named = [named] if isinstance(named, str) else named if isinstance(named, list) else []
-    found = {_OTHER_NAMES.get(one, one) for one in named if isinstance(one, str)}
-    values = schema.get("enum")
-    found.update(map(type_name, values if isinstance(values, list) else ()))
-    if "const" in schema:
-        found.add(type_name(schema["const"]))
-    for key in ("anyOf", "oneOf", "allOf"):
-        choices = schema.get(key)
-        for one in choices if isinstance(choices, list) else ():
-            found |= types_of(one, root, open_references)
+        return
+    yield schema
+    seen = set() if seen is None else seen
+    for key in ("allOf", "anyOf", "oneOf") if choices else ("allOf",):
+        for one in _listed(schema.get(key)):
+            yield from schemas_of(one, root, choices, seen)
     reference = schema.get("$ref")
-    if isinstance(reference, str) and reference not in open_references:
-        found |= types_of(_resolved(reference, root), root, {*open_references, reference})
+    if isinstance(reference, str) and reference not in seen:
+        seen.add(reference)
+        yield from schemas_of(_resolved(reference, root), root, choices, seen)
+
+
+def types_of(schema: Any, root: Any) -> frozenset[str]:
+    """The types that a schema allows; empty if it names none."""
+    found: set[str] = set()
+    for one in schemas_of(schema, root):
+        named = one.get("type")
+        names = [named] if isinstance(named, str) else [name for name in _listed(named) if isinstance(name, str)]
+        found.update(_OTHER_NAMES.get(name, name) for name in names)
+        found.update(map(type_name, [*_listed(one.get("enum")), *([one["const"]] if "const" in one else [])]))
     return frozenset(found)
+
+
+def argument_types(schema: Any) -> dict[str, frozenset[str]]:
+    """The types of each argument that a tool's schema names."""
+    named = [one["properties"] for one in schemas_of(schema, schema) if isinstance(one.get("properties"), dict)]
+    found: dict[str, frozenset[str]] = {}
+    for name, value in ((name, value) for properties in named for name, value in properties.items()):
+        found[name] = found.get(name, frozenset()) | types_of(value, schema)
+    return found
+
+
+def required_arguments(schema: Any) -> list[Any]:
+    """The arguments that each call of a tool must have."""
+    return [name for one in schemas_of(schema, schema, choices=False) for name in _listed(one.get("required"))]
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _resolved(reference: str, root: Any) -> Any:
     """The part of the schema that a JSON pointer names; None if it has none, or if it is another document's."""
     if not reference.startswith("#"):
         return None
-    for name in reference[1:].split("/")[1:]:
+    for name in unquote(reference[1:]).split("/")[1:]:
         name = name.replace("~1", "/").replace("~0", "~")
-        root = root.get(name) if isinstance(root, dict) else None
+        members = {str(at): one for at, one in enumerate(root)} if isinstance(root, list) else root
+        root = members.get(name) if isinstance(members, dict) else None
     return root
 
 

@@ -1,7 +1,4 @@
-"""Authenticate a request: its bearer token or `x-api-key` names the session it belongs to.
-
-There is no admin API and no other secret; sessions are rows of the store.
-"""
+"""Authenticate a request: its bearer token or `x-api-key` names a session, a row of the store. No other secret."""
 
 import time
 from collections import OrderedDict
@@ -41,10 +38,7 @@ class SessionAuth:
         self._cache: OrderedDict[bytes, _CachedSession] = OrderedDict()
 
     async def authenticate(self, headers: Mapping[str, str]) -> SessionRow:
-        """Return the session of a request's token.
-
-        Raises UnauthorisedError, or StoreUnavailableError if the token was never seen and the store is unavailable.
-        """
+        """Return a token's session. UnauthorisedError; StoreUnavailableError if unknown while the store is down."""
         digest = token_digest(headers)
         cached = self._cache.get(digest)
         if cached is not None and cached.expires_at > time.monotonic():

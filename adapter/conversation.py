@@ -51,8 +51,7 @@ class Message:
 
     Assistants have `reasoning` and `tool_calls`, tools have `tool_call_id`. `beside_tool`: a user's text that was sent
     in one message with a tool result, so that it is not a new question. `num_omitted`: images and files that the text
-    only names (`dialects/media.py`). `unread_calls`: an assistant's calls that cannot be read; they stand in the text
-    of its run.
+    only names (`dialects/media.py`). `unread_calls`: calls that cannot be read; they are in the text of the run.
     """
 
     role: str
@@ -131,8 +130,7 @@ class ToolForms:
 
 @dataclass(frozen=True, slots=True)
 class Preamble:
-    """The part of a prompt before the first message: system text, and tools in OpenAI's function form, which templates
-    take."""
+    """The prompt before the first message: system text, and tools in OpenAI's function form, as templates take them."""
 
     system: str
     tools: tuple[Tool, ...]

@@ -38,10 +38,7 @@ _CONNECT_SECONDS = 10.0
 
 
 class EndpointUnavailableError(EngineUnavailableError):
-    """The endpoint does not answer now. `retry_after_seconds`: its own hint, None if it gave none.
-
-    `for_a_person`: key, account, address or model must be mended before it answers.
-    """
+    """No answer now. `retry_after_seconds`: its hint. `for_a_person`: key, account, address or model must be mended."""
 
     def __init__(self, message: str, retry_after_seconds: float | None = None, *, for_a_person: bool = False) -> None:
         super().__init__(secrets.without_secrets(message))

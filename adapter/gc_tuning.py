@@ -29,13 +29,10 @@ def freeze_startup_objects() -> None:
 
 
 async def collect_when_idle(is_busy: Callable[[], bool]) -> None:
-    """Run full collections when no call has been in flight for ten seconds, or after ten minutes at the latest.
-
-    Never returns.
-    """
+    """Collect when no call has been in flight for ten seconds, at the latest after ten minutes. Never returns."""
     busy_at = collected_at = time.monotonic()
     while True:
-        await asyncio.sleep(1)
+        await asyncio.sleep(2)
         now = time.monotonic()
         if is_busy():
             busy_at = now

@@ -1,7 +1,4 @@
-"""Adapter heartbeat, every two seconds.
-
-Time in which no adapter sent a heartbeat, if over five seconds, does not count against an agent's time budget.
-"""
+"""Adapter heartbeat, every two seconds. Gaps above five seconds do not count against agents' time budgets."""
 
 import asyncio
 from collections.abc import Callable

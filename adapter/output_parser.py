@@ -21,7 +21,7 @@ import numpy.typing as npt
 import orjson
 import structlog
 
-from adapter.argument_types import exact_json
+from adapter.argument_types import exact_json, required_arguments
 from adapter.conversation import Finish, Message, RequestOptions, TokenLogprob, Tool, ToolCall, can_be_stored, tool_of
 from adapter.endpoint import EndpointAnswer
 from adapter.live_answer import LiveAnswer
@@ -73,10 +73,7 @@ class _ReadText(NamedTuple):
 
 
 class _FoundCalls(NamedTuple):
-    """The calls of a text that fit their tools, and the text before them. `are_all`: the text makes no other calls.
-
-    `unread`: why the first of the others is none.
-    """
+    """Calls that fit their tools, and the text before. `are_all`: no others. `unread`: why the first other is none."""
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
@@ -152,10 +149,7 @@ class OutputParser:
         return await self._num_ids(ids, lambda text: _cut(text, stop_sequences).stop_sequence is not None)
 
     async def count_reasoning_tokens(self, ids: Ids, output: ParsedOutput) -> int:
-        """Return how many sampled ids are thinking, marks included.
-
-        That is the shortest prefix of the ids that decodes to at least `reasoning_chars` characters.
-        """
+        """Return how many ids decode to `reasoning_chars` characters of thinking or more, marks included."""
         if not output.reasoning_chars:
             return 0
         return await self._num_ids(ids, lambda text: len(text) >= output.reasoning_chars)
@@ -305,6 +299,17 @@ class OutputParser:
         stop_sequence = stop_sequence if finish == "stop_sequence" else None
         return ParsedOutput(message, finish, stop_sequence, 0, _violation(message, finish, options), judged.unread)
 
+    async def write(self, message: Message, request: ParsedRequest) -> Ids | UnreadCause:
+        """Return the ids with which the model would give an endpoint's answer; their text must be read as the same
+        message, in which only ids of calls, outer white space and members that are null may differ.
+        """
+        ids = await asyncio.to_thread(self._renderer.written, request.preamble, request.runs, message)
+        if len(ids):
+            read = await self.parse(self.decode(ids[:-1]), request, stopped=True)
+            if read.message.key(strict=False) == message.key(strict=False):
+                return ids
+        return UnreadCause.ENDPOINT_UNWRITTEN
+
     def token_logprobs(self, ids: Ids, logprobs: npt.NDArray[np.float32]) -> tuple[TokenLogprob, ...]:
         """Text and logprob of each sampled token."""
         return tuple(
@@ -353,8 +358,7 @@ def _checked_call(name: str, arguments: str, tools: Sequence[Tool], options: Req
         values = exact_json(arguments or "{}")
     except (ValueError, RecursionError):
         return UnreadCause.ARGUMENTS
-    required = schema.get("required")
-    fits = isinstance(values, dict) and all(key in values for key in (required if isinstance(required, list) else []))
+    fits = isinstance(values, dict) and all(key in values for key in required_arguments(schema))
     if not fits or (name in options.tool_forms.strict and not matches_schema(values, schema)):
         return UnreadCause.ARGUMENTS
     call = ToolCall(f"call_{uuid4().hex[:24]}", name, values)

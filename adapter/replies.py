@@ -104,10 +104,7 @@ def classify(error: BaseException) -> ClassifiedFailure:
 
 
 class _CallReply(Response):
-    """Wait for a call's answer and write it.
-
-    Subclasses define what is sent at the start, while waiting, and at the end.
-    """
+    """Wait for a call's answer and write it. Subclasses define the start, the time of waiting and the end."""
 
     def __init__(self, capture: Capture, dialect: Dialect, call: PendingCall, ping_seconds: float) -> None:
         self.capture = capture

@@ -9,6 +9,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import structlog
@@ -26,7 +27,7 @@ from store.database import Database
 from store.sessions import SessionRow
 
 _LOG = structlog.get_logger("ratchet.adapter")
-_LOOK_SECONDS = 1.0
+_LOOK_SECONDS = 2.0
 _RETRY_SECONDS = 30.0
 """After which the tokenizer of a set that could not be used is read again; also if the plan changes."""
 _UNUSED_SECONDS = 60.0
@@ -58,8 +59,7 @@ class SetParts:
 
 
 class ServedSets:
-    """The parts of the engine sets that this process answers. `unusable`: the sets whose calls wait because the
-    tokenizer or the template of their model cannot be used, with the reason."""
+    """The parts by engine set. `unusable`: why a set's calls wait, for its model's tokenizer or template."""
 
     def __init__(
         self,
@@ -75,6 +75,7 @@ class ServedSets:
 
         The parts of the first set that can be used are made at once. Raises ConfigError if there is none.
         """
+        self._settings = settings
         self._database = database
         self._router = router
         self._outage = outage
@@ -110,7 +111,7 @@ class ServedSets:
         return list(self._made.values())
 
     async def keep_reading(self) -> None:
-        """Read once per second which sets are served, until cancelled; drop the parts of those that are not any more.
+        """Read every two seconds which sets are served, until cancelled; drop the parts of those that are not any more.
 
         The file system may hang, so it is read in a thread and not for each call.
         """
@@ -142,8 +143,11 @@ class ServedSets:
         """Return what answers a session's calls. Raises SetNotServedError."""
         if (found := self._known(session)) is not None:
             return found
-        engine_set = session.engine_set
-        if (settings := self._sets.get(engine_set)) is None:
+        engine_set, settings = session.engine_set, self._sets.get(session.engine_set)
+        if session.endpoint is not None and session.endpoint.tokens and session.engine is not None:
+            engine_set = f"of {session.run_id}'s endpoint"
+            settings = self._settings.of_model(Path(session.model_path), session.engine)
+        if settings is None:
             raise SetNotServedError(f"engine set {engine_set} is not served")
         if time.monotonic() < self._retry_at.get(engine_set, 0.0):
             raise SetNotServedError(self.unusable[engine_set])
@@ -160,7 +164,9 @@ class ServedSets:
             await asyncio.sleep(_LOOK_SECONDS)
 
     def _known(self, session: SessionRow) -> SetParts | None:
-        """Return the parts, if they are made. An endpoint is called without a tokenizer, so any parts do."""
+        """Return the parts, if they are made. Any parts do for an endpoint whose answers are not stored as tokens."""
+        if session.endpoint is not None and session.endpoint.tokens:
+            return None
         if self._read_sets is None or (session.endpoint is not None and session.engine_set not in self._sets):
             return self.first
         return self._of_set.get(session.engine_set)
@@ -176,9 +182,10 @@ class ServedSets:
                     raise SetNotServedError(str(error)) from error
                 _LOG.info("engine set is served", engine_set=engine_set, model=str(settings.model_path))
             found = self._made[key]
+            self._unused_since.pop(key, None)
         if self._sets.get(engine_set) is settings:
             self._of_set[engine_set] = found
-            self.unusable.pop(engine_set, None)
+        self.unusable.pop(engine_set, None)
         return found
 
     def _add(self, settings: AdapterSettings, renderer: Renderer) -> SetParts:

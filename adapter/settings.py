@@ -1,11 +1,12 @@
 """The settings of one adapter process, from which the server and the tests build the same app."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from adapter.dialects.media import MediaPolicy
+from ratchet.config_sections import EngineConfig
 
 
 class AdapterSettings(BaseModel):
@@ -49,3 +50,10 @@ class AdapterSettings(BaseModel):
     """Sessions kept in memory. Others are read from the store again when needed."""
     pool_size: int = 10
     """Half of the largest number of connections to Postgres."""
+
+    def of_model(self, model_path: Path, engine: EngineConfig) -> Self:
+        """Return the settings for the calls of this model."""
+        names = ("tool_parser", "reasoning_parser", "restore_reasoning", "images")
+        changes = {name: getattr(engine, name) for name in names}
+        changes |= {"template_kwargs": engine.chat_template_kwargs, "stop_token_ids": tuple(engine.stop_token_ids)}
+        return self.model_copy(update=changes | {"model_path": model_path})

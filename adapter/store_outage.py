@@ -45,9 +45,7 @@ class HeldCalls:
 
     @contextlib.contextmanager
     def add(self, session: int | bytes, num_bytes: int) -> Iterator[None]:
-        """Count a call while the block runs. `session`: its id, or the digest of a token that is not known yet.
-
-        Raises TooManyHeldError."""
+        """Count a call while the block runs. `session`: its id, or a new token's digest. Raises TooManyHeldError."""
         unknown = isinstance(session, bytes)
         if (
             self._by_session[session] >= self._max_per_session

@@ -12,12 +12,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
-from adapter.argument_types import read_value, types_of
+from adapter.argument_types import argument_types, read_value
 from adapter.conversation import Tool
 from adapter.dialects.base import InvalidRequestError
 from adapter.live_answer import OutputMarks
@@ -37,9 +38,7 @@ class ParsedCall(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ParsedText:
-    """`body` follows the thinking; `content` is the part of it outside of the tool calls. `arguments`: those that each
-    tool has.
-    """
+    """`body` follows the thinking; `content`: the part of it outside of tool calls. `arguments`: those of each tool."""
 
     reasoning: str
     body: str
@@ -95,10 +94,7 @@ class VllmParsers:
         self.marks = OutputMarks() if self._needs_none else None
 
     def load(self) -> None:
-        """Import the parsers. Blocks; safe to call from several threads.
-
-        Raises ConfigError if vLLM has no parser of that name.
-        """
+        """Import the parsers. Blocks; thread-safe. Raises ConfigError if vLLM has no parser of that name."""
         with self._lock:
             if not self._is_loaded:
                 self._import()
@@ -151,21 +147,33 @@ class VllmParsers:
         start, end = parser.reasoning_start_str, parser.reasoning_end_str
         if not start or not end:
             return None
-        request = self._vllm_tools(()).request
-        begins_thinking: bool | None = bool(parser.extract_reasoning("a", request)[0])
+        begins_thinking: bool | None = bool(self._extract_thinking("a")[0])
         changed_later = f"a{start}b" if begins_thinking else f"a{end}b"
-        if (parser.extract_reasoning(changed_later, request)[0] or "").startswith("a") is not begins_thinking:
+        if self._extract_thinking(changed_later)[0].startswith("a") is not begins_thinking:
             begins_thinking = None
-        strips_thinking = not (parser.extract_reasoning(f"{start}a {end}b", request)[0] or "").endswith(" ")
+        strips_thinking = not self._extract_thinking(f"{start}a {end}b")[0].endswith(" ")
         return OutputMarks(start, end, begins_thinking, strips_thinking, tool_marks, call_ends, others)
 
     def split_thinking(self, text: str) -> ParsedText:
         """Separate thinking from what follows it. The parsers must be loaded."""
         if not self.reasoning_parser:
             return ParsedText("", text)
+        thought, rest = self._extract_thinking(text)
+        return ParsedText(thought.strip("\n"), rest.lstrip("\n"))
+
+    def _extract_thinking(self, text: str) -> tuple[str, str]:
+        """The thinking and the rest, by the marks at their borders: vLLM drops others, and what is before them."""
         parser = self._reasoning_class(self._tokenizer, chat_template_kwargs=self._template_kwargs)
-        thought, rest = parser.extract_reasoning(text, self._vllm_tools(()).request)
-        return ParsedText((thought or "").strip("\n"), (rest or "").lstrip("\n"))
+        start, end = (parser.reasoning_start_str or "", parser.reasoning_end_str or "")
+        thought = text.lstrip().removeprefix(start)
+        begin = text[: len(text) - len(thought)]
+        thought, border, rest = thought.partition(end) if end else (thought, "", "")
+        unused = (one for one in map(chr, count(0xF0000)) if one not in text)
+        hidden = {mark: next(unused) for mark in (start, end) if mark}
+        shown = begin + _replaced(thought, hidden) + border + _replaced(rest, hidden)
+        found = parser.extract_reasoning(shown, self._vllm_tools(()).request)
+        marks = {one: mark for mark, one in hidden.items()}
+        return _replaced(found[0] or "", marks), _replaced(found[1] or "", marks)
 
     def split_calls(self, body: str, tools: Sequence[Tool]) -> ParsedText:
         """Parse the tool calls of a text without thinking. The parsers must be loaded."""
@@ -206,10 +214,7 @@ class VllmParsers:
             params = [self._tool_param_class.model_validate(tool) for tool in tools]
             types = {}
             for one in params:
-                schema = one.function.parameters or {}
-                properties = schema.get("properties")
-                properties = properties if isinstance(properties, dict) else {}
-                types[one.function.name] = {name: types_of(value, schema) for name, value in properties.items()}
+                types[one.function.name] = argument_types(one.function.parameters)
                 one.function.parameters = {"type": "object"}
             request = self._request_class(
                 messages=[{"role": "user", "content": ""}], model="policy", tools=params or None
@@ -219,6 +224,12 @@ class VllmParsers:
             while len(self._known_tools) > _MAX_TOOL_SETS:
                 self._known_tools.popitem(last=False)
         return known
+
+
+def _replaced(text: str, others: Mapping[str, str]) -> str:
+    for one, other in others.items():
+        text = text.replace(one, other)
+    return text
 
 
 def _first_of(error: ValidationError) -> str:

@@ -37,10 +37,7 @@ _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class Failure(StrEnum):
-    """The reason why a request got no answer.
-
-    The vendors' SDKs and agents retry only `timed_out`, `unavailable` and `internal`.
-    """
+    """The reason why a request got no answer. Clients retry only `timed_out`, `unavailable` and `internal`."""
 
     INVALID = "invalid"
     STATE_NOT_KEPT = "state_not_kept"
@@ -70,9 +67,7 @@ class PreambleContent(NamedTuple):
 
 
 class CallIds(NamedTuple):
-    """`made`: ids of the calls in an item of the history. `answered`: id of the call whose result it is. `has_text`: it
-    has more than calls.
-    """
+    """Ids of the calls that an item has `made`, and of the one `answered`. `has_text`: it has more than calls."""
 
     made: tuple[str, ...] = ()
     answered: str = ""
@@ -101,9 +96,7 @@ class SseWriter(Protocol):
         ...
 
     def closing(self, answer: Answer) -> bytes:
-        """The rest of the answer, which begins with what was shown. Its calls are all in it: agents run a call as soon
-        as they have it, so its turn must be committed.
-        """
+        """The rest of the answer behind what was shown, with all calls: agents run them, so the turn is committed."""
         ...
 
     def failed(self, failure: Failure, message: str) -> bytes: ...
@@ -112,10 +105,9 @@ class SseWriter(Protocol):
 class Dialect(Protocol):
     """A wire protocol.
 
-    `rules`: what becomes of each field.
-    `history` names the field with the messages, `preamble_fields` those with system text and tools.
-    `too_long_in_stream`: if a stream was asked for, clients expect the failure "prompt too long" as an event and not as
-    a status.
+    `rules`: what becomes of each field. `history` names the field with the messages, `preamble_fields` those with
+    system text and tools. `too_long_in_stream`: if a stream was asked for, clients expect "prompt too long" as an
+    event.
     """
 
     name: str
@@ -144,19 +136,14 @@ class Dialect(Protocol):
         ...
 
     def messages(self, items: Sequence[Any], first: int) -> list[Message]:
-        """Parse items of one side; items[0] is number `first` of the history. The result is never empty.
-
-        Raises InvalidRequestError.
-        """
+        """Parse items of one side to at least one message; `first`: number of items[0]. Raises InvalidRequestError."""
         ...
 
     def options(self, fields: Fields, headers: Mapping[str, str], preamble: Preamble) -> RequestOptions:
         """Parse all fields but preamble and history, and the headers. Raises InvalidRequestError."""
         ...
 
-    def reply(self, options: RequestOptions, answer: Answer) -> bytes:
-        """The answer as one JSON body."""
-        ...
+    def reply(self, options: RequestOptions, answer: Answer) -> bytes: ...
 
     def stream(self, options: RequestOptions) -> SseWriter: ...
 
@@ -221,7 +208,6 @@ def call_item(item: msgspec.Raw) -> CallItem:
 
 
 def event(data: object, name: str = "") -> bytes:
-    """One server-sent event."""
     prefix = b"event: " + name.encode() + b"\n" if name else b""
     return prefix + b"data: " + orjson.dumps(data) + b"\n\n"
 
@@ -241,10 +227,7 @@ def field_at(fields: Fields, name: str, kind: type | tuple[type, ...], default: 
 def field_of(
     body: Mapping[str, Any], name: str, kind: type | tuple[type, ...], default: Any = None, where: str = ""
 ) -> Any:
-    """`body[name]`; `default` if it is missing or null. Raises InvalidRequestError for another type.
-
-    `where`: names the object in the error.
-    """
+    """`body[name]`, `default` if missing or null. InvalidRequestError for another type; `where` names the object."""
     return _checked(body.get(name), f"{where}.{name}" if where else name, kind, default)
 
 

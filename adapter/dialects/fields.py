@@ -47,6 +47,7 @@ def _state(note: str, *harmless: Any) -> FieldRule:
 _RUN_SAMPLES = FieldRule(Support.NO_EFFECT, "sampling is set by the run")
 _ACCOUNT = FieldRule(Support.NO_EFFECT, "concerns the vendor's accounts, caches or prices")
 _HINT = FieldRule(Support.NO_EFFECT, "a hint, which changes no answer")
+_XAI = FieldRule(Support.NO_EFFECT, "of xAI's own tools; grok-cli sends it with each call")
 _WHOLE_HISTORY = "no conversation is kept here: send the whole history"
 _SAMPLED_ONLY = "only the sampled token's logprob is recorded: send 0"
 
@@ -92,7 +93,7 @@ CHAT_FIELDS: dict[str, FieldRule] = _OPENAI | {
     "modalities": _refused("only text is made", ["text"], []),
     "audio": _refused("only text is made"),
     "web_search_options": _refused("there is no web search"),
-    "search_parameters": FieldRule(Support.NO_EFFECT, "xAI's own search, which grok-cli sends with each call"),
+    **dict.fromkeys(("search_parameters", "max_turns", "include"), _XAI),
 }
 
 RESPONSES_FIELDS: dict[str, FieldRule] = _OPENAI | {
@@ -157,7 +158,6 @@ def _value_of(name: str, raw: msgspec.Raw) -> Any:
 
 
 def fields_page() -> str:
-    """Return the table of `docs/reference/fields.md` as Markdown."""
     lines = ["| field | Messages | Chat Completions | Responses |", "|---|---|---|---|"]
     tables = (MESSAGES_FIELDS, CHAT_FIELDS, RESPONSES_FIELDS)
     for name in sorted({name for table in tables for name in table}):

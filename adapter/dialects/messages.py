@@ -1,8 +1,4 @@
-"""Anthropic Messages, the protocol of Claude Code.
-
-Fields for sampling or caching (`thinking`, `cache_control`, `metadata`, …) are accepted and ignored: sampling is set by
-the run.
-"""
+"""Anthropic Messages, the protocol of Claude Code. The run sets sampling, so fields for it or caching are ignored."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -175,10 +171,7 @@ class MessagesStream:
 
 
 def _messages(value: dict[str, Any], where: str) -> list[Message]:
-    """A message with tool results becomes several.
-
-    There is one for each result, and one for each stretch of the user's text between them.
-    """
+    """Split a message with tool results: one per result, and one per stretch of the user's text between them."""
     role, content = value.get("role"), field_of(value, "content", (str, list), "", where)
     if role not in ("user", "assistant", "system"):
         raise InvalidRequestError(f"{where}.role: {role!r} is none of user, assistant, system")
@@ -291,8 +284,7 @@ def _check_edits(management: dict[str, Any]) -> None:
 def _check_typed(tool: dict[str, Any], where: str) -> None:
     """Raise InvalidRequestError unless it is a tool that the vendor's own servers run.
 
-    Such a tool is left out, so the model never calls it. A tool that the agent runs needs a schema, or the model cannot
-    call it.
+    Such a tool is left out, so the model never calls it. A tool that the agent runs needs a schema.
     """
     kind = tool.get("type")
     if not isinstance(kind, str) or not kind.startswith(_RUN_BY_VENDOR):

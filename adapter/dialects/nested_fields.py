@@ -23,8 +23,7 @@ class NestedFields:
     """The objects of one protocol.
 
     `read`: those that are read. `refused` and `left_out`: kinds by containing field, separated by spaces. What is left
-    out has no effect, such as a tool that the vendor's own servers run. `same`: containing fields whose objects are
-    those of another field.
+    out has no effect, such as a tool that the vendor's own servers run. `same`: fields with the objects of another.
     """
 
     title: str
@@ -172,7 +171,6 @@ RESPONSES_OBJECTS = NestedFields(
 
 
 def nested_fields_page() -> str:
-    """Return the tables of `docs/reference/fields.md` as Markdown."""
     return "\n".join(line for one in (MESSAGES_OBJECTS, CHAT_OBJECTS, RESPONSES_OBJECTS) for line in _table(one)) + "\n"
 
 

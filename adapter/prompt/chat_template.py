@@ -186,9 +186,7 @@ def _renamed(text: str, alias: Mapping[str, str]) -> str:
 
 
 def _compile(template: str, model_path: Path) -> "Template":
-    """Compile in Hugging Face's Jinja environment (sandboxed, `tojson`, `raise_exception`, `strftime_now`, loop
-    controls). Raises ConfigError if the template has an error of syntax.
-    """
+    """Compile in Hugging Face's Jinja environment, sandboxed. Raises ConfigError for an error of syntax."""
     from jinja2 import TemplateError, TemplateSyntaxError
     from transformers.utils.chat_template_utils import _compile_jinja_template
 

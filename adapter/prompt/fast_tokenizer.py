@@ -34,10 +34,7 @@ _MAX_CHARS = 50_000  # tiktoken fails on several hundred thousand blanks in a ro
 
 class FastTokenizer:
     def __init__(self, tokenizer: Any, description: Mapping[str, Any]) -> None:
-        """`description`: the parsed tokenizer.json of `tokenizer`.
-
-        Raises ValueError with the reason if it cannot be used.
-        """
+        """`description`: the parsed tokenizer.json of `tokenizer`. Raises ValueError if it cannot be used."""
         import tiktoken
 
         pattern = _pattern(description)
@@ -78,10 +75,7 @@ def _pattern(description: Mapping[str, Any]) -> str:
 
 
 def _reachable(tokenizer: Any, model: Mapping[str, Any]) -> dict[str, int]:
-    """Return the tokens that their own bytes merge to, with their ids.
-
-    Raises ValueError if ids are not in the order of merges, or if a byte has no token.
-    """
+    """Map each token that its own bytes merge to → id. ValueError: ids not in merge order, or a byte without token."""
     from tokenizers import Tokenizer
 
     merges = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]

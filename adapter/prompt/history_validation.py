@@ -11,10 +11,7 @@ from adapter.dialects.base import InvalidRequestError
 
 
 def validate_history(runs: Sequence[MessageRun], num_skipped: int) -> None:
-    """Check a history whose first `num_skipped` runs, those before `runs`, were checked with an earlier request.
-
-    Raises InvalidRequestError.
-    """
+    """Check `runs`; the `num_skipped` before them were checked already. Raises InvalidRequestError."""
     if not num_skipped and runs[0].assistant:
         raise InvalidRequestError("the first message must not be the assistant's")
     if runs[-1].assistant:

@@ -36,10 +36,7 @@ _WINDOW_BYTES = 64
 
 
 class _Mark(msgspec.Struct, frozen=True, gc=False):
-    """The end of a run in a body: its offset, and the digest of all bytes before it.
-
-    `is_answer`: the run is the assistant's.
-    """
+    """The end of a run in a body: its offset, the digest of all bytes before it. `is_answer`: an assistant's run."""
 
     end: int
     digest: bytes
@@ -80,10 +77,7 @@ class IncrementalParser:
         self._conversations: list[_Conversation] = []
 
     def num_new_bytes(self, body: bytes) -> int:
-        """Return how many bytes of the body `parse` has to parse.
-
-        Fields that stand behind the messages as in the last request do not count: they are only compared.
-        """
+        """Return how many bytes `parse` has to parse; equal fields behind the messages are only compared."""
         match = self._longest_match(body)
         if match is None:
             return len(body)
@@ -93,10 +87,7 @@ class IncrementalParser:
         return num_new - num_behind if is_known else num_new
 
     def parse(self, body: bytes, dialect: Dialect, headers: Mapping[str, str], whole: bool = False) -> ParsedRequest:
-        """Parse a request, from the furthest known mark on.
-
-        `whole`: parse the whole body. Raises InvalidRequestError.
-        """
+        """Parse from the furthest known mark on, or all of it if `whole`. Raises InvalidRequestError."""
         request = None if whole else self.parse_new(body, dialect, headers)
         return request or self._parse_whole(body, dialect, headers)
 
@@ -129,8 +120,7 @@ class IncrementalParser:
     ) -> ParsedRequest | None:
         """Parse what follows a mark.
 
-        Returns None if the preamble behind the messages has changed, or if the run before the mark goes on behind it,
-        or the answer before that.
+        Returns None if the preamble behind the messages has changed, or the run or answer before the mark goes on.
         """
         mark = match.mark
         rest = b'{"' + dialect.history.encode() + b'":[' + body[mark.end + 1 :]
@@ -232,8 +222,7 @@ def _digest_of_end(body: bytes, num_bytes: int) -> bytes:
 def _offset_in(source: bytes, value: msgspec.Raw) -> int | None:
     """The offset of a value in the text that it was decoded from; None if a dialect made the value itself.
 
-    msgspec's raw values are slices of the decoded text, whose offsets it does not expose; they follow from the
-    addresses in memory.
+    msgspec's raw values are slices of the decoded text, whose offsets it does not expose; they follow from addresses.
     """
     offset = _address(value) - _address(source)
     return offset if 0 <= offset < len(source) else None

@@ -63,10 +63,7 @@ class ParserChoice(NamedTuple):
 
 
 def fitting_parsers(renderer: Renderer) -> ParserChoice:
-    """Try every parser of vLLM on what the template writes. Takes about half a minute, for vLLM's import.
-
-    Raises ConfigError if vLLM is not installed.
-    """
+    """Try all of vLLM's parsers on the template's text, for half a minute. Raises ConfigError without vLLM."""
     try:
         from vllm.reasoning import ReasoningParserManager
         from vllm.tool_parsers import ToolParserManager

@@ -13,6 +13,7 @@ its last recognised answer is taken from that (`stream_tail.py`).
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -22,6 +23,7 @@ import structlog
 from adapter.conversation import MessageRun, RequestOptions
 from adapter.dialects.base import Dialect
 from adapter.dialects.media import MediaPolicy
+from adapter.prompt.chat_template import TemplateRefusedError
 from adapter.prompt.history_validation import refuse_media, validate_history
 from adapter.prompt.renderer import Renderer
 from adapter.prompt.request_parser import ParsedRequest
@@ -32,7 +34,7 @@ from adapter.prompt.token_buffer import TokenStream
 from adapter.turns.forks import cause_of, kind_of
 from adapter.turns.routing import EngineRouter
 from adapter.turns.tree import AttachPoint
-from ratchet.types import ForkCause, TurnKind
+from ratchet.types import ForkCause, JsonObject, TurnKind
 from store.arrays import Ids
 
 _LOG = structlog.get_logger("ratchet.adapter")
@@ -80,8 +82,7 @@ class _StoredPrefix:
 class _TokenizedRequest:
     """A request and its prompt's ids, before its place in the tree is known.
 
-    `new_ids` follow the stream of turn `base`, or are the whole prompt if it is None. `thinks`, `dropped`: see
-    `renderer.ComposedPrompt`.
+    `new_ids` follow the stream of turn `base`, or are the whole prompt. `thinks`, `dropped`: as in `ComposedPrompt`.
     """
 
     request: ParsedRequest
@@ -98,8 +99,7 @@ class PreparedCall:
     """A call with its exact prompt, its place in the tree and the engine that will most likely serve it.
 
     `new_runs` follow the answer of turn `after_turn_id`, or are the whole history if it is None. `new_keys`: of the
-    histories in the request that the tree does not know yet, and of the request itself. `max_tokens`: limit of the
-    answer.
+    histories in the request that the tree does not know yet, and of the request itself. `max_tokens`: of the answer.
     """
 
     request: ParsedRequest
@@ -121,6 +121,11 @@ class PreparedCall:
     @property
     def lane(self) -> str:
         return self.request.options.lane
+
+    @property
+    def new_messages(self) -> list[JsonObject]:
+        """The messages of `new_runs` in the form of templates, as they are stored."""
+        return [message.for_template() for run in self.new_runs for message in run.messages]
 
     @property
     def suffix(self) -> Ids:
@@ -178,11 +183,15 @@ class PromptBuilder:
     async def _prepare_forward(
         self, session: LiveSession, body: bytes, dialect: Dialect, headers: Mapping[str, str]
     ) -> PreparedCall:
-        """Prepare a call that an endpoint answers: a whole history, and no tokens."""
+        """Prepare a call that an endpoint answers: a whole history, and its tokens if answers are stored as tokens."""
+        most = session.row.limits["max_response_tokens"]
+        if session.row.endpoint is not None and session.row.endpoint.tokens:
+            with suppress(TemplateRefusedError, PromptTooLongError):  # the endpoint may take what the template does not
+                tokenized = await self._tokenize_request(session, body, dialect, headers)
+                return self._place(session, tokenized, min(most, tokenized.request.options.max_tokens or most))
         request = await self._parse_forward(session, body, dialect, headers)
         options = request.options
         stored = self._find_stored_prefix(session, request)
-        most = session.row.limits["max_response_tokens"]
         tokenized = _TokenizedRequest(request, stored, None, _NO_IDS, 0, thinks=False)
         return self._place(session, tokenized, min(most, options.max_tokens or most))
 
@@ -206,10 +215,7 @@ class PromptBuilder:
             refuse_media(request.runs)
 
     def _place(self, session: LiveSession, tokenized: _TokenizedRequest, max_tokens: int) -> PreparedCall:
-        """Find the prompt's place in the tree as it is now.
-
-        Does not await, so that the place is still right when it returns.
-        """
+        """Find the prompt's place in the tree. Does not await, so that the place is still right when it returns."""
         request = tokenized.request
         options = request.options
         tree = session.tree
@@ -250,7 +256,9 @@ class PromptBuilder:
         Parsed whole if no stored stream can be reused, if the new part or the template itself cannot be rendered in
         segments, or if turns were loaded whose reasoning is put back.
         """
-        request = await self._parse(session, body, dialect, headers, whole=self._renderer.segments is None)
+        is_forwarded = session.row.endpoint is not None
+        whole = is_forwarded or self._renderer.segments is None
+        request = await self._parse(session, body, dialect, headers, whole)
         is_incomplete = not session.loaded or _is_answered_elsewhere(session, request)
         if is_incomplete and await self._sessions.load(session):
             # With the new turns' reasoning, and their calls put together.
@@ -298,8 +306,9 @@ class PromptBuilder:
         # A sampled answer among the new runs stands with its own ids, and a new question may drop the stream's
         # thinking.
         sampled = any(run.assistant and session.tree.turn_of_equal_answer(run, lane) is not None for run in new_runs)
-        thinks = session.tree.nodes[newest.turn_id].thinks
-        reusable = segments is not None and not sampled and not (thinks and _may_drop_thinking(segments, new_runs))
+        node = session.tree.nodes[newest.turn_id]
+        drops = node.thinks and segments is not None and _may_drop_thinking(segments, new_runs)
+        reusable = segments is not None and node.has_answer and not sampled and not drops
         return _StoredPrefix(newest.turn_id, newest.run_index, reusable)
 
     # ------------------------------------------------------------ tokenising
@@ -325,8 +334,7 @@ class PromptBuilder:
     ) -> _TokenizedRequest:
         """Tokenise what follows the stored stream, or everything. Raises TemplateRefusedError."""
         dropped = False
-        if stored is not None:
-            node = session.tree.nodes[stored.turn_id]
+        if stored is not None and (node := session.tree.nodes[stored.turn_id]).has_answer:
             try:
                 ids = self._renderer.resumed(request.preamble, request.runs, stored.run_index, node.stream.ids)
                 if ids is not None:
@@ -350,7 +358,7 @@ class PromptBuilder:
                 continue
             turn_id = tree.turn_of_answer(request.keys[at], run, lane, request.loose_keys[at])
             turn_id = tree.turn_of_equal_answer(run, lane) if turn_id is None else turn_id
-            if turn_id is not None:
+            if turn_id is not None and tree.nodes[turn_id].has_answer:
                 sampled[at] = tree.sampled(turn_id)
         return sampled
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from adapter.conversation import Message, MessageRun, Preamble
-from adapter.prompt.chat_template import ChatTemplate
+from adapter.prompt.chat_template import ChatTemplate, TemplateRefusedError
 from adapter.prompt.stream_tail import StreamTails
 from adapter.prompt.template_segments import NotSegmentableError, TemplateSegments
 from adapter.prompt.tokenizer import PolicyTokenizer
@@ -41,10 +41,7 @@ class ContinuedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ComposedPrompt:
-    """The ids of a whole prompt.
-
-    `thinks`: an answer shows thinking. `dropped`: the template left a sampled answer's thinking out.
-    """
+    """The ids of a whole prompt. `thinks`: an answer shows thinking. `dropped`: a sampled answer's was left out."""
 
     ids: Ids
     thinks: bool
@@ -54,8 +51,7 @@ class ComposedPrompt:
 class Renderer:
     """Template and tokenizer of one model directory. Thread-safe.
 
-    `segments` is None if the template cannot be rendered in segments; `full_render_reason` is the cause, None
-    otherwise.
+    `segments` is None if the template has no segments; `full_render_reason` says why.
     """
 
     def __init__(
@@ -119,6 +115,19 @@ class Renderer:
         text = self.template.render(preamble.messages(runs), preamble.tools, generation_prompt=True)
         return self.tokenizer.encode_whole(text)
 
+    def written(self, preamble: Preamble, runs: Sequence[MessageRun], answer: Message) -> Ids:
+        """Return the ids of an answer to this history, up to its stop token; none if the template writes none."""
+        history = preamble.messages(runs)
+        try:
+            prompt = self.template.render(history, preamble.tools, generation_prompt=True)
+            whole = self.template.render([*history, answer], preamble.tools)
+        except TemplateRefusedError:
+            return np.empty(0, np.int32)
+        text = whole.removeprefix(prompt) if whole.startswith(prompt) else ""
+        ids = self.tokenizer.encode(text, at_start=False)
+        ends = np.flatnonzero(np.isin(ids, self.stop_ids))
+        return ids[: int(ends[0]) + 1] if len(ends) else ids[:0]
+
     def resumed(self, preamble: Preamble, runs: Sequence[MessageRun], at: int, stream: Ids) -> Ids | None:
         """Return the ids that follow `stream`, which ends with answer runs[at], in a history that is rendered in full.
 
@@ -140,10 +149,7 @@ class Renderer:
         return ContinuedPrompt(self.tokenizer.encode(text, at_start=False), behind.drops, thinks)
 
     def composed(self, preamble: Preamble, runs: Sequence[MessageRun], sampled: Mapping[int, Ids]) -> ComposedPrompt:
-        """Return a whole prompt, with the ids in `sampled` for the answers at these indices.
-
-        Raises NotSegmentableError, TemplateRefusedError.
-        """
+        """Return a whole prompt, with `sampled` ids by answer. Raises NotSegmentableError, TemplateRefusedError."""
         segments = self._require_segments()
         history = segments.render_history(preamble, runs)
         parts: list[Ids] = []
@@ -177,10 +183,7 @@ class Renderer:
         return found[0]
 
     def _check(self, segments: TemplateSegments) -> None:
-        """Check that texts are the sum of their segments, and that cutting them at added tokens keeps the ids.
-
-        Raises NotSegmentableError.
-        """
+        """Check that texts and ids are the sums of their segments' texts and ids. Raises NotSegmentableError."""
         for text in segments.check():
             if not np.array_equal(self.tokenizer.encode_whole(text), self.tokenizer.encode(text)):
                 raise NotSegmentableError("tokenising depends on what stands before an added token")

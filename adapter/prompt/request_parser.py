@@ -176,10 +176,7 @@ def _in_call_order(messages: list[Message], call_ids: tuple[str, ...]) -> list[M
 
 
 def _lane_key(lane: str) -> str:
-    """The lane as it is stored and compared.
-
-    Clients may send a text of any length, which an index cannot hold; long ones become their digest.
-    """
+    """The lane as it is stored: long ones become their digest, since an index cannot hold a text of any length."""
     return lane if len(lane) <= _LANE_CHARS else blake2b(lane.encode(), digest_size=16).hexdigest()
 
 

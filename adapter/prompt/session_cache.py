@@ -1,13 +1,13 @@
 """The sessions that this process serves, in memory: their turn trees and what was parsed of their requests.
 
-Everything here can be read again from the store, so a session may be evicted, or served by another process, at any
-time.
+Everything here can be read again from the store, so a session may be evicted or served elsewhere at any time.
 """
 
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from adapter.conversation import Message, answer_from_json
 from adapter.prompt.ids_json import IdsJson
@@ -29,9 +29,9 @@ _LOADED_AT_ONCE = 20  # turns between two chances for other calls to run
 
 @dataclass(slots=True)
 class LiveSession:
-    """A session in memory.
+    """A session in memory. `num_calls`: turns in generation. `loaded`: the store has been read once for the tree.
 
-    `num_calls`: its turns that are being generated. `loaded`: the tree has been read from the store once.
+    `recorded`: what earlier attempts have asked and this one has not yet (`turns/replay.py`); None: not read yet.
     """
 
     row: SessionRow
@@ -41,6 +41,7 @@ class LiveSession:
     loaded: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     num_calls: int = 0
+    recorded: list[Any] | None = None
 
     @property
     def at_turn_limit(self) -> bool:
@@ -71,10 +72,7 @@ class SessionCache:
         self._sessions: OrderedDict[int, LiveSession] = OrderedDict()
 
     def get(self, row: SessionRow) -> LiveSession:
-        """Return the session, made if missing.
-
-        If there are too many, the least recently used one without calls is evicted.
-        """
+        """Return the session, made if missing; if there are too many, the oldest without calls is evicted."""
         session = self._sessions.get(row.id)
         if session is None:
             tree = TurnTree(not self._renderer.template.shows_call_ids)
@@ -125,5 +123,8 @@ class SessionCache:
         attach_point = AttachPoint(turn.parent_turn_id, turn.kept_tokens)
         prompt = tree.prompt(attach_point, ids_from_bytes(turn.suffix_ids))
         tree.add(turn.id, attach_point, prompt, sampled, growth)
+        if "asked_again" in request:
+            key, loose_key = map(bytes.fromhex, request["asked_again"])
+            tree.add_view(turn.id, key, stored.message, loose_key)
         for view in views_of(answer):
             tree.add_view(turn.id, growth.keys[-1], view)

@@ -29,10 +29,7 @@ class NotSegmentableError(Exception):
 
 
 class BetweenAnswers(NamedTuple):
-    """The text of a run that is not the assistant's.
-
-    `drops_thinking`: the template then leaves earlier thinking out.
-    """
+    """The text of a run of other roles. `drops_thinking`: the template then leaves earlier thinking out."""
 
     text: str
     drops_thinking: bool
@@ -97,10 +94,7 @@ class TemplateSegments:
         return BetweenAnswers(_without_prefix(text, self._without_thinking), self.drops_thinking)
 
     def answer(self, message: Message, kept: bool) -> str:
-        """Return the generation prompt, the answer and its end.
-
-        `kept`: with its thinking, otherwise as the template shows it without.
-        """
+        """Return generation prompt, answer and end. `kept`: with its thinking, else as the template shows it."""
         is_short = not message.tool_calls and len(message.text) + len(message.reasoning) < _MEMO_CHARS
         return self._memo_answer(message, kept) if is_short else self._answer(message, kept)
 
@@ -176,10 +170,7 @@ class TemplateSegments:
     # ------------------------------------------------------------ the check at start
 
     def check(self) -> Iterator[str]:
-        """Yield full texts of histories that equal the sum of their segments.
-
-        Raises NotSegmentableError at the first that does not.
-        """
+        """Yield full texts that equal the sum of their segments. Raises NotSegmentableError at one that does not."""
         if self._template.reads_clock:
             raise NotSegmentableError("it reads the clock")
         num_equal = 0
@@ -209,10 +200,7 @@ def _without_suffix(text: str, suffix: str) -> str:
 
 
 def _probes(literals: Sequence[str]) -> Iterator[ProbeHistory]:
-    """Histories in all shapes that agents send.
-
-    The template's own literals are among the texts, since templates search for them.
-    """
+    """Histories in all shapes that agents send, with the template's own literals, which templates search for."""
     rng = random.Random(0)
     tools = [tool_of(name, "d") for name in ("one", "two")]
     words = ["plain", "", " lead", "trail \n", "two\n\nlines"]

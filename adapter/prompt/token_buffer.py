@@ -60,9 +60,7 @@ class TokenStream(msgspec.Struct, frozen=True, gc=False):
         return TokenStream(self.buffer, length)
 
     def extended(self, new: Ids) -> "TokenStream":
-        """This stream with `new` behind it: in the same buffer if nothing else follows there, or the same ids; else in
-        a copy.
-        """
+        """This stream with `new` behind it: in the same buffer if nothing else follows there, else in a copy."""
         length = self.length + len(new)
         if self.length == self.buffer.used:
             self.buffer.append(new)

@@ -40,9 +40,7 @@ class PolicyTokenizer:
     """
 
     def __init__(self, model_path: Path) -> None:
-        """Raises ConfigError if the directory has no tokenizer, or another model's, or if its added tokens cannot be
-        renamed.
-        """
+        """Raises ConfigError if the tokenizer is missing, another model's, or has tokens that cannot be renamed."""
         plain = read_model_json(model_path, "tokenizer.json")
         self.plain = _made(plain, model_path)
         nonce = secrets.token_hex(8)
@@ -75,7 +73,6 @@ class PolicyTokenizer:
         return self.added.sub(lambda found: self._names[found[0]], text)
 
     def has_id(self, token_id: int) -> bool:
-        """Return whether the tokenizer has a token of this id."""
         return self._tokenizer.id_to_token(token_id) is not None
 
     def _require_fit(self, model_path: Path) -> None:
@@ -110,8 +107,7 @@ class PolicyTokenizer:
         return np.concatenate(parts)
 
     def _encode_stretch(self, text: str, behind: bool) -> Ids:
-        """Encode a text without added tokens, with the fast tokenizer if it can be used. `behind`: an added token is
-        before it, and the tokenizer gives other ids there."""
+        """Encode text between added tokens. `behind`: one is before it, and the tokenizer gives other ids there."""
         if behind:
             return self.encode_whole(self._some_alias + text)[1:]
         ids = self._fast.encode(text) if self._fast is not None and text else None
@@ -127,10 +123,7 @@ class PolicyTokenizer:
         )
 
     def encode_whole(self, text: str) -> Ids:
-        """Encode without cache and with the model's own tokenizer.
-
-        Unlike its `encode`, its batch form releases the interpreter lock.
-        """
+        """Encode with the model's own tokenizer, uncached; its batch form releases the interpreter lock."""
         if not text:
             return np.zeros(0, np.int32)
         return np.array(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids, np.int32)
@@ -168,10 +161,7 @@ def _made(description: dict[str, Any], model_path: Path) -> "Tokenizer":
 
 
 def _renamed(tokenizer: dict[str, Any], alias: dict[str, str], model_path: Path) -> dict[str, Any]:
-    """Return tokenizer.json with aliases as the names of its added tokens.
-
-    Raises ConfigError if prompts cannot be cut at one of them.
-    """
+    """Return tokenizer.json with aliases for its added tokens. Raises ConfigError if one cannot cut prompts."""
     for token in tokenizer.get("added_tokens", []):
         flags = [flag for flag in ("lstrip", "rstrip", "single_word", "normalized") if token.get(flag)]
         if flags:

@@ -72,6 +72,7 @@ from adapter.turns.engine_waits import EngineWaits
 from adapter.turns.generator import TurnGenerator
 from adapter.turns.leases import ProcessLease
 from adapter.turns.registry import ConnectedClient, TurnRegistry
+from adapter.turns.replay import replay
 from adapter.turns.retry_actions import RetryResolver, run_shielded
 from adapter.turns.routing import EngineRouter
 from adapter.turns.writer import TurnWriter
@@ -90,10 +91,7 @@ class PendingCall:
 
 
 class Capture:
-    """The entry points for HTTP.
-
-    The work is done by the session cache, the prompt builder, the registry and the resolver.
-    """
+    """The entry points for HTTP; session cache, prompt builder, registry and resolver do the work."""
 
     def __init__(
         self,
@@ -132,7 +130,10 @@ class Capture:
             self._outputs.take(prepared.request)
         client = ConnectedClient()
         # A session that has had all its turns may still ask again for the answer to one of them.
-        known = await self._registry.find(session, prepared) if session.at_turn_limit else None
+        replays = row.has_earlier and not row.is_by_hand  # by hand, a person may ask each time for something else
+        known = await self._registry.find(session, prepared) if session.at_turn_limit or replays else None
+        if known is None and replays and await replay(self._registry.database, session, prepared):
+            known = await self._registry.find(session, prepared)
         if known is None:
             try:
                 running = await run_shielded(self._registry.open(session, prepared, 0, client))
@@ -171,7 +172,6 @@ class Capture:
 
     @property
     def is_busy(self) -> bool:
-        """True if a turn is being generated."""
         return not self._registry.is_empty
 
     async def close(self) -> None:

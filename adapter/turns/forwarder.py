@@ -1,14 +1,16 @@
 """Answer a turn by an endpoint: the conversation goes out as Chat Completions, and a message comes back.
 
-Turns of endpoints have no tokens: their rows have empty arrays and no valid logprobs, so nothing of them can be
-trained. All else is as for the policy: the row is inserted before the call and completed before the answer is sent, and
-a repeated request finds it.
+Their rows have no logprobs, and tokens only if `endpoint.tokens` is true and the chat template writes the answer. The
+tokens have the run's version 0, whose address is the endpoint's. All else is as for the policy: the row is inserted
+before the call and completed before the answer is sent, and a repeated request finds it.
 """
 
 import asyncio
 import random
 import time
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import orjson
@@ -34,8 +36,9 @@ from adapter.turns.telemetry import endpoint_span
 from engine.generation import Generation
 from ratchet.config_sections import EndpointConfig
 from ratchet.errors import ConfigError
-from ratchet.types import JsonObject, TurnState
+from ratchet.types import JsonObject, TurnState, UnreadCause, policy_version
 from store import session_notes, turns
+from store.arrays import Ids
 from store.database import Database
 
 _LOG = structlog.get_logger("ratchet.adapter")
@@ -45,8 +48,17 @@ _NO_LOGPROBS = "logprobs: the endpoint of this evaluation returns none; leave th
 _MAX_STOPS = 4
 """More stop sequences are refused by OpenAI; the adapter cuts at all of them in any case."""
 
-NO_TOKENS = Generation(np.empty(0, np.int32), np.empty(0, np.float32), [], "stop")
-"""The tokens of an endpoint's answer."""
+
+class ForwardedAnswer(NamedTuple):
+    """An endpoint's answer, and the tokens for it, none if they are not stored."""
+
+    answer: Answer
+    ids: Ids
+
+    def generation(self, run_id: str) -> Generation:
+        """Return the ids without logprobs: nothing of the run's model sampled them."""
+        span = {"version": policy_version(run_id, 0, 0), "start": 0, "end": len(self.ids)}
+        return Generation(self.ids, np.empty(0, np.float32), [span] if len(self.ids) else [], self.answer.finish)
 
 
 class TurnForwarder:
@@ -62,7 +74,7 @@ class TurnForwarder:
         for client in self._clients.values():
             await client.close()
 
-    async def answer(self, session: LiveSession, prepared: PreparedCall, turn_id: int) -> Answer:
+    async def answer(self, session: LiveSession, prepared: PreparedCall, turn_id: int) -> ForwardedAnswer:
         """Ask the session's endpoint until it answers, however long it is away.
 
         Raises UnauthorisedError if the row has been aborted meanwhile, PromptTooLongError if the context is full,
@@ -90,7 +102,7 @@ class TurnForwarder:
                 self._require_logprobs(prepared.request, endpoint, found)
                 if has_failed:
                     await self._outage.hold(partial(note, None))
-                return self._answer_of(found, prepared, turn_id)
+                return await self._tokenized(found, self._answer_of(found, prepared, turn_id), prepared)
             except EndpointContextError as error:
                 limit = error.max_tokens or session.row.limits["max_context_tokens"]
                 num_tokens = max(error.num_tokens or 0, limit + 1)
@@ -138,6 +150,18 @@ class TurnForwarder:
             logprobs=tuple(found.logprobs) if prepared.request.options.logprobs else (),
         )
 
+    async def _tokenized(self, found: EndpointAnswer, answer: Answer, prepared: PreparedCall) -> ForwardedAnswer:
+        """Write the answer as tokens behind the prompt's, if it has any."""
+        written: Ids | UnreadCause | None = None
+        if prepared.stream.length:
+            is_cut = found.finish == "length" or answer.finish == "stop_sequence"
+            written = (
+                UnreadCause.ENDPOINT_CUT if is_cut else await self._outputs.write(answer.message, prepared.request)
+            )
+        if isinstance(written, np.ndarray):
+            return ForwardedAnswer(answer, written)
+        return ForwardedAnswer(replace(answer, unread=written or answer.unread), np.empty(0, np.int32))
+
     def _require_logprobs(self, request: ParsedRequest, endpoint: EndpointConfig, found: EndpointAnswer) -> None:
         """Raise InvalidRequestError if the client asked for logprobs and the endpoint returned none."""
         if request.options.logprobs and found.text and not found.logprobs:
@@ -146,10 +170,7 @@ class TurnForwarder:
 
 
 def chat_request(request: ParsedRequest, temperature: float, max_tokens: int) -> JsonObject:
-    """Return the body of the request that asks for the same answer in Chat Completions, without the model's name.
-
-    Temperature and limit of tokens are the run's, as for the policy.
-    """
+    """Return a Chat Completions body for the same answer, without the model's name; sampling is the run's."""
     options = request.options
     body: JsonObject = {
         "messages": [_wire_message(message) for message in request.preamble.messages(request.runs)],

@@ -29,7 +29,7 @@ from adapter.prompt.session_cache import LiveSession
 from adapter.store_outage import StoreOutage
 from adapter.turns.call_options import CallOptions
 from adapter.turns.engine_waits import EngineWaits
-from adapter.turns.forwarder import NO_TOKENS, TurnForwarder
+from adapter.turns.forwarder import TurnForwarder
 from adapter.turns.records import completed_turn, stored_answer
 from adapter.turns.routing import EngineRouter
 from adapter.turns.telemetry import engine_span, note_answer, turn_span
@@ -59,7 +59,7 @@ class _SampledOutput:
 
 @dataclass(frozen=True, slots=True)
 class _AnsweredCall:
-    """An answer and its tokens, which an endpoint's answer has not. `ended`: the ids end the answer."""
+    """An answer and its tokens, which an endpoint's answer may lack. `ended`: the ids end the answer."""
 
     answer: Answer
     generation: Generation
@@ -125,10 +125,7 @@ class TurnGenerator:
         await self._forwarder.close()
 
     def live_answer(self, session: LiveSession, prepared: PreparedCall) -> LiveAnswer | None:
-        """Return what the turn's streams show while it is sampled.
-
-        None if the client asked for no stream, or if nothing can be shown; an endpoint's answer is shown whole.
-        """
+        """Return what streams show while the turn is sampled; None without a stream, or for an endpoint's answer."""
         if session.row.endpoint is not None:
             return None
         return self._outputs.live_answer(prepared.request) if prepared.request.options.stream else None
@@ -157,8 +154,10 @@ class TurnGenerator:
     ) -> Answer:
         started = time.monotonic()
         if session.row.endpoint is not None:
-            answer = await self._forwarder.answer(session, prepared, turn_id)
-            answered = _AnsweredCall(answer, replace(NO_TOKENS, finish_reason=answer.finish), None, ended=True)
+            forwarded = await self._forwarder.answer(session, prepared, turn_id)
+            thinks = len(forwarded.ids) > 0 and self._renderer.thinks(forwarded.answer.message)
+            generation, ended = forwarded.generation(session.row.run_id), self._renderer.ended(forwarded.ids)
+            answered = _AnsweredCall(replace(forwarded.answer, thinks=thinks), generation, None, ended)
         else:
             answered = await self._answer_by_engine(session, prepared, turn_id, live)
         answer = replace(answered.answer, asked=CallOptions.of(prepared.request.options, prepared.max_tokens).to_json())

@@ -11,8 +11,6 @@ from adapter.conversation import Message, MessageRun, extend_key
 
 
 class _KnownAnswer(NamedTuple):
-    """A stored answer."""
-
     reasoning: str
     text: str
 

@@ -1,6 +1,4 @@
-"""A call as the columns of its row, when it is opened and when it is completed, and the answer that a completed row
-stores.
-"""
+"""A call as the columns of its row, opened and completed, and the answer that a completed row stores."""
 
 from adapter.conversation import Answer, answer_from_json, answer_to_json
 from adapter.dialects.base import InvalidRequestError
@@ -66,7 +64,6 @@ def completed_turn(
 
 
 def stored_answer(known: KnownCall) -> Answer:
-    """The answer of a completed row."""
     assert known.answer is not None
     value = unpack_json(known.answer)
     assert isinstance(value, dict)
@@ -78,7 +75,7 @@ def _stored_request(prepared: PreparedCall) -> dict[str, object]:
     preamble = prepared.request.preamble
     stored: dict[str, object] = {
         "after": prepared.after_turn_id,
-        "messages": [message.for_template() for run in prepared.new_runs for message in run.messages],
+        "messages": prepared.new_messages,
         "keys": [key.hex() for key in prepared.new_keys],
         "loose_key": prepared.request.loose_keys[-1].hex(),
         "thinks": prepared.thinks,

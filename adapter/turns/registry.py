@@ -30,8 +30,7 @@ from store.turns import KnownCall
 class ConnectedClient:
     """One HTTP request that waits for an answer. `turn_id` is None until it is decided which turn answers it.
 
-    `live`: what can be shown of the answer while it is sampled, None if nothing can. `connected` is done when both are
-    set.
+    `live`: what can be shown of the answer while it is sampled, None if nothing can. `connected`: both are set.
     """
 
     turn_id: int | None = None
@@ -65,7 +64,7 @@ class TurnRegistry:
         outage: StoreOutage,
         generator: TurnGenerator,
     ) -> None:
-        self._database = database
+        self.database = database
         self._writer = writer
         self.lease = lease
         self._waits = waits
@@ -92,7 +91,7 @@ class TurnRegistry:
 
     async def find(self, session: LiveSession, prepared: PreparedCall) -> KnownCall | None:
         """Return the newest turn of this session and lane with the same digest."""
-        return await self._database.run(turns.find_call, session.row.id, prepared.lane, prepared.digest)
+        return await self.database.run(turns.find_call, session.row.id, prepared.lane, prepared.digest)
 
     async def open(
         self, session: LiveSession, prepared: PreparedCall, ordinal: int, client: ConnectedClient
@@ -156,7 +155,7 @@ class TurnRegistry:
 
     async def record_connection(self, turn_id: int) -> None:
         """Write to the row that a client of this process waits for its answer."""
-        await self._database.run(turns.attach_client, turn_id, self.lease.process_id)
+        await self.database.run(turns.attach_client, turn_id, self.lease.process_id)
 
     async def disconnect(self, client: ConnectedClient) -> None:
         """Remove a client. If it was the last one, write to the row that no client of this process waits any more."""
@@ -172,7 +171,7 @@ class TurnRegistry:
     async def _record_disconnection(self, turn_id: int) -> None:
         if self._clients(turn_id):
             return  # another one has come while the store was unavailable
-        await self._database.run(turns.mark_detached, turn_id, self.lease.process_id)
+        await self.database.run(turns.mark_detached, turn_id, self.lease.process_id)
 
     def _clients(self, turn_id: int) -> set[ConnectedClient]:
         running = self._running.get(turn_id)

@@ -6,7 +6,7 @@
 import asyncio
 import time
 from collections.abc import Coroutine
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -16,8 +16,8 @@ from adapter.prompt.prompt_builder import PreparedCall
 from adapter.prompt.session_cache import LiveSession, SessionCache
 from adapter.store_outage import StoreOutage
 from adapter.turns.call_options import CallOptions, fits
+from adapter.turns.records import stored_answer
 from adapter.turns.registry import ConnectedClient, RunningTurn, TurnRegistry
-from adapter.turns.repeated_calls import EarlierCall, call_of_key
 from adapter.turns.retry_or_sample import RetryDecision, decide_retry
 from adapter.turns.stored_views import store_view
 from adapter.turns.tree import AttachPoint
@@ -29,8 +29,31 @@ from store.database import Database
 from store.turns import KnownCall
 
 _POLL_SECONDS = 0.2
+_MOST_EQUAL_CALLS = 64
+"""The number of calls with the same digest that are searched, the newest ones."""
 
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierCall:
+    """A call, with what this process knows of it. `answer`: if it is completed. `made_for`: None if not known."""
+
+    call: KnownCall
+    running: RunningTurn | None
+    answer: Answer | None
+    made_for: CallOptions | None
+
+    @classmethod
+    def of(cls, call: KnownCall, registry: TurnRegistry) -> "EarlierCall":
+        running = registry.get(call.id)
+        answer = stored_answer(call) if call.state is TurnState.COMPLETED else None
+        asked = None if answer is None else answer.asked
+        stored = None if asked is None else CallOptions.from_json(asked)
+        return cls(call, running, answer, stored if running is None else running.options)
+
+    def has_key(self, call_key: str) -> bool:
+        return bool(call_key) and self.made_for is not None and self.made_for.call_key == call_key
 
 
 class RetryResolver:
@@ -57,7 +80,7 @@ class RetryResolver:
             return fits(one.made_for, asked, one.answer, session.row.endpoint is not None)
 
         newest = known
-        of_key = partial(call_of_key, self._database, self._registry, session.row.id, prepared, newest)
+        of_key = partial(_call_of_key, self._database, self._registry, session.row.id, prepared, newest)
         known = await self._outage.hold(of_key)
         while True:
             earlier = EarlierCall.of(known, self._registry)
@@ -102,10 +125,7 @@ class RetryResolver:
     async def _sample_again(
         self, session: LiveSession, prepared: PreparedCall, known: KnownCall, client: ConnectedClient
     ) -> RunningTurn:
-        """Open a row with the next ordinal and generate it.
-
-        Another process may insert that ordinal first; then take the one after.
-        """
+        """Open a row with the next ordinal and generate it; the one after if another process inserts that first."""
         while True:
             opening = partial(self._registry.open, session, prepared, known.ordinal + 1, client)
             if (running := await self._outage.hold(opening)) is not None:
@@ -167,3 +187,14 @@ async def run_shielded(work: Coroutine[Any, Any, _T]) -> _T:
     task = asyncio.create_task(work)
     await wait_for_end(task)
     return task.result()
+
+
+async def _call_of_key(
+    database: Database, registry: TurnRegistry, session_id: int, prepared: PreparedCall, newest: KnownCall
+) -> KnownCall:
+    """Return the call with the request's `Idempotency-Key` among those with the digest of `newest`, else `newest`."""
+    call_key = prepared.request.options.call_key
+    if not call_key or newest.ordinal == 0 or EarlierCall.of(newest, registry).has_key(call_key):
+        return newest
+    found = await database.run(turns.find_calls, session_id, prepared.lane, prepared.digest, _MOST_EQUAL_CALLS)
+    return next((one for one in found if EarlierCall.of(one, registry).has_key(call_key)), newest)

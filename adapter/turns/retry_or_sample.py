@@ -5,7 +5,7 @@ the old one. A request is repeated if the digest of its messages and kind is tha
 (`PreparedCall.digest`). It is a retry if a header says so (`x-stainless-retry-count`, or the `Idempotency-Key` of the
 earlier call), or if the earlier call's client has disconnected and its answer was not written to its last byte. If its
 options ask for another sample, or it has another `Idempotency-Key` than the earlier call (`call_options.py`), it is a
-new sample. Of several equal calls it repeats the one with its key, else the newest (`repeated_calls.py`). If the
+new sample. Of several equal calls it repeats the one with its key, else the newest (`retry_actions.py`). If the
 earlier call was aborted, any request is a new sample. A client of another process counts as connected while that
 process renews its lease; after a kill the lease expires. If it is uncertain whether the first client is still
 connected, a request without the header waits for up to one lease.
@@ -34,7 +34,7 @@ def decide_retry(
     in_time: bool,
     fits_options: bool = True,
 ) -> RetryDecision:
-    """Decide what a request gets whose digest the turn `known` has (`repeated_calls.py`).
+    """Decide what a request gets whose digest the turn `known` has (`retry_actions.py`).
 
     `num_clients_here`: clients of this process that wait for `known`; None if this process does not generate it.
     `is_own`: this process is the worker of the row in flight, or the lease owner of the completed one. `in_time`: less

@@ -23,10 +23,7 @@ _AVOID_SECONDS = 2.0
 
 
 class EngineRouter:
-    """The engines as they were last read from the store, shared by all calls of the process.
-
-    `pick` and `wait_until_gone` read them again when needed; `likely` and `serves` do not.
-    """
+    """The engines as last read, for all calls of the process; only `pick` and `wait_until_gone` read anew."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -39,10 +36,7 @@ class EngineRouter:
         self._clients: dict[str, EngineClient] = {}
 
     async def pick(self, session: SessionRow) -> EngineRow:
-        """Wait until an engine of the session's set is ready.
-
-        The choice is stable per session, so that the engine's prefix cache is used.
-        """
+        """Wait for a ready engine of the session's set; the same one per session, for the engine's prefix cache."""
         max_age_seconds = _REFRESH_SECONDS
         while True:
             await self._refresh(max_age_seconds)
@@ -62,10 +56,7 @@ class EngineRouter:
         )
 
     def serves(self, engine_id: int) -> bool:
-        """Return whether the engine was ready when last read.
-
-        A paused engine is not; it keeps its calls and continues them later.
-        """
+        """Return whether the engine was ready when last read. A paused one is not; it continues its calls later."""
         row = self._engines.get(engine_id)
         return row is not None and row.state is EngineState.READY and row.silent_seconds < SILENT_SECONDS
 
@@ -75,8 +66,7 @@ class EngineRouter:
         It has sent no heartbeat for long, its server has ended or starts anew, or its weights were not verified
         (`quarantined`), so that it will be restarted.
 
-        While the store is unavailable no heartbeat arrives, although the engines go on generating; that time does not
-        count.
+        Time without heartbeats because the store is unavailable does not count: the engines go on generating.
         """
         while True:
             await asyncio.sleep(_REFRESH_SECONDS)

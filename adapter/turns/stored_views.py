@@ -1,7 +1,4 @@
-"""The other messages that a turn's tokens made for retries with other options, stored so that any process knows them.
-
-They are in the message of the row's answer.
-"""
+"""Other messages that a turn's tokens made for retries with other options, stored in the row's answer."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -32,5 +29,4 @@ async def store_view(conn: AsyncConnection, turn_id: int, view: Message) -> None
 
 
 def views_of(answer: Mapping[str, Any]) -> list[Message]:
-    """The views of a stored answer."""
     return [message_from_json(one) for one in answer["message"].get("views", [])]

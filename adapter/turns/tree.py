@@ -42,12 +42,15 @@ class TreeNode(msgspec.Struct, gc=False):
     def length(self) -> int:
         return self.stream.length
 
+    @property
+    def has_answer(self) -> bool:
+        """False if the stream is the prompt alone, or empty: an endpoint's answer may have no tokens."""
+        return self.length > self.prompt_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class AttachPoint:
-    """The place of a prompt in the tree: it begins with the first `kept_tokens` of the parent's stream; what follows is
-    new.
-    """
+    """A prompt's place in the tree: it begins with the first `kept_tokens` of the parent's stream, the rest is new."""
 
     parent_turn_id: int | None
     kept_tokens: int
@@ -64,8 +67,7 @@ class StoredAnswer(NamedTuple):
 class TurnGrowth:
     """The additions of a completed turn to the tree, beside its tokens.
 
-    `keys`: keys of the histories in its request; the last is the request's own. `loose_key`: key of the request in a
-    chain of loose keys.
+    `keys`: keys of the histories in its request; the last is the request's own. `loose_key`: in a chain of loose keys.
     """
 
     keys: Sequence[bytes]
@@ -154,8 +156,7 @@ class TurnTree:
         return run.with_reasoning(reasoning)
 
     def knows(self, key: bytes, run: MessageRun, loose_key: bytes) -> bool:
-        """Return whether an answer is a stored one as it was sent, perhaps without its reasoning. Keys as in
-        `with_reasoning`."""
+        """Return whether an answer is a stored one, perhaps without its reasoning. Keys as in `with_reasoning`."""
         if self.turn_of_answer(key, run, "", loose_key) is not None or run.key in self._by_answer:
             return True
         reasoning = self.reasoning.find(key, run, loose_key if self.follows_loose_chains else None)
@@ -178,8 +179,7 @@ class TurnTree:
     def attach(self, ids: Ids, base: int | None) -> AttachPoint:
         """Attach a prompt to the stored stream with which it shares the most tokens; of several, the first.
 
-        `base`: a turn whose whole stream the prompt is known to begin with. Then only that turn's descendants are
-        compared.
+        `base`: a turn whose whole stream the prompt is known to begin with. Only its descendants are compared then.
         """
         if base is not None:
             return self._attach_below(ids, base)
@@ -249,19 +249,23 @@ class TurnTree:
     def _index(self, turn_id: int, growth: TurnGrowth) -> None:
         self.known_keys.update(growth.keys)
         self.last_answers[growth.lane] = (growth.kind, growth.answer.text)
-        self.reasoning.add(turn_id, growth.keys[-1], growth.answer, growth.loose_key)
-        key = extend_key(growth.loose_key, MessageRun.of([growth.answer]).loose_key)
-        self._by_loose_chain[key] = (*self._by_loose_chain.get(key, ()), turn_id)
-        self._index_answer(turn_id, growth.keys[-1], growth.answer)
+        self._index_answer(turn_id, growth.keys[-1], growth.answer, growth.loose_key)
 
-    def add_view(self, turn_id: int, request_key: bytes, view: Message) -> None:
-        """Recognise another message that the tokens of a turn make, for a retry with other options."""
+    def add_view(self, turn_id: int, request_key: bytes, view: Message, loose_key: bytes | None = None) -> None:
+        """Recognise another message that the tokens of a turn make, or the same behind another history.
+
+        The first is for a retry with other options, the second for a replay.
+        """
         if turn_id not in self._by_history.get(extend_key(request_key, MessageRun.of([view]).key), ()):
-            self.reasoning.add(turn_id, request_key, view)
-            self._index_answer(turn_id, request_key, view)
+            self._index_answer(turn_id, request_key, view, loose_key)
 
-    def _index_answer(self, turn_id: int, request_key: bytes, message: Message) -> None:
+    def _index_answer(self, turn_id: int, request_key: bytes, message: Message, loose_key: bytes | None) -> None:
+        self.reasoning.add(turn_id, request_key, message, loose_key)
         answer = MessageRun.of([message])
+        if loose_key is not None:
+            key = extend_key(loose_key, answer.loose_key)
+            known = self._by_loose_chain.get(key, ())
+            self._by_loose_chain[key] = known if turn_id in known else (*known, turn_id)
         self.known_keys.add(extend_key(request_key, answer.key))
         for index, key in (
             (self._by_history, extend_key(request_key, answer.key)),

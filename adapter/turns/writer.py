@@ -53,17 +53,14 @@ class TurnWriter:
         self._waiting_for_locks: set[asyncio.Task[None]] = set()
 
     async def open(self, turn: NewTurn) -> int | None:
-        """Insert a row and return its id; None if the session is closed or a row with the same (lane, digest,
-        ordinal) exists.
-        """
+        """Insert a row and return its id; None if the session is closed or (lane, digest, ordinal) exists."""
         opened: int | None = await self._write(turn)
         return opened
 
     async def abort_lost_open(self, turn: NewTurn, running_ids: Collection[int]) -> None:
         """Abort the row of an `open` that failed with StoreUnavailableError, if it was stored all the same.
 
-        `running_ids`: a view of the turns that this process generates. None of them is aborted: the call may have been
-        opened again.
+        `running_ids`: a view of the turns that this process generates. None of them is aborted: it may be open again.
         """
         await self._write(_LostOpen(turn, running_ids))
 

@@ -33,12 +33,14 @@ def outputs(between: str = "") -> list[str]:
     return [*(one + between + CALL for one in thoughts[:-1]), thoughts[-1] + "Done."]
 
 
-async def converse(address: str, opened: Opened, messages: list[Any], change: Change, num_turns: int) -> None:
-    """Continue a conversation over Chat, whose whole history is sent as `change` returns it."""
+async def converse(
+    address: str, opened: Opened, messages: list[Any], change: Change, num_turns: int, **more: Any
+) -> None:
+    """Continue a conversation over Chat, whose whole history is sent as `change` returns it. `more`: other fields."""
     async with httpx.AsyncClient(base_url=address, headers={"x-api-key": opened.token}, timeout=300) as http:
         for _ in range(num_turns):
             sent = {"model": "policy", "messages": change(json.loads(json.dumps(messages))), "tools": CHAT_TOOLS}
-            reply = await http.post(PATH, json=sent)
+            reply = await http.post(PATH, json=sent | more)
             assert reply.status_code == 200, reply.text
             answer = reply.json()["choices"][0]["message"]
             messages.append(answer)
@@ -129,6 +131,48 @@ async def test_a_history_that_two_conversations_have_but_for_ids_is_not_guessed(
         await converse(address, opened, histories[1], lambda sent: sent, 1)
         await converse(address, opened, histories[0], new_ids("client-"), 1)
     assert (await causes(opened))[2:] == [None, "restart"]  # its prompt has the tokens of the text, not sampled ones
+
+
+# ---------------------------------------------------------------- agents by the form of their requests
+
+
+def answers_as(form: Callable[[dict[str, Any]], dict[str, Any]]) -> Change:
+    return lambda messages: [form(one) if one["role"] == "assistant" else one for one in without_reasoning(messages)]
+
+
+def with_index(message: dict[str, Any]) -> dict[str, Any]:
+    """The calls as they came in a stream, which numbers them."""
+    calls = [call | {"index": at} for at, call in enumerate(message.get("tool_calls", []))]
+    return message | ({"tool_calls": calls} if calls else {})
+
+
+AGENTS: dict[str, tuple[Change, dict[str, Any]]] = {
+    "Continue": (answers_as(lambda one: one | {"content": one.get("content") or " "}), {"prediction": None}),
+    "llama-index": (answers_as(lambda one: with_index(one) | {"content": one.get("content") or None}), {"user": None}),
+    "grok-cli": (
+        answers_as(lambda one: with_index(one) | {"content": one.get("content") or ""}),
+        {
+            "search_parameters": {"mode": "auto"},
+            "tool_choice": "auto",
+            "max_turns": 5,
+            "include": ["inline_citations"],
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("between", ["", "Text.\n"])
+@pytest.mark.parametrize("agent", AGENTS)
+async def test_agents_that_are_not_run_here_have_one_stream(
+    postgres_url: str, keeping_dir: Path, database: Database, engine: ScriptedEngine, agent: str, between: str
+) -> None:
+    opened = await open_rollout(database, **LIMITS)
+    await engine.say(*outputs(between))
+    change, more = AGENTS[agent]
+    async with adapter_here(adapter_settings(postgres_url, keeping_dir, **PARSERS)) as address:
+        await converse(address, opened, [{"role": "user", "content": "go"}], change, NUM_TURNS, **more)
+    assert await causes(opened) == ["root"] + [None] * (NUM_TURNS - 1)
+    assert await num_thoughts(engine) == list(range(NUM_TURNS))
 
 
 # ---------------------------------------------------------------- numbers

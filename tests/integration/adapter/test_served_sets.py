@@ -88,9 +88,9 @@ async def test_calls_of_a_set_that_is_not_served_are_held_like_those_without_a_s
     chat: Any = {"messages": [{"role": "user", "content": "x"}], "stream": True}
     count: Any = {"messages": chat["messages"], "model": "policy"}
     async with (
-        asyncio.timeout(120),
+        asyncio.timeout(600),
         adapter_here(settings, lambda: sets) as address,
-        httpx.AsyncClient(base_url=address, headers={"x-api-key": theirs.token}, timeout=60) as http,
+        httpx.AsyncClient(base_url=address, headers={"x-api-key": theirs.token}, timeout=300) as http,
     ):
         async with http.stream("POST", "/v1/chat/completions", json=chat) as reply:
             assert (await anext(reply.aiter_lines())).startswith(": ")

@@ -265,7 +265,9 @@ async def test_a_client_that_lost_half_an_answer_gets_the_same_tokens(
         while (await opened.turns())[-1].lease_owner is not None:
             await asyncio.sleep(0.02)
         async with half_answer(adapter, opened.token, "lost", "one two"):  # seen although no token has come since
-            pass
+            # The text is shown before the row has its owner.
+            while (await opened.turns())[-1].lease_owner is None:
+                await asyncio.sleep(0.02)
         while (await opened.turns())[-1].lease_owner is not None:
             await asyncio.sleep(0.02)
     async with chat_client(adapter, opened.token) as client:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from adapter.argument_types import exact_json, read_value, types_of
+from adapter.argument_types import argument_types, exact_json, read_value, required_arguments, types_of
 
 ROOT: dict[str, Any] = {
     "$defs": {
@@ -13,8 +13,10 @@ ROOT: dict[str, Any] = {
         "Whole": {"type": "integer"},
         "Tree": {"anyOf": [{"$ref": "#/$defs/Tree"}, {"type": "null"}]},
         "a/b": {"enum": ["x", None]},
+        "A[int]": {"type": "integer"},
     },
     "definitions": {"Old": {"type": "bool"}},
+    "anyOf": [{"type": "null"}, {"type": "array", "items": {"type": "number"}}],
 }
 
 
@@ -30,12 +32,43 @@ ROOT: dict[str, Any] = {
         ({"$ref": "https://example.invalid/x.json"}, set()),
         ({"anyOf": [{"type": "integer"}, {"type": ["string", "null"]}]}, {"integer", "string", "null"}),
         ({"const": 3}, {"integer"}),
+        ({"$ref": "#/anyOf/1/items"}, {"number"}),
+        ({"$ref": "#/anyOf/7"}, set()),
+        ({"$ref": "#/$defs/A%5Bint%5D"}, {"integer"}),
         (True, set()),
         ({"type": {"no": 1}, "enum": 5, "anyOf": "x"}, set()),
     ],
 )
 def test_types_follow_references(schema: Any, types: set[str]) -> None:
     assert types_of(schema, ROOT) == types
+
+
+WHOLE = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+TEXT = {"properties": {"n": {"type": "string"}, "s": {"type": "string"}}, "required": ["s"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "types", "required"),
+    [
+        (WHOLE, {"n": {"integer"}}, ["n"]),
+        ({"$ref": "#/$defs/Whole", "$defs": {"Whole": WHOLE}}, {"n": {"integer"}}, ["n"]),
+        ({"allOf": [WHOLE, TEXT]}, {"n": {"integer", "string"}, "s": {"string"}}, ["n", "s"]),
+        ({"oneOf": [WHOLE, TEXT], "required": ["n"]}, {"n": {"integer", "string"}, "s": {"string"}}, ["n"]),
+        ({"properties": [], "required": "n", "allOf": {"n": 1}}, {}, []),
+        ({"$ref": "#"}, {}, []),
+        (None, {}, []),
+    ],
+)
+def test_arguments_that_a_tools_schema_has_by_reference_and_in_parts(
+    schema: Any, types: dict[str, set[str]], required: list[str]
+) -> None:
+    assert (argument_types(schema), required_arguments(schema)) == (types, required)
+
+
+def test_schemas_that_refer_to_each_other_take_linear_time() -> None:
+    choices = [{"$ref": f"#/$defs/{number}"} for number in range(60)]
+    schema = {"$defs": {str(number): {"anyOf": choices, "type": "null"} for number in range(60)}}
+    assert types_of({"$ref": "#/$defs/0"}, schema) == {"null"}
 
 
 @pytest.mark.parametrize(

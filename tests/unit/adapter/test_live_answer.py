@@ -165,6 +165,8 @@ THOUGHT = ["<think>", "\n", "word", "\n", "</think>"]
 @example(pieces=[*THOUGHT, "\n", "STOP"], which=3, has_tools=True, stops=("k>\nSTOP",), ended=False, size=99)
 @example(pieces=["\n", *THOUGHT, "x"], which=2, has_tools=True, stops=("<think>\n",), ended=False, size=2)
 @example(pieces=[*THOUGHT, "\n", "é", " ", CALL], which=2, has_tools=True, stops=(" <tool",), ended=False, size=99)
+@example(pieces=["</think>", "word", "<think>"], which=3, has_tools=False, stops=(), ended=False, size=1)
+@example(pieces=["word", "<think>", "word", "</think>", "x"], which=2, has_tools=True, stops=(), ended=True, size=3)
 @given(
     pieces=st.lists(PIECES, max_size=9),
     which=st.integers(0, len(PARSERS) - 1),
@@ -334,3 +336,23 @@ async def test_long_stop_sequences_take_little_memory(renderer: Renderer, parser
     tracemalloc.stop()
     assert peak_bytes < 10 << 20
     assert live.released == ("", "text")  # what may be a stop sequence is not shown
+
+
+@pytest.mark.parametrize("name", ["qwen3", "deepseek_r1", "glm45", "kimi_k2"])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("one</think>two <think> three", "one two three"),
+        ("one <think> two</think>three", "one two three"),
+        (" <think>one</think>\n\ntwo <think>three</think> four", "one two three four"),
+        ("<think>one <think>two</think></think>three", "one two three"),
+        ("</think>one\U000f0000<think>", "one"),
+    ],
+)
+def test_a_later_mark_of_thinking_costs_no_text(model_dir: Path, name: str, text: str, words: str) -> None:
+    parsers = VllmParsers(model_dir, None, name)
+    parsers.load()
+    found = parsers.split_thinking(text)
+    assert [word for word in words.split() if word not in found.reasoning + found.body] == []
+    marks = [(text.count(mark), (found.reasoning + found.body).count(mark)) for mark in ("<think>", "</think>")]
+    assert all(before - after <= 1 for before, after in marks), "only the marks that separate are left out"

@@ -34,9 +34,13 @@ EDITS = {
     "required": ["edits"],
     "$defs": {"Edits": {"type": "array", "items": {"type": "object"}}, "Limit": {"type": "integer"}},
 }
+SCALE = {
+    "$ref": "#/$defs/Scale",
+    "$defs": {"Scale": {"type": "object", "properties": {"factor": {"type": "integer"}}, "required": ["factor"]}},
+}
 TOOLS: Any = tuple(
     {"type": "function", "function": {"name": name, "description": "d", "parameters": schema}}
-    for name, schema in (("write", WRITE), ("apply_edits", EDITS))
+    for name, schema in (("write", WRITE), ("apply_edits", EDITS), ("scale", SCALE))
 )
 
 
@@ -49,7 +53,7 @@ class Request:
 
 
 async def parsed(outputs: OutputParser, text: str, strict: bool = False) -> ParsedOutput:
-    forms = ToolForms(strict=frozenset({"write", "apply_edits"} if strict else ()))
+    forms = ToolForms(strict=frozenset({"write", "apply_edits", "scale"} if strict else ()))
     request: Any = Request(RequestOptions("chat", tool_forms=forms), Preamble.of("", TOOLS))
     return await outputs.parse(text, request, stopped=True)
 
@@ -91,6 +95,13 @@ def write(content: str) -> str:
         "Example:\n<parameter=mode>\nx\n</parameter>",
         "Example:\n<parameter=other>\nx",
         "twice\n<parameter=path>\nb.txt",
+        "</parameter>",
+        "</function>all",
+        "spaced </parameter > mark",
+        "spaced < / parameter > mark",
+        "spaced < parameter = mode> mark",
+        "a\n</parameter>\n<parameter=content>\nb",
+        f"an example:\n{call('write', path='b.txt', content='x')}\nend",
     ],
 )
 async def test_a_call_that_the_parser_would_change_is_text(coder: OutputParser, content: str) -> None:
@@ -110,6 +121,14 @@ async def test_a_call_that_the_parser_would_change_is_text(coder: OutputParser, 
         "a\n<function=write>\nb",
         "{x} \"q\" '\\n' é \\u00e9",
         "",
+        "   ",
+        "\n",
+        "0071",
+        "null",
+        '"quoted"',
+        "&lt;a&gt; &amp;",
+        "<think>a</think>",
+        "a </PARAMETER> b <function=c> d",
     ],
 )
 async def test_a_value_with_marks_that_end_nothing_is_whole(coder: OutputParser, content: str) -> None:
@@ -138,6 +157,14 @@ async def test_the_calls_before_one_that_is_changed_are_kept(coder: OutputParser
     output = await parsed(coder, write("1") + "\n" + write("a </parameter> b"))
     assert [one.arguments["content"] for one in output.message.tool_calls] == ["1"]
     assert output.unread == "changed"
+
+
+@pytest.mark.parametrize("strict", [False, True])
+async def test_arguments_of_a_schema_that_is_a_reference(coder: OutputParser, strict: bool) -> None:
+    """It has its required arguments and their types by reference, too."""
+    (found,) = (await parsed(coder, call("scale", factor="2"), strict)).message.tool_calls
+    assert dict(found.arguments) == {"factor": 2}
+    assert (await parsed(coder, call("scale", unit="m"), strict)).unread == "arguments"
 
 
 @pytest.mark.parametrize("strict", [False, True])

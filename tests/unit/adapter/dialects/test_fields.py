@@ -182,8 +182,9 @@ REFUSED_INSIDE = [
 
 
 def test_the_search_of_another_vendor_is_left_out() -> None:
-    """grok-cli sends it with every call."""
-    check_fields(CHAT_FIELDS, {"search_parameters": msgspec.Raw(b'{"mode": "auto"}')})
+    """grok-cli sends these with every call."""
+    for name, value in (("search_parameters", b'{"mode": "auto"}'), ("max_turns", b"5"), ("include", b'["citations"]')):
+        check_fields(CHAT_FIELDS, {name: msgspec.Raw(value)})
 
 
 def test_refused_fields_of_objects_are_refused_by_name() -> None:

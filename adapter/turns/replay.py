@@ -1,0 +1,106 @@
+"""A further attempt gets the answers of the attempts before it again, as long as its agent asks the same.
+
+A box may die. The next attempt's agent begins anew in a fresh box, does its commands again and asks the same questions.
+The turn that answered such a question moves to the new session: it stays one row, which is trained at most once, and
+nothing is sampled.
+
+    a turn is     that is                                        who makes it so, and on which condition
+    recorded      completed, in the closed session of an         `boot` of the next attempt, which closes that session
+                  earlier attempt
+    replayed      in this attempt's session; `replayed_at` is    The process that got the same request: of the same lane
+                  set; not delivered yet                         and kind, behind the same turn, with the same new
+                                                                 messages except for volatile parts of results, and
+                                                                 options that its sample fits. One statement moves
+                                                                 the row; before its commit a repeated request moves it,
+                                                                 after it a repeated request gets the stored answer.
+    live          sampled for this attempt                       No recorded turn has the request. What comes behind it
+                                                                 is live, too: no recorded turn is behind a live one.
+
+A result that differs in volatile parts alone is represented by the recorded tokens, so the context of later samples is
+what the model has seen. The key of the client's own history is stored with the turn, by which its next request is
+recognised. Not replayed are a turn that two boxes have ended behind, since its commands may be the cause; one whose
+tokens begin with those of a turn that was not replayed; and those of an attempt that has a patch, which may be graded.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import orjson
+
+from adapter.conversation import answer_from_json
+from adapter.prompt.prompt_builder import PreparedCall
+from adapter.prompt.session_cache import LiveSession
+from adapter.turns.call_options import CallOptions, fits
+from adapter.turns.volatile_text import without_volatile
+from store.arrays import pack_json, unpack_json
+from store.database import Database
+from store.replayed_turns import RecordedTurn, load_recorded, move_turn
+
+
+class RecordedCall(NamedTuple):
+    """A recorded turn and the request that it answers: lane, kind, the turn that it is behind, key of its messages."""
+
+    turn: RecordedTurn
+    asked: tuple[str, str, int | None, bytes]
+
+
+async def replay(database: Database, session: LiveSession, prepared: PreparedCall) -> bool:
+    """Move the recorded turn that answers this request to the session; False if there is none."""
+    row = session.row
+    if session.recorded is None:
+        turns = await database.run(load_recorded, row.rollout_id, row.attempt)
+        session.recorded = await asyncio.to_thread(_script, turns)
+    recorded: list[RecordedCall] = session.recorded or []
+    preamble, after = prepared.request.preamble, prepared.after_turn_id
+    key = _key(prepared.new_messages, None if after is not None else [preamble.system, preamble.tools])
+    call = next((one for one in recorded if one.asked == (prepared.lane, prepared.kind, after, key)), None)
+    if call is None:
+        return False
+    answer: Any = unpack_json(call.turn.answer)
+    options = CallOptions.of(prepared.request.options, prepared.max_tokens)
+    asked = answer.get("asked")
+    made_for = CallOptions.from_json(asked)._replace(call_key="") if asked else None  # each call has a key of its own
+    if not fits(made_for, options, answer_from_json(call.turn.id, answer), row.endpoint is not None):
+        return False
+    answer["asked"] = asked and asked | {"call_key": options.call_key}
+    changed = (_with_key_of(prepared, call.turn.request), pack_json(answer))
+    is_moved = await database.run(move_turn, call.turn.id, row.id, row.attempt, prepared.digest, *changed)
+    session.recorded = [one for one in session.recorded or [] if one is not call]
+    return is_moved
+
+
+def _script(turns: Sequence[RecordedTurn]) -> list[RecordedCall]:
+    calls = []
+    for turn in turns:
+        request: Any = unpack_json(turn.request)
+        preamble = [request["system"], request["tools"]] if request["after"] is None else None
+        key = _key(request["messages"], preamble)
+        calls.append(RecordedCall(turn, (turn.lane, turn.kind, request["after"], key)))
+    followed = {call.asked[2] for call in calls}
+    return [call for call in calls if not call.turn.is_replayed or call.turn.id in followed]
+
+
+def _key(messages: Sequence[dict[str, Any]], preamble: Sequence[Any] | None) -> bytes:
+    """Equal for messages in the form of templates that differ in ids of calls and volatile parts of results alone.
+
+    `preamble`: system text and tools, if the messages begin a conversation: then they are a question, not results.
+    """
+    parts: list[Any] = []
+    for message in messages:
+        calls = [[call["function"]["name"], call["function"]["arguments"]] for call in message.get("tool_calls", ())]
+        is_result = message["role"] != "assistant" and preamble is None
+        text = without_volatile(message["content"]) if is_result else message["content"]
+        parts.append([message["role"], text, message.get("reasoning_content", ""), calls])
+    opening = None if preamble is None else [without_volatile(preamble[0]), preamble[1]]
+    return blake2b(orjson.dumps([opening, parts], option=orjson.OPT_SORT_KEYS), digest_size=16).digest()
+
+
+def _with_key_of(prepared: PreparedCall, packed: bytes) -> bytes:
+    """Return the stored request with the keys of the request that it answers now, if they are other ones."""
+    request: Any = unpack_json(packed)
+    keys = [prepared.request.keys[-1].hex(), prepared.request.loose_keys[-1].hex()]
+    if keys == [request["keys"][-1], request["loose_key"]]:
+        return packed
+    return pack_json(request | {"asked_again": keys})
