@@ -60,10 +60,7 @@ def slot_directory(adapter: Path, slot: int) -> Path:
 
 
 def write_identity_adapter(directory: Path, rank: int) -> None:
-    """Write an adapter with which vLLM computes what the base computes.
-
-    It has zeros for a layer that no model has, since vLLM 0.32 cannot read an adapter without any.
-    """
+    """Write an adapter that changes nothing: zeros for a layer of no model, since vLLM 0.32 needs one."""
     import numpy as np
     from safetensors.numpy import save_file
 
@@ -90,7 +87,6 @@ def place_adapter(paths: Sequence[Path], directory: Path) -> None:
 
 
 def adapter_rank(directory: Path) -> int:
-    """Return the rank of the adapter in `directory`."""
     return int(json.loads((directory / CONFIG).read_text())["r"])
 
 

@@ -1,7 +1,6 @@
 """Canary: a fixed text that learner and engine both score; if they disagree, the engine does not serve its label.
 
-Version labels, checksums and digests can all pass while an engine computes with an old copy of a weight. Only its
-answers show it.
+Version labels, checksums and digests can all pass although an engine computes with an old copy of a weight.
 """
 
 from collections.abc import Sequence
@@ -32,8 +31,7 @@ _OLD_GAP_RATIO = 0.25
 class CanaryVerdict:
     """The comparison of an engine's scores with the learner's.
 
-    Gaps are |engine - learner| in nats per token. `reason` says why the engine does not serve the version; None if it
-    does.
+    Gaps are |engine - learner| in nats per token. `reason`: why the engine does not serve the version, None if it does.
     """
 
     mean_gap: float
@@ -42,7 +40,6 @@ class CanaryVerdict:
 
 
 def canary_ids(model: Path) -> list[int]:
-    """Return the canary text in the model's own tokens."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)

@@ -9,12 +9,12 @@ vLLM's HTTP interface is not stable, so it is used in this file only, which also
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from io import BytesIO
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 from uuid import uuid4
 
 import aiohttp
@@ -44,7 +44,6 @@ ROUTES = (
     "/finish_weight_update",
     "/update_weight_version",
     "/weight_info",
-    "/get_world_size",
 )
 _WORKERS = "/collective_rpc"
 """Calls a method of every worker. It is not in ROUTES, since an update succeeds without it."""
@@ -57,10 +56,7 @@ _PIECES_FROM_BYTES = 1 << 20
 
 
 class EngineClient:
-    """Client of one vLLM server. Safe to share between tasks of one event loop.
-
-    Every call raises EngineUnavailableError or EngineRejectedError as in the table above.
-    """
+    """Client of one vLLM server, safe to share in an event loop. Calls raise as in the table above."""
 
     def __init__(self, address: str, timeout_seconds: float = 30) -> None:
         """`address`: http://host:port. `timeout_seconds`: time limit of calls that have none of their own."""
@@ -120,10 +116,7 @@ class EngineClient:
         sampled: SampledTokens,
         slot: int = FIRST_SLOT,
     ) -> None:
-        """Sample as `generate` does, and add the tokens to `sampled` as they come.
-
-        If this raises, `sampled` has what came before the failure.
-        """
+        """Sample as `generate` does, adding tokens to `sampled` as they come; those before a failure stay there."""
         content = generate_body(ids, sampling, request_id, version, stream=True, slot=slot)
         async with self._request("POST", GENERATE, content) as reply:
             if reply.status >= 400 or reply.content_type != "text/event-stream":  # an engine may answer in one piece
@@ -169,10 +162,7 @@ class EngineClient:
         )
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        """Abort these calls of `generate` or `stream`; unknown ids are ignored.
-
-        An empty list is not sent: vLLM would abort all.
-        """
+        """Abort calls by id; unknown ids are ignored. An empty list is not sent: vLLM would abort all."""
         if request_ids:
             own_ids = [f"generate-tokens-{one}" for one in request_ids]  # vLLM's names of calls on the token route
             await self._call("POST", ABORT, body={"request_ids": own_ids})
@@ -180,37 +170,23 @@ class EngineClient:
     # ------------------------------------------------------------ weights
 
     async def pause(self, mode: str = "keep", clear_cache: bool = True) -> None:
-        """Pause generation. Mode `keep` keeps running requests; with `clear_cache` their caches are computed again.
-
-        That happens at `resume`, so that logprobs match the new weights.
-        """
+        """Pause generation. `keep` keeps requests; `clear_cache` computes caches anew at `resume`, for new weights."""
         await self._call("POST", "/pause", params={"mode": mode, "clear_cache": "true" if clear_cache else "false"})
 
     async def resume(self) -> None:
-        """Resume generation."""
         await self._call("POST", "/resume")
 
     async def is_paused(self) -> bool:
-        """Return whether generation is paused."""
         return bool((await self._call("GET", "/is_paused"))["is_paused"])
 
-    async def init_weight_transfer(
-        self, root: str | None = None, adapter: Path | None = None, nccl: Mapping[str, Any] | None = None
-    ) -> None:
-        """Set the root directory of published policies, and the NCCL group to join. May be called again at any time.
+    async def init_weight_transfer(self, root: str | None = None, adapter: Path | None = None) -> None:
+        """Set the root directory of published policies. May be called again at any time.
 
         `adapter`: the directory from which the server reads the first slot's adapter. None keeps the current `root` or
         `adapter`.
-        `nccl`: fields of vLLM's NCCLWeightTransferInitInfo, None for no group; with a group, the call returns once all
-        its ranks have joined.
         """
-        group = None if nccl is None else dict(nccl)
-        info = {"root": root, "nccl": group, "adapter": None if adapter is None else str(adapter)}
+        info = {"root": root, "adapter": None if adapter is None else str(adapter)}
         await self._call("POST", "/init_weight_transfer_engine", body={"init_info": info}, timeout_seconds=300)
-
-    async def num_workers(self) -> int:
-        """Return the number of the engine's processes that hold weights."""
-        return int((await self._call("GET", "/get_world_size"))["world_size"])
 
     async def check_files(self, files: Sequence[str], sha256: Sequence[str], limit_seconds: float = 1800) -> bool:
         """Let every worker compare the digests of `files` while calls go on, so that the update itself need not.
@@ -246,11 +222,6 @@ class EngineClient:
         On a mismatch the weights stay as they are, the update is closed, and EngineUnavailableError has vLLM's reason.
         """
         info = {"files": list(files), "sha256": list(sha256), "slot": slot}
-        await self._call("POST", "/update_weights", body={"update_info": info}, timeout_seconds=1800)
-
-    async def receive(self, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]) -> None:
-        """Receive these tensors, in this order, from rank 0 of the NCCL group; returns once all are received."""
-        info = {"names": list(names), "dtype_names": list(dtypes), "shapes": [list(shape) for shape in shapes]}
         await self._call("POST", "/update_weights", body={"update_info": info}, timeout_seconds=1800)
 
     async def finish_update(self, version: str | None) -> None:

@@ -59,7 +59,6 @@ class IdsText:
 
     @staticmethod
     def of(ids: Sequence[int] | npt.NDArray[np.int32]) -> "IdsText":
-        """Encode a list of ids as one piece."""
         return IdsText(
             (orjson.dumps(np.ascontiguousarray(ids, dtype=np.int32), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1],)
         )

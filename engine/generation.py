@@ -51,10 +51,7 @@ class Generation:
 
     @property
     def logprobs_valid(self) -> bool:
-        """Return whether all logprobs are finite and not clamped, and version spans cover every token.
-
-        Tokens of an engine without a label are valid here; planning masks them.
-        """
+        """True if logprobs are finite and unclamped and spans cover all tokens; a span may lack a version label."""
         covered = 0
         for span in self.version_spans:
             if span["start"] != covered:
@@ -122,10 +119,7 @@ class SampledTokens:
         self.finish_reason = None
 
     def continue_elsewhere(self) -> None:
-        """Let the next call continue this output, which its engine has not finished.
-
-        The versions that sampled it are known only if the engine ended the call itself.
-        """
+        """Let the next call continue this output. Its versions are known only if the engine ended the call itself."""
         self._label(None)
         self.finish_reason = None
 

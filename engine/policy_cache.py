@@ -83,7 +83,6 @@ class PolicyCache:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let go of all versions."""
         with self._changing:
             while self._held:
                 os.close(self._held.popitem()[1])
@@ -174,10 +173,7 @@ def _has_size(path: Path, num_bytes: int) -> bool:
 
 
 def _copy_file(uri: str, expected: JsonObject, copy: Path) -> None:
-    """Copy one file, from where an earlier try has stopped.
-
-    Raises DamagedVersionError if it is not of the `expected` "bytes" and "sha256".
-    """
+    """Copy a file, from where an earlier try stopped. `expected`: bytes and sha256, else DamagedVersionError."""
     if copy.exists():  # an earlier try has checked it
         return
     part = copy.with_name(f"{copy.name}.part")

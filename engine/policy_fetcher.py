@@ -36,8 +36,7 @@ _TRIES_IF_DAMAGED = 3
 
 
 class PolicyFetcher:
-    """The versions of one engine's node, which are those of its engine set. `slots`: the engine's. `engine_id`: its
-    row, set once it is registered."""
+    """The versions of an engine's node, those of its set. `slots`: the engine's. `engine_id`: set once registered."""
 
     def __init__(
         self, database: Database, root: Path, engine_set: str = DEFAULT_SET, slots: Sequence[int] = (FIRST_SLOT,)
@@ -145,8 +144,7 @@ class PolicyFetcher:
     async def _fetch(self, policy: PublishedPolicy, policies: Sequence[PublishedPolicy]) -> None:
         """Fetch a version and, if it is an adapter, its base, which is among `policies`.
 
-        Raises WeightStorageError. The thread is left behind if the engine ends meanwhile: a back end may wait for
-        minutes.
+        Raises WeightStorageError. If the engine ends, the thread is left behind: a back end may wait long.
         """
         started = time.monotonic()
         directory = await in_abandonable_thread(lambda: self._cache.fetch(policy.uri, policy.files))

@@ -96,10 +96,7 @@ def whole_model(directory: Path) -> Path:
 
 
 def link_version(model: Path, directory: Path) -> list[JsonObject]:
-    """Make a policy version of a model directory, by hard links if possible, else copies; return `describe_files`.
-
-    Raises ConfigError if the directory holds an adapter.
-    """
+    """Make a version of a model by hard links or copies; return `describe_files`. Raises ConfigError for an adapter."""
     if (model / adapter_files.WEIGHTS).exists():
         raise ConfigError(
             f"init_from: {model} holds a LoRA adapter, no whole model; merge it into its base with peft "
@@ -188,10 +185,7 @@ class UntouchedTensors:
 def publish_policy(
     state: "Mapping[str, Tensor]", base: Path, directory: Path, untouched: UntouchedTensors | None = None
 ) -> list[JsonObject]:
-    """Write `state`, and the config, tokenizer and template of `base`, to `directory`; return `describe_files`.
-
-    `untouched`: further tensors of `base`, if it has any.
-    """
+    """Write `state`, and config, tokenizer, template and `untouched` tensors of `base`; return `describe_files`."""
     from huggingface_hub import split_torch_state_dict_into_shards
 
     others = untouched if untouched is not None and untouched.names else None

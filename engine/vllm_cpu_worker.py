@@ -54,6 +54,5 @@ class ExpertsWorker(CPUWorker):  # type: ignore[misc]
     """vLLM's CPU worker with the model runner above."""
 
     def init_device(self) -> None:
-        """Make the model runner."""
         super().init_device()
         self.model_runner = ExpertsModelRunner(self.vllm_config, torch.device("cpu"))

@@ -1,12 +1,13 @@
-"""vLLM plug-ins: the weight-transfer backend `disk`, and experts that are returned on a CPU, in every process of vLLM.
+"""vLLM plug-ins in every process of vLLM: the weight-transfer backend `disk`, and what an engine on a CPU needs.
 
-vLLM calls `register_weight_backend` and `return_experts_on_cpu` through the entry point group `vllm.general_plugins`.
+vLLM calls `register_weight_backend` and `adapt_to_cpu` through the entry point group `vllm.general_plugins`.
 `--weight-transfer-config` selects the backend, which is in `engine/vllm_weight_transfer.py`;
 `--enable-return-routed-experts` selects the worker of `engine/vllm_cpu_worker.py`. This module is also imported by
 processes without vLLM, so it imports vLLM only on call; that import takes ten seconds.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,40 @@ def register_weight_backend() -> None:
         WeightTransferEngineFactory.register_engine(BACKEND, "engine.vllm_weight_transfer", "DiskWeightTransferEngine")
 
 
-def return_experts_on_cpu() -> None:
-    """On a CPU, replace vLLM's refusal of `--enable-return-routed-experts` by a worker that can return them."""
+@cache
+def adapt_to_cpu() -> None:
+    """On a CPU, replace vLLM's refusal of `--enable-return-routed-experts` by a worker that can return them, and give
+    one process one gloo group."""
     from vllm.config import VllmConfig
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
         VllmConfig._verify_aux_output_compatibility = _use_experts_worker
+        _share_group_of_one()
+
+
+def _share_group_of_one() -> None:
+    """Make the groups of a world of one process the same group.
+
+    vLLM makes a dozen, and the thread of each gloo group wakes 100 times a second: together 1.2% of a core.
+    """
+    import torch.distributed as dist
+
+    make, destroy, shared = dist.new_group, dist.destroy_process_group, list[Any]()
+
+    def new_group(*args: Any, **kwargs: Any) -> Any:
+        if dist.get_world_size() > 1:
+            return make(*args, **kwargs)
+        if not shared:
+            shared.append(make(*args, **kwargs))
+        return shared[0]
+
+    def destroy_process_group(group: Any = None) -> None:
+        if group not in shared:  # it ends with the process
+            destroy(group)
+
+    dist.new_group = new_group
+    dist.destroy_process_group = destroy_process_group
 
 
 def _use_experts_worker(vllm_config: Any) -> None:

@@ -1,15 +1,12 @@
-"""The weight-transfer backend `disk` inside vLLM: load published files into the running model, or receive them by NCCL.
+"""The weight-transfer backend `disk` inside vLLM: load published files into the running model.
 
 Only vLLM imports this module (`engine/vllm_plugin.py` registers it by name), so it may import vLLM at module level.
-Files work wherever they are visible, with or without a GPU. Tensors come from `training/weight_broadcast.py` by
-vLLM's own NCCL receiver, which has not run on a GPU here yet. One engine needs both: what it misses by NCCL, it
-reads.
+Files work wherever they are visible, with or without a GPU.
 
-    init   {"root": DIR, "adapter": DIR or null,    root directory of all policies, directory of the first slot's
-            "nccl": {...} or null}                  adapter in an engine with LoRA, NCCL group to join
+    init   {"root": DIR, "adapter": DIR or null}    root directory of all policies, directory of the first slot's
+                                                    adapter in an engine with LoRA
     update {"files": [relative], "sha256": [hex],   check all digests, then load all tensors of the model or the adapter
             "slot": NUMBER}                         of a slot (1 if none is named)
-           {"names", "dtype_names", "shapes": []}   receive these tensors, in this order, from rank 0 of the group
     start, finish                                   no effect here; vLLM opens, closes and labels the update
 
 Before it pauses vLLM, the caller lets every worker check the digests (`check`), over /collective_rpc, so that the
@@ -48,26 +45,19 @@ from ratchet.lora_slots import FIRST_SLOT, SERVED_RANKS
 
 @dataclass
 class DiskInitInfo(base.WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not read by mypy
-    """Body of /init_weight_transfer_engine.
-
-    `root` and `adapter` None keep the directories of before; `nccl` None leaves the group.
-    """
+    """Body of /init_weight_transfer_engine. None keeps `root` or `adapter` as before."""
 
     root: str | None = None
     adapter: str | None = None
-    nccl: dict[str, Any] | None = None
 
 
 @dataclass
 class DiskUpdateInfo(base.WeightTransferUpdateInfo):  # type: ignore[misc]
-    """Body of /update_weights: files with digests, or names, dtypes and shapes of tensors that come by NCCL."""
+    """Body of /update_weights: files with their digests."""
 
     files: list[str] = field(default_factory=list)
     sha256: list[str] = field(default_factory=list)
     slot: int = FIRST_SLOT
-    names: list[str] = field(default_factory=list)
-    dtype_names: list[str] = field(default_factory=list)
-    shapes: list[list[int]] = field(default_factory=list)
 
 
 class DiskWeightTransferEngine(base.WeightTransferEngine[DiskInitInfo, DiskUpdateInfo]):  # type: ignore[misc]
@@ -79,7 +69,6 @@ class DiskWeightTransferEngine(base.WeightTransferEngine[DiskInitInfo, DiskUpdat
     _adapter: Path | None = None
     _base: list[str] | None = None
     """Digests of the weight files that were loaded last; None for those that vLLM has started with."""
-    _nccl: Any = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -87,19 +76,12 @@ class DiskWeightTransferEngine(base.WeightTransferEngine[DiskInitInfo, DiskUpdat
         self._checks = BackgroundChecks()
 
     def init_transfer_engine(self, init_info: DiskInitInfo) -> None:
-        """Set the root directory, and join the NCCL group if one is named."""
-        self._leave_group()
+        """Set the root directory."""
         if init_info.root is not None:
             self._root = Path(init_info.root)
         if init_info.adapter is not None:
             self._adapter = Path(init_info.adapter)
             _skip_adapters_of_head()
-        if init_info.nccl is not None:
-            from vllm.distributed.weight_transfer import nccl_engine
-
-            receiver = nccl_engine.NCCLWeightTransferEngine(self.config, self.vllm_config, self.device, self.model)
-            receiver.init_transfer_engine(nccl_engine.NCCLWeightTransferInitInfo(**init_info.nccl))
-            self._nccl = receiver
 
     def check(self, name: str, files: Sequence[str], sha256: Sequence[str]) -> dict[str, Any]:
         """Compare the digests of an update's files in a thread, those of an adapter's base, too, unless it is loaded.
@@ -139,9 +121,6 @@ class DiskWeightTransferEngine(base.WeightTransferEngine[DiskInitInfo, DiskUpdat
 
     def receive_weights(self, update_info: DiskUpdateInfo) -> None:
         """Replace the model's weights. Raises ValueError, with the weights unchanged, if a file is not as announced."""
-        if update_info.names:
-            self._receive_from_group(update_info)
-            return
         paths = self._checked(update_info.files, update_info.sha256)
         slot = self._slot_directory(update_info.slot)
         if adapter_files.is_adapter(update_info.files):
@@ -152,8 +131,7 @@ class DiskWeightTransferEngine(base.WeightTransferEngine[DiskInitInfo, DiskUpdat
             self._load_model(paths, update_info.sha256)
 
     def _slot_directory(self, slot: int) -> Path | None:
-        """Return the directory of a slot's adapter, None in an engine without. Raises ValueError if it has no such
-        slot."""
+        """Return the directory of a slot's adapter, None without adapters. Raises ValueError for an unknown slot."""
         settings = self.vllm_config.lora_config
         num_slots = 1 if settings is None else settings.max_loras
         if not FIRST_SLOT <= slot < FIRST_SLOT + num_slots:
@@ -197,31 +175,12 @@ class DiskWeightTransferEngine(base.WeightTransferEngine[DiskInitInfo, DiskUpdat
                 directory = adapter_files.slot_directory(self._adapter, slot)
                 adapter_files.write_identity_adapter(directory, SERVED_RANKS[0])
 
-    def _receive_from_group(self, update_info: DiskUpdateInfo) -> None:
-        from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferUpdateInfo
-
-        if self._nccl is None:
-            raise ValueError("this engine is in no NCCL group: call /init_weight_transfer_engine with one first")
-        info = NCCLWeightTransferUpdateInfo(update_info.names, update_info.dtype_names, update_info.shapes)
-        self._nccl.start_weight_update()
-        try:
-            self._nccl.receive_weights(info)
-        finally:
-            # Layers left open would take the tensors of the next update for their missing parts.
-            self._nccl.finish_weight_update()
-
     def finish_weight_update(self) -> None:
         """Do nothing more; vLLM sets the version label."""
 
     def shutdown(self) -> None:
-        """Leave the NCCL group."""
+        """Forget the root directory."""
         self._root = None
-        self._leave_group()
-
-    def _leave_group(self) -> None:
-        if self._nccl is not None:
-            self._nccl.shutdown()
-            self._nccl = None
 
 
 @contextlib.contextmanager

@@ -1,10 +1,9 @@
 """Load new weights into a running engine: pause, start, transfer, finish with the label, resume, canary.
 
-`replace_weights` is the only code that changes an engine's weights. Three callers use it:
+`replace_weights` is the only code that changes an engine's weights. Two callers use it:
 
 - the engine wrapper (`engine/wrapper.py`), to catch up with the newest version,
-- the activity `learn.sync`, which lets one engine read the version's files,
-- the broadcast (`training/weight_broadcast.py`), which sends the tensors to all engines at once.
+- the activity `learn.sync`, which lets one engine read the version's files.
 
 States of an engine (column `engine.state`) and the only transitions between them. Each is one statement in
 `store/engines.py`; all but those to `starting` and `gone` name the state that they expect. A pause is a lease:
@@ -15,12 +14,12 @@ its holder writes `paused_until` first.
 | none, any       | starting    | wrapper           | it starts; the row loses its version and its lease             |
 | any             | gone        | another's wrapper | of another set, takes the address, once no lease is left on it |
 | starting        | ready       | wrapper           | vLLM is up with the newest version, and the canary passes      |
-| ready           | syncing     | sync or broadcast | takes a lease of 60 s before vLLM is paused                    |
+| ready           | syncing     | `learn.sync`      | takes a lease of 60 s before vLLM is paused                    |
 | ready           | syncing     | wrapper           | missed a version at the start or in a silence; lease of 600 s  |
-| syncing         | syncing     | sync or broadcast | renews its lease every 15 s and before each phase              |
+| syncing         | syncing     | `learn.sync`      | renews its lease every 15 s and before each phase              |
 | syncing, lapsed | syncing     | wrapper           | takes over the pause, loads the newest version; lease of 600 s |
 | syncing         | ready       | lease holder      | the weights are loaded and the canary passes                   |
-| syncing         | quarantined | sync or broadcast | the canary fails                                               |
+| syncing         | quarantined | `learn.sync`      | the canary fails                                               |
 | any             | gone        | wrapper           | it ends, also by itself after quarantine or a failed canary    |
 
 An update changes one slot of an engine that several runs share, and pauses the calls of all. Only the holder of the
@@ -56,7 +55,7 @@ from store.schema import PolicyVersionTable
 _LOG = structlog.get_logger()
 
 PAUSE_SECONDS = 60.0
-"""Lease of a pause by `learn.sync` or the broadcast, and the time limit of their short calls."""
+"""Lease of a pause by `learn.sync`, and the time limit of its short calls."""
 
 Transfer = Callable[[EngineClient], Awaitable[None]]
 """Moves the tensors into the engine, after the update has started and before it is finished."""
@@ -74,10 +73,7 @@ class FilesTransfer:
         await client.update(self.files, self.sha256, self.slot)
 
     async def check_before(self, engine: EngineRow) -> None:
-        """Let an engine compare the digests while calls go on. One that cannot compares them when it is paused.
-
-        Raises EngineUnavailableError if it would refuse the update.
-        """
+        """Compare digests while calls go on, if the engine can. Raises EngineUnavailableError if one differs."""
         if not engine.checks_files:
             return
         async with EngineClient(engine.address) as client:
@@ -168,7 +164,7 @@ async def update_engine(
     keep_cache: bool,
     slot: int = FIRST_SLOT,
 ) -> None:
-    """Bring one slot of a ready engine to `version` under a leased pause, for `learn.sync` and the broadcast.
+    """Bring one slot of a ready engine to `version` under a leased pause, for `learn.sync`.
 
     Raises EngineUnavailableError if the engine is not ready, if the slot is no longer that of the version's run, if a
     phase fails, or if the lease was lost meanwhile.
@@ -227,8 +223,7 @@ async def _extend_lease(database: Database, engine: EngineRow) -> None:
 
 
 async def _renew_lease(database: Database, engine: EngineRow) -> None:
-    """Renew the lease four times per PAUSE_SECONDS, until cancelled or until the lease is lost, which the update's next
-    phase finds. It lapses if this process dies."""
+    """Renew the lease four times per PAUSE_SECONDS until cancelled or lost, which the next phase finds."""
     while True:
         await asyncio.sleep(PAUSE_SECONDS / 4)
         with errors_logged("the pause's lease not renewed", engine=engine.address):

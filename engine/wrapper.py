@@ -7,7 +7,7 @@ A restarted vLLM would serve old weights under a wrong label, so only the wrappe
 states and who may change them are in `engine/weight_update.py`.
 
     end leftovers -> start vLLM -> probe its routes -> load and label the newest version -> ready
-                  -> heartbeat every 2 s, which also takes over a lapsed pause
+                  -> heartbeat every 5 s, which also takes over a lapsed pause
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from store.engines import EngineRow, PublishedPolicy
 from store.migration import wait_for_schema
 
 _LOG = structlog.get_logger("ratchet.engine")
-HEARTBEAT_SECONDS = 2.0
+HEARTBEAT_SECONDS = 5.0
 START_SECONDS = 1800.0
 """Time limit for vLLM to load its model and answer."""
 RECOVERY_LEASE_SECONDS = 600.0
@@ -67,7 +67,7 @@ class EngineWrapper:
     """The supervision of one vLLM process.
 
     `loaded`: the version of each slot that has one, as the wrapper itself loaded it last or has read it from the row;
-    `learn.sync` or the broadcast may have loaded newer ones. `canaries`: the learner's scores for those that the
+    `learn.sync` may have loaded newer ones. `canaries`: the learner's scores for those that the
     wrapper has loaded. `heartbeat_at` and `answered_at`: times of the last written heartbeat and of the last answer of
     vLLM, monotonic clock.
     """
@@ -169,8 +169,7 @@ class EngineWrapper:
         return is_done
 
     async def _serve(self, started_from: Mapping[int, PublishedPolicy]) -> None:
-        """Bring the engine to `ready`, then send heartbeats until cancelled. `started_from`: the version that vLLM has
-        started with, by its slot."""
+        """Bring the engine to `ready`, then send heartbeats. `started_from`: slot → version that vLLM started with."""
         await self._wait_until_healthy()
         self.is_up = True
         await self.client.probe(self.settings.slots)
@@ -377,10 +376,7 @@ class EngineWrapper:
         self.loaded = served
 
     async def _set_ready(self, expected: EngineState) -> None:
-        """Move the engine from `expected` to `ready`.
-
-        Raises EngineUnavailableError if its canary fails, or if its row is in another state, such as `gone`.
-        """
+        """Move the engine from `expected` to `ready`. Raises EngineUnavailableError if its canary or the move fails."""
         for slot, canary in self.canaries.items():
             verdict = await score_canary(self.client, canary, slot=slot)
             if verdict.reason is not None:
