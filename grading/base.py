@@ -1,10 +1,10 @@
 """The contract of a grader: run the hidden tests in a prepared box, and judge that run.
 
 Each file of this folder that is named in `registry.py` implements it. Graders use boxes and a task's metadata, but
-neither Temporal nor the store. Running and judging are apart, because a control run runs the tests and judges otherwise
-(`broken_oracles.py`).
+neither Temporal nor the store. Running and judging are apart, as control runs judge otherwise (`broken_oracles.py`).
 """
 
+import base64
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -97,18 +97,25 @@ class Grader(Protocol):
         ...
 
     async def run(self, box: Sandbox, workdir: str, spec: JsonObject, limit_seconds: float) -> TestRun:
-        """Run the hidden tests in a prepared box.
-
-        Raises GraderFailedError if the box cannot run tests, and the box's own errors.
-        """
+        """Run the hidden tests. Raises GraderFailedError if the box cannot run tests, and the box's own errors."""
         ...
 
     def judge(self, run: TestRun, spec: JsonObject, oracle: Oracle | None) -> Verdict:
-        """Judge a run. `oracle` None: the task was not admitted.
-
-        Raises GraderFailedError if the run shows a fault that is not the patch's.
-        """
+        """Judge a run; `oracle` None: not admitted. Raises GraderFailedError for a fault that is not the patch's."""
         ...
+
+
+def tests_user(spec: JsonObject) -> str:
+    """Return the user of the box that runs the tests."""
+    return str(spec.get("tests_user") or "agent")
+
+
+def decode_archive(spec: JsonObject, name: str) -> bytes:
+    """Return `metadata.NAME`, an archive in base64; empty without one. Raises GraderFailedError for no base64."""
+    try:
+        return base64.b64decode(spec.get(name) or "", validate=True)
+    except ValueError as error:
+        raise GraderFailedError(f"metadata.{name} is not base64: {error}; pack it again") from error
 
 
 def reward_number(rewards: Mapping[str, float]) -> float:

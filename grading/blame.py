@@ -21,10 +21,7 @@ _MAX_NAMED = 300
 
 
 def raise_unless_seen_before(suspicion: Suspicion, seen: str, suspected: Collection[Suspicion], log: str = "") -> None:
-    """Raise SuspectPatchError with `seen`, the end of the run, unless an earlier box showed the same (`suspected`).
-
-    A message of a full machine in the log is a suspicion of its own.
-    """
+    """Raise SuspectPatchError, unless an earlier box had the suspicion; a full machine in `log` is one of its own."""
     suspicion = Suspicion.REFUSED if told_refusal(log) else suspicion
     if suspicion not in suspected:
         raise SuspectPatchError(f"{seen}; a second box shows whose fault it is", suspicion)

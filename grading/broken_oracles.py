@@ -89,7 +89,6 @@ class BrokenOracle:
 
     @classmethod
     def of_json(cls, values: JsonObject) -> Self:
-        """Return the broken oracle that `as_json` stored."""
         edits = tuple(Edit(**edit) for edit in values["edits"])
         return cls(
             edits,
@@ -101,7 +100,6 @@ class BrokenOracle:
         )
 
     def as_json(self) -> JsonObject:
-        """Return the broken oracle as a JSON column."""
         values = asdict(self)
         return values if self.edited else {key: value for key, value in values.items() if key != "edited"}
 
@@ -365,8 +363,7 @@ def judge_control(
     """Judge a run against a broken oracle. `by_exit`: all tests ran, so that the command's exit code counts.
 
     Raises SuspectPatchError if the run gave no evidence and no earlier box showed the same (`suspected`),
-    GraderFailedError if the machine starved this one. The second time it is the patch's doing: the gold patch's run
-    gave evidence.
+    GraderFailedError if the machine starved this one. The second time it is the patch's doing.
     """
     passed = [name for name in broken.must_fail if run.outcomes.get(name) in ("passed", "xpassed")]
     failed = sum(run.outcomes.get(name) in ("failed", "xfailed") for name in broken.must_fail)

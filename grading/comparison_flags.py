@@ -1,33 +1,28 @@
-"""Find, by syntax, code that decides how values compare, in the lines that a patch adds.
-
-In Python: a definition of, or an assignment to, a method of comparison, under any names of its parameters. In
-JavaScript and TypeScript: an assignment to a member of an imported module of tests or assertions.
+"""Find, by syntax, Python code that decides how values compare, in the lines that a patch adds: a definition of, or an
+assignment to, a method of comparison that may hold for a plain value, under any names of its parameters.
 """
 
 import ast
 import re
 import textwrap
 import unicodedata
-from collections.abc import Iterator
-from itertools import islice
 
 _NAMES = ("eq", "ne", "lt", "le", "gt", "ge", "cmp", "contains", "instancecheck", "subclasscheck")
 _METHODS = frozenset(f"__{name}__" for name in _NAMES)
 _METHOD = rf"__(?:{'|'.join(_NAMES)})__"
 _DEFINED = re.compile(rf"\bdef[\s\\]{{1,20}}{_METHOD}|{_METHOD}['\"]?\s{{0,20}}(?:=(?!=)|:|\]\s{{0,20}}=(?!=))")
+_PLAIN = frozenset(name for kind in (int, float, complex, str, bytes, tuple, list, dict, set) for name in dir(kind))
+"""Attributes of values that tests expect."""
+_ORDERS = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+_SIDE = (
+    *(ast.Name, ast.Attribute, ast.Subscript, ast.Constant, ast.Tuple, ast.List, ast.Call, ast.keyword, ast.Slice),
+    *(ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.expr_context),
+)
+"""Syntax of which all parts are read, for any values."""
+_MAX_NODES = 200
 _TOP = re.compile(r"^(?=[^\s)\]}])", re.MULTILINE)
 _MAX_PARSED_CHARACTERS = 200_000
 _MAX_PARTS = 3000
-_MODULES = "assert|chai|expect|globals|jasmine|jest|mocha|should|sinon|tap|tape|ava|test|uvu|vitest"
-_TEST_MODULE = rf"['\"](?:node:)?(?:[\w@.-]{{1,60}}/){{0,4}}(?:{_MODULES})(?:/[\w-]{{1,40}})?['\"]"
-_IMPORTED = re.compile(
-    rf"\bimport\s{{1,20}}(?P<esm>[\w$*{{}},\s]{{1,300}}?)\s{{0,20}}\bfrom\s{{0,20}}{_TEST_MODULE}"
-    rf"|\b(?:const|let|var)\s{{1,20}}(?P<cjs>[\w${{}},:\s]{{1,300}}?)=\s{{0,20}}"
-    rf"require\s{{0,20}}\(\s{{0,20}}{_TEST_MODULE}"
-)
-_GLOBALS = ("assert", "chai", "expect", "jest", "vi")
-_NUM_ALIASES = 3
-_MAX_NAMES = 200
 
 
 def changes_python_comparisons(text: str) -> bool:
@@ -53,7 +48,7 @@ def _parsed(text: str) -> ast.Module | None:
 def _is_comparison(node: ast.AST) -> bool:
     """Return whether a node gives a method of comparison a value; a string may name it for `setattr` or `type`."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        return node.name in _METHODS
+        return node.name in _METHODS and not _is_ordinary(node)
     if isinstance(node, ast.Name | ast.Attribute):
         return isinstance(node.ctx, ast.Store) and getattr(node, "id", getattr(node, "attr", "")) in _METHODS
     if isinstance(node, ast.Constant):
@@ -61,36 +56,40 @@ def _is_comparison(node: ast.AST) -> bool:
     return getattr(node, "asname", getattr(node, "arg", None)) in _METHODS
 
 
-def changes_javascript_assertions(text: str) -> bool:
-    """Return whether added lines assign to a member of an assertion or test module that they import."""
-    names = {*_GLOBALS}
-    for match in _IMPORTED.finditer(text):
-        names |= set(_words(match["esm"] or match["cjs"]))
-    if len(names) > _MAX_NAMES:  # each is tried at every word of the text, and no honest file imports so many
-        return True
-    for _ in range(_NUM_ALIASES):
-        names |= set(islice(_aliases(text, names), _MAX_NAMES))
-    value = (
-        rf"(?:(?<![\w$.])(?:{'|'.join(map(re.escape, sorted(names)))})|\brequire\(\s{{0,9}}{_TEST_MODULE}\s{{0,9}}\))"
-    )
-    member = r"(?:\s{0,9}\.\s{0,9}[\w$]{1,80}|\s{0,9}\[[^\]\n]{1,80}\])"
-    return (
-        re.search(rf"{value}{member}{{1,6}}\s{{0,9}}=(?![=>])", text) is not None
-        or re.search(
-            rf"\b(?:Object|Reflect)\s{{0,9}}\.\s{{0,9}}(?:assign|define\w+|set)\s{{0,9}}\(\s{{0,9}}{value}", text
-        )
-        is not None
+def _is_ordinary(method: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Return whether a comparison holds for no plain value, or looks for an item in what a container holds."""
+    names = [one.arg for one in method.args.args]
+    nodes = list(ast.walk(method))[1:]
+    statements = [node for node in nodes if isinstance(node, ast.stmt)]
+    is_plain = all(isinstance(node, ast.Return | ast.If | ast.Expr) for node in statements)
+    if len(names) != 2 or len(nodes) > _MAX_NODES or not is_plain:
+        return False
+    own, other = names
+    known = ("NotImplemented", f"not {own} == {other}", "False" if method.name == "__eq__" else "NotImplemented")
+    looks_for = re.compile(rf"(?:{own}\.[\w.]+ <=? )?{other} (?:in|<=?) {own}\.[\w.]+")
+    returned = [node.value for node in statements if isinstance(node, ast.Return) and node.value is not None]
+    return all(
+        ast.unparse(result) in known
+        or _mirrors(result, own, other)
+        or (method.name == "__contains__" and looks_for.fullmatch(ast.unparse(result)) is not None)
+        for result in returned
     )
 
 
-def _words(text: str) -> Iterator[str]:
-    yield from (word for word in re.findall(r"[\w$]+", text) if word not in ("as", "type", "default"))
+def _mirrors(result: ast.expr, own: str, other: str) -> bool:
+    """Return whether a comparison, or one that must hold, too, has the same of each object as its sides: what is read
+    of both without a condition, with an attribute that no plain value has.
+    """
+    if isinstance(result, ast.BoolOp) and isinstance(result.op, ast.And):
+        return any(_mirrors(one, own, other) for one in result.values)
+    if not isinstance(result, ast.Compare) or len(result.ops) > 1 or not isinstance(result.ops[0], _ORDERS):
+        return False
+    left, right = result.left, result.comparators[0]
+    read = {node.attr for node in ast.walk(right) if isinstance(node, ast.Attribute) and _is_name(node.value, other)}
+    if not read - _PLAIN or not all(isinstance(node, _SIDE) for node in ast.walk(left)):
+        return False
+    return ast.unparse(left) != ast.unparse(right) == re.sub(rf"\b{own}\b", other, ast.unparse(left))
 
 
-def _aliases(text: str, names: set[str]) -> Iterator[str]:
-    """Yield the names to which one of `names`, or a member of it, is assigned."""
-    known = "|".join(map(re.escape, sorted(names)))
-    pattern = rf"\b(?:const|let|var)\s{{1,20}}([\w${{}},:\s]{{1,200}}?)=\s{{0,20}}(?:{known})\b(?!\s{{0,9}}\()"
-    for match in re.finditer(pattern, text):
-        if not re.match(r"(?:\s{0,9}\.\s{0,9}[\w$]{1,80}){0,6}\s{0,9}\(", text[match.end() : match.end() + 300]):
-            yield from _words(match[1])
+def _is_name(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name

@@ -23,9 +23,7 @@ EXECUTABLE = "100755"
 
 @dataclass(slots=True, frozen=True)
 class FileChange:
-    """One section of a diff. `path`: bytes that are not UTF-8 are surrogate escapes. `modes`: every file mode that its
-    header names. `raw`: the unchanged bytes of the section.
-    """
+    """A diff's section. `path`: bytes that are no UTF-8 as surrogate escapes. `modes`: all that the header names."""
 
     path: str
     raw: bytes

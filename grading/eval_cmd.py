@@ -4,19 +4,25 @@ Both are easily faked. If the command runs pytest, the evidence of its witness m
 task was admitted, the tests that passed with the gold patch must have passed. A run without evidence is no verdict.
 """
 
-import base64
-import binascii
 import re
 import time
 from dataclasses import replace
 
-from grading.base import NoEvidenceError, TestFiles, TestRun, Verdict, log_tail, reward_number
+from grading.base import (
+    NoEvidenceError,
+    TestFiles,
+    TestRun,
+    Verdict,
+    decode_archive,
+    log_tail,
+    reward_number,
+    tests_user,
+)
 from grading.evidence import Judgement, all_tests, find_gap, judge_sessions, lacks_canary
 from grading.oracle import Oracle
 from grading.printed_results import count_printed_tests
 from grading.reward_file import HARBOR, lay_out_tests, read_reward
 from grading.run_hidden_tests import UnusableBoxError, run_tests
-from ratchet.errors import GraderFailedError
 from ratchet.types import JsonObject
 from sandboxes.base import Sandbox
 
@@ -32,10 +38,8 @@ _NAMES_PYTEST = re.compile(r"\b(?:pytest|py\.test)\b")
 
 
 class EvalCmdGrader:
-    """The grader of `metadata.eval_cmd`."""
-
     name = "eval_cmd"
-    version = "4"
+    version = "5"
 
     def test_files(self, spec: JsonObject) -> TestFiles:
         return listed_test_files(spec)
@@ -43,7 +47,7 @@ class EvalCmdGrader:
     async def run(self, box: Sandbox, workdir: str, spec: JsonObject, limit_seconds: float) -> TestRun:
         command = spec["eval_cmd"]
         if spec.get("verifier") == HARBOR:
-            await lay_out_tests(box, workdir, spec.get("test_files") or ())
+            await lay_out_tests(box, workdir, spec.get("test_files") or (), tests_user(spec))
         run = await run_test_command(box, command, workdir, spec, limit_seconds, names_pytest(command))
         is_finished = run.observed.exit_code is not None and not run.observed.lost
         return await _with_reward(box, run) if is_finished and spec.get("verifier") == HARBOR else run
@@ -53,28 +57,18 @@ class EvalCmdGrader:
 
 
 def listed_test_files(spec: JsonObject) -> TestFiles:
-    """Return the files of `metadata.test_files` and `metadata.tests_archive` (tar.gz, base64); both are optional.
-
-    Raises GraderFailedError if the archive is not base64.
-    """
+    """Return the row's `test_files` and `tests_archive` (tar.gz, base64). Raises GraderFailedError for no base64."""
     paths = spec.get("test_files")
-    try:
-        archive = base64.b64decode(spec.get("tests_archive") or "", validate=True)
-    except binascii.Error as error:
-        raise GraderFailedError(f"metadata.tests_archive is not base64: {error}") from error
-    return TestFiles(frozenset(paths) if paths is not None else None, archive)
+    return TestFiles(frozenset(paths) if paths is not None else None, decode_archive(spec, "tests_archive"))
 
 
 async def run_test_command(
     box: Sandbox, command: str, workdir: str, spec: JsonObject, limit_seconds: float, needs_pytest: bool
 ) -> TestRun:
-    """Run a test command, with the witness unless the row switches it off (`integrity.witness: false`).
-
-    `needs_pytest`: only tests of pytest are evidence, because the command names it.
-    """
+    """Run a test command, with the witness unless the row has it off. `needs_pytest`: only its tests count."""
     started = time.monotonic()
     witness = _uses_witness(spec)
-    observed = await run_tests(box, command, workdir, limit_seconds, witness)
+    observed = await run_tests(box, command, workdir, limit_seconds, witness, tests_user(spec))
     outcomes = all_tests(observed)
     gap = find_gap(observed, outcomes.values(), by_witness=needs_pytest and witness)
     is_silent = not observed.top_sessions and not outcomes and not count_printed_tests(observed.log)
@@ -99,10 +93,7 @@ def _uses_witness(spec: JsonObject) -> bool:
 
 
 def judge_command(run: TestRun, command: str, spec: JsonObject, oracle: Oracle | None) -> Verdict:
-    """Judge a command's exit code and, if it runs pytest, the evidence of the witness.
-
-    Raises GraderFailedError if the box was starved of CPU, and NoEvidenceError.
-    """
+    """Judge exit code and pytest's evidence. GraderFailedError if starved of CPU; NoEvidenceError if without any."""
     observed = run.observed
     log = log_tail(observed.log)
     unfinished = reason_unfinished(run)
@@ -129,10 +120,7 @@ def require_canary(run: TestRun, oracle: Oracle | None) -> None:
 
 
 def require_evidence(run: TestRun, oracle: Oracle | None) -> str:
-    """Return the run's gap. With an oracle it is the patch's: the gold runs had none.
-
-    Raises NoEvidenceError if there is a gap and no oracle.
-    """
+    """Return the run's gap, the patch's if gold runs had none. Raises NoEvidenceError for a gap without oracle."""
     if run.gap and oracle is None:
         raise NoEvidenceError(run.gap, run.observed.log)
     return run.gap
@@ -144,10 +132,7 @@ def names_pytest(command: str) -> bool:
 
 
 def reason_unfinished(run: TestRun) -> str:
-    """Return why the command gave no exit code, empty if it gave one.
-
-    Raises UnusableBoxError if the box was starved of CPU, which is not the patch's fault.
-    """
+    """Return why there is no exit code, empty if there is one. Raises UnusableBoxError for too little CPU."""
     observed = run.observed
     if observed.starved:
         raise UnusableBoxError(

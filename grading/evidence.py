@@ -73,10 +73,7 @@ def _gap_of_command(observed: RunnerReport) -> str:
 
 
 def judge_runner(observed: RunnerReport, oracle: Oracle | None = None, required: bool = False) -> Judgement:
-    """Judge only whether the runner and its tests were unchanged, not whether tests failed.
-
-    `required`: pytest must have run, because the command names it.
-    """
+    """Judge if runner and tests were unchanged, not test failures. `required`: the command names pytest."""
     sessions = observed.top_sessions
     if not sessions and required:
         return Judgement(False, "pytest never started, or not as itself")
@@ -109,10 +106,7 @@ def _judge_session(session: RunnerSession, observed: RunnerReport, oracle: Oracl
 
 
 def _compare(observed: RunnerReport, oracle: Oracle) -> Judgement:
-    """Compare sessions and code of the tests with the gold runs.
-
-    Only code of test files is compared, since each patch writes the product's in its own way.
-    """
+    """Compare sessions and test files' code with the gold runs; a patch writes the product's code in its own way."""
     num_sessions = len(observed.top_sessions)
     is_less = num_sessions < (oracle.num_sessions or 0)
     if is_less or (has_more_sessions(observed, oracle) and not oracle.may_run_more):
@@ -195,10 +189,7 @@ def has_failed_test(outcomes: Mapping[str, str], listed: Mapping[str, str] | Non
 
 
 def has_passed(name: str, outcome: str, oracle: Oracle | None, may_xfail: bool = False) -> bool:
-    """Return whether an expected test counts as passed.
-
-    Only `passed` counts, and `xfailed` if the gold runs gave just that. Without an oracle `may_xfail` decides.
-    """
+    """Return whether a test passed: `passed`, or `xfailed` as in gold runs; without oracle by `may_xfail`."""
     if outcome == "xfailed":
         return may_xfail if oracle is None else oracle.outcomes.get(name) == "xfailed"
     return outcome == "passed"
@@ -208,8 +199,7 @@ def skipped_by_product(session: RunnerSession, name: str) -> bool:
     """Return whether a skip or expected failure was raised by the code under test.
 
     That is: neither in the test's own file, nor in a conftest.py of the repository, nor in an installed package. The
-    place is the reporting code's own file name, so this holds only for code that does not hide; if there is an oracle,
-    it decides.
+    place is the reporting code's own file name, so this is for code that does not hide; an oracle decides.
     """
     if session.tests[name] not in ("skipped", "xfailed") or not session.places.get(name):
         return False

@@ -1,7 +1,4 @@
-"""Grader `f2p_script`: run a Python file that ends in `sys.exit(pytest.main(...))`.
-
-SWE-bench-like sets carry it in `metadata.remote_env_info.f2p_script`.
-"""
+"""Grader `f2p_script`: run `metadata.remote_env_info.f2p_script`, which ends in `sys.exit(pytest.main(...))`."""
 
 import base64
 
@@ -22,8 +19,6 @@ def _script_command(script: str) -> str:
 
 
 class F2pScriptGrader:
-    """The grader of `metadata.remote_env_info.f2p_script`."""
-
     name = "f2p_script"
     version = "3"
 

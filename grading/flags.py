@@ -10,19 +10,15 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from itertools import islice
+from typing import Any
 
-from grading.comparison_flags import changes_javascript_assertions, changes_python_comparisons
+from grading.comparison_flags import changes_python_comparisons
 from grading.diff_sections import FileChange, printable_path
 from grading.integrity_rules import ORDINARY_TESTS
 from grading.path_patterns import matches_pattern
 from grading.task_tests import is_test_name, parent_directories
 
-_COMPARES = "defines how values compare"
-_PYTHON = (".py", ".pyx", ".pyi")
-_JAVASCRIPT = (".js", ".mjs", ".cjs", ".ts", ".mts", ".cts", ".jsx", ".tsx", ".vue")
-_ORDINARY_IN_TESTS = ("names the test runner", "names a test file", "ends the process")
-"""Ordinary deeds of tests, of their helpers and of the programs that start them."""
-_TEST_PROGRAMS = ("conftest.py", "noxfile.py")
 _MAX_FLAGS = 50
 _MAX_LINE = 2000
 
@@ -37,18 +33,24 @@ class Flag:
 
 @dataclass(slots=True, frozen=True)
 class _Pattern:
+    """`every`: expressions that must all be found in the added lines of one file."""
+
     what: str
     suffixes: tuple[str, ...]
-    pattern: re.Pattern[str]
+    every: tuple[re.Pattern[str], ...]
+
+
+@cache
+def _table() -> dict[str, Any]:
+    return tomllib.loads((files("grading") / "flag_patterns.toml").read_text())
 
 
 @cache
 def _patterns() -> list[_Pattern]:
-    table = tomllib.loads((files("grading") / "flag_patterns.toml").read_text())
     return [
-        _Pattern(what, tuple(group["suffixes"]), re.compile(pattern))
-        for group in table["languages"]
-        for what, pattern in group["patterns"]
+        _Pattern(what, tuple(group["suffixes"]), tuple(map(re.compile, every)))
+        for group in _table()["languages"]
+        for what, *every in group["patterns"]
     ]
 
 
@@ -57,32 +59,28 @@ def static_flags(changes: Sequence[FileChange], left_out: Collection[str]) -> li
 
     The time is linear in the size of the patch: a pattern has no nested repetition, and a long line is cut.
     """
-    found: dict[Flag, None] = {}
-    for change in changes:
-        if printable_path(change.path) not in left_out and not change.deleted:
-            for flag in _flags_of(change):
-                found.setdefault(flag)
-                if len(found) == _MAX_FLAGS:
-                    return list(found)
-    return list(found)
+    kept = [one for one in changes if printable_path(one.path) not in left_out and not one.deleted]
+    return list(islice(dict.fromkeys(flag for change in kept for flag in _flags_of(change)), _MAX_FLAGS))
 
 
 def _flags_of(change: FileChange) -> Iterator[Flag]:
     text = "\n".join(line[:_MAX_LINE] for line in change.added_text.split("\n"))
-    if change.path.endswith(_PYTHON) and changes_python_comparisons(text):
-        yield Flag(_COMPARES, change.path)
-    if change.path.endswith(_JAVASCRIPT) and changes_javascript_assertions(text):
-        yield Flag(_COMPARES, change.path)
-    is_test = _is_of_tests(change.path)
+    if change.path.endswith((".py", ".pyx", ".pyi")) and changes_python_comparisons(text):
+        yield Flag("defines how values compare", change.path)
+    ordinary = _ordinary_deeds(change.path)
     for one in _patterns():
-        is_ordinary = is_test and one.what in _ORDINARY_IN_TESTS
-        if not is_ordinary and change.path.endswith(one.suffixes) and one.pattern.search(text):
+        is_searched = one.what not in ordinary and change.path.endswith(one.suffixes)
+        if is_searched and all(pattern.search(text) for pattern in one.every):
             yield Flag(one.what, change.path)
 
 
-def _is_of_tests(path: str) -> bool:
-    return (
-        path.endswith(_TEST_PROGRAMS)
-        or matches_pattern(path, ORDINARY_TESTS)
-        or any(parent and is_test_name(parent) for parent in parent_directories(path))
-    )
+def _ordinary_deeds(path: str) -> set[str]:
+    """Return what files of such a name do in honest work."""
+    named = [*parent_directories(path), path.removesuffix(".py") if path.endswith(".py") else ""]
+    is_test = matches_pattern(path, ORDINARY_TESTS) or any(name and is_test_name(name) for name in named)
+    return {
+        what
+        for group in _table()["ordinary"]
+        if (is_test and group.get("of_tests")) or matches_pattern(path, group["files"])
+        for what in group["what"]
+    }

@@ -229,9 +229,15 @@ done"""
 
 
 def apply_script(
-    workdir: str, *, patch: bool, test_patch: bool, test_archive: bool, test_commands: Iterable[str]
+    workdir: str,
+    *,
+    patch: bool,
+    test_patch: bool,
+    test_archive: bool,
+    test_commands: Iterable[str],
+    user: str = "agent",
 ) -> str:
-    """Return a script that applies the patch and then the task's tests to the base commit.
+    """Return a script that applies the patch and then the task's tests to the base commit. `user` gets the files.
 
     It exits with DOES_NOT_APPLY, or with TESTS_DO_NOT_APPLY if the task's own tests cannot be applied.
     """
@@ -261,7 +267,7 @@ def apply_script(
             f" GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*'"
             f" bash -c {_word(command)} >&2 </dev/null || exit {TESTS_DO_NOT_APPLY}"
         )
-    lines.append("find . -path ./.git -prune -o -not -user agent -exec chown -h agent: {} +")
+    lines.append(f"find . -path ./.git -prune -o -not -user {user} -exec chown -h {user}: {{}} +")
     return "\n".join(lines)
 
 
@@ -276,9 +282,7 @@ def _for_each(body: str) -> str:
 
 
 def protect_script(workdir: str) -> str:
-    """Return a script that gives the tests of PATHS to root: code in the box can add files beside them, but not change
-    or move them.
-    """
+    """Return a script that gives the tests of PATHS to root: the box can add files beside them, not change them."""
     body = """
   directory=${path%/*}
   if [ "$directory" != . ] && [ -d "$directory" ] && [ ! -L "$directory" ] && [ -z "${own[$directory]-}" ]; then
@@ -304,9 +308,7 @@ def base_file_script(workdir: str, path: str) -> str:
 
 
 def base_tree_script(workdir: str) -> str:
-    """Return a script that prints two lines in base64: the paths of the base commit, each ended by NUL, and those lines
-    of its tests that import or include something.
-    """
+    """Return a script that prints in base64: all paths of the base commit, and import lines of its tests."""
     git = _git_with_base(workdir)
     tests = " ".join(f"':(icase)*{word}*'" for word in ("test", "spec"))
     return "\n".join(
@@ -338,18 +340,18 @@ def write_script(workdir: str) -> str:
     return "\n".join(["set -e", f"cd {shlex.quote(workdir)}", "number=0", _for_each(body)])
 
 
-def restore_script(workdir: str) -> str:
-    """Return a script that restores the files of PATHS from the base commit, and removes those that it lacks."""
+def restore_script(workdir: str, user: str) -> str:
+    """Return a script that restores the files of PATHS, for `user`, from the base commit; it removes further ones."""
     git = _git_with_base(workdir)
     body = f"""
   rm -rf -- "$path"
   if {git} cat-file -e "HEAD:${{path#./}}" 2>/dev/null; then
-    {git} checkout-index -f -- "${{path#./}}"; chown -h agent: "$path"
+    {git} checkout-index -f -- "${{path#./}}"; chown -h {user}: "$path"
   fi"""
     return "\n".join(["set -e", f"cd {shlex.quote(workdir)}", f"{git} read-tree HEAD", _for_each(body)])
 
 
-def reset_script(workdir: str) -> str:
+def reset_script(workdir: str, user: str) -> str:
     """Return a script that takes a patch, and what was put in after it, out of the working tree again."""
     git = _git_with_base(workdir)
     return "\n".join(
@@ -363,6 +365,6 @@ def reset_script(workdir: str) -> str:
             f"{git} read-tree --reset -u HEAD",
             f"{git} checkout-index -f -a",
             f"{git} clean -fdq -e /.git",
-            "chown -R -h agent: .",
+            f"chown -R -h {user}: .",
         ]
     )

@@ -7,21 +7,20 @@ preparation that fails with the patch and works without it is the patch's fault.
 
 import asyncio
 import base64
-import binascii
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from grading import git_scripts
-from grading.base import TestFiles
+from grading.base import TestFiles, decode_archive, tests_user
 from grading.diff_sections import FileChange, join_diff, split_diff
 from grading.patch_screening import LEFT_OUT, PUT_BACK, Finding, PatchPolicy, ScreenedPatch, screen_patch
 from grading.runner_programs import has_test_commands
 from grading.runner_settings import MAX_SETTINGS_BYTES, restore_runner_settings
 from grading.task_tests import BaseTree
 from ratchet.errors import CommandFailedError, GraderFailedError
-from ratchet.types import JsonObject
+from ratchet.types import PRE_COMMANDS, JsonObject, SandboxRole
 from sandboxes.base import Sandbox
 from store.tasks import TaskRow
 
@@ -60,12 +59,13 @@ class _PatchDoesNotApplyError(Exception):
 
 
 class BoxPreparation:
-    """Prepares one box for one task. `seconds`: time limit of each script."""
+    """Prepares one box for one task, whose spec names the tests' user. `seconds`: time limit of each script."""
 
     def __init__(self, box: Sandbox, task: TaskRow, seconds: float) -> None:
         self.box = box
         self.task = task
         self.seconds = seconds
+        self.user = tests_user(task.spec)
 
     async def run(
         self,
@@ -104,7 +104,7 @@ class BoxPreparation:
     async def _try_without_patch(self, tests: TestFiles) -> None:
         """Put the tests into the base commit. Raises GraderFailedError if this fails, too."""
         try:
-            await self._execute(git_scripts.reset_script(self.task.workdir))
+            await self._execute(git_scripts.reset_script(self.task.workdir, self.user))
             await self._put_in([], tests)
         except CommandFailedError as error:
             raise GraderFailedError(f"the grading box could not be prepared: {error}") from error
@@ -112,12 +112,18 @@ class BoxPreparation:
     async def _make_base(self, base_commit: str | None, has_patch: bool) -> None:
         archive = await upload_archive(self.box, self.task.spec)
         script = git_scripts.prepare_script(
-            self.task.workdir, self.task.spec["pre_commands"], None, archive=archive, keep_history=True
+            self.task.workdir,
+            self.task.spec["pre_commands"],
+            None,
+            archive=archive,
+            keep_history=True,
+            user=self.user,
         )
         try:
             printed = await self._execute(script)
         except CommandFailedError as error:
             raise GraderFailedError(f"the grading box could not be prepared: {error}") from error
+        await close_network(self.box, self.task.opened, SandboxRole.GRADE)
         found = printed.strip().splitlines()[-1]
         if has_patch and base_commit is not None and found != base_commit:
             raise GraderFailedError(
@@ -172,6 +178,7 @@ class BoxPreparation:
             test_patch=present[git_scripts.TEST_PATCH],
             test_archive=present[git_scripts.TEST_ARCHIVE],
             test_commands=tests.commands,
+            user=self.user,
         )
         if tests.paths:
             await self._upload_paths(sorted(tests.paths))
@@ -198,8 +205,7 @@ class BoxPreparation:
         return [_Versions(*pair) for pair in zip(decoded[::2], decoded[1::2], strict=True)]
 
     async def _restore_settings(self, screened: ScreenedPatch) -> None:
-        """Restore the runner's part of changed settings files from the base, and add a finding for each that
-        differed."""
+        """Restore the runner's part of settings files from the base; add a finding for each that differed."""
         paths = sorted(screened.sections)
         parsed = paths[:_MAX_SETTINGS_FILES]
         versions = await self._read_versions(parsed)
@@ -219,7 +225,7 @@ class BoxPreparation:
         await self._write(merged)
         if restored:
             await self._upload_paths(restored)
-            await self._execute(git_scripts.restore_script(self.task.workdir))
+            await self._execute(git_scripts.restore_script(self.task.workdir, self.user))
 
     async def _write(self, contents: dict[str, bytes]) -> None:
         if not contents:
@@ -235,15 +241,15 @@ def _import_lines(patch: bytes) -> str:
     return "\n".join(line for line in patch.decode(errors="replace").split("\n") if _IMPORT.search(line))
 
 
+async def close_network(box: Sandbox, opened: Collection[str], role: SandboxRole) -> None:
+    """Close the network of a box that had it for `pre_commands` alone. `opened`: as `sandbox.network`."""
+    if PRE_COMMANDS in opened and role not in opened:
+        await box.set_network(role is SandboxRole.AGENT)
+
+
 async def upload_archive(box: Sandbox, spec: JsonObject) -> bool:
-    """Upload `metadata.repository_archive` (tar.gz, base64), for images without the repository; return whether the row
-    has one. Raises GraderFailedError if it is not base64.
-    """
-    archive = spec.get("repository_archive")
-    if archive:
-        try:
-            content = base64.b64decode(archive, validate=True)
-        except binascii.Error as error:
-            raise GraderFailedError(f"metadata.repository_archive is not base64: {error}") from error
+    """Upload `metadata.repository_archive`; return whether the row has one. Raises GraderFailedError for no base64."""
+    content = decode_archive(spec, "repository_archive")
+    if content:
         await box.write_file(git_scripts.ARCHIVE, content, user="root")
-    return bool(archive)
+    return bool(content)

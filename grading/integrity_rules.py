@@ -1,8 +1,8 @@
 """The integrity rules: which files of a patch could change the test runner.
 
-The rules are data, in `rules.toml`. `patch_screening.py` applies the first one to every patch and the others to patches
-that no control run checks. `ratchet tasks rules` prints them, and a verdict names the rule. A task may add patterns of
-its own (`metadata.integrity`).
+The rules are data, in `rules.toml`. `patch_screening.py` applies those with `always` to every patch and the others to
+patches that no control run checks. `ratchet tasks rules` prints them, and a verdict names the rule. A task may add
+patterns of its own (`metadata.integrity`).
 """
 
 import sys
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Literal
 
-Applies = Literal["any", "program", "shadow", "test", "support", "called"]
+Applies = Literal["any", "program", "shadow", "test", "data", "support", "called"]
 
 
 @dataclass(slots=True, frozen=True)
@@ -21,7 +21,7 @@ class Rule:
     `applies` narrows the match: `program` only new executables and links; `task_tests.py` and `runner_programs.py`
     decide the others. `scope` "tests": only files that the runner of a test could read. `sections`: kind of settings
     file of which only the runner's part is restored (`runner_settings.py`).
-    `source`: documentation of the runner.
+    `source`: documentation of the runner. `always`: also for patches that control runs check.
     """
 
     name: str
@@ -32,6 +32,7 @@ class Rule:
     applies: Applies = "any"
     scope: Literal["anywhere", "tests"] = "anywhere"
     sections: str = ""
+    always: bool = False
 
     @property
     def action(self) -> str:
@@ -45,6 +46,9 @@ RULES: tuple[Rule, ...] = tuple(Rule(**{**row, "files": tuple(row.get("files", (
 
 LISTED_TEST = RULES[0]
 """The rule of the task's own tests."""
+
+SOURCES = tuple(_TABLE["sources"])
+"""Patterns of files below test directories that are no data which tests read."""
 
 ORDINARY_TESTS = tuple(_TABLE["ordinary"])
 """Patterns of files that hold tests and nothing that other tests use."""

@@ -47,21 +47,20 @@ _MAX_TEST_FILES = 20
 
 @dataclass(frozen=True, slots=True)
 class GradingLimits:
-    """Time limits of one grade in seconds."""
+    """Time limits of one grade in seconds. `user`: of the tests, unless the task names one."""
 
     eval_seconds: float
     workspace_seconds: float
+    user: str = "agent"
 
     @classmethod
     def of_run(cls, config: RunConfig) -> Self:
-        """Take the limits from a run's config."""
-        return cls(config.limits.eval_seconds, config.limits.workspace_seconds)
+        return cls(config.limits.eval_seconds, config.limits.workspace_seconds, config.grading.user)
 
 
 @dataclass(frozen=True, slots=True)
 class KnownRuns:
-    """The known facts of a task's true runs. `oracle` None: the task was not admitted. `broken`: its pool of broken
-    oracles, by number."""
+    """Known facts of a task's true runs. `oracle` None: not admitted. `broken`: its broken oracles by number."""
 
     oracle: Oracle | None = None
     broken: dict[int, BrokenOracle] = field(default_factory=dict)
@@ -104,7 +103,6 @@ class KnownRuns:
 
 
 def row_pool(spec: JsonObject) -> dict[int, JsonObject]:
-    """Return the pool that the row itself brings."""
     return dict(enumerate(spec.get("broken_oracles", ())))
 
 
@@ -122,8 +120,7 @@ class JudgedPatch(NamedTuple):
 
 
 class PatchRun(NamedTuple):
-    """A patch's run in a box. `run` None: the tests did not run, and `not_run` is the verdict. `selected`: digests of
-    the names of the tests that ran, empty if all did."""
+    """A run; if None, `not_run` is the verdict. `selected`: digests of the selected tests' names, empty if all ran."""
 
     prepared: PreparedBox
     run: TestRun | None
@@ -139,7 +136,6 @@ class EmptyRun(NamedTuple):
 
     @classmethod
     def of_verdict(cls, verdict: Verdict, oracle: Oracle | None) -> Self:
-        """Read the verdict on an empty patch."""
         failed = sorted(name for name, outcome in verdict.tests.items() if not has_passed(name, outcome, oracle))
         return cls(failed, named_lines(verdict.log))
 
@@ -175,6 +171,10 @@ class PatchJudge:
     suspected: Collection[Suspicion] = frozenset(Suspicion)
 
     @property
+    def _spec(self) -> JsonObject:
+        return {**self.task.spec, "tests_user": self.task.spec.get("tests_user") or self.limits.user}
+
+    @property
     def has_control_runs(self) -> bool:
         """True if control runs check a solved verdict."""
         return self.controlled and bool(self.known.broken)
@@ -188,8 +188,10 @@ class PatchJudge:
         findings = done.prepared.findings
         left_out = {finding.path for finding in findings}
         flags = await asyncio.to_thread(lambda: static_flags(done.prepared.changes, left_out))
-        dynamic = done.run.observed.flags if done.run is not None else ()
-        return JudgedPatch(self.verdict(done, self.known.oracle), findings, [*flags, *dynamic])
+        if done.run is not None:
+            ended = self.known.oracle.early_end(done.run.observed) if self.known.oracle is not None else []
+            flags += [*done.run.observed.flags, *ended]
+        return JudgedPatch(self.verdict(done, self.known.oracle), findings, flags)
 
     async def run(
         self, box: Sandbox, diff: bytes, broken: BrokenOracle | None = None, selected: Collection[str] = ()
@@ -205,13 +207,12 @@ class PatchJudge:
 
     async def prepare(self, box: Sandbox, diff: bytes) -> PreparedBox:
         """Put the patch and the task's tests into a fresh box."""
-        preparation = BoxPreparation(box, self.task, self.limits.workspace_seconds)
+        preparation = BoxPreparation(box, replace(self.task, spec=self._spec), self.limits.workspace_seconds)
         tests = self.grader.test_files(self.task.spec)
         return await preparation.run(tests, self.base_commit, diff, self.controlled, self._expected_files())
 
     def _expected_files(self) -> frozenset[str]:
-        """Return the base's test files whose tests the oracle expects, which a patch leaves as they are; none if the
-        row lists the tests that have to pass."""
+        """Return the base's test files with expected tests, which a patch must keep; none if the row lists tests."""
         oracle = self.known.oracle
         if oracle is None or not self.has_control_runs or PatchPolicy.of_task(self.task.spec, None).named_files:
             return frozenset()
@@ -242,8 +243,7 @@ class PatchJudge:
     async def test_sources(self, box: Sandbox, names: Sequence[str]) -> dict[str, bytes]:
         """Return the sources of the hidden tests in a prepared box, by target of an edit.
 
-        `names`: tests that fail without a solution. Only their files are read, or all test files if no name begins with
-        one.
+        `names`: tests that fail without a solution. Their files are read, or all if no name begins with one.
         """
         paths = sorted(self.grader.test_files(self.task.spec).paths or ())
         own = [path for path in paths if any(name.startswith(path + "::") for name in names)]
@@ -287,7 +287,7 @@ class PatchJudge:
         not_run = self._not_run(prepared)
         if not_run is not None:
             return PatchRun(prepared, None, not_run)
-        spec = self.task.spec
+        spec = self._spec
         seconds = min(self.limits.eval_seconds, spec.get("needed_settings", {}).get("limits.eval_seconds", math.inf))
         if broken is not None:
             await self._break_files(box, broken)
@@ -302,10 +302,7 @@ class PatchJudge:
         return PatchRun(prepared, run)
 
     def verdict(self, done: PatchRun, oracle: Oracle | None) -> Verdict:
-        """Judge a run, one of selected tests by what the oracle says of these.
-
-        Raises GraderFailedError if it shows a fault that is not the patch's.
-        """
+        """Judge a run, also one of selected tests. Raises GraderFailedError for a fault that is not the patch's."""
         if done.run is None:
             assert done.not_run is not None, "a run without tests has a verdict"
             return done.not_run

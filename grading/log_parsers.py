@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
+from itertools import islice
 from types import SimpleNamespace
 
 import structlog
@@ -22,7 +23,8 @@ _LOG = structlog.get_logger()
 _PYTEST_LINE = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED(?! \[\d+\])|XFAIL|XPASS)\s+(\S+)")
 _MIGRATION = re.compile(r"^Applying \S+?\.\.\.")
 """Django prints this without a line end, before the name of the next test."""
-_UNITTEST_LINE = re.compile(r"^(.+?) \.\.\. (.*)$")
+_MAX_DOTS = 20
+"""Dots of one line that may end the name of a test."""
 _WORDS = {
     "PASSED": "passed",
     "FAILED": "failed",
@@ -53,15 +55,19 @@ def unittest_verbose(log: str) -> dict[str, str]:
     """Parse `python -m unittest -v` and Django's runner: `test_x (module.Class) ... ok`."""
     found: dict[str, str] = {}
     name = ""
-    for line in log.splitlines():
-        match = _UNITTEST_LINE.match(line.strip())
-        if match is not None:
-            name = _MIGRATION.sub("", match[1])
-        # What a test prints stands between its name and its outcome, which then has a line of its own.
-        outcome = _unittest_outcome(match[2] if match else line)
-        if name and outcome:
-            _worst(found, name, outcome)
+    for line in map(str.strip, log.splitlines()):
+        if line.startswith("Ran "):  # the runner's own `OK` follows
             name = ""
+        dots = [match.span() for match in islice(re.finditer(r" \.\.\. ", line), _MAX_DOTS)]
+        # A docstring, which names a test, may have such dots, too, and so may what the test prints behind its name.
+        parts = [(line[:start], line[end:]) for start, end in dots] or [(name, line)]
+        named, outcome = next(
+            ((one, told) for one, rest in parts if one and (told := _unittest_outcome(rest))), ("", "")
+        )
+        if named:
+            _worst(found, _MIGRATION.sub("", named), outcome)
+        # What a test prints stands between its name and its outcome, which then has a line of its own.
+        name = "" if named == parts[0][0] else parts[0][0]
     for line in log.splitlines():
         if line.startswith(("FAIL: ", "ERROR: ")):
             _worst(found, line.split(": ", 1)[1].strip(), "failed")

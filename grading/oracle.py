@@ -5,14 +5,17 @@ were not admitted have no oracle, and their verdicts say so.
 """
 
 import hashlib
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Self
 
+from grading.flags import Flag
 from grading.run_hidden_tests import RunnerReport, RunnerSession
 from ratchet.types import JsonObject
 
 _NAME_DIGITS = 8
+_MAX_LINE = 200
 _CPU_FACTOR, _CPU_SHARE = 5, 0.25
 
 
@@ -24,6 +27,7 @@ class Oracle:
     digest of the test's name. `selected`: digests of the names of the tests that control runs repeat, which the gold
     patch passed without the others; empty: control runs repeat all tests. `may_run_more`: control runs follow, so that
     more sessions are no difference. `cpu_seconds`: the most that a gold run used, None if it was not measured.
+    `last_line` of the log without its digits, empty if it varied or pytest ran.
     """
 
     outcomes: dict[str, str] = field(default_factory=dict)
@@ -34,10 +38,10 @@ class Oracle:
     selected: tuple[str, ...] = ()
     may_run_more: bool = False
     cpu_seconds: float | None = None
+    last_line: str = ""
 
     @classmethod
     def of_run(cls, observed: RunnerReport, outcomes: dict[str, str]) -> Self:
-        """Return the oracle of a single run."""
         top = observed.top_sessions
         return cls(
             outcomes=dict(outcomes),
@@ -46,6 +50,7 @@ class Oracle:
             canaries=tuple(sorted({session_canary(session, observed) for session in top})),
             modules={path: sorted(codes) for path, codes in module_codes(observed).items()},
             cpu_seconds=observed.cpu_seconds,
+            last_line="" if top else next(reversed(_lines(observed.log)), ""),
         )
 
     @classmethod
@@ -73,6 +78,14 @@ class Oracle:
         """Return whether a run used far more CPU time than gold runs and much of its limit, so it is not starved."""
         least = _CPU_SHARE * limit_seconds  # below half, because a run that got half of its limit is not starved
         return self.cpu_seconds is not None and cpu_seconds > max(least, _CPU_FACTOR * self.cpu_seconds)
+
+    def early_end(self, observed: RunnerReport) -> list[Flag]:
+        """Return a flag if a command succeeds without the line that ends the gold runs' log.
+
+        All processes write to the log, so an exit from the tests' process shows in it, however it is written.
+        """
+        is_ended = observed.exit_code != 0 or observed.top_sessions or self.last_line in ("", *_lines(observed.log))
+        return [] if is_ended else [Flag("ends before its tests", f"the log has no line like {self.last_line!r}")]
 
     @property
     def passed(self) -> list[str]:
@@ -102,11 +115,17 @@ def merge_oracles(oracles: Sequence[Oracle]) -> Oracle:
         exit_code=first.exit_code if same("exit_code") else None,
         cpu_seconds=max((one.cpu_seconds for one in oracles if one.cpu_seconds is not None), default=None),
         canaries=tuple(sorted({canary for oracle in oracles for canary in oracle.canaries})),
+        last_line=first.last_line if same("last_line") else "",
         modules={
             path: [code for code in codes if all(code in other.modules.get(path, ()) for other in others)]
             for path, codes in first.modules.items()
         },
     )
+
+
+def _lines(log: str) -> list[str]:
+    """Return the lines that are not blank, without their digits, which are times and counts."""
+    return [re.sub(r"[0-9]+", "0", line.strip())[:_MAX_LINE] for line in log.splitlines() if line.strip()]
 
 
 def module_codes(observed: RunnerReport) -> dict[str, frozenset[str]]:

@@ -1,8 +1,8 @@
 """Leave files of a patch out that could change the test runner, before anything of it enters the grading box.
 
 If control runs check the verdict, they find a changed runner, and honest work may change its settings. Then only the
-task's own tests are left out, and what no working tree can hold. If none does, the rules of `integrity_rules.py` are
-applied, too. The findings are stored with the verdict.
+task's own tests are left out, the base's data of tests, and what no working tree can hold. If none does, the rules of
+`integrity_rules.py` are applied, too. The findings are stored with the verdict.
 """
 
 import re
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Self
 
-from grading.diff_sections import EXECUTABLE, GITLINK, FileChange, printable_path
-from grading.integrity_rules import LISTED_TEST, RULES, Rule
+from grading.diff_sections import EXECUTABLE, GITLINK, FileChange, printable_path, split_diff
+from grading.integrity_rules import RULES, Rule
 from grading.path_patterns import matches_pattern
 from grading.runner_programs import RunnerPrograms, find_programs
 from grading.task_tests import BaseTree, TaskTests, parent_directories
@@ -44,7 +44,8 @@ class PatchPolicy:
     """The task's rules for patches. `test_files` None: the task lists no tests, so any directory may hold some.
 
     `named_files`: files that its test ids name. `commands`: its test commands. `controlled`: a control run checks every
-    verdict that would be solved. `expected`: test files of the base whose tests have to pass as they are.
+    verdict that would be solved. `expected`: test files of the base whose tests have to pass as they are. `of_gold`:
+    files that the gold patch changes.
     """
 
     test_files: frozenset[str] | None = None
@@ -54,6 +55,7 @@ class PatchPolicy:
     commands: tuple[str, ...] = ()
     controlled: bool = False
     expected: frozenset[str] = frozenset()
+    of_gold: frozenset[str] = frozenset()
 
     @classmethod
     def of_task(
@@ -63,7 +65,6 @@ class PatchPolicy:
         controlled: bool = False,
         expected: frozenset[str] = frozenset(),
     ) -> Self:
-        """Read a task's row."""
         own = spec.get("integrity") or {}
         return cls(
             test_files=None if test_files is None else frozenset(test_files),
@@ -73,6 +74,7 @@ class PatchPolicy:
             commands=tuple(_commands(spec)),
             controlled=controlled,
             expected=expected,
+            of_gold=frozenset(change.path for change in split_diff(str(spec.get("gold_patch") or "").encode())),
         )
 
     @property
@@ -112,8 +114,7 @@ def _commands(spec: JsonObject) -> Iterator[str]:
 
 @dataclass(slots=True)
 class ScreenedPatch:
-    """`kept`: changes that go into the box. `sections`: path → rule of a settings file whose runner part is
-    restored."""
+    """`kept`: changes that go into the box. `sections`: path → rule of a file whose runner part is restored."""
 
     kept: list[FileChange] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
@@ -163,8 +164,8 @@ class _Screening:
             return _DENIED
         if GITLINK in change.modes:
             return _SUBMODULE
-        for rule in [LISTED_TEST] if self.policy.controlled else RULES:
-            if self._applies(rule, change):
+        for rule in RULES:
+            if (rule.always or not self.policy.controlled) and self._applies(rule, change):
                 allowed = rule.applies != "test" and matches_pattern(change.path, self.policy.allow)
                 return None if allowed else rule
         return None
@@ -186,6 +187,8 @@ class _Screening:
                 return change.path in self.policy.expected or self.tests.is_listed_test(change)
             case "shadow":
                 return self.tests.shadows(change)
+            case "data":
+                return self.tests.is_data(change.path) and change.path not in self.policy.of_gold
             case "support":
                 return change.path in self.tests.support
             case "called":

@@ -1,7 +1,7 @@
 """Harbor's verifier: the tests lie at `/tests`, and the verdict is the reward file that their script writes.
 
 By the format's convention the script's exit code means nothing, and `reward.json` counts if there are both files. The
-directories below `/logs` are made anew for the unprivileged user right before the script starts, and root reads the
+directories below `/logs` are made anew for the script's user right before the script starts, and root reads the
 file when all processes of the script are dead.
 """
 
@@ -24,7 +24,7 @@ _SECONDS = 120.0
 _LAY_OUT = f"""set -e
 rm -rf {_DIRECTORY}
 mkdir -p {_DIRECTORY} /logs/agent /logs/artifacts
-chown agent: {_DIRECTORY} /logs/agent /logs/artifacts
+chown "$TESTS_USER": {_DIRECTORY} /logs/agent /logs/artifacts
 tar -cf {RUNNER_STATE}/tests.tar -T {RUNNER_STATE}/tests
 tar -xf {RUNNER_STATE}/tests.tar -C / --no-same-owner
 rm {RUNNER_STATE}/tests.tar
@@ -44,21 +44,18 @@ class VerifierReward:
     text: str
 
 
-async def lay_out_tests(box: Sandbox, workdir: str, paths: Iterable[str]) -> None:
-    """Copy the tests to the root directory, and make the reward file's directory anew.
+async def lay_out_tests(box: Sandbox, workdir: str, paths: Iterable[str], user: str) -> None:
+    """Copy the tests to the root directory, and make the reward file's directory anew for the tests' user.
 
     The witness stays on the module path if a script sets PYTHONPATH. `paths`: relative to the workdir, each below
     `tests/`. Raises UnusableBoxError if the box refuses.
     """
     await box.write_file(f"{RUNNER_STATE}/tests", "".join(f"{path}\n" for path in paths), user="root")
-    await _execute(box, _LAY_OUT, workdir)
+    await _execute(box, f"TESTS_USER={user}\n{_LAY_OUT}", workdir)
 
 
 async def read_reward(box: Sandbox) -> VerifierReward:
-    """Read the reward as root, after all processes of the script have ended.
-
-    Raises UnusableBoxError if the box refuses.
-    """
+    """Read the reward as root, after the script's processes have ended. Raises UnusableBoxError if the box refuses."""
     lines = (await _execute(box, _READ, "/")).splitlines()
     return parse_reward({path: _content(text) for path, _, text in (line.partition(" ") for line in lines)})
 
@@ -75,10 +72,7 @@ def _content(text: str) -> bytes | None:
 
 
 def parse_reward(files: Mapping[str, bytes | None]) -> VerifierReward:
-    """Return the rewards of `reward.json`, an object of numbers, else of `reward.txt`, a number.
-
-    A value of None: the file is no regular one.
-    """
+    """Return the rewards of `reward.json`, an object of numbers, else `reward.txt`. Content None: no regular file."""
     path = next((path for path in (_JSON, _TEXT) if path in files), None)
     if path is None:
         return VerifierReward(None, f"the tests' script wrote neither {_JSON} nor {_TEXT}")

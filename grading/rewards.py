@@ -31,8 +31,6 @@ Components = dict[str, float]
 
 
 class Reward(NamedTuple):
-    """A reward and its named components."""
-
     value: float
     components: Components
 

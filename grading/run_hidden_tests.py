@@ -1,6 +1,7 @@
 """Run a test command in a grading box and return a report that the code under test cannot forge.
 
-The command runs unprivileged, with limits of time and output, and its processes are dead when the report is read.
+The command runs unprivileged, unless a run allows root, with limits of time and output, and its processes are dead when
+the report is read.
 Root's shell in the box writes the report, framed by a nonce that only root can read and that is new for every run.
 Under pytest, the plugin `ratchet_witness` reports each test over a pipe; a runner that dies early leaves a session
 without an end.
@@ -112,9 +113,10 @@ class RunnerReport:
         return [session for session in self.sessions if session.worker]
 
 
-def _script(nonce: str, tokens: list[str], command: str, workdir: str, seconds: float, witness: bool) -> str:
+def _script(nonce: str, tokens: list[str], command: str, workdir: str, seconds: float, witness: bool, user: str) -> str:
     values = {
         "NONCE": nonce,
+        "TESTS_USER": user,
         "TOKENS": " ".join(tokens),
         "SECONDS_ALLOWED": f"{seconds:.3f}",
         "COMMAND_FILE": f"{RUNNER_STATE}/command",
@@ -131,13 +133,15 @@ def _script(nonce: str, tokens: list[str], command: str, workdir: str, seconds: 
     return "\n".join([*lines, _RUN_TESTS])
 
 
-async def run_tests(box: Sandbox, command: str, workdir: str, seconds: float, witness: bool = True) -> RunnerReport:
-    """Run `command` as the box's unprivileged user; its processes are dead when this returns.
+async def run_tests(
+    box: Sandbox, command: str, workdir: str, seconds: float, witness: bool = True, user: str = "agent"
+) -> RunnerReport:
+    """Run `command` as a user of the box; its processes are dead when this returns.
 
     `witness`: load the pytest plugin. Raises UnusableBoxError if the box cannot run tests, and the box's own errors.
     """
     with tracing.span("tests", {"limit_seconds": seconds}):
-        report = await _run_tests(box, command, workdir, seconds, witness)
+        report = await _run_tests(box, command, workdir, seconds, witness, user)
         tests = [outcome for session in report.top_sessions for outcome in session.tests.values()]
         tracing.add_facts(
             {
@@ -152,12 +156,15 @@ async def run_tests(box: Sandbox, command: str, workdir: str, seconds: float, wi
         return report
 
 
-async def _run_tests(box: Sandbox, command: str, workdir: str, seconds: float, witness: bool) -> RunnerReport:
+async def _run_tests(
+    box: Sandbox, command: str, workdir: str, seconds: float, witness: bool, user: str
+) -> RunnerReport:
     nonce = secrets.token_hex(_TOKEN_BYTES)
     tokens = [secrets.token_hex(_TOKEN_BYTES) for _ in range(_NUM_TOKENS)]
     if witness:  # keep the witness on the module path if the command sets PYTHONPATH itself
         command = _PYTHONPATH.sub(lambda match: f"PYTHONPATH={match[1]}{WITNESS_DIRECTORY}:", command)
-    await box.write_file(f"{RUNNER_STATE}/run", _script(nonce, tokens, command, workdir, seconds, witness), user="root")
+    script = _script(nonce, tokens, command, workdir, seconds, witness, user)
+    await box.write_file(f"{RUNNER_STATE}/run", script, user="root")
     try:
         result = await box.exec(
             f"chmod 700 {RUNNER_STATE} && bash {RUNNER_STATE}/run",

@@ -46,7 +46,6 @@ class RunnerPrograms:
     paths: frozenset[str]
 
     def starts(self, path: str) -> bool:
-        """Return whether a test run starts this file."""
         directory, _, name = path.rpartition("/")
         stem = f"{directory}/{name.rpartition('.')[0]}".lstrip("/") if "." in name else path
         is_main = name.partition(".")[0] in ("index", "__main__")

@@ -1,8 +1,7 @@
 """Grader `swe_bench`: every fail-to-pass and every pass-to-pass test of the row must pass.
 
 SWE-bench Verified and Multilingual, SWE-smith- and R2E-like rows carry these lists, the command that runs the tests
-(`test_cmd`) and the name of a log parser. If the tests run under pytest, its witness gives the outcomes, else the
-printed log does.
+(`test_cmd`) and the name of a log parser. Outcomes are the witness's under pytest, else the log's.
 """
 
 import asyncio
@@ -10,7 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import Self
 
-from grading.base import TestFiles, TestRun, Verdict, log_tail
+from grading.base import TestFiles, TestRun, Verdict, log_tail, tests_user
 from grading.diff_sections import split_diff
 from grading.eval_cmd import listed_test_files, names_pytest, reason_unfinished, require_canary, require_evidence
 from grading.evidence import all_tests, find_gap, has_passed, judge_runner, look_up, worst_outcomes
@@ -22,8 +21,6 @@ from sandboxes.base import Sandbox
 
 
 class SweBenchGrader:
-    """The grader of `metadata.swe_bench`."""
-
     name = "swe_bench"
     version = "3"
 
@@ -37,7 +34,7 @@ class SweBenchGrader:
     async def run(self, box: Sandbox, workdir: str, spec: JsonObject, limit_seconds: float) -> TestRun:
         row = spec["swe_bench"]
         started = time.monotonic()
-        observed = await run_tests(box, row["test_cmd"], workdir, limit_seconds)
+        observed = await run_tests(box, row["test_cmd"], workdir, limit_seconds, user=tests_user(spec))
         outcomes = await asyncio.to_thread(outcomes_of, observed, row)
         gap = TestLists.of_row(row).find_gap(observed, outcomes, names_pytest(row["test_cmd"]))
         return TestRun(observed, outcomes, time.monotonic() - started, limit_seconds, gap)
@@ -72,10 +69,7 @@ class TestLists:
 
 
 def outcomes_of(observed: RunnerReport, row: JsonObject) -> dict[str, str]:
-    """Return name → outcome from the witness, or from the printed log if there was no witness.
-
-    Raises GraderFailedError if the row's log parser does not exist or fails.
-    """
+    """Return name → outcome, of the witness or else the log. Raises GraderFailedError without a parser that works."""
     if observed.sessions:
         return all_tests(observed)
     return find_log_parser(str(row.get("log_parser") or "pytest"), row)(observed.log)

@@ -14,7 +14,7 @@ import time
 
 import orjson
 
-from grading.base import TestFiles, TestRun, Verdict
+from grading.base import TestFiles, TestRun, Verdict, tests_user
 from grading.eval_cmd import names_pytest
 from grading.evidence import all_tests, look_up
 from grading.oracle import Oracle
@@ -28,8 +28,6 @@ _PARSER_SECONDS = 120.0
 
 
 class SweBenchProGrader:
-    """The grader of `metadata.swepro`."""
-
     name = "swepro"
     version = "4"
 
@@ -45,7 +43,7 @@ class SweBenchProGrader:
         row = spec["swepro"]
         command = _command(row["run_script"], row["selected_test_files_to_run"], row.get("env_cmds") or "")
         started = time.monotonic()
-        observed = await run_tests(box, command, workdir, limit_seconds)
+        observed = await run_tests(box, command, workdir, limit_seconds, user=tests_user(spec))
         parsed = await _parse(box, row["parser_script"], observed)
         outcomes = confirm_outcomes(parsed, all_tests(observed))
         gap = TestLists.of_row(row).find_gap(observed, outcomes, names_pytest(row["run_script"]))
@@ -69,10 +67,7 @@ def _command(run_script: str, test_files: list[str], env_cmds: str) -> str:
 
 
 async def _parse(box: Sandbox, parser_script: str, observed: RunnerReport) -> dict[str, str]:
-    """Run the row's parser on the log as upstream does: `parser.py STDOUT STDERR OUTPUT`.
-
-    Raises GraderFailedError if it gives no result.
-    """
+    """Run the row's `parser.py STDOUT STDERR OUTPUT` on the log. Raises GraderFailedError without a result."""
     directory = f"{RUNNER_STATE}/parser"
     await box.write_file(f"{directory}/parser.py", parser_script, user="root")
     await box.write_file(f"{directory}/stdout.log", observed.log, user="root")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from grading.diff_sections import FileChange
-from grading.integrity_rules import ORDINARY_TESTS, SHADOWED_MODULES
+from grading.integrity_rules import ORDINARY_TESTS, SHADOWED_MODULES, SOURCES
 from grading.path_patterns import matches_pattern
 
 _TEST_WORDS = frozenset(
@@ -62,7 +62,8 @@ class TaskTests:
         own = {path for path in base.files if matches_pattern(path, ORDINARY_TESTS)} if listed is None else listed
         self.files = frozenset(own) | (named & base.files)
         self.above = frozenset(parent for path in self.files for parent in parent_directories(path))
-        self.roots = self._find_roots()
+        self.roots = self._find_roots(-1)
+        self._data_roots = self._find_roots(0)
         packages = {path.rpartition("/")[0] for path in base.files if path.rpartition("/")[2] == "__init__.py"}
         self._packages = frozenset(packages)
         # pytest without a path collects every directory, and loads each conftest.py that it meets.
@@ -79,13 +80,10 @@ class TaskTests:
             ]
         )
 
-    def _find_roots(self) -> frozenset[str]:
-        """Return the outermost directories with a test-like name above the tests."""
-        found = set()
-        for path in self.files:
-            named = [parent for parent in parent_directories(path) if parent and is_test_name(parent)]
-            found.update(named[-1:])
-        return frozenset(found)
+    def _find_roots(self, at: int) -> frozenset[str]:
+        """Return the directories with a test-like name above the tests: of each the innermost (0) or outermost (-1)."""
+        above = ([one for one in parent_directories(path) if one and is_test_name(one)] for path in self.files)
+        return frozenset(named[at] for named in above if named)
 
     def _import_root(self, path: str) -> str:
         """Return the directory that pytest puts on the module path: the nearest one that is no package."""
@@ -101,6 +99,12 @@ class TaskTests:
         if not self.files or (self.collects_all and name == "conftest.py"):
             return True
         return not directory or directory in self.above or self.holds(path)
+
+    def is_data(self, path: str) -> bool:
+        """Return whether a file of the base is data below a test directory, or expected output."""
+        above = frozenset(parent_directories(path))
+        is_near = not above.isdisjoint(self._data_roots) or not _HELPER_DIRECTORIES.isdisjoint(path.split("/")[:-1])
+        return is_near and path in self.base.files and not matches_pattern(path, SOURCES)
 
     def is_listed_test(self, change: FileChange) -> bool:
         """Return whether the change touches a listed test, or puts a file or link where a directory of one is."""
@@ -151,8 +155,7 @@ class TaskTests:
     def shadows(self, change: FileChange) -> bool:
         """Return whether a new module would be imported in place of the standard library or the runner.
 
-        Only a module directly in a directory of the module path is; a package's own `types.py` or `json/` is imported
-        by its full name only.
+        Only a module directly on the module path is: a package's own `types.py` is imported by its full name.
         """
         if change.deleted or change.path in self.base.files:
             return False

@@ -48,10 +48,7 @@ _QUOTED = re.compile(r"""([rRuU]?('{3}|"{3}|'|"))(.*)\2""", re.DOTALL)
 
 
 def python_sites(source: bytes, rng: random.Random, up: bool = True) -> list[AssertionSite]:
-    """Return every assertion inside functions. `up`: expected numbers become larger, else smaller.
-
-    Raises SyntaxError, ValueError or RecursionError for other text.
-    """
+    """Return functions' assertions. `up`: larger expected numbers. SyntaxError, ValueError or RecursionError."""
     tree = ast.parse(source)
     spans = Spans(source)
     helper = python_helper(source, up)

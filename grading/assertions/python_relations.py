@@ -85,12 +85,8 @@ def _bounded(node: ast.expr, bound: ast.expr, is_certain: bool) -> Iterator[Pair
     difference = _difference(node, bound, is_certain)
     if difference is not None:
         yield difference
-    elif not _has_magnitude(node):
+    elif not any(isinstance(one, ast.Call) and call_name(one) in _MAGNITUDES for one in ast.walk(node)):
         yield Pair([node, bound], is_certain)
-
-
-def _has_magnitude(node: ast.expr) -> bool:
-    return any(isinstance(one, ast.Call) and call_name(one) in _MAGNITUDES for one in ast.walk(node))
 
 
 def _tolerance(call: ast.Call) -> ast.expr | None:

@@ -11,9 +11,7 @@ _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 
 
 class Spans:
-    """The bytes of a source's nodes. Raises UnicodeDecodeError for a source that is not UTF-8: the parser counts bytes
-    of UTF-8.
-    """
+    """The bytes of a source's nodes. Raises UnicodeDecodeError if it is not UTF-8, in which the parser counts."""
 
     def __init__(self, source: bytes) -> None:
         source.decode()

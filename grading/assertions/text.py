@@ -81,10 +81,7 @@ _MAX_LINE = 200
 
 
 def text_sites(source: bytes, name: str, rng: random.Random, up: bool = True) -> list[AssertionSite]:
-    """Return the assertions of a file of this name (empty: a shell command), in the order of the text.
-
-    `up`: expected numbers become larger, else smaller.
-    """
+    """Return a file's assertions in order; an empty `name`: a shell command. `up`: make expected numbers larger."""
     text = source.decode("latin-1")
     headers = list(_HEADER.finditer(text))
     starts = [header.start() for header in headers]

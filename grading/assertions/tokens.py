@@ -53,9 +53,7 @@ def tokens_of(text: str, name: str) -> list[Token]:
 
 
 def tokens_in_branches(tokens: Sequence[Token], text: str, name: str) -> set[int]:
-    """Return the numbers of the tokens in blocks that a passing test may not run: of `if`, `catch` and such, and of
-    loops over what a call returns.
-    """
+    """Return the tokens in blocks that a passing test may skip: of `if`, `catch` and loops over a call's result."""
     found: set[int] = set()
     stack: list[bool] = []
     depth = 0
@@ -157,16 +155,12 @@ def _enclosing(before: list[str]) -> str:
             if governor == "!" or governor in ("for", "while", *_IF):
                 return governor
             if governor[-1:].isalnum() or governor[-1:] in ("_", "!"):
-                return "!" if _is_negative(governor) else governor
+                return "!" if re.search(r"false|not|refute|never", governor, re.IGNORECASE) else governor
         elif word in ("for", "while", *_IF) and not depth:
             return word
         elif word in ("{", "}") and not depth:
             return ""
     return ""
-
-
-def _is_negative(name: str) -> bool:
-    return re.search(r"false|not|refute|never", name, re.IGNORECASE) is not None
 
 
 def uses_of(tokens: Sequence[Token], name: str, limit: int = 200) -> Iterator[int]:

@@ -21,6 +21,13 @@ _SOURCES = (b".py", b".pyi", b".pyc")
 _FRAMES = ("tb_frame", "gi_frame", "cr_frame", "ag_frame")
 _ATTRIBUTES = {"object.__setattr__": ("__code__",), "object.__getattr__": _FRAMES}
 """Event -> the attributes of which it is reported."""
+_FRAME_EVENTS = ("sys._getframe", "object.__getattr__")
+_DIRECT = (*_FRAME_EVENTS, "compile", "exec")
+"""Events of which the library's own are ordinary."""
+_OF_PATCHES = ("compile", "exec")
+"""Events that are ordinary in the code of a repository; those in files that the patch writes are reported."""
+_PLACES = ("co_filename", "co_firstlineno", "co_name", "co_qualname", "f_globals", "f_lineno")
+_STEPS = ("f_back", "f_code")
 _EVENTS = {
     "gc.get_objects": "looks up live objects",
     "gc.get_referrers": "looks up live objects",
@@ -30,10 +37,14 @@ _EVENTS = {
     "sys.settrace": "traces",
     "sys.setprofile": "traces",
     "sys.addaudithook": "traces",
+    "sys.monitoring.register_callback": "traces",
+    "compile": "runs code made at run time",
+    "exec": "runs code made at run time",
     "code.__new__": "makes code objects",
     "object.__setattr__": "changes code objects",
     "object.__getattr__": "walks stack frames",
-    "ctypes.dlopen": "uses ctypes",
+    "ctypes.dlsym": "uses ctypes",
+    "ctypes.cdata": "uses ctypes",
     "open": "reads a test file",
 }
 
@@ -44,24 +55,27 @@ def _is_test(path):
 
 
 def _has_test(path):
-    """Return whether a path, or what its links lead to, is a test's source or the bytecode of one."""
+    """Return whether a path, or what its links lead to, is a test's source in the repository or the bytecode of one."""
     real = os.path.realpath(path)
-    return any(one.endswith((".py", ".pyc")) and _is_test(one) for one in {path, real})
+    is_own = real.startswith(os.path.realpath(_WORKDIR) + os.sep) or not os.path.isabs(path)
+    return is_own and any(one.endswith((".py", ".pyc")) and _is_test(one) for one in {path, real})
+
+
+def _listed(name):
+    """Return real path -> path of the files in a list that the box's host has written; empty without it."""
+    try:
+        with open(os.path.join(_DIRECTORY, name), "rb") as source:
+            paths = source.read(_MAX_CHANGED_BYTES).split(b"\0")[:-1]
+    except OSError:
+        return {}
+    root = os.path.realpath(_WORKDIR)
+    return {os.path.join(root, os.fsdecode(path)): path for path in paths}
 
 
 def _changed_files():
     """Return path -> printable name of the base's files that the patch changes, without sources that imports read."""
-    try:
-        with open(os.path.join(_DIRECTORY, "changed"), "rb") as source:
-            listed = source.read(_MAX_CHANGED_BYTES).split(b"\0")[:-1]
-    except OSError:
-        return {}
-    root = os.path.realpath(_WORKDIR)
-    return {
-        os.path.join(root, os.fsdecode(path)): path.decode("utf-8", "backslashreplace")
-        for path in listed
-        if not path.endswith(_SOURCES)
-    }
+    changed = _listed("changed").items()
+    return {file: path.decode("utf-8", "backslashreplace") for file, path in changed if not path.endswith(_SOURCES)}
 
 
 def _is_read_by_test(frame):
@@ -97,6 +111,14 @@ class _Reporter:
         os.close(pipe)
 
 
+def _asks_for_places(code):
+    """Return whether code asks frames for files, lines and names only, as a logger does."""
+    names = [name for name in code.co_names if name.startswith(("f_", "co_"))]
+    is_known = "f_globals" not in names or "__name__" in code.co_consts
+    is_place = any(name in _PLACES for name in names) and set(names) <= {*_PLACES, *_STEPS}
+    return is_place and is_known and "getattr" not in code.co_names
+
+
 def _is_in_test_run():
     """Return whether this process runs tests: what others run as `-c` is a test's or a script's own."""
     return "_pytest" in sys.modules
@@ -114,6 +136,8 @@ def _place_of(frame, through_library):
             return f"{file}:{frame.f_lineno}"
         if not through_library or not file.startswith(_STANDARD_LIBRARY) or "site-packages" in file:
             return ""
+        if frame.f_code.co_name == "_showwarnmsg":  # a warning is shown with its source line
+            return ""
         frame = frame.f_back
     return ""
 
@@ -121,6 +145,7 @@ def _place_of(frame, through_library):
 def _install():
     reporter = _Reporter()
     changed = _changed_files()
+    patched = _listed("patched")
     changed_names = {os.path.basename(path) for path in changed}
     busy = []
     get_frame = sys._getframe
@@ -146,7 +171,15 @@ def _install():
                     report_read(path, flags)
                 if isinstance(path, int):
                     return
-            through_library = event not in ("sys._getframe", "object.__getattr__")
+            if event == "ctypes.dlsym" and "Py" not in str(arguments[1]):
+                return
+            through_library = event not in _DIRECT
+            if event in _FRAME_EVENTS and _asks_for_places(get_frame(1).f_code):
+                return
+            if event in _OF_PATCHES and patched:
+                file = get_frame(1).f_code.co_filename
+                if file != "<string>" and os.path.realpath(file) not in patched:
+                    return
             place = _place_of(get_frame(1), through_library)
             if place and event == "open" and not _has_test(os.fsdecode(arguments[0])):
                 return

@@ -19,6 +19,7 @@ import functools
 import hashlib
 import json
 import os
+import sys
 import time
 import types
 
@@ -30,6 +31,11 @@ _MAX_NAME = 3000
 _MAX_CODES = 60
 """Digests in one line, which has to fit into what a pipe writes at once."""
 _MAX_REACHED = 500
+_CALLED = (
+    "builtins", "datetime", "io", "json", "math", "os", "pathlib", "posixpath", "random", "time", "unittest.mock",
+)  # fmt: skip
+"""Modules whose functions tests call. pytest has loaded all of them before this plugin, except for the last one."""
+_MAX_REPLACED = 20
 _CURRENT = "PYTEST_CURRENT_TEST"
 _NO_TESTS = 5
 """Exit code of pytest if no test was collected, or all were deselected."""
@@ -60,13 +66,46 @@ def _open_pipe():
         return -1
 
 
-def _read_selected():
-    """Return the digests of the names of the tests to run, None if all run."""
+def _read(name):
+    """Return the content of a file in the witness's directory, empty if there is none."""
     try:
-        with open(os.path.join(_DIRECTORY, "selected")) as source:
-            return frozenset(source.read().split())
+        with open(os.path.join(_DIRECTORY or os.devnull, name), "rb") as source:
+            return source.read()
     except OSError:
-        return None
+        return b""
+
+
+def _called():
+    """Return name -> function of the modules that tests call, and of the classes in them."""
+    found = {}
+    for name in _CALLED:
+        for key, one in list(getattr(sys.modules.get(name), "__dict__", {}).items()):
+            members = list(vars(one).items()) if isinstance(one, type) else []
+            for inner, member in [(key, one)] + [(key + "." + inner, member) for inner, member in members]:
+                if callable(member) or type(member) in (staticmethod, classmethod):
+                    found[name + "." + inner] = member
+    return found
+
+
+def _source_of(one):
+    """Return the path of the file that a function or a class is from, empty if none is known."""
+    one = one.func if type(one) is functools.partial else getattr(one, "__func__", one)
+    kind = one if isinstance(one, type) else type(one)
+    is_function = kind is types.FunctionType
+    name = one.__code__.co_filename if is_function else getattr(sys.modules.get(kind.__module__), "__file__", "")
+    return os.path.realpath(os.path.join(_STARTED_IN, name)) if name and name[0] != "<" else ""
+
+
+def _replaced():
+    """Return the names of functions in whose place is code of the patch, or of no file."""
+    found = []
+    for name, one in _called().items():
+        known = _CALLED_BEFORE.get(name)
+        is_late = name.startswith(_CALLED[-1])
+        source = _source_of(one) if known is not one and (is_late or known is not None) else "unknown"
+        if source in _PATCHED or not (source or is_late):
+            found.append(name)
+    return found[:_MAX_REPLACED]
 
 
 def _add_code(digest, code):
@@ -279,6 +318,7 @@ class Witness:
 
     def pytest_collection_finish(self, session):
         self.items = list(session.items)
+        self.tell_replaced()
         self.modules = _modules(self.items)
         parents = [item.getparent(_MODULE) for item in self.items if hasattr(item, "getparent")]
         parents = [parent for parent in parents if parent is not None]
@@ -328,6 +368,7 @@ class Witness:
         )  # fmt: skip
 
     def pytest_sessionfinish(self, session, exitstatus):
+        self.tell_replaced()
         told = self.tell_canary() if self.items else "none"
         self.tell_modules()
         if self.selected is not None and int(exitstatus) == _NO_TESTS:
@@ -336,6 +377,12 @@ class Witness:
             "end", exit=int(exitstatus), canary=told, seconds=round(time.time() - _STARTED, 3),
             missed=0 if self.worker else len({item.nodeid for item in self.items} - self.ran),
         )  # fmt: skip
+
+    def tell_replaced(self):
+        """Report functions that tests call and the patch has replaced; fixtures have put back what they replaced."""
+        with contextlib.suppress(Exception):  # a product's object computes what it is
+            for name in _replaced():
+                self.send("flag", what="replaces what the tests call", place=name)
 
     def tell_modules(self):
         now = _modules(self.items, after=True)
@@ -409,7 +456,10 @@ def _failing_case(unittest):
 _STARTED = time.time()
 _STARTED_IN = os.getcwd()
 _NONCE, _PIPE = (_read_nonce(), _open_pipe()) if _DIRECTORY else ("", -1)
-_SELECTED = _read_selected() if _DIRECTORY else None
+_SELECTED = frozenset(_read("selected").decode().split()) or None
+"""Digests of the names of the tests to run, None if all run."""
+_PATCHED = {os.path.realpath(os.path.join(_WORKDIR, os.fsdecode(path))) for path in _read("patched").split(b"\0")[:-1]}
+_CALLED_BEFORE = _called()
 _NUMBER = 0
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 PYTHON = "/opt/ratchet/bin/python3"
 PYTEST = f"{PYTHON} -B -m pytest -q -p no:cacheprovider"
 NO_FILE, EMPTY, UNREADABLE = "RewardFileNotFoundError", "RewardFileEmptyError", "VerifierOutputParseError"
+NOTHING_RAN = "no verdict here, although Harbor gives one"
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,14 @@ TASKS = {
         "touch don\n",
         (ONE, UNREADABLE, UNREADABLE),
     ),
+    "a validator of a file of answers": HarborTask(
+        f"mkdir -p /logs/verifier\nif {PYTHON} /tests/validate.py answers.json; then\n"
+        "  echo 1 > /logs/verifier/reward.txt\nelse\n  echo 0 > /logs/verifier/reward.txt\nfi\n",
+        'echo \'{"readme": "r"}\' > answers.json\n',
+        'echo \'{"readme": "r", "other": 1}\' > answers.json\n',
+        (ONE, ZERO, ZERO),
+        {"validate.py": "import json, sys\nsys.exit(set(json.load(open(sys.argv[1]))) != {'readme'})\n"},
+    ),
     "both files": HarborTask(
         "echo 1 > /logs/verifier/reward.txt; [ -f done ] && r=1 || r=0\n"
         'echo "{\\"score\\": $r}" > /logs/verifier/reward.json\n',
@@ -116,5 +125,39 @@ TASKS = {
         (ONE, ZERO, ZERO),
         {"lib/check.sh": 'check() { [ "$(cat level 2>/dev/null)" = "$1" ] && echo 1 || echo 0; }\n'},
         toml='env = { LEVEL = "3 of 4" }\n',
+    ),
+    "root, with pytest": HarborTask(
+        'set -e; test "$(id -u) $HOME" = "0 /root"; install -m 600 /dev/null "$HOME/of-root"; git status\nset +e\n'
+        + _BY_EXIT_CODE,
+        _HELLO,
+        _WRONG_HELLO,
+        (ONE, ZERO, ZERO),
+        {"test_outputs.py": _HELLO_TEST},
+        toml='[verifier]\nuser = "root"\n',
+    ),
+    "root, whose processes try to write the reward later": HarborTask(
+        "late='sleep 1; rm /logs/verifier/reward.txt; echo 1 > /logs/verifier/reward.json'\n"
+        'setsid sh -c "$late" & (nohup setsid -f sh -c "trap : TERM HUP; $late" &)\n'
+        "[ -f done ] && r=1 || r=0; echo $r > /logs/verifier/reward.txt\n",
+        "touch done\n",
+        "touch don\n",
+        (ONE, ZERO, ZERO),
+        toml="[verifier]\nuser = 0\n",
+    ),
+    "root, without the network from which it installs": HarborTask(
+        "apt-get install -y no-such-package-here && r=1 || r=0; echo $r > /logs/verifier/reward.txt\n"
+        "[ ! -f done ] || echo '1 passed in 0.1s'; echo 1 > /logs/verifier/reward.txt\n",
+        "touch done\n",
+        "touch don\n",
+        (ONE, NOTHING_RAN, NOTHING_RAN),
+        toml='network_mode = "no-network"\n[verifier]\nuser = "root"\n',
+    ),
+    "a user of the image": HarborTask(
+        'test "$(id -un) $USER" = "nobody nobody" || exit 1; touch of-nobody && git status || exit 1\n'
+        "[ -f done ] && r=1 || r=0; echo $r > /logs/verifier/reward.txt\n",
+        "touch done\n",
+        "touch don\n",
+        (ONE, ZERO, ZERO),
+        toml='[verifier]\nuser = "nobody"\n',
     ),
 }

@@ -10,7 +10,7 @@ import pytest
 from grading import git_scripts
 from grading.base import TestFiles
 from grading.grading_box import BoxPreparation
-from grading.run_hidden_tests import run_tests
+from grading.run_hidden_tests import UnusableBoxError, run_tests
 from ratchet.errors import GraderFailedError
 from sandboxes.base import Sandbox
 from tests.integration.grading import shop
@@ -137,3 +137,34 @@ async def test_the_cpu_time_of_the_tests_is_reported(box: Sandbox) -> None:
     for command, limit in ((f"{spin}; exit 3", 60.0), (f"{spin}; sleep 60", 8.0)):
         report = await run_tests(box, command, "/workspace/shop", limit)
         assert report.exit_code == (3 if limit == 60.0 else None) and 0.2 < report.cpu_seconds < 6, report
+
+
+ESCAPES = r"""
+sleep 3001 &
+(setsid sleep 3001 &)
+nohup setsid -f sh -c 'trap : TERM HUP INT; sleep 3001'
+setsid setsid -f bash -c 'exec -a "x) S 1 1 1 (" sleep 3001'
+python3 -c 'import ctypes, time; ctypes.CDLL(None).prctl(15, b"x) *\n", 0, 0, 0); time.sleep(3001)' 3001 &
+for n in 1 2 3 4 5 6 7 8; do bash -c 'while :; do sleep 3001 & wait; done' & done
+sleep 1
+echo "is $(id -un)"
+"""
+LEFT = r"for one in /proc/[0-9]*/cmdline; do tr '\0' ' ' <$one; echo; done 2>/dev/null | grep -c ' 3001 $' || true"
+
+
+@pytest.mark.parametrize("user", ["root", "nobody"])
+async def test_all_processes_of_the_tests_are_dead_before_the_report(box: Sandbox, user: str) -> None:
+    await box.exec(git_scripts.prepare_script("/workspace/shop", [], None, user=user), user="root")
+    older = (await box.exec("setsid sleep 4002 >/dev/null 2>&1 & echo $!", user="root")).stdout.strip()
+    for end, limit in (("exit 3", 60.0), ("sleep 3001", 5.0)):
+        report = await run_tests(box, ESCAPES + end, "/workspace/shop", limit, user=user)
+        assert not report.lost and report.exit_code == (3 if limit == 60.0 else None), report
+        assert f"is {user}" in report.log
+        assert (await box.exec(LEFT, user="root")).stdout == "0\n"
+    assert (await box.exec(f"kill -0 {older}", user="root", check=False)).exit_code == 0
+
+
+async def test_a_user_whom_the_image_lacks_is_named(box: Sandbox) -> None:
+    await box.exec(git_scripts.prepare_script("/workspace/shop", [], None), user="root")
+    with pytest.raises(UnusableBoxError, match=r"tester.*no such user"):
+        await run_tests(box, "true", "/workspace/shop", 60, user="tester")

@@ -18,10 +18,15 @@ from ratchet.grading_payloads import TrialInput
 from store.tasks import TaskRow
 from tests.integration.boxes import FreshBox
 from tests.integration.grading.conftest import config, judge_in_boxes
-from tests.integration.grading.harbor_tasks import EMPTY, NO_FILE, TASKS, UNREADABLE, HarborTask
+from tests.integration.grading.harbor_tasks import EMPTY, NO_FILE, NOTHING_RAN, TASKS, UNREADABLE, HarborTask
 
 pytestmark = pytest.mark.timeout(1200)
-_REASONS = {NO_FILE: "wrote neither", EMPTY: "is empty", UNREADABLE: "expected a finite number"}
+_REASONS = {
+    NO_FILE: "wrote neither",
+    EMPTY: "is empty",
+    UNREADABLE: "expected a finite number",
+    NOTHING_RAN: "did not find",
+}
 _TRIAL = TrialInput(task_id=0, patch="gold", repeat=0, eval_seconds=60, workspace_seconds=60)
 
 
@@ -32,7 +37,8 @@ def _row(task: HarborTask, directory: Path) -> TaskRow:
 
 
 async def _judged(row: TaskRow, patch: bytes, fresh_box: FreshBox) -> Verdict | str:
-    judge = PatchJudge(GRADERS[row.grader], row, GradingLimits.of_run(config()), suspected=frozenset())
+    user = row.spec["needed_settings"].get("grading.user", "agent")
+    judge = PatchJudge(GRADERS[row.grader], row, GradingLimits.of_run(config(user=user)), suspected=frozenset())
     for _ in range(3):  # as the workflow does: a busy machine may end a run in another way each time
         try:
             return (await judge_in_boxes(judge, fresh_box, patch)).verdict
@@ -63,6 +69,26 @@ async def test_a_task_gets_harbors_rewards(fresh_box: FreshBox, tmp_path: Path, 
         number = expected.get("reward", min(expected.values()))
         assert found.solved == (number >= 1)
         assert compute_reward("solved", found, RewardFacts(None, 1, 1, 1, 1)).value == number
+
+
+@pytest.mark.parametrize(
+    ("archive", "message"),
+    [
+        ("%%%%", "is not base64"),
+        ("YWJj\nZGVm", "is not base64"),
+        ("YWJjZA", "is not base64"),
+        ("é", "is not base64"),
+        ("YWJj", "cannot be unpacked"),
+        (pack_archive({"solution/solve.sh": File(b"touch x\n")})[:80], "cannot be unpacked"),
+    ],
+)
+async def test_a_damaged_archive_of_the_solution_is_named(
+    fresh_box: FreshBox, tmp_path: Path, archive: str, message: str
+) -> None:
+    row = _row(TASKS["hello"], tmp_path / "task")
+    with pytest.raises(GraderFailedError, match=rf"metadata\.solution_archive {message}.*pack it again"):
+        async with fresh_box() as box:
+            await solve(box, replace(row, spec={**row.spec, "solution_archive": archive}), _TRIAL)
 
 
 async def test_a_solution_that_changes_nothing_is_named(fresh_box: FreshBox, tmp_path: Path) -> None:

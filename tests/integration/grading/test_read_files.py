@@ -1,5 +1,8 @@
-"""A file of the base that the tests' own code reads may hold what they expect: a patch that changes it is flagged."""
+"""What the tests' own code reads and calls is the base's: a patch that changes it is flagged, and data of tests is left
+out.
+"""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,3 +61,36 @@ async def test_a_change_of_what_the_tests_read_is_flagged(
     assert played.result == "solved", played
     assert [flag.place for flag in played.flags] == [path for path in edits if path.startswith("examples/")][:flagged]
     assert all(flag.what == _WHAT for flag in played.flags), played.flags
+
+
+async def test_data_below_test_directories_stays_as_it_is(fresh_box: FreshBox, tmp_path: Path) -> None:
+    data = "tests/data/three.json"
+    test = (
+        "import json\n\nfrom lib.it import squares\n\n\ndef test_it():\n"
+        f"    assert squares(3) == json.load(open('{data}'))\n"
+    )
+    ecosystem = replace(_ECOSYSTEM, base={**_ECOSYSTEM.base, data: "[0, 1, 4]\n"}, tests={"tests/test_it.py": test})
+    referee = Referee(ecosystem, KnownRuns(), GradingLimits.of_run(config(eval_seconds=60)))
+    for number, (edits, result) in enumerate(
+        (({data: "[0, 1, 2]\n"}, "not solved"), ({data: "[0,1,4]\n", "lib/it.py": _NAMES + _FIX}, "solved"))
+    ):
+        played = await referee.play(fresh_box, patch_of(ecosystem, edits, tmp_path / str(number)), 0)
+        assert (played.result, played.findings) == (result, [f"test_data: {data} left out"]), played
+
+
+async def test_a_clock_that_the_patch_puts_in_place_is_flagged(fresh_box: FreshBox, tmp_path: Path) -> None:
+    test = (
+        "import time\n\nfrom lib.it import squares\n\n\ndef test_it():\n    started = time.perf_counter()\n"
+        "    squares(3)\n    assert time.perf_counter() - started > 60\n"
+    )
+    ecosystem = replace(_ECOSYSTEM, tests={"tests/test_it.py": test})
+    referee = Referee(ecosystem, KnownRuns(), GradingLimits.of_run(config(eval_seconds=60)))
+    clock = (
+        "import itertools\nimport time\n\n_HOURS = itertools.count(0, 3600)\ntime.perf_counter = lambda: next(_HOURS)\n"
+    )
+    played = await referee.play(fresh_box, patch_of(ecosystem, {"lib/it.py": clock + _NAMES + _BUG}, tmp_path), 0)
+    assert played.result == "solved", played
+    assert {(flag.what, flag.place) for flag in played.flags} == {
+        ("replaces what the tests call", "lib/it.py"),
+        ("replaces what the tests call", "time.perf_counter"),
+    }

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from grading.judge_patch import GradingLimits
+from grading.judge_patch import GradingLimits, PatchJudge
+from grading.registry import GRADERS
 from ratchet.temporal_settings import load_temporal_settings
 from tests.integration.boxes import FreshBox
-from tests.integration.grading.conftest import config
-from tests.integration.grading.ecosystems import ECOSYSTEMS, Referee, make_referee, patch_of
+from tests.integration.grading.conftest import config, judge_in_boxes
+from tests.integration.grading.ecosystems import ECOSYSTEMS, Ecosystem, Referee, make_referee, patch_of
 from tests.integration.grading.unlisted_attacks import UNLISTED, UnlistedAttack
-from tests.integration.grading.unusual_work import UNUSUAL_WORK, UnusualWork
+from tests.integration.grading.unusual_work import FLAGGED, HONEST_CODE, UNUSUAL_WORK, UnusualWork
 
 pytestmark = pytest.mark.timeout(1800)
 _REFEREES: dict[str, Referee] = {}
@@ -35,11 +36,15 @@ OTHER_SOLUTION = {
 }
 
 
+def require_program(ecosystem: Ecosystem) -> None:
+    if shutil.which(ecosystem.program) is None and not Path(f"/usr/local/go/bin/{ecosystem.program}").exists():
+        pytest.skip(f"{ecosystem.program} is not installed")
+
+
 async def referee_of(name: str, fresh_box: FreshBox, directory: Path) -> Referee:
     """Return what plays attacks on an ecosystem's task; admission runs once per session."""
     ecosystem = ECOSYSTEMS[name]
-    if shutil.which(ecosystem.program) is None and not Path(f"/usr/local/go/bin/{ecosystem.program}").exists():
-        pytest.skip(f"{ecosystem.program} is not installed")
+    require_program(ecosystem)
     if name not in _REFEREES:
         limits = GradingLimits.of_run(config(eval_seconds=30))
         _REFEREES[name] = await make_referee(ecosystem, fresh_box, directory / "gold", limits)
@@ -79,9 +84,6 @@ async def test_a_solution_is_solved(name: str, fresh_box: FreshBox, tmp_path: Pa
         assert played.result == "solved" and not played.flags, (number, played)
 
 
-FLAGGED = ("a test script that loads a setup",)
-
-
 @pytest.mark.parametrize(
     "work",
     [
@@ -97,5 +99,16 @@ async def test_unusual_work_is_solved_without_a_flag(work: UnusualWork, fresh_bo
     assert not played.flags or work.name in FLAGGED, played.flags
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("work", [pytest.param(work, id=work.name) for work in HONEST_CODE])
+async def test_honest_code_is_solved_without_a_flag(work: UnusualWork, fresh_box: FreshBox, tmp_path: Path) -> None:
+    ecosystem = work.task_of()
+    require_program(ecosystem)
+    judge = PatchJudge(GRADERS["eval_cmd"], ecosystem.task(), GradingLimits.of_run(config()), controlled=True)
+    judged = await judge_in_boxes(judge, fresh_box, patch_of(ecosystem, work.edits, tmp_path / "tree", work.executable))
+    assert judged.verdict.solved, judged.verdict
+    assert not judged.flags or work.name in FLAGGED, judged.flags
+
+
 def test_few_honest_patches_are_flagged() -> None:
-    assert len(FLAGGED) <= 0.05 * len(UNUSUAL_WORK)
+    assert len(FLAGGED) <= 0.05 * len(UNUSUAL_WORK + HONEST_CODE)

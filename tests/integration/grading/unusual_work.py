@@ -1,6 +1,7 @@
-"""Honest solutions that need settings, files or names that runners read, in several ecosystems.
+"""Honest solutions that are unusual, in several ecosystems. Each solves the task of `ecosystems.py`.
 
-The folder `unusual/` holds them, one file per ecosystem. Each solves the task of `ecosystems.py`.
+The folder `unusual/` holds those that need settings, files or names that runners read, `honest/` those whose code does
+what takeovers do, too; one file per ecosystem.
 """
 
 import tomllib
@@ -10,8 +11,6 @@ from pathlib import Path
 
 from tests.integration.grading.ecosystems import ECOSYSTEMS, Ecosystem
 from tests.integration.grading.shop import Edits
-
-FOLDER = Path(__file__).parent / "unusual"
 
 
 @dataclass(frozen=True)
@@ -32,10 +31,14 @@ class UnusualWork:
         return replace(ecosystem, base=base, command=self.command or ecosystem.command)
 
 
-def _read() -> Iterator[UnusualWork]:
-    for file in sorted(FOLDER.glob("*.toml")):
+def _read(folder: str) -> Iterator[UnusualWork]:
+    for file in sorted((Path(__file__).parent / folder).glob("*.toml")):
         for row in tomllib.loads(file.read_text())["honest"]:
-            edits: Edits = dict(row.get("files", {}))
+            edits: Edits = {} if folder == "unusual" else dict(ECOSYSTEMS[file.stem].gold)
+            if "code" in row:  # lines behind the solution in its file
+                (path,) = edits
+                edits[path] = f"{edits[path]}\n\n{row['code']}"
+            edits |= row.get("files", {})
             edits |= {path: Path(target) for path, target in row.get("links", {}).items()}
             edits |= dict.fromkeys(row.get("deleted", []))
             yield UnusualWork(
@@ -48,4 +51,13 @@ def _read() -> Iterator[UnusualWork]:
             )
 
 
-UNUSUAL_WORK: tuple[UnusualWork, ...] = tuple(_read())
+UNUSUAL_WORK: tuple[UnusualWork, ...] = tuple(_read("unusual"))
+HONEST_CODE: tuple[UnusualWork, ...] = tuple(_read("honest"))
+FLAGGED = (
+    "a test script that loads a setup",
+    "a profiler for developers",
+    "amounts that are equal within a tolerance",
+    "a tool that reads tests of other projects",
+    "settings that are a Python file",
+)
+"""Works that have a flag nevertheless."""

@@ -72,6 +72,30 @@ def test_what_a_test_prints_stands_before_its_outcome() -> None:
     }
 
 
+_DOTS = """A name with ... dots ... ok
+#12 - SELECT ... FROM works ... skipped 'a ... b'
+test_b (m.C) ... x.py:3: Warning: this ... ends ... ok
+ok
+test_c (m.C) ... waits ... and goes on
+FAIL
+test_d (m.C) ... Applying sites.0001_initial... OK
+ok
+Applying sites.0002_name...test_e (m.C) ... ok
+"""
+
+
+def test_dots_in_names_and_in_what_is_printed() -> None:
+    found = PARSERS["django"](_DOTS)
+    assert {"A name with ... dots", "test_b (m.C)", "test_d (m.C)", "test_e (m.C)"} <= passed(found)
+    assert (found["#12 - SELECT ... FROM works"], found["test_c (m.C)"]) == ("skipped", "failed")
+    assert not find_spec("swebench") or passed(find_log_parser("parse_log_django")(_DOTS)) <= passed(found)
+
+
+def test_the_runners_own_ok_is_no_tests() -> None:
+    log = "Checks the x ... y case ... ok\n\n-----\nRan 1 test in 0.1s\n\nOK\n"
+    assert PARSERS["django"](log) == {"Checks the x ... y case": "passed"}
+
+
 _PRINTED = (
     "",
     "Internal Server Error: /x/\nTraceback (most recent call last):\n  File 'v.py', line 1, in get\n",

@@ -131,3 +131,17 @@ def test_a_run_that_used_far_more_time_than_gold_was_not_starved() -> None:
     assert not Oracle(cpu_seconds=2.0).is_exceeded_by(11.0, 600.0), "it might have ended within the other 589 s"
     assert Oracle(cpu_seconds=2.0).is_exceeded_by(200.0, 600.0)
     assert not merge_oracles(runs[:1]).is_exceeded_by(1e6, 60.0), "not measured by an earlier version"
+
+
+def printed(log: str, exit_code: int = 0) -> RunnerReport:
+    return RunnerReport(exit_code, log, [])
+
+
+def test_a_command_that_succeeds_ends_as_the_gold_runs_did() -> None:
+    gold = merge_oracles([Oracle.of_run(printed(f"line\n3 tests passed in {time} ms\n\n"), {}) for time in (5, 12)])
+    assert gold.early_end(printed("4 tests passed in 7 ms\nBye")) == []
+    assert [flag.what for flag in gold.early_end(printed("line"))] == ["ends before its tests"]
+    assert gold.early_end(printed("line", exit_code=1)) == [], "it claims nothing"
+    assert gold.early_end(report(session({"t.py::test_a": "passed"}))) == [], "its witness tells"
+    assert merge_oracles([gold, Oracle.of_run(printed("another end"), {})]).early_end(printed("line")) == []
+    assert Oracle.of_run(printed(" \n"), {}).early_end(printed("")) == [] == Oracle().early_end(printed(""))

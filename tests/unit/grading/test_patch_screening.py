@@ -56,6 +56,19 @@ def test_an_expected_test_of_the_base_stays_as_it_is() -> None:
         assert screen_patch(other, policy, BASE).kept == other
 
 
+def test_data_of_the_tests_stays_as_it_is_unless_the_gold_patch_changes_it() -> None:
+    path = "tests/data/expected.json"
+    kept = [change("tests/data/more.json"), change("tests/helpers.py"), change("ext/a.txt"), change("tests/README.md")]
+    base = BaseTree(files=BASE.files | {"tests/README.md"})
+    for own in (change(path), change(path, deleted=True), change(path, "120000")):
+        screened = screen_patch([own, *kept], PatchPolicy(frozenset({LISTED}), controlled=True), base)
+        assert [(one.rule, one.path) for one in screened.findings] == [("test_data", path)] and screened.kept == kept
+    gold = f"diff --git a/{path} b/{path}\n--- a/{path}\n+++ b/{path}\n@@ -1 +1 @@\n-1\n+2\n"
+    for spec in ({"gold_patch": gold}, {"integrity": {"allow": ["tests/data/**"]}}):
+        policy = PatchPolicy.of_task(spec, {LISTED}, controlled=True)
+        assert screen_patch([change(path)], policy, base).findings == []
+
+
 def rule_of(path: str, mode: str = "100644", controlled: bool = False, **policy: object) -> str:
     """Return `rule: action` of the finding, empty if the file is kept without one."""
     values = {"test_files": frozenset({LISTED}), **policy}
@@ -142,7 +155,6 @@ def test_honest_files_stay(path: str) -> None:
         ("tests/helpers.py", "test_support"),
         ("conftest.py", "conftest"),
         ("tests/test_base.py", "test_support"),
-        ("tests/data/expected.json", "test_support"),
         ("scripts/run.js", "runner_program"),
     ],
 )

@@ -81,6 +81,12 @@ MISSING = (
     "timeout: failed to run command ‘x’: No such file or directory",
     "curl: (6) Could not resolve host: example.invalid",
     "npm error network request failed, reason: getaddrinfo EAI_AGAIN registry",
+    "E: Unable to locate package curl",
+    "E: Package 'python3-pytest' has no installation candidate",
+    "E: Could not open lock file /var/lib/dpkg/lock-frontend - open (13: Permission denied)",
+    "E: Failed to fetch http://deb.example.invalid/pool/c/curl.deb  Connection failed [IP: 10.0.0.1 80]",
+    "ERROR: Could not find a version that satisfies the requirement pytest==8.4.1 (from versions: none)",
+    "ERROR: unable to select packages:",
 )
 
 
@@ -105,7 +111,9 @@ def test_what_was_not_found_is_named(line: str) -> None:
     assert find_missing_program(f"building\n{line}\nend\n") == line
 
 
-@pytest.mark.parametrize("log", ["Error: file not found\n", "the command not found in the list\n", "x: 1: y\n"])
+@pytest.mark.parametrize(
+    "log", ["Error: file not found\n", "the command not found in the list\n", "x: 1: y\n", "ERROR: Could not find x\n"]
+)
 def test_a_products_own_words_are_no_missing_program(log: str) -> None:
     assert not find_missing_program(log)
 

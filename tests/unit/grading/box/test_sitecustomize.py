@@ -15,11 +15,14 @@ _TEST = (
 )
 
 
-def _flags(directory: Path, product: str, test: str = "run()") -> set[tuple[str, str]]:
-    """Run a test that calls the product and return what was reported: what, and in which file."""
+def _flags(directory: Path, product: str, test: str = "run()", patched: str = "") -> set[tuple[str, str]]:
+    """Run a test that calls the product and return what was reported: what, and in which file. `patched`: the files
+    that a patch writes, if its box knows them."""
     witness = directory / "witness"
     witness.mkdir()
     (witness / "nonce").write_text("n" * 32 + "\n")
+    if patched:
+        (witness / "patched").write_text(f"{patched}\0")
     os.mkfifo(witness / "frames")
     shutil.copy(_BOX / "sitecustomize.py", witness)
     workdir = directory / "work"
@@ -72,7 +75,57 @@ def test_frames_that_an_object_holds_are_named(tmp_path: Path) -> None:
 
 def test_code_made_at_run_time_does_not_hide_what_it_does(tmp_path: Path) -> None:
     product = "exec('import sys\\ndef run():\\n    sys._getframe(1)')\n"
-    assert _flags(tmp_path, product) == {("walks stack frames", "<string>")}
+    made = ("runs code made at run time", "product.py")
+    assert _flags(tmp_path, product) == {("walks stack frames", "<string>"), made}
+
+
+@pytest.mark.parametrize(("patched", "is_named"), [("product.py", True), ("other.py", False)])
+def test_code_made_at_run_time_is_named_if_a_patch_makes_it(tmp_path: Path, patched: str, is_named: bool) -> None:
+    """A repository's own code may make some in each call, as classes of attrs do."""
+    product = "run = eval(compile('lambda: 1', '<made>', 'eval'))\n"
+    named = {("runs code made at run time", "product.py")} if is_named else set()
+    assert _flags(tmp_path, product, patched=patched) == named
+
+
+@pytest.mark.parametrize(
+    ("action", "what"),
+    [
+        ("sys._getframe(1).f_globals.get('wanted')", "walks stack frames"),
+        ("sys._getframe(1).f_code.co_consts", "walks stack frames"),
+        ("ctypes.pythonapi.Py_IsInitialized()", "uses ctypes"),
+        ("(ctypes.c_char * 1).from_address(id(sys))", "uses ctypes"),
+        ("traceback.extract_stack()", "reads a test file"),
+        ("getattr(sys, '_get' + 'frame')(1)", "walks stack frames"),
+        ("sys._getframe(1).f_back", "walks stack frames"),
+        ("getattr(sys, 'set' + 'trace')(None)", "traces"),
+        ("threading.__dict__['set' + 'trace'](None); sys.__dict__['set' + 'profile'](None)", "traces"),
+        ("vars(__import__('g' + 'c'))['get_ref' + 'errers'](run)", "looks up live objects"),
+        ("vars(builtins)['ex' + 'ec']('pass')", "runs code made at run time"),
+        ("builtins.compile('1', 'x', 'eval')", "runs code made at run time"),
+        ("list(map(vars(builtins)['ev' + 'al'], ['1']))", "runs code made at run time"),
+    ],
+)
+def test_what_only_a_takeover_asks_for_is_named(tmp_path: Path, action: str, what: str) -> None:
+    imports = "import builtins\nimport ctypes\nimport sys\nimport threading\nimport traceback\n"
+    product = f"{imports}\n\ndef run():\n    {action}\n"
+    assert _flags(tmp_path, product) == {(what, "product.py")}
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        "sys._getframe(1).f_code.co_name",
+        "sys._getframe(1).f_lineno",
+        "sys._getframe(1).f_globals['__name__']",
+        "warnings.warn('old', UserWarning, stacklevel=2)",
+        "ctypes.CDLL(None).getpid()",
+        "open(made).read()",
+    ],
+)
+def test_ordinary_uses_of_these_are_not_named(tmp_path: Path, action: str) -> None:
+    (tmp_path / "test_made.py").write_text("def test_it(): pass\n")
+    made = f"import ctypes\nimport sys\nimport warnings\n\nmade = {str(tmp_path / 'test_made.py')!r}\n\n\n"
+    assert _flags(tmp_path, f"{made}def run():\n    {action}\n") == set()
 
 
 def test_ordinary_work_is_not_named(tmp_path: Path) -> None:

@@ -90,6 +90,7 @@ def _frames(
     run."""
     witness = directory / "witness"
     witness.mkdir(parents=True)
+    (witness / "patched").write_bytes(b"product.py\0")
     (witness / "nonce").write_text("n" * 32 + "\n")
     os.mkfifo(witness / "frames")
     if selected is not None:
@@ -363,3 +364,54 @@ def test_a_session_that_a_test_starts_runs_all_its_tests(tmp_path: Path) -> None
     (tmp_path / "inner.py").write_text("def test_inner():\n    pass\n")
     frames = _frames(tmp_path, tests=_NESTED, selected=["test_it.py::test_runs_pytest"])
     assert _ran(frames) == ["inner.py::test_inner", "test_it.py::test_runs_pytest"]
+
+
+_PUT_IN_PLACE = {
+    "time.time": "import time\ntime.time = lambda: 0.0\n",
+    "time.monotonic": "import functools, time\ntime.monotonic = functools.partial(float, 1)\n",
+    "time.perf_counter": "import time\ntime.perf_counter = time.process_time\n",
+    "random.random": "def half():\n    return 0.5\n\n\nimport random\nrandom.random = half\n",
+    "datetime.datetime": (
+        "import datetime\n\n\nclass Other(datetime.datetime):\n    pass\n\n\ndatetime.datetime = Other\n"
+    ),
+    "pathlib.Path.read_text": "import pathlib\npathlib.Path.read_text = lambda self, *a, **k: ''\n",
+    "builtins.open": "import builtins, io\nbuiltins.open = lambda *a, **k: io.open(*a, **k)\n",
+    "json.loads": "import json\nexec('json.loads = lambda text: None')\n",
+    "unittest.mock.NonCallableMock.assert_called_once": (
+        "from unittest import mock\nmock.NonCallableMock.assert_called_once = lambda self: None\n"
+    ),
+}
+
+
+def _replaced(frames: list[dict[str, Any]]) -> set[str]:
+    return {frame["place"] for frame in frames if frame["kind"] == "flag"}
+
+
+@pytest.mark.parametrize("when", ["at import", "while tests run"])
+def test_what_the_patch_puts_in_place_of_functions_that_tests_call_is_named(tmp_path: Path, when: str) -> None:
+    code = "".join(_PUT_IN_PLACE.values())
+    late = "def replace():\n" + "".join(f"    {line}\n" for line in code.splitlines())
+    called = _PRODUCT.replace("        def call():\n", "        def call():\n            replace()\n")
+    product = code + _PRODUCT if when == "at import" else late + called
+    assert _replaced(_frames(tmp_path, product)) == {*_PUT_IN_PLACE}
+
+
+_STOOD_STILL = """
+import time
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def still(monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+
+
+time.sleep = lambda seconds: None
+"""
+
+
+def test_what_tests_replace_is_not_named(tmp_path: Path) -> None:
+    """A conftest.py of the base replaces a function for all tests, and a fixture another for each of them."""
+    product = "import math\nmath.half = lambda x: x / 2\n" + _PRODUCT
+    assert _replaced(_frames(tmp_path, product, conftest=_STOOD_STILL)) == set()
