@@ -4,9 +4,12 @@ Headers, not paths, decide which of the two a request is for. `create_gateway_ap
 so any ASGI server can run the app.
 """
 
+import base64
 import errno
+import hashlib
 import hmac
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 
 import structlog
@@ -18,6 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from sandbox_gateway.box_client import BoxClient
 from sandbox_gateway.box_fleet import RETRY_AFTER, Fleet
 from sandbox_gateway.boxd.protocol import BoxFaultError
 from sandbox_gateway.control_plane import ControlPlane
@@ -27,12 +31,12 @@ from sandbox_gateway.fork_client import ForkServer
 from sandbox_gateway.images import Catalogue
 from sandbox_gateway.port_proxy import serve_port
 from sandbox_gateway.settings import GATEWAY_MARK, GatewaySettings
-from sandbox_gateway.signed_urls import is_signed, signed_box
 from sandbox_gateway.wire_errors import HTTP_STATUS_OF_CODE, BoxNotFoundError, RefusalError, unsupported
 
 _log = structlog.get_logger(__name__)
 
 ENVD_PORT = "49983"
+_SIGNED_OPERATIONS = {"GET": "read", "POST": "write"}
 _SHORTAGES = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN}
 
 
@@ -74,7 +78,7 @@ class BoxDispatch:
             return
         request = Request(scope, receive)
         target = _box_and_port(request)
-        if target is None and not is_signed(request):
+        if target is None and not _is_signed(request):
             await self._app(scope, receive, send)
             return
         try:
@@ -93,8 +97,8 @@ class BoxDispatch:
         path = request.url.path
         if path == "/health":
             return Response(status_code=204)
-        if is_signed(request) and "x-access-token" not in request.headers:
-            return await serve_files(request, signed_box(request, [box]))
+        if _is_signed(request) and "x-access-token" not in request.headers:
+            return await serve_files(request, _signed_box(request, [box]))
         if not _same(request.headers.get("x-access-token", ""), box.record.token):
             raise RefusalError(401, "unauthorized access, please provide a valid access token")
         if path == "/files":
@@ -105,7 +109,7 @@ class BoxDispatch:
         return await serve_rpc(request, box, service, method)
 
     async def _serve_signed(self, request: Request) -> Response:
-        box = signed_box(request, self._fleet.all())
+        box = _signed_box(request, self._fleet.all())
         if box.record.state != "running":
             raise BoxNotFoundError(box.id)
         return await serve_files(request, self._fleet.get(box.id))
@@ -134,6 +138,34 @@ def _box_and_port(request: Request) -> tuple[str, str] | None:
         return box_id, request.headers.get("e2b-sandbox-port", ENVD_PORT)
     port, dash, rest = request.headers.get("host", "").partition(".")[0].partition("-")
     return (rest, port) if dash and port.isdigit() else None
+
+
+def _is_signed(request: Request) -> bool:
+    """The SDK's `download_url` and `upload_url` are signed, for clients that have neither key nor token."""
+    return request.url.path == "/files" and "signature" in request.query_params
+
+
+def _signed_box(request: Request, boxes: Iterable[BoxClient]) -> BoxClient:
+    """Return the box whose token made the signature; a shared origin's URL names none. Raises RefusalError(401)."""
+    given, query = request.query_params["signature"], request.query_params
+    expires = query.get("signature_expiration")
+    if expires is not None and (not expires.isascii() or not expires.isdigit() or int(expires[:15]) < time.time()):
+        raise RefusalError(401, "signature is already expired")
+    found = [
+        box
+        for box in boxes
+        if hmac.compare_digest(given.encode(), _signature(request, box.record.token, expires).encode())
+    ]
+    if not found:
+        raise RefusalError(401, "invalid signature")
+    return found[0]
+
+
+def _signature(request: Request, token: str, expires: str | None) -> str:
+    query = request.query_params
+    parts = [query.get("path", ""), _SIGNED_OPERATIONS.get(request.method, ""), query.get("username", ""), token]
+    raw = ":".join(parts if expires is None else [*parts, expires])
+    return "v1_" + base64.b64encode(hashlib.sha256(raw.encode()).digest()).rstrip(b"=").decode()
 
 
 def _same(given: str, expected: str) -> bool:
@@ -170,9 +202,7 @@ async def _on_shortage(request: Request, error: Exception) -> Response:
 
 
 async def _on_failure(_request: Request, error: Exception) -> Response:
-    """Answer in the protocol's form, because the SDK cannot read any other; the server logs the exception and closes
-    the connection.
-    """
+    """Answer in the protocol's form, which the SDK needs; the server logs the exception and closes the connection."""
     message = f"the gateway failed: {type(error).__name__}"
     return JSONResponse({"code": 500, "message": message}, 500, headers={"Connection": "close"})
 

@@ -1,7 +1,4 @@
-"""The gateway's access to one box: its record on disk, and calls to its boxd.
-
-No state of a box is kept in memory only, because the gateway can be killed at any moment.
-"""
+"""Access to one box: its record on disk, calls to its boxd. No state is in memory only: gateways get killed."""
 
 import asyncio
 import json
@@ -41,9 +38,7 @@ class BoxRecord(BaseModel):
 
 
 class BoxStream:
-    """An open control connection to one process: its pid, its spool file, and updates of the file's size and the
-    process's end.
-    """
+    """A control connection to one process: pid, spool file, and updates of the file's size and the process's end."""
 
     def __init__(self, connection: socket.socket, head: JsonMessage, spool: int) -> None:
         self._socket = connection
@@ -106,9 +101,7 @@ class BoxClient:
         return Path(f"/proc/self/fd/{self._directory_fd}")
 
     async def control(self, timeout_seconds: float = _CALL_SECONDS, **message: object) -> JsonMessage:
-        """Send one request to boxd. Raises BoxFaultError with boxd's refusal and BoxNotFoundError if boxd does not
-        answer.
-        """
+        """Send one request to boxd. Raises its refusal as BoxFaultError, and BoxNotFoundError if it is silent."""
         connection, reply, _fds = await self._call(CONTROL_SOCKET, message, timeout_seconds)
         connection.close()
         return reply

@@ -1,7 +1,4 @@
-"""All boxes of one gateway: create, adopt, expire, kill.
-
-Capacity, uid slots and idempotency keys are counted from this one collection.
-"""
+"""All boxes of one gateway: create, adopt, expire, kill. Capacity, uid slots and idempotency keys are counted here."""
 
 import asyncio
 import contextlib
@@ -9,12 +6,11 @@ import itertools
 import os
 import re
 import secrets
-import shutil
 import string
 import time
 import zlib
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
@@ -23,9 +19,9 @@ import structlog
 from sandbox_gateway import box_end, disk_template
 from sandbox_gateway.box_client import RECORD_FILE, BoxClient, BoxRecord
 from sandbox_gateway.boxd import cgroups
-from sandbox_gateway.boxd.namespaces import IDS_PER_BOX
+from sandbox_gateway.boxd.id_modes import NUM_IDS, id_mode
 from sandbox_gateway.boxd.protocol import BoxFaultError, BoxSpec, clock
-from sandbox_gateway.fork_client import ForkServer
+from sandbox_gateway.fork_client import ForkServer, remove_tree
 from sandbox_gateway.images import Catalogue
 from sandbox_gateway.settings import GatewaySettings
 from sandbox_gateway.wire_errors import BoxNotFoundError, RefusalError
@@ -99,7 +95,7 @@ class Fleet:
         for name in cgroups.children(self._cgroup_parent) - set(self._boxes) - set(self._pending):
             await asyncio.to_thread(cgroups.end_leftover, f"{self._cgroup_parent}/{name}")
         for leftover in self._trash.iterdir():
-            self._spawn(_remove_tree(leftover))
+            self._spawn(asyncio.to_thread(remove_tree, leftover))
         self._spawn(self._reap_expired())
         self._spawn(self._adopt_pending())
         _log.info("boxes_adopted", num_boxes=len(self._boxes))
@@ -178,10 +174,13 @@ class Fleet:
         plan = self._catalogue.plan(request.template)
         slot = self._take_slot()
         box_id = "i" + "".join(secrets.choice(_ID_ALPHABET) for _ in range(20))
-        settings = self._settings
+        settings, ids = self._settings, id_mode()
+        own_uid_base = _FIRST_UID + (self._first_slot + slot) % _NUM_SLOTS * NUM_IDS
         spec = BoxSpec(
             box_id=box_id,
-            uid_base=_FIRST_UID + (self._first_slot + slot) % _NUM_SLOTS * IDS_PER_BOX,
+            uid_base=own_uid_base if ids.first_id is None else ids.first_id,
+            num_ids=ids.num_ids,
+            shares_ids=ids.first_id is not None,
             cgroup=f"{self._cgroup_parent}/{box_id}" if self._has_cgroups else "",
             memory_bytes=settings.memory_bytes,
             max_processes=settings.max_processes,
@@ -209,7 +208,7 @@ class Fleet:
             started_at=time.time(),
             deadline=spec.deadline,
             memory_bytes=settings.memory_bytes,
-            spec=spec.to_json(),
+            spec=asdict(spec),
         )
         return await self._boot(record)
 
@@ -301,9 +300,11 @@ class Fleet:
             group = str(box.record.spec["cgroup"])
             if group in ("", f"{self._cgroup_parent}/{box.id}"):  # else a copied record: it is the original's group
                 await asyncio.to_thread(cgroups.end_leftover, group)
+            if box.record.spec.get("shares_ids"):
+                return alive
             # Also those whose boxd an earlier gateway has ended.
             users = int(box.record.spec["uid_base"])
-            others = await asyncio.to_thread(box_end.processes_of_users, users, IDS_PER_BOX)
+            others = await asyncio.to_thread(box_end.processes_of_users, users, NUM_IDS)
             return [*(process for process in alive if process not in others), *others]
         return []
 
@@ -331,7 +332,7 @@ class Fleet:
         doomed = self._trash / box.id
         with contextlib.suppress(FileNotFoundError):  # something else has deleted it
             box.directory.rename(doomed)
-            self._spawn(_remove_tree(doomed))
+            self._spawn(asyncio.to_thread(remove_tree, doomed))
 
     async def _reap_expired(self) -> None:
         while True:
@@ -349,9 +350,7 @@ class Fleet:
 
 
 def _prepare_cgroups(parent: str) -> bool:
-    """Return False on a machine without writable control groups: boxes then run without limits, and `ratchet doctor`
-    reports it.
-    """
+    """Return False without writable control groups: boxes run unlimited then, and `ratchet doctor` reports it."""
     try:
         cgroups.prepare_parent(parent)
     except OSError as error:
@@ -372,7 +371,3 @@ def _prepare_disk(settings: GatewaySettings) -> str:
         _log.warning("boxes_without_disk_limit", reason=str(error))
         return ""
     return str(template.resolve())
-
-
-async def _remove_tree(path: Path) -> None:
-    await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)

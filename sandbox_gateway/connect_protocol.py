@@ -40,9 +40,7 @@ def end_of_stream(error: BoxFaultError | None = None) -> bytes:
 
 
 def stream_error(error: BoxFaultError) -> Response:
-    """Return the answer of a stream that fails before its first message: status 200 with the error in the end
-    envelope.
-    """
+    """Return the answer of a stream that fails before its first message: status 200, the error in the end envelope."""
     return Response(end_of_stream(error), media_type=STREAM_TYPE)
 
 
@@ -75,14 +73,28 @@ def parse(model: type[BodyT], data: bytes) -> BodyT:
         raise BoxFaultError("invalid_argument", f"{where or 'request body'}: {first['msg']}") from error
 
 
+def take_envelope(buffer: bytearray) -> bytes | None:
+    """Remove one complete message envelope from the front and return its payload; None if it is not complete."""
+    if len(buffer) < _HEADER.size:
+        return None
+    flag, length = _HEADER.unpack_from(buffer)
+    if flag != _FLAG_MESSAGE:
+        raise BoxFaultError("invalid_argument", "compressed messages are not supported")
+    end = _HEADER.size + length
+    if len(buffer) < end:
+        return None
+    payload = bytes(buffer[_HEADER.size : end])
+    del buffer[:end]
+    return payload
+
+
 def unwrap_envelope(data: bytes) -> bytes:
     """Return the payload of a body that is exactly one message envelope."""
-    if len(data) < _HEADER.size:
-        raise BoxFaultError("invalid_argument", "the body is not a Connect envelope")
-    flag, length = _HEADER.unpack_from(data)
-    if flag != _FLAG_MESSAGE or len(data) != _HEADER.size + length:
-        raise BoxFaultError("invalid_argument", "the body is not one uncompressed Connect envelope")
-    return data[_HEADER.size :]
+    rest = bytearray(data)
+    payload = take_envelope(rest)
+    if payload is None or rest:
+        raise BoxFaultError("invalid_argument", "the body is not one Connect envelope")
+    return payload
 
 
 def without_empty(fields: dict[str, Any]) -> dict[str, Any]:

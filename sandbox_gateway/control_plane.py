@@ -1,14 +1,14 @@
-"""E2B's control plane: create, connect, list, kill, time to live, pause.
+"""E2B's control plane: create, connect, list, kill, time to live, pause. Older SDKs' paths are aliases."""
 
-The paths of older SDKs are aliases of the same handlers.
-"""
-
+import asyncio
+import contextlib
 import os
 import time
 from datetime import UTC, datetime
 from typing import Annotated, Any
 from urllib.parse import parse_qsl, unquote
 
+import psutil
 from pydantic import Field, StrictInt
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -16,9 +16,9 @@ from starlette.routing import Route
 
 from sandbox_gateway.box_client import BoxClient
 from sandbox_gateway.box_fleet import CreateRequest, Fleet
+from sandbox_gateway.boxd import cgroups
 from sandbox_gateway.boxd.protocol import BoxFaultError, clock
 from sandbox_gateway.connect_protocol import Body, BodyT, parse, read_body
-from sandbox_gateway.metrics import take_sample, total_disk_bytes
 from sandbox_gateway.settings import GatewaySettings
 from sandbox_gateway.wire_errors import BoxNotFoundError, RefusalError, unsupported
 
@@ -26,6 +26,7 @@ ENVD_VERSION = "0.5.7"
 """Decides which features the SDK uses: octet-stream uploads, gzip and close_stdin, but no file metadata."""
 _PAGE_SIZE_MAX = 1000
 _METRICS_FRESH_SECONDS = 60
+_CPU_SAMPLE_SECONDS = 0.1
 
 _LOOPBACK, _ALL_TRAFFIC = {"127.0.0.1", "localhost"}, "0.0.0.0/0"
 _NETWORK_REMEDY = "leave it out: boxes reach the gateway's egress ports at 127.0.0.1 and nothing else"
@@ -157,7 +158,7 @@ class ControlPlane:
         end = _moment(request.query_params.get("end"))
         if end and end < time.time() - _METRICS_FRESH_SECONDS:
             return JSONResponse([])
-        sample = await take_sample(box)
+        sample = await _take_sample(box)
         return JSONResponse([{"timestamp": _iso(time.time()), "timestampUnix": int(time.time()), **sample}])
 
     async def list(self, request: Request) -> Response:
@@ -218,7 +219,7 @@ class ControlPlane:
             "endAt": _iso(time.time() + record.deadline - clock()),
             "cpuCount": os.cpu_count() or 1,
             "memoryMB": record.memory_bytes >> 20,
-            "diskSizeMB": total_disk_bytes(box) >> 20,
+            "diskSizeMB": _total_disk_bytes(box) >> 20,
             "state": record.state,
             "metadata": record.metadata,
             "allowInternetAccess": False,
@@ -268,3 +269,50 @@ def _moment(text: str | None) -> float:
 
 def _iso(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+async def _take_sample(box: BoxClient) -> dict[str, float | int]:
+    """Return the fields of E2B's SandboxMetric without its time. Zero if this machine has no control groups."""
+    group = cgroups.cgroup_at(str(box.record.spec["cgroup"]))
+    before = _cpu_seconds(group)
+    await asyncio.sleep(_CPU_SAMPLE_SECONDS)
+    used = max(0.0, _cpu_seconds(group) - before)
+    memory, cache = group.memory_bytes()
+    return {
+        "cpuCount": os.cpu_count() or 1,
+        "cpuUsedPct": round(100 * used / _CPU_SAMPLE_SECONDS, 1),
+        "memUsed": memory,
+        "memTotal": box.record.memory_bytes,
+        "memCache": cache,
+        "diskUsed": await asyncio.to_thread(_disk_used_bytes, box),
+        "diskTotal": _total_disk_bytes(box),
+    }
+
+
+def _total_disk_bytes(box: BoxClient) -> int:
+    """Return the box's own limit, or the free bytes of its directory's file system."""
+    limit = int(box.record.spec.get("disk_bytes") or 0)
+    if limit:
+        return limit
+    status = os.statvfs(box.directory)
+    return status.f_bavail * status.f_frsize
+
+
+def _disk_used_bytes(box: BoxClient) -> int:
+    used = 0
+    for folder, _names, files in os.walk(box.directory):
+        for name in files:
+            try:
+                used += os.lstat(os.path.join(folder, name)).st_blocks * 512
+            except OSError:
+                continue
+    return used
+
+
+def _cpu_seconds(group: cgroups.Cgroup) -> float:
+    total = 0.0
+    for pid in group.process_ids():
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+            times = psutil.Process(pid).cpu_times()
+            total += times.user + times.system
+    return total

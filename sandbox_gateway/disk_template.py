@@ -1,7 +1,4 @@
-"""The empty file system that is copied for every box's disk.
-
-The gateway makes it once; the code that runs per box (`boxd/box_disk.py`) stays small in memory.
-"""
+"""The empty file system that the gateway makes once and that each box's disk copies (`boxd/box_disk.py`)."""
 
 import os
 import shlex

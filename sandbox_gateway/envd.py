@@ -25,8 +25,7 @@ from sandbox_gateway.connect_protocol import (
     unwrap_envelope,
     without_empty,
 )
-from sandbox_gateway.process_input import InputBytes, Selector, send_input, stream_input
-from sandbox_gateway.process_output import process_events
+from sandbox_gateway.process_streams import InputBytes, Selector, process_events, send_input, stream_input
 from sandbox_gateway.wire_errors import unsupported
 
 DEFAULT_USER = ""
@@ -95,8 +94,8 @@ class ListBody(PathBody):
     depth: int = Field(default=1, ge=0, le=4096)
 
 
-class MoveBody(Body):
-    source: Text
+class MoveBody(PathBody):
+    path: Text = Field(alias="source")
     destination: Text
 
 
@@ -211,23 +210,13 @@ async def _close_stdin(box: BoxClient, data: bytes, _user: str) -> dict[str, Any
     return await box.control(op="close_stdin", pid=body.process.pid, tag=body.process.tag)
 
 
-def _on_path(op: str) -> UnaryCall:
-    """Return the call that does `op` of the file helper to one path."""
+def _on_files(op: str, model: type[PathBody] = PathBody) -> UnaryCall:
+    """Return the call that does `op` of the file helper, whose request has the fields of the body."""
 
     async def call(box: BoxClient, data: bytes, user: str) -> dict[str, Any]:
-        return (await box.files(op=op, path=parse(PathBody, data).path, user=user or "root"))[0]
+        return (await box.files(op=op, user=user or "root", **parse(model, data).model_dump()))[0]
 
     return call
-
-
-async def _list_directory(box: BoxClient, data: bytes, user: str) -> dict[str, Any]:
-    body = parse(ListBody, data)
-    return (await box.files(op="list", path=body.path, depth=body.depth, user=user or "root"))[0]
-
-
-async def _move(box: BoxClient, data: bytes, user: str) -> dict[str, Any]:
-    body = parse(MoveBody, data)
-    return (await box.files(op="move", path=body.source, destination=body.destination, user=user or "root"))[0]
 
 
 _WATCH_REMEDY = "use files.list, or run inotifywait as a command"
@@ -245,9 +234,9 @@ _UNARY: dict[tuple[str, str], UnaryCall] = {
     (_PROCESS, "SendInput"): _send_input,
     (_PROCESS, "Update"): _update,
     (_PROCESS, "CloseStdin"): _close_stdin,
-    (_FILESYSTEM, "Stat"): _on_path("stat"),
-    (_FILESYSTEM, "ListDir"): _list_directory,
-    (_FILESYSTEM, "MakeDir"): _on_path("make_directory"),
-    (_FILESYSTEM, "Remove"): _on_path("remove"),
-    (_FILESYSTEM, "Move"): _move,
+    (_FILESYSTEM, "Stat"): _on_files("stat"),
+    (_FILESYSTEM, "ListDir"): _on_files("list", ListBody),
+    (_FILESYSTEM, "MakeDir"): _on_files("make_directory"),
+    (_FILESYSTEM, "Remove"): _on_files("remove"),
+    (_FILESYSTEM, "Move"): _on_files("move", MoveBody),
 }

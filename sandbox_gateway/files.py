@@ -1,7 +1,4 @@
-"""`/files`: uploads and downloads, streamed between the socket and an fd that the box's file helper opened.
-
-Bodies never pass through boxd and are never held in memory whole.
-"""
+"""`/files`: uploads and downloads, streamed to and from an fd of the box's file helper, never held whole."""
 
 import asyncio
 import errno
@@ -66,9 +63,7 @@ def _read_small(fd: int) -> bytes:
 
 
 async def _read_exactly(fd: int, size: int) -> AsyncIterator[bytes]:
-    """Yield exactly `size` bytes, as the header promised, even if the file grows; if it shrinks, the connection is
-    aborted.
-    """
+    """Yield `size` bytes, as the header promised, of a file that grows; if it shrinks, abort the connection."""
     left = size
     try:
         while left:
@@ -155,9 +150,7 @@ async def _receive_raw(request: Request, upload: _Upload) -> None:
 
 
 async def _body(request: Request) -> AsyncIterator[bytes]:
-    """Yield the body, decompressed piece by piece, so that a gzip bomb fills at most the box's disk and never our
-    memory.
-    """
+    """Yield the body, decompressed by pieces: a gzip bomb fills at most the box's disk, never our memory."""
     encoding = request.headers.get("content-encoding", "identity")
     if encoding == "identity":
         async for chunk in request.stream():

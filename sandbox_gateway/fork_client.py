@@ -1,24 +1,40 @@
-"""The gateway's end of the fork server, which starts boxd processes.
-
-Only booting goes through it; all other calls go directly to boxd.
-"""
+"""The gateway's end of the fork server, which only boots boxd processes; all other calls go directly to boxd."""
 
 import asyncio
 import json
+import shutil
 import socket
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
+from sandbox_gateway.boxd.id_modes import id_mode
 from sandbox_gateway.wire_errors import RefusalError
 
 _BOOT_SECONDS = 30.0
 _ENVIRONMENT = {"LANG": "C.UTF-8"}
 """The whole environment of boxd and of all that it starts: the gateway's contains credentials of the host."""
-_PROGRAM = (
-    "import sys; sys.path.insert(0, sys.argv[1]);"
-    "from sandbox_gateway.boxd.fork_server import run_fork_server; run_fork_server(int(sys.argv[2]), sys.argv[3])"
-)
+_PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from sandbox_gateway.boxd import fork_server; fork_server."
+_SERVE = "run_fork_server(int(sys.argv[3]), sys.argv[4], sys.argv[2])"
+_REMOVE = "remove_tree(sys.argv[3], sys.argv[2])"
+
+
+def _command(call: str, *arguments: str) -> list[str]:
+    """Return the command of a process that may become root of the gateway's own namespaces.
+
+    -I -S: nothing of the user's environment and no site-packages in a process with such rights.
+    """
+    checkout, ids = str(Path(__file__).resolve().parents[1]), json.dumps(asdict(id_mode()))
+    return [sys.executable, "-I", "-S", "-c", _PROGRAM + call, checkout, ids, *arguments]
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a tree whose files may have any id of a box; what cannot be removed stays."""
+    if id_mode().first_id is None:
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        subprocess.run(_command(_REMOVE, str(path)), env=_ENVIRONMENT, stdin=subprocess.DEVNULL, check=False)
 
 
 class ForkServer:
@@ -28,9 +44,7 @@ class ForkServer:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        checkout = Path(__file__).resolve().parents[1]
-        # -I -S: nothing of the user's environment and no site-packages in a process that runs as root beside a box.
-        command = [sys.executable, "-I", "-S", "-c", _PROGRAM, str(checkout), str(theirs.fileno()), self._bubblewrap]
+        command = _command(_SERVE, str(theirs.fileno()), self._bubblewrap)
         self._process = subprocess.Popen(
             command,
             env=_ENVIRONMENT,

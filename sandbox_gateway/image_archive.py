@@ -257,9 +257,7 @@ def _read_json(open_file: Open, name: str) -> Any:
 
 
 def familiar(reference: str) -> str:
-    """Return the short form that docker prints: without default registry and `library/`, with `:latest` if no tag is
-    given.
-    """
+    """Return docker's short form: without default registry and `library/`, with `:latest` if no tag is given."""
     for prefix in ("docker.io/", "index.docker.io/"):
         reference = reference.removeprefix(prefix)
     reference = reference.removeprefix("library/")

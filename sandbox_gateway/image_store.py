@@ -14,7 +14,6 @@ import fcntl
 import json
 import os
 import re
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +21,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ratchet.errors import ConfigError, MachineError
+from ratchet.errors import ConfigError
+from sandbox_gateway.fork_client import remove_tree
 from sandbox_gateway.image_archive import ImageSource, familiar, open_image
 from sandbox_gateway.image_unpack import unpack
 
@@ -69,13 +69,8 @@ class ImageStore:
     def add(self, path: Path, name: str | None, say: Callable[[str], None]) -> Image:
         """Import a directory, tar, OCI layout, OCI archive or docker-archive under a reference.
 
-        Idempotent: an existing tree only gets the reference. Raises ConfigError for input that is not an image,
-        MachineError without root.
+        Idempotent: an existing tree only gets the reference. Raises ConfigError for input that is not an image.
         """
-        if os.geteuid() != 0:
-            raise MachineError(
-                "images keep their files' owners, which only root may set; run `ratchet tasks images import` as root"
-            )
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._under_way() as fresh, open_image(path, name, fresh) as source:
             reference, made, digest = _reference(name, source, path), fresh / "image", source.digest
@@ -136,15 +131,13 @@ class ImageStore:
 
     @contextlib.contextmanager
     def _under_way(self) -> Iterator[Path]:
-        """Yield a directory for one import. The kernel releases its lock when this process ends, and the next import
-        clears it.
-        """
+        """Yield a directory for one import, locked while this process lives; the next import clears one that is not."""
         fresh = Path(tempfile.mkdtemp(prefix=_UNDER_WAY, dir=self.directory))
         with _lock(fresh, fcntl.LOCK_EX):
             try:
                 yield fresh
             finally:
-                shutil.rmtree(fresh, ignore_errors=True)
+                remove_tree(fresh)
 
     def _remove_unnamed(self) -> None:
         """Remove trees without a reference that no box uses, and leftovers of killed imports."""
@@ -155,7 +148,7 @@ class ImageStore:
                     continue
                 with _lock(entry if under_way else entry / ROOTFS, fcntl.LOCK_EX) as free:
                     if free:
-                        shutil.rmtree(entry, ignore_errors=True)
+                        remove_tree(entry)
 
 
 def _unpack_into(directory: Path, source: ImageSource, path: Path) -> str:

@@ -1,7 +1,7 @@
 """Unpack layers over each other into one directory, with the result that an overlay file system would show.
 
 An archive is untrusted input: a child process that has made the directory its root unpacks every layer, so links and
-`..` cannot leave it. The caller is root.
+`..` cannot leave it. The child has the ids of a box.
 
 Whiteouts follow the OCI image specification: `.wh.NAME` removes NAME of lower layers, `.wh..wh..opq` removes all that
 lower layers put into its directory. Devices are skipped, because boxes have their own, and so are extended attributes.
@@ -26,7 +26,9 @@ import zstandard
 
 from ratchet.errors import ConfigError
 from sandbox_gateway.boxd.command_launch import PATH_KEEPER
-from sandbox_gateway.boxd.namespaces import IDS_PER_BOX
+from sandbox_gateway.boxd.id_modes import IdMode, enter_own_namespaces, id_mode
+from sandbox_gateway.boxd.linux_calls import CLONE_NEWUSER, setns
+from sandbox_gateway.boxd.namespaces import change_user, make_user_namespace
 from sandbox_gateway.image_archive import ImageSource, Layer, decompressed
 
 _WHITEOUT, _META, _OPAQUE = ".wh.", ".wh..wh.", ".wh..wh..opq"
@@ -80,8 +82,8 @@ def _answer(writing: int, rootfs: str, work: Callable[[], str]) -> None:
     """Run in the child; never returns."""
     try:
         os.umask(0)
-        os.chroot(rootfs)
-        os.chdir("/")
+        _take_box_ids(id_mode(), rootfs)
+        os.chroot(".")
         answer = {"result": work()}
     except (OSError, EOFError, ValueError, tarfile.TarError, zlib.error, lzma.LZMAError, zstandard.ZstdError) as error:
         answer = {"error": str(error) or type(error).__name__}
@@ -92,6 +94,16 @@ def _answer(writing: int, rootfs: str, work: Callable[[], str]) -> None:
     finally:
         sys.stdout.flush()
         os._exit(0)
+
+
+def _take_box_ids(mode: IdMode, rootfs: str) -> None:
+    """Work in `rootfs`, as root of a box's ids unless this process is the machine's root."""
+    enter_own_namespaces(mode)
+    os.chdir(rootfs)
+    if mode.first_id is not None:
+        os.chown(".", mode.first_id, mode.first_id)
+        setns(make_user_namespace(mode.first_id, mode.num_ids), CLONE_NEWUSER)
+        change_user(mode.num_ids)
 
 
 class _Hashed:
@@ -170,8 +182,9 @@ def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> None
 
 
 def _owner(number: int) -> int:
-    """Map ids beyond the box's range to nobody's id."""
-    return number if 0 <= number < IDS_PER_BOX else _NOBODY
+    """Map ids beyond the box's range to nobody's id, and in a box with one id all to root's."""
+    num_ids = id_mode().num_ids
+    return number if 0 <= number < num_ids else min(_NOBODY, num_ids - 1)
 
 
 def _is_real_directory(path: str) -> bool:
@@ -198,9 +211,7 @@ def _clear(directory: str, fresh: set[str]) -> None:
 
 
 def _complete(workdir: str) -> str:
-    """Add what container runtimes add to every image: mount points, `localhost`, the working directory, PATH for login
-    shells.
-    """
+    """Add what runtimes add to every image: mount points, `localhost`, working directory, PATH of login shells."""
     os.chmod("/", 0o755)
     for path in ("/dev", "/proc", "/etc"):
         os.makedirs(path, 0o755, exist_ok=True)

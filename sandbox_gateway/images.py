@@ -76,9 +76,7 @@ class RootPlan:
 
 
 class Catalogue:
-    """The images that boxes can use. `state` holds the generated /etc of the host image and an empty directory;
-    `images` is read again for every create.
-    """
+    """The images of boxes. `state`: /etc of the host image, an empty directory. `images`: read for every create."""
 
     def __init__(
         self, state: Path, images: ImageStore | None, layers: Mapping[str, Path], hidden: tuple[Path, ...]
@@ -142,9 +140,7 @@ def _plan_directory(directory: Path) -> RootPlan:
 
 
 def _generate_etc(state: Path) -> Path:
-    """Generate the host image's /etc in a directory named by its content, so that boxes of an earlier gateway keep
-    theirs.
-    """
+    """Make the host image's /etc in a directory named by its content: boxes of earlier gateways keep theirs."""
     sources = [Path("/etc") / name for name in _ETC_COPIED]
     generated = {
         "passwd": _PASSWD,

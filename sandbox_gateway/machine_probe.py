@@ -1,7 +1,4 @@
-"""Check what this machine supports for boxes; `ratchet doctor` prints the result.
-
-The checks follow from how boxd works and must change with it.
-"""
+"""Check what this machine supports for boxes, as boxd needs it; `ratchet doctor` prints the result."""
 
 import os
 import shutil
@@ -13,12 +10,18 @@ from pathlib import Path
 from ratchet.errors import MachineError
 from sandbox_gateway import disk_template
 from sandbox_gateway.boxd import cgroups, seccomp
+from sandbox_gateway.boxd.id_modes import id_mode
 
 _TRIED_MEMORY_BYTES, _TRIED_PROCESSES = 64 << 20, 16
 _NEW_USER_NAMESPACE = (
-    "from sandbox_gateway.boxd import linux_calls, seccomp; linux_calls.unshare(linux_calls.CLONE_NEWUSER)"
+    "from sandbox_gateway.boxd import id_modes, linux_calls, seccomp; "
+    "id_modes.enter_own_namespaces(id_modes.id_mode()); "
+    "linux_calls.unshare(linux_calls.CLONE_NEWUSER | linux_calls.CLONE_NEWNS); linux_calls.make_mounts_private()"
 )
+_WITHOUT_LIMITS = "each process has the memory limit of the box, and each user the one of processes"
 _INSTALL = "install it with the system's package manager (package `bubblewrap`)"
+NEEDED = ("bubblewrap", "user namespaces")
+"""The protections without which no box starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +34,12 @@ class Protection:
 
 
 def probe_machine() -> list[Protection]:
-    return [_bubblewrap(), _root(), _user_namespaces(), _limits(), _disk(), _system_calls(), _network()]
+    return [_bubblewrap(), _user_namespaces(), _ids(), _limits(), _disk(), _system_calls(), _network()]
 
 
 def require_sandbox_support() -> None:
     """Raise MachineError with one sentence of cause and remedy if boxes cannot run on this machine."""
-    for check in (_bubblewrap, _root, _user_namespaces):
-        protection = check()
+    for protection in (_bubblewrap(), _user_namespaces()):
         if not protection.on:
             raise MachineError(f"Local sandboxes cannot run here: {protection.reason}.")
 
@@ -53,13 +55,9 @@ def _bubblewrap() -> Protection:
     )
 
 
-def _root() -> Protection:
-    if os.geteuid() == 0:
-        return Protection("own user range per box", True, "the gateway runs as root and maps 65536 ids for each box")
-    reason = (
-        f"the gateway runs as uid {os.geteuid()} and only root may map the several users a box has; start it with sudo"
-    )
-    return Protection("own user range per box", False, reason)
+def _ids() -> Protection:
+    mode = id_mode()
+    return Protection("ids and limits of a box", not mode.lacks, f"the gateway runs as {mode.words}")
 
 
 def _user_namespaces() -> Protection:
@@ -73,12 +71,12 @@ def _user_namespaces() -> Protection:
         return Protection(
             name, False, "this kernel was built without user namespaces; boot one that has CONFIG_USER_NS"
         )
-    if os.geteuid() == 0 and not _succeeds_in_child(_NEW_USER_NAMESPACE):
-        return Protection(
-            name,
-            False,
-            "this container forbids user namespaces; run it with CAP_SYS_ADMIN and without a seccomp profile",
-        )
+    if not _succeeds_in_child(_NEW_USER_NAMESPACE):
+        remedy = "run a container with CAP_SYS_ADMIN and without a seccomp profile"
+        if os.geteuid() != 0:
+            remedy += "; elsewhere see the sysctls `kernel.apparmor_restrict_unprivileged_userns` (0) and "
+            remedy += "`kernel.unprivileged_userns_clone` (1)"
+        return Protection(name, False, f"user namespaces are forbidden to this user; {remedy}")
     return Protection(name, True, "processes of a box hold no right outside it")
 
 
@@ -102,17 +100,14 @@ def _limits() -> Protection:
     """Try the limits: a container may show control groups whose limits have no effect."""
     name, version, parent = "memory and process limits", cgroups.usable_version(), f"ratchet-probe-{os.getpid()}"
     if version == 0:
-        return Protection(
-            name, False, f"no writable control groups at {cgroups.MOUNT}; boxes share the machine's limits"
-        )
+        return Protection(name, False, f"no writable control groups at {cgroups.MOUNT}; {_WITHOUT_LIMITS}")
     group = cgroups.cgroup_at(f"{parent}/box")
     try:
         cgroups.prepare_parent(parent)
         group.create(_TRIED_MEMORY_BYTES, _TRIED_PROCESSES)
     except OSError as error:
-        return Protection(
-            name, False, f"control groups version {version} refuse limits ({error}); boxes share the machine's limits"
-        )
+        reason = f"control groups version {version} refuse limits ({error}); {_WITHOUT_LIMITS}"
+        return Protection(name, False, reason)
     finally:
         group.remove()
         cgroups.remove_parent(parent)
@@ -126,7 +121,7 @@ def _disk() -> Protection:
     reason = (
         "`mkfs.ext4` is not on PATH (package `e2fsprogs`)"
         if shutil.which("mkfs.ext4") is None
-        else "there are no loop devices here"
+        else "this user has no loop devices here"
     )
     return Protection(name, False, f"{reason}; boxes share the disk of the gateway's directory")
 

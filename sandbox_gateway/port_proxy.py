@@ -1,7 +1,4 @@
-"""HTTP to a port inside a box, for `get_host(port)`: `http://<port>-<id>.<domain>`.
-
-A server that an agent starts is reachable from the host without an address of its own.
-"""
+"""HTTP to a port in a box (`get_host(port)`): a server of an agent needs no address of its own."""
 
 import asyncio
 from collections.abc import AsyncIterator

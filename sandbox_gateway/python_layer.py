@@ -6,6 +6,7 @@ Graders must not depend on an image's own Python, and a box cannot download anyt
 import compileall
 import hashlib
 import importlib.util
+import os
 import py_compile
 import shutil
 import subprocess
@@ -57,6 +58,7 @@ def ensure_python_layer(cache_directory: Path) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     _clear_abandoned(target.parent)
     building = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    umask = os.umask(0o022)  # every user of a box reads it
     try:
         _build(interpreter, building)
         building.chmod(0o755)
@@ -66,6 +68,7 @@ def ensure_python_layer(cache_directory: Path) -> Path:
             if not target.exists():
                 raise
     finally:
+        os.umask(umask)
         shutil.rmtree(building, ignore_errors=True)
     return target
 
@@ -115,9 +118,7 @@ def _copy_interpreter(interpreter: Path, layer: Path) -> None:
 
 
 def install_packages(packages: Path, requirements: list[str]) -> None:
-    """Install and compile packages for the layer's interpreter; requirements and options are pip's. Raises
-    MachineError.
-    """
+    """Install and compile packages for the layer; requirements and options are pip's. Raises MachineError."""
     _install((Path(sys.base_prefix) / "bin" / f"python{_VERSION}").resolve(), packages, requirements)
     compileall.compile_dir(
         str(packages), quiet=2, force=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH

@@ -8,6 +8,7 @@ from pathlib import Path
 import uvicorn
 
 from ratchet.errors import MachineError
+from ratchet.web_server import WebServer
 from sandbox_gateway.app import create_gateway_app
 from sandbox_gateway.fork_client import ForkServer
 from sandbox_gateway.image_store import ImageStore
@@ -20,9 +21,8 @@ _GRACEFUL_SECONDS = 2
 
 
 def serve_gateway(settings: GatewaySettings) -> None:
-    """Serve until SIGTERM or SIGINT. Raises MachineError if boxes cannot run here or another gateway uses the root
-    directory.
-    """
+    """Serve until SIGTERM or SIGINT. Raises MachineError if boxes cannot run here or the root directory is in use."""
+    os.umask(0o022)  # users of boxes read what it makes
     require_sandbox_support()
     bubblewrap = find_bubblewrap()
     assert bubblewrap is not None, "require() has looked for it"
@@ -33,7 +33,7 @@ def serve_gateway(settings: GatewaySettings) -> None:
         images = ImageStore(settings.images_directory) if settings.images_directory is not None else None
         catalogue = Catalogue(settings.root_directory, images, settings.layers, settings.hidden_directories)
         app = create_gateway_app(settings, catalogue, lambda: ForkServer(bubblewrap))
-        uvicorn.run(
+        config = uvicorn.Config(
             app,
             host=settings.host,
             port=settings.port,
@@ -44,6 +44,7 @@ def serve_gateway(settings: GatewaySettings) -> None:
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=_GRACEFUL_SECONDS,
         )
+        WebServer(config).run()
     finally:
         os.close(lock)
 

@@ -50,7 +50,14 @@ class Capabilities:
     without: tuple[str, ...] = ()
 
 
-Network = bool | Literal["open"]
+@dataclass(frozen=True, slots=True)
+class OpenedFirst:
+    """The network of a box that is open until `set_network(then)`."""
+
+    then: bool
+
+
+Network = bool | Literal["open"] | OpenedFirst
 """True: the box can reach the adapter and nothing else; False: nothing; `open`: all that the service allows."""
 OPEN_NETWORK = "an agent's box reaches more than the adapter, so an agent could download a solution"
 
@@ -100,14 +107,15 @@ class Sandbox(Protocol):
         ...
 
     async def read_file(self, path: str, *, user: str = "root", max_bytes: int | None = None) -> bytes:
-        """Return the file's content, at most `max_bytes` from the start.
-
-        Raises FileNotFoundError for a missing file, CommandFailedError for anything but a regular file.
-        """
+        """Return at most `max_bytes`. Raises FileNotFoundError; CommandFailedError for other than regular files."""
         ...
 
     async def set_ttl(self, seconds: int) -> None:
         """Set the time to live to this many seconds from now, shorter or longer than before."""
+        ...
+
+    async def set_network(self, network: bool) -> None:
+        """Close the network of a box made with OpenedFirst; open connections end or are cut off. Not tried on E2B."""
         ...
 
     async def kill(self) -> None:
@@ -161,8 +169,8 @@ class SandboxProvider(Protocol):
     ) -> Sandbox:
         """Create a box. A repeated call with the same key returns the same box, so that a retry leaks none.
 
-        Raises ConfigError if the service does not know the image, does not support a limit, or refuses the request or
-        the key.
+        Raises ConfigError if the service does not know the image, does not support a limit or the network, or refuses
+        the request or the key.
         """
         ...
 

@@ -71,9 +71,7 @@ def check_build_context(image: str, archive: bytes) -> bytes:
 
 
 def unpack_build_context(image: str, archive: bytes, directory: Path) -> None:
-    """Write the files of an archive into a new directory. Raises ValueError if they are not those of the image, or if
-    one of them would lie outside.
-    """
+    """Write an archive's files into a new directory. Raises ValueError if one is not the image's, or lies outside."""
     directory.mkdir()
     links: set[PurePosixPath] = set()
     with tarfile.open(fileobj=io.BytesIO(check_build_context(image, archive))) as tar:

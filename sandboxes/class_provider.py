@@ -3,7 +3,8 @@
 The class is made with the image's name. It may have more, and each adds one thing: a class method `connect(id)` and an
 attribute `sandbox_id`: boxes outlive their worker; `list()` beside them, which returns ids: boxes without an owner are
 found; a method `set_ttl(seconds)`: boxes end by themselves; a parameter `network` of the class, a value of
-`sandboxes.base.Network`: the network is closed.
+`sandboxes.base.Network`: the network is closed; a method `set_network(network)` beside it, True or False: it is open
+for `pre_commands` alone.
 """
 
 import asyncio
@@ -74,6 +75,11 @@ class ClassProvider:
     ) -> "ClassSandbox":
         if limits not in (None, BoxLimits()):
             raise ConfigError(f"sandbox.memory_mib, cpus and max_processes: {self.name} cannot limit a box")
+        if network not in (True, False, "open"):  # OpenedFirst
+            if not self._has_network or not hasattr(self._kind, "set_network"):
+                missing = f"{self.name} has no `network` and `set_network`"
+                raise ConfigError(f"sandbox.network: pre_commands: {missing}; add them, or leave pre_commands out")
+            network = "open"
         if (making := self._by_key.get(idempotency_key)) is None:
             options = {"network": network} if self._has_network else {}
             making = asyncio.ensure_future(self._make(image, options, dict(metadata), dict(env or {}), idempotency_key))
@@ -213,6 +219,10 @@ class ClassSandbox(EndedOnExit):
         with _failures_mean_gone(self.id):
             data = await self.made.read_file(path, user=user)
         return (data.encode() if isinstance(data, str) else bytes(data))[:max_bytes]
+
+    async def set_network(self, network: bool) -> None:
+        with _failures_mean_gone(self.id):
+            await _awaited(self.made.set_network(network))
 
     async def set_ttl(self, seconds: int) -> None:
         if hasattr(self.made, "set_ttl"):

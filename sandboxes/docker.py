@@ -16,7 +16,7 @@ from aiodocker.containers import DockerContainer
 from aiodocker.exceptions import DockerError
 
 from ratchet.errors import ConfigError, SandboxBusyError, SandboxGoneError, UnknownImageError
-from sandboxes.base import BoxLimits, Capabilities, Network, Sandbox, SandboxInfo
+from sandboxes.base import BoxLimits, Capabilities, Network, OpenedFirst, Sandbox, SandboxInfo
 from sandboxes.docker_box import DEADLINE_FILE, DockerSandbox
 from sandboxes.docker_errors import remove_container, require_running, service_errors
 from sandboxes.docker_settings import EGRESS_LABEL
@@ -46,8 +46,7 @@ class DockerProvider:
     """Creates containers. `url` None: DOCKER_HOST, else the local socket. Images are not pulled.
 
     `adapter`: host:port of the adapter, which a box finds at 127.0.0.1 and the same port if `ratchet part egress` runs
-    beside the daemon. `network`: a network of the user's own, used instead. `way_seconds`: time limit for the egress to
-    appear.
+    beside the daemon. `network`: a network of the user's own, used instead. `way_seconds`: limit for the egress.
     """
 
     def __init__(
@@ -85,8 +84,13 @@ class DockerProvider:
         limits: BoxLimits | None = None,
     ) -> Sandbox:
         name = f"ratchet-{idempotency_key}"
-        has_way = bool(network) and self._network is None
-        name_of_network = self._network or ("bridge" if network == "open" else "none")
+        later = network.then if isinstance(network, OpenedFirst) else bool(network)
+        is_open = network not in (True, False)
+        if isinstance(network, OpenedFirst) and self._network is not None:
+            own = f"the network {self._network} (RATCHET_DOCKER_NETWORK)"
+            raise ConfigError(f"sandbox.network: pre_commands: {own} cannot be closed; leave one of them out")
+        has_way = later and self._network is None
+        name_of_network = self._network or ("bridge" if is_open else "none")
         with service_errors(f"the new box of image {image}", missing=ConfigError):
             config: dict[str, Any] = {
                 "Image": image,
@@ -96,7 +100,7 @@ class DockerProvider:
                 "Hostname": "box",
                 "Env": [f"{name}={value}" for name, value in (env or {}).items()],
                 "Labels": {**metadata, EGRESS_LABEL: self._adapter} if has_way else dict(metadata),
-                "HostConfig": self._host_config(limits or BoxLimits(), name_of_network if network else "none"),
+                "HostConfig": self._host_config(limits or BoxLimits(), name_of_network if later or is_open else "none"),
             }
             try:
                 container = await self._docker().containers.create(config, name=name)
@@ -124,8 +128,7 @@ class DockerProvider:
             )
 
     async def _being_made(self, name: str) -> DockerContainer:
-        """Wait for a container that another call creates; the daemon reserves the name before it shows the
-        container."""
+        """Wait for a container that another call creates: the daemon reserves the name before it shows it."""
         until = time.monotonic() + _MAKING_SECONDS
         while True:
             try:

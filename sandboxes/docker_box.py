@@ -140,10 +140,7 @@ class DockerSandbox(EndedOnExit):
         content: bytes | Path | None = None,
         on_stderr: Callable[[str], None] | None = None,
     ) -> _ExecOutput:
-        """Run a command.
-
-        Raises CommandFailedError if it cannot start, SandboxBusyError if its output did not arrive whole.
-        """
+        """Run a command. Raises CommandFailedError if it cannot start, SandboxBusyError if output was lost."""
         mark = new_mark()
         streams = {1: MarkedStream(mark), 2: MarkedStream(mark)}
         printed = {1: bytearray(), 2: bytearray()}
@@ -176,14 +173,20 @@ class DockerSandbox(EndedOnExit):
         return _ExecOutput(code, bytes(printed[1]), bytes(printed[2]))
 
     async def _require_staying(self) -> None:
-        """Raise SandboxGoneError if the box is being removed.
-
-        After a command was killed: the daemon kills the processes of a box some time before it reports its removal.
-        """
+        """Raise SandboxGoneError if the box is being removed: the daemon kills its processes before it says so."""
         until = time.monotonic() + _REMOVAL_SECONDS
         while time.monotonic() < until:
             await require_running(self._container)
             await asyncio.sleep(_POLL_MAX_SECONDS / 5)
+
+    async def set_network(self, network: bool) -> None:
+        """Take the container's networks away; the way to the adapter needs none."""
+        with service_errors(self.id):
+            shown = await self._container.show()
+            for one in shown["NetworkSettings"]["Networks"].values():
+                await (await self._container.docker.networks.get(one["NetworkID"])).disconnect(
+                    {"Container": self.id, "Force": True}
+                )
 
     async def set_ttl(self, seconds: int) -> None:
         async with _time_limit(f"the time to live of box {self.id}", _ENDING_SECONDS):

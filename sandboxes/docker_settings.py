@@ -11,13 +11,11 @@ EGRESS_LABEL = "ratchet_egress"
 
 
 def is_chosen() -> bool:
-    """Return whether boxes are Docker containers."""
     return os.environ.get("RATCHET_SANDBOX_PROVIDER") == "docker"
 
 
 def own_network() -> str | None:
-    """Return the name of the user's own network; None: `ratchet part egress` gives boxes without network the adapter's
-    port."""
+    """Return the user's own network; None: `ratchet part egress` gives boxes without network the adapter's port."""
     return os.environ.get("RATCHET_DOCKER_NETWORK") or None
 
 

@@ -133,7 +133,7 @@ class E2BProvider:
         from e2b import ALL_TRAFFIC
 
         if network is not True:
-            return {"allow_internet_access": bool(network)}
+            return {"allow_internet_access": network is not False}
         return {"network": {"allowOut": [self._adapter_host] if self._adapter_host else [], "denyOut": [ALL_TRAFFIC]}}
 
     async def connect(self, sandbox_id: str) -> E2BSandbox:
@@ -188,7 +188,7 @@ class E2BProvider:
                 extra_sandbox_headers=headers | ({"X-Access-Token": token} if token else {}), **self._options
             ),
         )
-        return E2BSandbox(box, self._plane)
+        return E2BSandbox(box, self._plane, self._policy)
 
     async def close(self) -> None:
         """Do nothing: the SDK keeps one connection pool per event loop and closes it with the loop."""
@@ -197,9 +197,10 @@ class E2BProvider:
 class E2BSandbox(EndedOnExit):
     """One connected box; the SDK object is kept, so that a command takes one request."""
 
-    def __init__(self, box: AsyncSandbox, plane: ControlPlane) -> None:
+    def __init__(self, box: AsyncSandbox, plane: ControlPlane, policy: Callable[[Network], dict[str, Any]]) -> None:
         self.sdk = box
         self._plane = plane
+        self._policy = policy
 
     @property
     def id(self) -> str:
@@ -332,6 +333,19 @@ class E2BSandbox(EndedOnExit):
         if max_bytes is None and len(data) > _MAX_READ_BYTES:
             raise CommandFailedError(f"read {path}", 1, "", f"it has more than {_MAX_READ_BYTES} bytes")
         return bytes(data[:max_bytes])
+
+    async def set_network(self, network: bool) -> None:
+        policy = self._policy(network)
+        try:
+            await self._plane.ask("PUT", self.id, "/network", json=policy.get("network", policy))
+        except (SandboxGoneError, SandboxRefusesError) as error:
+            if (await self._plane.row(self.id)).get("state") == "paused":
+                raise
+            raise SandboxRefusesError(
+                f"{error}: PUT {self._plane.url}/sandboxes/{self.id}/network does not close the network of this living "
+                "box, as `sandbox.network: pre_commands` needs: leave that out of the run and its tasks, or use a "
+                "service that has this route"
+            ) from error
 
     async def set_ttl(self, seconds: int) -> None:
         await self._plane.ask("POST", self.id, "/timeout", json={"timeout": seconds})

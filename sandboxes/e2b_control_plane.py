@@ -37,10 +37,7 @@ class Answer:
         return isinstance(self.body, dict)
 
     def required(self, subject: str, final: Container[int] = ()) -> Any:
-        """Return the body, None if it is empty.
-
-        Raises as `error_of_status` for a refusal, and only the service can refuse for good.
-        """
+        """Return the body, None if empty. Raises as `error_of_status`; only the service can refuse for good."""
         words = f"{subject}: {self.call} answers {self.status}: {self.words}"
         if not 200 <= self.status < 300:
             raise error_of_status(self.status, words, final if self.is_of_service else (), UnknownImageError)

@@ -66,10 +66,7 @@ def cancellable() -> Iterator[None]:
 
 
 def translate(error: Exception, subject: str, final: Container[int] = ()) -> RatchetError:
-    """The only mapping from the SDK's exceptions to errors of this program.
-
-    `final`: as for `error_of_status`. Unrecognised errors count as an outage: SandboxBusyError.
-    """
+    """The only mapping of the SDK's exceptions, as `error_of_status`; unknown ones are outages: SandboxBusyError."""
     from e2b import exceptions as sdk
 
     words = f"{subject}: {error}" if str(error) else f"{subject}: {type(error).__name__}"

@@ -4,9 +4,11 @@ An image `ratchet-build:DIGEST` is the build with the tag DIGEST of the template
 """
 
 import asyncio
+import io
 import re
 import tempfile
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +56,12 @@ class E2BImageBuilder:
             directory = Path(name) / "context"
             await asyncio.to_thread(unpack_build_context, image, context, directory)
             try:
-                template = AsyncTemplate(file_context_path=directory).from_dockerfile(str(directory / DOCKERFILE))
+                with redirect_stdout(io.StringIO()) as ignored:  # the SDK prints what it leaves out, and goes on
+                    template = AsyncTemplate(file_context_path=directory).from_dockerfile(str(directory / DOCKERFILE))
+                for line in ignored.getvalue().splitlines():
+                    on_lines(f"left out of {image}: {line}")
+                if "Unsupported instruction: SHELL" in ignored.getvalue():
+                    raise ValueError("the SDK does not know SHELL, which later steps need; name the shell in each RUN")
                 await AsyncTemplate.build(template, image, on_build_logs=on_log, **self._options)
             except FileUploadException as error:
                 raise SandboxBusyError(f"the files of {image} cannot be uploaded: {error}") from error

@@ -100,11 +100,8 @@ async def consume_without_signal(connection: AsyncConnection, run_id: str, confi
     without_signal = [group.group_id for group in ready if not gives_gradient(group.rewards, config)]
     step = await plans.newest_planned_step(connection, run_id) + 1
     await training_groups.consume_ready_groups(connection, run_id, without_signal, step, "no_signal")
-    if len(ready) - len(without_signal) < training.min_groups:
-        await _pause_without_signal(connection, run_id, step, training)
-
-
-async def _pause_without_signal(connection: AsyncConnection, run_id: str, step: int, training: TrainingConfig) -> None:
+    if len(ready) - len(without_signal) >= training.min_groups:
+        return
     count = await training_groups.count_consumed_since_resume(connection, run_id, step)
     if count < _PATIENCE * max_groups_seen(training):
         return

@@ -57,9 +57,7 @@ def _next_data(fd: int, position: int) -> int:
 
 
 def _attach(image: int) -> tuple[int, str]:
-    """Attach a free loop device to the image. Two boxes can be given the same free device; the second one then tries
-    again.
-    """
+    """Attach a free loop device to the image; if another box takes it first, try again."""
     information = struct.pack("QQQQQIIII64s64s32sQQ", 0, 0, 0, 0, 0, 0, 0, 0, _AUTOCLEAR, b"ratchet", b"", b"", 0, 0)
     for _ in range(_TRIES):
         control = os.open(LOOP_CONTROL, os.O_RDWR | os.O_CLOEXEC)

@@ -39,15 +39,12 @@ class BoxProcess:
         self._control = _listen(CONTROL_SOCKET)
         self._files = _listen(FILES_SOCKET)
         self._file_requests: set[int] = set()
-        user_ns = namespaces.make_user_namespace(spec.uid_base)
+        user_ns = namespaces.make_user_namespace(spec.uid_base, spec.num_ids)
         assemble(spec, user_ns)
         self._cgroup = cgroup_at(spec.cgroup)
         self._cgroup.create(spec.memory_bytes, spec.max_processes)
-        self._namespaces = namespaces.start_namespaces(
-            bubblewrap, _HOSTNAME, user_ns, self._cgroup, spec.memory_bytes // 4
-        )
+        self._namespaces = namespaces.start_namespaces(bubblewrap, _HOSTNAME, user_ns, spec, self._cgroup)
         open_egress(spec.egress_ports, self._namespaces, self._selector)
-        self._namespaces.enter_pids()
         self.processes = ProcessTable(spec, self._namespaces, self._cgroup, self._selector)
 
     def run(self) -> None:
@@ -78,11 +75,7 @@ class BoxProcess:
 
     def dial(self, port: int) -> socket.socket:
         """Connect to `port` on the box's own loopback. Raises BoxFaultError if no process listens there."""
-        self._namespaces.enter_network()
-        try:
-            connection = socket.socket()
-        finally:
-            self._namespaces.leave_network()
+        connection = self._namespaces.within("net", socket.socket)
         try:
             connection.settimeout(_DIAL_SECONDS)
             connection.connect(("127.0.0.1", port))
@@ -150,7 +143,7 @@ def run_box(report: socket.socket, bubblewrap: str) -> None:
     """Boot the box described by ./box.json, report the result on `report`, and serve the box until it ends."""
     try:
         with open("box.json") as record:
-            spec = BoxSpec.from_json(json.load(record)["spec"])
+            spec = BoxSpec(**json.load(record)["spec"])
         supervisor = BoxProcess(spec, bubblewrap)
         gc.freeze()
         report.sendall(json.dumps({"pid": os.getpid()}).encode())

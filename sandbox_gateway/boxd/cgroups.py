@@ -1,7 +1,4 @@
-"""Memory and process limits, the freezer and CPU accounting, for cgroup v1, hybrid and v2.
-
-Only this module knows which files the versions use.
-"""
+"""Memory and process limits, freezer and CPU accounting; only this module knows the files of cgroup v1 and v2."""
 
 import contextlib
 import os
@@ -107,9 +104,7 @@ def usable_version() -> int:
 
 
 def prepare_parent(name: str) -> None:
-    """Create the gateway's own group and, on v2, delegate memory and pids to its boxes. Raises OSError if that is
-    refused.
-    """
+    """Create the gateway's group and, on v2, delegate memory and pids to its boxes. Raises OSError if refused."""
     version = usable_version()
     if version == 2:
         _write(f"{MOUNT}/cgroup.subtree_control", "+memory +pids")
@@ -136,9 +131,7 @@ def children(parent: str) -> set[str]:
 
 
 def used_cpu_seconds(parent: str) -> float:
-    """Return the CPU seconds of all boxes below `parent` since it was created, ended ones included; 0 without
-    accounting.
-    """
+    """Return the CPU seconds of all boxes below `parent`, also of ended ones; 0 without accounting."""
     group = cgroup_at(parent)
     with contextlib.suppress(OSError):
         if group.version == 1:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 
 from sandbox_gateway.boxd import linux_calls, seccomp
 from sandbox_gateway.boxd.cgroups import Cgroup
-from sandbox_gateway.boxd.namespaces import ALL_KINDS, Namespaces, become_box_root
+from sandbox_gateway.boxd.namespaces import ALL_KINDS, Namespaces, change_user
 from sandbox_gateway.boxd.protocol import BoxFaultError, BoxSpec, JsonMessage
 from sandbox_gateway.boxd.users import BoxUser, find_user, resolve_path
 
@@ -59,8 +59,7 @@ class Launched:
 
 
 def launch(request: StartRequest, spec: BoxSpec, namespaces: Namespaces, cgroup: Cgroup) -> Launched:
-    """Return once the command has been exec'd. The caller has joined the box's pid namespace, so the child starts in
-    it.
+    """Return once the command has been exec'd. The calling thread is in the box's pid namespace, so the child is, too.
 
     Raises BoxFaultError with the reason: unknown user, missing directory or no such program.
     """
@@ -135,13 +134,13 @@ def _become(
         linux_calls.make_undumpable()  # until exec it holds boxd's memory and fds, and the box can see it
         cgroup.join()
         namespaces.enter(ALL_KINDS)
-        user = find_user(request.user or spec.default_user)
+        user = find_user(request.user or spec.default_user, spec.num_ids)
         if request.terminal is not None:
-            stdio = _open_terminal(request.terminal, user, report)
+            stdio = _open_terminal(request.terminal, user, spec.num_ids, report)
         linux_calls.drop_capabilities()
-        _limit_processes(spec.max_processes)
+        _limit(spec)
         seccomp.apply()
-        _change_user(user)
+        _change_user(user, spec.num_ids)
         os.setsid()
         _change_directory(request.cwd or spec.workdir, user)
         for target, source in enumerate(stdio):
@@ -159,11 +158,9 @@ def _become(
         os._exit(127)
 
 
-def _open_terminal(size: tuple[int, int], user: BoxUser, report: socket.socket) -> tuple[int, int, int]:
-    """Open a terminal from the box's own /dev/ptmx, so that its programs find it under /dev/pts; boxd gets the other
-    end.
-    """
-    become_box_root()  # the terminal is owned by its creator, and the host's root has no id in the box
+def _open_terminal(size: tuple[int, int], user: BoxUser, num_ids: int, report: socket.socket) -> tuple[int, int, int]:
+    """Open a terminal from the box's own /dev/ptmx, so that it is under its /dev/pts; boxd gets the other end."""
+    change_user(num_ids)  # the terminal is owned by its creator, and the host's root has no id in the box
     controller, terminal = os.openpty()
     os.fchown(terminal, user.uid, -1)
     set_terminal_size(controller, size)
@@ -176,19 +173,24 @@ def set_terminal_size(terminal: int, size: tuple[int, int]) -> None:
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
 
 
-def _limit_processes(max_processes: int) -> None:
-    """Limit each user of the box below the box's limit, so that root can still start a process to end another user's
-    fork bomb.
+def _limit(spec: BoxSpec) -> None:
+    """Limit each user below the box's limit, so that root can still start a process that ends a fork bomb.
+
+    Without control groups, each process has the memory limit of the box for its data.
     """
-    limit = max_processes - _RESERVED_PROCESSES
-    resource.setrlimit(resource.RLIMIT_NPROC, (limit, limit))
+    limits = {resource.RLIMIT_NPROC: spec.max_processes - _RESERVED_PROCESSES}
+    if not spec.cgroup:
+        limits[resource.RLIMIT_DATA] = spec.memory_bytes
+    for kind, limit in limits.items():
+        _soft, hard = resource.getrlimit(kind)
+        if hard != resource.RLIM_INFINITY:
+            limit = min(limit, hard)
+        resource.setrlimit(kind, (limit, limit))
 
 
-def _change_user(user: BoxUser) -> None:
-    become_box_root()  # only a change from the box's own root to a user takes its capabilities away before the exec
-    os.setgroups(user.groups)
-    os.setresgid(user.gid, user.gid, user.gid)
-    os.setresuid(user.uid, user.uid, user.uid)
+def _change_user(user: BoxUser, num_ids: int) -> None:
+    change_user(num_ids)  # only a change from the box's own root to a user takes its capabilities away before the exec
+    change_user(num_ids, user.uid, user.gid, user.groups)
     if user.uid != 0:
         linux_calls.forbid_new_privileges()
 

@@ -12,10 +12,10 @@ import selectors
 import signal
 import socket
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from sandbox_gateway.boxd.command_launch import StartRequest
-from sandbox_gateway.boxd.processes import Process, ProcessTable
+from sandbox_gateway.boxd.processes import Process
 from sandbox_gateway.boxd.protocol import (
     MAX_MESSAGE_BYTES,
     BoxFaultError,
@@ -26,22 +26,12 @@ from sandbox_gateway.boxd.protocol import (
     send_with_fds,
 )
 
-
-class BoxControls(Protocol):
-    """Actions of a request on the box as a whole."""
-
-    @property
-    def processes(self) -> ProcessTable: ...
-    @property
-    def frozen(self) -> bool: ...
-    def set_deadline(self, deadline: float) -> None: ...
-    def freeze(self, frozen: bool) -> None: ...
-    def dial(self, port: int) -> socket.socket: ...
-    def shut_down(self) -> None: ...
+if TYPE_CHECKING:
+    from sandbox_gateway.boxd.box_process import BoxProcess
 
 
 class Connection:
-    def __init__(self, box: BoxControls, connection: socket.socket, selector: selectors.BaseSelector) -> None:
+    def __init__(self, box: "BoxProcess", connection: socket.socket, selector: selectors.BaseSelector) -> None:
         connection.setblocking(False)
         self._box = box
         self._socket = connection
@@ -141,7 +131,7 @@ class Connection:
             self._socket.close()
 
 
-def _list(box: BoxControls, _request: JsonMessage) -> JsonMessage:
+def _list(box: "BoxProcess", _request: JsonMessage) -> JsonMessage:
     rows = [
         {
             "pid": p.pid,
@@ -156,42 +146,42 @@ def _list(box: BoxControls, _request: JsonMessage) -> JsonMessage:
     return {"processes": rows}
 
 
-def _signal(box: BoxControls, request: JsonMessage) -> None:
+def _signal(box: "BoxProcess", request: JsonMessage) -> None:
     process = box.processes.find_running(request["pid"], request["tag"])
     box.processes.send_signal(process, signal.Signals(request["signal"]))
 
 
-def _input(box: BoxControls, request: JsonMessage) -> None:
+def _input(box: "BoxProcess", request: JsonMessage) -> None:
     process = box.processes.find_running(request["pid"], request["tag"])
     box.processes.write_stdin(process, binascii.a2b_base64(request["data"]))
 
 
-def _resize(box: BoxControls, request: JsonMessage) -> None:
+def _resize(box: "BoxProcess", request: JsonMessage) -> None:
     rows, columns = request["size"]
     box.processes.resize(box.processes.find_running(request["pid"], request["tag"]), (rows, columns))
 
 
-def _close_stdin(box: BoxControls, request: JsonMessage) -> None:
+def _close_stdin(box: "BoxProcess", request: JsonMessage) -> None:
     box.processes.close_stdin(box.processes.find_running(request["pid"], request["tag"]))
 
 
-def _deadline(box: BoxControls, request: JsonMessage) -> None:
+def _deadline(box: "BoxProcess", request: JsonMessage) -> None:
     box.set_deadline(request["deadline"])
 
 
-def _freeze(box: BoxControls, request: JsonMessage) -> None:
+def _freeze(box: "BoxProcess", request: JsonMessage) -> None:
     box.freeze(request["frozen"])
 
 
-def _ping(_box: BoxControls, _request: JsonMessage) -> JsonMessage:
+def _ping(_box: "BoxProcess", _request: JsonMessage) -> JsonMessage:
     return {"pid": os.getpid()}
 
 
-def _destroy(box: BoxControls, _request: JsonMessage) -> None:
+def _destroy(box: "BoxProcess", _request: JsonMessage) -> None:
     box.shut_down()
 
 
-_OPERATIONS: dict[str, Callable[[BoxControls, JsonMessage], JsonMessage | None]] = {
+_OPERATIONS: dict[str, Callable[["BoxProcess", JsonMessage], JsonMessage | None]] = {
     "list": _list,
     "signal": _signal,
     "input": _input,

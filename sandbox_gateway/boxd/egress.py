@@ -16,14 +16,10 @@ _BACKLOG = 64
 
 def open_egress(ports: list[int], namespaces: Namespaces, selector: selectors.BaseSelector) -> None:
     for port in ports:
-        namespaces.enter_network()
-        try:
-            listener = socket.socket()
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(("127.0.0.1", port))
-            listener.listen(_BACKLOG)
-        finally:
-            namespaces.leave_network()
+        listener = namespaces.within("net", socket.socket)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
+        listener.listen(_BACKLOG)
         listener.setblocking(False)
         selector.register(listener, selectors.EVENT_READ, _acceptor(listener, port, selector))
 

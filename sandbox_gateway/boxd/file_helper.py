@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 
 from sandbox_gateway.boxd import linux_calls
-from sandbox_gateway.boxd.namespaces import Namespaces, become_box_root
+from sandbox_gateway.boxd.namespaces import Namespaces, change_user
 from sandbox_gateway.boxd.protocol import (
     BoxFaultError,
     JsonMessage,
@@ -55,16 +55,12 @@ def start_answer(connection: socket.socket, namespaces: Namespaces) -> int:
 
     The child is outside the box's pid namespace, so the box cannot see it.
     """
-    namespaces.leave_pids()
-    try:
-        pid = os.fork()
-    finally:
-        namespaces.enter_pids()
+    pid = os.fork()
     if pid == 0:
         try:
             signal.alarm(_REQUEST_SECONDS)
             _enter_alone(connection.fileno(), namespaces)
-            _answer(connection)
+            _answer(connection, namespaces.num_ids)
         except Exception:
             report_exception()
         finally:
@@ -77,7 +73,7 @@ def _enter_alone(connection: int, namespaces: Namespaces) -> None:
     """Enter the box and close every other fd of boxd, because a command's stdin must close when boxd closes it."""
     others = [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2 and int(name) != connection]
     namespaces.enter(("mnt", "uts"))
-    become_box_root()
+    change_user(namespaces.num_ids)
     linux_calls.die_with_parent(signal.SIGKILL)  # set last, because a change of user clears it
     os.umask(0o022)
     for fd in others:
@@ -85,13 +81,13 @@ def _enter_alone(connection: int, namespaces: Namespaces) -> None:
             os.close(fd)
 
 
-def _answer(connection: socket.socket) -> None:
+def _answer(connection: socket.socket, num_ids: int) -> None:
     try:
         line = receive_line(connection)
         if not line:
             return
         request = json.loads(line)
-        reply, fds = _OPERATIONS[request["op"]](request, find_user(request["user"]))
+        reply, fds = _OPERATIONS[request["op"]](request, find_user(request["user"], num_ids))
     except BoxFaultError as error:
         reply, fds = fault_message(error.code, error.message), []
     except OSError as error:

@@ -17,13 +17,15 @@ import struct
 import sys
 
 from sandbox_gateway.boxd import box_process
+from sandbox_gateway.boxd.id_modes import IdMode, enter_own_namespaces
 
 _MAX_REQUEST_BYTES = 4096
 LOG_FILE = "boxd.log"
 
 
-def run_fork_server(control_fd: int, bubblewrap: str) -> None:
+def run_fork_server(control_fd: int, bubblewrap: str, mode: str) -> None:
     """Serve boot requests: each message is the box's directory, with the socket for the answer as fd."""
+    enter_own_namespaces(IdMode(**json.loads(mode)))
     control = socket.socket(fileno=control_fd)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
@@ -73,3 +75,11 @@ def _only_fd(ancillary: list[tuple[int, int, bytes]]) -> int:
     (fd,) = fds
     os.set_inheritable(fd, False)
     return fd
+
+
+def remove_tree(path: str, mode: str) -> None:
+    """Remove a tree whose files may have any id of a box, unlike this process's user."""
+    from shutil import rmtree
+
+    enter_own_namespaces(IdMode(**json.loads(mode)))
+    rmtree(path, ignore_errors=True)

@@ -1,13 +1,14 @@
-"""The Linux calls that Python's library does not offer, as typed functions.
-
-Every ctypes call and magic number of the sandbox is in this file.
-"""
+"""Linux calls that Python's library lacks, as typed functions: all ctypes calls and magic numbers of the sandbox."""
 
 import contextlib
 import ctypes
 import os
 import struct
+import threading
+from collections.abc import Callable
+from typing import TypeVar
 
+_T = TypeVar("_T")
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
 CLONE_NEWUTS = 0x04000000
@@ -50,6 +51,29 @@ def unshare(flags: int) -> None:
 
 def setns(fd: int, kind: int) -> None:
     _check(_libc.setns(fd, kind), "setns")
+
+
+def within(namespace: int, kind: int, work: Callable[[], _T]) -> _T:
+    """Do `work` in a thread that joins a namespace and ends then: only the machine's root could leave it again.
+
+    In a pid namespace, the children that the thread forks are inside, and not this process.
+    """
+    results: list[_T] = []
+    errors: list[Exception] = []
+
+    def join_and_work() -> None:
+        try:
+            setns(namespace, kind)
+            results.append(work())
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=join_and_work)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
 
 
 def make_mounts_private() -> None:

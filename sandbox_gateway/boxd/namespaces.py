@@ -6,20 +6,23 @@ The order in which namespaces are joined matters and is written only here.
 import contextlib
 import json
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeVar
 
 from sandbox_gateway.boxd import linux_calls
 from sandbox_gateway.boxd.cgroups import Cgroup
-from sandbox_gateway.boxd.protocol import BoxFaultError
+from sandbox_gateway.boxd.protocol import BoxFaultError, BoxSpec
 from sandbox_gateway.boxd.rootfs import STAGE
 
-IDS_PER_BOX = 65_536
+_T = TypeVar("_T")
 _KINDS = {
     "mnt": linux_calls.CLONE_NEWNS,
     "uts": linux_calls.CLONE_NEWUTS,
     "ipc": linux_calls.CLONE_NEWIPC,
     "net": linux_calls.CLONE_NEWNET,
     "cgroup": linux_calls.CLONE_NEWCGROUP,
+    "pid": linux_calls.CLONE_NEWPID,
 }
 # bash instead of sh: as pid 1 it reaps orphans while it waits in `read`. No process in the box can kill pid 1; when
 # boxd dies, pid 1's stdin closes and the box ends.
@@ -28,45 +31,32 @@ _PID_ONE = ("/bin/bash", "--noprofile", "--norc", "-c", "exec 2>/dev/null; echo 
 
 @dataclass(slots=True)
 class Namespaces:
-    """`user` and `fds` are open namespace fds; `init_pid` is the host pid of the box's pid 1 and `bwrap_pid` its
-    parent's.
-    """
+    """`user` and `fds`: open namespace fds; `init_pid`: host pid of the box's pid 1, `bwrap_pid` of its parent."""
 
     user: int
+    num_ids: int
     fds: dict[str, int]
-    pid: int
-    host_net: int
     init_pid: int
     bwrap_pid: int
     keep_alive: int
     """Write end of pid 1's stdin."""
-    host_pids: int
 
-    def enter(self, kinds: tuple[str, ...]) -> None:
+    def enter(self, kinds: Sequence[str]) -> None:
         """Join the user namespace, then `kinds`, permanently; call it in a freshly forked child."""
         linux_calls.setns(self.user, linux_calls.CLONE_NEWUSER)
         for kind in kinds:
             linux_calls.setns(self.fds[kind], _KINDS[kind])
 
-    def enter_pids(self) -> None:
-        """Make every later child start inside the box's pid namespace."""
-        linux_calls.setns(self.pid, linux_calls.CLONE_NEWPID)
-
-    def leave_pids(self) -> None:
-        linux_calls.setns(self.host_pids, linux_calls.CLONE_NEWPID)
-
-    def enter_network(self) -> None:
-        linux_calls.setns(self.fds["net"], linux_calls.CLONE_NEWNET)
-
-    def leave_network(self) -> None:
-        linux_calls.setns(self.host_net, linux_calls.CLONE_NEWNET)
+    def within(self, kind: Literal["net", "pid"], work: Callable[[], _T]) -> _T:
+        """Do `work` in a thread that is in one of the namespaces."""
+        return linux_calls.within(self.fds[kind], _KINDS[kind], work)
 
 
-ALL_KINDS = tuple(_KINDS)
+ALL_KINDS = tuple(kind for kind in _KINDS if kind != "pid")
 
 
-def make_user_namespace(uid_base: int) -> int:
-    """Return an fd of a new user namespace in which 0..65535 are the host's `uid_base`..+65535.
+def make_user_namespace(first_id: int, num_ids: int) -> int:
+    """Return an fd of a new user namespace in which 0 and up are the ids from `first_id` on that this process sees.
 
     bubblewrap itself maps only one id, so the box would have no second user.
     """
@@ -87,7 +77,7 @@ def make_user_namespace(uid_base: int) -> int:
             raise BoxFaultError("unavailable", "this machine refuses user namespaces")
         for name in ("uid_map", "gid_map"):
             with open(f"/proc/{child}/{name}", "w") as mapping:
-                mapping.write(f"0 {uid_base} {IDS_PER_BOX}")
+                mapping.write(f"0 {first_id} {num_ids}")
         return os.open(f"/proc/{child}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     finally:
         for fd in (ready_read, done_read, done_write):
@@ -95,15 +85,15 @@ def make_user_namespace(uid_base: int) -> int:
         os.waitpid(child, 0)
 
 
-def become_box_root() -> None:
-    os.setgroups([])
-    os.setresgid(0, 0, 0)
-    os.setresuid(0, 0, 0)
+def change_user(num_ids: int, uid: int = 0, gid: int = 0, groups: Sequence[int] = ()) -> None:
+    """Become the box's root or another user. If the box has one id, the kernel refuses any change of groups."""
+    if num_ids > 1:
+        os.setgroups(groups)
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
 
 
-def start_namespaces(
-    bubblewrap: str, hostname: str, user_ns: int, cgroup: Cgroup, shared_memory_bytes: int
-) -> Namespaces:
+def start_namespaces(bubblewrap: str, hostname: str, user_ns: int, spec: BoxSpec, cgroup: Cgroup) -> Namespaces:
     """Boot the box around the tree at STAGE and return when its pid 1 runs."""
     info_read, info_write = os.pipe()
     stdin_read, stdin_write = os.pipe()
@@ -116,9 +106,9 @@ def start_namespaces(
             os.dup2(ready_write, 1)
             os.set_inheritable(info_write, True)
             linux_calls.setns(user_ns, linux_calls.CLONE_NEWUSER)
-            become_box_root()
+            change_user(spec.num_ids)
             # Without any environment, because the box's root can read that of pid 1.
-            os.execve(bubblewrap, _arguments(hostname, info_write, shared_memory_bytes), {})
+            os.execve(bubblewrap, _arguments(hostname, info_write, spec.memory_bytes // 4), {})
         except OSError as error:
             os.write(2, f"bubblewrap: {error}\n".encode())
         finally:
@@ -137,13 +127,11 @@ def start_namespaces(
             score.write("-1000")
     return Namespaces(
         user=user_ns,
+        num_ids=spec.num_ids,
         fds={kind: _open_namespace(init_pid, kind) for kind in _KINDS},
-        pid=_open_namespace(init_pid, "pid"),
-        host_net=os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC),
         init_pid=init_pid,
         bwrap_pid=pid,
         keep_alive=stdin_write,
-        host_pids=os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC),
     )
 
 

@@ -50,6 +50,7 @@ class Process:
         self.pidfd = os.pidfd_open(launched.host_pid)
         self.kill_at = clock() + request.timeout_seconds if request.timeout_seconds else None
         self.timed_out = False
+        self.is_killed = False
         self.lost_output = ""
         self.wait_status: int | None = None
         self.linger_until: float | None = None
@@ -97,7 +98,7 @@ class ProcessTable:
         os.makedirs(SPOOL_DIRECTORY, exist_ok=True)
 
     def start(self, request: StartRequest) -> Process:
-        launched = launch(request, self._spec, self._namespaces, self._cgroup)
+        launched = self._namespaces.within("pid", lambda: launch(request, self._spec, self._namespaces, self._cgroup))
         self._num_started += 1
         process = Process(request, launched, f"{SPOOL_DIRECTORY}/{self._num_started}")
         self._forget(launched.box_pid)
@@ -119,8 +120,9 @@ class ProcessTable:
         raise BoxFaultError("not_found", f"process with {f'tag {tag}' if tag else f'pid {pid}'} not found")
 
     def find_running(self, pid: int, tag: str) -> Process:
+        """Return a process that lives. Of several calls that kill it, one finds it."""
         process = self.find(pid, tag)
-        if process.end is not None:
+        if process.is_killed or process.wait_status is not None:
             raise BoxFaultError("not_found", f"process with pid {process.pid} has ended")
         return process
 
@@ -129,6 +131,7 @@ class ProcessTable:
 
     def send_signal(self, process: Process, number: int) -> None:
         """Signal the whole process group; a process that called setsid survives, which launchers rely on."""
+        process.is_killed |= number == signal.SIGKILL
         if process.wait_status is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.host_pid, number)
@@ -192,9 +195,7 @@ class ProcessTable:
         return read
 
     def _append(self, process: Process, stream: int, data: bytes) -> None:
-        """Spool output and tell the listeners. A command whose output is lost is ended: its caller must not take what
-        is left for all of it.
-        """
+        """Spool output and tell the listeners. If some is lost, end the command: the rest must not pass for all."""
         if process.lost_output:
             return
         try:
@@ -253,23 +254,17 @@ class ProcessTable:
                 written = os.write(process.stdin, process.stdin_pending)
                 del process.stdin_pending[:written]
         except BlockingIOError:
-            self._watch_stdin(process, process.stdin)
+            if process.stdin not in self._selector.get_map():
+                self._selector.register(process.stdin, selectors.EVENT_WRITE, lambda _: self._flush_stdin(process))
             return
         except BrokenPipeError:
             process.stdin_pending.clear()
             process.stdin_closing = True
-        self._unwatch_stdin(process.stdin)
+        if process.stdin in self._selector.get_map():
+            self._selector.unregister(process.stdin)
         if process.stdin_closing:
             os.close(process.stdin)
             process.stdin = None
-
-    def _watch_stdin(self, process: Process, fd: int) -> None:
-        if fd not in self._selector.get_map():
-            self._selector.register(fd, selectors.EVENT_WRITE, lambda _events: self._flush_stdin(process))
-
-    def _unwatch_stdin(self, fd: int) -> None:
-        if fd in self._selector.get_map():
-            self._selector.unregister(fd)
 
 
 def _end_event(process: Process) -> JsonMessage:

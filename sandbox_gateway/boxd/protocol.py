@@ -7,7 +7,7 @@ import json
 import socket
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 JsonMessage = dict[str, Any]
@@ -19,16 +19,12 @@ MAX_MESSAGE_BYTES = 66 << 20
 
 
 def clock() -> float:
-    """Return seconds of CLOCK_BOOTTIME, which cannot be set and includes suspended time. Every deadline uses it. It
-    starts anew at boot, and no box outlives a boot.
-    """
+    """Seconds of CLOCK_BOOTTIME, for every deadline: it cannot be set, runs in suspension, and boxes end at boot."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def report_exception() -> None:
-    """Write the current exception to boxd's log with the interpreter's own hook; importing logging would cost every
-    box memory.
-    """
+    """Write the current exception to boxd's log by the interpreter's hook: logging would cost every box memory."""
     sys.excepthook(*sys.exc_info())
 
 
@@ -47,7 +43,10 @@ class BoxSpec:
 
     box_id: str
     uid_base: int
-    """First host uid of the box's own range of 65,536."""
+    """First of the box's ids, as boxd sees them."""
+    num_ids: int
+    shares_ids: bool
+    """Another box may have the same ids."""
     cgroup: str
     """Path below the cgroup mount, `<gateway>/<box>`; empty if the machine has none that we may write."""
     memory_bytes: int
@@ -75,15 +74,6 @@ class BoxSpec:
     disk_bytes: int = 0
     extra_path: list[str] = field(default_factory=list)
     """Directories appended to every command's PATH."""
-
-    def to_json(self) -> JsonMessage:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, raw: JsonMessage) -> "BoxSpec":
-        pairs = [(str(source), str(target)) for source, target in raw["binds"]]
-        owned = [(str(path), int(uid), int(mode)) for path, uid, mode in raw["owned_directories"]]
-        return cls(**{**raw, "binds": pairs, "owned_directories": owned})
 
 
 def encode_line(message: JsonMessage) -> bytes:

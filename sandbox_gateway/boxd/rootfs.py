@@ -50,8 +50,10 @@ def _stage_overlay(spec: BoxSpec, lower: str, user_ns: int) -> None:
     os.chown(_UPPER, spec.uid_base, spec.uid_base)
     linux_calls.attach_tree(linux_calls.clone_tree(lower, read_only=True, idmap_user_ns=user_ns), _LOWER)
     options = f"lowerdir={_LOWER},upperdir={_UPPER},workdir={_WORK}"
+    # Root of a user namespace may only write `user.` attributes, which exclude metacopy.
+    attributes = ",userxattr" if spec.shares_ids else ",metacopy=on"
     # volatile: no data of a box must survive a crash of the machine
-    for extra in (",metacopy=on,volatile", ",metacopy=on", ""):
+    for extra in (f"{attributes},volatile", attributes, ""):
         try:
             linux_calls.mount_overlay(STAGE, options + extra)
             break
@@ -62,9 +64,7 @@ def _stage_overlay(spec: BoxSpec, lower: str, user_ns: int) -> None:
 
 
 def _hold_image(lower: str) -> None:
-    """Hold a shared lock on the image's tree while this process lives, so that removal of the image sees that it is in
-    use.
-    """
+    """Hold a shared lock on the image's tree while this process lives, so that its removal sees the use."""
     fcntl.flock(os.open(lower, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
@@ -73,7 +73,8 @@ def _make_owned(root: str, spec: BoxSpec) -> None:
         full = root + path
         os.makedirs(full, exist_ok=True)
         os.chmod(full, mode)
-        os.chown(full, spec.uid_base + uid, spec.uid_base + uid)
+        owner = spec.uid_base + (uid if spec.num_ids > 1 else 0)
+        os.chown(full, owner, owner)
     for path, target in spec.links.items():
         if not os.path.lexists(root + path):
             os.symlink(target, root + path)

@@ -105,10 +105,7 @@ class _FilterProgram(ctypes.Structure):
 
 
 def apply() -> None:
-    """Apply the filter to the calling process and all its children, permanently.
-
-    Needs CAP_SYS_ADMIN in its user namespace. Raises OSError.
-    """
+    """Filter this process and its children permanently. Needs CAP_SYS_ADMIN in its user namespace. Raises OSError."""
     if not PROGRAM:
         return
     program = _FilterProgram(len(PROGRAM) // 8, PROGRAM)

@@ -1,7 +1,7 @@
 """Users and paths as the box itself defines them: commands and file operations run as users of its own /etc/passwd."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sandbox_gateway.boxd.protocol import BoxFaultError
 
@@ -17,10 +17,15 @@ class BoxUser:
     groups: list[int]
 
 
-def find_user(name: str) -> BoxUser:
+def find_user(name: str, num_ids: int) -> BoxUser:
     """Find a user by name or number with an optional `:group`, as images write it. Root and numbers need no passwd
-    entry; E2B's `user` is our unprivileged user in a box without one of that name.
+    entry; E2B's `user` is our unprivileged user in a box without one of that name. In a box with one id, each is root.
     """
+    user = _read_user(name)
+    return user if num_ids > 1 else replace(user, uid=0, gid=0, groups=[])
+
+
+def _read_user(name: str) -> BoxUser:
     wanted, _, group = name.partition(":")
     for fields in read_database("/etc/passwd", 7):
         if wanted in (fields[0], fields[2]) and fields[3].isdigit():
@@ -31,7 +36,7 @@ def find_user(name: str) -> BoxUser:
         uid, gid = int(wanted) if wanted != "root" else 0, _find_group(group) if group else 0
         return BoxUser(wanted, uid, gid, "/root" if uid == 0 else "/", [gid])
     if wanted == _USER_OF_E2B:
-        return find_user(_UNPRIVILEGED)
+        return _read_user(_UNPRIVILEGED)
     raise BoxFaultError("unauthenticated", f"invalid username: '{name}'")
 
 

@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,15 +66,16 @@ def wait_for_end(pidfd: int, seconds: float) -> bool:
 
 
 class GatewayProcess:
-    """One gateway on one root directory; it can be killed and started again."""
+    """One gateway on one root directory; it can be killed and started again. `prefix`: of another user's command."""
 
-    def __init__(self, settings: GatewaySettings) -> None:
+    def __init__(self, settings: GatewaySettings, prefix: Sequence[str] = ()) -> None:
         self.settings = settings
+        self.prefix = prefix
         self.url = f"http://127.0.0.1:{settings.port}"
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        command = [sys.executable, "-c", _SERVE, self.settings.model_dump_json()]
+        command = [*self.prefix, sys.executable, "-c", _SERVE, self.settings.model_dump_json()]
         with tempfile.TemporaryFile() as inherited:
             inherited.write(PLANTED.encode())
             inherited.flush()
@@ -101,14 +102,17 @@ class GatewayProcess:
         self._process.wait(timeout=DEADLINE_SECONDS)
         self._process = None
 
-    def kill_fork_server(self) -> None:
-        """Kill the gateway's only child (boxes are not its children) and return when it is dead, which the gateway can
-        see.
-        """
+    def fork_server(self) -> int:
+        """Return the pid of the gateway's only child; boxes are not its children."""
         assert self._process is not None
         (child,) = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
-        watched = os.pidfd_open(int(child))
-        os.kill(int(child), signal.SIGKILL)
+        return int(child)
+
+    def kill_fork_server(self) -> None:
+        """Kill it and return when it is dead, which the gateway can see."""
+        child = self.fork_server()
+        watched = os.pidfd_open(child)
+        os.kill(child, signal.SIGKILL)
         wait_for_end(watched, DEADLINE_SECONDS)
         os.close(watched)
 
@@ -211,8 +215,8 @@ def make_settings(python_layer: Path, adapter_port: int) -> Callable[[Path], Gat
     return make
 
 
-def _running(settings: GatewaySettings) -> Iterator[GatewayProcess]:
-    gateway = GatewayProcess(settings)
+def running(settings: GatewaySettings, prefix: Sequence[str] = ()) -> Iterator[GatewayProcess]:
+    gateway = GatewayProcess(settings, prefix)
     gateway.start()
     try:
         yield gateway
@@ -226,13 +230,13 @@ def gateway(
     make_settings: Callable[[Path], GatewaySettings], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[GatewayProcess]:
     """One gateway, shared by tests that leave it running."""
-    yield from _running(make_settings(tmp_path_factory.mktemp("gateway")))
+    yield from running(make_settings(tmp_path_factory.mktemp("gateway")))
 
 
 @pytest.fixture
 def own_gateway(make_settings: Callable[[Path], GatewaySettings], tmp_path: Path) -> Iterator[GatewayProcess]:
     """A gateway for one test that kills and restarts it."""
-    yield from _running(make_settings(tmp_path / "state"))
+    yield from running(make_settings(tmp_path / "state"))
 
 
 def provider_of(gateway: GatewayProcess) -> E2BProvider:

@@ -20,7 +20,7 @@ _FETCH = (
     "python3 - <<'E'\nimport urllib.request\nprint(urllib.request.urlopen('http://{}', timeout=5).read().decode())\nE"
 )
 
-_FORK_BOMB = """\
+FORK_BOMB = """\
 import os, signal
 num_forked = 0
 try:
@@ -102,7 +102,7 @@ async def test_orphans_are_reaped(box: Sandbox) -> None:
 
 @pytest.mark.skipif(cgroups.usable_version() == 0, reason="this machine has no writable control groups")
 async def test_a_fork_bomb_is_contained(box: Sandbox) -> None:
-    await box.write_file("/workspace/bomb.py", _FORK_BOMB)
+    await box.write_file("/workspace/bomb.py", FORK_BOMB)
     result = await box.exec("python3 /workspace/bomb.py", user="agent", check=False)
     assert result.exit_code == 9 and int(result.stdout) < 96
     assert (await box.exec("pkill -9 -u agent; echo alive")).stdout == "alive\n"

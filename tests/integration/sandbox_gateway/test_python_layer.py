@@ -1,5 +1,7 @@
 """The interpreter and pytest that every box has."""
 
+import os
+import stat
 from pathlib import Path
 
 from ratchet import paths
@@ -26,3 +28,13 @@ def test_a_built_layer_is_found_again(python_layer: Path) -> None:
     assert ensure_python_layer(paths.cache()) == python_layer
     assert python_layer.stat().st_mtime_ns == before
     assert not list(python_layer.parent.glob(".python-*"))
+
+
+def test_every_user_of_a_box_reads_a_layer_that_a_careful_user_builds(python_layer: Path, tmp_path: Path) -> None:
+    umask = os.umask(0o077)
+    try:
+        layer = ensure_python_layer(tmp_path)
+    finally:
+        os.umask(umask)
+    hidden = [path for path in (layer, *layer.rglob("*")) if not path.stat().st_mode & stat.S_IROTH]
+    assert layer.name == python_layer.name and hidden == []

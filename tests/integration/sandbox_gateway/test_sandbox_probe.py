@@ -23,6 +23,7 @@ from store.database import Database
 from tests.integration.sandbox_gateway.conftest import API_KEY, GatewayProcess
 from tests.integration.training.test_holding_back import View
 from tests.standins import foreign_boxes
+from tests.standins.switched_network import SwitchedProvider
 
 
 async def test_a_box_that_reaches_the_adapter(provider: E2BProvider, adapter_address: str) -> None:
@@ -41,7 +42,7 @@ async def test_a_box_that_does_not(provider: E2BProvider, monkeypatch: pytest.Mo
 async def test_a_service_that_opens_no_network_for_a_run_that_wants_one(
     provider: E2BProvider, adapter_address: str
 ) -> None:
-    found = await SandboxProbe(provider, f"http://{adapter_address}").problem("host", has_open_boxes=True)
+    found = await SandboxProbe(provider, f"http://{adapter_address}").problem("host", opened=["agent"])
     assert "allow_internet_access" in found and "resume the run" in found
 
 
@@ -108,6 +109,21 @@ async def test_what_a_service_lacks_is_named_before_the_run_starts(deviation: st
     with foreign_boxes.serving_foreign_boxes(deviation) as service:
         assert named in await SandboxProbe(service.provider(), "http://10.1.2.3:80").problem("image", ttl_seconds=600)
         assert not service.boxes, "its boxes are ended"
+
+
+@pytest.mark.parametrize("kind", [True, False])
+async def test_a_network_that_is_not_what_it_must_be_after_pre_commands(
+    gateway: GatewayProcess, adapter_address: str, kind: bool
+) -> None:
+    """An agent's box reaches the adapter no more, or a grading box still does."""
+    provider = SwitchedProvider(API_KEY, gateway.url, gateway.url, max_ttl_seconds=3600)
+    probe = SandboxProbe(provider, f"http://{adapter_address}")
+    provider.given = {}
+    assert await probe.problem("host", opened=["pre_commands"]) == "" and provider.closed == [True, False]
+    provider.given = {kind: not kind}
+    found = await probe.problem("host", patience_seconds=0, opened=["pre_commands"])
+    assert found.startswith("after the network of `pre_commands` was closed: a box ")
+    assert ("cannot reach the adapter" if kind else f"reaches http://{adapter_address}/v1/models") in found
 
 
 async def test_a_probe_that_dies_leaves_its_box_for_minutes() -> None:

@@ -56,6 +56,26 @@ async def test_a_terminal(gateway: GatewayProcess, shared_box: Sandbox) -> None:
         raise AssertionError("the shell ended with 4")
 
 
+async def test_of_several_kills_of_a_process_one_says_that_it_lived(
+    gateway: GatewayProcess, shared_box: Sandbox
+) -> None:
+    box = await sdk_box(gateway, shared_box)
+    for _ in range(5):
+        handle = await box.commands.run("sleep 600", background=True, timeout=0)
+        killed = await asyncio.gather(*(box.commands.kill(handle.pid) for _ in range(6)))
+        assert sorted(killed) == [False] * 5 + [True]
+        assert not await box.commands.kill(handle.pid)
+
+
+async def test_a_process_that_has_ended_is_not_killed(gateway: GatewayProcess, shared_box: Sandbox) -> None:
+    """Its child holds its output open."""
+    box = await sdk_box(gateway, shared_box)
+    handle = await box.commands.run("sleep 300 & echo $$ > /tmp/main", background=True, timeout=0)
+    await shared_box.exec("until [ -s /tmp/main ] && ! kill -0 $(cat /tmp/main) 2>/dev/null; do sleep 0.01; done")
+    assert not await box.commands.kill(handle.pid)
+    await shared_box.exec("pkill sleep", check=False)
+
+
 async def test_a_port_of_a_box(gateway: GatewayProcess, shared_box: Sandbox) -> None:
     await shared_box.write_file("/tmp/www/page", PAGE)
     await shared_box.exec("cd /tmp/www && (setsid /opt/ratchet/bin/python3 -m http.server 8765 >/dev/null 2>&1 &)")

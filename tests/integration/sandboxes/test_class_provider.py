@@ -3,20 +3,21 @@
 import asyncio
 import shutil
 import uuid
+from typing import ClassVar
 
 import pytest
 
 from ratchet.errors import CommandFailedError, ConfigError, SandboxBusyError, SandboxGoneError
-from sandboxes.base import BoxLimits, Sandbox
+from sandboxes.base import BoxLimits, Network, OpenedFirst, Sandbox
 from sandboxes.class_provider import ClassProvider
 from tests.standins.local_box import LocalBox, ReattachedBox
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="its boxes are started by bubblewrap")
 
 
-async def create(provider: ClassProvider, key: str = "") -> Sandbox:
+async def create(provider: ClassProvider, key: str = "", network: Network = True) -> Sandbox:
     return await provider.create(
-        "host", ttl_seconds=60, metadata={"owner": "us"}, idempotency_key=key or uuid.uuid4().hex
+        "host", ttl_seconds=60, metadata={"owner": "us"}, idempotency_key=key or uuid.uuid4().hex, network=network
     )
 
 
@@ -60,6 +61,24 @@ async def test_what_a_run_does_without_is_said_and_a_method_takes_it_away() -> N
     for named in ("`connect`", "`list`", "`set_ttl`", "`network`"):
         assert named in without
     assert "`connect`" not in " ".join(ClassProvider(ReattachedBox, "x:y").capabilities.without)
+
+
+async def test_a_network_is_open_first_if_the_class_can_close_it() -> None:
+    class Switched(LocalBox):
+        networks: ClassVar[list[object]] = []
+
+        def __init__(self, image: str, network: object) -> None:
+            super().__init__(image)
+            self.networks.append(network)
+
+        def set_network(self, network: bool) -> None:
+            self.networks.append(network)
+
+    async with await create(ClassProvider(Switched, "x:y"), network=OpenedFirst(False)) as box:
+        await box.set_network(False)
+    assert Switched.networks == ["open", False]
+    with pytest.raises(ConfigError, match="pre_commands: x:y has no `network` and `set_network`"):
+        await create(ClassProvider(LocalBox, "x:y"), network=OpenedFirst(True))
 
 
 async def test_with_connect_another_worker_finds_the_box_and_whose_it_is() -> None:

@@ -40,6 +40,24 @@ async def test_a_dockerfile_becomes_a_template_with_its_digest_as_tag(builds: Bu
     assert any("pip install pytest" in line for line in lines)
 
 
+@pytest.mark.parametrize(
+    "step", ["HEALTHCHECK CMD true", "STOPSIGNAL SIGINT", "ONBUILD RUN true", "RUN --network=none true"]
+)
+async def test_what_the_sdk_leaves_out_of_a_dockerfile_is_told(builds: Builds, tmp_path: Path, step: str) -> None:
+    image, lines = await build(builds, tmp_path / "one", step)
+    assert builds.names == [image]
+    (told,) = [line for line in lines if line.startswith(f"left out of {image}: ")]
+    assert step.split()[0] in told or step.split()[1] in told or "network" in told
+
+
+async def test_an_instruction_that_the_sdk_does_not_know_and_later_steps_need_is_refused(
+    builds: Builds, tmp_path: Path
+) -> None:
+    with pytest.raises(BuildFailedError, match="cannot read the Dockerfile"):
+        await build(builds, tmp_path / "one", 'SHELL ["/bin/bash", "-c"]', "RUN [[ 1 = 1 ]]")
+    assert not builds.names
+
+
 async def test_a_failed_step_is_the_dockerfiles_and_a_service_that_is_away_is_not(
     builds: Builds, tmp_path: Path
 ) -> None:

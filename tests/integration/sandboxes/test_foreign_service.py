@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ratchet.errors import ConfigError, SandboxBusyError, SandboxGoneError, SandboxRefusesError
+from sandboxes.base import OpenedFirst
 from sandboxes.e2b import E2BProvider
 from tests.standins import foreign_boxes
 from tests.standins.foreign_boxes import ForeignBoxes, serving_foreign_boxes
@@ -124,6 +125,32 @@ async def test_an_agents_box_may_reach_the_adapter_only(service: ForeignBoxes, a
     assert closed_box["allow_internet_access"] is False and "network" not in closed_box
     await create(provider, network="open")
     assert service.created[-1]["allow_internet_access"] is True and "network" not in service.created[-1]
+
+
+@served_by("", foreign_boxes.EMPTY_ANSWERS)
+async def test_a_network_that_was_open_first_is_closed_by_new_rules(service: ForeignBoxes) -> None:
+    provider = E2BProvider("e2b_x", service.url, service.url, adapter_url="http://10.1.2.3:18001")
+    for then in (True, False):
+        box = await provider.connect(await create(provider, network=OpenedFirst(then)))
+        assert service.created[-1]["allow_internet_access"] is True and "network" not in service.created[-1]
+        await box.set_network(then)
+    assert service.networks == [{"allowOut": ["10.1.2.3"], "denyOut": ["0.0.0.0/0"]}, {"allow_internet_access": False}]
+
+
+@served_by(foreign_boxes.NO_NETWORK_ROUTE, foreign_boxes.NO_NETWORK_ROUTE_TEXT)
+async def test_a_service_that_cannot_close_a_network_has_no_lost_box(service: ForeignBoxes) -> None:
+    """Another box would not help."""
+    provider = service.provider()
+    box = await provider.connect(await create(provider, network=OpenedFirst(False)))
+    with pytest.raises(SandboxRefusesError, match=r"`sandbox\.network: pre_commands`") as refused:
+        await box.set_network(False)
+    assert f"PUT {service.url}/sandboxes/{box.id}/network" in str(refused.value)
+    service.paused.add(box.id)
+    with pytest.raises((SandboxGoneError, SandboxRefusesError), match="not found"):
+        await box.set_network(False)
+    service.boxes.clear()
+    with pytest.raises(SandboxGoneError):
+        await box.set_network(False)
 
 
 def test_the_variables_of_the_sdk_say_where_the_service_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,12 @@ async def test_a_whole_command(daemon: DockerDaemonStandin, box: DockerSandbox) 
     assert (await capture_diff(box, "/w", 1000, 30)).diff == PATCH
 
 
+async def test_a_closed_network_is_taken_from_the_container(daemon: DockerDaemonStandin, box: DockerSandbox) -> None:
+    daemon.answers["json"] = {"Id": "C1", "NetworkSettings": {"Networks": {"bridge": {"NetworkID": "N1"}}}}
+    await box.set_network(True)
+    assert daemon.asked[-1] == ("/networks/C1/disconnect", {"Container": "C1", "Force": True})
+
+
 async def test_binary_files_in_pieces(daemon: DockerDaemonStandin, box: DockerSandbox) -> None:
     data = os.urandom(300_000)
     whole = recorded(data)

@@ -1,4 +1,4 @@
-"""A process's output as a stream of Connect events, replayed from its first byte.
+"""A process's input and output: client-streamed stdin (`StreamInput`), and Connect events replayed from the first byte.
 
 Reading the spool and following its growth is the gateway's most frequent work.
 """
@@ -10,13 +10,77 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from sandbox_gateway.box_client import BoxStream
+from starlette.requests import Request
+from starlette.responses import Response
+
+from sandbox_gateway.box_client import BoxClient, BoxStream
 from sandbox_gateway.boxd.processes import FRAME
-from sandbox_gateway.boxd.protocol import BoxFaultError
-from sandbox_gateway.connect_protocol import end_of_stream, envelope
+from sandbox_gateway.boxd.protocol import BoxFaultError, JsonMessage
+from sandbox_gateway.connect_protocol import (
+    MAX_BODY_BYTES,
+    STREAM_TYPE,
+    Body,
+    end_of_stream,
+    envelope,
+    parse,
+    take_envelope,
+)
 
 _READ_BYTES = 256 << 10
 _STREAM_NAMES = {1: "stdout", 2: "stderr", 3: "pty"}
+
+
+class Selector(Body):
+    pid: int = 0
+    tag: str = ""
+
+
+class _Start(Body):
+    process: Selector
+
+
+class InputBytes(Body):
+    """Exactly one of the two is set: a process has either a terminal or pipes."""
+
+    stdin: str = ""
+    pty: str = ""
+
+
+class _Data(Body):
+    input: InputBytes
+
+
+class _Message(Body):
+    start: _Start | None = None
+    data: _Data | None = None
+
+
+async def stream_input(request: Request, box: BoxClient) -> Response:
+    """Forward input: the first message names the process, later ones carry its bytes."""
+    buffer, target = bytearray(), None
+    async for chunk in request.stream():
+        buffer += chunk
+        if len(buffer) > MAX_BODY_BYTES:
+            raise BoxFaultError("invalid_argument", f"a message is larger than {MAX_BODY_BYTES} bytes")
+        while (payload := take_envelope(buffer)) is not None:
+            message = parse(_Message, payload)
+            if message.start is not None:
+                target = message.start.process
+            elif message.data is not None:
+                if target is None:
+                    raise BoxFaultError("invalid_argument", "the first message must name the process")
+                await send_input(box, target, message.data.input)
+    return Response(envelope({}) + end_of_stream(), media_type=STREAM_TYPE)
+
+
+async def send_input(box: BoxClient, target: Selector, given: InputBytes) -> JsonMessage:
+    """Pass input, which is base64, on to a process. Raises BoxFaultError."""
+    data = given.stdin or given.pty
+    try:
+        base64.b64decode(data, validate=True)
+    except ValueError as error:
+        raise BoxFaultError("invalid_argument", "input.stdin is not base64") from error
+    return await box.control(op="input", data=data, pid=target.pid, tag=target.tag)
 
 
 async def process_events(
