@@ -48,7 +48,7 @@ class _SegmentAttention(torch.autograd.Function):
             block = attention_kernels.forward(query[rows], key[group.keys], value[group.keys], group, scale)
             extras.append(block.extra)
             if group.causal:  # the first block that its queries meet
-                out[rows] = block.out.to(out.dtype)
+                _put(out, rows, block.out)
                 lse[:, rows] = block.lse
             else:
                 _merge(out, lse, rows, block)
@@ -65,14 +65,15 @@ class _SegmentAttention(torch.autograd.Function):
             whole = BlockOutput(out, lse, ctx.extras[0])
             return *attention_kernels.backward(grad, query, key, value, whole, ctx.groups[0], ctx.scale), None, None
         wide = torch.promote_types(query.dtype, torch.float32)
-        totals = [torch.zeros(part.shape, dtype=wide, device=part.device) for part in (query, key, value)]
+        totals = [torch.empty(part.shape, dtype=wide, device=part.device) for part in (query, key, value)]
         for group, extra in zip(ctx.groups, ctx.extras, strict=True):
             rows, keys = group.queries, group.keys
             whole = BlockOutput(out[rows], lse[:, rows].contiguous(), extra)
             given = (grad[rows], query[rows], key[keys], value[keys])
             parts = attention_kernels.backward(*given, whole, group, ctx.scale)
             for total, part, own in zip(totals, parts, (rows, keys, keys), strict=True):
-                _add(total, own, part)
+                # Causal groups come first, and together have every row once.
+                (_put if group.causal else _add)(total, own, part)
         d_query, d_key, d_value = (
             total.to(part.dtype) for total, part in zip(totals, (query, key, value), strict=True)
         )
@@ -82,10 +83,14 @@ class _SegmentAttention(torch.autograd.Function):
 def _merge(out: Tensor, lse: Tensor, rows: TreeRows, block: BlockOutput) -> None:
     """Merge one group into its queries' output (T, H, D) and log-sum-exp (H, T), in place."""
     before = lse[:, rows]
-    total = torch.logaddexp(before, block.lse)
-    kept, added = ((part - total).exp().transpose(0, 1)[..., None] for part in (before, block.lse))
-    out[rows] = out[rows] * kept + block.out * added
-    lse[:, rows] = total
+    added = (block.lse - before).sigmoid().transpose(0, 1)[..., None]
+    out[rows] = torch.lerp(out[rows], block.out.to(out.dtype), added)
+    lse[:, rows] = torch.logaddexp(before, block.lse)
+
+
+def _put(total: Tensor, rows: TreeRows, part: Tensor) -> None:
+    """Write `part` to these rows of `total`, whose dtype it may not have; a slice is written and cast by one kernel."""
+    total[rows] = part if isinstance(rows, slice) else part.to(total.dtype)
 
 
 def _add(total: Tensor, rows: TreeRows, part: Tensor) -> None:
@@ -134,10 +139,3 @@ def _to_heads(rows: Sequence[Tensor], ranks: SequenceRanks) -> list[Tensor]:
     widths = [part.shape[1] * part.shape[2] // ranks.size for part in whole]
     parts = torch.split(shares, widths, 1)
     return [part.view(len(part), -1, query.shape[2]) for part in parts]
-
-
-def register_segment_attention() -> None:
-    """Register the function with transformers; registering it again changes nothing."""
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(NAME, segment_attention)

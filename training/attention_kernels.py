@@ -126,12 +126,8 @@ def _looped_backward(
         torch.empty_like(part, memory_format=torch.contiguous_format) for part in (query, key, value)
     )
     for queries, keys in group.blocks():
-        block = (
-            _with_batch(grad[queries]),
-            _with_batch(query[queries]),
-            _with_batch(key[keys]),
-            _with_batch(value[keys]),
-        )
+        of_queries = (_with_batch(grad[queries]), _with_batch(query[queries]))
+        block = (*of_queries, _with_batch(key[keys]), _with_batch(value[keys]))
         known = (_with_batch(whole.out[queries]), whole.lse[None, :, queries])
         if query.device.type == "cpu":
             found = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
@@ -163,7 +159,6 @@ def plain_forward(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale
 def plain_backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of query, key and value."""
     heads = query.shape[1] // key.shape[1]
     weights = (_scores(query, key, causal, scale) - lse[..., None]).exp()
     d_scores = (

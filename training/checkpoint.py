@@ -131,14 +131,8 @@ def _require_intact(uri: str) -> None:
         raise DamagedCheckpointError(f"{uri} is damaged: {found}")
 
 
-def wait_for_save(future: "Future[Any]") -> None:
-    """Wait until the checkpoint is written. Raises OSError if it cannot be."""
-    with _as_os_error(OSError, "written"):
-        future.result()
-
-
 @contextlib.contextmanager
-def _as_os_error(kind: type[OSError], action: str) -> Iterator[None]:
+def as_os_error(kind: type[OSError], action: str) -> Iterator[None]:
     """Turn a CheckpointException, which is no Exception and carries the stack traces of all ranks, into this error."""
     try:
         yield
@@ -158,9 +152,8 @@ def load_checkpoint(
 
     A collective of all ranks, and every rank raises the same kind of error. Raises ValueError if it is no checkpoint of
     this model (another architecture, vocabulary or optimiser state, other adapters or another base of them),
-    DamagedCheckpointError if its files cannot be
-    read, OSError if only some ranks find its metadata: their directory is another one, which says nothing about the
-    checkpoint.
+    DamagedCheckpointError if its files cannot be read, OSError if only some ranks find its metadata: their directory is
+    another one, which says nothing about the checkpoint.
     """
     state = _state_dict(model, optimiser, schedule, adapter)
     metadata = _read_metadata(uri)
@@ -170,7 +163,7 @@ def load_checkpoint(
         _require_intact(uri)
     groups = state["optimiser"]["param_groups"]
     own = [{key: group[key] for key in _KERNEL_FLAGS} for group in groups]
-    with _as_os_error(DamagedCheckpointError, "read"):
+    with as_os_error(DamagedCheckpointError, "read"):
         state_dict_loader.load(state, checkpoint_id=uri)
     for group, flags in zip(state["optimiser"]["param_groups"], own, strict=True):
         group.update(flags)
@@ -228,7 +221,7 @@ def read_adapter(uri: str) -> str | None:
         return None
     state = {_ADAPTER: ""}
     # DCP warns that there is no process group.
-    with warnings.catch_warnings(action="ignore", category=UserWarning), _as_os_error(OSError, "read"):
+    with warnings.catch_warnings(action="ignore", category=UserWarning), as_os_error(OSError, "read"):
         state_dict_loader.load(state, checkpoint_id=uri, no_dist=True)
     return state[_ADAPTER]
 

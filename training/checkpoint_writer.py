@@ -60,7 +60,8 @@ class CheckpointWriter:
         if self._pending is None:
             return
         pending = self._pending
-        checkpoint.wait_for_save(pending.future)
+        with checkpoint.as_os_error(OSError, "written"):
+            pending.future.result()
         metrics = {
             "checkpoint_blocked_seconds": pending.blocked_seconds,
             "checkpoint_seconds": time.monotonic() - pending.started,

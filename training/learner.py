@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -30,7 +29,6 @@ from engine import canary, policy_files
 from ratchet.token_statistics import TrainedToken, TrainedTurn
 from ratchet.types import JsonObject
 from training import checkpoint, lora, model_files, router_replay
-from training.largest_ratios import LargestRatios
 from training.loss import TokenBatch, clip_masks, find_loss, token_loss
 from training.metrics import (
     NUM_SUMS,
@@ -44,14 +42,12 @@ from training.metrics import (
 )
 from training.packing import Bin, deal_bins, pack_bin, spare_chain
 from training.plan_types import Member, Plan, TrainingSequence
-from training.policy_inputs import Tokens, make_inputs
-from training.policy_loading import compute_dtype, load_policy
+from training.policy_inputs import make_inputs
+from training.policy_loading import compute_dtype, load_policy, measure_cost
 from training.policy_model import peak_flops
-from training.prefix_tree import Segment
 from training.rank_zero import read_on_rank_zero
-from training.reference import kl_estimates, load_reference
-from training.teacher import load_teacher, teacher_gaps, teacher_losses
-from training.token_statistics import TrainedTurns
+from training.reference import kl_estimates, load_reference, load_teacher, teacher_gaps, teacher_losses
+from training.token_statistics import LargestRatios, TrainedTurns
 
 if TYPE_CHECKING:  # a step needs no pydantic
     from ratchet.config import RunConfig
@@ -107,7 +103,9 @@ class RankLearner:
         training = config.training
         find_loss(config.loss.preset)  # raises for an unknown loss before the model is loaded
         loaded = load_policy(model_path, config, self.device)
-        self.policy, self.packing, self.work, self.pair_cost = loaded
+        self.policy, self.packing, self.work, self.cost = loaded
+        if self.packing == "auto" and self.device.type == "cuda":
+            self.cost = measure_cost(loaded, config.sampling.max_context_tokens, training.bin_tokens, self.device)
         self.reference = load_reference(config, model_path, loaded, self.device)
         self.teacher = load_teacher(config, model_path, loaded, self.device)
         self.peak_flops = peak_flops(self.device, compute_dtype(training.dtype, self.device))
@@ -157,7 +155,7 @@ class RankLearner:
         learning_rate = self.schedule.get_last_lr()[0]
         self.policy.train()
         largest, turns = LargestRatios(self.device), TrainedTurns()
-        for number in range(plan.num_updates):
+        for number in range(plan.knobs["updates_per_step"]):
             in_update = [sequence for sequence in sequences if members[sequence.rollout_id].update == number]
             if not in_update:
                 continue  # the step has fewer groups than updates
@@ -198,12 +196,12 @@ class RankLearner:
         """
         router_replay.require_same_experts(self.policy.model.config, sequences)
         bin_tokens = self.config.training.bin_tokens
-        dealt = deal_bins(sequences, self.num_groups, bin_tokens, self.packing, self.pair_cost)
+        packing, dealt = deal_bins(sequences, self.num_groups, bin_tokens, self.packing, self.cost)
         sums = StepSums()
         for number in range(len(dealt[0])):  # rank 0 has a bin in every pass
             real = number < len(dealt[self.group])
             chains = dealt[self.group][number] if real else [spare_chain(sequences[0])]
-            bin = pack_bin(chains, self.packing)
+            bin = pack_bin(chains, packing)
             counted = sums if real and self.is_first_of_group else None
             loss = self._bin_loss(bin, members, counted, fresh_step, recorders)
             # FSDP averages gradients over ranks, but the token weights are made for the sum over bins.
@@ -224,7 +222,9 @@ class RankLearner:
         inputs = make_inputs(bin, self.device, self.policy.sequence_ranks)
         logprobs_M, entropies_M = self.policy(inputs, bin.temperature)
         predictions_N = self._tensor(bin.predictions)
-        advantages_N, weights_N = self._tensor(_advantages_and_weights(bin, members)).unbind(-1)
+        rollouts, rollout_N = np.unique(bin.rollout_ids, return_inverse=True)
+        values = [(members[int(rollout)].advantage, members[int(rollout)].weight) for rollout in rollouts]
+        advantages_N, weights_N = self._tensor(np.array(values, dtype=np.float32)[rollout_N]).unbind(-1)
         turns_N = np.unique(bin.turn_ids, return_inverse=True)[1]
         tokens = TokenBatch(logprobs_M[predictions_N], self._tensor(bin.behaviour), advantages_N, self._tensor(turns_N))
         entropies_N = entropies_M[predictions_N]
@@ -269,13 +269,10 @@ class RankLearner:
         if self.schedule.base_lrs == [wanted] * len(self.schedule.base_lrs):
             return
         self.schedule.base_lrs = [wanted] * len(self.schedule.base_lrs)
-        current: list[float | Tensor] = [
-            wanted * factor(self.schedule.last_epoch) for factor in self.schedule.lr_lambdas
-        ]
-        for group, value in zip(self.optimiser.param_groups, current, strict=True):
+        for group, factor in zip(self.optimiser.param_groups, self.schedule.lr_lambdas, strict=True):
             group["initial_lr"] = wanted
-            group["lr"] = value
-        self.schedule._last_lr = current
+            group["lr"] = wanted * factor(self.schedule.last_epoch)
+        self.schedule._last_lr = [group["lr"] for group in self.optimiser.param_groups]
 
     def _update(self) -> UpdateNorms:
         """Run one optimiser update. If the gradient is not finite, no weight changes."""
@@ -320,13 +317,9 @@ class RankLearner:
     def canary(self) -> JsonObject:
         """Score the canary text with the current weights. A collective of all ranks."""
         ids = canary.canary_ids(self.model_path)[: self.config.sampling.max_context_tokens - 1]  # the engine adds one
-        chain = np.array(ids)
-        places = np.arange(len(ids))
-        whole = None if self.packing == "padded" else [Segment(0, len(ids), len(ids), 0, -1)]
-        tokens = Tokens(chain[None], None if whole is None else places[None], whole, places[:-1], chain[1:])
+        bin = pack_bin([TrainingSequence.of_ids(ids)], self.packing)
         with torch.no_grad():
-            inputs = make_inputs(tokens, self.device, self.policy.sequence_ranks)
-            logprobs, _ = self.policy(inputs, 1.0)
+            logprobs, _ = self.policy(make_inputs(bin, self.device, self.policy.sequence_ranks), 1.0)
         return canary.canary_row(ids, logprobs.cpu().numpy())
 
     def save_async(self, uri: str) -> Future[Any]:
@@ -350,13 +343,6 @@ def clip_gradients(parameters: Sequence[torch.nn.Parameter], max_norm: float, nu
     norm = (squared / num_copies).sqrt()
     clip_grads_with_norm_(parameters, max_norm, norm, foreach=False)
     return float(norm)
-
-
-def _advantages_and_weights(bin: Bin, members: Mapping[int, Member]) -> npt.NDArray[np.float32]:
-    """Return float32 (N, 2): the advantage and the token weight of each trained token's rollout."""
-    rollouts, rollout_N = np.unique(bin.rollout_ids, return_inverse=True)
-    values = [[members[int(rollout)].advantage, members[int(rollout)].weight] for rollout in rollouts]
-    return np.array(values, dtype=np.float32)[rollout_N]
 
 
 def published_tensors(model: Any, state: Mapping[str, Any], model_path: Path) -> Iterator[tuple[str, Tensor]]:

@@ -62,7 +62,6 @@ def peft_config(lora: LoraConfig, base: Path) -> JsonObject:
 
 
 def is_adapter_parameter(name: str) -> bool:
-    """Return whether a parameter of this name belongs to an adapter."""
     return ".lora_A." in name or ".lora_B." in name
 
 

@@ -83,7 +83,8 @@ class StepSums:
             self.ratios += float(ratios.sum())
             self.squared_ratios += float(ratios.square().sum())
             gaps = log_ratios.abs()
-            self.peak_mismatch = max(self.peak_mismatch, float(gaps.max()) if len(gaps) else 0.0)
+            # NaN, an unknown logprob of an endpoint's answer, makes the peak unknown, too, which `max` does not.
+            self.peak_mismatch = float(np.maximum(self.peak_mismatch, float(gaps.max()) if len(gaps) else 0.0))
             if fresh is not None and bool(fresh.any()):
                 self.fresh_tokens += float(fresh.sum())
                 self.abs_engine_noise += float(gaps[fresh].sum())
@@ -113,28 +114,26 @@ def token_metrics(totals: Sequence[float]) -> dict[str, float]:
     engine_noise = {"engine_noise_abs": sums.abs_engine_noise / sums.fresh_tokens} if sums.fresh_tokens else {}
     reference = {"reference_kl": sums.reference_kl / sums.reference_tokens} if sums.reference_tokens else {}
     teacher = {"teacher_kl": sums.teacher_kl / sums.teacher_tokens} if sums.teacher_tokens else {}
-    return (
-        engine_noise
-        | reference
-        | teacher
-        | {
-            "loss": sums.loss,
-            "trained_tokens": sums.num_tokens,
-            "entropy": sums.entropy / tokens,
-            "mismatch_kl": sums.mismatch_kl / tokens,
-            "mismatch_abs": sums.abs_mismatch / tokens,
-            "masked_fraction": (sums.masked_low + sums.masked_high) / tokens,
-            "masked_low_fraction": sums.masked_low / tokens,
-            "masked_high_fraction": sums.masked_high / tokens,
-            "masked_positive_fraction": sums.masked_positive / tokens,
-            "ratio_ess": sums.ratios**2 / (tokens * sums.squared_ratios) if sums.squared_ratios else 1.0,
-            "chain_tokens": sums.chain_tokens,
-            "computed_tokens": sums.computed_tokens,
-            "tree_token_ratio": sums.chain_tokens / max(sums.computed_tokens, 1.0),
-            "kl_over_entropy": sums.mismatch_kl / max(sums.entropy, 1e-9),
-            "tflop": sums.flops / 1e12,
-        }
-    )
+    return {
+        **engine_noise,
+        **reference,
+        **teacher,
+        "loss": sums.loss,
+        "trained_tokens": sums.num_tokens,
+        "entropy": sums.entropy / tokens,
+        "mismatch_kl": sums.mismatch_kl / tokens,
+        "mismatch_abs": sums.abs_mismatch / tokens,
+        "masked_fraction": (sums.masked_low + sums.masked_high) / tokens,
+        "masked_low_fraction": sums.masked_low / tokens,
+        "masked_high_fraction": sums.masked_high / tokens,
+        "masked_positive_fraction": sums.masked_positive / tokens,
+        "ratio_ess": sums.ratios**2 / (tokens * sums.squared_ratios) if sums.squared_ratios else 1.0,
+        "chain_tokens": sums.chain_tokens,
+        "computed_tokens": sums.computed_tokens,
+        "tree_token_ratio": sums.chain_tokens / max(sums.computed_tokens, 1.0),
+        "kl_over_entropy": sums.mismatch_kl / max(sums.entropy, 1e-9),
+        "tflop": sums.flops / 1e12,
+    }
 
 
 def peak_metrics(peaks: Sequence[float]) -> dict[str, float]:
@@ -176,15 +175,10 @@ def group_metrics(groups: Sequence[ConsumedGroup]) -> dict[str, float]:
     num_unsolved = sum(one.highest <= 0 for one in groups)
     num_solved = sum(one.lowest >= 1 for one in groups)
     solved = {"none": num_unsolved, "all": num_solved, "some": len(groups) - num_unsolved - num_solved}
-    return (
-        counts
-        | {"groups_with_signal_fraction": counts["groups_trained"] / total}
-        | {f"groups_solved_{name}_fraction": number / total for name, number in solved.items()}
-        | {
-            "truncated_fraction": sum(one.num_truncated for one in groups)
-            / max(1, sum(one.num_rollouts for one in groups))
-        }
-    )
+    fractions = {f"groups_solved_{name}_fraction": number / total for name, number in solved.items()}
+    fractions["groups_with_signal_fraction"] = counts["groups_trained"] / total
+    truncated = sum(one.num_truncated for one in groups) / max(1, sum(one.num_rollouts for one in groups))
+    return counts | fractions | {"truncated_fraction": truncated}
 
 
 def sequence_metrics(step: int, sequences: Sequence[TrainingSequence]) -> dict[str, float]:
@@ -208,9 +202,7 @@ def sequence_metrics(step: int, sequences: Sequence[TrainingSequence]) -> dict[s
 
 
 def replay_metrics(sequences: Sequence[TrainingSequence]) -> dict[str, float]:
-    """Return the fraction of trained tokens that were predicted with the experts that the engine chose, if the router
-    is replayed.
-    """
+    """Return the fraction of trained tokens predicted with the experts that the engine chose, {} without replay."""
     known = [one.experts.known[:-1][one.mask[1:]] for one in sequences if one.experts is not None]
     if not known:
         return {}
@@ -310,7 +302,6 @@ ALARMS: dict[str, tuple[Callable[[Mapping[str, float]], bool], str]] = {
 
 
 def alarms(metrics: Mapping[str, float]) -> dict[str, str]:
-    """Return name -> meaning of the alarms whose condition holds."""
     return {name: meaning for name, (condition, meaning) in ALARMS.items() if condition(metrics)}
 
 

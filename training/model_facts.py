@@ -36,8 +36,9 @@ from training.sequence_parallel import why_no_sequence_parallel
 class ModelSizes:
     """The sizes and abilities of a model.
 
-    `weights`: number in the text model, tied ones once. `served`: `weights` and those of a vision tower.
-    `active`: weights that a token passes. `cache_bytes`: size of one token's keys and values in an engine, in bfloat16.
+    `weights`: number in the text model, tied ones once. `served`: `weights` and those of a vision tower. `active`:
+    weights that a token passes. `outside`: weights of no layer, such as the embedding.
+    `cache_bytes`: size of one token's keys and values in an engine, in bfloat16.
     `quantised`: why these weights cannot be trained, None if they can. `no_segments`: why chains cannot share prefixes
     in training, None if they can. `positions`: the longest chain in training, None without such a limit.
     `layer_experts`: weights of the experts of the largest layer; `chosen`: experts that a token passes; both 0 without
@@ -48,6 +49,7 @@ class ModelSizes:
     weights: int
     served: int
     active: int
+    outside: int
     largest_layer: int
     layer_experts: int
     chosen: int
@@ -106,7 +108,6 @@ class ModelFacts:
 
     @cached_property
     def sizes(self) -> ModelSizes:
-        """The sizes and abilities of the model."""
         with _known_form():
             return _sizes(self.settings, self._model)
 
@@ -141,6 +142,7 @@ def _sizes(settings: Any, model: Any) -> ModelSizes:
         weights=weights,
         served=_served(settings) if model_files.wraps_text_model(settings, model) else weights,
         active=active_weights(policy),
+        outside=weights - sum(map(_num_weights, layers)),
         largest_layer=_num_weights(largest),
         layer_experts=_num_weights({name: one for name, one in largest.items() if ".experts." in name}),
         chosen=experts,

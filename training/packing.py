@@ -7,6 +7,7 @@ No gradient depends on the packing. numpy only.
 tree    equal prefixes are computed once per bin, also across tasks, rollouts and chains; a tree larger than a bin is
         split by its leaves, and the path above them is computed again
 packed  chains side by side, nothing shared, nothing padded
+auto    the one of these two whose passes last shorter on the device (`PassCost`)
 padded  chains as rows of one rectangle, for architectures without segment attention
 """
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -26,7 +27,7 @@ from ratchet.routed_experts import RoutedExperts
 from training.plan_types import TrainingSequence
 from training.prefix_tree import Segment, build_tree, depth_first, shared_tokens
 
-Packing = Literal["tree", "packed", "padded"]
+Packing = Literal["auto", "tree", "packed", "padded"]
 
 _SAME_WORK = 1.01
 """Precision of the heaviest bin's work, as a factor."""
@@ -73,15 +74,36 @@ class Bin:
 # ---------------------------------------------------------------- which chains, which rank, which pass
 
 
+class PassCost(NamedTuple):
+    """Costs of a forward and backward pass, in units of one token's linear layers.
+
+    `pair`: of one (query, key) pair on the device. `launches`: of the kernel launches of a pass on the host, in which
+    nothing forks. `depth`: of those for each depth of a tree at which it forks (`training/attention_blocks.py`). The
+    host launches kernels ahead of the device, so a pass lasts as long as the slower of the two. A CPU, on which a
+    launch is a call, has 0 of both.
+    """
+
+    pair: float
+    launches: float = 0.0
+    depth: float = 0.0
+
+
+class Dealt(NamedTuple):
+    """`bins`: per rank and pass, the chains of one bin, which is packed as `packing` says."""
+
+    packing: Packing
+    bins: list[list[list[TrainingSequence]]]
+
+
 def deal_bins(
-    sequences: Sequence[TrainingSequence], num_ranks: int, bin_tokens: int, packing: Packing, pair_cost: float
-) -> list[list[list[TrainingSequence]]]:
-    """Return, per rank and pass, the chains of one bin of at most `bin_tokens` tokens with padding. Deterministic.
+    sequences: Sequence[TrainingSequence], num_ranks: int, bin_tokens: int, packing: Packing, cost: PassCost
+) -> Dealt:
+    """Deal bins of at most `bin_tokens` tokens with padding. Deterministic.
 
     Ranks compute their passes in step, so a pass lasts as long as its heaviest bin. Bins are therefore dealt by their
     work, the heaviest first, and the bins of one pass are about equal. A rank may have one pass less than others.
-    `pair_cost`: the cost of one (query, key) pair in units of one token's linear layers. Raises ValueError for a chain
-    that is longer than a bin; no chain is truncated.
+    `auto` is a tree, unless packed chains last shorter. Raises ValueError for a chain that is longer than a bin; no
+    chain is truncated.
     """
     for one in sequences:
         if len(one.ids) > bin_tokens:
@@ -89,8 +111,20 @@ def deal_bins(
                 f"a chain of rollout {one.rollout_id} has {len(one.ids)} tokens, more than training.bin_tokens "
                 f"({bin_tokens})"
             )
+    both: tuple[Packing, ...] = ("tree", "packed") if cost.launches else ("tree",)
+    ways = both if packing == "auto" else (packing,)
+    cuts = {way: _cut_equally(sequences, num_ranks, bin_tokens, way, cost) for way in ways}
+    fastest = min(cuts, key=lambda way: _duration(cuts[way], num_ranks, cost))
+    bins = sorted(cuts[fastest], key=lambda one: -one.work)
+    return Dealt(fastest, [[one.chains for one in bins[rank::num_ranks]] for rank in range(num_ranks)])
+
+
+def _cut_equally(
+    sequences: Sequence[TrainingSequence], num_ranks: int, bin_tokens: int, packing: Packing, cost: PassCost
+) -> list[_Cut]:
+    """Cut into as few passes as `bin_tokens` allows, in which the ranks have about equal work."""
     ordered = _ordered(sequences, packing)
-    cut = partial(_cut, ordered, _shared(ordered, packing), bin_tokens, packing, pair_cost)
+    cut = partial(_cut, ordered, _shared(ordered, packing), bin_tokens, packing, cost.pair)
     bins = cut(math.inf)
     num_bins = math.ceil(len(bins) / num_ranks) * num_ranks
     low, high = 0.0, sum(one.work for one in bins) if num_ranks > 1 else 0.0  # one rank waits for no other
@@ -100,32 +134,43 @@ def deal_bins(
         found = cut(middle)
         if len(found) <= num_bins:
             # Smaller bins compute shared prefixes more often, so they are taken only if the passes become shorter.
-            bins = min(bins, found, key=partial(_duration, num_ranks=num_ranks))
+            bins = min(bins, found, key=partial(_duration, num_ranks=num_ranks, cost=cost))
             high = middle
         else:
             low = middle
-    bins.sort(key=lambda one: -one.work)
-    return [[one.chains for one in bins[rank::num_ranks]] for rank in range(num_ranks)]
+    return bins
 
 
-def _duration(bins: Sequence[_Cut], num_ranks: int) -> float:
-    """Return the work of the heaviest bin of each pass, summed over the passes."""
-    return sum(sorted((one.work for one in bins), reverse=True)[::num_ranks])
+def _duration(bins: Sequence[_Cut], num_ranks: int, cost: PassCost) -> float:
+    """Return how long the passes last: each as long as its heaviest bin, on the device or on the host."""
+    each = [max(one.work, cost.launches + cost.depth * _num_depths(one.forks) if cost.launches else 0) for one in bins]
+    return sum(sorted(each, reverse=True)[::num_ranks])
+
+
+def _num_depths(forks: Sequence[int]) -> int:
+    """Return at how many depths a tree forks; `forks`: where its chains leave the one before, in depth-first order."""
+    path = [[0, 0]]  # forks above the last chain, from the root on, and at how many depths the tree forks below each
+    for fork in (*forks, 0):
+        below = 0
+        while path[-1][0] > fork:
+            below = max(below, path.pop()[1]) + 1
+        if path[-1][0] < fork:
+            path.append([fork, 0])
+        path[-1][1] = max(path[-1][1], below)
+    return path[0][1]
 
 
 def spare_chain(chain: TrainingSequence) -> TrainingSequence:
     """Return a chain of two tokens for the pass of a rank that has no bin left; its loss must be multiplied by 0."""
-    mask = np.array([False, True])
-    return TrainingSequence(
-        chain.rollout_id, chain.ids[:2], mask, np.zeros(2, np.float32), chain.turn_ids[:2], chain.temperature
-    )
+    return replace(TrainingSequence.of_ids(chain.ids[:2].tolist()), rollout_id=chain.rollout_id)
 
 
 @dataclass(slots=True)
 class _Cut:
-    """The chains of one bin, and what they cost with padding and without what they share."""
+    """The chains of one bin, `forks` at which they leave the one before (0 for the root), and what they cost."""
 
     chains: list[TrainingSequence]
+    forks: list[int]
     tokens: int
     longest: int
     work: float
@@ -141,7 +186,7 @@ def _ordered(sequences: Sequence[TrainingSequence], packing: Packing) -> list[Tr
 
 def _shared(ordered: Sequence[TrainingSequence], packing: Packing) -> list[int]:
     """Return, per chain, how many of its tokens are computed with the chain before it."""
-    if packing != "tree":
+    if packing in ("packed", "padded"):
         return [0] * len(ordered)
     pairs = itertools.pairwise(ordered)
     later = [shared_tokens(one.ids, other.ids) if one.temperature == other.temperature else 0 for one, other in pairs]
@@ -168,35 +213,25 @@ def _cut(
         length = len(one.ids)
         last = bins[-1] if bins and bins[-1].chains[-1].temperature == one.temperature else None
         if last is not None:
-            grown = _grown(last, length, num_shared, packing, pair_cost)
-            if grown.tokens <= bin_tokens and grown.work <= limit:
+            longest, work = max(last.longest, length), last.work + _work(length, num_shared, pair_cost)
+            tokens = last.tokens + length - num_shared
+            if packing == "padded":
+                rows = len(last.chains) + 1
+                tokens, work = rows * longest, rows * _work(longest, 0, pair_cost)
+            if tokens <= bin_tokens and work <= limit:
+                if num_shared < len(last.chains[-1].ids):  # else it goes on where that chain ends
+                    last.forks.append(num_shared)
                 last.chains.append(one)
-                last.tokens, last.longest, last.work = grown
+                bins[-1] = _Cut(last.chains, last.forks, tokens, longest, work)
                 continue
-        bins.append(_Cut([one], length, length, _work(length, 0, pair_cost)))
+        bins.append(_Cut([one], [], length, length, _work(length, 0, pair_cost)))
     return bins
-
-
-class _Grown(NamedTuple):
-    tokens: int
-    longest: int
-    work: float
-
-
-def _grown(bin: _Cut, length: int, num_shared: int, packing: Packing, pair_cost: float) -> _Grown:
-    """Return tokens, longest chain and work of a bin with one more chain."""
-    longest = max(bin.longest, length)
-    if packing == "padded":
-        rows = len(bin.chains) + 1
-        return _Grown(rows * longest, longest, rows * _work(longest, 0, pair_cost))
-    return _Grown(bin.tokens + length - num_shared, longest, bin.work + _work(length, num_shared, pair_cost))
 
 
 # ---------------------------------------------------------------- one bin
 
 
 def pack_bin(chains: Sequence[TrainingSequence], packing: Packing) -> Bin:
-    """Make the forward pass of one bin of `deal_bins`."""
     return _padded_bin(chains) if packing == "padded" else _forest_bin(chains, _shared(chains, packing))
 
 

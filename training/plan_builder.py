@@ -39,13 +39,20 @@ class ChainLengths:
     trained: dict[int, int]
 
 
-def draft_members(group: ReadyGroup, lengths: ChainLengths, step: int, config: RunConfig) -> list[Member]:
+def draft_members(
+    group: ReadyGroup, lengths: ChainLengths, step: int, config: RunConfig, demonstrations: bool = False
+) -> list[Member]:
     """Return the group's members with advantage and token count; `update` and `weight` are still 0.
+
+    `demonstrations`: each member is trained, with advantage 1.
 
     A rollout with a chain longer than `training.bin_tokens` stays in the baseline, but trains no token; the log names
     it. A chain is never truncated. (The engine's limit is below the bin's, so only imported rollouts are affected.)
     """
-    values = advantages(group.rewards, config.training.advantage, f"{config.seed}/{step}/{group.group_no}")
+    seed = f"{config.seed}/{step}/{group.group_no}"
+    values = [1.0] * len(group.members)
+    if not demonstrations:
+        values = advantages(group.rewards, config.training.advantage, seed)
     members = []
     for member, value in zip(group.members, values, strict=True):
         num_tokens = lengths.trained.get(member.rollout_id, 0)
@@ -77,29 +84,27 @@ def _is_masked(member: ReadyMember, advantage: float, config: RunConfig) -> bool
 
 
 def plan_members(drafts: Sequence[Sequence[Member]], step: int, config: RunConfig) -> list[Member]:
-    """Return the step's members from the drafts of its groups, with final advantages, updates and token weights."""
+    """Return the step's members from the drafts of its groups, with final advantages, updates and token weights.
+
+    Whole groups are distributed over the updates, in an order of the run's seed.
+    """
     members = [member for group in drafts for member in group]
     values = [member.advantage for member in members]
     if config.training.advantage == "batch":
         values = over_batch(values)
     values = [weigh_negative(value, config.training.negative_weight) for value in values]
-    members = [replace(member, advantage=value) for member, value in zip(members, values, strict=True)]
-    return _with_updates(members, step, config)
-
-
-def _with_updates(drafts: Sequence[Member], step: int, config: RunConfig) -> list[Member]:
-    """Distribute whole groups over the updates, in an order of the run's seed, and set each member's token weight."""
-    groups = sorted({member.group_id for member in drafts})
+    weighed = [replace(member, advantage=value) for member, value in zip(members, values, strict=True)]
+    groups = sorted({member.group_id for member in weighed})
     random.Random(f"{config.seed}/updates/{step}").shuffle(groups)
     update_of = {group: number % config.training.updates_per_step for number, group in enumerate(groups)}
-    members: list[Member] = []
+    planned: list[Member] = []
     for number in range(config.training.updates_per_step):
-        in_update = [member for member in drafts if update_of[member.group_id] == number]
+        in_update = [member for member in weighed if update_of[member.group_id] == number]
         tokens = {member.rollout_id: member.num_tokens for member in in_update}
         group_of = {member.rollout_id: member.group_id for member in in_update}
         weights = reducer_weights(config.loss.reducer, tokens, group_of, config.loss.constant_tokens)
-        members += [replace(member, update=number, weight=weights.get(member.rollout_id, 0.0)) for member in in_update]
-    return members
+        planned += [replace(member, update=number, weight=weights.get(member.rollout_id, 0.0)) for member in in_update]
+    return planned
 
 
 def denominators(members: Sequence[Member]) -> list[dict[str, int]]:

@@ -4,7 +4,9 @@ These types depend on neither the store nor the config parser, so that a machine
 run a step.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -41,11 +43,6 @@ class Plan:
     knobs: JsonObject
     seed: int
 
-    @property
-    def num_updates(self) -> int:
-        """Number of optimiser updates in the step."""
-        return int(self.knobs["updates_per_step"])
-
 
 @dataclass(slots=True, frozen=True)
 class TrainingSequence:
@@ -65,3 +62,9 @@ class TrainingSequence:
     temperature: float
     policy_steps: npt.NDArray[np.int32] | None = None
     experts: RoutedExperts | None = None
+
+    @classmethod
+    def of_ids(cls, ids: Sequence[int], first: int = 1) -> Self:
+        """Make one that is in no plan; every token from `first` on is trained."""
+        zeros, mask = np.zeros(len(ids), np.int64), np.arange(len(ids)) >= first
+        return cls(0, np.array(ids, np.int32), mask, zeros.astype(np.float32), zeros, 1.0)

@@ -61,8 +61,13 @@ async def plan_step(connection: AsyncConnection, run_id: str, config: RunConfig)
     return step
 
 
-async def plan_stored(connection: AsyncConnection, run_id: str, source_run_id: str, config: RunConfig) -> int:
+async def plan_stored(
+    connection: AsyncConnection, run_id: str, source_run_id: str, config: RunConfig, demonstrations: bool = False
+) -> int:
     """Write all plan rows of a run that trains on the groups of another run; return the number of steps.
+
+    `demonstrations`: an endpoint has answered that run: the solved rollouts of its evaluations are trained by `sft`,
+    also if a group has no others.
 
     The rows of the source run stay as they are. Its groups are taken in the order in which they became ready. All of
     their tokens are trained: staleness has no meaning here, since this run's versions sampled none of them.
@@ -72,12 +77,17 @@ async def plan_stored(connection: AsyncConnection, run_id: str, source_run_id: s
     chosen: list[list[Member]] = []
     uses: list[GroupUse] = []
     states = (GroupState.READY, GroupState.CONSUMED)
-    stored = await training_groups.ready_groups(connection, source_run_id, training.truncated, states=states)
+    stored = await training_groups.ready_groups(
+        connection, source_run_id, training.truncated, states=states, demonstrations=demonstrations
+    )
+    usable = {
+        one.group_id for one in stored if (one.members if demonstrations else gives_gradient(one.rewards, config))
+    }
     for number, group in enumerate(stored):
         if number % _GROUPS_PER_QUERY == 0:
-            batch = [one for one in stored[number : number + _GROUPS_PER_QUERY] if gives_gradient(one.rewards, config)]
+            batch = [one for one in stored[number : number + _GROUPS_PER_QUERY] if one.group_id in usable]
             lengths = await _chain_lengths(connection, batch, 0)
-        draft = draft_members(group, lengths, step, config) if gives_gradient(group.rewards, config) else []
+        draft = draft_members(group, lengths, step, config, demonstrations) if group.group_id in usable else []
         useful = _has_trained_tokens(draft)
         uses.append(GroupUse(group.group_id, step, "trained" if useful else "expired" if draft else "no_signal"))
         chosen += [draft] if useful else []

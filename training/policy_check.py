@@ -14,19 +14,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from transformers import AttentionInterface
 
 from engine import canary
 from training import attention, delta_net, fused_kernels
-from training.packing import Packing
-from training.policy_inputs import Tokens, make_inputs
+from training.packing import Packing, pack_bin
+from training.plan_types import TrainingSequence
+from training.policy_inputs import make_inputs
 from training.policy_model import TrainablePolicy
-from training.prefix_tree import Segment
 
 
 class _Difference(NamedTuple):
@@ -49,31 +48,17 @@ _LARGEST = _Difference(0.5, 0.25)
 """Differences that rounding never excuses; beyond them a lost gradient of a branch would pass."""
 
 
-class _Fork(NamedTuple):
-    """A chain, and a branch that leaves it after `fork` tokens: the ids of each, (T,)."""
+def _forked_text(path: Path, num_vocabulary: int, max_tokens: int) -> list[TrainingSequence]:
+    """Make a chain of the canary's text, without a tokenizer of ids that are spread over the vocabulary, and a branch
+    that leaves the chain's third quarter out.
 
-    chain: Tensor
-    branch: Tensor
-    fork: int
-
-    @classmethod
-    def read(cls, path: Path, num_vocabulary: int, max_tokens: int, device: torch.device) -> _Fork:
-        """Make one of the canary's text, without a tokenizer of ids that are spread over the vocabulary. The branch
-        leaves the chain's third quarter out.
-
-        A trained model rounds far more on ids that no text has, such as the first ones of its vocabulary.
-        """
-        has_tokenizer = (path / "tokenizer.json").is_file()
-        spread = torch.linspace(0, num_vocabulary - 1, 48).long().tolist()
-        ids = canary.canary_ids(path) if has_tokenizer else spread
-        chain = torch.tensor(ids[:max_tokens], device=device)
-        fork = len(chain) // 2
-        return cls(chain, torch.cat([chain[:fork], chain[fork + fork // 2 :]]), fork)
-
-    @property
-    def targets(self) -> Tensor:
-        """The predicted tokens, (M,): those of the chain, then the branch's own."""
-        return torch.cat([self.chain[1:], self.branch[self.fork :]])
+    A trained model rounds far more on ids that no text has, such as the first ones of its vocabulary.
+    """
+    has_tokenizer = (path / "tokenizer.json").is_file()
+    spread = torch.linspace(0, num_vocabulary - 1, 48).long().tolist()
+    ids = (canary.canary_ids(path) if has_tokenizer else spread)[:max_tokens]
+    fork = len(ids) // 2
+    return [TrainingSequence.of_ids(ids), TrainingSequence.of_ids(ids[:fork] + ids[fork + fork // 2 :], fork)]
 
 
 def switch_and_check(
@@ -93,20 +78,19 @@ def switch_and_check(
     Raises ValueError, on every rank, if they differ by more than rounding.
     """
     policy.train(packing != "padded")
-    fork = _Fork.read(path, policy.model.config.vocab_size, max_tokens, device)
-    expected = _scores_and_gradient(policy, lambda: _plain_scores(policy, fork))
+    chains = _forked_text(path, policy.model.config.vocab_size, max_tokens)
+    expected = _scores_and_gradient(policy, lambda: _plain_scores(policy, chains, device))
     usual = policy.model.config._attn_implementation
     policy.model.set_attn_implementation("eager")
-    rounding = _difference(_scores_and_gradient(policy, lambda: _plain_scores(policy, fork)), expected)
+    rounding = _difference(_scores_and_gradient(policy, lambda: _plain_scores(policy, chains, device)), expected)
     policy.model.set_attn_implementation(usual)
     if packing != "padded":
-        attention.register_segment_attention()
+        AttentionInterface.register(attention.NAME, attention.segment_attention)
         policy.model.set_attn_implementation(attention.NAME)
         delta_net.fork_states(policy.model)
     if fused:
         fused_kernels.fuse_layers(policy.model)
-    one_pass = _padded_scores if packing == "padded" else _forest_scores
-    found = _difference(_scores_and_gradient(policy, lambda: one_pass(policy, fork)), expected)
+    found = _difference(_scores_and_gradient(policy, lambda: _packed_scores(policy, chains, packing, device)), expected)
     has_experts = getattr(policy.model.config, "num_experts_per_tok", None)
     bounds = _FLOAT32 if dtype == torch.float32 else _BFLOAT16_EXPERTS if has_experts else _BFLOAT16
     remedy = "it cannot be trained on this device" if packing == "padded" else "use training.packing: padded on it"
@@ -177,38 +161,18 @@ def _local_gradient(parameter: torch.nn.Parameter) -> Tensor:
     return gradient.to_local() if isinstance(gradient, DTensor) else torch.zeros_like(parameter.to_local())
 
 
-def _plain_scores(policy: TrainablePolicy, batch: _Fork) -> Tensor:
-    return torch.cat([policy.plain_logprobs(batch.chain), policy.plain_logprobs(batch.branch)[batch.fork - 1 :]])
+def _plain_scores(policy: TrainablePolicy, chains: list[TrainingSequence], device: torch.device) -> Tensor:
+    """Return the logprobs (M,) of the trained tokens, chain by chain."""
+    scores = [policy.plain_logprobs(torch.tensor(one.ids, device=device).long()) for one in chains]
+    masks = [torch.from_numpy(one.mask[1:]).to(device) for one in chains]
+    return torch.cat([found[mask] for found, mask in zip(scores, masks, strict=True)])
 
 
-def _padded_scores(policy: TrainablePolicy, batch: _Fork) -> Tensor:
-    chain, branch, fork = batch
-    rows = torch.stack([chain, torch.nn.functional.pad(branch, (0, len(chain) - len(branch)))])
-    in_branch = len(chain) + torch.arange(fork - 1, len(branch) - 1)
-    sources = torch.cat([torch.arange(len(chain) - 1), in_branch])
-    return _scores(policy, batch, Tokens(_array(rows), None, None, _array(sources), _array(batch.targets)))
-
-
-def _forest_scores(policy: TrainablePolicy, batch: _Fork) -> Tensor:
-    chain, branch, fork = batch
-    end, branch_end = len(chain), len(chain) + len(branch) - fork
-    segments = [
-        Segment(0, fork, branch_end, 0, -1),
-        Segment(fork, end, end, fork, 0),
-        Segment(end, branch_end, branch_end, fork, 0),
-    ]
-    numbers = np.arange(branch_end)
-    positions = np.where(numbers < end, numbers, numbers - end + fork)
-    sources = np.concatenate([numbers[: end - 1], numbers[fork - 1 : fork], numbers[end : branch_end - 1]])
-    ids = _array(torch.cat([chain, branch[fork:]]))
-    return _scores(policy, batch, Tokens(ids[None], positions[None], segments, sources, _array(batch.targets)))
-
-
-def _scores(policy: TrainablePolicy, batch: _Fork, tokens: Tokens) -> Tensor:
-    found: Tensor = policy(make_inputs(tokens, batch.chain.device, policy.sequence_ranks), 1.0).logprobs
-    return found
-
-
-def _array(ids: Tensor) -> npt.NDArray[np.int64]:
-    found: npt.NDArray[np.int64] = ids.cpu().numpy()
+def _packed_scores(
+    policy: TrainablePolicy, chains: list[TrainingSequence], packing: Packing, device: torch.device
+) -> Tensor:
+    """Return the same from one pass."""
+    bin = pack_bin(chains, packing)
+    scores = policy(make_inputs(bin, device, policy.sequence_ranks), 1.0)
+    found: Tensor = scores.logprobs[torch.from_numpy(bin.predictions).to(device)]
     return found

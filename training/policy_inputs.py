@@ -9,8 +9,8 @@ m = those of one slice.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -43,18 +43,7 @@ class PolicyInputs:
     joining: Joining | None = None
 
 
-class Tokens(NamedTuple):
-    """The tokens of a pass that is no bin of a plan; the fields are those of `Bin`."""
-
-    ids: npt.NDArray[np.int64]
-    positions: npt.NDArray[np.int64] | None
-    segments: Sequence[Segment] | None
-    sources: npt.NDArray[np.int64]
-    targets: npt.NDArray[np.int64]
-    experts: RoutedExperts | None = None
-
-
-def make_inputs(bin: Bin | Tokens, device: torch.device, ranks: SequenceRanks | None = None) -> PolicyInputs:
+def make_inputs(bin: Bin, device: torch.device, ranks: SequenceRanks | None = None) -> PolicyInputs:
     """Return what this rank computes of a bin, which it shares with `ranks`."""
 
     def tensor(array: npt.NDArray[Any]) -> Tensor:
@@ -84,7 +73,7 @@ def slice_length(num_tokens: int, num_ranks: int) -> int:
     return -(-num_tokens // num_ranks)
 
 
-def _own_tokens(bin: Bin | Tokens, is_own: npt.NDArray[np.bool_], ranks: SequenceRanks) -> Tokens:
+def _own_tokens(bin: Bin, is_own: npt.NDArray[np.bool_], ranks: SequenceRanks) -> Bin:
     """Return a rank's slice of a bin, and the predictions (M,) that are its own. A chain of tokens that nothing
     predicts fills up the last slices."""
     assert bin.positions is not None and bin.segments is not None, "padded rows are not shared"
@@ -97,14 +86,11 @@ def _own_tokens(bin: Bin | Tokens, is_own: npt.NDArray[np.bool_], ranks: Sequenc
         positions = np.concatenate([positions, np.arange(missing)[None]], 1)
         segments = [*segments, Segment(num_tokens, num_tokens + missing, num_tokens + missing, 0, -1)]
     sources, targets = bin.sources[is_own] - own.start, bin.targets[is_own]
-    experts = None if bin.experts is None else _own_experts(bin.experts, own)
-    return Tokens(ids[:, own], positions[:, own], segments, sources, targets, experts)
-
-
-def _own_experts(experts: RoutedExperts, own: slice) -> RoutedExperts:
-    """Return those of a slice's tokens; of tokens behind the bin's last one none are known."""
-    found = RoutedExperts.unknown(own.stop - own.start, experts.ids)
-    ids, known = experts.ids[own], experts.known[own]
-    found.ids[: len(ids)] = ids
-    found.known[: len(known)] = known
-    return found
+    experts = None
+    if bin.experts is not None:
+        ids_S, known_S = bin.experts.ids[own], bin.experts.known[own]
+        experts = RoutedExperts.unknown(num_own, bin.experts.ids)  # as tokens behind the last one stay
+        experts.ids[: len(ids_S)] = ids_S
+        experts.known[: len(known_S)] = known_S
+    bin = replace(bin, ids=ids[:, own], positions=positions[:, own], segments=segments)
+    return replace(bin, sources=sources, targets=targets, experts=experts)

@@ -8,7 +8,9 @@ shards and one whole parameter.
 
 from __future__ import annotations
 
+import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,11 +22,13 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from training import expert_parallel, fused_kernels, lora, model_files, router_replay
+from training import expert_parallel, fused_kernels, lora, megatron_checkpoint, model_files, router_replay
 from training.attention_blocks import OWN_CALL_FROM_PAIRS
 from training.attention_check import Heads, why_no_own_calls
-from training.packing import Packing
+from training.packing import Packing, PassCost, pack_bin
+from training.plan_types import TrainingSequence
 from training.policy_check import switch_and_check
+from training.policy_inputs import make_inputs
 from training.policy_model import ForwardWork, TrainablePolicy, choose_packing, head_size, pair_cost, why_no_training
 from training.rank_zero import read_on_rank_zero
 from training.sequence_parallel import SequenceRanks, make_sequence_ranks, why_no_sequence_parallel
@@ -35,21 +39,26 @@ if TYPE_CHECKING:  # a step needs no pydantic
 
 
 class LoadedPolicy(NamedTuple):
-    """A sharded policy, the packing of its bins, the count of its FLOPs, and the cost of one pair (`pair_cost`)."""
+    """A sharded policy, the packing of its bins, the count of its FLOPs, and the cost of passes without launches."""
 
     policy: TrainablePolicy
     packing: Packing
     work: ForwardWork
-    pair_cost: float
+    cost: PassCost
 
 
 def load_policy(
-    path: Path, config: RunConfig, device: torch.device, ranks: SequenceRanks | None = None
+    path: Path,
+    config: RunConfig,
+    device: torch.device,
+    ranks: SequenceRanks | None = None,
+    checkpoint: Path | None = None,
 ) -> LoadedPolicy:
     """Load a policy with float32 master weights, sharded over all ranks. A collective.
 
-    `ranks`: those that share a bin with this one, if a model that was loaded before has them already. With LoRA the
-    adapters are new and in float32, and the frozen base is in the dtype that is computed in.
+    `ranks`: those that share a bin with this one, if a model that was loaded before has them already. `checkpoint`:
+    Megatron-core's, which has the weights of the model that `path` describes. With LoRA the adapters are new and in
+    float32, and the frozen base is in the dtype that is computed in.
 
     Raises ValueError, on every rank, if the files cannot be read, if an adapter's target is not in the model, if the
     architecture cannot be packed as wanted, its routing not be replayed or its bins not be shared, or if logprobs or
@@ -67,7 +76,10 @@ def load_policy(
     if on_gpu if training.activation_checkpointing is None else training.activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     policy = TrainablePolicy(model, training.fp32_head)
-    _require_slices(model, packing, training.sequence_parallel)
+    if (size := training.sequence_parallel) > 1:
+        unfit = f"{packing} bins have no segments" if packing == "padded" else why_no_sequence_parallel(model, size)
+        if unfit is not None:
+            raise ValueError(f"training.sequence_parallel: {unfit}; use another number, or leave it out")
     policy.sequence_ranks = ranks or make_sequence_ranks(training.sequence_parallel)
     dtype = compute_dtype(training.dtype, device)
     if on_gpu and packing != "padded" and dtype.itemsize == 2:
@@ -75,24 +87,46 @@ def load_policy(
     if training.router_replay:
         policy.routers = router_replay.install(model)
     work = ForwardWork.of(policy, is_frozen=training.lora is not None)
-    cost = pair_cost(policy)
+    cost = PassCost(pair_cost(policy))
     if training.lora is not None:
         lora.add_adapters(model, training.lora, dtype)
     _shard(policy, make_mesh(device, training.shard_ranks), dtype, training)
     policy.to_empty(device=device)
-    _fill(policy, _load_on_rank_zero(path, policy), device, config.seed)
+    _fill(policy, _load_on_rank_zero(path, policy, checkpoint), device, config.seed)
     fused = fused_kernels.are_used(training.fused_kernels, model, device)
     switch_and_check(policy, packing, path, config.sampling.max_context_tokens, device, dtype, fused)
     return LoadedPolicy(policy, packing, work, cost)
 
 
-def _require_slices(model: Any, packing: Packing, size: int) -> None:
-    """Raise ValueError if so many ranks cannot share a bin."""
-    reason = None
-    if size > 1:
-        reason = f"{packing} bins have no segments" if packing == "padded" else why_no_sequence_parallel(model, size)
-    if reason is not None:
-        raise ValueError(f"training.sequence_parallel: {reason}; use another number, or leave it out")
+def measure_cost(loaded: LoadedPolicy, chain_tokens: int, bin_tokens: int, device: torch.device) -> PassCost:
+    """Measure passes of a loaded policy on this device, of the slowest rank, so that all get the same. A collective.
+
+    A short chain, and one that forks at some depths, take the host's time. A full bin takes the device's, or the host's
+    if that is longer; then fewer tokens save nothing.
+    """
+    depths = 4
+    nested = [[0] * 16 * depth + [1] * 16 for depth in range(depths + 1, 0, -1)]
+    length = min(chain_tokens, bin_tokens)
+    full = [[number] * length for number in range(bin_tokens // length)]
+    seconds = torch.tensor([_pass_seconds(loaded.policy, bin, device) for bin in (nested[:1], nested, full)]).to(device)
+    dist.all_reduce(seconds, dist.ReduceOp.MAX)
+    short, forked, whole = seconds.tolist()
+    unit = whole / (len(full) * length * (1 + loaded.cost.pair * length / 2))
+    return PassCost(loaded.cost.pair, short / unit, max(0.0, forked - short) / depths / unit)
+
+
+def _pass_seconds(policy: TrainablePolicy, chains: Sequence[Sequence[int]], device: torch.device) -> float:
+    """Return the shorter time of two forward and backward passes over these chains, after one that loads kernels."""
+    bin = pack_bin([TrainingSequence.of_ids(ids) for ids in chains], "tree")
+    seconds = []
+    for _ in range(3):
+        started = time.perf_counter()
+        policy(make_inputs(bin, device, policy.sequence_ranks), 1.0).logprobs.sum().backward()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - started)
+    policy.zero_grad(set_to_none=True)
+    return min(seconds[1:])
 
 
 def _own_call_from_pairs(model: Any, num_ranks: int, dtype: torch.dtype, device: torch.device) -> int | None:
@@ -155,19 +189,22 @@ def _shard(policy: TrainablePolicy, mesh: DeviceMesh, dtype: torch.dtype, traini
     register_fsdp_forward_method(policy, "plain_logprobs")
 
 
-def _load_on_rank_zero(path: Path, policy: TrainablePolicy) -> Any:
+def _load_on_rank_zero(path: Path, policy: TrainablePolicy, checkpoint: Path | None) -> Any:
     """Return the model in its files' dtype on rank 0, None elsewhere. A collective; its errors are every rank's."""
     model = None
 
     def load() -> None:
         nonlocal model
-        model = model_files.load_causal_lm(path, "auto")
+        if checkpoint is None:
+            model = model_files.load_causal_lm(path, "auto")
+        else:
+            model = megatron_checkpoint.load(checkpoint, model_files.read_settings(path))
         _require_same_tensors(model, policy)
 
     try:
         read_on_rank_zero(load)
     except OSError as error:  # also of the files' format
-        raise ValueError(f"{path}: the model cannot be loaded: {error}") from None
+        raise ValueError(f"{checkpoint or path}: the model cannot be loaded: {error}") from None
     return model
 
 

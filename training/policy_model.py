@@ -133,21 +133,14 @@ class TokenScores(NamedTuple):
 
 
 def chosen_logprobs(
-    hidden_MH: Tensor,
-    weight_VH: Tensor,
-    target_M: Tensor,
-    temperature: float,
-    wide: bool = False,
-    num_logits: int | None = None,
+    hidden_MH: Tensor, weight_VH: Tensor, target_M: Tensor, temperature: float, wide: bool = False
 ) -> TokenScores:
     """Return logprobs of the targets and entropies of softmax(hidden weight^T / temperature).
 
-    `wide` computes the logits in float32 throughout. `num_logits`: how many are in memory at once; None means
-    `chunk_logits` of the device.
+    `wide` computes the logits in float32 throughout.
     """
-    at_once = chunk_logits(hidden_MH.device) if num_logits is None else num_logits
     found = _ChosenLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden_MH, weight_VH, target_M, temperature, wide, at_once
+        hidden_MH, weight_VH, target_M, temperature, wide, chunk_logits(hidden_MH.device)
     )
     return TokenScores(*found)
 
@@ -290,16 +283,14 @@ def why_no_training(settings: Any, num_tokens: int) -> str | None:
 
 
 def choose_packing(wanted: str, model: Any) -> Packing:
-    """Return the packing; `auto` is `tree` if it is exact for this model, else `padded`.
+    """Return the packing; `auto` is `padded` if segments are not exact for this model.
 
     Raises ValueError if the wanted packing is not exact for it.
     """
     reason = why_no_segments(model)
-    if wanted == "auto":
-        return "padded" if reason else "tree"
-    if reason and wanted != "padded":
+    if reason and wanted not in ("auto", "padded"):
         raise ValueError(f"training.packing: {wanted} cannot be used: {reason}; use auto or padded")
-    return wanted  # type: ignore[return-value]
+    return "padded" if reason else wanted  # type: ignore[return-value]
 
 
 def pair_cost(policy: TrainablePolicy) -> float:
@@ -359,7 +350,6 @@ class ForwardWork:
         return cls(body, head.numel(), per_pair, 4.0 if is_frozen else 6.0)
 
     def flops(self, num_tokens: int, num_predictions: int, num_pairs: int) -> float:
-        """Return the FLOPs of one bin."""
         weights = self.body * num_tokens + self.head * num_predictions
         return self.per_weight * weights + float(self.per_pair) * num_pairs
 

@@ -5,7 +5,6 @@ holds an id and a position. Mask, advantage, recorded logprob and weight belong 
 share sampled tokens and differ in all of these.
 """
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -52,69 +51,28 @@ def shared_tokens(one: TokenIds, other: TokenIds) -> int:
     return int(different[0]) if len(different) else length
 
 
-class _Builder:
-    """Splits chains in depth-first order into segments, with a stack of chain ranges instead of recursion."""
-
-    def __init__(self, chains: Sequence[TokenIds], shared: Sequence[int]) -> None:
-        self.chains = chains
-        self.shared = shared
-        self.starts: list[tuple[int, int, int, int]] = []  # start, end, position, parent
-        self.paths: list[list[int]] = [[] for _ in chains]
-        self.num_tokens = 0
-
-    def build(self) -> None:
-        """Emit the segments of all chains, depth-first."""
-        stack = [(0, len(self.chains), 0, -1)]
-        while stack:
-            first, last, position, parent = stack.pop()
-            common = min(self.shared[first + 1 : last], default=len(self.chains[first]))
-            emitted = parent
-            if common > position:
-                self._emit(first, last, position, common, parent)
-                emitted = len(self.starts) - 1
-            while first < last and len(self.chains[first]) == common:
-                first += 1  # this chain ends here; the shortest come first
-            stack += [(one, other, common, emitted) for one, other in reversed(self._ranges(first, last, common))]
-
-    def _ranges(self, first: int, last: int, common: int) -> list[tuple[int, int]]:
-        """Return runs of chains that share more than `common` tokens with their neighbours."""
-        if first >= last:
-            return []
-        cuts = [first, *(n for n in range(first + 1, last) if self.shared[n] <= common), last]
-        return list(itertools.pairwise(cuts))
-
-    def _emit(self, first: int, last: int, position: int, end: int, parent: int) -> None:
-        for chain in range(first, last):
-            self.paths[chain].append(len(self.starts))
-        self.starts.append((self.num_tokens, self.num_tokens + end - position, position, parent))
-        self.num_tokens += end - position
-
-    def segments(self) -> list[Segment]:
-        """Return the emitted segments with the ends of their subtrees."""
-        ends = [end for _, end, _, _ in self.starts]
-        for number in range(len(self.starts) - 1, -1, -1):
-            parent = self.starts[number][3]
-            if parent >= 0:
-                ends[parent] = max(ends[parent], ends[number])
-        return [
-            Segment(start, end, ends[n], position, parent)
-            for n, (start, end, position, parent) in enumerate(self.starts)
-        ]
-
-
 def build_tree(chains: Sequence[TokenIds], shared: Sequence[int]) -> PrefixTree:
     """Build the tree of chains in depth-first order, none of them empty.
 
     `shared`: per chain, the length of its prefix that it shares with the chain before it; 0 keeps the two apart.
     """
-    builder = _Builder(chains, shared)
-    builder.build()
-    segments = builder.segments()
-    ids = np.empty(builder.num_tokens, dtype=np.int64)
-    positions = np.empty(builder.num_tokens, dtype=np.int64)
-    nodes = []
-    for chain, path in zip(chains, builder.paths, strict=True):
-        nodes.append(np.concatenate([np.arange(segments[n].start, segments[n].end) for n in path]))
-        ids[nodes[-1]] = chain
-        positions[nodes[-1]] = np.arange(len(chain))
-    return PrefixTree(ids, positions, segments, nodes)
+    starts, nodes, before = set(), [np.empty(0, np.int64)], []  # `before`: per new token the one that it continues
+    num_tokens = 0
+    for chain, common, last in zip(chains, shared, (chains[0], *chains), strict=False):
+        path, new = nodes[-1][:common], np.arange(num_tokens, num_tokens + len(chain) - common)
+        if not common or common < len(last):  # else the chain goes on where the last one ends
+            starts |= {*new[:1].tolist(), *nodes[-1][common : common + 1].tolist()}
+        nodes.append(np.concatenate([path, new]))
+        before += [path[-1:] if common else [-1], new[:-1]] if len(new) else []
+        num_tokens += len(new)
+    start = np.array(sorted(starts))
+    end = np.append(start[1:], num_tokens)
+    parent = np.searchsorted(start, np.concatenate(before)[start], side="right") - 1
+    subtree_end = end.copy()
+    for number in range(len(start) - 1, -1, -1):  # children come after their parents
+        if parent[number] >= 0:
+            subtree_end[parent[number]] = max(subtree_end[parent[number]], subtree_end[number])
+    ids = np.concatenate([chain[common:] for chain, common in zip(chains, shared, strict=True)])
+    positions = np.concatenate([np.arange(common, len(chain)) for chain, common in zip(chains, shared, strict=True)])
+    rows = np.stack([start, end, subtree_end, positions[start], parent], 1).tolist()
+    return PrefixTree(ids.astype(np.int64), positions, [Segment(*row) for row in rows], nodes[1:])

@@ -16,7 +16,7 @@ from engine import weight_deltas, weight_storage
 from engine.policy_files import policy_directory
 from engine.weight_deltas import LocalVersion
 from ratchet.config import RunConfig
-from ratchet.errors import FencedError, StoreUnavailableError, WeightStorageError
+from ratchet.errors import FencedError, WeightStorageError
 from ratchet.token_statistics import TrainedToken, TrainedTurn
 from ratchet.types import JsonObject, policy_version
 from store import engines, learner_commits, learners, runs
@@ -24,7 +24,6 @@ from training import checkpoint
 from training.learner import RankLearner
 from training.metrics import alarms
 from training.rank_runtime import RankContext
-from training.weight_broadcast import NcclBroadcastGroup, WeightBroadcast
 
 _LOG = structlog.get_logger()
 
@@ -32,30 +31,11 @@ _LOG = structlog.get_logger()
 class Publisher:
     """Publishes every step's weights. The files are complete before the row that names them exists."""
 
-    def __init__(self, context: RankContext, learner: RankLearner, config: RunConfig, is_sampled: bool) -> None:
-        """`is_sampled`: the run has rollouts, so engines serve its weights.
-
-        Raises ValueError if `training.weight_transport` asks for what this machine cannot do.
-        """
+    def __init__(self, context: RankContext, learner: RankLearner, config: RunConfig) -> None:
         self.context = context
         self.learner = learner
         self.config = config
         self.address = config.training.weights_address
-        self._broadcast = self._make_broadcast() if is_sampled else None
-
-    def _make_broadcast(self) -> WeightBroadcast | None:
-        """Return None if engines read files. The result is the same on every rank."""
-        if self.config.training.weight_transport == "disk":
-            return None
-        if self.learner.device.type != "cuda":
-            raise ValueError("training.weight_transport: nccl needs a GPU on the learner's first rank; use disk")
-        try:
-            group = NcclBroadcastGroup(self.learner.device.index)
-            return WeightBroadcast(group, self.context.settings.policies, self.config.engine_set)
-        except ImportError as error:
-            raise ValueError(
-                f"training.weight_transport: nccl needs vLLM on the learner's machine ({error}); use disk"
-            ) from None
 
     def publish(
         self,
@@ -102,14 +82,7 @@ class Publisher:
             shutil.rmtree(directory, ignore_errors=True)
             raise
         context.after_point("publish", step)
-        if self._broadcast is not None:
-            context.ranks.on_rank_zero(self._send_to_engines)
         self._retire_versions(directory.parent)
-
-    def close(self) -> None:
-        """Leave the broadcast group, if there is one."""
-        if self._broadcast is not None:
-            self._broadcast.close()
 
     def _upload(self, written: LocalVersion, step: int, uri: str, metrics: dict[str, float]) -> list[JsonObject]:
         """Store a version at the address, too, and wait for as long as it is unavailable; return the files of its row.
@@ -164,17 +137,6 @@ class Publisher:
             _LOG.warning("alarm", alarm=name, run=self.context.lease.run_id, step=step, meaning=meaning)
             metrics[f"alarm_{name}"] = 1.0
         self.context.sinks.write(step, metrics)
-
-    def _send_to_engines(self) -> None:
-        """Broadcast the newest version. An engine that misses it reads the files, brought to it by `learn.sync`."""
-        assert self._broadcast is not None
-        store = self.context.store
-        version = store.transaction(runs.newest_version, self.context.lease.run_id)
-        assert version is not None
-        try:
-            store.run(self._broadcast.send(store.database, version, self.config.engine.keep_cache))
-        except StoreUnavailableError as error:
-            _LOG.warning("weights not sent", version=version.version, reason=str(error))
 
     def _retire_versions(self, directory: Path) -> None:
         """Delete the files of retired versions, and of versions that were written but never published."""

@@ -77,11 +77,9 @@ class BlockingStore:
                 delay = min(delay * 2, 5.0)
 
     def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        """Run a coroutine to its end on this store's event loop."""
         return self._runner.run(coroutine)
 
     def close(self) -> None:
-        """Close the database connections and the event loop."""
         self.run(self.database.close())
         self._runner.close()
 
@@ -188,7 +186,6 @@ class RankContext:
 
     @property
     def store(self) -> BlockingStore:
-        """The store of this rank."""
         return self.ranks.store
 
     def when_storage_answers(self, work: Callable[[], _T]) -> _T:

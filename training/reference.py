@@ -1,9 +1,16 @@
-"""The reference of `loss.reference_kl`: frozen weights that the policy is kept close to.
+"""The frozen models of the loss: the reference of `loss.reference_kl` and the teacher of `loss.distillation`.
 
+The policy is kept close to the reference.
 KL(policy || reference) is estimated per trained token by r (exp(d) - 1 - d): the k3 estimator (Schulman, "Approximating
 KL divergence"), with d the reference's logprob minus the policy's, times the ratio r of the policy to the one that
 sampled the token, at most `loss.ratio_cap`. Gradients flow through d and r. Without r, the gradient would be that of
 another divergence, also for tokens that the policy itself sampled (DeepSeek-V3.2, arXiv 2512.02556).
+
+In on-policy distillation the policy learns from the teacher on the tokens that it sampled itself. The loss of a token
+is its log-ratio to the teacher, log p - log q, times its logprob, with the first factor held fixed and weighted by the
+ratio r, as above. Its mean gradient over the policy's samples is that of KL(policy || teacher) per token: the reverse
+KL of GKD (Agarwal et al., arXiv 2306.13649) on the student's own samples, as MiniLLM has it (Gu et al., arXiv
+2306.08543). The teacher says something of every token, so groups whose rewards are equal are trained, too.
 """
 
 from __future__ import annotations
@@ -37,6 +44,18 @@ def load_reference(
     return load_frozen("loss.reference_model", path, config, model_path, loaded, device)
 
 
+def load_teacher(
+    config: RunConfig, model_path: Path, loaded: LoadedPolicy, device: torch.device
+) -> TrainablePolicy | None:
+    """Load and freeze the teacher, None without `loss.distillation`. A collective.
+
+    Raises ValueError if the model cannot be the teacher of `loaded`, the policy from `model_path`.
+    """
+    if config.loss.teacher_model is None or not config.loss.distillation:
+        return None
+    return load_frozen("loss.teacher_model", Path(config.loss.teacher_model), config, model_path, loaded, device)
+
+
 def load_frozen(
     key: str, path: Path, config: RunConfig, model_path: Path, loaded: LoadedPolicy, device: torch.device
 ) -> TrainablePolicy:
@@ -45,7 +64,11 @@ def load_frozen(
 
     Raises ValueError if it cannot score the tokens of `loaded`, the policy from `model_path`, in the same bins.
     """
-    if path != model_path and canary.canary_ids(path) != canary.canary_ids(model_path):
+    from ratchet.model_directory import megatron_checkpoint  # which needs pydantic
+
+    checkpoint = megatron_checkpoint(path)
+    form = path if checkpoint is None else model_path
+    if form != model_path and canary.canary_ids(path) != canary.canary_ids(model_path):
         raise ValueError(
             f"{key}: {path} has another tokenizer than the policy, so it cannot score the policy's "
             "tokens; name a model of the same family"
@@ -53,7 +76,7 @@ def load_frozen(
     own = {"lora": None, "router_replay": False, "expert_parallel": 1}  # of the policy alone
     whole = config.model_copy(update={"training": config.training.model_copy(update=own)})
     try:
-        frozen = load_policy(path, whole, device, loaded.policy.sequence_ranks)
+        frozen = load_policy(form, whole, device, loaded.policy.sequence_ranks, checkpoint)
     except ValueError as error:
         raise ValueError(f"{key}: {error}") from None
     if frozen.packing != loaded.packing:
@@ -72,3 +95,13 @@ def kl_estimates(logprobs: Tensor, reference: Tensor, ratios: Tensor) -> Tensor:
     """
     gaps = (reference - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return ratios * (gaps.exp() - 1 - gaps)
+
+
+def teacher_gaps(logprobs: Tensor, teacher: Tensor) -> Tensor:
+    """Return log p - log q per token, (N,), in nats, within MAX_LOG_RATIO of 0; no gradient flows through it."""
+    return (logprobs.detach() - teacher).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def teacher_losses(logprobs: Tensor, gaps: Tensor, ratios: Tensor) -> Tensor:
+    """Return the loss per token, (N,), from the policy's logprobs, `teacher_gaps` and the capped ratios, (N,) each."""
+    return ratios.detach() * gaps * logprobs

@@ -1,13 +1,11 @@
-"""Export samples to files that other tools read: JSON lines, slime's debug dumps, parquet.
+"""Export samples to files that other tools read: JSON lines and slime's debug dumps.
 
 runs/<config's name>_<when the run began>/samples.jsonl
-                                          samples.parquet
                                           rollout_dumps/rollout_<step>.pt
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import orjson
@@ -29,7 +27,6 @@ _STATUS: dict[str | None, str] = {
     AgentExit.CONTEXT_FULL: "truncated",
     AgentExit.TIME_BUDGET: "truncated",
 }
-_PARQUET_ROWS = 64
 Decode = Callable[[list[int]], str]
 
 
@@ -95,61 +92,6 @@ async def write_dump(found: AsyncIterator[Sample], decode: Decode, step: int | s
     return _done(path, len(rows))
 
 
-async def write_parquet(found: AsyncIterator[Sample], decode: Decode, path: Path) -> int:
-    """Write parquet for `datasets` and TRL; return the number of samples.
-
-    The columns `input_ids` and `completion_mask` are what TRL accepts as tokenised rows.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    number = 0
-    rows: list[JsonObject] = []
-    writer = None
-    _fresh(path)
-    async for sample in found:
-        rows.append(_parquet_row(sample, decode))
-        number += 1
-        if len(rows) == _PARQUET_ROWS:
-            writer = _flush(pa, pq, writer, rows, path)
-    writer = _flush(pa, pq, writer, rows, path)
-    writer.close()
-    return _done(path, number)
-
-
-def _parquet_row(sample: Sample, decode: Decode) -> JsonObject:
-    values = sample_fields(sample, decode)
-    whole = {"input_ids": values.pop("tokens"), "completion_mask": sample.chain.trained.astype(np.int8)}
-    values["completion"] = values.pop("response")
-    values["metadata"] = orjson.dumps(values["metadata"]).decode()
-    return whole | values
-
-
-def _flush(pa: Any, pq: Any, writer: Any, rows: list[JsonObject], path: Path) -> Any:
-    """Write the rows and clear them. The types are explicit, so that rows of empty or missing values fit the others."""
-    types = {
-        "input_ids": pa.list_(pa.int32()),
-        "completion_mask": pa.list_(pa.int8()),
-        "loss_mask": pa.list_(pa.int8()),
-    }
-    types |= {
-        "rollout_log_probs": pa.list_(pa.float32()),
-        "policy_steps": pa.list_(pa.int32()),
-        "turn_ids": pa.list_(pa.int64()),
-    }
-    types |= {
-        name: pa.int64() for name in ("group_index", "index", "rollout_id", "response_length", "num_chains", "step")
-    }
-    types |= {name: pa.float64() for name in ("reward", "rollout_reward", "advantage")}
-    types |= {name: pa.string() for name in ("prompt", "completion", "label", "status", "metadata")}
-    types |= {"weight_versions": pa.list_(pa.string()), "remove_sample": pa.bool_()}
-    schema = pa.schema(list(types.items()))
-    writer = writer or pq.ParquetWriter(str(_partial(path)), schema, compression="zstd")
-    writer.write_table(pa.Table.from_pylist(rows, schema=schema))
-    rows.clear()
-    return writer
-
-
 def _partial(path: Path) -> Path:
     return path.with_name(f".{path.name}.partial")
 
@@ -179,15 +121,14 @@ async def export_run(
     if run is None:
         raise ConfigError(f"there is no run {run_id!r}; see `ratchet show runs`")
     if run.config.get("endpoint"):
-        raise ConfigError(f"run {run_id} was answered by an endpoint, whose tokens are not captured")
+        raise ConfigError(f"run {run_id} was answered by an endpoint, whose logprobs are not known")
     await retention.require_turns(connection, run_id)
     out = out or Path("runs") / f"{Path(run.config_name).stem or run_id}_{run.created_at:%Y%m%d-%H%M%S}"
-    decode = _decoder(Path(run.model_path))
     written: dict[Path, int] = {}
-    for name, write in (("jsonl", write_jsonl), ("parquet", write_parquet)):
-        if name in formats:
-            path = out / f"samples.{name}"
-            written[path] = await write(samples.samples_of_run(connection, run_id), decode, path)
+    if "jsonl" in formats:
+        path = out / "samples.jsonl"
+        found = samples.samples_of_run(connection, run_id)
+        written[path] = await write_jsonl(found, _decoder(Path(run.model_path)), path)
     if "pt" in formats:
         written |= await dump_steps(connection, run_id, str(out / "rollout_dumps" / "rollout_{rollout_id}.pt"))
     return written

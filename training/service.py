@@ -9,8 +9,10 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import sys
+from asyncio import StreamReader
 from asyncio.subprocess import Process
 from pathlib import Path
 
@@ -20,12 +22,11 @@ from ratchet import paths
 from ratchet.background_task import errors_logged
 from ratchet.config import RunConfig
 from ratchet.errors import BugError
-from ratchet.logs import is_json
+from ratchet.logs import is_json, json_object
 from ratchet.stored_config import read_stored_config
 from store import learners, runs
 from store.database import Database
 from store.migration import wait_for_schema
-from training.driver_lines import MAX_LINE_BYTES, relay_lines
 from training.ray_demand import note_ray_demand
 
 _LOG = structlog.get_logger()
@@ -45,6 +46,10 @@ learner has been silent for this long."""
 _FRESH_SECONDS = 12.0
 """A learner with a heartbeat as new as this is at work for another service, or died a moment ago; it is left alone."""
 _PR_SET_PDEATHSIG = 1
+_MAX_LINE_BYTES = 1 << 20
+"""A longer line is left out."""
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_PROCESS = re.compile(r"^\((\w+ pid=\d+(?:, ip=[^)\s]+)?)\) ")
 _RAY_DEFAULTS = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # else Ray makes an environment per `uv run`
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300",  # a busy laptop imports torch slowly
@@ -77,9 +82,9 @@ def drive_run(run_id: str, url: str, service_pid: int) -> None:
     from training.ray_driver import run_driver
 
     config = asyncio.run(_read_config(run_id, url))
-    run_driver(
-        RankSettings(run_id, url, paths.policies(), paths.checkpoints(), metrics=paths.home()), default_workers(config)
-    )
+    num_threads = config.training.num_threads
+    directories = paths.policies(), paths.checkpoints()
+    run_driver(RankSettings(run_id, url, *directories, num_threads, paths.home()), default_workers(config))
 
 
 def die_with_service(service_pid: int) -> None:
@@ -196,8 +201,35 @@ async def _start_driver(command: list[str], environment: dict[str, str]) -> Proc
         cwd=paths.home(),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
-        limit=MAX_LINE_BYTES,
+        limit=_MAX_LINE_BYTES,
     )
+
+
+async def relay_lines(stream: StreamReader, run_id: str) -> None:
+    """Print every line of a driver and its ranks as one JSON object, until the stream ends.
+
+    Ray puts the name of its process before a rank's line. That is removed from the lines of our own logger, and any
+    other line becomes an object of its own.
+    """
+    while True:
+        try:
+            raw = await stream.readline()
+        except ValueError:  # over the limit; what is left of it is read as the next line
+            continue
+        if not raw:
+            return
+        text = _COLOURS.sub("", raw.decode(errors="replace")).rstrip()
+        if not text:
+            continue
+        found = _PROCESS.match(text)
+        line = text[found.end() :] if found else text
+        try:
+            if json_object(line) is not None:
+                print(line, flush=True)
+            else:
+                _LOG.info(line, run_id=run_id, process=found[1] if found else "driver")
+        except (OSError, UnicodeError):  # a line that cannot be written must not stop the driver, which waits for us
+            continue
 
 
 async def _wait_for_driver(process: Process, run_id: str) -> int:

@@ -14,8 +14,7 @@ One step, with the function of each arrow:
         | CheckpointWriter.start, .commit (every k steps)            training/checkpoint_writer.py
         | Publisher.publish (every step): files, row, canary         training/publisher.py
     published version
-        | WeightBroadcast.send (NCCL)                                training/weight_broadcast.py
-        | or the activity `learn.sync` (files)                       engine/weight_update.py
+        | the activity `learn.sync`                                  engine/weight_update.py
     engines that serve the new weights
 
 A learner takes a lease that raises the run's epoch, loads the checkpoint and runs steps until the run ends. A kill at
@@ -103,15 +102,11 @@ def _train_under_lease(context: RankContext) -> None:
         # A bug, perhaps on this rank only. The other ranks wait in a collective, so this rank writes by itself and
         # ends; that ends the others.
         if not lost_peer(error):
-            reason = f"the learner failed {learner_commits.MAX_FAILURES} times: {_first_line(error)}"
+            first_line = f"{type(error).__name__}: {error}".splitlines()[0][:300]  # torch appends whole stack traces
+            reason = f"the learner failed {learner_commits.MAX_FAILURES} times: {first_line}"
             world_size = context.heartbeat.world_size
             context.store.transaction(learner_commits.fail_run, lease, world_size, reason)
         raise
-
-
-def _first_line(error: Exception) -> str:
-    """Return the error's type and first line; torch appends whole stack traces."""
-    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
 
 
 @dataclass(slots=True, frozen=True)
@@ -147,7 +142,7 @@ class TrainLoop:
         cache = PolicyCache(context.settings.policies)
         model_path = context.when_storage_answers(lambda: cache.fetch(record.model_uri, record.model_files))
         self.learner = RankLearner(model_path, record.config)
-        self.publisher = Publisher(context, self.learner, record.config, is_sampled=not record.is_stored)
+        self.publisher = Publisher(context, self.learner, record.config)
         self.checkpoints = CheckpointWriter(context, self.learner)
         if self.lease.uri is not None:
             self.lease = self._load_newest_checkpoint(self.lease.uri)
@@ -205,7 +200,6 @@ class TrainLoop:
         if saved != step:
             self.checkpoints.start(step)
         self.checkpoints.commit()
-        self.publisher.close()
         self._close_sinks(step)
         self.context.heartbeat.set_phase(learners.TRAINED_ALL, step)
 

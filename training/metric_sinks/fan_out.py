@@ -69,7 +69,6 @@ class SinkThread:
             self._lose("the sink is slow or hangs, and its queue is full")
 
     def take_lost(self) -> int:
-        """Return the number of points that were lost since the last call."""
         with self._lock:
             lost = self._lost
             self._lost = 0
@@ -82,7 +81,6 @@ class SinkThread:
             self._queue.put_nowait(None)
 
     def join(self, seconds: float) -> bool:
-        """Wait for the end of the thread; return whether it has ended."""
         self._thread.join(max(0.0, seconds))
         return not self._thread.is_alive()
 

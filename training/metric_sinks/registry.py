@@ -7,8 +7,6 @@ _HERE = "training.metric_sinks"
 SINKS = {
     "tensorboard": f"{_HERE}.tensorboard:TensorBoardSink",
     "wandb": f"{_HERE}.wandb:WandbSink",
-    "mlflow": f"{_HERE}.mlflow:MlflowSink",
-    "trackio": f"{_HERE}.trackio:TrackioSink",
 }
 
 

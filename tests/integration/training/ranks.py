@@ -22,6 +22,8 @@ _forks.set_forkserver_preload(
     ["tests.integration.training.ranks", "training.train_loop", "transformers.models.qwen3.modeling_qwen3"]
 )
 
+_ERRORS = "errors"
+
 
 def _rank(
     settings: RankSettings,
@@ -45,7 +47,12 @@ def _rank(
             os.kill(os.getpid(), signal.SIGSTOP)
 
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world_size)
-    train_rank(settings, after)
+    try:
+        train_rank(settings, after)
+    except Exception as error:
+        with (directory / _ERRORS).open("a") as file:
+            file.write(f"rank {rank}: {error!r:.600}\n")
+        raise
     dist.destroy_process_group()
 
 
@@ -99,7 +106,10 @@ class Group:
 def supervise(settings: RankSettings, world_size: int, directory: Path, kills: Sequence[Kill] = ()) -> int:
     """Start the group again until it ends by itself, as Ray Train does; return the number of incarnations."""
     incarnations = 1
-    while any(Group(settings, world_size, directory, kills).wait()):
+    while any(codes := Group(settings, world_size, directory, kills).wait()):
         incarnations += 1
-        assert incarnations <= len(kills) + 1, "a rank died that was not killed"
+        if incarnations > len(kills) + 1:
+            errors = directory / _ERRORS
+            reasons = errors.read_text() if errors.exists() else "no rank raised"
+            raise AssertionError(f"a rank died that was not killed: exit codes {codes}; {reasons}")
     return incarnations

@@ -19,7 +19,7 @@ from ratchet.config import RunConfig
 from ratchet.errors import ConfigError
 from reads.curves import metrics_by_step
 from reads.explanations import explain_thing
-from store import evaluations, learner_commits, learners, metrics, runs, skipped_steps
+from store import evaluations, learner_commits, learners, metrics, runs, steering
 from store.arrays import halves_from_bytes, logprobs_to_bytes
 from store.database import Database
 from store.evaluations import NewEvaluation
@@ -569,7 +569,7 @@ async def test_a_poison_batch_is_discarded_and_another_one_takes_its_place(equal
     async def ask(request_id: str, reason: str = "an infinite gradient") -> SteeringAnswer:
         async with equal_runs.database.begin() as connection:
             request = Request(settings.run_id, request_id, "anna", reason)
-            return await skipped_steps.record_skipped_step(connection, request)
+            return await steering.record_skipped_step(connection, request)
 
     async with equal_runs.database.begin() as connection:
         found = await runs.get_run(connection, settings.run_id)

@@ -9,14 +9,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from adapter.prompt.renderer import Renderer
 from engine.canary import judge_canary
+from engine.client import EngineClient, IdsText, Sampling
+from engine.generation import SampledTokens
+from engine.process import vllm_process
+from engine.weight_update import load_from_files, replace_weights, score_canary
+from store.engines import PublishedPolicy
+from tests.cpu_vllm import cpu_settings, wait_until_healthy
 from tests.standins.tiny_model import make_tokenizer
 from tests.unit.training.cuts import make_config, make_plan, make_rollouts
 from tests.unit.training.test_policy_check import FAULTS
 from training.learner import RankLearner
+from training.packing import pack_bin
+from training.plan_types import TrainingSequence
+from training.policy_inputs import make_inputs
 
 pytestmark = [pytest.mark.usefixtures("single_rank"), pytest.mark.filterwarnings("ignore:.*tie_word_embeddings.*")]
 
@@ -105,6 +114,48 @@ def require_training(path: Path, tmp_path: Path) -> None:
         assert judge_canary(found, row, before).reason is None, way
         assert row != before, way
         shutil.rmtree(directory)
+
+
+async def require_serving(path: Path, tmp_path: Path, dtype: str) -> None:
+    """The real vLLM samples an answer with the learner's logprobs, and tells a trained version from the base."""
+    root = tmp_path / "policies"
+    learner = RankLearner(path, make_config(4096, dtype=dtype, learning_rate=1e-3))
+    before = learner.canary()
+    prompt = AutoTokenizer.from_pretrained(path).apply_chat_template(
+        [{"role": "user", "content": "The capital of France?"}], add_generation_prompt=True, return_dict=False
+    )
+    settings = cpu_settings(path, tmp_path, policies_root=root, dtype=dtype)
+    async with vllm_process(settings, path) as process, EngineClient(settings.address) as client:
+        await wait_until_healthy(client, process)
+        sampled = SampledTokens()
+        await client.stream(IdsText.of(prompt), Sampling(max_tokens=24, temperature=1.0), "call", None, sampled)
+        answer = sampled.generation()
+        bin = pack_bin([TrainingSequence.of_ids([*prompt, *answer.token_ids], len(prompt))], "tree")
+        with torch.no_grad():
+            own = learner.policy(make_inputs(bin, learner.device), 1.0).logprobs
+        bound = 1e-3 if dtype == "float32" else 0.15
+        assert float((own - torch.tensor(answer.logprobs)).abs().mean()) < bound
+
+        rollouts = make_rollouts(7)
+        chains = [chain for one in rollouts for chain in one.chains([True])]
+        learner.step(make_plan(rollouts, "token_mean"), chains)
+        files = learner.publish(root / "1.e1")
+        version = PublishedPolicy("run-1/1.e1", str(root / "1.e1"), files, None)
+        await client.init_weight_transfer(str(root))
+        await replace_weights(client, version.version, load_from_files(version, root))
+        assert (await score_canary(client, learner.canary(), before)).reason is None
+        assert (await score_canary(client, before)).reason is not None
+
+
+@pytest.mark.slow
+async def test_a_small_model_of_its_form_is_served(small: Path, tmp_path: Path) -> None:
+    await require_serving(small, tmp_path, "float32")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_the_real_weights_are_served(pretrained: Path, tmp_path: Path, dtype: str) -> None:
+    await require_serving(pretrained, tmp_path, dtype)
 
 
 def test_a_small_model_of_its_form_is_captured_trained_published_and_reloaded(small: Path, tmp_path: Path) -> None:

@@ -158,8 +158,8 @@ class StepOutcome:
 
 def step_outcome(model: Path, config: RunConfig, plan: Plan, sequences: Sequence[TrainingSequence]) -> StepOutcome:
     """Train one step of a new learner. Needs a process group; a collective."""
-    from training.largest_ratios import LargestRatios
     from training.learner import RankLearner
+    from training.token_statistics import LargestRatios
 
     learner = RankLearner(model, config)
     largest = LargestRatios(learner.device)
@@ -173,8 +173,8 @@ def largest_ratios(
     model: Path, config: RunConfig, plan: Plan, sequences: Sequence[TrainingSequence]
 ) -> list[TrainedToken]:
     """Return the step's tokens with the largest ratios. Needs a process group; a collective."""
-    from training.largest_ratios import LargestRatios
     from training.learner import RankLearner
+    from training.token_statistics import LargestRatios
 
     learner = RankLearner(model, config)
     largest = LargestRatios(learner.device)

@@ -32,9 +32,10 @@ from training import attention_kernels
 from training.checkpoint import DamagedCheckpointError
 from training.learner import RankLearner
 from training.metrics import token_metrics
-from training.policy_inputs import Tokens, make_inputs
+from training.packing import pack_bin
+from training.plan_types import TrainingSequence
+from training.policy_inputs import make_inputs
 from training.policy_model import SEGMENT_ARCHITECTURES
-from training.prefix_tree import Segment
 
 pytestmark = pytest.mark.usefixtures("single_rank")
 
@@ -224,9 +225,8 @@ def test_the_published_weights_are_the_trained_ones(model: Path, tmp_path: Path)
         assert "lm_head.weight" not in stored.keys()  # noqa: SIM118
     ids = torch.randint(0, NUM_IDS, (1, 20), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        whole = [Segment(0, 20, 20, 0, -1)]
-        tokens = Tokens(ids.numpy(), np.arange(20)[None], whole, np.arange(19), ids[0, 1:].numpy())
-        ours, _ = learner.policy(make_inputs(tokens, learner.device), 1.0)
+        bin = pack_bin([TrainingSequence.of_ids(ids[0].tolist())], "tree")
+        ours, _ = learner.policy(make_inputs(bin, learner.device), 1.0)
         theirs, before = (
             one(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0] for one in (loaded, initial)
         )

@@ -8,8 +8,8 @@ import torch
 
 from ratchet.token_statistics import TrainedToken
 from tests.unit.training.cuts import largest_ratios, make_config, make_plan, make_relatives
-from training.largest_ratios import NUM_KEPT
 from training.plan_types import TrainingSequence
+from training.token_statistics import NUM_KEPT
 
 pytestmark = pytest.mark.usefixtures("single_rank")
 

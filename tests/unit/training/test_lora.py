@@ -216,7 +216,6 @@ def test_targets_that_the_model_does_not_have_are_named(model: Path) -> None:
     ("training", "more", "sentence"),
     [
         ({"lora": {"target_modules": ["lm_head"]}}, {}, "embedding and output layer have no adapter"),
-        ({"lora": {}, "weight_transport": "nccl"}, {}, "an adapter is a small file"),
         ({"lora": {}}, {"engines": [{"address": "http://10.0.0.9:8000"}]}, "must be started by this stack"),
         ({"lora": {"rank": 0}}, {}, "greater than 0"),
     ],

@@ -14,9 +14,10 @@ from tests.standins.wrapped_model import fuse_experts, make_wrapped_model, renam
 from tests.unit.training.cuts import gradient, make_config, make_plan, make_relatives, make_rollouts
 from tests.unit.training.test_gradients import make_architecture
 from training.learner import RankLearner
+from training.packing import pack_bin
+from training.plan_types import TrainingSequence
 from training.policy_export import export_checkpoint
-from training.policy_inputs import Tokens, make_inputs
-from training.prefix_tree import Segment
+from training.policy_inputs import make_inputs
 
 pytestmark = pytest.mark.usefixtures("single_rank")
 
@@ -101,10 +102,8 @@ def test_the_published_class_of_transformers_loads_a_version(tmp_path: Path) -> 
     ids = torch.randint(0, 300, (20,), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         logprobs = whole(ids[None]).logits[0, :-1].log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
-        whole_chain = [Segment(0, 20, 20, 0, -1)]
-        chain = ids.numpy()
-        tokens = Tokens(chain[None], np.arange(20)[None], whole_chain, np.arange(19), chain[1:])
-        ours = learner.policy(make_inputs(tokens, learner.device), 1.0).logprobs
+        bin = pack_bin([TrainingSequence.of_ids(ids.tolist())], "tree")
+        ours = learner.policy(make_inputs(bin, learner.device), 1.0).logprobs
     assert torch.allclose(ours, logprobs, atol=1e-5)
 
 

@@ -1,5 +1,6 @@
 """Slices of a bin: together they have each of its tokens and predictions once, in equal shares."""
 
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -9,8 +10,8 @@ import torch
 from ratchet.routed_experts import RoutedExperts
 from tests.unit.training.cuts import make_relatives
 from training.packing import Bin, pack_bin
-from training.policy_inputs import PolicyInputs, Tokens, make_inputs, slice_length
-from training.prefix_tree import Segment
+from training.plan_types import TrainingSequence
+from training.policy_inputs import PolicyInputs, make_inputs, slice_length
 from training.sequence_parallel import SequenceRanks
 
 CPU = torch.device("cpu")
@@ -18,7 +19,7 @@ NO_GROUP = cast("Any", None)
 """A slice is cut without a message to the other ranks."""
 
 
-def slices(bin: Bin | Tokens, size: int) -> list[PolicyInputs]:
+def slices(bin: Bin, size: int) -> list[PolicyInputs]:
     return [make_inputs(bin, CPU, SequenceRanks(NO_GROUP, number, size)) for number in range(size)]
 
 
@@ -50,9 +51,7 @@ def test_slices_have_every_token_and_prediction_once(seed: int, size: int) -> No
 
 
 def test_a_bin_with_fewer_tokens_than_ranks_leaves_slices_that_predict_nothing() -> None:
-    chain = np.array([5, 6, 7])
-    tokens = Tokens(chain[None], np.arange(3)[None], [Segment(0, 3, 3, 0, -1)], np.array([1]), chain[2:])
-    parts = slices(tokens, 8)
+    parts = slices(pack_bin([TrainingSequence.of_ids([5, 6, 7], first=2)], "tree"), 8)
     assert [len(part.sources) for part in parts] == [0, 1, 0, 0, 0, 0, 0, 0]
     assert [part.ids.tolist() for part in parts] == [[[5]], [[6]], [[7]], *([[[0]]] * 5)]
 
@@ -62,8 +61,7 @@ def test_experts_go_with_their_tokens_and_are_unknown_behind_the_last_one() -> N
     num_tokens = bin.ids.shape[1]
     experts = RoutedExperts.unknown(num_tokens, np.zeros((0, 2, 2), np.uint8))
     experts.fill(0, (np.arange(4 * num_tokens) % 250).astype(np.uint8).reshape(num_tokens, 2, 2))
-    tokens = Tokens(bin.ids, bin.positions, bin.segments, bin.sources, bin.targets, experts)
-    parts = slices(tokens, 3)
+    parts = slices(replace(bin, experts=experts), 3)
     known = torch.cat([part.experts.known for part in parts if part.experts is not None])
     ids = torch.cat([part.experts.ids for part in parts if part.experts is not None])
     assert known.tolist() == [number < num_tokens for number in range(len(known))]

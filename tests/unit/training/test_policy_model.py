@@ -13,7 +13,7 @@ from ratchet.config import RunConfig
 from tests.unit.training.cuts import gradient, make_config, make_plan, make_rollouts
 from tests.unit.training.test_gradients import make_architecture
 from training.learner import RankLearner
-from training.policy_model import ForwardWork, TrainablePolicy, chosen_logprobs, pair_cost, why_no_positions
+from training.policy_model import ForwardWork, TrainablePolicy, _ChosenLogprobs, pair_cost, why_no_positions
 
 NUM_PREDICTED, HIDDEN, VOCAB = 23, 8, 37
 
@@ -36,7 +36,7 @@ def test_chunks_are_the_plain_formula(num_logits: int, temperature: float, bonus
     for part in (hidden, weight):
         part.requires_grad_()
     expected = plain(exact_hidden, exact_weight, targets, temperature)
-    found = chosen_logprobs(hidden, weight, targets, temperature, num_logits=num_logits)
+    found = _ChosenLogprobs.apply(hidden, weight, targets, temperature, False, num_logits)  # type: ignore[no-untyped-call]
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5)
     for (logprobs, entropies), weights in ((expected, upstream.double()), (found, upstream)):

@@ -10,6 +10,7 @@ import torch
 from ratchet.config import RunConfig
 from tests.standins.tiny_model import make_tokenizer
 from tests.unit.training.cuts import gradient, make_plan, make_relatives
+from tests.unit.training.test_megatron_checkpoint import as_megatron, read, save
 from tests.unit.training.test_trl import make_batch
 from training.learner import RankLearner
 from training.loss import MAX_LOG_RATIO
@@ -96,6 +97,19 @@ def test_the_first_weights_are_the_reference_unless_another_is_named(model: Path
         <= 1e-7
     )
     assert RankLearner(model, config()).reference is None
+
+
+def test_a_checkpoint_of_megatron_is_the_reference(model: Path, other: Path, tmp_path: Path) -> None:
+    """Its KL is that of the same weights in Hugging Face's format."""
+    family = make_relatives(3)
+    plan, chains = make_plan(family, "token_mean"), [chain for one in family for chain in one.chains([False])]
+    members = {member.rollout_id: member for member in plan.members}
+    stored = save(as_megatron(read(other), stacked=True), tmp_path / "torch_dist")
+    found, expected = (
+        RankLearner(model, config(reference_kl=0.3, reference_model=str(one))).accumulate(chains, members).reference_kl
+        for one in (stored, other)
+    )
+    assert found == pytest.approx(expected, rel=1e-6) and expected > 0.01
 
 
 def test_another_tokenizer_is_refused(model: Path, other: Path, tmp_path: Path) -> None:

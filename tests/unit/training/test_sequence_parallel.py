@@ -19,7 +19,7 @@ from tests.unit.training.divided_work import LORA, Alone, Layouts, make_case, ru
 from tests.unit.training.test_gradients import arguments_of, make_architecture
 from training import model_files
 from training.learner import RankLearner
-from training.packing import deal_bins
+from training.packing import PassCost, deal_bins
 from training.plan_types import TrainingSequence
 from training.sequence_parallel import Joining, SequenceRanks, why_no_sequence_parallel
 
@@ -95,7 +95,7 @@ def test_ranks_that_share_bins_train_as_one_rank_does(world_size: int, alone: Al
         if case.config.training.sequence_parallel == world_size:
             shared = [rank.layer_tokens for rank in ranks]
             assert shared == [shared[0]] * world_size, "the same number of tokens on every rank"
-            num_bins = len(deal_bins(case.sequences, 1, 64, "tree", 0.0)[0])
+            num_bins = len(deal_bins(case.sequences, 1, 64, "tree", PassCost(0.0)).bins[0])
             assert 0 <= sum(shared) - expected.layer_tokens < num_bins * world_size, "last slices are filled up"
 
 

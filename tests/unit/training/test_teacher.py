@@ -13,7 +13,7 @@ from tests.unit.training.cuts import gradient, make_plan, make_relatives
 from tests.unit.training.test_reference import config, other, scores  # noqa: F401  # `other` is a fixture
 from training.learner import RankLearner
 from training.loss import MAX_LOG_RATIO
-from training.teacher import teacher_gaps, teacher_losses
+from training.reference import teacher_gaps, teacher_losses
 
 pytestmark = [pytest.mark.usefixtures("single_rank"), pytest.mark.filterwarnings("ignore")]
 

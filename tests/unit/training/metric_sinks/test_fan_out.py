@@ -239,19 +239,3 @@ def test_wandb_offline(tmp_path: Path) -> None:
     write_all(tmp_path, MetricSinkConfig(name="wandb", options={"mode": "offline"}))
     files = list((tmp_path / "wandb").rglob("*.wandb"))
     assert len(files) == 2 and all(b"training/loss" in one.read_bytes() for one in files)
-
-
-def test_mlflow_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("mlflow", reason=f"mlflow is {EXTRA}")
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    write_all(tmp_path, MetricSinkConfig(name="mlflow"))
-    (curve,) = (tmp_path / "mlflow").rglob("metrics/training/loss")
-    points = {int(line.split()[2]): float(line.split()[1]) for line in curve.read_text().splitlines()}
-    assert points == {1: 0.5, 2: 1.0, 3: 1.5}
-
-
-def test_trackio_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read at the first import
-    pytest.importorskip("trackio", reason=f"trackio is {EXTRA}")
-    write_all(tmp_path, MetricSinkConfig(name="trackio"))
-    assert b"training/loss" in b"".join(one.read_bytes() for one in (tmp_path / "trackio").rglob("*.db*"))

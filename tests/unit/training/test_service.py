@@ -9,7 +9,7 @@ from pathlib import Path
 SCRIPT = """
 import asyncio, sys
 from ratchet.logs import configure_logs
-from training.driver_lines import relay_lines
+from training.service import relay_lines
 
 async def relay():
     stream = asyncio.StreamReader(limit=100)
