@@ -61,19 +61,22 @@ class AdhocRolloutActivities:
                 member=0,
                 purpose=Purpose.EVAL,
                 workflow_id=workflow_id,
-                harness=config.harness.name,
+                harness=config.harness.generate or config.harness.name,
                 temperature=config.sampling.temperature,
                 policy_version=input.policy_version,
             )
             rollout_id = await rollouts.create_adhoc_rollout(connection, new)
         label = task.label or str(task.row_no)
-        return RolloutRow(rollout_id=rollout_id, run_id=run_id, task=label, harness=config.harness.name)
+        return RolloutRow(rollout_id=rollout_id, run_id=run_id, task=label, harness=new.harness)
 
 
 def _config_of(input: RolloutInput) -> RunConfig:
     """Return the config with the input's dataset, model and harness. Admission is ignored: the task was named."""
     assert input.dataset is not None and input.task is not None, "checked by RolloutInput"
-    values: JsonObject = {**(input.config or {}), "datasets": [{"path": input.dataset}]}
+    values: JsonObject = input.config or {}
+    known = [one for one in values.get("datasets") or [] if isinstance(one, dict) and one.get("path") == input.dataset]
+    dataset = {**(known[0] if known else {}), "path": input.dataset, "use": "train", "weight": None, "limit": None}
+    values = {**values, "datasets": [dataset]}
     values |= {"model": input.model} if input.model else {}
     values |= {"harness": {"name": input.harness}} if input.harness else {}
     values["grading"] = {**(values.get("grading") or {}), "admission": "ignored"}

@@ -6,7 +6,6 @@ its pool of broken oracles.
 """
 
 import asyncio
-import base64
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,16 +16,16 @@ from typing import TypeVar
 from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio import activity
 
-from activities.box_lifecycle import BoxCreator, connected_box, kill_and_record, try_kill_box
+from activities.box_lifecycle import BoxCreator, connected_box, kill_and_record, network_of, try_kill_box
 from activities.dataset_import import grader_versions, import_dataset
 from activities.datasets.formats import dataset_digest
 from activities.diff import capture_diff
 from activities.image_builds import ImageBuilds
 from activities.stage import activity_stage, heartbeating
-from grading.base import Grader
+from grading.base import Grader, decode_archive
 from grading.broken_oracles import BrokenOracle, confirmed_pool, selectable_tests
 from grading.git_scripts import ARCHIVE, prepare_script
-from grading.grading_box import upload_archive
+from grading.grading_box import close_network, upload_archive
 from grading.integrity_rules import LISTED_TEST
 from grading.judge_patch import (
     BrokenTests,
@@ -53,7 +52,7 @@ from ratchet.grading_payloads import (
 )
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import SandboxRole
-from sandboxes.base import Network, Sandbox, SandboxProvider
+from sandboxes.base import Sandbox, SandboxProvider
 from store import admissions, sandboxes, tasks
 from store.admissions import GraderVersion, NewAdmission
 from store.database import Database
@@ -70,8 +69,6 @@ _T = TypeVar("_T")
 
 @dataclass
 class AdmitActivities:
-    """List the tasks to examine, run one trial, record the decision."""
-
     database: Database
     provider: SandboxProvider
     settings: TemporalSettings
@@ -91,12 +88,15 @@ class AdmitActivities:
             digest = await asyncio.to_thread(dataset_digest, dataset)
             async with self.database.begin() as connection:
                 if input.after < 0:
-                    offered = {"limits.eval_seconds": input.eval_seconds, "sandbox.network": input.network}
+                    offered = {
+                        "limits.eval_seconds": input.eval_seconds,
+                        "sandbox.network": input.network,
+                        "grading.user": input.user,
+                    }
                     await import_dataset(connection, dataset, digest, offered)
                 rows = await tasks.page_of_tasks(connection, digest, input.after, _PAGE, input.labels, input.limit)
-                known = (
-                    {} if input.again else await admissions.admissions_of_dataset(connection, digest, grader_versions())
-                )
+                versions = () if input.again else grader_versions()
+                known = await admissions.admissions_of_dataset(connection, digest, versions, input.user)
         options = self.settings.stage_options("grade", input.eval_seconds + input.workspace_seconds + 300)
         return AdmitPage(
             tasks=[LabelledTask(row.task_id, row.label) for row in rows if row.task_id not in known],
@@ -109,13 +109,14 @@ class AdmitActivities:
     async def admit_trial(self, input: TrialInput) -> TrialResult:
         """Run one trial in a new box. If the box is lost, the result has an error instead of a verdict."""
         async with heartbeating():
-            task = await self.database.run(tasks.get_task, input.task_id)
+            task = (await self.database.run(tasks.get_task, input.task_id)).with_network(input.network)
             started = time.monotonic()
             try:
                 if input.patch != "empty" and not task.spec.get("gold_patch"):
                     task = await self._with_gold(task, input)
                 tried = {"broken": self._break_oracle, "grade": self._grade_gold}.get(input.patch, self._judge)
-                return await self._in_box(task, input, lambda box: tried(box, task, input))
+                result = await self._in_box(task, input, lambda box: tried(box, task, input))
+                return result.model_copy(update={"user": "" if task.spec.get("tests_user") else input.user})
             except (GraderFailedError, SandboxGoneError, ConfigError) as error:
                 return TrialResult(patch=input.patch, error=str(error), seconds=time.monotonic() - started)
 
@@ -136,8 +137,7 @@ class AdmitActivities:
         seconds = int(input.eval_seconds + input.workspace_seconds + _BOX_MARGIN_SECONDS)
         ttl_seconds = min(seconds, self.provider.capabilities.max_ttl_seconds)
         try:
-            opened = [*(task.spec.get("network") or []), *input.network]
-            network: Network = "open" if SandboxRole.GRADE in opened else False
+            network = network_of(SandboxRole.GRADE, task.opened)
             provider_id = await self._creator.create(row, task.image, ttl_seconds=ttl_seconds, network=network)
         except ConfigError:  # for example an unknown image: free the box's place, an admission may run for hours
             await kill_and_record(self.database, self.provider, [row])
@@ -149,9 +149,7 @@ class AdmitActivities:
             await try_kill_box(self.database, self.provider, row.id, provider_id)
 
     async def _judge(self, box: Sandbox, task: TaskRow, input: TrialInput) -> TrialResult:
-        """Judge the gold or the empty patch by the oracle of the gold runs so far. A gold run is compared with itself:
-        there is nothing truer to compare it with.
-        """
+        """Judge the gold or the empty patch by the oracle of the gold runs so far, of which a gold run is one."""
         judge = _judge_of(task, input)
         version = _version(judge.grader)
         async with self.database.begin() as connection:
@@ -217,8 +215,7 @@ class AdmitActivities:
         return broken_trial(made, known.broken, input.repeat)
 
     async def _reserve(self, task: TaskRow, input: TrialInput) -> LedgerRow:
-        """Kill the boxes of earlier tries of this trial and reserve a new one. Raises SandboxBusyError if none is
-        free."""
+        """Kill boxes of earlier tries of this trial and reserve a new one. Raises SandboxBusyError if none is free."""
         workflow_id = activity.info().workflow_id
         assert workflow_id is not None
         user = f"admit:{task.id}:{input.patch}:{input.repeat}"
@@ -292,18 +289,19 @@ def _with_selection(
 
 
 async def solve(box: Sandbox, task: TaskRow, input: TrialInput) -> str:
-    """Run the row's solution as root in a prepared repository, with any exit code, and return its patch.
-
-    Raises GraderFailedError if it makes none.
-    """
+    """Run the row's solution as root; return its patch, at any exit code. GraderFailedError if it makes none."""
     spec = task.spec
     archive = await upload_archive(box, task.spec)
     unpack = f"tar -xzf {ARCHIVE} -C / --no-same-owner && rm -f {ARCHIVE}"
     prepare = prepare_script(task.workdir, spec["pre_commands"], None, archive=archive)
     try:
         await box.exec(prepare, user="root", timeout=input.workspace_seconds)
-        await box.write_file(ARCHIVE, base64.b64decode(spec["solution_archive"]), user="root")  # the repository's place
-        await box.exec(unpack, user="root", timeout=input.workspace_seconds)
+        await close_network(box, task.opened, SandboxRole.GRADE)
+        await box.write_file(ARCHIVE, decode_archive(spec, "solution_archive"), user="root")  # the repository's place
+        unpacked = await box.exec(unpack, user="root", check=False, timeout=input.workspace_seconds)
+        if unpacked.exit_code:
+            told = unpacked.stderr.strip()[-400:]
+            raise GraderFailedError(f"metadata.solution_archive cannot be unpacked; pack it again as tar.gz: {told}")
         seconds = input.eval_seconds
         ended = await box.exec(spec["solution_cmd"], user="root", cwd=task.workdir, timeout=seconds, check=False)
         captured = await capture_diff(box, task.workdir, _MAX_GOLD_BYTES, input.workspace_seconds)
@@ -320,9 +318,7 @@ async def solve(box: Sandbox, task: TaskRow, input: TrialInput) -> str:
 
 
 async def _try_alone(box: Sandbox, judge: PatchJudge, gold: bytes, selected: tuple[str, ...]) -> TrialResult:
-    """Run only the selected tests on the gold patch. If they do not pass, or if this box fails, control runs repeat all
-    tests.
-    """
+    """Run only the selected tests on the gold patch. If they fail, or the box does, control runs repeat all tests."""
     try:
         verdict = judge.verdict(await judge.run(box, gold, selected=selected), judge.known.oracle)
     except (GraderFailedError, SandboxGoneError) as error:
@@ -347,7 +343,7 @@ def broken_trial(made: BrokenTests, pool: dict[int, BrokenOracle], number: int) 
 def _judge_of(task: TaskRow, input: TrialInput) -> PatchJudge:
     # The trials find that out; a command that prints nothing of tests can be judged for it.
     task = replace(task, spec={**task.spec, "empty_patch_fails": True})
-    limits = GradingLimits(eval_seconds=input.eval_seconds, workspace_seconds=input.workspace_seconds)
+    limits = GradingLimits(input.eval_seconds, input.workspace_seconds, input.user)
     return PatchJudge(find_grader(GRADERS, task.grader), task, limits, controlled=input.patch != "empty")
 
 

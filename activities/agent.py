@@ -2,8 +2,7 @@
 
 The launcher in the box starts the program once (`mkdir` is atomic); any number of tries and workers then wait for the
 same program. A cancelled stage leaves the program running, until `diff` or the end of its box. At its deadline the
-launcher suspends the program, and this stage decides if it goes on, because only the store knows for how long it waited
-for us.
+launcher suspends the program, and this stage decides if it goes on, as only the store knows how long it waited.
 """
 
 import asyncio
@@ -130,10 +129,7 @@ class AgentActivities:
         return await require_wall_time(self.database, context.input, guard, grace_seconds)
 
     async def _wait_until_guard(self, box: Sandbox, harness: BaseHarness, context: StageContext) -> ExitReport:
-        """Wait for the end of the agent; at the guard it is ended, and its work is not graded.
-
-        Raises GuardSpentError if it does not end in spite of that.
-        """
+        """Wait for the agent; at the guard end it; its work is not graded. Raises GuardSpentError if it goes on."""
         attempt = context.input.attempt
         waiting = asyncio.ensure_future(harness.wait(box, attempt))
         pause_seconds = _WATCH_SECONDS
@@ -246,8 +242,7 @@ class AgentActivities:
             await asyncio.sleep(_WATCH_SECONDS)
 
     async def renew_ttl(self, box: Sandbox, config: RunConfig, rollout_id: int) -> None:
-        """Renew the box's time to live until cancelled, because it also counts outages and queues, unlike the
-        budgets."""
+        """Renew the box's time to live until cancelled: unlike the budgets, it also counts outages and queues."""
         settings = self.configs.settings
         ttl_seconds = box_ttl_seconds(config, settings, self.provider.capabilities.max_ttl_seconds)
         while True:

@@ -8,7 +8,7 @@ import psutil
 from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio import activity
 
-from activities.box_lifecycle import BoxCreator, box_ttl_seconds, guard_seconds, kill_and_record
+from activities.box_lifecycle import BoxCreator, box_ttl_seconds, guard_seconds, kill_and_record, network_of
 from activities.guard import require_wall_time
 from activities.image_builds import ImageBuilds
 from activities.run_configs import RunConfigs
@@ -19,7 +19,7 @@ from ratchet.errors import SandboxBusyError
 from ratchet.payloads import LiveSandbox, StageInput, StageResult
 from ratchet.types import MODEL_NAME, SandboxRole, SandboxState
 from sandboxes.base import BoxLimits, SandboxProvider
-from store import box_cap, rollouts, sandboxes, sessions, tasks
+from store import box_cap, forks, rollouts, sandboxes, sessions, tasks
 from store.box_cap import MachineLoad
 from store.box_failures import ENDED_BY_HOST
 from store.database import Database
@@ -73,7 +73,7 @@ class BootActivities:
                 row,
                 new.image,
                 ttl_seconds=ttl_seconds,
-                network="open" if input.role in opened else input.role is SandboxRole.AGENT,
+                network=network_of(input.role, opened),
                 metadata={"ratchet_rollout": str(input.rollout_id)},
                 limits=_limits(config.sandbox),
             )
@@ -100,8 +100,7 @@ class BootActivities:
     async def _is_further_box(self, input: StageInput) -> bool:
         """Return whether the guard decides on this box: another box of this role has failed.
 
-        It does not decide on boxes that complete a verdict: those of control runs, and the second box of a suspect
-        patch.
+        Boxes that complete a verdict are exempt: those of control runs, and the second box of a suspect patch.
         """
         if input.role is SandboxRole.AGENT:
             return input.attempt > 1
@@ -162,6 +161,9 @@ class BootActivities:
     ) -> None:
         """Create the attempt and its session; safe to repeat."""
         await rollouts.open_attempt(connection, input.rollout_id, input.attempt, owner)
+        if input.attempt > 1:  # its turns are final, and the new attempt may ask for them again
+            await sessions.close_session(connection, input.rollout_id, input.attempt - 1)
+        await forks.give_recorded_turns(connection, input.rollout_id)
         temperature = await rollouts.temperature_of(connection, input.rollout_id)
         limits: sessions.SessionLimits = {
             "max_context_tokens": config.sampling.max_context_tokens,

@@ -4,7 +4,7 @@ Rollouts, admissions and the sweep share this code. The ledger row is written be
 finds every box that was ever requested.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from uuid import UUID, uuid5
@@ -23,7 +23,8 @@ from ratchet.errors import (
     UnknownImageError,
 )
 from ratchet.temporal_settings import TemporalSettings
-from sandboxes.base import BoxLimits, Network, Sandbox, SandboxInfo, SandboxProvider
+from ratchet.types import PRE_COMMANDS, SandboxRole
+from sandboxes.base import BoxLimits, Network, OpenedFirst, Sandbox, SandboxInfo, SandboxProvider
 from store import installations, sandboxes
 from store.database import Database
 from store.installations import Installation
@@ -44,10 +45,7 @@ def guard_seconds(config: RunConfig, settings: TemporalSettings) -> float:
 
 
 def box_ttl_seconds(config: RunConfig, settings: TemporalSettings, max_ttl_seconds: int) -> int:
-    """Return a box's time to live in seconds: the guard and a margin, at most `max_ttl_seconds`.
-
-    Raises ConfigError if the service allows less than the guard.
-    """
+    """Return the guard plus a margin, at most `max_ttl_seconds`. Raises ConfigError if that is below the guard."""
     guard = guard_seconds(config, settings)
     if max_ttl_seconds < guard:
         raise ConfigError(
@@ -55,6 +53,14 @@ def box_ttl_seconds(config: RunConfig, settings: TemporalSettings, max_ttl_secon
             " (RATCHET_SANDBOX_MAX_TTL_SECONDS); lower limits.agent_seconds, eval_seconds or guard_seconds"
         )
     return int(min(max_ttl_seconds, guard + settings.rollout.ttl_margin))
+
+
+def network_of(role: SandboxRole, opened: Collection[str]) -> Network:
+    """Return the network of a new box. `opened`: of the run and the task, as `sandbox.network`."""
+    if role in opened:
+        return "open"
+    is_agents = role is SandboxRole.AGENT
+    return OpenedFirst(is_agents) if PRE_COMMANDS in opened else is_agents
 
 
 class BoxCreator:
@@ -129,8 +135,7 @@ async def connected_box(provider: SandboxProvider, provider_id: str) -> AsyncIte
 
 @dataclass(frozen=True, slots=True)
 class BoxEnd:
-    """Result of ending a box. `is_over`: nothing is left to do, because the box is gone or is not this installation's.
-    `left_to`: why it was not killed, in a few words; empty if it was."""
+    """`is_over`: the box is gone or another installation's. `left_to`: why it was not killed, or empty."""
 
     is_over: bool
     left_to: str = ""

@@ -12,6 +12,7 @@ from temporalio import activity
 from activities.outcomes import RolloutChains, build_rollout_chains, compute_outcome
 from activities.run_configs import RunConfigs
 from activities.stage import activity_stage
+from activities.temporal_ui_details import viewer_link
 from ratchet import tracing
 from ratchet.config import RunConfig
 from ratchet.errors import BugError, ConfigError, FencedError
@@ -34,8 +35,6 @@ class _GradedPatch(NamedTuple):
 
 
 class RolloutRecordActivities:
-    """Claim and finalise a rollout."""
-
     def __init__(self, database: Database, settings: TemporalSettings, configs: RunConfigs) -> None:
         self.database = database
         self.settings = settings
@@ -62,7 +61,8 @@ class RolloutRecordActivities:
             box_tries=self.settings.rollout.box_tries,
             grade_tries=self.settings.rollout.grade_tries,
             stages=self.settings.all_stages(limits.workspace_seconds, limits.eval_seconds),
-            summary=f"{config.harness.generate or config.harness.name} on {task}",
+            summary=f"{config.harness.generate or config.harness.name} on {task}"
+            + viewer_link(f"/rollouts/{input.rollout_id}"),
             has_generate=config.harness.generate is not None,
         )
 
@@ -71,18 +71,14 @@ class RolloutRecordActivities:
         """Give the rollout its outcome in one transaction; an ended rollout keeps the one it has.
 
         Closes the sessions, stores the chains of the attempt that was graded (without a grade: of the last attempt),
-        sets outcome and reward, and applies the group's rule. Raises FencedError if another workflow run has taken over
-        the rollout.
+        sets outcome and reward, and applies the group's rule. Raises FencedError if another workflow run has it.
         """
         result = await self._finalise(input)
         await self._record_spans(input.rollout_id)
         return result
 
     async def _record_spans(self, rollout_id: int) -> None:
-        """Export the spans of the rollout and its attempts, whose children the other stages have exported.
-
-        If the worker dies before, the next try does it.
-        """
+        """Export the spans of the rollout and its attempts; if the worker dies before, the next try does it."""
         trace = tracing.present_trace()
         if trace is None:
             return

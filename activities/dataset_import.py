@@ -47,9 +47,7 @@ async def import_dataset(
 
 
 def offered_rows(dataset: DatasetConfig, digest: str, offered: Mapping[str, object]) -> Iterator[NewTask]:
-    """Yield the rows of a dataset. Raises DatasetError as `read_rows` does, and at the end if rows need more than is
-    offered, with the first tasks that have each need.
-    """
+    """Yield the rows. Raises DatasetError as `read_rows` does, and at the end if rows need more than is offered."""
     unmet: dict[str, list[str]] = {}
     for row in read_rows(dataset, digest):
         for need in unmet_needs(row["spec"].get("needed_settings", {}), offered):
@@ -72,7 +70,10 @@ def unmet_needs(needs: Mapping[str, Any], offered: Mapping[str, Any]) -> list[st
     found = []
     for name, needed in needs.items():
         offer = offered.get(name)
-        if offer is not None and (set(needed) - set(offer) if isinstance(needed, list) else needed > offer):
+        if offer is None:
+            continue
+        is_listed = isinstance(needed, list) and set(needed) <= set(offer)
+        if not is_listed and (needed != offer if isinstance(needed, str | list) else needed > offer):
             found.append(f"{name} of {needed}, found {offer}")
     return found
 
@@ -99,30 +100,26 @@ def _checked(row: NewTask, text: str) -> bytes:
 
 
 def grader_versions() -> list[GraderVersion]:
-    """Return the present version of every grader."""
     return [GraderVersion(grader.name, grader.version) for grader in GRADERS.values()]
 
 
 async def usable_task_ids(
     connection: AsyncConnection, dataset: DatasetConfig, digest: str, config: RunConfig
 ) -> list[int]:
-    """Return the tasks that a run may take under `grading.admission`, in file order.
-
-    Raises DatasetError if none is left.
-    """
+    """Return the tasks that `grading.admission` allows a run, in file order. Raises DatasetError if none is left."""
     found = await tasks.tasks_of_dataset(connection, digest)
     chosen = [task.task_id for task in found if dataset.limit is None or task.row_no < dataset.limit]
     rule = config.grading.admission
     if rule == "ignored":
         return chosen
-    examined = await admissions.admissions_of_dataset(connection, digest, grader_versions())
+    examined = await admissions.admissions_of_dataset(connection, digest, grader_versions(), config.grading.user)
     usable = [
         task_id for task_id in chosen if (examined[task_id].admitted if task_id in examined else rule == "optional")
     ]
     if not usable:
         raise DatasetError(
             f"{dataset.path}: none of its {len(chosen)} tasks is admitted "
-            f"({len(examined)} were examined by the present graders); `ratchet tasks list {dataset.path}` has the "
-            f"reasons, `ratchet tasks admit {dataset.path}` examines them, grading.admission=ignored takes all"
+            f"({len(examined)} were examined by the present graders as {config.grading.user}); `ratchet tasks list` "
+            f"has the reasons, `ratchet tasks admit {dataset.path}` examines them, grading.admission=ignored takes all"
         )
     return usable

@@ -57,8 +57,6 @@ class CapturedDiff(NamedTuple):
 
 @dataclass
 class DiffActivities:
-    """The diff stage."""
-
     database: Database
     provider: SandboxProvider
     configs: RunConfigs
@@ -67,10 +65,7 @@ class DiffActivities:
 
     @activity_stage("diff")
     async def diff(self, input: StageInput) -> DiffResult:
-        """End the agent's processes, close the session, store the patch and kill the box.
-
-        Raises GuardSpentError if earlier tries gave no patch and the guard is exceeded.
-        """
+        """End agent and session, store the patch, kill the box. GuardSpentError if the guard is spent with no patch."""
         started = time.monotonic()
         async with heartbeating():
             stored = await self._stored_patch(input)
@@ -163,10 +158,7 @@ async def capture_diff(box: Sandbox, workdir: str, max_bytes: int, seconds: floa
 
 
 def parse_diff(printed: str, max_bytes: int) -> CapturedDiff:
-    """Parse the output of `diff_script`.
-
-    Raises SandboxBusyError if it is not whole: a service that cuts off the output of a command may report success.
-    """
+    """Parse `diff_script`'s output. SandboxBusyError if it is cut off; the service may report success then."""
     found = _PRINTED.search(printed)
     if found is None:
         raise SandboxBusyError(f"the diff has not arrived whole: its {len(printed)} characters have no end")

@@ -21,8 +21,6 @@ MEMBERS_PER_EXECUTION = 1000
 
 
 class EvaluationActivities:
-    """Begin and end one evaluation."""
-
     def __init__(self, database: Database, settings: TemporalSettings, configs: RunConfigs) -> None:
         self.database = database
         self.settings = settings
@@ -78,6 +76,7 @@ async def _make_groups(connection: AsyncConnection, run_id: str, plan: Evaluatio
             temperature=plan.temperature,
             started_step=plan.step,
             workflow_id=f"evaluate/{run_id}/{plan.label}/{n}",
+            forked_turn_id=config.evaluation.forked_turn_id,
         )
         for n, task in enumerate(chosen)
     ]

@@ -219,8 +219,7 @@ def _short_reason(reason: str) -> str:
 
 
 def _told_reason(verdict: GradeTable | Verdict) -> str:
-    """Return the verdict's short reason. An exit code alone does not say what is wrong, so the tests' last line follows
-    it."""
+    """Return the verdict's short reason; the tests' last line follows an exit code, which alone says too little."""
     if not _ONLY_A_CODE.fullmatch(verdict.reason):
         return _short_reason(verdict.reason)
     log = verdict.log if isinstance(verdict, Verdict) else unpack_text(verdict.log)
@@ -241,7 +240,6 @@ def _result(grade_id: int, verdict: GradeTable | Verdict, judge: PatchJudge, sec
 
 
 def grade_row(rollout_id: int, patch_id: int, grader: Grader, judged: JudgedPatch) -> NewGrade:
-    """Return the row of a verdict."""
     verdict = judged.verdict
     return NewGrade(
         rollout_id=rollout_id,

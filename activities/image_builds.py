@@ -53,9 +53,7 @@ class ImageBuilds:
         self._under_way: dict[str, float] = {}  # image -> until when it need not be asked for again, monotonic clock
 
     def require_not_under_way(self, image: str) -> None:
-        """Raise SandboxBusyError if the image was found to be under way a moment ago, without asking again: thousands
-        of boots may wait for it.
-        """
+        """Raise SandboxBusyError if the image was under way a moment ago, without asking anew: many boots may wait."""
         if time.monotonic() < self._under_way.get(image, 0.0):
             raise self._is_building(image)
 
@@ -67,8 +65,7 @@ class ImageBuilds:
     async def raise_state(self, image: str) -> NoReturn:
         """Start the build of an image that the service does not have, unless it is under way.
 
-        Raises SandboxBusyError while the image is built, ConfigError if its newest build has failed, and
-        TemporalUnavailableError.
+        Raises SandboxBusyError while it is built, ConfigError if its newest build failed, and TemporalUnavailableError.
         """
         workflow_id = self.settings.own(build_workflow_id(image))
         try:
@@ -86,9 +83,7 @@ class ImageBuilds:
         raise self._is_building(image)
 
     async def _require_old(self, image: str, workflow_id: str, info: WorkflowExecutionInfo, has_failed: bool) -> None:
-        """Raise the error of a build that has ended lately: ConfigError if it has failed, and SandboxBusyError if not,
-        since the service should know the image.
-        """
+        """Raise ConfigError if a recent build failed, else SandboxBusyError: the service should know the image."""
         ended_at = info.close_time.ToDatetime(UTC)
         age = (datetime.now(UTC) - ended_at).total_seconds()
         if has_failed and age < _FAILED_SECONDS:
@@ -131,9 +126,7 @@ class ImageBuildActivities:
 
     @activity_stage("build_image")
     async def build_image(self, input: BuildImageInput) -> BuildImageResult:
-        """Build the image and give it to the service. Raises ConfigError, with the end of the build's output, if it
-        fails three times.
-        """
+        """Build the image and give it to the service. Raises ConfigError, with the last output, after three tries."""
         if self.builder is None:
             raise ConfigError(
                 "images for this sandbox provider are not built here: build one from the task's environment/Dockerfile "
@@ -175,7 +168,6 @@ class BuildLines:
         self._lines.extend(line.strip() for line in shown.splitlines() if line.strip())
 
     async def newest(self) -> str:
-        """Return the newest line, for the heartbeat's details."""
         return self._lines[-1][:_MAX_CHARS] if self._lines else "the build begins"
 
     def end(self) -> str:

@@ -39,13 +39,10 @@ _LOG = structlog.get_logger()
 
 _POLL_SECONDS = 0.3
 _LEARNER_LEASE_SECONDS = 180.0
-_BROADCAST_LEASE_SECONDS = 20.0
 _REPORT_SECONDS = 10.0
 
 
 class LearnActivities:
-    """Plan and watch a step, and update engines."""
-
     def __init__(self, database: Database, configs: RunConfigs) -> None:
         self.database = database
         self.configs = configs
@@ -143,9 +140,6 @@ class LearnActivities:
         """
         started = asyncio.get_running_loop().time()
         config = await self.configs.of_run(input.run_id)
-        while config.training.weight_transport == "nccl" and await self._is_broadcasting(input):
-            activity.heartbeat("the learner broadcasts the weights")
-            await asyncio.sleep(_POLL_SECONDS)
         checked = None
         while True:
             async with self.database.begin() as connection:
@@ -173,10 +167,3 @@ class LearnActivities:
         async with heartbeating():
             await update_engine(self.database, engine, version, transfer, config.engine.keep_cache, run.lora_slot)
         return StageResult(used_seconds=asyncio.get_running_loop().time() - started)
-
-    async def _is_broadcasting(self, input: SyncInput) -> bool:
-        """Return whether the learner still broadcasts these weights itself (`training/weight_broadcast.py`)."""
-        learner = await self.database.run(learners.get_learner, input.run_id)
-        if learner is None or learner.silent_seconds > _BROADCAST_LEASE_SECONDS:
-            return False
-        return (learner.phase, learner.step) == (learners.PUBLISHING, input.step)

@@ -1,9 +1,9 @@
 """Turn a stored grade and stored turns into a rollout's chains, outcome and reward.
 
-Rewards are functions of stored verdicts, so a rollout's reward can be computed again from the store (`ratchet
-regrade`).
+Rewards are functions of stored verdicts, so it can be computed again from the store (`ratchet regrade`).
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -38,14 +38,15 @@ class RolloutChains(NamedTuple):
 async def build_rollout_chains(
     connection: AsyncConnection, rollout_id: int, attempt: int, config: RunConfig, chosen_only: bool = True
 ) -> RolloutChains:
-    """Build the chains of an attempt's completed turns; the caller stores them. An endpoint's turns have no tokens.
+    """Build the chains of an attempt's completed turns; the caller stores them. An endpoint's need no logprobs.
 
     `chosen_only`: if the run has a generate function of its own, only chains that are stored as trained are trained.
     """
     metas = await turns.load_metas(connection, rollout_id, attempt)
     if config.endpoint is not None:
-        return RolloutChains([], len(metas), 0)
+        metas = [replace(one, logprobs_valid=True) for one in metas]
     built = build_chains(metas, train_kinds=frozenset(config.training.train_kinds), drift=config.drift)
+    built = [one for one in built if one.spans]
     if chosen_only and config.harness.generate is not None:
         chosen = await trained_leaves(connection, rollout_id)
         built = [one if one.leaf_turn_id in chosen else one.untrained() for one in built]

@@ -15,10 +15,7 @@ _GATHER_SECONDS = 0.1
 
 
 class ProgressReader:
-    """One query runs at a time; who asks meanwhile is answered by the next one, together with all others.
-
-    Used on one event loop.
-    """
+    """One query runs at a time; calls made meanwhile share the next one. Used on one event loop."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -26,10 +23,7 @@ class ProgressReader:
         self._reading: asyncio.Task[None] | None = None
 
     async def read(self, rollout_id: int, attempt: int) -> SessionProgress:
-        """Return the progress of an attempt, whose session `boot` has opened.
-
-        Raises StoreUnavailableError if the store does not answer.
-        """
+        """Return the progress of an attempt, whose session `boot` has opened. Raises StoreUnavailableError."""
         key = (rollout_id, attempt)
         if key not in self._asked:
             self._asked[key] = asyncio.get_running_loop().create_future()

@@ -89,10 +89,7 @@ async def describe_prune(database: Database, task: PruneTask, force: bool = Fals
 
 
 async def prune_run(database: Database, task: PruneTask, force: bool = False, max_seconds: float = math.inf) -> Pruned:
-    """Prune a run. No part of its turns is begun after `max_seconds`; a later call goes on.
-
-    Raises ConfigError if the run may not be pruned.
-    """
+    """Prune a run; a later call goes on where `max_seconds` ended it. ConfigError if it may not be pruned."""
     end = time.monotonic() + max_seconds
     num_rollouts = 0
     if task.turns:

@@ -22,9 +22,7 @@ _PAGE = 200
 
 
 def decisive_grade(verdicts: list[GradeTable]) -> GradeTable:
-    """Return the verdict on a patch that decides, the first of the majority: a draw counts as not solved, and a single
-    rejection decides.
-    """
+    """Return the verdict that decides: a rejection, else the first of the majority; a draw is not solved."""
     rejected = [grade for grade in verdicts if grade.rejected]
     solved = [grade for grade in verdicts if grade.solved]
     others = [grade for grade in verdicts if not grade.solved]
@@ -32,8 +30,6 @@ def decisive_grade(verdicts: list[GradeTable]) -> GradeTable:
 
 
 class RegradeActivities:
-    """List patches and settle their new verdicts."""
-
     def __init__(self, database: Database, settings: TemporalSettings, configs: RunConfigs) -> None:
         self.database = database
         self.settings = settings

@@ -15,7 +15,7 @@ from ratchet import secrets
 from ratchet.config import TINY_POLICIES, RunConfig
 from ratchet.errors import ConfigError
 from ratchet.import_path import import_function
-from ratchet.model_directory import model_of, require_config, require_model
+from ratchet.model_directory import megatron_checkpoint, model_of, require_config, require_model
 from ratchet.suggestions import did_you_mean
 from ratchet.temporal_settings import TemporalSettings
 
@@ -34,6 +34,8 @@ def check_run(config: RunConfig, settings: TemporalSettings) -> None:
             import_function(key, value)
     if config.harness.generate:
         import_function("harness.generate", config.harness.generate)
+    for renderer in {one.renderer for one in config.datasets if one.renderer}:
+        import_function("datasets.renderer", renderer)
     for key, name, package in (
         ("engine.tool_parser", config.engine.tool_parser, "tool_parsers"),
         ("engine.reasoning_parser", config.engine.reasoning_parser, "reasoning"),
@@ -44,10 +46,12 @@ def check_run(config: RunConfig, settings: TemporalSettings) -> None:
             raise ConfigError(f"{key}: vLLM has no parser {name!r}; it has {names}{did_you_mean(name, known)}")
     if config.training.weights_address is not None:
         check_address("training.weights_address", config.training.weights_address)
-    if config.init_from is None and config.model not in TINY_POLICIES and config.endpoint is None:
+    if config.init_from is None and config.model not in TINY_POLICIES and config.uses_model:
         require_model(model_of(config))
     if config.loss.reference_kl and config.loss.reference_model is not None:
-        require_config("loss.reference_model", Path(config.loss.reference_model))
+        reference = Path(config.loss.reference_model)
+        if megatron_checkpoint(reference) is None:  # which is checked with the policy's form
+            require_config("loss.reference_model", reference)
     if config.loss.distillation and config.loss.teacher_model is not None:
         require_config("loss.teacher_model", Path(config.loss.teacher_model))
 

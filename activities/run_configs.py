@@ -50,11 +50,9 @@ class RunConfigs:
         return config
 
     async def of_rollout(self, rollout_id: int) -> RunConfig:
-        """Return the config of the rollout's run."""
         return await self.of_run(await self.run_of_rollout(rollout_id))
 
     async def run_of_rollout(self, rollout_id: int) -> str:
-        """Return the id of the rollout's run."""
         if rollout_id not in self._run_of_rollout:
             if len(self._run_of_rollout) >= _MAX_ROLLOUTS:
                 self._run_of_rollout.clear()

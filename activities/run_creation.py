@@ -1,7 +1,4 @@
-"""Create a run: validate its config, find its initial weights, import its tasks, write its rows.
-
-Training runs and the runs that hold rollouts started by hand are created here.
-"""
+"""Create a run, for training or for rollouts by hand: validate its config, import its tasks, write its rows."""
 
 import asyncio
 import random
@@ -22,11 +19,11 @@ from ratchet import paths
 from ratchet.config import TINY_POLICIES, RunConfig
 from ratchet.errors import ConfigError, StoreUnavailableError
 from ratchet.lora_slots import FIRST_SLOT
-from ratchet.model_directory import model_of, require_model
+from ratchet.model_directory import model_of, read_chat_template, read_model_json, require_model
 from ratchet.run_names import newest_steps, step_number
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import JsonObject, Purpose, policy_version
-from store import open_runs, runs
+from store import forks, open_runs, runs
 from store.database import Database
 from store.runs import NewRun, OrderedTask
 
@@ -50,7 +47,7 @@ async def create_run_from_config(
     async with database.begin() as connection:
         if name != runs.ADHOC:
             await open_runs.require_slot(connection, run_id, config)
-    model = None if config.endpoint else await model_directory(database, config)
+    model = await model_directory(database, config) if config.uses_model else None
     if config.endpoint is not None:
         evaluated = config.evaluation
         await check_endpoint(config.endpoint, [*evaluated.temperatures, *evaluated.start_temperatures])
@@ -62,7 +59,7 @@ async def create_run_from_config(
         first = await asyncio.to_thread(publish_model, model, run_id, address)
     try:
         async with database.begin() as connection:
-            order = await _import_tasks(connection, config)
+            order = await _import_tasks(connection, config, model)
             slot = FIRST_SLOT
             if name != runs.ADHOC:
                 slot = await open_runs.require_slot(connection, run_id, config, first.files)
@@ -132,9 +129,34 @@ async def model_directory(database: Database, config: RunConfig) -> Path:
     return model
 
 
-async def _import_tasks(connection: AsyncConnection, config: RunConfig) -> dict[Purpose, list[OrderedTask]]:
-    """Import every dataset. Training tasks are shuffled by the run's seed, held-out tasks keep their file's order."""
+def _tokenizer_differs(model: Path, source: Path) -> bool:
+    """Compare vocabularies and chat templates; a source that is gone differs from nothing."""
+    if not (source / "tokenizer.json").exists():
+        return False
+    if read_chat_template(model) != read_chat_template(source):
+        return True
+    one, other = (read_model_json(directory, "tokenizer.json") for directory in (model, source))
+    return any(one.get(part) != other.get(part) for part in ("model", "added_tokens"))
+
+
+async def _import_tasks(
+    connection: AsyncConnection, config: RunConfig, model: Path | None
+) -> dict[Purpose, list[OrderedTask]]:
+    """Import every dataset. Training tasks are shuffled by the run's seed, held-out tasks keep their file's order.
+
+    A run of forks has only the task that it is forked from. Raises ConfigError if its `model` has another tokenizer
+    or chat template than the model whose tokens it is to go on from.
+    """
     order: dict[Purpose, list[OrderedTask]] = {Purpose.TRAIN: [], Purpose.EVAL: []}
+    if config.evaluation.forked_turn_id is not None:
+        point = await forks.fork_point(connection, config.evaluation.forked_turn_id)
+        source = Path((await runs.the_run(connection, point.run_id)).model_path)
+        if model is not None and await asyncio.to_thread(_tokenizer_differs, model, source):
+            raise ConfigError(
+                f"{model} has another tokenizer or template than {source}, whose tokens rollout {point.rollout_id} "
+                "has; name a policy with the same ones"
+            )
+        return order | {Purpose.EVAL: [OrderedTask(point.task_id, 0)]}
     for number, dataset in enumerate(config.datasets):
         digest = await asyncio.to_thread(dataset_digest, dataset)
         await import_dataset(connection, dataset, digest, offers_of(config))

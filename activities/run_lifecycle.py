@@ -14,7 +14,7 @@ from activities.run_creation import create_run_from_config
 from activities.sandbox_probe import PATIENCE_SECONDS, SandboxProbe
 from activities.stage import activity_stage, heartbeating
 from activities.steering import apply_to_run, apply_to_target, run_of
-from activities.temporal_ui_details import describe_situation
+from activities.temporal_ui_details import describe_situation, viewer_link
 from ratchet import paths, temporal_client
 from ratchet.config import RunConfig
 from ratchet.config_sources import load_config, resolve_config
@@ -65,8 +65,6 @@ _MIX_STEPS = 10
 
 
 class RunActivities:
-    """Prepare, advance and end a training run."""
-
     def __init__(
         self,
         database: Database,
@@ -108,7 +106,8 @@ class RunActivities:
             stages=self.settings.all_stages(config.limits.workspace_seconds, config.limits.eval_seconds),
             poll_seconds=self.settings.train_run.poll,
             steps_per_execution=self.settings.train_run.steps_per_execution,
-            summary=f"{training.steps} steps of {training.groups_per_step} groups × {training.group_size} rollouts",
+            summary=f"{training.steps} steps of {training.groups_per_step} groups × {training.group_size} rollouts"
+            + viewer_link(f"/runs/{run_id}"),
         )
 
     @activity_stage("view_run")
@@ -184,7 +183,7 @@ class RunActivities:
         try:
             config = read_stored_config(row.config)
             ttl_seconds = box_ttl_seconds(config, self.settings, offered.max_ttl_seconds)
-            problem = await self._probe.problem(image, ttl_seconds, patience_seconds, bool(config.sandbox.network))
+            problem = await self._probe.problem(image, ttl_seconds, patience_seconds, config.sandbox.network)
         except ConfigError as error:
             problem = str(error)
         if not problem:
@@ -300,10 +299,7 @@ class RunActivities:
 
 
 async def _is_to_be_evaluated(connection: AsyncConnection, run_id: str) -> bool:
-    """Return whether an open run that is not stopped has evaluations of its newest step that people have asked for.
-
-    Locks the run's row, as such a request does.
-    """
+    """Lock the run; return whether people have asked for evaluations of its newest step, unless it is stopped."""
     is_open = await plans.lock_run_for_planning(connection, run_id)
     row = await runs.the_run(connection, run_id)
     if not is_open or row.wish == Wish.STOP:

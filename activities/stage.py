@@ -56,7 +56,6 @@ R = TypeVar("R")
 
 
 def _as_application_error(error: RatchetError) -> ApplicationError:
-    """Return the error as Temporal stores it."""
     delay = None
     category = ApplicationErrorCategory.UNSPECIFIED
     if isinstance(error, SandboxBusyError):

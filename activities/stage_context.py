@@ -19,8 +19,7 @@ from store.tasks import TaskRow
 
 @dataclass(frozen=True, slots=True)
 class StageContext:
-    """One try of one stage. `fence`: number of this try within its attempt, None for grading, which writes no
-    attempt."""
+    """One try of one stage. `fence`: number of this try in its attempt; None for grading, which writes no attempt."""
 
     input: StageInput
     sandbox_id: int
@@ -52,8 +51,7 @@ class StageContext:
 
         `use_box_as`: name of a stage that may use a box only once; the box is marked as used by this try. `fenced`:
         take a new fence, after which writes of earlier tries are refused. Raises FencedError if the attempt is
-        superseded or the box is another rollout's, SandboxGoneError if the box is not live, BoxSpentError if another
-        try has used it.
+        superseded or the box another rollout's, SandboxGoneError, BoxSpentError if another try has used it.
         """
         assert input.sandbox_id is not None
         fence = await rollouts.take_fence(connection, input.rollout_id, input.attempt) if fenced else None
@@ -65,12 +63,11 @@ class StageContext:
             provider_id = await sandboxes.spend_sandbox(connection, input.sandbox_id, owner, user)
         else:
             provider_id = await sandboxes.live_provider_id(connection, input.sandbox_id, owner)
-        task = await tasks.task_of_rollout(connection, input.rollout_id)
+        task = (await tasks.task_of_rollout(connection, input.rollout_id)).with_network(config.sandbox.network)
         return cls(input, input.sandbox_id, provider_id, config, task, fence)
 
     @property
     def agent_user(self) -> str:
-        """The user of the box as whom the agent works."""
         return str(self.task.spec.get("agent_user") or self.config.harness.user)
 
     @property

@@ -15,7 +15,7 @@ from ratchet.steering_payloads import SteerRunInput
 from ratchet.temporal_client import describe_workflow
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import SteeringAction
-from store import skipped_steps, steering, steering_targets
+from store import steering, steering_targets
 from store.database import Database
 from store.steering import Request, SteeringAnswer
 from store.steering_targets import Target
@@ -32,7 +32,7 @@ async def apply_to_run(database: Database, settings: TemporalSettings, input: St
             case SteeringAction.EXTEND:
                 return await steering.record_extension(connection, request, input.steps)
             case SteeringAction.SKIP_STEP:
-                return await skipped_steps.record_skipped_step(connection, request)
+                return await steering.record_skipped_step(connection, request)
             case _:
                 return await steering.CHANGES_OF_STATE[input.action](connection, request)
 
@@ -40,9 +40,7 @@ async def apply_to_run(database: Database, settings: TemporalSettings, input: St
 async def apply_to_target(
     database: Database, client: Client, action: SteeringAction, what: str, request_id: str, by: str, reason: str
 ) -> SteeringAnswer:
-    """Cancel or retry a group or a rollout. Raises ConfigError with the reason of a refusal, and
-    TemporalUnavailableError if its workflow cannot be told.
-    """
+    """Cancel or retry a group or rollout. Raises ConfigError if refused, TemporalUnavailableError if it is not told."""
     async with database.begin() as connection:
         target = await steering_targets.find_target(connection, what)
         request = Request(target.run_id, request_id, by, reason)

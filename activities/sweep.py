@@ -67,8 +67,6 @@ class _EndedRollouts:
 
 @dataclass
 class SweepActivities:
-    """The sweep."""
-
     database: Database
     provider: SandboxProvider
     settings: TemporalSettings
@@ -162,10 +160,7 @@ class SweepActivities:
         return _Findings(found, len(rows) + len(unknown))
 
     def _limited(self, found: _Findings, force: bool) -> list[_SweptBox]:
-        """Return all boxes whose release is requested and at most `sweep.max_share` of the rest.
-
-        The share limits the damage if running workflows are mistaken for closed ones.
-        """
+        """Return all boxes with a requested release and at most `sweep.max_share` of the rest; all boxes if `force`."""
         if force:
             return found.boxes
         requested = [box for box in found.boxes if box.requested]

@@ -1,5 +1,7 @@
 """Say in a few lines what a run does and waits for, for the details of its workflow in the Temporal UI."""
 
+import os
+
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.durations import duration_in_words
@@ -26,3 +28,9 @@ async def describe_situation(connection: AsyncConnection, run: RunRow) -> str:
             f"learner: {learner.phase} {learner.step}, heartbeat {duration_in_words(learner.silent_seconds)} ago"
         )
     return "\n".join(lines)
+
+
+def viewer_link(page: str) -> str:
+    """Return a paragraph with the page's address in the viewer, as Markdown; empty if the stack has told none."""
+    viewer = os.environ.get("RATCHET_VIEWER_URL", "").rstrip("/")
+    return f"\n\n[{page} in the viewer]({viewer}{page})" if viewer else ""

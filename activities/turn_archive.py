@@ -1,40 +1,20 @@
 """Write rows of ended rollouts to Parquet files, one directory per run and table.
 
 `archive/<run_id>/<table>/<after>.parquet` has the rows of the rollouts that follow the id `after`. A file appears by a
-rename, after its contents are on disk. Token ids and logprobs are bytes as in the store (`store.arrays`), JSON
-is text.
+rename, after its contents are on disk. Arrays are bytes as in the store (`store.arrays`), JSON is text.
 """
 
 import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 from uuid import uuid4
 
-import pyarrow as pa
 import pyarrow.parquet as pq
-from sqlalchemy import BigInteger, Boolean, DateTime, Float, Integer, LargeBinary, Text
-from sqlalchemy.dialects.postgresql import JSONB
-from sqlalchemy.orm import DeclarativeBase
 
 from engine.policy_files import fsync
+from store.parquet_tables import arrow_table
 from store.retention import ARCHIVED_TABLES
-
-_ARROW: dict[type[Any], Any] = {
-    BigInteger: pa.int64(),
-    Integer: pa.int32(),
-    Text: pa.large_string(),
-    LargeBinary: pa.large_binary(),
-    DateTime: pa.timestamp("us", tz="UTC"),
-    Boolean: pa.bool_(),
-    Float: pa.float64(),
-    JSONB: pa.large_string(),
-}
-
-
-def _schema(table: type[DeclarativeBase]) -> Any:
-    return pa.schema([(column.name, _ARROW[type(column.type)]) for column in table.__table__.columns])
 
 
 class ArchivePart:
@@ -50,7 +30,8 @@ class ArchivePart:
     def __enter__(self) -> Self:
         for name, path in self._partial.items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._writers[name] = pq.ParquetWriter(path, _schema(ARCHIVED_TABLES[name]), compression="zstd")
+            schema = arrow_table(ARCHIVED_TABLES[name].__table__.columns, []).schema
+            self._writers[name] = pq.ParquetWriter(path, schema, compression="zstd")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -64,12 +45,7 @@ class ArchivePart:
         """Append rows of a table; return their size in bytes."""
         if not rows:
             return 0
-        is_json = {c.name for c in ARCHIVED_TABLES[name].__table__.columns if isinstance(c.type, JSONB)}
-        columns = {
-            key: [json.dumps(row[key]) if key in is_json and row[key] is not None else row[key] for row in rows]
-            for key in rows[0]
-        }
-        batch = pa.table(columns, schema=_schema(ARCHIVED_TABLES[name]))
+        batch = arrow_table(ARCHIVED_TABLES[name].__table__.columns, rows)
         self._writers[name].write_table(batch)
         return int(batch.nbytes)
 

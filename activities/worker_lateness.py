@@ -29,8 +29,7 @@ class WorkerLateness:
         self._ended[workflow_id] = (number, time.monotonic())
 
     def stage_began(self, workflow_id: str, number: int, waits_for_slot: bool) -> None:
-        """Note the start of a stage. Neither the time in the queue for a slot is lateness, nor that of stages between
-        the two, which another worker has run."""
+        """Note the start of a stage. Time in the queue is no lateness, nor that of another worker's stages between."""
         before, ended = self._ended.pop(workflow_id, (0, 0.0))
         if before and before == number - 1 and not waits_for_slot:
             self._add(time.monotonic() - ended)

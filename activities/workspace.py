@@ -1,7 +1,4 @@
-"""Stage `workspace`: prepare the task's repository in the agent's box, with one base commit and no history.
-
-The base commit is recorded, because the agent's diff is taken against it.
-"""
+"""Stage `workspace`: prepare the repository in the agent's box, with one base commit that `diff` compares with."""
 
 import time
 
@@ -11,9 +8,10 @@ from activities.running_commands import RunningPreCommand
 from activities.stage import activity_stage, heartbeating
 from activities.stage_context import StageContext
 from grading.git_scripts import FAILED_PRE_COMMAND, PRE_COMMAND_BEGINS, prepare_script
-from grading.grading_box import upload_archive
+from grading.grading_box import close_network, upload_archive
 from ratchet.errors import CommandFailedError
 from ratchet.payloads import StageInput, StageResult
+from ratchet.types import SandboxRole
 from sandboxes.base import SandboxProvider
 from store.arrays import pack_text
 from store.database import Database
@@ -52,6 +50,7 @@ class WorkspaceActivities:
                     result = await box.exec(script, user="root", timeout=seconds, on_stderr=running.read)
                 except CommandFailedError as error:
                     raise of_pre_command(error, task.spec["pre_commands"]) from error
+                await close_network(box, task.opened, SandboxRole.AGENT)
             log = result.stderr[-_MAX_LOG_CHARACTERS:]  # the script sends the output of pre_commands there
             async with self.database.begin() as connection:
                 await context.write_attempt(

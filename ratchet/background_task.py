@@ -1,5 +1,4 @@
-"""Run a coroutine beside a block of code, such as a heartbeat or the renewal of a lease, or work in a thread that may
-hang."""
+"""Run a coroutine beside a block, such as a heartbeat or a lease's renewal, or work in a thread that may hang."""
 
 import asyncio
 import contextlib
@@ -65,11 +64,10 @@ async def wait_for_end(task: "asyncio.Task[Any]") -> None:
         raise
 
 
-async def in_abandonable_thread(work: Callable[[], _T], seconds: float | None = None) -> _T:
-    """Return what `work` returns in a daemon thread.
+async def in_abandonable_thread(work: Callable[[], _T]) -> _T:
+    """Return what `work` returns in a daemon thread, and raise what it raises.
 
-    After `seconds`, or if the caller is cancelled, the thread is left behind: it keeps no process from ending. Raises
-    what `work` raises, and TimeoutError.
+    If the caller is cancelled, the thread is left behind: it keeps no process from ending.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_T] = loop.create_future()
@@ -89,5 +87,4 @@ async def in_abandonable_thread(work: Callable[[], _T], seconds: float | None = 
             loop.call_soon_threadsafe(settle, settling)
 
     threading.Thread(target=run, daemon=True).start()
-    async with asyncio.timeout(seconds):
-        return await done
+    return await done

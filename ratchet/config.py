@@ -69,8 +69,8 @@ class RunConfig(Section):
     """The whole config of a run."""
 
     model: str = TINY
-    """Path of a Hugging Face model directory, or a policy that is made on this machine: `tiny`, the default, or
-    `tiny-curriculum`, which is made for configs/curriculum.yaml."""
+    """Path of a Hugging Face model directory, or a policy of our own: `tiny`, the default, or `tiny-curriculum`, for
+    configs/curriculum.yaml. They are made on this machine, but `tiny` of seed 0 is in the package."""
     init_from: str | None = None
     """Weights to start from instead of the model's own: a directory, or `RUN@step` of a run with that step published.
     None, the default, uses the model's."""
@@ -113,6 +113,11 @@ class RunConfig(Section):
     limits: LimitsConfig = LimitsConfig()
     """Time and size limits of a rollout."""
 
+    @property
+    def uses_model(self) -> bool:
+        """True if the model answers, or if an endpoint's answers are stored as its tokens."""
+        return self.endpoint is None or self.endpoint.tokens
+
     @model_validator(mode="before")
     @classmethod
     def _preset(cls, values: Any) -> Any:
@@ -147,9 +152,11 @@ class RunConfig(Section):
             raise ValueError("datasets: at least one needs use: train, with a weight above 0")
         if self.endpoint is not None and self.training.steps:
             raise ValueError(
-                "endpoint: the tokens of an endpoint are not captured, so nothing can be trained on them; "
-                "training.steps must be 0"
+                "endpoint: nothing can be trained while an endpoint answers; training.steps must be 0, and "
+                "`ratchet train --from-store` trains its rollouts afterwards if endpoint.tokens is true"
             )
+        if self.evaluation.forked_turn_id is not None and self.training.steps:
+            raise ValueError("evaluation.forked_turn_id: forks are not trained; training.steps must be 0")
         if self.sampling.max_response_tokens > self.sampling.max_context_tokens:
             raise ValueError("sampling.max_response_tokens is above sampling.max_context_tokens")
         if self.training.min_graded is not None and self.training.min_graded > self.training.group_size:
@@ -162,8 +169,6 @@ class RunConfig(Section):
                 f"({self.sampling.max_context_tokens}), so the longest chain would not fit into a bin; raise it, or "
                 "leave it out, which makes it as large as the context"
             )
-        if self.training.lora is not None and self.training.weight_transport == "nccl":
-            raise ValueError("training.weight_transport: an adapter is a small file, which engines read; use disk")
         if self.training.lora is not None and any(one.address is not None for one in self.engines):
             raise ValueError(
                 "training.lora: an engine with adapters must be started by this stack; leave engines.address out"

@@ -42,10 +42,11 @@ class LossConfig(Section):
     """Factor of KL(policy || reference) at each trained token, by the k3 estimator (training/reference.py), added to
     the token's loss. 0, the default, loads no reference."""
     reference_model: str | None = None
-    """Directory of the reference for `reference_kl`. None, the default, means the weights that the run began with
+    """Directory of the reference for `reference_kl`: a Hugging Face model, or a checkpoint of Megatron-core
+    (`torch_dist`) with the policy's architecture. None, the default, means the weights that the run began with
     (REF_MODEL_PATH)."""
     distillation: Annotated[float, Field(ge=0)] = 0.0
-    """Factor of on-policy distillation (training/teacher.py): at each trained token the policy is drawn towards the
+    """Factor of on-policy distillation (training/reference.py): at each trained token the policy is drawn towards the
     teacher. Groups of equal rewards, and rollouts without a positive advantage, are then trained, too. 0, the default,
     loads no teacher."""
     teacher_model: str | None = None

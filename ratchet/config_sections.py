@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 
 from ratchet.bounded_numbers import LARGEST_INTEGER, Fraction, NotNegative, Positive, Seconds
 from ratchet.storable_values import find_unstorable
-from ratchet.types import TurnKind
+from ratchet.types import OpenedUse, TurnKind
 
 
 class Section(BaseModel):
@@ -64,7 +64,7 @@ class EngineConfig(Section):
 class EndpointConfig(Section):
     """A server with OpenAI's Chat Completions that answers the agents instead of the policy.
 
-    Its tokens are not known, so a run with an endpoint only evaluates: nothing of it can be trained.
+    A run with an endpoint only evaluates. With `tokens`, another run can train its solved rollouts by the loss `sft`.
     """
 
     url: str
@@ -77,6 +77,9 @@ class EndpointConfig(Section):
     body: dict[str, Any] = {}
     """Fields that are added to each request, or replace the adapter's, such as `reasoning_effort`; null leaves a field
     out. Empty by default."""
+    tokens: bool = False
+    """Store each answer as the tokens that the chat template of `model` writes for it, without logprobs, so that
+    `ratchet train --from-store` can train them by the loss `sft`. False, the default, stores no tokens."""
     silent_seconds: Seconds = 600
     """Time without a byte of the answer after which a call is made again. 600 s lets a model think for long."""
 
@@ -110,15 +113,19 @@ class DatasetConfig(Section):
     """Name of the column with the task's label, which names the task in reports and on the command line."""
     metadata_key: str = "metadata"
     """Name of the column with the task's image, working directory and grader (docs/tasks.md)."""
+    renderer: str | None = None
+    """Function as `package.module:function` that adds the tasks' own view to the viewer's page of a rollout
+    (viewer/renderers/registry.py). None, the default, means that of the grader, if there is one."""
 
 
-def _agent_user(name: str) -> str:
+def _box_user(name: str) -> str:
     if name == "root" or not re.fullmatch(r"[a-z_][a-z0-9_-]{0,31}", name):
-        raise ValueError("expected the name of a user other than root")
+        raise ValueError(f"expected the name of a user other than root, found {name!r:.60}")
     return name
 
 
-AgentUser = Annotated[str, AfterValidator(_agent_user)]
+BoxUser = Annotated[str, AfterValidator(_box_user)]
+TestsUser = Annotated[str, AfterValidator(lambda name: name if name == "root" else _box_user(name))]
 
 
 class HarnessConfig(Section):
@@ -132,7 +139,7 @@ class HarnessConfig(Section):
     """A function `generate(args, sample, sampling_params)` as `package.module:function`, which makes a rollout from its
     first box to its samples (examples/own_generate.py). If its worker dies, the whole function is repeated in new
     boxes, instead of one stage. None, the default, runs the stages of a rollout."""
-    user: AgentUser = "agent"
+    user: BoxUser = "agent"
     """User of the box that runs the agent's program and owns the repository, unless the task has `metadata.agent_user`.
     Not root, whose processes could not all be ended before the diff. `agent` is made if the image has none, and owns
     nothing else. It costs trust to name another: what the image lets that user read or start, the agent can."""
@@ -182,10 +189,11 @@ class SandboxConfig(Section):
     max_processes: Annotated[int, Field(ge=64, le=LARGEST_INTEGER)] | None = None
     """Limit of processes and threads of one box. None, the default, leaves it to the service (docker: 512)."""
 
-    network: list[Literal["agent", "grade"]] = []
-    """Boxes with an open network, beside those that a task's `metadata.network` names; `pre_commands` run in both. It
-    costs trust: an agent can download a solution, and a grading box can tell the tests to somebody or get its verdict
-    from the internet. Empty by default. The local gateway cannot open a network."""
+    network: list[OpenedUse] = []
+    """Boxes with an open network, beside those that a task's `metadata.network` names: agent, grade, or pre_commands,
+    which opens it in both boxes and closes it after them. It costs trust: an agent can download a solution, a grading
+    box can tell the tests to somebody or get its verdict from the internet, and with pre_commands a host that they ask
+    can send a solution. Empty by default. The local gateway cannot open a network."""
 
     @property
     def max_open_rollouts(self) -> int:
@@ -316,6 +324,9 @@ class TrainingConfig(Section):
     workers: Positive | None = None
     """Number of learner ranks. None, the default, means one per GPU of `gpus`; without it one on a machine with a GPU
     or up to three cores, else two."""
+    num_threads: Positive = 1
+    """Compute threads of a rank on a CPU. A step that is trained again with another number is equal but for rounding.
+    1, the default, leaves the other cores to engine and boxes, which work beside it."""
     gpus: dict[str, list[NotNegative]] | None = None
     """GPUs of the learner's ranks: host -> indexes, such as `{local: [4, 5, 6, 7]}`. Only `local` or IP addresses of
     nodes of the Ray cluster. None, the default, means the GPUs of this machine that no engine was given."""
@@ -332,10 +343,6 @@ class TrainingConfig(Section):
     """Number of steps between checkpoints; the last step makes one, too. A killed learner replays at most so many."""
     kept_versions: Positive | None = 4
     """Number of published weights whose files are kept, beside step 0 and those of kept checkpoints. None keeps all."""
-    weight_transport: Literal["disk", "nccl"] = "disk"
-    """Transport of new weights to running engines. `disk`, the default: each engine reads the published files. `nccl`:
-    the learner's first rank reads them once and broadcasts them from its GPU, which no engine may use; an engine that
-    misses the broadcast, or starts later, reads the files. The benefit of nccl is not measured yet."""
     weights_address: str | None = None
     """Address below which every published version is stored, too, in the form of fsspec: `s3://BUCKET/DIRECTORY`,
     `gs://…`, `file:///DIRECTORY`. Engines on hosts that do not share the state directory fetch it from there before
@@ -374,9 +381,12 @@ class EvaluationConfig(Section):
     samples: Positive = 1
     """Number of rollouts of each held-out task at those `temperatures` that are above 0. Greedy evaluations and
     `start_temperatures` take one."""
+    forked_turn_id: Positive | None = None
+    """Id of a stored turn, set by `ratchet fork`: each rollout then does again what that turn's rollout did before it,
+    and samples from there, on its task alone. None by default."""
 
 
-METRIC_SINKS = ("tensorboard", "wandb", "mlflow", "trackio")
+METRIC_SINKS = ("tensorboard", "wandb")
 """The sinks that `training/metric_sinks` has."""
 
 
@@ -384,7 +394,7 @@ class MetricSinkConfig(Section):
     """One tool that gets a copy of the learner's metrics."""
 
     name: str = "tensorboard"
-    """`tensorboard`, the default, `wandb`, `mlflow`, `trackio`, or a class of your own as `package.module:Class`."""
+    """`tensorboard`, the default, `wandb`, or a class of your own as `package.module:Class`."""
     options: dict[str, Any] = {}
     """Arguments of the tool's client, such as `project` or `mode: offline` of wandb. Keys of accounts are not
     written here: the client reads them from the learner's environment. Any other secret is written as `${NAME}`, as in
@@ -402,6 +412,10 @@ class MetricsConfig(Section):
 class GradingConfig(Section):
     """Judgement and reward of patches."""
 
+    user: TestsUser = "agent"
+    """User of the box that runs the tests and owns the repository, unless the task has `metadata.tests_user`. `agent`,
+    the default, is made if the image has none. `root` is what some tasks need, and costs trust: a patch's code runs as
+    this user, and root can read and write what the runner keeps."""
     reward: str = "solved"
     """Name of the reward function: `solved`, `fraction`, `weighted`, or a function as `module:function`. The default
     gives 1 to a solved task and 0 to any other, or the number of the task's own reward file."""

@@ -110,8 +110,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _yaml_or_text(text: str) -> Any:
-    """Parse one value as YAML; text that is not YAML is kept, such as a prompt that begins with
-    `{problem_statement}`."""
+    """Parse one value as YAML; other text is kept, such as a prompt that begins with `{problem_statement}`."""
     try:
         return parse_yaml(text)
     except NOT_YAML:
@@ -203,8 +202,7 @@ def load_config(
     environment: Mapping[str, str] | None = None,
     arguments: Sequence[str] = (),
 ) -> RunConfig:
-    """Read the run's config from all six sources. `arguments`: vime's, as `ratchet train` got them. Raises
-    ConfigError."""
+    """Read the run's config from all six sources. `arguments`: those of `ratchet train`. Raises ConfigError."""
     from_file = read_yaml(path, "; name a YAML file, for example configs/quickstart.yaml") or {}
     if not isinstance(from_file, dict):
         raise ConfigError(f"{path}: expected a mapping of keys, found {type(from_file).__name__}")

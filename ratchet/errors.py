@@ -114,9 +114,7 @@ class SandboxBusyError(RetryableError):
 
 
 class SandboxRefusesError(SandboxBusyError):
-    """The sandbox service refuses this installation: its key, its account or quota, or the way to it. The calls wait
-    until a person has mended it.
-    """
+    """The sandbox service refuses this installation's key, account, quota or address; calls wait for a person."""
 
     def __init__(self, message: str) -> None:
         super().__init__(f"{message}; the call is repeated until the service accepts it", retry_after_seconds=30.0)
@@ -176,9 +174,7 @@ class TemporalUnavailableError(RetryableError):
 
 
 class WorkerHostError(RetryableError):
-    """The worker's own machine refuses a file or a process, or cannot reach another: a full, read-only or unreachable
-    disk, no memory, no descriptors, no network.
-    """
+    """The worker's machine refuses a file, process or connection: full disk, no memory, descriptors or network."""
 
 
 class LearnerLostError(RetryableError):

@@ -6,8 +6,7 @@ from ratchet.payloads import EvaluationPlan, Payload, StageOptions
 class EvaluateInput(Payload):
     """Argument of the Evaluate workflow; the policy version must not change before it ends.
 
-    `after`: the rollouts up to this id have had their turn. `share`: of the run's open rollouts, if several evaluations
-    run side by side.
+    `after`: the rollouts up to this id have had their turn. `share`: of the run's open rollouts, beside others.
     """
 
     run_id: str

@@ -5,14 +5,17 @@ from typing import Annotated, Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from ratchet.bounded_numbers import LARGEST_INTEGER, NotNegative, Positive, RowId, Seconds
+from ratchet.config_sections import TestsUser
 from ratchet.payloads import Payload, StageOptions, StartInput
+from ratchet.types import OpenedUse
 
 
 class AdmitInput(StartInput):
     """Argument of AdmitTasks: which tasks of a dataset to examine, and how often each patch is graded.
 
     `labels` empty: all. `again`: examine tasks again that the present version of their grader has examined.
-    `broken_oracles`: size of the pool that is made for each admitted task. `network`: as `sandbox.network` of a run.
+    `broken_oracles`: size of the pool that is made for each admitted task. `network`, `user`: as
+    `sandbox.network` and `grading.user` of a run.
     `after` and `counts` are set by continue-as-new.
     """
 
@@ -25,7 +28,8 @@ class AdmitInput(StartInput):
     limit: NotNegative | None = None
     again: bool = False
     broken_oracles: NotNegative = 4
-    network: list[Literal["agent", "grade"]] = Field(default_factory=list)
+    network: list[OpenedUse] = Field(default_factory=list)
+    user: TestsUser = "agent"
     window: Positive = 4
     eval_seconds: Seconds = 600
     workspace_seconds: Seconds = 300
@@ -34,8 +38,6 @@ class AdmitInput(StartInput):
 
 
 class LabelledTask(NamedTuple):
-    """A task's id in the store and its label."""
-
     task_id: int
     label: str
 
@@ -65,7 +67,8 @@ class TrialInput(Payload):
     workspace_seconds: float
     failing: list[str] = Field(default_factory=list)
     failed_at: list[str] = Field(default_factory=list)
-    network: list[Literal["agent", "grade"]] = Field(default_factory=list)
+    network: list[OpenedUse] = Field(default_factory=list)
+    user: str = "agent"
 
 
 class TrialResult(Payload):
@@ -75,6 +78,7 @@ class TrialResult(Payload):
 
     Of a broken trial `solved` means that the gold patch failed the broken tests as it should: they joined the pool. A
     `grade` trial becomes a `control` trial if it ran only the tests that control runs repeat; `solved`: they passed.
+    `user`: the admission's user that ran the tests, empty if the row names another.
     """
 
     patch: Trial
@@ -85,6 +89,7 @@ class TrialResult(Payload):
     failed_at: list[str] = Field(default_factory=list)
     left_out: list[str] = Field(default_factory=list)
     error: str = ""
+    user: str = ""
 
 
 class AdmissionInput(Payload):
@@ -133,8 +138,6 @@ class RegradeInput(StartInput):
 
 
 class StoredPatch(NamedTuple):
-    """A patch and the attempt that made it."""
-
     rollout_id: int
     attempt: int
     patch_id: int

@@ -1,8 +1,7 @@
 """The log lines of a part of the stack: plain text, or one JSON object a line with RATCHET_LOG_FORMAT=json.
 
 Lines of structlog and of the standard library's loggers, such as those of uvicorn and Temporal's SDK, look alike. The
-ids that `structlog.contextvars` holds for the present activity or model call are in each of them. Passwords and keys
-are replaced by `***`.
+ids that `structlog.contextvars` holds for the present activity or model call are in each of them. Secrets become `***`.
 """
 
 import logging

@@ -41,7 +41,6 @@ def label_of_versions(versions: Mapping[int, str]) -> str | None:
 
 
 def version_in_label(label: str | None, slot: int) -> str | None:
-    """Return the version of a slot."""
     return versions_of_label(label).get(slot)
 
 

@@ -17,8 +17,7 @@ def making(target: Path, say: ReportProgress) -> Iterator[Path]:
     """Yield an empty scratch directory, on the disk of `target`, to the only process that makes `target` now.
 
     It waits, and says so, while another process makes it, so look inside the block whether it is there. The kernel
-    releases the lock when a process ends, however it ends; the scratch directory of a killed one is deleted by the
-    next. Raises OSError.
+    releases the lock when a process ends, however it ends; the next deletes the scratch directory. Raises OSError.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{target.name}.making-"

@@ -1,9 +1,7 @@
-"""Find the directory of a config's model, and read and check its files.
-
-What is missing or broken there is a mistake of the user and raises ConfigError.
-"""
+"""Find, read and check the directory of a config's model; raises ConfigError for what is missing or broken."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,8 @@ from ratchet.errors import ConfigError
 
 _OTHER_TOKENIZERS = ("tokenizer.model", "tiktoken.model", "tekken.json", "vocab.json")
 """Files of tokenizers that are not read here: those of sentencepiece, tiktoken and Mistral, and GPT-2's old pair."""
+_READS_TOOLS = re.compile(r"\{[{%](?:(?!%\}|\}\}).)*?(?<![\w.'\"])tools\b", re.DOTALL)
+"""The variable in a tag of a template; its text and comments may have the word, too."""
 _INDEX = "model.safetensors.index.json"
 _MAX_HEADER_BYTES = 100_000_000
 """The limit of safetensors itself."""
@@ -34,6 +34,15 @@ def frozen_models(config: RunConfig) -> list[Path | None]:
     return [None if path is None else Path(path) for path in wanted]
 
 
+def megatron_checkpoint(model: Path) -> Path | None:
+    """Return the directory of the distributed checkpoint of Megatron-core (`torch_dist`) that a directory has, None if
+    it has none: the directory itself, or the one that latest_checkpointed_iteration.txt names."""
+    tracker = model / "latest_checkpointed_iteration.txt"
+    latest = tracker.read_text().strip() if tracker.is_file() else ""
+    found = model / (f"iter_{int(latest):07d}" if latest.isdecimal() else latest)
+    return found if (found / ".metadata").is_file() else None
+
+
 def require_model(model: Path) -> None:
     """Raise ConfigError if the directory is not usable as a policy, naming what is missing and what to do."""
     require_config("model", model)
@@ -48,15 +57,10 @@ def require_model(model: Path) -> None:
 def require_config(key: str, model: Path) -> None:
     """Raise ConfigError, which names the config's `key`, if the directory holds no model in Hugging Face's format."""
     if not (model / "config.json").is_file():
-        if any(model.glob("*/.metadata")) or (model / ".metadata").is_file():
-            raise ConfigError(
-                f"{key}: {model} is a checkpoint of Megatron (torch_dist); convert it with vime's "
-                "tools/convert_torch_dist_to_hf.py (--input-dir, --output-dir, --origin-hf-dir) and name the result, "
-                "or leave it out: the run's first weights are then the reference"
-            )
         raise ConfigError(
             f"{key}: {model} has no config.json; name a Hugging Face model directory; a model of the hub "
-            "must be downloaded first, for example with `hf download NAME --local-dir DIR`"
+            "must be downloaded first, for example with `hf download NAME --local-dir DIR`, and a `torch_dist` "
+            "checkpoint converted with vime's tools/convert_torch_dist_to_hf.py"
         )
     read_model_json(model, "config.json")
 
@@ -78,10 +82,7 @@ def read_model_file(model: Path, name: str) -> str | None:
 
 
 def read_model_json(model: Path, name: str, required: bool = True) -> dict[str, Any]:
-    """Return the JSON object in a file of a model directory; {} if it is missing and not `required`.
-
-    Raises ConfigError if a required file is missing, or if a file has no JSON object.
-    """
+    """Return a file's JSON object, {} if it is missing. ConfigError if `required` and missing, or no JSON object."""
     text = read_model_file(model, name)
     if text is None:
         if required:
@@ -119,7 +120,7 @@ def read_chat_template(model: Path) -> str | None:
             f"model directory {model} has the chat templates {names}, neither `default` nor `tool_use`; put the one "
             "that shows tools into chat_template.jinja"
         )
-    return next((text for text in known if "tools" in text), known[0] if known else None)
+    return next((text for text in known if _READS_TOOLS.search(text)), known[0] if known else None)
 
 
 def _remedy(model: Path, missing: str) -> str:
@@ -133,10 +134,7 @@ def _remedy(model: Path, missing: str) -> str:
 
 
 def _require_whole_weights(model: Path) -> None:
-    """Raise ConfigError if a file of weights is missing or is not whole, as after a download that was interrupted.
-
-    Reads the headers of safetensors files, not the weights.
-    """
+    """Raise ConfigError if weights are missing or cut off, by the headers of safetensors files alone."""
     index = read_model_json(model, _INDEX, required=False).get("weight_map")
     names = {str(name) for name in index.values()} if isinstance(index, dict) else set()
     for name in sorted(names or {path.name for path in model.glob("*.safetensors")}):

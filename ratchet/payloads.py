@@ -183,8 +183,7 @@ class DiffResult(StageResult):
 class FinaliseInput(Payload):
     """The end of a rollout in its workflow. `grade_id` None: there is no verdict, and `failure` is the outcome.
 
-    `used_seconds` by stage, summed over its tries. If the rollout continued from a stored patch, it lacks the stages
-    before that.
+    `used_seconds` by stage, summed over its tries. From a stored patch on, it lacks the stages before.
     """
 
     rollout_id: int
@@ -229,8 +228,7 @@ class MemberInput(Payload):
 
 
 class Replacement(Payload):
-    """The new member, None if the store grants none. `running`: the old member has not ended yet, so ask again
-    later."""
+    """The new member, None if the store grants none. `running`: the old one has not ended yet, so ask again later."""
 
     member: GroupMember | None = None
     running: bool = False
@@ -245,8 +243,7 @@ class GroupResult(Payload):
 
 
 class TrainRunInput(StartInput):
-    """Exactly one of: a whole `config`; the path of a YAML file on the worker's machine; the `run_id` of an existing
-    run."""
+    """Exactly one of: a whole `config`, the path of a YAML file on the worker's machine, an existing `run_id`."""
 
     config: JsonObject | None = None
     config_path: str | None = None
@@ -346,8 +343,6 @@ class PauseRunInput(Payload):
 
 
 class StepInput(Payload):
-    """One step of a run."""
-
     run_id: str
     step: int
 

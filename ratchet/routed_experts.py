@@ -16,9 +16,7 @@ ExpertIds = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
 
 @dataclass(slots=True, frozen=True)
 class RoutedExperts:
-    """The experts of T tokens. `known`: bool (T,), whether the token's experts were recorded; `ids` (T, ...) are 0
-    if not.
-    """
+    """The experts of T tokens. `known`: bool (T,), whether they were recorded; `ids` (T, ...) are 0 if not."""
 
     ids: ExpertIds
     known: npt.NDArray[np.bool_]
@@ -36,5 +34,4 @@ class RoutedExperts:
         self.known[start : start + len(ids)] = True
 
     def cut(self, end: int) -> Self:
-        """Return the first `end` tokens."""
         return type(self)(self.ids[:end], self.known[:end])

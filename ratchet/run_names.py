@@ -1,7 +1,4 @@
-"""The names by which people point at a run, group, rollout or evaluation.
-
-A name that cannot be one is refused here, before any service is asked.
-"""
+"""The names of runs, groups, rollouts and evaluations; an impossible one is refused before a service is asked."""
 
 import re
 from collections.abc import Sequence
@@ -79,9 +76,7 @@ def refuse_link_to_number(name: str) -> None:
 
 
 def require_target_name(name: str) -> str:
-    """Return the name of what can be changed. Raises ConfigError if no group, rollout or evaluation can have it, and
-    for a link to a number.
-    """
+    """Return a name of what can be changed. Raises ConfigError for one that cannot be, and a link to a number."""
     refuse_link_to_number(name)
     if not _TARGET.fullmatch(plain_name(name)):
         raise ConfigError(

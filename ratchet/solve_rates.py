@@ -95,20 +95,11 @@ def reported_ks(counts: Sequence[SolvedCount]) -> list[int]:
     return sorted({k for k in (2**power for power in range(most.bit_length())) if k <= most} | ({most} - {0}))
 
 
-def paired_rates(first: Mapping[str, SolvedCount], second: Mapping[str, SolvedCount]) -> npt.NDArray[np.float64]:
-    """Return the solve rates (tasks, 2) of the tasks for which both have verdicts."""
-    paired = [
-        (first[task], second[task])
-        for task in sorted(first.keys() & second.keys())
-        if first[task].num_verdicts and second[task].num_verdicts
-    ]
-    return np.array([[one.num_solved / one.num_verdicts for one in pair] for pair in paired]).reshape(-1, 2)
-
-
 def compare(first: Mapping[str, SolvedCount], second: Mapping[str, SolvedCount]) -> PairedComparison:
-    """Compare two evaluations task by task."""
-    paired = paired_rates(first, second)
-    differences = paired[:, 1] - paired[:, 0]
+    common = [(one, second[task]) for task, one in sorted(first.items()) if task in second]
+    paired = [pair for pair in common if all(one.num_verdicts for one in pair)]
+    rates = np.array([[one.num_solved / one.num_verdicts for one in pair] for pair in paired]).reshape(-1, 2)
+    differences = rates[:, 1] - rates[:, 0]
     first_better, second_better = int((differences < 0).sum()), int((differences > 0).sum())
     num_left_out = len(first.keys() | second.keys()) - len(paired)
     if np.isin(np.abs(differences), (0.0, 1.0)).all():  # as with one rollout per task

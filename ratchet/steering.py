@@ -92,7 +92,6 @@ def require_changeable(key: str) -> None:
 
 
 def acts_on(key: str) -> str:
-    """Return what a change of a changeable key acts on."""
     return CHANGEABLE[_NUMBER.sub("", key)]
 
 

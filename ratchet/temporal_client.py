@@ -49,6 +49,8 @@ _MOST_RESETS = 3
 """Resets of one execution. A restore needs one; a workflow that contradicts itself each time is a bug in its code."""
 _WAITING_CALLS = ("get_workflow_execution_history", "query_workflow")
 """Calls that the server answers when a workflow has gone on, or a worker has answered."""
+_READING_CALLS = ("count_", "describe_", "get_", "list_")
+"""Beginnings of the names of calls that change nothing, so that they may be made again."""
 
 
 async def connect_temporal(
@@ -103,14 +105,25 @@ async def _connect(converter: DataConverter, runtime: Runtime | None, arguments:
 
 
 def _wait_for_answers(client: Client, patience: Patience) -> None:
-    """Give every call ANSWER_SECONDS in place of the SDK's 30 s, for which it has no setting."""
+    """Give every call ANSWER_SECONDS in place of the SDK's 30 s, for which it has no setting.
+
+    A busy server ends some calls by shorter deadlines of its own; those that only read are then made again.
+    """
     service = client.service_client
     call = service._rpc_call
 
     async def patient_call(rpc: str, *arguments: Any, timeout: timedelta | None, **options: Any) -> Any:
         timeout = timeout or timedelta(seconds=ANSWER_SECONDS)
+        ends_at = asyncio.get_running_loop().time() + timeout.total_seconds()
         with contextlib.nullcontext() if rpc in _WAITING_CALLS else patience.waiting():
-            return await call(rpc, *arguments, timeout=timeout, **options)
+            while True:
+                try:
+                    return await call(rpc, *arguments, timeout=timeout, **options)
+                except RPCError as error:
+                    is_cut = error.status is RPCStatusCode.DEADLINE_EXCEEDED and rpc.startswith(_READING_CALLS)
+                    if not is_cut or asyncio.get_running_loop().time() >= ends_at:
+                        raise
+                await asyncio.sleep(0.5)
 
     service._rpc_call = patient_call  # type: ignore[method-assign]
 
@@ -142,10 +155,7 @@ class WorkflowState(IntEnum):
 
 
 async def describe_workflow(client: Client, workflow_id: str) -> DescribeWorkflowExecutionResponse | None:
-    """Describe the newest execution of a workflow; None if there is none. Raises RPCError.
-
-    The SDK's own `describe` raises ValueError for a workflow that is paused.
-    """
+    """Describe the newest execution, or None; the SDK's raises ValueError for a paused one. Raises RPCError."""
     request = DescribeWorkflowExecutionRequest(
         namespace=client.namespace, execution=WorkflowExecution(workflow_id=workflow_id)
     )

@@ -206,7 +206,6 @@ class TemporalSettings(_Section):
         return self._options(getattr(self.stages, name), start_to_close_seconds)
 
     def image_options(self) -> StageOptions:
-        """Return the options of the activity that builds an image."""
         return self._options(self.image_build)
 
     def _options(self, stage: Stage, start_to_close_seconds: float | None = None) -> StageOptions:

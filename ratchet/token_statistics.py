@@ -1,7 +1,4 @@
-"""The learner's record of a turn's trained tokens in a step.
-
-The learner makes these records and the store keeps them, so the type depends on neither.
-"""
+"""The learner's record of a turn's trained tokens in a step, apart from learner and store, which both use it."""
 
 from dataclasses import dataclass
 

@@ -139,7 +139,6 @@ def span(name: str, facts: Facts, kind: SpanKind = SpanKind.INTERNAL) -> Iterato
 
 
 def add_facts(facts: Facts) -> None:
-    """Add attributes to the present span."""
     trace.get_current_span().set_attributes(_attributes(facts))
 
 

@@ -42,13 +42,16 @@ fence: a number that increases with every try of a stage; writes that carry an o
 
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 JsonObject = dict[str, Any]
 """A JSON object at an edge: a JSON column, the body of a message, a report for people or a task's metadata."""
 
 MODEL_NAME = "policy"
 """The model name under which engines serve the policy and under which agents request it."""
+
+CHAT = "activities.chat:hold_session"
+"""The generate function of a chat, which is also the harness of its rollout."""
 
 # ---------------------------------------------------------------- states
 
@@ -259,7 +262,7 @@ class ForkCause(StrEnum):
 
 
 class UnreadCause(StrEnum):
-    """The reason why a call of a sampled text is text for the client."""
+    """The reason why a call of a sampled text is text for the client, or why an endpoint's answer has no tokens."""
 
     NO_PARSER = "no_parser"
     """The model's parser does not read it."""
@@ -269,6 +272,15 @@ class UnreadCause(StrEnum):
     """Its tool was not offered, or was not chosen."""
     ARGUMENTS = "arguments"
     """Its arguments are no JSON that can be kept, lack a required one or violate a strict schema."""
+    ENDPOINT_CUT = "endpoint_cut"
+    """An endpoint's answer was ended by a limit or a stop sequence."""
+    ENDPOINT_UNWRITTEN = "endpoint_unwritten"
+    """The chat template does not write the endpoint's answer, or its text is read as another message."""
+
+
+PRE_COMMANDS = "pre_commands"
+OpenedUse = Literal["agent", "grade", "pre_commands"]
+"""A use of boxes whose network can be opened."""
 
 
 class SandboxRole(StrEnum):

@@ -47,10 +47,7 @@ def _require_each_once(keys: list[yaml.ScalarNode]) -> None:
 
 
 def read_yaml(path: Path, remedy: str = "") -> Any:
-    """Parse a file in UTF-8, with or without a byte order mark. `remedy`: what to do if there is no such file.
-
-    Raises ConfigError.
-    """
+    """Parse a file in UTF-8, with or without BOM. `remedy`: what to do if it is missing. Raises ConfigError."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:

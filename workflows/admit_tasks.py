@@ -109,4 +109,5 @@ def _trial(input: AdmitInput, task: LabelledTask, patch: Trial, repeat: int) -> 
         eval_seconds=input.eval_seconds,
         workspace_seconds=input.workspace_seconds,
         network=input.network,
+        user=input.user,
     )

@@ -80,8 +80,7 @@ _MAX_SUMMARY_BYTES = 350
 
 @workflow.defn(name="Rollout", failure_exception_types=[ValidationError])
 class Rollout:
-    """State: the current attempt, the seconds used by stage, the verdict once there is one, and what a function of the
-    user's own has given."""
+    """State: current attempt, used seconds by stage, the verdict if there is one, the user's function's results."""
 
     def __init__(self) -> None:
         self.attempt = 1

@@ -86,8 +86,6 @@ async def run_with_replacements(
 
 @workflow.defn(name="RolloutGroup", failure_exception_types=[ValidationError])
 class RolloutGroup:
-    """Runs all members of a group in parallel."""
-
     @workflow.run
     async def run(self, input: GroupInput) -> GroupResult:
         plan: GroupPlan | None = None

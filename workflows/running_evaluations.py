@@ -15,9 +15,7 @@ with workflow.unsafe.imports_passed_through():
 
 
 class RunningEvaluations:
-    """Children of TrainRun. `count(workflow_id, what, reason)` is called when one was terminated by hand, and raises if
-    that happens too often.
-    """
+    """Children of TrainRun. `count(workflow_id, what, reason)`: called for one ended by hand; may raise."""
 
     def __init__(self, count: Callable[[str, str, str], None]) -> None:
         self._count = count

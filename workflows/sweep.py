@@ -1,7 +1,4 @@
-"""The Sweep workflow: kill boxes and end rollouts that no running workflow owns.
-
-A schedule starts it every `sweep.interval` seconds of temporal.yaml.
-"""
+"""The Sweep workflow, started every `sweep.interval` seconds: end boxes and rollouts that no workflow owns."""
 
 from pydantic import ValidationError
 from temporalio import workflow
@@ -17,8 +14,6 @@ _OPTIONS = StageOptions(queue="", start_to_close_seconds=300, heartbeat_seconds=
 
 @workflow.defn(name="Sweep", failure_exception_types=[ValidationError])
 class Sweep:
-    """Runs the sweep activity once."""
-
     @workflow.run
     async def run(self, input: SweepInput) -> SweepResult:
         return await run_activity(SweepActivities.sweep, input, _OPTIONS)

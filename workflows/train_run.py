@@ -135,10 +135,7 @@ class TrainRun(SteeredRun):
         await self._sleep(plan)
 
     async def _run_steps(self, plan: RunPlan) -> RunView:
-        """Train until the last step is evaluated or the run is stopped; return the run's state at that time.
-
-        Continues as new every `steps_per_execution` steps.
-        """
+        """Train until the last step is evaluated or the run is stopped; return its state. Continues as new."""
         steps_here = 0
         view = await self._advance(plan)
         if view.wish is not Wish.STOP:
@@ -176,9 +173,7 @@ class TrainRun(SteeredRun):
             view = await self._advance(plan)
 
     async def _continue_as_new(self, plan: RunPlan) -> None:
-        """End this execution after its updates have been answered; the next one goes on from Postgres. Not while an
-        evaluation runs, whose workflow would be cancelled.
-        """
+        """End this execution once updates are answered, unless an evaluation runs, which would be cancelled."""
         if self.must_look():
             return
         await workflow.wait_condition(workflow.all_handlers_finished)

@@ -16,8 +16,6 @@ from ratchet.errors import DatasetError
 
 @dataclass(slots=True, frozen=True)
 class File:
-    """Content of a regular file, and whether it is executable."""
-
     content: bytes
     executable: bool = False
 
@@ -42,10 +40,7 @@ def read_packed(archive: str, name: str) -> str:
 
 
 def unpack_archive(archive: Path) -> dict[str, File]:
-    """Return the regular files below the archive's top directory, without writing them.
-
-    Raises DatasetError for a path that leaves the archive.
-    """
+    """Return the regular files below the archive's top directory. Raises DatasetError for a path that leaves it."""
     found: dict[str, File] = {}
     with tarfile.open(archive) as tar:
         for member in tar:

@@ -17,9 +17,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from grading.broken_oracles import BrokenOracle, spec_sources
 from ratchet.config import DatasetConfig
-from ratchet.config_sections import AgentUser
+from ratchet.config_sections import BoxUser
 from ratchet.errors import DatasetError
 from ratchet.storable_values import find_unstorable
+from ratchet.types import OpenedUse
 from sandboxes.build_context import BUILD_CONTEXT
 from store.tasks import NewTask, TaskFields
 
@@ -65,7 +66,8 @@ class NeededSettings(BaseModel):
     agent_seconds: _Amount = Field(0, alias="limits.agent_seconds")
     memory_mib: _Amount = Field(0, alias="sandbox.memory_mib")
     cpus: _Amount = Field(0, alias="sandbox.cpus")
-    network: list[Literal["agent", "grade"]] = Field([], alias="sandbox.network")
+    network: list[OpenedUse] = Field([], alias="sandbox.network")
+    user: Literal["root"] | None = Field(None, alias="grading.user")
 
 
 def check_variable_name(name: str) -> str:
@@ -116,10 +118,7 @@ class SweBench(_Part):
 
 
 class Integrity(BaseModel):
-    """`metadata.integrity`. `allow`, `deny`: patterns in addition to the rule table.
-
-    `witness` False: the runner cannot load the pytest plugin.
-    """
+    """`metadata.integrity`. `allow`, `deny`: patterns beside the rule table's. `witness` False: no pytest plugin."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -135,9 +134,10 @@ class Metadata(_Part):
     workdir: str = Field(pattern=r"^/.+")
     problem_statement: str | None = None
     pre_commands: list[str] | str = []
-    network: list[Literal["agent", "grade"]] = []
+    network: list[OpenedUse] = []
     agent_environment: dict[Annotated[str, AfterValidator(check_variable_name)], str] = {}
-    agent_user: AgentUser | None = None
+    agent_user: BoxUser | None = None
+    tests_user: BoxUser | None = None
     repository_archive: str | None = None
     gold_patch: str | None = None
     empty_patch_fails: bool = Field(default=False, strict=True)

@@ -8,9 +8,11 @@ import shlex
 import uuid
 from collections.abc import AsyncIterator, Iterable
 
+from activities.box_lifecycle import network_of
 from grading import git_scripts
-from grading.grading_box import upload_archive
+from grading.grading_box import close_network, upload_archive
 from ratchet.errors import CommandFailedError, ConfigError, GraderFailedError
+from ratchet.types import SandboxRole
 from sandboxes.base import Sandbox, SandboxProvider
 from store.tasks import TaskFields
 
@@ -20,12 +22,13 @@ _TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")
 
 
 async def lint_boxes(provider: SandboxProvider, rows: Iterable[TaskFields]) -> AsyncIterator[str]:
-    """Prepare the first row of each image in a box without network; yield one sentence per kind of finding."""
+    """Prepare the first row of each image in a grading box; yield one sentence per kind of finding."""
     for row in rows:
         subject = f"image {row['image']} (task {row['label']})"
         try:
+            network = network_of(SandboxRole.GRADE, row["spec"].get("network") or ())
             box = await provider.create(
-                row["image"], ttl_seconds=_TTL_SECONDS, metadata={}, idempotency_key=uuid.uuid4().hex, network=False
+                row["image"], ttl_seconds=_TTL_SECONDS, metadata={}, idempotency_key=uuid.uuid4().hex, network=network
             )
             async with box:
                 for finding in await _findings(box, row):
@@ -38,6 +41,7 @@ async def _findings(box: Sandbox, row: TaskFields) -> list[str]:
     archive = await upload_archive(box, row["spec"])
     script = git_scripts.prepare_script(row["workdir"], row["spec"]["pre_commands"], "", archive=archive)
     await box.exec(script, user="root", timeout=_TTL_SECONDS)
+    await close_network(box, row["spec"].get("network") or (), SandboxRole.GRADE)
     directory = shlex.quote(row["workdir"])
     ignored = await _names(
         box,

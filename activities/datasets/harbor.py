@@ -2,9 +2,9 @@
 
 The tests travel in the row and are put into the grading box only. The image is `environment.docker_image` or
 `environment.image` of task.toml; without one it is built from the folder `environment` with its Dockerfile.
-`test.sh` runs unprivileged, from `/tests`; the verdict is its reward file (`grading/reward_file.py`). `solution/` makes
-the gold patch at admission. A part of task.toml that no box here provides is a Problem; what a run's settings have to
-provide is `metadata.needed_settings`.
+`test.sh` runs from `/tests`, as the task's user or the run's; the verdict is its reward file
+(`grading/reward_file.py`). `solution/` makes the gold patch at admission. A part of task.toml that no box here provides
+is a Problem; what a run's settings have to provide is `metadata.needed_settings`.
 """
 
 import math
@@ -37,11 +37,13 @@ _NOT_PROVIDED = {
     "environment.healthcheck": "services that have to be healthy first",
     "verifier.environment": "a verifier with an image of its own",
     "verifier.collect": "commands between agent and verifier",
-    "verifier.user": "another user than the unprivileged one, before whom the verdict could not be kept safe",
 }
 _INSTALLS = re.compile(
-    r"\b(?:uvx|uv (?:pip|run|sync|tool)|curl|wget|apt(?:-get)?|pip3? install|npx|npm (?:ci|i|install)|git clone)\b"
+    r"\b(?:uvx|uv (?:pip|run|sync|tool)|curl|wget|npx|pnpm dlx|bunx|git clone|go (?:get|mod download)|cargo fetch"
+    r"|(?:apt(?:-get)?|apk|dnf|yum|pip3?|pipx|conda|mamba|poetry|npm|pnpm|yarn|bun|gem|bundle|composer)"
+    r"(?: -\S+(?: [^-\s]\S*)?)*? (?:ci|i|install|add|update))\b(?![^;&|\n]*(?: --?offline\b| --no-index\b))"
 )
+_COMMENT = re.compile(r"^[ \t]*#.*$", re.MULTILINE)
 _CANARY = re.compile(r"\A(?:(?:<!--.*canary.*-->|#.*canary.*)\n+)+", re.IGNORECASE)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([GMK])(?:i?B|i)?", re.IGNORECASE)
 _REFERENCE = re.compile(r"\$\{?[A-Za-z_]")
@@ -49,7 +51,6 @@ _NETWORK_MODES = ("no-network", "public", "allowlist")
 
 
 def is_harbor_task(path: Path) -> bool:
-    """Return whether the directory is one Harbor task."""
     return (path / "task.toml").is_file() or ((path / "instruction.md").is_file() and (path / "tests").is_dir())
 
 
@@ -86,6 +87,7 @@ def _metadata(directory: Path) -> dict[str, Any]:
     script = _text(directory, "tests/test.sh")
     own_workdir = built.workdir if built is not None else None
     files = _files(directory, "tests")
+    helpers = [file.content.decode(errors="replace") for path, file in files.items() if path.endswith((".sh", ".bash"))]
     metadata = {
         "image": image,
         "workdir": str(environment.get("workdir") or settings.get("workdir") or own_workdir or "/app"),
@@ -94,12 +96,16 @@ def _metadata(directory: Path) -> dict[str, Any]:
         "tests_archive": pack_archive({**files, "tests/test.sh": File(script.encode(), executable=True)}),
         "eval_cmd": _command("/tests/test.sh", settings, "verifier"),
         "verifier": HARBOR,
-        "needed_settings": _needs(settings, script),
+        "needed_settings": _needs(settings, _COMMENT.sub("", "\n".join(helpers))),
     }
     if own := _variables(settings, "environment"):
         metadata["agent_environment"] = own
     if (user := settings["agent"].get("user")) is not None:
         metadata["agent_user"] = str(user)
+    if (user := settings["verifier"].get("user")) is not None and not _is_root(user):
+        metadata["tests_user"] = str(user)
+    if permitted := _environment_network(settings):
+        metadata["permitted_network"] = permitted
     if built is not None:
         metadata[BUILD_CONTEXT] = built.archive
     if (directory / "solution" / "solve.sh").is_file():
@@ -156,7 +162,13 @@ def _needs(settings: Mapping[str, Any], script: str) -> dict[str, Any]:
             found[name] = value
     if roles := _open_roles(settings, script):
         found["sandbox.network"] = roles
+    if _is_root(_value(settings, "verifier.user")):
+        found["grading.user"] = "root"
     return found
+
+
+def _is_root(user: Any) -> bool:
+    return str(user) in ("root", "0")
 
 
 def _mebibytes(size: Any) -> float | None:
@@ -173,17 +185,22 @@ def _open_roles(settings: Mapping[str, Any], script: str) -> list[str]:
 
     That of the environment, which the format's own template opens, is a permission.
     """
-    every, agent, verifier = (
-        _choice(settings, f"{section}.network_mode", _NETWORK_MODES) for section in ("environment", "agent", "verifier")
+    agent, verifier = (
+        _choice(settings, f"{section}.network_mode", _NETWORK_MODES) for section in ("agent", "verifier")
     )
-    allowed = _choice(settings, "environment.allow_internet", (True, False))
-    if every is None and allowed is not None:
-        every = "public" if allowed else "no-network"
     closed = (None, "no-network")
     roles = ["agent"] if agent not in closed else []
-    if verifier not in closed or ((verifier or every) != "no-network" and _INSTALLS.search(script)):
+    mode = verifier or _environment_network(settings)
+    if verifier not in closed or (mode != "no-network" and _INSTALLS.search(script)):
         roles.append("grade")
     return roles
+
+
+def _environment_network(settings: Mapping[str, Any]) -> str | None:
+    """Return the network mode that the environment's section permits, None if it says nothing."""
+    mode: str | None = _choice(settings, "environment.network_mode", _NETWORK_MODES)
+    allowed = _choice(settings, "environment.allow_internet", (True, False))
+    return mode or (None if allowed is None else "public" if allowed else "no-network")
 
 
 def _command(command: str, settings: Mapping[str, Any], section: str) -> str:

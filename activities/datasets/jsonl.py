@@ -1,7 +1,4 @@
-"""Dataset format: JSONL, one task per line, read line by line.
-
-A line may also be an unchanged SWE-bench or SWE-bench Pro row (`swe_rows.py`).
-"""
+"""Dataset format: JSONL, one task per line, which may also be an unchanged row of SWE-bench (`swe_rows.py`)."""
 
 from collections.abc import Iterator
 from pathlib import Path

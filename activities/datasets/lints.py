@@ -3,6 +3,7 @@
 `ratchet tasks check` prints them, before a run spends days on them; `box_lints.py` has those that need a box.
 """
 
+import shlex
 from collections.abc import Callable, Iterable, Iterator
 
 from activities.datasets.archives import read_packed
@@ -56,19 +57,30 @@ def lint_rows(rows: Iterable[TaskFields]) -> list[str]:
     return _by_kind(rows, lint)
 
 
-def describe_rows(rows: Iterable[TaskFields]) -> list[str]:
-    """Return what was understood of rows: one sentence per kind, with their number and the first label."""
+def describe_rows(rows: Iterable[TaskFields], path: str) -> list[str]:
+    """Return what was understood of a dataset's rows: one sentence per kind, with their number and the first label, or
+    the labels of all whose images have to be built.
+    """
 
     def describe(row: TaskFields) -> Iterator[str]:
         spec = row["spec"]
-        image = "an image that is built from environment/Dockerfile" if is_built(row["image"]) else row["image"]
-        yield f"run in {image}, in {row['workdir']}"
-        verdict = "its reward file" if spec.get("verifier") == HARBOR else "its tests"
-        yield f"are graded by {row['grader']} and {verdict}, as the unprivileged user"
+        if is_built(row["image"]):
+            command = f"ratchet tasks images build {shlex.quote(path)}"
+            yield f"need an image that is built from environment/Dockerfile, when a box wants it or now by `{command}`:"
+        yield f"run in {'an image of their own' if is_built(row['image']) else row['image']}, in {row['workdir']}"
+        is_harbor = spec.get("verifier") == HARBOR
+        verdict = "its reward file" if is_harbor else "its tests"
+        needs = spec.get("needed_settings", {})
+        default = "by default unprivileged" + (", whereas Harbor's default is root" if is_harbor else "")
+        user = spec.get("tests_user") or needs.get("grading.user") or f"grading.user ({default})"
+        yield f"are graded by {row['grader']} and {verdict}, as {user}"
         solution = spec.get("solution_cmd") or ("their gold_patch" if spec.get("gold_patch") else "nothing")
         yield f"are solved by {solution}"
-        for name, value in spec.get("needed_settings", {}).items():
+        for name, value in needs.items():
             yield f"need {name} of {value}"
+        if permitted := spec.get("permitted_network"):
+            opened = "" if permitted == "no-network" else "; a run opens it by sandbox.network"
+            yield f"permit this network: {permitted}{opened}"
         if spec.get("agent_user"):
             yield f"have the agent work as {spec['agent_user']}"
 
@@ -80,7 +92,10 @@ def _by_kind(rows: Iterable[TaskFields], kinds: Callable[[TaskFields], Iterable[
     for row in rows:
         for kind in kinds(row):
             found.setdefault(kind, []).append(row["label"])
-    return [f"{len(names)} rows {kind}; first {names[0]}" for kind, names in found.items()]
+    return [
+        f"{len(names)} rows {kind}" + (f" {', '.join(names)}" if kind[-1] == ":" else f"; first {names[0]}")
+        for kind, names in found.items()
+    ]
 
 
 def _lint_command(spec: JsonObject) -> Iterator[str]:

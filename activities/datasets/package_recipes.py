@@ -16,7 +16,6 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from activities.datasets.archives import File, pack_archive, unpack_archive
-from activities.datasets.bug_planting import plant_bug
 from activities.datasets.package_sources import source_archive
 from ratchet.errors import DatasetError
 from ratchet.types import JsonObject
@@ -30,16 +29,26 @@ class _Model(BaseModel):
 
 
 class PackageBug(_Model):
-    """One planted bug. `sha256`: of the file with the bug. `symptoms`: the runner's line on some of `fail_to_pass`."""
+    """One planted bug: `parts`, texts or ranges of the file's bytes, in place of the bytes from `start` to `end`.
+
+    `operator`: the kind of bug. `sha256`: of the file with the bug. `symptoms`: the runner's line on some of
+    `fail_to_pass`.
+    """
 
     label: str = Field(pattern=r"^[a-z0-9._-]+$")
     file: str
     operator: str
-    function: str
-    index: int = Field(ge=0)
+    start: int = Field(ge=0)
+    end: int = Field(ge=0)
+    parts: list[str | tuple[int, int]]
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     fail_to_pass: list[str] = Field(min_length=1)
     symptoms: list[str] = []
+
+    def plant(self, source: bytes) -> bytes:
+        """Return the source with the bug."""
+        parts = [part.encode() if isinstance(part, str) else source[slice(*part)] for part in self.parts]
+        return b"".join([source[: self.start], *parts, source[self.end :]])
 
 
 class PackageRecipe(_Model):
@@ -157,15 +166,9 @@ def _planted(recipe: PackageRecipe, bug: PackageBug, files: dict[str, File]) -> 
     if bug.file not in files:
         raise DatasetError(f"{bug.label}: {recipe.file} has no source {bug.file}")
     original = files[bug.file]
-    try:
-        broken = plant_bug(original.content, bug.operator, bug.function, bug.index)
-    except SyntaxError as error:
-        raise DatasetError(f"{bug.label}: this Python cannot read {bug.file}: {error}; use a newer one") from None
+    broken = bug.plant(original.content)
     if hashlib.sha256(broken).hexdigest() != bug.sha256:
-        raise DatasetError(
-            f"{bug.label}: planting gave another file than the recipe's; "
-            "the recipe was made with another version of this program"
-        )
+        raise DatasetError(f"{bug.label}: planting gave another file than the recipe's; restore the recipe")
     return {
         "repository_archive": pack_archive({**files, bug.file: File(broken, original.executable)}),
         "gold_patch": gold_patch(bug.file, broken, original.content),

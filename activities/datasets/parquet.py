@@ -1,7 +1,4 @@
-"""Dataset format: parquet with the same columns as the keys of JSONL, read a batch at a time.
-
-`metadata` may be a struct or JSON text.
-"""
+"""Dataset format: parquet with JSONL's keys as columns, read in batches. `metadata` may be a struct or JSON text."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -31,7 +31,6 @@ _SHELL_SETUP = ("source ", ". ", "conda activate ", "export ", "cd ")
 
 
 def is_swe_row(row: JsonObject) -> bool:
-    """Return whether the row is one of a SWE-bench-like set."""
     return "instance_id" in row and any(name in row for name in ("FAIL_TO_PASS", "fail_to_pass"))
 
 

@@ -77,14 +77,9 @@ def claude_code_program(environment: Mapping[str, str] = os.environ) -> AgentPro
     )
 
 
-def codex_program(environment: Mapping[str, str] = os.environ) -> AgentProgram:
-    """Return Codex, or the tarball that RATCHET_CODEX_TARBALL names."""
-    return _program("codex", "codex", "0.169.0", environment.get("RATCHET_CODEX_TARBALL"), None)
-
-
 PROGRAMS: dict[str, Callable[[], AgentProgram]] = {
     "claude_code": claude_code_program,
-    "codex": codex_program,
+    "codex": lambda: _program("codex", "codex", "0.169.0", os.environ.get("RATCHET_CODEX_TARBALL"), None),
     "opencode": lambda: AgentProgram("opencode", "opencode", pinned="1.18.33", release="1.18.33"),
     # It is a script, so its release contains the Node.js that runs it.
     "qwen_code": lambda: AgentProgram("qwen_code", "qwen", pinned="0.24.4", release=f"0.24.4-node-{NODE_VERSION}"),
@@ -109,10 +104,7 @@ def _program(name: str, command: str, pinned: str, tarball: str | None, node_tar
 
 
 async def ensure_program(box: Sandbox, program: AgentProgram) -> None:
-    """Upload the program if the box does not have it. Safe to repeat and to run concurrently.
-
-    Raises ConfigError if the program is not on this machine either.
-    """
+    """Upload the program if the box lacks it; safe to repeat and concurrently. Raises ConfigError if it is missing."""
     found = await box.exec(f"test -x {shlex.quote(program.box_path)}", user="root", check=False)
     if found.exit_code == 0:
         return

@@ -164,10 +164,7 @@ class BaseHarness(ABC):
         )
 
     async def wait(self, box: Sandbox, attempt: int) -> ExitReport:
-        """Wait until the agent has ended or is suspended at its deadline, by one long command in the box.
-
-        Cancelling it does not end the agent.
-        """
+        """Wait by one long command until the agent has ended or is suspended; cancelling does not end the agent."""
         record, errors = await launcher.wait_for_exit(box, attempt)
         if record.reason in ("reached", "deadline", "stalled", "guard"):
             kind = AgentExit.TIME_BUDGET
@@ -190,8 +187,7 @@ class BaseHarness(ABC):
         return AgentExit.DONE if exit_code == 0 else AgentExit.CRASHED
 
     async def collect(self, box: Sandbox, attempt: int) -> Transcript:
-        """Read the transcript, which is empty if there is none; works while the agent runs. At most
-        MAX_TRANSCRIPT_BYTES."""
+        """Read the transcript, at most MAX_TRANSCRIPT_BYTES; empty if there is none. Works while the agent runs."""
         return self.read_transcript(await launcher.read_output(box, attempt, MAX_TRANSCRIPT_BYTES))
 
     @abstractmethod

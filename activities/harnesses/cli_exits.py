@@ -18,8 +18,7 @@ status, and the exits:
                                                     crashed       after an answer: the agent changed its credentials
     5xx     unavailable, internal; no connection    starved
 
-A 401 that has another cause, a session that was closed, changes nothing: its attempt has ended, and no write of a
-later exit matches a row.
+A 401 of a session that was closed changes nothing: its attempt has ended, and no write of a later exit matches a row.
 """
 
 import re
@@ -68,10 +67,7 @@ async def last_output(box: Sandbox, attempt: int) -> bytes:
 
 
 def exit_of_error(words: str, answered: bool = False) -> AgentExit:
-    """Classify an error of a model call by the program's words for it; without a known sign it is `starved`.
-
-    `answered`: the program had an answer of its model before.
-    """
+    """Classify an error of a model call by its words, else as `starved`. `answered`: a call was answered before."""
     found = _FIRST_OWN_WORDS.search(words)
     exit = _OWN_WORDS[found[0].lower()] if found else _exit_by_client_words(words)
     if exit is AgentExit.STARVED and answered and _UNAUTHORISED.search(found[0] if found else words):

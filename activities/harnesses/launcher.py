@@ -53,9 +53,9 @@ class AgentEnd(NamedTuple):
     errors: str
 
 
-def output_path(attempt: int, run_dir: str = RUN_DIR) -> str:
+def output_path(attempt: int) -> str:
     """Return the path of the program's standard output, which root opens, so that the agent cannot redirect it."""
-    return f"{run_dir}/{attempt}/output"
+    return f"{RUN_DIR}/{attempt}/output"
 
 
 def pack_bundle(agent_files: Mapping[str, bytes], token: str) -> bytes:
@@ -73,36 +73,15 @@ def pack_bundle(agent_files: Mapping[str, bytes], token: str) -> bytes:
 
 
 def add_file(tar: tarfile.TarFile, name: str, data: bytes, mode: int) -> None:
-    """Add a file with this content and mode."""
     info = tarfile.TarInfo(name)
     info.size = len(data)
     info.mode = mode
     tar.addfile(info, io.BytesIO(data))
 
 
-def launcher_command(attempt: int, *words: str, run_dir: str = RUN_DIR) -> str:
+def launcher_command(attempt: int, subcommand: str, *arguments: str) -> str:
     """Return the command line of a subcommand for an attempt that was started."""
-    subcommand, *arguments = words
-    return shlex.join(["sh", f"{run_dir}/{attempt}/launcher.sh", subcommand, str(attempt), *arguments])
-
-
-def start_command(incoming: str, attempt: int, user: str, budget_seconds: float, run_dir: str = RUN_DIR) -> str:
-    """Return a command that unpacks `<incoming>.tar`, which holds the token, into a closed folder and starts the
-    agent."""
-    launch = shlex.join(
-        ["sh", f"{incoming}/launcher.sh", "start", str(attempt), user, f"{budget_seconds:.2f}", incoming]
-    )
-    return (
-        f"umask 077 && chmod 700 {run_dir} && mkdir {incoming}"
-        f" && tar -xf {incoming}.tar -C {incoming} && rm {incoming}.tar && {launch}"
-    )
-
-
-def end_command(attempt: int, run_dir: str = RUN_DIR) -> str:
-    """Return a command that ends the attempt's processes; it succeeds if the attempt was never started."""
-    folder = f"{run_dir}/{attempt}"
-    end = launcher_command(attempt, "end", run_dir=run_dir)
-    return f"if [ -d {folder} ]; then : > {folder}/end_wanted; fi; if [ -f {folder}/launcher.sh ]; then {end}; fi"
+    return shlex.join(["sh", f"{RUN_DIR}/{attempt}/launcher.sh", subcommand, str(attempt), *arguments])
 
 
 async def start_once(
@@ -111,7 +90,13 @@ async def start_once(
     """Start the agent by one upload and one command. Every try sends its own bundle; the first one wins."""
     incoming = f"{RUN_DIR}/incoming-{secrets.token_hex(8)}"
     await box.write_file(f"{incoming}.tar", pack_bundle(agent_files, token), user="root")
-    command = start_command(incoming, attempt, user, budget_seconds)
+    launch = shlex.join(
+        ["sh", f"{incoming}/launcher.sh", "start", str(attempt), user, f"{budget_seconds:.2f}", incoming]
+    )
+    command = (
+        f"umask 077 && chmod 700 {RUN_DIR} && mkdir {incoming}"
+        f" && tar -xf {incoming}.tar -C {incoming} && rm {incoming}.tar && {launch}"
+    )
     result = await box.exec(command, user="root", check=False, timeout=START_TIMEOUT_SECONDS)
     if result.exit_code not in (0, STARTED_ALREADY):
         raise CommandFailedError(command, result.exit_code, result.stdout, result.stderr)
@@ -119,8 +104,7 @@ async def start_once(
 
 
 async def read_output(box: Sandbox, attempt: int, max_bytes: int) -> bytes:
-    """Return the program's output, at most `max_bytes`: half from the start and half from the end. Empty if not
-    started."""
+    """Return at most `max_bytes` of the output, half from the start and half from the end. Empty if not started."""
     path = output_path(attempt)
     try:
         data = await box.read_file(path, user="root", max_bytes=max_bytes + 1)
@@ -176,5 +160,8 @@ async def stop(box: Sandbox, attempt: int, reason: Literal["deadline", "stalled"
 
 
 async def end_tree(box: Sandbox, attempt: int) -> None:
-    """End every process of the agent's user. Raises CommandFailedError if one is left."""
-    await box.exec(end_command(attempt), user="root", timeout=END_TIMEOUT_SECONDS)
+    """End every process of the agent's user, if the attempt was started. Raises CommandFailedError if one is left."""
+    folder = f"{RUN_DIR}/{attempt}"
+    end = launcher_command(attempt, "end")
+    command = f"if [ -d {folder} ]; then : > {folder}/end_wanted; fi; if [ -f {folder}/launcher.sh ]; then {end}; fi"
+    await box.exec(command, user="root", timeout=END_TIMEOUT_SECONDS)

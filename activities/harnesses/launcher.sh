@@ -68,6 +68,11 @@ resolve_user() {
   gid=$(id -g "$1" 2>/dev/null) || gid=$uid
   case $uid in '' | *[!0-9]*) fail 2 "no user $1 in this box" ;; esac
   [ "$uid" != "$(id -u)" ] || fail 2 "the agent needs a user other than the launcher's"
+  [ -e /proc/self/uid_map ] || return 0
+  while read -r first _ count; do
+    if [ "$uid" -ge "$first" ] && [ $((uid - first)) -lt "$count" ]; then return; fi
+  done </proc/self/uid_map
+  fail 2 "this box has one user: its gateway cannot map the id $uid of $1; \`ratchet doctor\` names the remedy"
 }
 
 # The user as `start` found it; the agent may have changed /etc/passwd since.

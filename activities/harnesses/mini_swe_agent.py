@@ -86,8 +86,7 @@ class MiniSweAgent(FetchedHarness):
 
 
 def read_mini_swe_agent_exit(errors: str) -> AgentExit:
-    """Read the exit from what `command.sh` prints of the trajectory last: whether there was an answer, and the exit
-    status, which is `Submitted`, a limit or an exception."""
+    """Read the exit from what `command.sh` prints last: if there was an answer, and the trajectory's status."""
     found = _EXIT_STATUS.findall(errors)
     status = found[-1] if found else ""
     if status == "Submitted":

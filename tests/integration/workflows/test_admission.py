@@ -92,11 +92,11 @@ async def test_admission_tells_good_broken_and_flaky_tasks_apart(loop: Loop, mon
     assert "could not run" in rows["cannot_run"].reason
     assert "no-such-runner: command not found" in rows["runs_nothing"].reason
     assert not rows["flaky"].admitted
-    command = [sys.executable, "-m", "cli.main", "tasks", "report", path]
-    report = subprocess.run(command, env=loop.environment, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert "8 tasks examined: 1 admitted, 7 quarantined." in report
-    assert "| broken oracles | result |" in report
-    assert "| good | eval_cmd 4 | 2/2 | 2/2 | " in report and "| empty_passes | eval_cmd 4 | 2/2 | 0/2 | " in report
+    command = [sys.executable, "-m", "cli.main", "tasks", "list", path]
+    listed = subprocess.run(command, env=loop.environment, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    lines = {line.split()[1]: " ".join(line.split()) for line in listed.splitlines() if " eval_cmd " in line}
+    assert "good eval_cmd admitted 2/2 2/2" in lines["good"], listed
+    assert "empty_passes eval_cmd quarantined 2/2 0/2" in lines["empty_passes"], listed
     again = await run(loop, "AdmitTasks", {"dataset": path, "repeats": 2})
     assert again == {"admitted": 0, "quarantined": 0}, "what the present graders have examined is not examined again"
 
@@ -283,6 +283,10 @@ async def test_what_a_run_takes_of_a_dataset_follows_its_rule_on_admission(loop:
     await run(loop, "AdmitTasks", {"dataset": path, "repeats": 1})
     assert await labels() == await labels(admission="required") == ["good"]
     assert await labels(admission="ignored") == ["good", "bad"]
+    with pytest.raises(DatasetError, match=r"\(0 were examined by the present graders as root\)"):
+        await labels(admission="required", user="root")
+    await run(loop, "AdmitTasks", {"dataset": path, "repeats": 1, "user": "root"})
+    assert await labels(admission="required", user="root") == ["good"]
 
 
 async def test_a_stored_patch_is_graded_again_without_a_model_call(loop: Loop) -> None:

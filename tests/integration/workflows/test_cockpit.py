@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from temporalio.api.sdk.v1 import WorkflowMetadata
 from temporalio.client import WorkflowHandle
 from temporalio.contrib.pydantic import pydantic_data_converter
 
@@ -23,6 +24,10 @@ async def heartbeat(handle: WorkflowHandle[Any, Any], activity: str) -> str:
             payload = pending.heartbeat_details.payloads[0]
             return str(pydantic_data_converter.payload_converter.from_payload(payload))
     return ""
+
+
+async def details(handle: WorkflowHandle[Any, Any]) -> str:
+    return (await handle.query("__temporal_workflow_metadata", result_type=WorkflowMetadata)).current_details
 
 
 async def summaries(handle: WorkflowHandle[Any, Any]) -> dict[str, str]:
@@ -54,6 +59,7 @@ async def test_a_run_is_found_and_says_what_it_waits_for(training: Training, loo
         return status if "2 rollouts: agent works" in status["situation"] else None
 
     status = await loop.until(agents_work, "the run shows what its rollouts do")
+    assert f"]({loop.environment['RATCHET_VIEWER_URL']}/runs/{training.run_id})" in await details(handle)
     assert status["waits_for"] == "groups, boxes or verdicts" and status["waits_since"].endswith("UTC")
     assert (status["state"], status["num_open_groups"]) == ("running", 1)
     await handle.execute_update("pause", {"by": "anna", "reason": "to look"})
@@ -70,13 +76,15 @@ async def test_a_run_is_found_and_says_what_it_waits_for(training: Training, loo
 
 async def test_a_rollout_shows_its_stage_and_what_it_has_given(training: Training, loop: Loop) -> None:
     await loop.until(training.working, "both agents work")
-    handle = loop.client.get_workflow_handle((await training.rows())[0].workflow_id)
+    row = (await training.rows())[0]
+    handle = loop.client.get_workflow_handle(row.workflow_id)
 
     async def agent_works() -> Any:
         status = await handle.query("state")
         return status if status["stage"] == "agent" else None
 
     working = await loop.until(agent_works, "the rollout shows its agent")
+    assert f"]({loop.environment['RATCHET_VIEWER_URL']}/rollouts/{row.id})" in await details(handle)
     assert working["box"] and working["stage_since"].endswith("UTC") and not working["verdict"]
     await training.let_go()
     await loop.result(handle)

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import json
+import shutil
 from collections.abc import AsyncIterator
 from typing import Any
 from uuid import uuid4
@@ -9,15 +11,19 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import select
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
+from temporalio.exceptions import ActivityError
 
 from client import evaluating, steering
 from client.evaluating import EvaluationSettings
+from ratchet.config_sources import resolve_config
 from ratchet.errors import ConfigError
 from ratchet.types import Purpose, SteeringAction
-from store import runs
+from reads.rollouts import describe_rollout
+from store import forks, runs
 from store.schema import RolloutTable
 from tests.integration.workflows.conftest import Loop
 from tests.integration.workflows.test_groups import TASK
+from tests.integration.workflows.test_rollout import call
 from tests.standins.chat_engine import ChatEngine, refuses, says
 
 pytestmark = pytest.mark.timeout(600)
@@ -128,7 +134,7 @@ async def test_what_has_no_verdict_is_no_failure_and_is_run_again(evaluated: Eva
 async def test_an_endpoint_is_evaluated_by_the_same_agents_boxes_and_graders(evaluated: Evaluated, loop: Loop) -> None:
     """It refuses the first calls, which are made again, and its rollouts have verdicts and no tokens."""
     with ChatEngine([refuses(429), refuses(503), refuses(503), says("I give up.")]) as server:
-        endpoint = {"url": f"http://127.0.0.1:{server.port}/v1", "model": "big"}
+        endpoint = {"url": f"http://127.0.0.1:{server.port}/v1", "model": "big", "tokens": False}
         await evaluated.begin(steps=0, at=["start"], endpoint=endpoint)
         assert await loop.result(evaluated.handle) == evaluated.run_id
     found = await evaluating.read_reports(loop.stack, evaluated.run_id)
@@ -172,3 +178,64 @@ async def test_a_steps_rollouts_run_beside_the_evaluation_of_its_version(evaluat
     evaluation = loop.client.get_workflow_handle(f"evaluate/{evaluated.run_id}/start-t1")
     assert (await evaluation.describe()).status is WorkflowExecutionStatus.CANCELED
     assert await evaluated.state() == "cancelled"
+
+
+async def test_a_run_of_zero_steps_without_a_temperature_only_gives_engines_its_weights(
+    evaluated: Evaluated, loop: Loop
+) -> None:
+    """As `ratchet chat RUN@STEP` asks for it."""
+    nothing = EvaluationSettings(temperatures=())
+    path = loop.dataset(**TASK, eval_cmd="true")
+    values = {"model": str(loop.model), "datasets": [{"path": path}], "evaluation": {"start_temperatures": [0.5]}}
+    config = evaluating.evaluation_config(resolve_config(values, "the test", loop.home), nothing)
+    argument = {"config": config.model_dump(mode="json")}
+    await loop.client.start_workflow("TrainRun", argument, id=evaluated.handle.id, task_queue="control")
+    assert await loop.result(evaluated.handle) == evaluated.run_id
+    assert (await evaluated.state(), await evaluated.rollouts()) == ("done", [])
+    assert (await evaluating.read_reports(loop.stack, evaluated.run_id))["evaluations"] == {}
+
+
+async def test_a_fork_does_again_what_came_before_a_turn(evaluated: Evaluated, loop: Loop) -> None:
+    """The first command runs again in the fork's box, without a call of the engine, and its file is in the patch."""
+    await evaluated.begin(steps=0, at=["start"], evaluation={"at": ["start"], "temperatures": [1.0], "samples": 1})
+    await loop.forget_script()
+    await loop.script(call("date; echo two > a.txt"), "Done.")
+    assert await loop.result(evaluated.handle) == evaluated.run_id
+    (source,) = await evaluated.rollouts()
+    config, point = await evaluating.fork_config(loop.stack, str(source.id), 2, None, EvaluationSettings(samples=2))
+    assert (config.init_from, point.rollout_id) == (f"{evaluated.run_id}@0", source.id)
+    with pytest.raises(ConfigError, match="has no weights of step 9"):
+        await evaluating.fork_config(loop.stack, str(source.id), 2, f"{evaluated.run_id}@9", EvaluationSettings())
+    with pytest.raises(ConfigError, match="has no turn 3; it has turns 1 to 2"):
+        await evaluating.fork_config(loop.stack, str(source.id), 3, None, EvaluationSettings())
+
+    forked = Evaluated(loop)
+    await loop.script("I stop here.", "I stop there.")
+    argument = {"config": config.model_dump(mode="json")}
+    await loop.client.start_workflow("TrainRun", argument, id=forked.handle.id, task_queue="control")
+    assert await loop.result(forked.handle) == forked.run_id
+    members = await forked.rollouts()
+    assert [row.outcome for row in members] == ["graded"] * 2
+    async with loop.database.begin() as connection:
+        assert await forks.count_whole_forks(connection, forked.run_id) == (2, 2)
+        for row in members:
+            story = await describe_rollout(connection, row.id)
+            assert "+two" in story["patches"][0]["diff"]
+            assert (story["rollout"]["forked_from"], story["rollout"]["num_trained_tokens"] > 0) == (source.id, True)
+            assert [turn["logprobs_valid"] for turn in story["turns"]] == [False, True]
+        (fork,) = (await describe_rollout(connection, source.id))["forks"]
+        assert (fork["run_id"], fork["num_verdicts"]) == (forked.run_id, 2)
+
+    other = loop.home / "other-tokenizer"
+    shutil.copytree(loop.model, other)
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    tokenizer["added_tokens"].pop()
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    config, _ = await evaluating.fork_config(loop.stack, str(source.id), 2, str(other), EvaluationSettings())
+    refused = loop.client.get_workflow_handle(f"run/refused-{uuid4().hex[:8]}")
+    argument = {"config": config.model_dump(mode="json")}
+    await loop.client.start_workflow("TrainRun", argument, id=refused.id, task_queue="control")
+    with pytest.raises(WorkflowFailureError) as found:
+        await loop.result(refused)
+    assert isinstance(found.value.cause, ActivityError)
+    assert "has another tokenizer or template than" in str(found.value.cause.cause)

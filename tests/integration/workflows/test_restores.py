@@ -1,4 +1,4 @@
-"""Temporal is put back to an older state than the store while workers live: the run goes on.
+"""Temporal or the store is put back to an older state than the other: the run goes on.
 
 The histories that no worker can go on with are made by hand: a command that the workflow has not given.
 """
@@ -209,3 +209,23 @@ async def test_temporal_older_than_the_store_under_living_workers(loop: Loop) ->
     await temporal_client.connect_temporal(loop.settings, wait_seconds=120)
     await ends_by_cancel(loop, training)
     assert [row.outcome for row in (await training.rows())[:2]] == ["graded", "graded"], "their verdicts stay"
+
+
+@pytest.mark.slow
+async def test_the_store_older_than_temporal(loop: Loop) -> None:
+    """The store forgets two verdicts, and Temporal holds that their workflows and their group have ended."""
+    training = await begun(loop)
+    before = await training.rows()
+    async with put_back(loop, "adapter", "worker", databases=[loop.database.url.rpartition("/")[2]]):
+        await until_graded(loop, training)
+    assert [row.outcome for row in (await training.rows())[:2]] == [None, None]
+
+    async def settled() -> bool:
+        await sweep(loop)
+        return await training.group_state() != "open"
+
+    await loop.until(settled, "the group is settled without them", 480)
+    rows = (await training.rows())[:2]
+    assert [row.outcome for row in rows] == ["infra_failed", "infra_failed"], "no verdict is invented"
+    assert [row.id for row in rows] == [row.id for row in before[:2]]
+    await ends_by_cancel(loop, training)

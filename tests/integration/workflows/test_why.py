@@ -6,6 +6,7 @@ import pytest
 
 from cli.run_screen import lines_of
 from ratchet.errors import ConfigError
+from reads.vitals import Vital
 from scheduling.quarantine import QuarantinedTask
 from stack.parts import Stack
 from stack.run_status import UNKNOWN, Diagnosis, RetriedActivity, diagnose
@@ -33,7 +34,8 @@ async def test_agents_at_work_and_a_pause(training: Training, loop: Loop) -> Non
 
     await loop.until(both_work, "both agents are in their boxes")
     found = await diagnose(loop.stack, training.run_id)
-    assert (found.state, found.step, found.num_steps, found.groups) == ("running", 0, 1, {"open": 1})
+    assert (found.state, found.step, found.num_steps) == ("running", 0, 1)
+    assert "all groups: 1 open" in " ".join(shown(found).split())
     assert "open rollouts: 2 (2 agent works, for up to " in shown(found)
     assert "Temporal" not in shown(found), "it was asked and answered"
     async with loop.database.begin() as connection:
@@ -85,7 +87,7 @@ def test_everything_at_once_fits_on_one_screen() -> None:
         state="running",
         answer=words,
         stages=[StageCount("waits for a grading box", 12345, 98765.0)] * 7,
-        groups={state: 123456 for state in ("cancelled", "consumed", "failed", "open", "ready")},
+        vitals=[Vital("a name", "1", words, "/runs/r")] * 10,
         learner=words,
         engines=[words] * 9,
         quarantined=[QuarantinedTask(1, "t" * 90, 3, words)] * 9,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stack.part_logs import last_error, readable
+from stack.part_logs import first_error, readable
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = """
@@ -61,9 +61,9 @@ def test_json_has_one_object_a_line_with_the_ids(tmp_path: Path) -> None:
 
     log = tmp_path / "gateway.log"
     log.write_text(output)
-    assert last_error(log) == "ratchet: no disk"
+    assert first_error(log) == "ratchet: no disk"
     log.write_text("\n".join(output.splitlines()[:-1]) + "\n")
-    assert last_error(log) == "ValueError: key ***"
+    assert first_error(log) == "ValueError: key ***"
 
 
 def test_a_bug_is_a_line_too() -> None:

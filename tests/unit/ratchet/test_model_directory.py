@@ -146,6 +146,10 @@ def test_where_a_chat_template_may_be(broken: Path, place: str) -> None:
         ({"default": "{{ tools }}", "tool_use": "other {{ tools }}"}, "default"),
         ({"default": "plain", "rag": "{{ tools }}"}, "default"),
         ({"tool_use": "{{ tools }}", "rag": "x"}, "tool_use"),
+        ({"default": "You have no tools. {{ x }}", "tool_use": "{%- for one in tools -%}x{%- endfor -%}"}, "tool_use"),
+        ({"default": "{# tools: tool_use #}{{ x }}", "tool_use": "{% if tools %}x{% endif %}"}, "tool_use"),
+        ({"default": "{% if xml_tools or x.tools %}{% endif %}", "tool_use": "{{ tools | tojson }}"}, "tool_use"),
+        ({"default": "{%- if not tools is defined %}x{% endif %}", "tool_use": "{{ tools }}"}, "default"),
     ],
 )
 def test_of_several_templates_the_one_with_tools(

@@ -4,7 +4,14 @@ import pytest
 
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError
-from ratchet.steering import CHANGEABLE, changed_config, config_value, require_changeable, with_last_step
+from ratchet.steering import (
+    CHANGEABLE,
+    changed_config,
+    config_value,
+    describe_request,
+    require_changeable,
+    with_last_step,
+)
 from ratchet.suggestions import config_keys
 from ratchet.types import JsonObject
 
@@ -80,3 +87,22 @@ def test_changes_are_judged_together() -> None:
 def test_the_last_step_of_a_stopped_run(stop_at: int | None, last: int) -> None:
     config = RunConfig.model_validate(stored())
     assert with_last_step(config, stop_at).training.steps == last
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        (("set", "sandbox.adaptive", False, True), "set sandbox.adaptive: false → true"),
+        (("set", "training.solve_rates", None, [0.1, 0.9]), "set training.solve_rates: null → [0.1, 0.9]"),
+        (("set", "training.solve_rates", [0.1, 0.9], None), "set training.solve_rates: [0.1, 0.9] → null"),
+        (("stop", "", "none", {"wish": "stop", "stop_at": 3}), "stop after step 3"),
+        (("pause", "", "running", "paused"), "pause: running → paused"),
+        (
+            ("evaluate", "asked1-t0", None, {"temperature": 0.0, "samples": 1}),
+            "evaluate asked1-t0: {temperature: 0.0, samples: 1}",
+        ),
+        (("skip_step", "step/5", ["group/a/1"], "discarded"), "skip step 5: [group/a/1] → discarded"),
+    ],
+)
+def test_a_request_is_told_with_values_as_in_a_config(request_: tuple[str, str, object, object], expected: str) -> None:
+    assert describe_request(*request_) == expected

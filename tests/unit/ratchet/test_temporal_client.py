@@ -1,14 +1,17 @@
 """The executions of a workflow that count as open, and the work of one that is pending."""
 
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 from unittest.mock import AsyncMock
 
+import pytest
 from temporalio.api.enums.v1 import WorkflowExecutionStatus
 from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionResponse
 from temporalio.client import Client
+from temporalio.service import RPCError, RPCStatusCode
 
-from ratchet.temporal_client import WorkflowState, pending_activities
+from ratchet.patience import Patience
+from ratchet.temporal_client import WorkflowState, _wait_for_answers, pending_activities
 
 
 def test_every_state_that_temporal_knows_has_its_own_value_here() -> None:
@@ -34,3 +37,34 @@ async def test_a_workflow_that_no_worker_can_go_on_with_is_named() -> None:
         pending = await pending_activities(client, "run/mine")
         assert pending is not None and bool(pending) == is_named
     assert "run/mine" in pending[0].error and pending[0].attempt == 9
+
+
+@pytest.mark.parametrize(
+    ("rpc", "status", "is_repeated"),
+    [
+        ("describe_schedule", RPCStatusCode.DEADLINE_EXCEEDED, True),
+        ("list_workflow_executions", RPCStatusCode.DEADLINE_EXCEEDED, True),
+        ("start_workflow_execution", RPCStatusCode.DEADLINE_EXCEEDED, False),
+        ("query_workflow", RPCStatusCode.DEADLINE_EXCEEDED, False),
+        ("describe_schedule", RPCStatusCode.NOT_FOUND, False),
+    ],
+)
+async def test_a_read_that_a_busy_server_ended_is_made_again(
+    rpc: str, status: RPCStatusCode, is_repeated: bool
+) -> None:
+    calls: list[str] = []
+
+    async def answer(name: str, **_: Any) -> str:
+        calls.append(name)
+        if len(calls) == 1:
+            raise RPCError("context deadline exceeded", status, b"")
+        return "answer"
+
+    service = SimpleNamespace(_rpc_call=answer)
+    _wait_for_answers(cast(Client, SimpleNamespace(service_client=service)), Patience("Temporal"))
+    if is_repeated:
+        assert await service._rpc_call(rpc, timeout=None) == "answer"
+    else:
+        with pytest.raises(RPCError):
+            await service._rpc_call(rpc, timeout=None)
+    assert len(calls) == 1 + is_repeated

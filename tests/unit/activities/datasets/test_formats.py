@@ -71,7 +71,7 @@ def test_a_second_grader_is_one_too_many(tmp_path: Path) -> None:
 
 
 def test_needs_of_a_row_are_kept_as_they_are(tmp_path: Path) -> None:
-    needed = {"sandbox.cpus": 2, "limits.eval_seconds": 1.5, "sandbox.network": ["agent", "grade"]}
+    needed = {"sandbox.cpus": 2, "limits.eval_seconds": 1.5, "sandbox.network": ["agent", "grade", "pre_commands"]}
     row = {"prompt": "p", "label": "a", "metadata": {**META, "needed_settings": needed}}
     assert only(jsonl(tmp_path / "d.jsonl", row))["spec"]["needed_settings"] == needed
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from activities.dataset_import import offers_of, unmet_needs
+from activities.dataset_import import offered_rows, offers_of, unmet_needs
 from activities.datasets.archives import read_packed
 from activities.datasets.base import Problem
 from activities.datasets.formats import check_rows, read_rows
@@ -14,6 +14,7 @@ from activities.datasets.harbor import _command
 from activities.datasets.lints import describe_rows
 from ratchet.config import DatasetConfig
 from ratchet.config_sources import load_config
+from ratchet.errors import DatasetError
 
 INSTALLS = "apt-get update\ncurl -LsSf https://example.invalid/install.sh | sh\nuvx pytest /tests\n"
 
@@ -105,6 +106,35 @@ def test_needs(tmp_path: Path, toml: str, script: str, needs: dict[str, Any]) ->
     assert spec_of(task(tmp_path, toml=toml, script=script))["needed_settings"] == needs
 
 
+_NETWORK = {"sandbox.network": ["grade"]}
+
+
+@pytest.mark.parametrize(
+    ("script", "needs"),
+    [
+        *((line, _NETWORK) for line in ("apk add --no-cache bash", "apt-get -y install jq", "dnf install -y gcc")),
+        *((line, _NETWORK) for line in ("yarn install", "pnpm add x", "bundle install", "conda install x", "npm ci")),
+        *(
+            (line, _NETWORK)
+            for line in ("poetry install", "python -m pip install x", "go mod download", "pip3 install x")
+        ),
+        *((line, {}) for line in ("npm test", "go test ./...", "cargo test --offline", "make install", "yarn test")),
+        *(
+            (line, {})
+            for line in ("# curl is not used", "pip install --no-index x", "npm ci --offline", "./install add")
+        ),
+        ("bash /tests/prepare.sh", _NETWORK),
+        ("curl -LsSf https://x.test/uv.sh | sh && uv run --offline pytest", _NETWORK),
+        ("apt-get update && apt-get install -y git && pip install --no-index -f /wheels x", _NETWORK),
+        ("apt-get -o Acquire::Retries=3 update", _NETWORK),
+    ],
+)
+def test_tests_that_install_need_the_network(tmp_path: Path, script: str, needs: dict[str, Any]) -> None:
+    """Also by another script of theirs."""
+    helper = {"tests__prepare_dot_sh": "uv sync\n"} if "prepare" in script else {}
+    assert spec_of(task(tmp_path, script=f"{script}\npytest /tests\n", **helper))["needed_settings"] == needs
+
+
 def test_users_variables_and_the_solution(tmp_path: Path) -> None:
     spec = spec_of(task(tmp_path, toml=LATEST, solution__solve_dot_sh="touch x\n", solution__help_dot_py="1\n"))
     assert spec["eval_cmd"] == "env LEVEL=3 MODE='strict one' bash -c /tests/test.sh" and spec["agent_user"] == "dev"
@@ -127,7 +157,6 @@ def test_canaries_are_not_shown_to_the_agent(tmp_path: Path, mark: str) -> None:
         ('[environment]\ntpu = { type = "v6e", topology = "2x4" }\n', "environment.tpu", "TPUs"),
         ('[[environment.mcp_servers]]\nname = "a"\nurl = "http://a"\n', "environment.mcp_servers", "MCP"),
         ('[environment.healthcheck]\ncommand = "true"\n', "environment.healthcheck", "healthy"),
-        ('[verifier]\nuser = "root"\n', "verifier.user", "unprivileged"),
         ('[verifier]\nenvironment_mode = "separate"\n', "verifier.environment_mode", "image of its own"),
         ('[verifier.environment]\ndocker_image = "x"\n', "verifier.environment", "image of its own"),
         ('[[verifier.collect]]\ncommand = "true"\n', "verifier.collect", "between agent and verifier"),
@@ -196,14 +225,14 @@ def test_a_script_without_a_shebang_is_run_by_bash(tmp_path: Path) -> None:
 
 
 def test_all_tasks_are_named_in_one_list(tmp_path: Path) -> None:
-    for number, toml in enumerate(["[environment]\ngpus = 2\n", "", '[verifier]\nuser = "root"\n']):
+    for number, toml in enumerate(["[environment]\ngpus = 2\n", "", '[environment]\ntpu = "v6e"\n']):
         task(tmp_path, f"t{number}", toml=toml)
     task(tmp_path, "composed", toml='[environment]\ndocker_image = "x"\n', environment__compose_dot_yaml="services: {}")
     (tmp_path / "stepped" / "steps").mkdir(parents=True)
     (tmp_path / "stepped" / "task.toml").write_text('[[steps]]\nname = "a"\n')
     found = list(check_rows(DatasetConfig(path=str(tmp_path))))
     assert sum(isinstance(one, Problem) for one in found) == 4
-    with pytest.raises(Exception, match=r"(?s)compose\.yaml.*several steps.*GPUs.*unprivileged"):
+    with pytest.raises(Exception, match=r"(?s)compose\.yaml.*several steps.*GPUs.*TPUs"):
         list(read_rows(DatasetConfig(path=str(tmp_path)), ""))
 
 
@@ -217,9 +246,61 @@ def test_needs_are_compared_with_the_settings_of_a_run() -> None:
     assert unmet_needs({"sandbox.network": ["grade"]}, {"sandbox.network": ["agent", "grade"]}) == []
 
 
+@pytest.mark.parametrize(
+    ("user", "tests_user", "needed"),
+    [
+        ('"root"', None, "root"),
+        ("0", None, "root"),
+        ('"0"', None, "root"),
+        ('"tester"', "tester", None),
+        ('"agent"', "agent", None),
+        ('"_apt"', "_apt", None),
+    ],
+)
+def test_the_verifiers_user(tmp_path: Path, user: str, tests_user: str | None, needed: str | None) -> None:
+    spec = spec_of(task(tmp_path, toml=f"[verifier]\nuser = {user}\n"))
+    assert (spec.get("tests_user"), spec["needed_settings"].get("grading.user")) == (tests_user, needed)
+
+
+@pytest.mark.parametrize("user", ['"1000"', "1000", '"tester:staff"', '""', '"a b"', "true"])
+def test_a_verifiers_user_that_is_no_name_is_refused(tmp_path: Path, user: str) -> None:
+    (problem,) = check_rows(DatasetConfig(path=str(task(tmp_path, toml=f"[verifier]\nuser = {user}\n"))))
+    assert isinstance(problem, Problem) and problem.field == "metadata.tests_user"
+    assert "expected the name of a user other than root, found " in problem.message
+
+
+def test_root_is_a_permission_of_the_run_and_all_tasks_that_need_it_are_named(tmp_path: Path) -> None:
+    for number, user in enumerate(["root", "tester", "root", 0]):
+        task(tmp_path, f"t{number}", toml=f"[verifier]\nuser = {user!r}\n")
+    dataset = DatasetConfig(path=str(tmp_path))
+    for offered in ("agent", "tester", "zoe"):
+        with pytest.raises(DatasetError, match=rf"grading.user of root, found {offered}: 3 tasks: t0, t2, t3"):
+            list(offered_rows(dataset, "", {"grading.user": offered}))
+    assert len(list(offered_rows(dataset, "", {"grading.user": "root"}))) == 4
+
+
+@pytest.mark.parametrize(
+    ("toml", "told"),
+    [
+        ("", "as grading.user (by default unprivileged, whereas Harbor's default is root)"),
+        ('[verifier]\nuser = "tester"\n', "its reward file, as tester;"),
+        ('[verifier]\nuser = "root"\n', "its reward file, as root;"),
+        ('[verifier]\nuser = "root"\n', "need grading.user of root"),
+        ('[agent]\nuser = "dev"\n', "have the agent work as dev"),
+        ('[verifier]\nnetwork_mode = "public"\n', "need sandbox.network of ['grade']"),
+        ('[environment]\nnetwork_mode = "public"\n', "permit this network: public; a run opens it by sandbox.network"),
+        ("[environment]\nallow_internet = true\n", "permit this network: public; a run opens it by sandbox.network"),
+        ("[environment]\nallow_internet = false\n", "permit this network: no-network;"),
+    ],
+)
+def test_users_and_networks_are_told(tmp_path: Path, toml: str, told: str) -> None:
+    rows = describe_rows(read_rows(DatasetConfig(path=str(task(tmp_path, toml=toml))), ""), "d")
+    assert any(told in row for row in rows), rows
+
+
 def test_what_was_understood_is_told(tmp_path: Path) -> None:
     root = task(tmp_path, toml=FIRST, script=INSTALLS, solution__solve_dot_sh="touch x\n")
-    told = "\n".join(describe_rows(read_rows(DatasetConfig(path=str(root)), "")))
+    told = "\n".join(describe_rows(read_rows(DatasetConfig(path=str(root)), ""), "d"))
     for part in (
         "environment/Dockerfile",
         "/code",
@@ -229,3 +310,12 @@ def test_what_was_understood_is_told(tmp_path: Path) -> None:
         "limits.eval_seconds of 120",
     ):
         assert part in told
+
+
+def test_all_tasks_whose_image_has_to_be_built_are_told_with_the_command(tmp_path: Path) -> None:
+    root = tmp_path / "my tasks"
+    for name in ("one", "two", "three"):
+        task(root, name, toml='[environment]\ndocker_image = "host"\n' if name == "two" else "")
+    told = describe_rows(read_rows(DatasetConfig(path=str(root)), ""), str(root))
+    (built,) = [line for line in told if "environment/Dockerfile" in line]
+    assert built.startswith("2 rows") and f"`ratchet tasks images build '{root}'`: one, three" in built

@@ -55,7 +55,10 @@ def test_a_good_row(tmp_path: Path) -> None:
         ),
         (changed(agent_user="root"), "field metadata.agent_user: expected the name of a user other than root"),
         (changed(agent_user="a b; reboot"), "field metadata.agent_user: expected the name of a user other than root"),
-        (changed(network=["grading"]), "row 2, field metadata.network.0: expected Input should be 'agent' or 'grade'"),
+        (
+            changed(network=["grading"]),
+            "row 2, field metadata.network.0: expected Input should be 'agent', 'grade' or 'pre_commands'",
+        ),
         (
             changed(eval_cmd="REMOVED"),
             "field metadata: expected exactly one grader of: swepro, swe_bench, eval_cmd, f2p_script, found none",

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from activities.datasets.archives import File, pack_archive
-from activities.datasets.bug_planting import plant_bug
 from activities.datasets.formats import check_rows
 from activities.datasets.package_recipes import read_recipes, write_rows
 from activities.datasets.package_sources import source_archive
@@ -71,9 +70,10 @@ def recipe(**changes: Any) -> dict[str, Any]:
         "label": "half-1.0-x",
         "file": "src/half.py",
         "operator": "arithmetic",
-        "function": "half",
-        "index": 0,
-        "sha256": hashlib.sha256(plant_bug(CODE, "arithmetic", "half", 0)).hexdigest(),
+        "start": CODE.index(b"//"),
+        "end": CODE.index(b"//") + 2,
+        "parts": ["*"],
+        "sha256": hashlib.sha256(CODE.replace(b"//", b"*")).hexdigest(),
         "fail_to_pass": ["tests/test_half.py::test_half"],
     }
     digest = hashlib.sha256(published(FILES)).hexdigest()
@@ -113,6 +113,14 @@ def test_a_row_hides_the_tests_and_holds_the_bug(index: Path, tmp_path: Path) ->
     assert "tests/test_half.py::test_half" in row["problem_statement"] and "src/half.py" not in row["problem_statement"]
 
 
+def test_a_bug_may_move_parts_of_the_source(index: Path, tmp_path: Path) -> None:
+    start = CODE.index(b"x //")
+    planted = CODE.replace(b"x // 2", b"2 // x")
+    parts = [[start + 5, start + 6], [start + 1, start + 5], [start, start + 1]]
+    bug = {"start": start, "end": start + 6, "parts": parts, "sha256": hashlib.sha256(planted).hexdigest()}
+    assert names_in(built(tmp_path, bug=bug)["metadata"]["repository_archive"])["src/half.py"] == planted
+
+
 def test_rows_are_the_same_every_time_and_need_no_index_twice(index: Path, tmp_path: Path) -> None:
     first = built(tmp_path)
     (index / "half" / "half-1.0.tar.gz").unlink()
@@ -132,7 +140,9 @@ def test_another_archive_than_the_recipes_is_refused(index: Path, tmp_path: Path
         ({"bug": {"sha256": "0" * 64}}, "planting gave another file"),
         ({"bug": {"file": "src/other.py"}}, "has no source src/other.py"),
         ({"bug": {"file": "tests/test_half.py"}}, "has no source tests/test_half.py"),
-        ({"bug": {"index": 4}}, "no site arithmetic 4 in half"),
+        ({"bug": {"start": 4}}, "planting gave another file"),
+        ({"bug": {"parts": ["*", [0, 3]]}}, "planting gave another file"),
+        ({"bug": {"parts": [[0, 3, 4]]}}, "half.json: is not a recipe"),
         ({"file": "half-2.0.tar.gz"}, "the package index has no half-2.0.tar.gz"),
         ({"sha256": "short"}, "half.json: is not a recipe"),
     ],
@@ -182,7 +192,7 @@ def test_a_name_without_parameters_stands_for_all_of_them() -> None:
 
 
 def test_every_task_was_admitted_with_broken_oracles() -> None:
-    """By the present grader, as `ratchet tasks report` printed it. A label has the digest of the file with the bug.
+    """By the present grader, with the broken oracles that it tried. A label has the digest of the file with the bug.
 
     Two tasks are admitted anew in tests/integration/workflows/test_admission.py.
     """
