@@ -10,7 +10,7 @@ advice the second counts for the phase of that rollout, unless that rollout take
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from statistics import median
 
@@ -49,7 +49,7 @@ SETTINGS: Mapping[str, str] = {
     Phase.SLOWEST: "limits.agent_seconds or harness.max_turns bound the slowest; training.max_staleness hides them",
     Phase.EVALUATION: "evaluation.every and evaluation.samples: training waits for evaluations",
     Phase.TRAINING: "training.workers: groups wait until the learner has trained",
-    Phase.SYNC: "training.weight_transport: groups wait until the engines have the new weights",
+    Phase.SYNC: "training.max_staleness above 0: groups wait until the engines have the new weights",
     Phase.OTHER: "none: the time is spent between the stages; `ratchet status RUN` and the Temporal UI show retries",
     NO_USE: "training.solve_rates or sampling.temperature: many groups are sampled that no step trains",
 }
@@ -80,23 +80,13 @@ class Advice:
     share: float = 0.0
 
     def as_json(self) -> JsonObject:
-        """Return the figures, with the cost per million trained tokens."""
+        """Return the fields, and the cost per million trained tokens; None if none was trained."""
         million = self.num_trained_tokens / 1e6
         return {
-            "run_id": self.run_id,
-            "steps": self.num_steps,
-            "rollouts": self.num_rollouts,
-            "wall_hours": self.wall_hours,
-            "rollout_hours": self.hours,
-            "rollout_hours_by_cause": self.causes,
-            "wasted_rollout_hours": self.wasted_hours,
-            "trained_tokens": self.num_trained_tokens,
+            **asdict(self),
             "sampled_tokens_per_trained_token": self.num_sampled_tokens / (self.num_trained_tokens or 1),
             "box_hours_per_million_trained_tokens": self.box_hours / million if million else None,
             "wall_hours_per_million_trained_tokens": self.wall_hours / million if million else None,
-            "cause": self.cause,
-            "setting": self.setting,
-            "share": self.share,
         }
 
 
@@ -170,14 +160,10 @@ class _Account:
         self._evaluations = sorted(times.evaluations, key=lambda one: one.start)
         self._spans = {rollout.rollout_id: spans_of(rollout) for rollout in times.rollouts}
         self._limit = _OUTLIER * median([one.ended - one.created for one in times.rollouts] or [0.0])
-        self._last_of_step: dict[int, RolloutTimes] = {}
+        of_step: dict[int | None, list[RolloutTimes]] = defaultdict(list)
         for group in times.groups:
-            last = max(members.get(group.group_id, ()), key=lambda one: one.ended, default=None)
-            if group.step is None:
-                continue
-            known = self._last_of_step.get(group.step)
-            if last is not None and (known is None or last.ended > known.ended):
-                self._last_of_step[group.step] = last
+            of_step[group.step] += members.get(group.group_id, ())
+        self._last_of_step = {step: max(found, key=lambda one: one.ended) for step, found in of_step.items() if found}
 
     def add_group(self, group: GroupTimes) -> None:
         """Follow each member from its start until the weights are in the engines."""
@@ -203,7 +189,8 @@ class _Account:
             (Phase.TRAINING, self._training),
             (Phase.SYNC, self._sync),
         ):
-            self._add(phase, size * _overlap(intervals, at, step.planned))
+            common = sum(max(0.0, min(step.planned, one.end) - max(at, one.start)) for one in intervals)
+            self._add(phase, size * common)
         busy = [*self._evaluations, *self._training, *self._sync]
         for gap in _gaps(busy, at, step.planned):
             for _ in range(size):
@@ -216,7 +203,6 @@ class _Account:
         self.causes[phase] += seconds
 
     def _wait(self, start: float, end: float, blocking: RolloutTimes) -> None:
-        """Count a wait for another rollout."""
         self.seconds[Phase.SLOWEST] += end - start
         if blocking.ended - blocking.created > self._limit:
             self.causes[Phase.SLOWEST] += end - start
@@ -268,10 +254,6 @@ def _work(rollout: RolloutTimes, box: BoxTimes) -> Mapping[Phase, float]:
         Phase.TOOLS: (agent - calls) / held,
         Phase.OTHER: (held - agent) / held,
     }
-
-
-def _overlap(intervals: Sequence[Interval], start: float, end: float) -> float:
-    return sum(max(0.0, min(end, one.end) - max(start, one.start)) for one in intervals)
 
 
 def _gaps(intervals: Iterable[Interval], start: float, end: float) -> list[Interval]:

@@ -1,6 +1,8 @@
 """The mark of a page's state: a short text that differs as soon as the rows behind the page differ."""
 
-from sqlalchemy import func, select
+from typing import Any
+
+from sqlalchemy import Select, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.types import TurnState
@@ -17,11 +19,7 @@ async def rollout_fingerprint(connection: AsyncConnection, rollout_id: int) -> s
     )
     grades = select(func.count()).where(GradeTable.rollout_id == rollout_id)
     head = select(RolloutTable.outcome, RolloutTable.attempt, RolloutTable.grade_id, RolloutTable.claimed_at)
-    rows = [
-        (await connection.execute(statement)).one_or_none()
-        for statement in (head.where(RolloutTable.id == rollout_id), turns, boxes, grades)
-    ]
-    return repr([tuple(row) if row is not None else None for row in rows])
+    return await _mark(connection, head.where(RolloutTable.id == rollout_id), turns, boxes, grades)
 
 
 async def run_fingerprint(connection: AsyncConnection, run_id: str) -> str:
@@ -33,14 +31,14 @@ async def run_fingerprint(connection: AsyncConnection, run_id: str) -> str:
     still_open = select(func.count(), func.count(RolloutTable.claimed_at)).where(
         RolloutTable.run_id == run_id, RolloutTable.outcome.is_(None)
     )
-    rows = [
-        (await connection.execute(statement)).one_or_none()
-        for statement in (head.where(RunTable.run_id == run_id), newest, still_open)
-    ]
-    return repr([tuple(row) if row is not None else None for row in rows])
+    return await _mark(connection, head.where(RunTable.run_id == run_id), newest, still_open)
 
 
 async def runs_fingerprint(connection: AsyncConnection) -> str:
     """Return a text that changes if a run starts, ends, makes a step or changes its state."""
     statement = select(RunTable.run_id, RunTable.state, RunTable.step).order_by(RunTable.created_at.desc()).limit(50)
-    return repr([tuple(row) for row in await connection.execute(statement)])
+    return await _mark(connection, statement)
+
+
+async def _mark(connection: AsyncConnection, *statements: Select[*tuple[Any, ...]]) -> str:
+    return repr([tuple(row) for statement in statements for row in await connection.execute(statement)])

@@ -9,9 +9,9 @@ from pathlib import PurePosixPath
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.types import JsonObject
-from reads.tool_uses import read_tool_use
+from reads.tool_uses import object_of, read_tool_uses
 from store.arrays import unpack_json
+from store.rollout_words import UNREADABLE
 from store.schema import BatchItemTable, GradeTable, RolloutTable, TurnTable
 
 _MAX_COMMANDS = 50
@@ -20,7 +20,8 @@ _SEPARATOR = re.compile(r"&&|\|\||[;|\n]")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=\S*$")
 _SUBCOMMAND = re.compile(r"[a-z][a-z-]*$")
 _WITH_SUBCOMMANDS = frozenset({"git", "pip", "npm", "yarn", "cargo", "go", "make", "uv", "poetry", "docker", "apt-get"})
-_HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1.*?\n.*?^\2$", re.DOTALL | re.MULTILINE)
+_NO_COMMAND = re.compile(r"[#(){}&<>]|''|(fi|done|esac)$")
+_HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1(.*?)\n.*?^\2$", re.DOTALL | re.MULTILINE)
 _QUOTED = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
 
 
@@ -88,7 +89,7 @@ def within_turns(rollouts: Sequence[JudgedRollout], max_turns: int) -> Sequence[
 async def read_packed_answers(connection: AsyncConnection, rollout_ids: Sequence[int]) -> list[PackedAnswer]:
     statement = (
         select(TurnTable.rollout_id, TurnTable.answer)
-        .where(TurnTable.rollout_id.in_(rollout_ids), TurnTable.answer.is_not(None))
+        .where(TurnTable.rollout_id.in_(rollout_ids), TurnTable.answer.is_not(None), TurnTable.attempt > 0)
         .order_by(TurnTable.rollout_id, TurnTable.id)
     )
     return [PackedAnswer(*row) for row in await connection.execute(statement)]
@@ -117,7 +118,7 @@ def count_commands(
     users: defaultdict[str, set[int]] = defaultdict(set)
     uses: defaultdict[str, int] = defaultdict(int)
     for answer in answers:
-        for command in _commands_of(answer.answer, by_line):
+        for command in commands_of(answer.answer, by_line):
             users[command].add(answer.rollout_id)
             uses[command] += 1
     counts = []
@@ -131,32 +132,33 @@ def count_commands(
     return counts[:_MAX_COMMANDS]
 
 
-def _commands_of(packed: bytes | None, by_line: bool) -> list[str]:
-    answered: JsonObject = unpack_json(packed) if packed else {}  # type: ignore[assignment]
-    message = answered.get("message") or {}
-    uses = [read_tool_use(one) for one in message.get("tool_calls") or ()]
-    shell = [use for use in uses if use.kind == "shell"]
+def commands_of(packed: bytes | None, by_line: bool) -> list[str]:
+    """Return the shell commands of a packed answer, by their first lines or by their first words."""
+    try:
+        answered = object_of(unpack_json(packed)) if packed else {}
+    except UNREADABLE:  # a damaged turn
+        return []
+    shell = [use for use in read_tool_uses(object_of(answered.get("message"))) if use.kind == "shell"]
     if by_line:
         return [use.title[:_MAX_CHARS] for use in shell if use.title]
     return [command for use in shell for command in first_words(use.body)]
 
 
 def first_words(script: str) -> list[str]:
-    """Return the program of each command of a shell script, with its subcommand or its module (`python -m`)."""
-    plain = _QUOTED.sub("''", _HEREDOC.sub("", script))
+    """Return the program of each command of a shell script, with its subcommand or module, without `cd`."""
     found = []
-    for part in _SEPARATOR.split(plain):
+    # Without the contents of here-documents and with '' for each quoted text.
+    for part in _SEPARATOR.split(_QUOTED.sub("''", _HEREDOC.sub(r"\3", script))):
         words = part.split()
         while words and (_ASSIGNMENT.match(words[0]) or words[0] in ("sudo", "time", "then", "do", "else")):
             words = words[1:]
-        if not words or words[0].startswith(("#", "(", ")", "{", "}", "&", ">", "<", "''")):
+        if not words or _NO_COMMAND.match(words[0]):
             continue
         program = PurePosixPath(words[0]).name
-        if program in ("fi", "done", "esac", "cd"):
-            continue
         if program in _WITH_SUBCOMMANDS and len(words) > 1 and _SUBCOMMAND.match(words[1]):
             program += f" {words[1]}"
         elif program.startswith("python") and len(words) > 2 and words[1] == "-m":
             program += f" -m {words[2]}"
-        found.append(program[:_MAX_CHARS])
+        if program != "cd":
+            found.append(program[:_MAX_CHARS])
     return found

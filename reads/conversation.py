@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ratchet.types import ForkCause
-from reads.tool_uses import ToolUse, read_tool_use
+from reads.tool_uses import ToolUse, object_of, read_tool_uses
 from reads.turns import TurnContent
 
 _FIRST_CALLS = (ForkCause.ROOT, ForkCause.SUB_AGENT)
@@ -61,7 +61,7 @@ def read_conversation(contents: Sequence[TurnContent], first_number: int = 1) ->
     answered_at: dict[tuple[int, str], Any] = {}
     views = []
     for number, turn in enumerate(contents, first_number):
-        messages = [_message(one, calls) for one in turn.messages]
+        messages = [_message(object_of(one), calls) for one in turn.messages]
         answer = _message(turn.answer, calls) if turn.answer is not None else None
         before = answered_at.get((turn.attempt, turn.lane))
         seconds = (turn.completed_at - turn.created_at).total_seconds() if turn.completed_at else None
@@ -93,7 +93,7 @@ def main_command(content: TurnContent) -> str:
 
 
 def _message(value: dict[str, Any], calls: dict[str, ToolUse]) -> MessageView:
-    uses = [read_tool_use(one) for one in value.get("tool_calls") or ()]
+    uses = read_tool_uses(value)
     calls |= {one.call_id: one for one in uses}
     content = value.get("content")
     return MessageView(

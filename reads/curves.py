@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import func, select
+from sqlalchemy import Integer, cast, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from store import plans
@@ -28,13 +28,16 @@ class StepTimes:
 
 @dataclass(slots=True, frozen=True)
 class StepReward:
-    """Rewards of the groups that a step consumed. `mean` and `deviation`: of the groups' mean rewards."""
+    """Rewards of the groups that a step consumed. `mean` and `deviation`: of the groups' mean rewards; `lowest` and
+    `highest`: of the rewards."""
 
     step: int
     num_rollouts: int
     num_groups: int
     mean: float
     deviation: float | None
+    lowest: float = 0.0
+    highest: float = 1.0
 
 
 @dataclass(slots=True, frozen=True)
@@ -64,12 +67,6 @@ async def newest_metric_step(connection: AsyncConnection, run_id: str) -> int:
     return (await connection.execute(statement)).scalar_one_or_none() or 0
 
 
-async def steps_with_metrics(connection: AsyncConnection, run_id: str, after: int, limit: int) -> list[int]:
-    """Return the first steps behind `after` that have metrics; a run may lack those of some steps."""
-    statement = select(MetricTable.step).distinct().where(MetricTable.run_id == run_id, MetricTable.step > after)
-    return list((await connection.execute(statement.order_by(MetricTable.step).limit(limit))).scalars())
-
-
 async def metrics_by_step(connection: AsyncConnection, run_id: str, first: int, last: int) -> dict[int, Metrics]:
     """Return the metrics of the steps first to last, inclusive.
 
@@ -86,7 +83,6 @@ async def metrics_by_step(connection: AsyncConnection, run_id: str, first: int, 
 
 
 async def trained_tokens_before(connection: AsyncConnection, run_id: str, step: int) -> float:
-    """Return the number of tokens that the steps before this one trained."""
     statement = select(func.coalesce(func.sum(MetricTable.value), 0.0)).where(
         MetricTable.run_id == run_id, MetricTable.name == "trained_tokens", MetricTable.step < step
     )
@@ -107,6 +103,8 @@ async def rewards_by_step(connection: AsyncConnection, run_id: str, first: int, 
             BatchItemTable.group_id,
             func.count(RolloutTable.reward).label("number"),
             func.avg(RolloutTable.reward).label("mean"),
+            func.min(RolloutTable.reward).label("lowest"),
+            func.max(RolloutTable.reward).label("highest"),
         )
         .join(RolloutTable, RolloutTable.group_id == BatchItemTable.group_id)
         .where(
@@ -120,14 +118,8 @@ async def rewards_by_step(connection: AsyncConnection, run_id: str, first: int, 
         .group_by(BatchItemTable.step, BatchItemTable.group_id)
         .subquery()
     )
-    statement = select(
-        group.c.step,
-        func.sum(group.c.number),
-        func.count(),
-        func.avg(group.c.mean),
-        func.stddev_samp(group.c.mean),
-    ).group_by(group.c.step)
-    return [
-        StepReward(row[0], int(row[1]), int(row[2]), float(row[3]), None if row[4] is None else float(row[4]))
-        for row in await connection.execute(statement.order_by(group.c.step))
-    ]
+    spread = (func.avg(group.c.mean), func.stddev_samp(group.c.mean), func.min(group.c.lowest))
+    number = cast(func.sum(group.c.number), Integer)
+    statement = select(group.c.step, number, func.count(), *spread, func.max(group.c.highest))
+    statement = statement.group_by(group.c.step).order_by(group.c.step)
+    return [StepReward(*row) for row in await connection.execute(statement)]

@@ -16,7 +16,8 @@ from store.schema import GradeTable, RolloutGroupTable, RolloutTable, TaskTable
 
 @dataclass(slots=True, frozen=True)
 class EvaluatedTask:
-    """A task of an evaluation. `task`: digest of its row, which is the same in every run. `count`: of its verdicts."""
+    """A task of an evaluation. `task`: digest of its row, which is the same in every run. `count`: of its verdicts;
+    `reward`: their mean."""
 
     task: str
     label: str
@@ -24,6 +25,7 @@ class EvaluatedTask:
     family: str
     num_rollouts: int
     count: SolvedCount
+    reward: float | None
 
 
 async def find_evaluation(connection: AsyncConnection, run_id: str, label: str | None) -> str:
@@ -59,6 +61,7 @@ async def evaluated_tasks(connection: AsyncConnection, run_id: str, label: str) 
             func.count(),
             func.count().filter(has_verdict),
             func.count().filter(is_solved),
+            func.avg(RolloutTable.reward),
         )
         .select_from(RolloutTable)
         .join(RolloutGroupTable, RolloutGroupTable.id == RolloutTable.group_id)
@@ -74,7 +77,7 @@ async def evaluated_tasks(connection: AsyncConnection, run_id: str, label: str) 
         .order_by(TaskTable.id)
     )
     rows = await connection.execute(statement)
-    return [EvaluatedTask(row[0], row[1], row[2], row[3], row[4], SolvedCount(row[5], row[6])) for row in rows]
+    return [EvaluatedTask(row[0], row[1], row[2], row[3], row[4], SolvedCount(row[5], row[6]), row[7]) for row in rows]
 
 
 def report_evaluation(tasks: Sequence[EvaluatedTask]) -> JsonObject:

@@ -1,4 +1,4 @@
-"""The evaluations of a run with their solve rates."""
+"""The evaluations of a run with their mean rewards."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,9 +13,10 @@ from store.schema import EvaluationTable, RolloutGroupTable, RolloutTable
 
 @dataclass(slots=True, frozen=True)
 class EvaluationRate:
-    """An evaluation with its solve rate: the mean over tasks of each task's mean reward.
+    """An evaluation. `mean`: over its tasks, of each task's mean reward.
 
-    `num_rated_tasks`: the tasks with a verdict; the rate is over them. `num_graded`: the rollouts with a verdict.
+    `num_rated_tasks`: the tasks with a verdict; the mean is over them. `num_graded`: the rollouts with a verdict.
+    `lowest` and `highest`: of the rewards.
     """
 
     label: str
@@ -31,6 +32,8 @@ class EvaluationRate:
     deviation: float | None
     created_at: datetime
     ended_at: datetime | None
+    lowest: float = 0.0
+    highest: float = 1.0
 
 
 async def evaluation_rates(connection: AsyncConnection, run_id: str) -> list[EvaluationRate]:
@@ -42,6 +45,8 @@ async def evaluation_rates(connection: AsyncConnection, run_id: str) -> list[Eva
             func.avg(RolloutTable.reward).label("mean"),
             func.count().label("rollouts"),
             func.count(RolloutTable.reward).label("graded"),
+            func.min(RolloutTable.reward).label("lowest"),
+            func.max(RolloutTable.reward).label("highest"),
         )
         .join(RolloutTable, RolloutTable.group_id == RolloutGroupTable.id)
         .where(
@@ -61,6 +66,8 @@ async def evaluation_rates(connection: AsyncConnection, run_id: str) -> list[Eva
             func.sum(per_task.c.graded).label("graded"),
             func.avg(per_task.c.mean).label("mean"),
             func.stddev_samp(per_task.c.mean).label("deviation"),
+            func.min(per_task.c.lowest).label("lowest"),
+            func.max(per_task.c.highest).label("highest"),
         )
         .group_by(per_task.c.label)
         .subquery()
@@ -74,6 +81,8 @@ async def evaluation_rates(connection: AsyncConnection, run_id: str) -> list[Eva
         num_graded=cast(func.coalesce(rates.c.graded, 0), Integer),
         mean=rates.c.mean,
         deviation=rates.c.deviation,
+        lowest=func.coalesce(rates.c.lowest, 0.0),
+        highest=func.coalesce(rates.c.highest, 1.0),
     )
     statement = (
         select(*columns)

@@ -1,20 +1,22 @@
 """A rollout, a step or a run in a few plain sentences: `ratchet explain`, and the same for programs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.errors import ConfigError
-from reads.curves import Metrics, raised_alarms
+from reads.curves import Metrics, metrics_by_step, newest_metric_step, raised_alarms
+from reads.failures import cluster_failures
 from reads.reward_explanation import explain_reward
 from reads.rollouts import read_rollout_facts, require_rollout
-from reads.run_facts import RunFacts, read_run_facts
-from reads.runs import OutcomeCount, require_run
-from reads.steps import StepFacts, read_step_facts
+from reads.runs import RunHead, require_run
+from reads.steps import StepFacts, require_step
+from reads.vitals import read_vitals
 from store.names import Kind, require_named
 from store.runs import ADHOC
 
 _MAX_LISTED = 3
+_NUM_STEPS = 5
+_SAME = {"error": "error", "test": "failed test", "command": "last command"}
 _FIGURES = {
     "trained_tokens": "Trained tokens {:,.0f}",
     "rollouts": "rollouts {:.0f}",
@@ -39,42 +41,28 @@ async def explain_thing(connection: AsyncConnection, what: str) -> list[str]:
         rollout = await read_rollout_facts(connection, await require_rollout(connection, named.id))
         return [one.text for one in explain_reward(rollout)]
     if named.kind is Kind.RUN:
-        return explain_run(await read_run_facts(connection, await require_run(connection, named.run_id)))
-    if (facts := await read_step_facts(connection, named.run_id, named.id)) is None:
-        raise ConfigError(f"run {named.run_id} has no step {named.id} yet")
-    return explain_step(facts)
+        return await explain_run(connection, await require_run(connection, named.run_id))
+    return explain_step(await require_step(connection, named.run_id, named.id))
 
 
-def explain_run(facts: RunFacts) -> list[str]:
-    """Say how far the run is, whether it learns, how its rollouts ended and what is wrong with it."""
-    head = facts.run
+async def explain_run(connection: AsyncConnection, head: RunHead) -> list[str]:
+    """Say how the run is, in the words of its page, what its failed rollouts share, and which alarms its newest steps
+    have raised."""
     reason = f": {head.state_reason}" if head.state_reason else ""
-    said = [f"{head.run_id} is {head.state} at step {head.step} of {facts.num_steps}{reason}."]
-    if head.config_name == ADHOC:
-        said = [f"{head.run_id} holds rollouts by hand; it trains nothing."]
-    before, now = _mean(facts.first, "reward_mean"), _mean(facts.last, "reward_mean")
-    if before is not None and now is not None:
-        steps = f"{_range(facts.first)} to {now:.3f} in {_range(facts.last)}"
-        said.append(
-            f"The mean reward of trained groups went from {before:.3f} in {steps}; only groups with signal count."
-        )
-    signal = _mean(facts.last, "groups_with_signal_fraction")
-    if signal is not None:
-        said.append(f"In {_range(facts.last)}, {signal:.0%} of the groups had signal: rewards that differ.")
-    for one in facts.evaluations:
-        if one.mean is not None:
-            state = "" if one.ended_at else ", still running"
-            said.append(
-                f"Evaluation {one.label} at step {one.step} (T={one.temperature:g}): {one.mean:.3f} over "
-                f"{one.num_rated_tasks} tasks, {one.num_graded} of {one.num_rollouts} rollouts with a verdict{state}."
-            )
-    said.append(_outcomes(facts.outcomes))
-    said += [
-        f"{one.number} ended as {one.outcome}: {one.reason} (newest: rollout {one.newest})."
-        for one in facts.failures[:_MAX_LISTED]
+    is_by_hand = head.config_name == ADHOC
+    said = [
+        f"{head.run_id} "
+        + ("holds rollouts by hand; it trains nothing." if is_by_hand else f"is {head.state}{reason}.")
     ]
-    said += _alarms(facts.last)
-    return said
+    said += [f"{one.sentence()}." for one in (await read_vitals(connection, head)).facts]
+    failures = await cluster_failures(connection, head.run_id, _MAX_LISTED)
+    said += [
+        f"{one.number} of its newest failed rollouts ({one.share:.0%}) {'have' if one.number > 1 else 'has'} the "
+        f"{'same ' if one.number > 1 else ''}{_SAME[one.kind]}: {one.what} (newest: rollout {one.newest})."
+        for one in failures
+    ]
+    last = await newest_metric_step(connection, head.run_id)
+    return said + _alarms(await metrics_by_step(connection, head.run_id, last - _NUM_STEPS + 1, last))
 
 
 def explain_step(facts: StepFacts) -> list[str]:
@@ -99,24 +87,5 @@ def explain_step(facts: StepFacts) -> list[str]:
     return said + _alarms({head.step: metrics})
 
 
-def _outcomes(outcomes: Sequence[OutcomeCount]) -> str:
-    counts: dict[str, int] = {}
-    for one in outcomes:
-        name = (one.outcome or "open").replace("_", " ")
-        counts[name] = counts.get(name, 0) + one.number
-    listed = ", ".join(f"{number} {name}" for name, number in sorted(counts.items(), key=lambda item: -item[1]))
-    return f"Its {sum(counts.values())} rollouts: {listed}." if counts else "It has no rollouts yet."
-
-
 def _alarms(metrics: Mapping[int, Metrics]) -> list[str]:
     return [f"Alarm {one.name} in step {', '.join(map(str, sorted(one.steps)))}." for one in raised_alarms(metrics)]
-
-
-def _mean(metrics: Mapping[int, Metrics], name: str) -> float | None:
-    values = [one[name] for one in metrics.values() if name in one]
-    return sum(values) / len(values) if values else None
-
-
-def _range(metrics: Mapping[int, Metrics]) -> str:
-    first, last = min(metrics), max(metrics)
-    return f"step {first}" if first == last else f"steps {first} to {last}"

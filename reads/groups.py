@@ -68,6 +68,7 @@ class GroupLine:
     `step`: the one that consumed it; `use`: what it did with the group. None without one."""
 
     group_id: int
+    run_id: str
     group_no: int
     task_id: int
     task: str
@@ -155,11 +156,6 @@ async def list_groups_of_step(connection: AsyncConnection, run_id: str, step: in
 
 async def read_group_line(connection: AsyncConnection, group_id: int) -> GroupLine | None:
     return await read_one(connection, GroupLine, group_lines().where(RolloutGroupTable.id == group_id))
-
-
-async def run_of_group(connection: AsyncConnection, group_id: int) -> str | None:
-    statement = select(RolloutGroupTable.run_id).where(RolloutGroupTable.id == group_id)
-    return (await connection.execute(statement)).scalar_one_or_none()
 
 
 async def count_groups_by_progress(connection: AsyncConnection, run_id: str) -> list[GroupCount]:
@@ -274,11 +270,7 @@ async def _ended_groups(connection: AsyncConnection, group_ids: Sequence[int]) -
     reason = func.mode().within_group(member.outcome_reason).filter(member.outcome.is_not(None), is_cause)
     statement = (
         select(
-            table.id,
-            table.workflow_id,
-            table.min_graded,
-            func.count().filter(has_reward),
-            func.coalesce(reason, ""),
+            table.id, table.workflow_id, table.min_graded, func.count().filter(has_reward), func.coalesce(reason, "")
         )
         .outerjoin(member, (member.group_id == table.id) & member.replaced_by.is_(None))
         .where(table.id == any_(_ids(group_ids)))

@@ -52,7 +52,6 @@ class Monitored:
 
 
 async def read_monitored(connection: AsyncConnection) -> Monitored:
-    """Return everything that the monitoring endpoint shows of the store."""
     held = SandboxTable.state != SandboxState.RELEASED
     boxes = select(SandboxTable.state, func.count()).where(held).group_by(SandboxTable.state)
     ended_long_ago = seconds_of(func.now() - RolloutTable.ended_at) > _ORPHANED_AFTER_SECONDS

@@ -117,11 +117,7 @@ class ReadOnlyStore:
     """A small pool of connections for reading, closed at the end of `async with`."""
 
     def __init__(
-        self,
-        url: str,
-        pool_size: int = 2,
-        transaction_seconds: float = _TRANSACTION_SECONDS,
-        is_patient: bool = False,
+        self, url: str, pool_size: int = 2, transaction_seconds: float = _TRANSACTION_SECONDS, is_patient: bool = False
     ) -> None:
         """`transaction_seconds`: the server ends a longer transaction, from Postgres 17 on. `is_patient`: as
         Database's; it has twenty times the limit of a transaction."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from ratchet.durations import duration_in_words
-from ratchet.types import TRUNCATED_EXITS, AgentExit, GroupState, JsonObject, Outcome
+from ratchet.types import CHAT, TRUNCATED_EXITS, AgentExit, GroupState, JsonObject, Outcome
 from reads.rollouts import GradeView, GroupRewards, RolloutFacts, RolloutHead
 
 _MAX_NAMES = 3
@@ -32,7 +32,6 @@ class WhySentence:
 
 
 def explain_reward(facts: RolloutFacts) -> list[WhySentence]:
-    """Return the sentences, the verdict first."""
     grade = next((one for one in facts.grades if one.id == facts.rollout.grade_id), None)
     sentences = [
         _verdict(facts.rollout, grade),
@@ -102,11 +101,18 @@ def _agent(facts: RolloutFacts) -> WhySentence | None:
         text += f" {'after' if head.outcome is None else 'and'} {duration_in_words(newest.used_seconds)}"
     if len(facts.attempts) > 1:
         text += f" in attempt {newest.n if newest else len(facts.attempts)}"
+    if newest is not None and newest.num_replayed:
+        source = (
+            "the attempt before" if head.forked_turn_id is None else f"rollout {head.forked_from or 'of an archive'}"
+        )
+        text += f", which replayed {newest.num_replayed} of them from {source}"
     patch = facts.patch
     if patch is None:
         text += ", and left no patch"
+    elif patch.reason and not patch.num_bytes:
+        text += f", and {patch.reason}"
     elif not patch.num_bytes:
-        text += ", and its patch is empty" + (f" ({patch.reason})" if patch.reason else "")
+        text += ", and its patch is empty" + (f": {facts.why_empty}" if facts.why_empty else "")
     else:
         text += f", and its patch changes {patch.num_files} {'file' if patch.num_files == 1 else 'files'}"
         text += f" ({patch.num_bytes} bytes)"
@@ -117,7 +123,7 @@ def _checks(head: RolloutHead, grade: GradeView | None) -> WhySentence | None:
     """Say what control runs found, what was flagged and which files were left out."""
     if grade is None:
         return None
-    parts = [*_control_words(grade.control or [])]
+    parts = [*control_words(grade.control or [])]
     if grade.flags:
         parts.append(
             "flagged: " + ", ".join(f"{one.get('what')} ({one.get('place')})" for one in grade.flags[:_MAX_NAMES])
@@ -130,7 +136,7 @@ def _checks(head: RolloutHead, grade: GradeView | None) -> WhySentence | None:
     return WhySentence(_capital("; ".join(parts)) + ".", f"/rollouts/{head.id}#grade-{grade.id}") if parts else None
 
 
-def _control_words(runs: Sequence[JsonObject]) -> list[str]:
+def control_words(runs: Sequence[JsonObject]) -> list[str]:
     words = []
     for run in runs:
         if run.get("solved") is not None:
@@ -146,7 +152,9 @@ def _training(facts: RolloutFacts) -> WhySentence | None:
     head = facts.rollout
     group = facts.group
     if head.purpose == "eval":
-        return WhySentence("It belongs to an evaluation, so nothing is trained on it.")
+        what = "belongs to an evaluation" if group is not None else "was started by hand"
+        what = "is a chat with a person" if head.harness == CHAT else what
+        return WhySentence(f"It {what}, so nothing is trained on it.")
     if head.replaced_by is not None:
         return WhySentence("It was replaced by another rollout, so it enters no step.", f"/rollouts/{head.replaced_by}")
     if group is None or head.group_id is None or head.outcome is None:
@@ -158,7 +166,8 @@ def _training(facts: RolloutFacts) -> WhySentence | None:
     if facts.use is not None:
         text = f"{spread}, so its advantage in step {facts.use.step} is {facts.use.advantage:+.3g}"
         text += f", on {facts.use.num_tokens} trained tokens{_why_untrained(facts)}"
-        return WhySentence(text + ".", f"/runs/{quote(head.run_id)}/steps/{facts.use.step}#rollout-{head.id}")
+        step = f"/runs/{quote(head.run_id)}/steps/{facts.use.step}"
+        return WhySentence(text + ".", f"{step}?rollout={head.id}#rollout-{head.id}")
     if group.use == "no_signal":
         return WhySentence(f"{spread}, so the group has no signal and step {group.step} left it out.", link)
     if group.use == "expired":

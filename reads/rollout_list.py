@@ -28,7 +28,7 @@ class RolloutFilter:
     `task`: a part of the task's label. `reason`: a part of the outcome's reason, such as an error's class.
     `policy_step`: newest published step when the rollout's group was made. `evaluation`: an evaluation's label.
     `flagged`: only grades with flags or a rejection. `stage`: one of `store.open_rollouts.STAGES`; it needs
-    `run_id`.
+    `run_id`. `has_started`: only those that a worker has begun, or that have ended.
     """
 
     run_id: str | None = None
@@ -44,6 +44,7 @@ class RolloutFilter:
     evaluation: str | None = None
     flagged: bool = False
     stage: str | None = None
+    has_started: bool = False
 
 
 @dataclass(slots=True, frozen=True)
@@ -126,6 +127,8 @@ def _filtered(statement: Select[*tuple[Any, ...]], wanted: RolloutFilter) -> Sel
         statement = statement.where(is_flagged())
     if wanted.stage and wanted.run_id:
         statement = statement.where(RolloutTable.id.in_(ids_in_stage(wanted.run_id, wanted.stage)))
+    if wanted.has_started:
+        statement = statement.where(RolloutTable.owner.is_not(None) | RolloutTable.outcome.is_not(None))
     return statement
 
 

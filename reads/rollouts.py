@@ -3,7 +3,7 @@
 Token arrays and messages are read by `turns.py`, page by page.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -12,10 +12,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.tracing import RolloutTrace
 from ratchet.types import REWARDED_OUTCOMES, GroupState, JsonObject
+from reads.empty_patches import explain_empty_patch
 from reads.runs import shown_endpoint
 from reads.step_rows import discarded_plans
 from store.arrays import unpack_text
 from store.columns import columns_of
+from store.forks import Fork, forks_of
 from store.names import Kind, require_named
 from store.schema import (
     AttemptTable,
@@ -40,7 +42,8 @@ _R = TypeVar("_R")
 @dataclass(slots=True, frozen=True)
 class RolloutHead:
     """A rollout's row with its task and run; `RolloutTable` describes the columns. `endpoint`: url and model of what
-    answers in place of the policy, None if the policy does."""
+    answers in place of the policy, None if the policy does. `forked_turn_id`, `forked_from`: the turn before which it
+    began and that turn's rollout, None if it is no fork (`store.forks`)."""
 
     id: int
     run_id: str
@@ -75,10 +78,14 @@ class RolloutHead:
     problem: str
     archived_at: datetime | None
     endpoint: JsonObject | None
+    forked_turn_id: int | None = None
+    forked_from: int | None = None
 
 
 @dataclass(slots=True, frozen=True)
 class AttemptView:
+    """An attempt; `AttemptTable` describes the columns. `num_replayed`: its turns that an earlier one has sampled."""
+
     n: int
     state: str
     agent_exit: str | None
@@ -86,6 +93,7 @@ class AttemptView:
     harness_version: str | None
     base_commit: str | None
     engine_wait_seconds: float | None
+    num_replayed: int
     created_at: datetime
 
 
@@ -215,12 +223,15 @@ async def read_rollout_head(connection: AsyncConnection, rollout_id: int) -> Rol
         "problem": func.coalesce(TaskTable.spec["problem_statement"].astext, TaskTable.spec["prompt"].astext, ""),
         "archived_at": RunTable.archived_at,
         "endpoint": RunTable.config["endpoint"],
+        "forked_turn_id": RolloutGroupTable.forked_turn_id,
+        "forked_from": TurnTable.rollout_id,
     }
     statement = (
         select(*columns_of(RolloutHead, RolloutTable, **other))
         .join(TaskTable, TaskTable.id == RolloutTable.task_id)
         .join(RunTable, RunTable.run_id == RolloutTable.run_id)
         .outerjoin(RolloutGroupTable, RolloutGroupTable.id == RolloutTable.group_id)
+        .outerjoin(TurnTable, TurnTable.id == RolloutGroupTable.forked_turn_id)
         .where(RolloutTable.id == rollout_id)
     )
     row = (await connection.execute(statement)).one_or_none()
@@ -234,8 +245,13 @@ async def read_trace_id(connection: AsyncConnection, rollout_id: int) -> str:
 
 
 async def list_attempts(connection: AsyncConnection, rollout_id: int) -> list[AttemptView]:
+    replayed = (TurnTable.session_id == SessionTable.id) & TurnTable.replayed_at.is_not(None)
+    of_session = {
+        "engine_wait_seconds": SessionTable.engine_wait_seconds,
+        "num_replayed": select(func.count(TurnTable.id)).where(replayed).scalar_subquery(),
+    }
     statement = (
-        select(*columns_of(AttemptView, AttemptTable, engine_wait_seconds=SessionTable.engine_wait_seconds))
+        select(*columns_of(AttemptView, AttemptTable, **of_session))
         .outerjoin(
             SessionTable,
             (SessionTable.rollout_id == AttemptTable.rollout_id) & (SessionTable.attempt == AttemptTable.n),
@@ -330,7 +346,6 @@ async def read_group_rewards(connection: AsyncConnection, run_id: str, group_id:
 
 
 async def planned_uses(connection: AsyncConnection, run_id: str, step: int) -> dict[int, PlannedUse]:
-    """Return how the step's plan row uses each of its rollouts, by rollout."""
     statement = select(BatchTable.members).where(BatchTable.run_id == run_id, BatchTable.step == step)
     members = (await connection.execute(statement)).scalar_one_or_none() or []
     return {
@@ -346,13 +361,6 @@ class TrainingRules:
     negative_weight: float | None
     truncated: str | None
     loss_preset: str | None
-
-
-async def read_training_rules(connection: AsyncConnection, run_id: str) -> TrainingRules:
-    training, loss = RunTable.config["training"], RunTable.config["loss"]
-    columns = (training["negative_weight"].as_float(), training["truncated"].astext, loss["preset"].astext)
-    row = (await connection.execute(select(*columns).where(RunTable.run_id == run_id))).one()
-    return TrainingRules(*row)
 
 
 @dataclass(slots=True, frozen=True)
@@ -377,6 +385,7 @@ class RolloutFacts:
     """The facts about a rollout that its page, commands, tools and the explanation of its reward tell.
 
     `group`: None for a rollout by hand. `use` and `rules`: of the step that trained its group, None without one.
+    `why_empty`: the last calls of the attempt whose patch, the newest, is empty; empty if it is not.
     """
 
     rollout: RolloutHead
@@ -388,10 +397,11 @@ class RolloutFacts:
     group: GroupRewards | None
     use: PlannedUse | None
     rules: TrainingRules | None
+    why_empty: str = ""
+    forks: list[Fork] = field(default_factory=list)
 
     @property
     def patch(self) -> PatchView | None:
-        """The newest patch."""
         return self.patches[-1] if self.patches else None
 
     @property
@@ -407,17 +417,26 @@ async def read_rollout_facts(connection: AsyncConnection, head: RolloutHead) -> 
         group = await read_group_rewards(connection, head.run_id, head.group_id)
         if group.step is not None and group.use == "trained":
             use = (await planned_uses(connection, head.run_id, group.step)).get(head.id)
-            rules = await read_training_rules(connection, head.run_id)
+            training, loss = RunTable.config["training"], RunTable.config["loss"]
+            columns = (training["negative_weight"].as_float(), training["truncated"].astext, loss["preset"].astext)
+            of_run = select(*columns).where(RunTable.run_id == head.run_id)
+            rules = TrainingRules(*(await connection.execute(of_run)).one())
+    patches = await _list_rows(connection, PatchView, PatchTable, head.id)
+    why_empty = ""
+    if patches and not patches[-1].num_bytes and not patches[-1].reason:
+        why_empty = await explain_empty_patch(connection, head.id, patches[-1].attempt)
     return RolloutFacts(
         head,
         await list_attempts(connection, head.id),
         await _list_rows(connection, BoxView, SandboxTable, head.id),
-        await _list_rows(connection, PatchView, PatchTable, head.id),
+        patches,
         await _list_rows(connection, GradeView, GradeTable, head.id),
         await list_chains(connection, head.id),
         group,
         use,
         rules,
+        why_empty,
+        await forks_of(connection, head.id),
     )
 
 

@@ -5,9 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.solve_rates import Estimate, interval, paired_rates
+from ratchet.solve_rates import Estimate, interval
 from reads.evaluation_report import evaluated_tasks
 from reads.evaluations import EvaluationRate, evaluation_rates
 from reads.runs import RunHead
@@ -23,7 +24,7 @@ class DifferentSetting:
 
 @dataclass(slots=True, frozen=True)
 class PairedEvaluation:
-    """Two evaluations, each RUN:LABEL, at one temperature. `difference`: of the solve rates on the tasks that both
+    """Two evaluations, each RUN:LABEL, at one temperature. `difference`: of the mean rewards on the tasks that both
     have, second - first; `before`: the first one's on these tasks."""
 
     first: str
@@ -51,7 +52,11 @@ def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 async def paired_evaluations(connection: AsyncConnection, runs: Sequence[RunHead]) -> list[PairedEvaluation]:
     """Compare the newest ended evaluations of each further run with those of the first one."""
-    newest = [await _newest_by_temperature(connection, run.run_id) for run in runs]
+    rates = [await evaluation_rates(connection, run.run_id) for run in runs]
+    newest = [
+        {one.temperature: one for one in sorted(of_run, key=lambda one: one.step) if one.ended_at is not None}
+        for of_run in rates
+    ]
     pairs = [
         ((runs[0].run_id, newest[0][temperature]), (run.run_id, evaluations[temperature]))
         for run, evaluations in zip(runs[1:], newest[1:], strict=True)
@@ -66,15 +71,11 @@ async def pair_evaluations(
 ) -> PairedEvaluation | None:
     """Compare two evaluations, each with its run, task by task; None without a common task."""
     tasks = [await evaluated_tasks(connection, run_id, one.label) for run_id, one in (first, second)]
-    counts = [{one.task: one.count for one in side} for side in tasks]
-    rates = paired_rates(*counts)
-    if not len(rates):
+    before, after = ({one.task: one.reward for one in side if one.reward is not None} for side in tasks)
+    common = sorted(before.keys() & after.keys())
+    if not common:
         return None
-    difference = await asyncio.to_thread(interval, rates[:, 1] - rates[:, 0])
+    rewards = np.array([[before[task], after[task]] for task in common])
+    difference = await asyncio.to_thread(interval, rewards[:, 1] - rewards[:, 0])
     names = [f"{run_id}:{one.label}" for run_id, one in (first, second)]
-    return PairedEvaluation(names[0], names[1], second[1].temperature, float(rates[:, 0].mean()), difference)
-
-
-async def _newest_by_temperature(connection: AsyncConnection, run_id: str) -> dict[float, EvaluationRate]:
-    rates = await evaluation_rates(connection, run_id)
-    return {one.temperature: one for one in sorted(rates, key=lambda one: one.step) if one.ended_at is not None}
+    return PairedEvaluation(names[0], names[1], second[1].temperature, float(rewards[:, 0].mean()), difference)

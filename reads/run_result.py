@@ -4,6 +4,7 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.types import FAILED_OUTCOMES, JsonObject, Purpose
+from reads.evaluations import evaluation_rates
 from store import plans
 from store.schema import (
     BatchItemTable,
@@ -63,7 +64,7 @@ async def evaluation_rewards(connection: AsyncConnection, run_id: str) -> list[J
 
 async def run_progress(connection: AsyncConnection, run_id: str) -> JsonObject:
     """Return what `ratchet train` shows while it waits. `reward`: mean of the newest trained step's rollouts.
-    `evaluations`: mean reward of each evaluation that has ended, by its label.
+    `evaluations`: mean of the tasks' mean rewards, of each evaluation that has ended, by its label.
     """
     of_run = select(RunTable.state, RunTable.state_reason.label("reason"), RunTable.step)
     run = (await connection.execute(of_run.where(RunTable.run_id == run_id))).one()
@@ -74,15 +75,6 @@ async def run_progress(connection: AsyncConnection, run_id: str) -> JsonObject:
         func.count().filter(RolloutTable.outcome.in_(FAILED_OUTCOMES)).label("failed"),
     )
     counts = (await connection.execute(of_rollouts.where(RolloutTable.run_id == run_id))).one()
-    of_evaluation = (RolloutGroupTable.run_id == run_id) & (RolloutGroupTable.label == EvaluationTable.label)
-    ended = (
-        select(EvaluationTable.label, func.avg(RolloutTable.reward).filter(RolloutTable.replaced_by.is_(None)))
-        .join(RolloutGroupTable, of_evaluation & (RolloutGroupTable.purpose == Purpose.EVAL))
-        .join(RolloutTable, RolloutTable.group_id == RolloutGroupTable.id)
-        .where(EvaluationTable.run_id == run_id, EvaluationTable.ended_at.is_not(None))
-        .group_by(EvaluationTable.label)
-        .order_by(EvaluationTable.label)
-    )
     rewards = select(MetricTable.value).where(MetricTable.run_id == run_id, MetricTable.name == "reward_mean")
     without_signal = (
         select(func.count())
@@ -93,6 +85,6 @@ async def run_progress(connection: AsyncConnection, run_id: str) -> JsonObject:
         **run._mapping,
         **counts._mapping,
         "reward": (await connection.execute(rewards.order_by(MetricTable.step.desc()).limit(1))).scalar_one_or_none(),
-        "evaluations": {row[0]: row[1] for row in await connection.execute(ended)},
+        "evaluations": {one.label: one.mean for one in await evaluation_rates(connection, run_id) if one.ended_at},
         "groups_without_signal": (await connection.execute(without_signal)).scalar_one(),
     }

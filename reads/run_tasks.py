@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sqlalchemy import func, select
+from sqlalchemy import Subquery, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.types import GroupState, Outcome, Purpose
@@ -29,10 +29,18 @@ class RunTask:
     highest: float | None
 
 
-async def list_run_tasks(connection: AsyncConnection, run_id: str, limit: int) -> list[RunTask]:
-    """Return the tasks of the run's training groups, those that gave least to train first."""
+async def count_tasks(connection: AsyncConnection, run_id: str) -> tuple[int, int]:
+    """Return the number of tasks of the run's training groups, and of those of which no group was trained."""
+    groups = _groups_by_task(run_id)
+    counted = select(func.count(), func.count().filter(groups.c.trained == 0)).select_from(groups)
+    number, num_silent = (await connection.execute(counted)).one()
+    return number, num_silent
+
+
+def _groups_by_task(run_id: str) -> Subquery:
+    """Return the numbers of the run's training groups, one row per task."""
     trained = func.count().filter(BatchItemTable.use == "trained")
-    groups = (
+    return (
         select(
             RolloutGroupTable.task_id,
             func.count().label("groups"),
@@ -48,6 +56,11 @@ async def list_run_tasks(connection: AsyncConnection, run_id: str, limit: int) -
         .group_by(RolloutGroupTable.task_id)
         .subquery()
     )
+
+
+async def list_run_tasks(connection: AsyncConnection, run_id: str, limit: int) -> list[RunTask]:
+    """Return the tasks of the run's training groups, those that gave least to train first."""
+    groups = _groups_by_task(run_id)
     rewards = (
         select(
             RolloutTable.task_id,

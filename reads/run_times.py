@@ -115,6 +115,8 @@ async def read_run_times(connection: AsyncConnection, run_id: str, num_steps: in
     numbers = [one.step for one in steps]
     groups = await _groups(connection, run_id, numbers)
     begun, ended = seconds_of(EvaluationTable.created_at), seconds_of(EvaluationTable.ended_at)
+    trained = await connection.execute(_TRAINED_TOKENS, {"run": run_id, "steps": numbers})
+    num_trained = {row.rollout_id: row.num_tokens for row in trained}
     evaluated = await connection.execute(
         select(begun, ended).where(EvaluationTable.run_id == run_id, EvaluationTable.ended_at.is_not(None))
     )
@@ -122,9 +124,7 @@ async def read_run_times(connection: AsyncConnection, run_id: str, num_steps: in
         run_id=run_id,
         steps=steps,
         groups=groups,
-        rollouts=await _rollouts(
-            connection, [one.group_id for one in groups], await _trained_tokens(connection, run_id, numbers)
-        ),
+        rollouts=await _rollouts(connection, [one.group_id for one in groups], num_trained),
         evaluations=[Interval(*row) for row in evaluated],
         began=None if before is None else before.stepped + before.sync_seconds,
     )
@@ -151,12 +151,6 @@ async def _steps(connection: AsyncConnection, run_id: str, num_steps: int) -> li
     )
     rows = (await connection.execute(statement)).all()
     return [TrainedStepTimes(*row) for row in reversed(rows)]
-
-
-async def _trained_tokens(connection: AsyncConnection, run_id: str, steps: Sequence[int]) -> dict[int, int]:
-    """Return how many tokens of each rollout these steps have trained."""
-    rows = await connection.execute(_TRAINED_TOKENS, {"run": run_id, "steps": list(steps)})
-    return {row.rollout_id: row.num_tokens for row in rows}
 
 
 async def _groups(connection: AsyncConnection, run_id: str, steps: Sequence[int]) -> list[GroupTimes]:

@@ -1,4 +1,4 @@
-"""Runs: the list, one run's row, its rollouts counted by outcome, reward and failure, and its flagged verdicts."""
+"""Runs: the list, one run's row, its rollouts counted by outcome and reward, and its flagged verdicts."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from sqlalchemy.orm import aliased
 
 from ratchet import secrets
 from ratchet.errors import ConfigError
-from ratchet.types import JsonObject, Outcome, Purpose
+from ratchet.types import JsonObject
 from store.columns import columns_of, read_one
 from store.names import Kind, require_named
 from store.open_runs import newest_run
@@ -72,6 +72,7 @@ class RunHead:
     archived_at: datetime | None
     created_at: datetime
     ended_at: datetime | None
+    best_step: int | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -93,16 +94,6 @@ class OutcomeCount:
     outcome: str | None
     agent_exit: str | None
     number: int
-
-
-@dataclass(slots=True, frozen=True)
-class FailureCount:
-    """One reason for which rollouts got no reward; `newest` is the id of one of them."""
-
-    outcome: str
-    reason: str
-    number: int
-    newest: int
 
 
 @dataclass(slots=True, frozen=True)
@@ -139,7 +130,7 @@ class FlaggedCount:
 
 def shown_endpoint(endpoint: JsonObject | None) -> JsonObject | None:
     """Return what people are told of a config's endpoint, None if the policy answers."""
-    return {"url": endpoint["url"], "model": endpoint["model"]} if endpoint else None
+    return {name: endpoint.get(name) for name in ("url", "model", "tokens")} if endpoint else None
 
 
 async def list_run_summaries(
@@ -237,23 +228,6 @@ def reward_counts(counts: Sequence[VerdictCount], purpose: str) -> list[RewardCo
         if one.purpose == purpose and one.reward is not None:
             numbers[one.reward] += one.number
     return [RewardCount(reward, numbers[reward]) for reward in sorted(numbers)]
-
-
-async def count_failures(connection: AsyncConnection, run_id: str, limit: int) -> list[FailureCount]:
-    """Return the commonest reasons of outcomes without a reward."""
-    keys = (RolloutTable.outcome, func.left(RolloutTable.outcome_reason, 200))
-    statement = (
-        select(*keys, func.count(), func.max(RolloutTable.id))
-        .where(
-            RolloutTable.run_id == run_id,
-            RolloutTable.purpose.in_(list(Purpose)),  # so that the index by purpose and outcome is used
-            RolloutTable.outcome.in_([Outcome.INFRA_FAILED, Outcome.GRADER_FAILED, Outcome.CANCELLED]),
-        )
-        .group_by(*keys)
-        .order_by(func.count().desc())
-        .limit(limit)
-    )
-    return [FailureCount(*row) for row in await connection.execute(statement)]
 
 
 async def list_flagged(connection: AsyncConnection, run_id: str, limit: int) -> list[FlaggedRollout]:

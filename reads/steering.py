@@ -44,9 +44,7 @@ def _first_step_after() -> ColumnElement[int]:
     discarded = (
         select(func.min(later.from_step))
         .where(
-            later.run_id == SteeringTable.run_id,
-            later.action == SteeringAction.SKIP_STEP,
-            later.id > SteeringTable.id,
+            later.run_id == SteeringTable.run_id, later.action == SteeringAction.SKIP_STEP, later.id > SteeringTable.id
         )
         .correlate(SteeringTable)
         .scalar_subquery()
@@ -74,17 +72,9 @@ async def list_requests(
     rows = await connection.execute(statement.where(wanted).order_by(table.id.desc()).limit(limit))
     return [
         SteeringLine(
-            row.id,
-            row.action,
-            row.target,
-            row.before,
-            row.after,
-            row.asked_at,
-            row.asked_by,
-            describe_request(row.action, row.target, row.before, row.after),
-            _link(run_id, row.target, row.group_id, row.rollout_id),
-            row.reason,
-            row.from_step,
+            **{name: value for name, value in row._mapping.items() if name not in ("group_id", "rollout_id")},
+            what=describe_request(row.action, row.target, row.before, row.after),
+            link=_link(run_id, row.target, row.group_id, row.rollout_id),
         )
         for row in rows
     ]

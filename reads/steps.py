@@ -80,15 +80,17 @@ class StepMember:
 class StepFacts:
     """The facts about a step that its page, tools and sentences tell.
 
-    `members`: those with the largest share of the loss first; `no_shares`: why none has one, else empty. `discarded`:
-    earlier plans of the step. `tokens`: those with the largest ratios, as the learner recorded them; `turns`: those of
-    these tokens by id, without archived ones.
+    `uses`: of all rollouts. `members`: a page of these, those with the largest share of the loss first, from the place
+    `first` on; `no_shares`: why none has one, else empty. `discarded`: earlier plans of the step. `tokens`: those with
+    the largest ratios, as the learner recorded them; `turns`: those of these tokens by id, without archived ones.
     """
 
     step: StepHead
     metrics: Metrics
     groups: Sequence[GroupLine] = ()
+    uses: Mapping[int, PlannedUse] = field(default_factory=dict)
     members: Sequence[StepMember] = ()
+    first: int = 0
     no_shares: str = ""
     discarded: Sequence[DiscardedPlan] = ()
     tokens: Sequence[TrainedToken] = ()
@@ -99,35 +101,40 @@ class StepFacts:
         return main_command(self.turns[token.turn_id]) if token.turn_id in self.turns else ""
 
     def ratio_tokens(self, tokenizer: DecodesIds | None) -> list[RatioToken]:
-        advantages = {one.rollout.id: one.use.advantage for one in self.members}
         return [
             RatioToken(
                 one,
                 math.exp(min(one.logprob - one.behaviour, _MAX_LOG_RATIO)),
                 tokenizer.decode([one.token_id], skip_special_tokens=False) if tokenizer else None,
-                advantages.get(one.rollout_id),
+                self.uses[one.rollout_id].advantage if one.rollout_id in self.uses else None,
                 self.command_of(one),
             )
             for one in self.tokens
         ]
 
 
-async def read_step_facts(connection: AsyncConnection, run_id: str, step: int) -> StepFacts | None:
+async def read_step_facts(
+    connection: AsyncConnection, run_id: str, step: int, first: int = 0, limit: int = 0, around: int | None = None
+) -> StepFacts | None:
+    """Return the facts with `limit` members from the place `first` on, or with the page of the rollout `around`."""
     head = await read_step_head(connection, run_id, step)
     if head is None:
         return None
     uses = await planned_uses(connection, run_id, step)
-    lines = await lines_of_ids(connection, list(uses))
     loss = head.knobs.get("loss", {})
     shares = loss_shares(uses, loss)
-    members = [StepMember(lines[one], use, shares[one]) for one, use in uses.items() if one in lines]
-    members.sort(key=lambda one: -(one.share or 0.0))
+    order = sorted(uses, key=lambda one: -(shares[one] or 0.0))
+    if around in uses:
+        first = order.index(around) // limit * limit
+    lines = await lines_of_ids(connection, order[first : first + limit])
     tokens = await read_step_tokens(connection, run_id, step)
     return StepFacts(
         head,
         (await metrics_by_step(connection, run_id, step, step)).get(step, {}),
         await list_groups_of_step(connection, run_id, step),
-        members,
+        uses,
+        [StepMember(lines[one], uses[one], shares[one]) for one in order if one in lines],
+        first,
         why_no_shares(uses, loss),
         await discarded_plans(connection, run_id, step),
         tokens,
@@ -135,9 +142,11 @@ async def read_step_facts(connection: AsyncConnection, run_id: str, step: int) -
     )
 
 
-async def require_step(connection: AsyncConnection, run_id: str, step: int) -> StepFacts:
+async def require_step(
+    connection: AsyncConnection, run_id: str, step: int, first: int = 0, limit: int = 0
+) -> StepFacts:
     """Return the facts about a step. Raises ConfigError if it does not exist."""
-    found = await read_step_facts(connection, run_id, step)
+    found = await read_step_facts(connection, run_id, step, first, limit)
     if found is None:
         raise ConfigError(f"there is no step {step} of a run {run_id!r}; its metrics name its steps")
     return found

@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.types import JsonObject
 from store.columns import columns_of, read_one
-from store.schema import AdmissionTable, GradeTable, RolloutGroupTable, RolloutTable, RunTaskTable, TaskTable
+from store.schema import AdmissionTable, GradeTable, RolloutGroupTable, RolloutTable, RunTable, RunTaskTable, TaskTable
 
 
 @dataclass(slots=True, frozen=True)
@@ -125,3 +125,23 @@ async def contradicting_patches(connection: AsyncConnection, task_id: int, limit
         .limit(limit)
     )
     return [ContradictingPatch(*row) for row in await connection.execute(statement)]
+
+
+async def renderer_of(connection: AsyncConnection, run_id: str, task_id: int) -> str:
+    """Return the `renderer` of the task's dataset in the run's config; the name of the task's grader without one."""
+    planned = (RunTaskTable.run_id == run_id) & (RunTaskTable.task_id == task_id)
+    statement = (
+        select(TaskTable.grader, RunTable.config["datasets"].label("datasets"), RunTaskTable.dataset_no)
+        .select_from(TaskTable)
+        .join(RunTable, RunTable.run_id == run_id)
+        .outerjoin(RunTaskTable, planned)
+    )
+    row = (await connection.execute(statement.where(TaskTable.id == task_id).limit(1))).one()
+    named = None if row.dataset_no is None else row.datasets[row.dataset_no].get("renderer")
+    return str(named or row.grader)
+
+
+async def read_task_spec(connection: AsyncConnection, task_id: int) -> JsonObject:
+    """Return the row's metadata, with its problem statement."""
+    spec: JsonObject = (await connection.execute(select(TaskTable.spec).where(TaskTable.id == task_id))).scalar_one()
+    return spec

@@ -33,9 +33,19 @@ class ToolUse:
     body: str
 
 
+def object_of(value: Any) -> dict[str, Any]:
+    """Return a stored object; {} for anything else, as in a damaged turn."""
+    return value if isinstance(value, dict) else {}
+
+
+def read_tool_uses(message: dict[str, Any]) -> list[ToolUse]:
+    calls = message.get("tool_calls")
+    return [read_tool_use(object_of(one)) for one in calls] if isinstance(calls, list) else []
+
+
 def read_tool_use(call: dict[str, Any]) -> ToolUse:
     """Read a tool call in the form in which the adapter stores it."""
-    function = call.get("function") or {}
+    function = object_of(call.get("function"))
     name = str(function.get("name") or "")
     arguments = function.get("arguments")
     if not isinstance(arguments, dict):
@@ -88,6 +98,5 @@ def _json(value: Any) -> str:
 
 
 def diff_of(old: str, new: str, path: str) -> str:
-    """Return a unified diff of two texts with the path in its head."""
     lines = unified_diff(old.splitlines(), new.splitlines(), path, path, lineterm="", n=3)
     return "\n".join(lines)

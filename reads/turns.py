@@ -9,6 +9,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.types import JsonObject
+from reads.tool_uses import object_of
 from store.arrays import ids_from_bytes, logprobs_from_bytes, unpack_json
 from store.chains import steps_of_spans
 from store.schema import ChainSpanTable, ChainTable, TurnTable
@@ -68,7 +69,6 @@ async def read_turn_contents(
 
 
 async def read_turns(connection: AsyncConnection, turn_ids: Collection[int]) -> dict[int, TurnContent]:
-    """Return these turns by id."""
     rows = await connection.execute(select(*_CONTENT).where(TurnTable.id.in_(turn_ids)))
     return {row.id: _content(row) for row in rows}
 
@@ -77,15 +77,15 @@ def _content(row: Any) -> TurnContent:
     values = dict(row._mapping)
     request = values.pop("request")
     answer = values.pop("answer")
-    sent: JsonObject = unpack_json(request) if request else {}  # type: ignore[assignment]
-    answered: JsonObject = unpack_json(answer) if answer else {}  # type: ignore[assignment]
+    sent = object_of(unpack_json(request)) if request else {}
+    message = object_of(unpack_json(answer)).get("message") if answer else None
     return TurnContent(
         **values,
         after=sent.get("after"),
         system=str(sent.get("system") or ""),
         num_tools=len(sent.get("tools") or ()),
         messages=list(sent.get("messages") or ()),
-        answer=answered.get("message"),
+        answer=None if message is None else object_of(message),
     )
 
 
@@ -148,10 +148,10 @@ async def read_token_window(
         high = min(first + length, span.start + span.length) - span.start
         source = slice(span.source_start + low, span.source_start + high)
         ids = ids_from_bytes(turn.sampled_ids if span.sampled else turn.suffix_ids)[source].tolist()
-        logprobs: list[float] = []
+        logprobs: list[float] | None = None
         steps: list[int] = []
         if span.sampled:
-            logprobs = logprobs_from_bytes(turn.logprobs)[source].tolist()
+            logprobs = logprobs_from_bytes(turn.logprobs)[source].tolist() if turn.logprobs else None
             steps = steps_of_spans(span.version_spans, span.num_sampled)[source].tolist()
         for at, token in enumerate(ids):
             tokens.append(
@@ -160,7 +160,7 @@ async def read_token_window(
                     id=token,
                     sampled=span.sampled,
                     trained=span.sampled and span.trained,
-                    logprob=logprobs[at] if span.sampled else None,
+                    logprob=logprobs[at] if logprobs else None,
                     policy_step=steps[at] if span.sampled and steps[at] >= 0 else None,
                     turn_id=span.turn_id,
                 )

@@ -19,6 +19,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ratchet.errors import StoreUnavailableError
+from ratchet.web_server import WebServer
 from reads.reader_role import ReadOnlyStore, has_refused_value
 from viewer.access import SECURITY_HEADERS, TokenGate
 from viewer.live import live_router
@@ -144,7 +145,7 @@ class _SecurityHeaders:
         await self._app(scope, receive, send_with_headers)
 
 
-class ViewerServer(uvicorn.Server):
+class ViewerServer(WebServer):
     """Serves the app, and ends its live pages before it waits for open connections."""
 
     def __init__(self, settings: ViewerSettings) -> None:

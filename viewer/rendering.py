@@ -56,7 +56,7 @@ def make_environment(settings: ViewerSettings) -> Environment:
         "words": lambda value: str(value).replace("_", " "),
     }
     environment.globals |= {"settings": settings, "workflow_link": lambda name: workflow_link(settings, name)}
-    environment.globals["trace_link"] = lambda trace_id: trace_link(settings, trace_id)
+    environment.globals["trace_link"] = lambda trace_id: settings.trace_url.replace("{trace_id}", trace_id)
     return environment
 
 
@@ -71,11 +71,12 @@ def _render(request: Request, template: str, page: object, status: int) -> Respo
         body = orjson.dumps(page, option=options, default=str)
         return Response(body, status, media_type="application/json")
     environment: Environment = request.app.state.templates
+    twin = "/runs" if request.url.path == "/" else quote(request.scope["path"].removesuffix("/"))
     context = {
         "page": page,
         "path": quote(request.scope["path"]),
         "query": request.url.query,
-        "json_link": _json_link(request),
+        "json_link": f"{twin}.json" + (f"?{request.url.query}" if request.url.query else ""),
     }
     return HTMLResponse(environment.get_template(template).render(context), status)
 
@@ -85,21 +86,11 @@ def wants_json(request: Request) -> bool:
     return request.url.path.endswith(".json") or (accepted.startswith("application/json"))
 
 
-def _json_link(request: Request) -> str:
-    path = "/runs" if request.url.path == "/" else quote(request.scope["path"].removesuffix("/"))
-    return f"{path}.json" + (f"?{request.url.query}" if request.url.query else "")
-
-
 def workflow_link(settings: ViewerSettings, workflow_id: str) -> str:
     """Return the address of a workflow in the Temporal UI, empty without a UI."""
     if not settings.temporal_ui:
         return ""
     return f"{settings.temporal_ui}/namespaces/{settings.temporal_namespace}/workflows/{quote(workflow_id, safe='')}"
-
-
-def trace_link(settings: ViewerSettings, trace_id: str) -> str:
-    """Return the address of a trace, empty if RATCHET_TRACE_URL names no tool that shows traces."""
-    return settings.trace_url.replace("{trace_id}", trace_id)
 
 
 def _data_json(value: object) -> Markup:

@@ -15,6 +15,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 
 from ratchet.errors import ConfigError
+from ratchet.types import Purpose
 from reads.rollout_list import RolloutFilter, list_rollout_lines
 from reads.rollouts import list_chains
 from viewer.app import create_viewer_app
@@ -26,6 +27,8 @@ _ANCHOR = re.compile(r"<a\b(?P<attributes>[^>]*?)>(?P<text>.*?)</a>", re.DOTALL)
 _LINK = re.compile(r'<link rel="(?:prev|next)" href="(?P<target>[^"]*)">')
 _ATTRIBUTE = re.compile(r'\b(?P<name>href|src)="(?P<target>/[^"]*)"')
 _TURN = re.compile(r"^(/rollouts/\d+)/turns/(\d+)$")
+_STEP = re.compile(r"^/runs/[^/]+/steps/\d+$")
+"""Its exported page has all rollouts and tokens, so the query does not count."""
 _TOKENS = re.compile(r"^/rollouts/\d+/tokens$")
 
 
@@ -44,12 +47,13 @@ class PageExporter:
             await self._write(f"/rollouts/{rollout_id}")
 
     async def export_run(self, run_id: str, max_rollouts: int) -> None:
-        """Write the run's page with its steps, and the newest rollouts with their groups and tasks."""
+        """Write the run's page with its steps, and the newest rollouts of each purpose with their groups and tasks."""
         async with self._app.router.lifespan_context(self._app):
             self._plan(f"/runs/{quote(run_id)}")
             async with self._app.state.store.read() as connection:
-                lines = await list_rollout_lines(connection, RolloutFilter(run_id=run_id), max_rollouts)
-            for line in lines:
+                of_purpose = [RolloutFilter(run_id=run_id, purpose=purpose) for purpose in Purpose]
+                lines = [await list_rollout_lines(connection, one, max_rollouts) for one in of_purpose]
+            for line in (one for found in lines for one in found):
                 await self._plan_rollout(line.id)
                 self._plan(f"/tasks/{line.task_id}")
                 if line.group_id is not None:
@@ -132,6 +136,8 @@ class PageExporter:
         query = f"?{parts.query}" if parts.query else ""
         if _TOKENS.match(parts.path):
             query = _token_query(parts.query)
+        if _STEP.match(parts.path):
+            query = ""
         file = self.files.get(parts.path + query)
         return (file, fragment) if file is not None else None
 

@@ -1,6 +1,6 @@
 """Curves of runs: which metrics make which chart, over steps, trained tokens or hours, with 95% intervals of means."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from math import sqrt
@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 from reads.curves import Metrics, StepReward, StepTimes
 from reads.evaluations import EvaluationRate
+from reads.vitals import TRAINING_REWARD
 
 AXES = {"steps": "step", "tokens": "trained tokens", "hours": "hours since the run began"}
 
@@ -20,25 +21,16 @@ _T_QUANTILES = (
 _NORMAL_QUANTILE = 1.96
 
 
-@dataclass(slots=True, frozen=True)
-class MeanInterval:
-    """A mean with the bounds of its interval; both bounds are None if there is no spread to estimate them from."""
-
-    mean: float
-    low: float | None
-    high: float | None
-
-
-def mean_interval(mean: float, deviation: float | None, number: int) -> MeanInterval:
-    """Return the interval of a mean over `number` units with this sample standard deviation.
+def mean_interval(mean: float, deviation: float | None, number: int) -> tuple[float, float] | None:
+    """Return the interval of a mean over `number` units with this sample standard deviation, None without a spread.
 
     Rollouts of one group share a task, so the units must be groups or tasks, not rollouts.
     """
     if deviation is None or number < 2:
-        return MeanInterval(mean, None, None)
+        return None
     quantile = _T_QUANTILES[number - 2] if number - 2 < len(_T_QUANTILES) else _NORMAL_QUANTILE
     half = quantile * deviation / sqrt(number)
-    return MeanInterval(mean, mean - half, mean + half)
+    return mean - half, mean + half
 
 
 @dataclass(slots=True, frozen=True)
@@ -130,18 +122,7 @@ _METRIC_CHARTS = (
 def run_charts(curves: RunCurves, axis: str) -> list[Chart]:
     """Return the charts of one run; a chart without a stored value is left out."""
     charts = [reward_chart([curves], axis), evaluation_chart(curves)]
-    for name, title, note, metrics in _METRIC_CHARTS:
-        # Step 0 has metrics of the engines' first update, and no plan row.
-        steps = sorted(
-            step for step, values in curves.metrics.items() if step > 0 and any(one in values for one in metrics)
-        )
-        series = [
-            ChartSeries(legend, [curves.metrics[step].get(one) for step in steps], [], [])
-            for one, legend in metrics.items()
-            if any(one in curves.metrics[step] for step in steps)
-        ]
-        charts.append(_chart(curves, axis, name, title, note, steps, series))
-    return [chart for chart in charts if chart.xs]
+    return [chart for chart in [*charts, *_metric_charts([curves], axis)] if chart.xs]
 
 
 def reward_chart(runs: Sequence[RunCurves], axis: str) -> Chart:
@@ -158,14 +139,13 @@ def reward_chart(runs: Sequence[RunCurves], axis: str) -> Chart:
     series = []
     for run in runs:
         rewards = [points[x].get(run.run_id) for x in xs]
-        intervals = [None if one is None else mean_interval(one.mean, one.deviation, one.num_groups) for one in rewards]
-        series.append(_with_intervals(run.run_id if len(runs) > 1 else "mean reward", intervals))
+        series.append(_with_intervals(run.run_id if len(runs) > 1 else TRAINING_REWARD, rewards))
     note = "Mean over all groups that a step consumed, with a 95% interval over groups; the newest 100 steps."
-    return Chart("reward", "Reward", note, AXES[axis], xs, series, [links[x] for x in xs])
+    return Chart("reward", TRAINING_REWARD.capitalize(), note, AXES[axis], xs, series, [links[x] for x in xs])
 
 
 def evaluation_chart(curves: RunCurves) -> Chart:
-    """Return the held-out solve rate by step, one series per temperature and number of samples.
+    """Return the held-out mean reward by step, one series per temperature and number of samples.
 
     Evaluations that still run are left out. If one was repeated at a step, the newest counts.
     """
@@ -174,47 +154,57 @@ def evaluation_chart(curves: RunCurves) -> Chart:
     xs = sorted({float(one.step) for one in ended})
     series = []
     for temperature, samples in sorted({(one.temperature, one.num_samples) for one in ended}):
-        found = {
-            float(one.step): mean_interval(one.mean or 0.0, one.deviation, one.num_rated_tasks)
-            for one in ended
-            if (one.temperature, one.num_samples) == (temperature, samples)
-        }
+        found = {float(one.step): one for one in ended if (one.temperature, one.num_samples) == (temperature, samples)}
         label = f"T = {temperature:g}, {samples} {'sample' if samples == 1 else 'samples'} a task"
         series.append(_with_intervals(label, [found.get(x) for x in xs]))
     links = [f"/rollouts?run={quote(curves.run_id)}&purpose=eval&step={x:.0f}" for x in xs]
     note = "Held-out tasks, mean over the tasks with a verdict, with a 95% interval over tasks; ended evaluations only."
-    return Chart("evaluation", "Solve rate in evaluations", note, "step", xs, series, links)
+    return Chart("evaluation", "Mean reward in evaluations", note, "step", xs, series, links)
 
 
-def _with_intervals(label: str, intervals: Sequence[MeanInterval | None]) -> ChartSeries:
-    """Return the line of means with the bounds of their intervals."""
-    return ChartSeries(
-        label,
-        [one.mean if one else None for one in intervals],
-        [one.low if one else None for one in intervals],
-        [one.high if one else None for one in intervals],
-    )
+def _with_intervals(label: str, points: Sequence[StepReward | EvaluationRate | None]) -> ChartSeries:
+    """Return the means with intervals between 0 and 1; or to a reward beyond them that was given."""
+    bounds: list[tuple[float, float] | None] = []
+    for one in points:
+        bounds.append(None)
+        if one is not None:
+            number = one.num_groups if isinstance(one, StepReward) else one.num_rated_tasks
+            if (found := mean_interval(one.mean or 0.0, one.deviation, number)) is not None:
+                bounds[-1] = max(found[0], min(0.0, one.lowest)), min(found[1], max(1.0, one.highest))
+    lows, highs = ([one and one[end] for one in bounds] for end in (0, 1))
+    return ChartSeries(label, [one.mean if one else None for one in points], lows, highs)
 
 
 def compare_charts(runs: Sequence[RunCurves], axis: str) -> list[Chart]:
     """Return one chart per metric of `_METRIC_CHARTS`, with a series per run."""
-    charts = [reward_chart(runs, axis)]
+    return [chart for chart in [reward_chart(runs, axis), *_metric_charts(runs, axis)] if chart.xs]
+
+
+def _metric_charts(runs: Sequence[RunCurves], axis: str) -> Iterator[Chart]:
+    """Yield the charts of `_METRIC_CHARTS`: of one run with a series per metric, of several with the first metric."""
+    is_one = len(runs) == 1
+    positions = [step_positions(run, axis) for run in runs]
     for name, title, note, metrics in _METRIC_CHARTS:
-        metric, legend = next(iter(metrics.items()))
+        first, *others = metrics
         points: dict[float, dict[str, float]] = {}
-        for run in runs:
-            position = step_positions(run, axis)
+        links: dict[float, str] = {}
+        for run, position in zip(runs, positions, strict=True):
             for step, values in run.metrics.items():
-                if metric in values and step in position:
-                    points.setdefault(position[step], {})[run.run_id] = values[metric]
+                # Step 0 has metrics of the engines' first update, and no plan row.
+                for metric in (first, *(others if is_one else ())) if step > 0 and step in position else ():
+                    if metric in values:
+                        label = metrics[metric] if is_one else run.run_id
+                        points.setdefault(position[step], {})[label] = values[metric]
+                        links[position[step]] = f"/runs/{quote(run.run_id)}/steps/{step}"
         xs = sorted(points)
-        series = [ChartSeries(run.run_id, [points[x].get(run.run_id) for x in xs], [], []) for run in runs]
-        charts.append(Chart(name, f"{title}: {legend}", note, AXES[axis], xs, series, []))
-    return [chart for chart in charts if chart.xs]
+        stored = {label for found in points.values() for label in found}
+        labels = [one for one in metrics.values() if one in stored] if is_one else [run.run_id for run in runs]
+        series = [ChartSeries(one, [points[x].get(one) for x in xs], [], []) for one in labels]
+        shown = title if is_one else f"{title}: {metrics[first]}"
+        yield Chart(name, shown, note, AXES[axis], xs, series, [links[x] for x in xs])
 
 
 def step_positions(curves: RunCurves, axis: str) -> dict[int, float]:
-    """Return where each step lies on the axis."""
     steps = sorted(set(curves.metrics) | {one.step for one in curves.rewards})
     if axis == "tokens":
         total = curves.tokens_before
@@ -229,19 +219,3 @@ def step_positions(curves: RunCurves, axis: str) -> dict[int, float]:
             step: round((ends[step] - curves.created_at).total_seconds() / 3600, 4) for step in steps if step in ends
         }
     return {step: float(step) for step in steps}
-
-
-def _chart(
-    curves: RunCurves, axis: str, name: str, title: str, note: str, steps: list[int], series: list[ChartSeries]
-) -> Chart:
-    position = step_positions(curves, axis)
-    kept = [index for index, step in enumerate(steps) if step in position]
-    return Chart(
-        name,
-        title,
-        note,
-        AXES[axis],
-        [position[steps[index]] for index in kept],
-        [ChartSeries(one.label, [one.values[index] for index in kept], [], []) for one in series],
-        [f"/runs/{quote(curves.run_id)}/steps/{steps[index]}" for index in kept],
-    )

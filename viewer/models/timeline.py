@@ -61,11 +61,14 @@ def build_timeline(head: RolloutHead, boxes: Sequence[BoxView], turns: Sequence[
     """Return the lanes queue, boot, agent box, one lane of generation and one of tools, and the grading boxes."""
     begin = head.created_at
     end = head.ended_at or now
-    scale = _Scale(begin, max((end - begin).total_seconds(), 0.001), now)
+    whole = max((end - begin).total_seconds(), 0.001)
     lanes: dict[str, list[TimeBar]] = {}
 
     def add(lane: str, kind: str, start: datetime, stop: datetime | None, label: str, link: str = "") -> None:
-        lanes.setdefault(lane, []).append(scale.bar(kind, start, stop, label, link))
+        seconds = max(0.0, ((stop or now) - start).total_seconds())
+        left = min(1.0, max(0.0, (start - begin).total_seconds() / whole))
+        width = max(min(1.0 - left, seconds / whole), _MIN_WIDTH)
+        lanes.setdefault(lane, []).append(TimeBar(kind, left, width, seconds, label, link, stop is None))
 
     add("queue", "queue", begin, head.claimed_at, "waits for a worker")
     free_since = head.claimed_at
@@ -92,21 +95,7 @@ def build_timeline(head: RolloutHead, boxes: Sequence[BoxView], turns: Sequence[
         last[turn.attempt, turn.lane] = turn
     order = ("queue", "boot", "agent box", "generate", "tools", "grade box")
     names = sorted(lanes, key=lambda name: next((at for at, one in enumerate(order) if name.startswith(one)), 9))
-    return Timeline(scale.seconds, [TimeLane(name, lanes[name]) for name in names])
-
-
-@dataclass(slots=True, frozen=True)
-class _Scale:
-    begin: datetime
-    seconds: float
-    now: datetime
-
-    def bar(self, kind: str, start: datetime, stop: datetime | None, label: str, link: str) -> TimeBar:
-        end = stop or self.now
-        seconds = max(0.0, (end - start).total_seconds())
-        left = min(1.0, max(0.0, (start - self.begin).total_seconds() / self.seconds))
-        width = min(1.0 - left, seconds / self.seconds)
-        return TimeBar(kind, left, max(width, _MIN_WIDTH), seconds, label, link, stop is None)
+    return Timeline(whole, [TimeLane(name, lanes[name]) for name in names])
 
 
 def build_graph(turns: Sequence[TurnLine]) -> TurnGraph:

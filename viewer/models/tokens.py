@@ -155,21 +155,17 @@ def _shade(token: ChainToken, seen: _Seen, colour: str) -> str:
             return f"p{logprob_class(token.logprob)}"
         case "version":
             return "v-unknown" if token.policy_step is None else f"v{token.policy_step % _NUM_VERSION_CLASSES}"
+        case "entropy" | "ratio" | "advantage" if not seen.in_step:
+            return "untrained"
+        case "entropy" if seen.entropy is not None:
+            return f"p{entropy_class(seen.entropy)}"
+        case "ratio" if seen.log_ratio is not None:
+            return f"d{signed_class(seen.log_ratio, [math.log(bound) for bound in _RATIO_BOUNDS])}"
+        case "advantage" if seen.advantage is not None:
+            return f"d{signed_class(seen.advantage, _ADVANTAGE_BOUNDS)}"
         case "entropy" | "ratio" | "advantage":
-            return _learner_shade(seen, colour)
+            return "unknown"
     return "trained" if token.trained else "sampled"
-
-
-def _learner_shade(seen: _Seen, colour: str) -> str:
-    if not seen.in_step:
-        return "untrained"
-    if colour == "entropy" and seen.entropy is not None:
-        return f"p{entropy_class(seen.entropy)}"
-    if colour == "ratio" and seen.log_ratio is not None:
-        return f"d{signed_class(seen.log_ratio, [math.log(bound) for bound in _RATIO_BOUNDS])}"
-    if colour == "advantage" and seen.advantage is not None:
-        return f"d{signed_class(seen.advantage, _ADVANTAGE_BOUNDS)}"
-    return "unknown"
 
 
 def _legend(title: str, kind: str, words: Sequence[str], *others: LegendEntry) -> Legend:

@@ -18,7 +18,6 @@ from reads.groups import (
     list_groups,
     read_group_filter,
     read_group_line,
-    run_of_group,
 )
 from reads.rollout_list import RolloutLine, list_members
 from reads.rollouts import PlannedUse, planned_uses, read_group_rewards
@@ -96,21 +95,20 @@ class GroupPage:
 async def show_group(request: Request, group_id: int) -> Response:
     async with request.app.state.store.read() as connection:
         line = found(await read_group_line(connection, group_id), f"group {group_id}")
-        run_id = found(await run_of_group(connection, group_id), f"group {group_id}")
-        rewards = (await read_group_rewards(connection, run_id, group_id)).rewards
+        rewards = (await read_group_rewards(connection, line.run_id, group_id)).rewards
         rollouts = await list_members(connection, group_id)
         rollouts.sort(key=lambda one: one.replaced_by is not None)
-        uses = await planned_uses(connection, run_id, line.step) if line.step is not None else {}
+        uses = await planned_uses(connection, line.run_id, line.step) if line.step is not None else {}
         columns: list[MemberColumn] = []
         for one in rollouts[:_MAX_COLUMNS]:
             contents = await read_turn_contents(connection, one.id, _MAX_TURNS)
             turns = read_conversation(contents)
             difference = first_difference(columns[0].turns, turns) if columns else None
             columns.append(MemberColumn(one, uses.get(one.id), turns, difference))
-        requests = await list_requests(connection, run_id, group_id)
+        requests = await list_requests(connection, line.run_id, group_id)
         stages = await stages_of(connection, [one.id for one in rollouts if one.outcome is None])
     page = GroupPage(
-        run_id, line, rewards, _signal_of(line, rewards), columns, stages, rollouts[_MAX_COLUMNS:], requests
+        line.run_id, line, rewards, _signal_of(line, rewards), columns, stages, rollouts[_MAX_COLUMNS:], requests
     )
     return await respond(request, "group.html", page)
 

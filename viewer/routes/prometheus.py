@@ -21,7 +21,7 @@ from ratchet.config_engines import DEFAULT_SET
 from ratchet.disk_space import free_space
 from ratchet.errors import StoreUnavailableError
 from ratchet.types import EngineState, SandboxState
-from reads.monitoring import STEP_METRICS, Monitored, OpenRun, read_monitored
+from reads.monitoring import STEP_METRICS, Monitored, read_monitored
 
 prometheus_route = APIRouter()
 _STORE_SECONDS = 5.0
@@ -68,11 +68,7 @@ _OF_RUNS = (
     ("ratchet_run_step", "Newest published step.", "step"),
     ("ratchet_rollouts_open", "Open rollouts.", "num_open"),
     ("ratchet_rollouts_waiting", "Open rollouts whose workflow has not begun.", "num_waiting"),
-    (
-        "ratchet_queue_age_seconds",
-        "Age of the oldest rollout whose workflow has not begun.",
-        "oldest_waiting_seconds",
-    ),
+    ("ratchet_queue_age_seconds", "Age of the oldest rollout whose workflow has not begun.", "oldest_waiting_seconds"),
     ("ratchet_oldest_member_seconds", "Time since the oldest open rollout began.", "oldest_open_seconds"),
     (
         "ratchet_learner_silent_seconds",
@@ -83,18 +79,17 @@ _OF_RUNS = (
 """Metrics with one value per run: name, meaning and field of `OpenRun`."""
 
 
-def _by_run(runs: Sequence[OpenRun], field: str) -> Values:
-    """Return the field's values by run; a run without one is missing."""
-    return {(one.run_id,): getattr(one, field) for one in runs if getattr(one, field) is not None}
-
-
 def _of_runs(found: Monitored) -> list[GaugeMetricFamily]:
     runs = found.runs
     sets = sorted({DEFAULT_SET, *(engine_set for engine_set, _ in found.engines)})
     states: Values = {(one.run_id, one.state.value): 1 for one in runs}
+
+    def by_run(field: str) -> Values:
+        return {(one.run_id,): getattr(one, field) for one in runs if getattr(one, field) is not None}
+
     return [
         _gauge("ratchet_run_open", "1 for each run that is running or paused, by state.", states, ("run", "state")),
-        *(_gauge(name, meaning, _by_run(runs, field), ("run",)) for name, meaning, field in _OF_RUNS),
+        *(_gauge(name, meaning, by_run(field), ("run",)) for name, meaning, field in _OF_RUNS),
         _gauge(
             "ratchet_step_metric",
             f"Metrics of the newest step: {', '.join(STEP_METRICS)}.",

@@ -1,7 +1,6 @@
 """The list of rollouts with its filters, and the page of one rollout."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from fastapi import APIRouter, Request
@@ -28,6 +27,7 @@ from reads.rollouts import (
 from reads.turns import read_turn_contents, turns_in_chains
 from store import open_rollouts
 from viewer.models.timeline import Timeline, TurnGraph, build_graph, build_timeline
+from viewer.renderers.registry import OwnPart, own_parts
 from viewer.rendering import respond
 from viewer.routes.registration import found, next_link, page_route, read_number
 
@@ -56,7 +56,7 @@ class RolloutPage:
     """`stage`: None once it has ended. `versions`: the policy versions that sampled its turns, in order of their first
     use. `turns`: the page of the conversation that begins behind the turn `after`. `turn_lines`: the first turns, of
     `num_turns`, which the time line and the graph show. `previous` and `next`: the rollouts of the same run beside this
-    one."""
+    one. `own_parts`: of the task's renderer."""
 
     facts: RolloutFacts
     stage: str | None
@@ -75,6 +75,7 @@ class RolloutPage:
     next_page: str | None
     previous: int | None
     next: int | None
+    own_parts: list[OwnPart] = field(default_factory=list)
 
 
 @page_route(rollout_pages, "/rollouts")
@@ -119,6 +120,7 @@ async def show_rollouts(
         evaluation=evaluation or None,
         flagged=flagged,
         stage=stage or None,
+        has_started=not (outcome or stage),
     )
     read = list_longest_rollouts if sort == "longest" else list_rollout_lines
     async with request.app.state.store.read() as connection:
@@ -135,6 +137,9 @@ async def show_rollout(request: Request, rollout_id: int, after: int = 0) -> Res
     is_export = request.app.state.settings.is_export
     async with request.app.state.store.read() as connection:
         page = await read_rollout_page(connection, request, rollout_id, after, 10_000 if is_export else _PAGE_TURNS)
+    facts = page.facts
+    parts = await own_parts(request.app.state.store, facts.rollout, page.turns, page.patch_text, facts.grade)
+    page = replace(page, own_parts=parts)
     return await respond(request, "rollout.html", page)
 
 
@@ -160,10 +165,11 @@ async def read_rollout_page(
     first = counts.num_before + 1
     last = contents[-1].id if contents else after
     neighbours = await neighbours_of(connection, head.run_id, rollout_id)
+    spans = (span for turn in lines for span in turn.version_spans or ())
     return RolloutPage(
         facts=facts,
         stage=(await open_rollouts.stages_of(connection, [rollout_id])).get(rollout_id),
-        versions=_versions_of(lines),
+        versions=list(dict.fromkeys(str(span.get("version")) for span in spans)),
         trace_id=await read_trace_id(connection, rollout_id),
         why=explain_reward(facts),
         patch_text=await read_patch_text(connection, facts.patch.id) if facts.patch else "",
@@ -179,8 +185,3 @@ async def read_rollout_page(
         previous=neighbours.previous,
         next=neighbours.next,
     )
-
-
-def _versions_of(turns: Sequence[TurnLine]) -> list[str]:
-    spans = (span for turn in turns for span in turn.version_spans or ())
-    return list(dict.fromkeys(str(span.get("version")) for span in spans))

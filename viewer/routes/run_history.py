@@ -7,16 +7,15 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from ratchet.types import Purpose
-from reads.advice import SETTINGS, Advice, advise_run
+from ratchet.types import JsonObject, Purpose
+from reads.advice import SETTINGS, advise_run
 from reads.commands import CommandCount, count_commands, read_packed_answers, sample_judged_rollouts, within_turns
 from reads.run_tasks import RunTask, list_run_tasks
 from reads.run_times import CallUse, read_call_use, read_run_times
 from reads.runs import read_run_head
 from reads.steering import SteeringLine, list_requests
 from reads.versions import VersionLine, published_versions
-from viewer.models.charts import Chart
-from viewer.models.use_charts import NUM_PARTS, use_charts, use_window
+from viewer.models.run_lanes import NUM_PARTS, RunLane, run_lanes, use_window
 from viewer.rendering import respond
 from viewer.routes.registration import found, next_link, page_route, read_number
 
@@ -160,32 +159,16 @@ def why_untrained(task: RunTask) -> str:
 
 
 @dataclass(slots=True, frozen=True)
-class PhaseLine:
-    """A phase of rollouts, in rollout-hours. `cause_hours`: with waiting counted for what is waited for. `setting`:
-    what changes it."""
-
-    name: str
-    hours: float
-    share: float
-    cause_hours: float
-    cause_share: float
-    setting: str
-
-
-@dataclass(slots=True, frozen=True)
 class CostPage:
-    """The same figures as `ratchet explain --advice`. The costs are per million trained tokens; None without any."""
+    """`advice`: as `ratchet explain --advice --json` has it. `phases`: what changes each. `hours`: of the lanes."""
 
     run_id: str
     steps_wanted: int
     max_steps: int
-    advice: Advice
-    phases: list[PhaseLine]
-    box_hours_per_million: float | None
-    wall_hours_per_million: float | None
-    sampled_per_trained: float | None
-    wasted_share: float | None
-    charts: list[Chart]
+    advice: JsonObject
+    phases: dict[str, str]
+    hours: float
+    lanes: list[RunLane]
 
 
 @page_route(run_history_pages, "/runs/{run_id}/costs")
@@ -201,30 +184,12 @@ async def show_costs(request: Request, run_id: str, steps: Annotated[int, Query(
             calls = await read_call_use(connection, ids, window.start, window.end, NUM_PARTS)
 
     def compute() -> CostPage:
-        charts = [] if window is None else use_charts(times, window, calls)
-        return cost_page(run_id, steps, advise_run(times), charts)
+        advice = advise_run(times)
+        lanes = [] if window is None else run_lanes(times, window, calls)
+        hours = 0.0 if window is None else (window.end - window.start) / 3600
+        names = sorted({*advice.hours, *advice.causes}, key=lambda one: -advice.hours.get(one, 0.0))
+        phases = {name: SETTINGS[name] for name in names}
+        return CostPage(run_id, steps, MAX_STEPS, advice.as_json(), phases, hours, lanes)
 
     # In a thread, so that other requests go on: a step may have hundreds of rollouts.
     return await respond(request, "costs.html", await asyncio.to_thread(compute))
-
-
-def cost_page(run_id: str, steps: int, advice: Advice, charts: list[Chart]) -> CostPage:
-    total = sum(advice.hours.values())
-    phases = []
-    for name in sorted({*advice.hours, *advice.causes}, key=lambda one: -advice.hours.get(one, 0.0)):
-        hours = advice.hours.get(name, 0.0)
-        cause_hours = advice.causes.get(name, 0.0)
-        phases.append(PhaseLine(name, hours, hours / total, cause_hours, cause_hours / total, SETTINGS[name]))
-    figures = advice.as_json()
-    return CostPage(
-        run_id,
-        steps,
-        MAX_STEPS,
-        advice,
-        phases,
-        figures["box_hours_per_million_trained_tokens"],
-        figures["wall_hours_per_million_trained_tokens"],
-        figures["sampled_tokens_per_trained_token"] if advice.num_trained_tokens else None,
-        advice.wasted_hours / total if total else None,
-        charts,
-    )

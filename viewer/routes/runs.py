@@ -19,18 +19,16 @@ from reads.curves import (
     trained_tokens_before,
 )
 from reads.evaluations import EvaluationRate, evaluation_rates
-from reads.groups import GroupCount, GroupLine, count_groups_by_progress, list_open_groups
+from reads.failures import FailureCluster, cluster_failures
+from reads.groups import GroupCount, GroupLine, list_open_groups
 from reads.run_comparison import DifferentSetting, PairedEvaluation, different_settings, paired_evaluations
 from reads.runs import (
-    FailureCount,
     FlaggedCount,
     FlaggedRollout,
     OutcomeCount,
     RunHead,
     RunSummary,
-    count_failures,
     count_flagged,
-    count_verdicts,
     list_flagged,
     list_run_summaries,
     outcome_counts,
@@ -40,8 +38,8 @@ from reads.runs import (
 from reads.steering import list_requests
 from reads.versions import list_restarts
 from reads.vitals import Vital, read_vitals
-from store.engines import list_engines
-from store.open_rollouts import OpenRollout, StageCount, count_open_rollouts, list_open_rollouts
+from store.engines import EngineRow, list_engines
+from store.open_rollouts import OpenRollout, StageCount, list_slowest
 from store.runs import ADHOC
 from viewer.models.charts import AXES, Chart, RunCurves, compare_charts, run_charts
 from viewer.models.histogram import RewardBin, reward_bins
@@ -78,18 +76,13 @@ class RunsPage:
 
 @dataclass(slots=True, frozen=True)
 class StepLine:
+    """`reward`: the mean over all groups that the step consumed."""
+
     step: int
     state: str
+    reward: float | None
     metrics: Metrics
     stepped_at: datetime | None
-
-
-@dataclass(slots=True, frozen=True)
-class EngineLine:
-    id: int
-    state: str
-    version: str | None
-    silent_seconds: float
 
 
 @dataclass(slots=True, frozen=True)
@@ -106,14 +99,14 @@ class RunPage:
     open_groups: list[GroupLine]
     open_rollouts: dict[int | None, list[OpenRollout]]
     outcomes: list[OutcomeCount]
-    failures: list[FailureCount]
+    failures: list[FailureCluster]
     groups: list[GroupCount]
     bins: list[RewardBin]
     evaluations: list[EvaluationRate]
     flagged_count: FlaggedCount
     flagged: list[FlaggedRollout]
     alarms: list[RaisedAlarm]
-    engines: list[EngineLine]
+    engines: list[EngineRow]
     charts: list[Chart]
     marks: list[ChartMark]
     axis: str
@@ -196,45 +189,46 @@ async def read_run_page(connection: AsyncConnection, rewards: StepRewards, run_i
     head = found(await read_run_head(connection, run_id), f"run {run_id}")
     curves = await _read_curves(connection, rewards, head, axis)
     still_open: dict[int | None, list[OpenRollout]] = {}
-    open_rollouts = await list_open_rollouts(connection, run_id, _MAX_OPEN + 1)
+    open_rollouts = await list_slowest(connection, run_id, _MAX_OPEN + 1)
     for one in open_rollouts[:_MAX_OPEN]:
         still_open.setdefault(one.group_id, []).append(one)
     open_groups = await list_open_groups(connection, run_id, _MAX_OPEN + 1)
-    failures = await count_failures(connection, run_id, _MAX_FAILURES + 1)
     flagged = await list_flagged(connection, run_id, _MAX_FLAGGED + 1)
     num_listed = {
         "open_groups": (len(open_groups), _MAX_OPEN),
         "open_rollouts": (len(open_rollouts), _MAX_OPEN),
-        "failures": (len(failures), _MAX_FAILURES),
         "flagged": (len(flagged), _MAX_FLAGGED),
     }
-    engines = await list_engines(connection, head.engine_set)
     requests = await list_requests(connection, run_id, limit=_MAX_REQUESTS)
-    verdicts = await count_verdicts(connection, run_id)
-    waits = await count_open_rollouts(connection, run_id)
+    vitals = await read_vitals(connection, head, curves.rewards, curves.evaluations)
+    rewards_of = {one.step: one.mean for one in curves.rewards}
+    newest = sorted(curves.times.values(), key=lambda one: -one.step)[:_NEWEST_STEPS]
     return RunPage(
         head=head,
-        vitals=await read_vitals(connection, head, waits, curves.rewards, curves.evaluations),
+        vitals=vitals.facts,
         is_by_hand=head.config_name == ADHOC,
         is_live=head.state in ("running", "paused"),
-        waits=waits,
+        waits=vitals.waits,
         open_groups=open_groups[:_MAX_OPEN],
         open_rollouts=still_open,
-        outcomes=outcome_counts(verdicts),
-        failures=failures[:_MAX_FAILURES],
-        groups=await count_groups_by_progress(connection, run_id),
-        bins=reward_bins(run_id, reward_counts(verdicts, "train")),
+        outcomes=outcome_counts(vitals.verdicts),
+        failures=await cluster_failures(connection, run_id, _MAX_FAILURES),
+        groups=vitals.groups,
+        bins=reward_bins(run_id, reward_counts(vitals.verdicts, "train")),
         evaluations=list(curves.evaluations),
         flagged_count=await count_flagged(connection, run_id),
         flagged=flagged[:_MAX_FLAGGED],
         alarms=raised_alarms(curves.metrics),
-        engines=[EngineLine(one.id, one.state, one.version, one.silent_seconds) for one in engines],
+        engines=await list_engines(connection, head.engine_set),
         charts=run_charts(curves, axis),
         marks=chart_marks(curves, requests, await list_restarts(connection, run_id), axis),
         axis=axis,
         axis_label=AXES[axis],
         first_charted_step=min(curves.metrics, default=0),
-        steps=_step_lines(curves),
+        steps=[
+            StepLine(one.step, one.state, rewards_of.get(one.step), curves.metrics.get(one.step, {}), one.stepped_at)
+            for one in newest
+        ],
         cut=[name for name, (number, limit) in num_listed.items() if number > limit],
     )
 
@@ -251,8 +245,3 @@ async def _read_curves(connection: AsyncConnection, rewards: StepRewards, head: 
         await evaluation_rates(connection, head.run_id),
         await trained_tokens_before(connection, head.run_id, first) if axis == "tokens" and first else 0.0,
     )
-
-
-def _step_lines(curves: RunCurves) -> list[StepLine]:
-    newest = sorted(curves.times.values(), key=lambda one: -one.step)[:_NEWEST_STEPS]
-    return [StepLine(one.step, one.state, curves.metrics.get(one.step, {}), one.stepped_at) for one in newest]

@@ -8,13 +8,13 @@ from urllib.parse import parse_qsl, quote, urlsplit
 import httpx
 import pytest
 
-from reads.advice import advise_run
+from reads.advice import Phase, advise_run
 from reads.reader_role import grant_reader_role
 from reads.run_times import read_run_times
 from store.database import Database
 from store.schema import Base
 from store.token_statistics import record_step_tokens
-from tests.integration.viewer.filled_store import SECRET_MARKUP, FilledRun, fill_run
+from tests.integration.viewer.filled_store import SECRET_MARKUP, FilledRun, RunFiller, fill_run
 from viewer.step_rewards import StepRewards
 
 
@@ -169,12 +169,13 @@ async def test_a_step_leads_to_the_tokens_with_the_largest_ratios_and_their_comm
     async with database.begin() as connection:
         await record_step_tokens(connection, filled.run_id, 1, [gone])
         await record_step_tokens(connection, filled.run_id, 1, [recorded, again, gone])  # the step is replayed
-    page = (await client.get(f"/runs/{filled.run_id}/steps/1.json")).json()
+    assert "Show the 3 tokens" in await get(client, f"/runs/{filled.run_id}/steps/1")
+    page = (await client.get(f"/runs/{filled.run_id}/steps/1.json?tokens=true")).json()
     assert len(page["largest_ratios"]) == 2
     first = page["largest_ratios"][0]
     assert first["command"] == "cat calc.py" and len(first["tokens"]) == 2, "equal tokens of equal commands"
     assert [one["ratio"] for one in first["tokens"]] == pytest.approx([7.389, 2.718], abs=1e-3)
-    html = await get(client, f"/runs/{filled.run_id}/steps/1")
+    html = await get(client, f"/runs/{filled.run_id}/steps/1?tokens=true")
     link = f"/rollouts/{filled.solved}/tokens?turn={token['turn_id']}&amp;position={token['position']}"
     assert link in html and "none: out of bounds" in html
     tokens = await client.get(link.replace("&amp;", "&"))
@@ -214,6 +215,26 @@ async def test_filters_and_pages_of_rollouts(client: httpx.AsyncClient, filled: 
     assert await ids(f"before={every[2]}") == every[3:]
 
 
+async def test_a_list_does_not_begin_with_rollouts_that_have_not_started(
+    client: httpx.AsyncClient, filled: FilledRun, database: Database, model: Path
+) -> None:
+    async with database.begin() as connection:
+        waits = await RunFiller(connection, filled.run_id, model).rollout(
+            filled.open_group, filled.task, 1, owner=None, claimed_at=None
+        )
+
+    async def ids(query: str) -> list[int]:
+        return [one["id"] for one in (await client.get(f"/rollouts.json?{query}")).json()["rollouts"]]
+
+    assert waits not in await ids(f"run={filled.run_id}") and waits not in await ids(
+        f"run={filled.run_id}&sort=longest"
+    )
+    html = await get(client, f"/rollouts?run={filled.run_id}")
+    (link,) = re.findall(r'href="/rollouts\?([^"]*)">have not started', html)
+    assert await ids(unescape(link)) == [waits]
+    assert await ids(f"run={filled.run_id}&outcome=open") == [waits, filled.running]
+
+
 async def test_a_search_finds_what_was_said_and_what_tools_returned(
     client: httpx.AsyncClient, filled: FilledRun
 ) -> None:
@@ -237,20 +258,17 @@ async def test_what_a_trained_token_costs(client: httpx.AsyncClient, database: D
     async with database.begin() as connection:
         advice = advise_run(await read_run_times(connection, filled.run_id, 20))
     assert page["advice"]["num_trained_tokens"] == 60 == advice.num_trained_tokens
-    assert page["box_hours_per_million"] == pytest.approx(advice.box_hours / 60 * 1e6)
-    charts = {one["name"]: one for one in page["charts"]}
-    seconds = 3600 * (charts["boxes"]["xs"][1] - charts["boxes"]["xs"][0])
-    agents = sum(charts["boxes"]["series"][0]["values"]) * seconds
-    assert agents == pytest.approx(3600 * advice.box_hours, rel=0.02), "all boxes are in the curve"
-    calls = sum(charts["calls"]["series"][0]["values"]) * seconds
-    assert calls == pytest.approx(10 * 1.5, rel=0.02), "ten calls of 1.5 seconds"
-    assert sum(charts["sampled"]["series"][0]["values"]) * seconds == pytest.approx(advice.num_sampled_tokens, rel=0.02)
+    assert page["advice"]["box_hours_per_million_trained_tokens"] == pytest.approx(advice.box_hours / 60 * 1e6)
+    lanes = {lane["name"]: lane["bars"] for lane in page["lanes"]}
+    assert [bar["label"] for bar in lanes["learner"]][1].startswith("step 1 is trained, ")
+    assert max(bar["height"] for bar in lanes["engines"]) == 1
+    assert all("tokens sampled a second" in bar["label"] for bar in lanes["engines"])
+    assert {bar["phase"] for bar in lanes[str(filled.solved)]} >= {Phase.QUEUE, Phase.BOOT, Phase.SLOWEST}
     html = await get(client, f"/runs/{filled.run_id}/costs")
     assert "What changes it" in html and "Where the rollout-hours went" in html
-    phases = {one["name"]: one for one in page["phases"]}
-    assert phases.keys() == advice.hours.keys() | advice.causes.keys(), "every part is listed"
-    assert all(one["setting"] in unescape(html) for one in page["phases"])
-    assert sum(one["cause_share"] for one in page["phases"]) == pytest.approx(1)
+    assert page["phases"].keys() == advice.hours.keys() | advice.causes.keys(), "every part is listed"
+    assert all(setting in unescape(html) for setting in page["phases"].values())
+    assert f'aria-label="rollout {filled.solved}"' in html and "queue: waits for a worker" in html
     assert (await client.get(f"/runs/{filled.run_id}/costs.json?steps=200")).json()["steps_wanted"] == 200
     assert (await client.get(f"/runs/{filled.run_id}/costs?steps=201")).status_code == 422
 

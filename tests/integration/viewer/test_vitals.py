@@ -5,24 +5,25 @@ from pathlib import Path
 
 import httpx
 import pytest
-from sqlalchemy import update
+from sqlalchemy import insert, update
 
 from cli.run_screen import lines_of
+from ratchet.types import SteeringAction
+from reads.explanations import explain_thing
 from reads.runs import require_run
 from reads.vitals import Vital, read_vitals
 from stack.parts import Stack
 from stack.run_status import diagnose
 from store.database import Database
-from store.open_rollouts import count_open_rollouts
-from store.schema import EvaluationTable, RolloutTable
-from tests.integration.viewer.filled_store import FilledRun
+from store.schema import EvaluationTable, PolicyVersionTable, RolloutTable, RunTable
+from store.steering import Request, record
+from tests.integration.viewer.filled_store import FilledRun, RunFiller, said, tool_call
 
 
 async def vitals(database: Database, filled: FilledRun) -> dict[str, Vital]:
     async with database.begin() as connection:
-        waits = await count_open_rollouts(connection, filled.run_id)
-        found = await read_vitals(connection, await require_run(connection, filled.run_id), waits)
-    return {one.name: one for one in found}
+        found = await read_vitals(connection, await require_run(connection, filled.run_id))
+    return {one.name: one for one in found.facts}
 
 
 async def test_the_facts_are_those_of_the_store(filled: FilledRun, database: Database) -> None:
@@ -38,11 +39,121 @@ async def test_the_facts_are_those_of_the_store(filled: FilledRun, database: Dat
     assert found["rollouts a minute"].value == "0.1"
     assert (found["without verdict"].value, found["without verdict"].detail) == (
         "0",
-        "in the last hour, 1 in the hour before",
+        "in the last hour, 1 in the hour before, 1 in all",
     )
     assert found["open rollouts"].detail.startswith("1 agent works, for up to ")
     assert found["training reward"].value == "0.25" and found["staleness"].value == "1.5"
-    assert found["held-out solve rate"].detail.startswith("at step 0, 1 tasks")
+    assert found["held-out mean reward"].detail.startswith("at step 0, 1 tasks")
+
+
+async def test_the_weights_to_go_on_from_have_the_name_that_commands_take(
+    filled: FilledRun, database: Database
+) -> None:
+    assert "weights to go on from" not in await vitals(database, filled)
+    run = filled.run_id
+    async with database.begin() as connection:
+        for step, state in ((1, "retired"), (2, "published"), (3, "published")):
+            version = {
+                "version": f"{run}/{step}.e0",
+                "run_id": run,
+                "step": step,
+                "epoch": 0,
+                "uri": "/w",
+                "state": state,
+            }
+            await connection.execute(insert(PolicyVersionTable).values(**version, files=[{"name": "w"}]))
+    found = (await vitals(database, filled))["weights to go on from"]
+    assert found.value == f"{run}@3" and "newest" in found.detail
+    of_run = update(RunTable).where(RunTable.run_id == run)
+    for best, value in ((2, f"{run}@2"), (1, f"{run}@3")):  # the weights of step 1 are deleted
+        async with database.begin() as connection:
+            await connection.execute(of_run.values(best_step=best))
+        found = (await vitals(database, filled))["weights to go on from"]
+        assert found.value == value
+    assert "best step 1 are deleted" in found.detail
+
+
+async def test_tasks_of_which_nothing_was_trained_are_counted(filled: FilledRun, database: Database) -> None:
+    found = (await vitals(database, filled))["tasks without signal"]
+    assert (found.value, found.page) == ("0 of 1", f"/runs/{filled.run_id}/tasks#silent")
+    assert "1 open, 1 trained, 1 no signal, 1 failed" in found.detail
+    async with database.begin() as connection:
+        await connection.exec_driver_sql("UPDATE batch_item SET use = 'no_signal'")
+    found = (await vitals(database, filled))["tasks without signal"]
+    assert found.value == "1 of 1" and "2 no signal" in found.detail
+
+
+async def test_failures_name_the_last_command_and_are_alike_but_for_numbers(
+    filled: FilledRun, database: Database, model: Path
+) -> None:
+    now = datetime.now(UTC)
+    async with database.begin() as connection:
+        filler = RunFiller(connection, filled.run_id, model)
+        looks = said("", tool_call(1, "bash", command="cat calc.py"))
+        await filler.turn(await filler.session(filled.failed), filled.failed, 0, [], looks, None, fork_cause="root")
+        for rollout_id, reason in ((filled.failed, "the box 12 is gone"), (filled.rejected, "the box 7 is gone")):
+            lost = {"outcome": "infra_failed", "outcome_reason": reason, "reward": None}
+            of_one = update(RolloutTable).where(RolloutTable.id == rollout_id)
+            await connection.execute(of_one.values(**lost, ended_at=now - timedelta(minutes=1)))
+    found = (await vitals(database, filled))["without verdict"]
+    assert found.value == "2"
+    assert f"2: the box # is gone (rollout {filled.failed}, last command `cat calc.py`)" in found.detail
+
+
+async def test_a_busy_run_forgets_no_failure_of_the_hour_before(filled: FilledRun, database: Database) -> None:
+    """More rollouts have ended since than are looked at for the pace."""
+    async with database.begin() as connection:
+        before = update(RolloutTable).where(RolloutTable.id == filled.failed)
+        await connection.execute(before.values(ended_at=datetime.now(UTC) - timedelta(minutes=70)))
+        await connection.exec_driver_sql(
+            "INSERT INTO rollout (run_id, task_id, member, purpose, workflow_id, harness, temperature, outcome, reward,"
+            f" ended_at) SELECT '{filled.run_id}', {filled.task}, 0, 'train', 'many/' || n, 'h', 1, 'graded', 1,"
+            " now() - n * interval '0.3 seconds' FROM generate_series(6000, 1, -1) n"
+        )
+    found = await vitals(database, filled)
+    assert "0 in the hour before" not in found["without verdict"].detail
+    assert "1 in the hour before" in found["without verdict"].detail
+    in_hour = found["rollouts a minute"].detail.removeprefix("in ten minutes, ").partition(" ")[0]
+    for pace in (found["rollouts a minute"].value, in_hour):  # over the 25 minutes that are looked at
+        assert float(pace) == pytest.approx(200, rel=0.1)
+
+
+async def test_the_evaluations_at_the_head_have_the_rewards_of_the_curve(filled: FilledRun, database: Database) -> None:
+    """A reward may be a fraction, so that its mean is no solve rate."""
+    async with database.begin() as connection:
+        await connection.exec_driver_sql("UPDATE evaluation SET ended_at = now()")
+        await connection.exec_driver_sql("UPDATE rollout SET reward = 0.25 WHERE purpose = 'eval'")
+    assert (await vitals(database, filled))["held-out mean reward"].value == "0.25"
+
+
+async def test_what_people_asked_and_what_is_not_done_yet(filled: FilledRun, database: Database) -> None:
+    found = (await vitals(database, filled))["requests of people"]
+    assert (found.value, found.detail) == ("none", "no person has changed the run")
+    async with database.begin() as connection:
+        request = Request(filled.run_id, "1", "anna", "too stale")
+        await record(connection, request, SteeringAction.SET, "training.max_staleness", 1, 2, 4)
+        await connection.execute(update(RunTable).where(RunTable.run_id == filled.run_id).values(wish="drain"))
+    found = (await vitals(database, filled))["requests of people"]
+    assert found.value == "1" and found.page == f"/runs/{filled.run_id}/steering"
+    assert "not done yet: drain" in found.detail and "set training.max_staleness: 1 → 2" in found.detail
+    assert "anna" in found.detail and "too stale" in found.detail
+
+
+async def test_the_pace_is_told_over_the_run_too(filled: FilledRun, database: Database) -> None:
+    begun = datetime.now(UTC) - timedelta(minutes=60)
+    of_run = update(RunTable).where(RunTable.run_id == filled.run_id)
+    async with database.begin() as connection:
+        await connection.execute(of_run.values(created_at=begun))
+    assert "0.1 over the run, 6 ended" in (await vitals(database, filled))["rollouts a minute"].detail
+    ended = begun + timedelta(minutes=12)
+    async with database.begin() as connection:
+        await connection.execute(of_run.values(state="done", ended_at=ended))
+        values = {"ended_at": ended - timedelta(minutes=2)}
+        await connection.execute(update(RolloutTable).where(RolloutTable.outcome.is_not(None)).values(**values))
+    found = await vitals(database, filled)
+    assert "0.5 over the run, 6 ended" in found["rollouts a minute"].detail
+    assert found["rollouts a minute"].value == "0.6", "in the ten minutes before the run's end"
+    assert found["without verdict"].value == "1", "in the hour before the run's end"
 
 
 async def test_each_fact_leads_to_a_page(client: httpx.AsyncClient, filled: FilledRun, database: Database) -> None:
@@ -64,3 +175,12 @@ async def test_page_and_commands_say_the_same(
     assert [one.name for one in found.vitals] == [one["name"] for one in page]
     said = "\n".join(lines_of(found))
     assert all(f"{one.name}: {one.value}" in said for one in found.vitals)
+    async with database.begin() as connection:
+        told = await explain_thing(connection, filled.run_id)
+        await connection.execute(update(RunTable).values(config_name="adhoc"))
+        by_hand = await explain_thing(connection, filled.run_id)
+    assert told[0] == f"{filled.run_id} is running."
+    assert [one.partition(":")[0] for one in told[1 : 1 + len(page)]] == [one["name"] for one in page]
+    assert told[-1] == "Alarm no_contrast in step 1, 2, 3."
+    assert by_hand[0] == f"{filled.run_id} holds rollouts by hand; it trains nothing."
+    assert not any(one.startswith("training reward") for one in by_hand)

@@ -1,8 +1,10 @@
 """Commands of shell scripts are counted by program, once a rollout, apart for solved and unsolved rollouts."""
 
+from typing import Any
+
 import pytest
 
-from reads.commands import JudgedRollout, PackedAnswer, count_commands, first_words
+from reads.commands import JudgedRollout, PackedAnswer, commands_of, count_commands, first_words
 from store.arrays import pack_json
 
 
@@ -40,3 +42,12 @@ def test_unsolved_rollouts_come_first_and_a_rollout_counts_once() -> None:
     assert [one.newest_unsolved for one in count_commands(rollouts, answers)] == [2, 2, None]
     by_line = [(one.command, one.num_unsolved) for one in count_commands(rollouts, answers, by_line=True)]
     assert by_line == [("cat a", 2), ("cat b", 1), ("ls", 1), ("git st", 0)]
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [[], "x", {"message": []}, {"message": {"tool_calls": ["x"]}}, {"message": {"tool_calls": 1}},
+     {"message": {"tool_calls": [{"function": "x"}]}}],
+)  # fmt: skip
+def test_a_damaged_answer_has_no_command(stored: Any) -> None:
+    assert commands_of(pack_json(stored), by_line=True) == commands_of(b"no zstd", by_line=True) == []

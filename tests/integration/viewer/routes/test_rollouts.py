@@ -5,14 +5,16 @@ from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import insert, select, update
 
 from ratchet.tracing import RolloutTrace
-from ratchet.types import policy_version
+from ratchet.types import CHAT, policy_version
+from store.arrays import pack_text
 from store.database import Database
 from store.installations import installation_id
-from store.schema import BatchTable, RolloutTable, RunTable, TurnTable
-from tests.integration.viewer.filled_store import FilledRun, RunFiller, said
+from store.schema import BatchTable, PatchTable, RolloutTable, RunTable, TurnTable
+from tests.integration.ratchet_command import Ratchet
+from tests.integration.viewer.filled_store import FilledRun, RunFiller, result, said, tool_call
 from viewer.app import create_viewer_app
 from viewer.settings import ViewerSettings
 
@@ -50,6 +52,33 @@ async def test_every_turn_of_a_long_rollout_is_reached(
         assert len(numbers) <= NUM_TURNS
     assert numbers == list(range(1, NUM_TURNS + 1))
     assert "first 500 of 530 turns" in (await client.get(f"/rollouts/{rollout}")).text
+
+
+async def test_an_empty_patch_is_told_with_the_last_calls(
+    client: httpx.AsyncClient, database: Database, filled: FilledRun, model: Path, ratchet: Ratchet
+) -> None:
+    ended = {"outcome": "graded", "agent_exit": "done", "reward": 0.0, "num_turns": 2}
+    async with database.begin() as connection:
+        filler = RunFiller(connection, filled.run_id, model)
+        rollout = await filler.rollout(filled.open_group, filled.task, 7, **ended)
+        session = await filler.session(rollout)
+        edit = said("", tool_call(1, "Edit", file_path="calc.py", old_string="x", new_string="y"))
+        before = await filler.turn(session, rollout, 0, [], edit, None)
+        await filler.turn(session, rollout, 1, [result(1, "(no output)")], said("Done."), before)
+        empty = {"attempt": 1, "base_commit": "c0ffee", "diff": pack_text(""), "num_bytes": 0, "num_files": 0}
+        await connection.execute(insert(PatchTable).values(rollout_id=rollout, **empty))
+    cause = "empty: its calls, 1: `Edit calc.py` gave (no output)"
+    assert cause in (await client.get(f"/rollouts/{rollout}")).text
+    for command in ("show rollout", "explain"):
+        said_by = ratchet(*command.split(), str(rollout), RATCHET_DATABASE_URL=database.url).output
+        assert cause in " ".join(said_by.split()), command
+    reason = "the diff of 9 bytes is above limits.max_patch_bytes (1)"
+    async with database.begin() as connection:
+        await connection.execute(update(PatchTable).where(PatchTable.rollout_id == rollout).values(reason=reason))
+    page = (await client.get(f"/rollouts/{rollout}")).text
+    assert reason in page and "empty" not in page.partition('id="patch"')[2].partition("</section>")[0]
+    assert "is empty" not in ratchet("explain", str(rollout), RATCHET_DATABASE_URL=database.url).output
+    assert (await client.get(f"/rollouts/{filled.solved}.json")).json()["facts"]["why_empty"] == ""
 
 
 async def test_the_page_links_to_the_rollouts_trace(database: Database, filled: FilledRun) -> None:
@@ -148,3 +177,14 @@ async def test_a_rollout_without_trained_tokens_says_by_which_key(
     trained = (await client.get(f"/rollouts/{filled.solved}.json")).json()
     assert "config" not in trained["why"][-1]["text"]
     assert trained["versions"] == [policy_version(filled.run_id, 0, 0)]
+
+
+async def test_a_rollout_by_hand_does_not_belong_to_an_evaluation(
+    client: httpx.AsyncClient, database: Database, filled: FilledRun
+) -> None:
+    for harness, told in (("bash_agent", "was started by hand"), (CHAT, "is a chat with a person")):
+        async with database.begin() as connection:
+            by_hand = update(RolloutTable).where(RolloutTable.id == filled.running)
+            await connection.execute(by_hand.values(group_id=None, purpose="eval", harness=harness))
+        page = (await client.get(f"/rollouts/{filled.running}")).text
+        assert f"It {told}, so nothing is trained on it." in page and "belongs to an evaluation" not in page

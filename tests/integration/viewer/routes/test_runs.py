@@ -6,11 +6,12 @@ import httpx
 from sqlalchemy import func, insert, text, update
 
 from reads.curves import rewards_by_step
+from reads.explanations import explain_thing
 from store.database import Database
 from store.metrics import record_metrics
-from store.schema import EvaluationTable, RolloutTable, RunTable, RunTaskTable
+from store.schema import EvaluationTable, GradeTable, RolloutTable, RunTable, RunTaskTable
 from tests.integration.training.records import make_config, make_run
-from tests.integration.viewer.filled_store import FilledRun, RunFiller
+from tests.integration.viewer.filled_store import FilledRun, RunFiller, result, said, tool_call
 
 
 async def test_values_that_a_config_holds_are_not_shown(
@@ -63,7 +64,13 @@ async def test_the_mean_reward_says_what_it_is_over(client: httpx.AsyncClient, f
     """The chart is over all groups that a step consumed; the metric is over those with signal."""
     for address in ("/runs", f"/runs/{filled.run_id}", f"/runs/{filled.run_id}/steps/1"):
         html = (await client.get(address)).text
-        assert "mean reward of trained groups" in html.lower(), address
+        words = "training reward" if address.endswith(filled.run_id) else "mean reward of trained groups"
+        assert words in html.lower(), address
+    page = (await client.get(f"/runs/{filled.run_id}.json")).json()
+    chart = next(one for one in page["charts"] if one["name"] == "reward")
+    tile = next(one for one in page["vitals"] if one["name"] == "training reward")
+    assert chart["title"] == "Training reward" and chart["series"][0]["label"] == "training reward"
+    assert page["steps"][-1]["reward"] == chart["series"][0]["values"][-1] == float(tile["value"]) == 0.25
 
 
 async def test_a_long_run_is_charted_behind_the_tokens_of_its_first_steps(
@@ -89,17 +96,14 @@ async def test_a_list_that_is_cut_says_so(
             await filler.group(number, filled.task, "open")
         for member in range(2, 203):
             await filler.rollout(filled.open_group, filled.task, member)
-        for member in range(203, 213):
-            lost = {"outcome": "infra_failed", "outcome_reason": f"reason {member}"}
-            await filler.rollout(filled.open_group, filled.task, member, **lost)
         for member in range(213, 233):
             rollout = await filler.rollout(filled.open_group, filled.task, member, outcome="rejected", reward=0.0)
             await filler.verdict(rollout, False, rejected=True)
     page = (await client.get(f"{address}.json")).json()
-    assert page["cut"] == ["open_groups", "open_rollouts", "failures", "flagged"]
-    assert [len(page[name]) for name in ("open_groups", "failures", "flagged")] == [200, 10, 20]
+    assert page["cut"] == ["open_groups", "open_rollouts", "flagged"]
+    assert [len(page[name]) for name in ("open_groups", "flagged")] == [200, 20]
     html = (await client.get(address)).text
-    for words in ("and more groups", "Only the oldest open rollouts", "there are more", "These are the newest"):
+    for words in ("and more groups", "Only the open rollouts that are longest in their stage", "These are the newest"):
         assert words in html, words
 
 
@@ -199,3 +203,41 @@ async def test_runs_are_compared_by_settings_and_on_the_same_tasks(
     assert (paired["first"], paired["second"]) == (f"{filled.run_id}:start-greedy", "other:end-greedy")
     assert paired["difference"] == {"mean": -1.0, "low": -1.0, "high": -1.0, "num_tasks": 1}
     assert "Settings that differ" in (await client.get(address)).text
+
+
+async def test_failures_are_in_clusters(
+    client: httpx.AsyncClient, database: Database, filled: FilledRun, model: Path
+) -> None:
+    async with database.begin() as connection:
+        filler = RunFiller(connection, filled.run_id, model)
+        lost = []
+        for member in range(10, 13):
+            reason = f"SandboxLostError: box {member}f{member}e of 10.0.0.{member} is gone"
+            values = {"outcome": "infra_failed", "outcome_reason": reason}
+            lost.append(await filler.rollout(filled.open_group, filled.task, member, **values))
+        ended = {"outcome": "graded", "agent_exit": "done", "reward": 0.0}
+        unsolved = await filler.rollout(filled.open_group, filled.task, 13, **ended)
+        await filler.verdict(unsolved, False)
+        tests = {"test_add": "failed", "test_sub": "passed", "test_known": "xfailed"}
+        await connection.execute(update(GradeTable).values(tests=tests).where(~GradeTable.solved))
+        session = await filler.session(unsolved)
+        look = await filler.turn(
+            session, unsolved, 0, [], said("", tool_call(1, "bash", command="make test\npwd")), None
+        )
+        await filler.turn(session, unsolved, 1, [result(1, "ok")], said("Done."), look)
+        await filler.turn(
+            await filler.session(lost[0]), lost[0], 0, [], said("", tool_call(1, "bash", command="make test")), None
+        )
+    clusters = (await client.get(f"/runs/{filled.run_id}.json")).json()["failures"]
+    found = {(one["kind"], one["what"]): (one["number"], one["newest"]) for one in clusters}
+    assert found["error", "infra failed: SandboxLostError: box # of #.#.#.# is gone"] == (3, lost[-1])
+    assert found["test", "test_add of shop-0"][1] == unsolved and found["test", "test_add of shop-0"][0] == 3
+    assert found["command", "make test"] == (2, unsolved)
+    assert ("error", "rejected: it changed the runner") in found and ("test", "test_sub of shop-0") not in found
+    assert ("test", "test_known of shop-0") not in found
+    html = (await client.get(f"/runs/{filled.run_id}")).text
+    assert '<a href="#failures">' in html and "Same last shell command" in html and "<code>make test</code>" in html
+    async with database.begin() as connection:
+        sentences = " ".join(await explain_thing(connection, filled.run_id))
+    assert "2 of its newest failed rollouts (29%) have the same last command: make test" in sentences
+    assert "1 of its newest failed rollouts (14%) has the error: rejected" in sentences

@@ -95,3 +95,12 @@ def test_numbers_of_samples_are_not_mixed() -> None:
 def test_the_interval_is_over_the_tasks_with_a_verdict() -> None:
     (series,) = evaluation_chart_of(evaluation("start", 0, 0.5, num_rated_tasks=1)).series
     assert series.values == [0.5] and series.lows == [None]
+
+
+def test_an_interval_does_not_leave_the_rewards_that_there_can_be() -> None:
+    wide = replace(curves(), rewards=[StepReward(1, 16, 2, 0.9, 0.2), StepReward(2, 16, 2, 0.9, 0.2, -2.0, 3.0)])
+    (reward,) = (chart.series[0] for chart in run_charts(wide, "steps") if chart.name == "reward")
+    assert reward.highs[0] == 1 and reward.lows[0] == 0
+    assert reward.highs[1] is not None and reward.highs[1] > 1 and reward.lows[1] is not None and reward.lows[1] < 0
+    (series,) = evaluation_chart_of(evaluation("end", 2, 0.99, num_rated_tasks=5)).series
+    assert series.highs == [1]
