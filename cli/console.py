@@ -151,6 +151,5 @@ def _padded(cells: Sequence[str], widths: list[int]) -> str:
 
 def answered_by(endpoint: Mapping[str, Any]) -> str:
     """Return, as the rest of a sentence, which endpoint answers in place of the policy, and what is missing then."""
-    return (
-        f"answered by {endpoint['model']} at {endpoint['url']}: no tokens are captured, so nothing of it can be trained"
-    )
+    captured = "it is trained by sft only" if endpoint["tokens"] else "no tokens are captured, so it is not trained"
+    return f"answered by {endpoint['model']} at {endpoint['url']}: {captured}"

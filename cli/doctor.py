@@ -70,7 +70,7 @@ def _sandbox_checks(stack: "Stack") -> list[dict[str, Any]]:
 
     if stack.has_gateway:
         return [
-            _check(one.name, one.on, one.reason, needed=one.name in ("bubblewrap", "root"))
+            _check(one.name, one.on, one.reason, needed=one.name in machine_probe.NEEDED)
             for one in machine_probe.probe_machine()
         ]
     provider = os.environ.get("RATCHET_SANDBOX_PROVIDER") or "e2b"
@@ -124,7 +124,6 @@ def _ownership_checks(stack: "Stack") -> list[dict[str, Any]]:
 
 
 def _part_checks(stack: "Stack") -> list[dict[str, Any]]:
-    """Return one check per part of a running stack."""
     import time
 
     from stack.part_health import HealthState, read_health

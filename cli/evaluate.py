@@ -1,4 +1,4 @@
-"""`ratchet evaluate`: evaluate a config, a step of a run, a model or an endpoint, and compare two evaluations."""
+"""`ratchet evaluate` and `ratchet fork`: evaluate a policy or an endpoint, also from the middle of a rollout."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +11,10 @@ Temperatures = Annotated[list[float] | None, typer.Option(min=0, max=100, help="
 Samples = Annotated[
     int, typer.Option(min=1, max=LARGEST_INTEGER, help="Rollouts of each task at each temperature above 0.")
 ]
+Body = Annotated[
+    str | None, typer.Option(help="JSON fields that each request to the endpoint has besides; null leaves one out.")
+]
+Tokens = Annotated[bool, typer.Option("--tokens", help="Store its answers as tokens of the config's model, for `sft`.")]
 
 
 def evaluate(
@@ -23,9 +27,8 @@ def evaluate(
     config: Annotated[Path | None, typer.Option(help="Tasks, agent, limits for a model or an endpoint.")] = None,
     model: Annotated[str | None, typer.Option(help="The endpoint's name of the model.")] = None,
     key: Annotated[str | None, typer.Option(help="Reference to its API key, such as '${OPENAI_API_KEY}'.")] = None,
-    body: Annotated[
-        str | None, typer.Option(help="JSON fields that each request to the endpoint has besides; null leaves one out.")
-    ] = None,
+    body: Body = None,
+    tokens: Tokens = False,
     dataset: Annotated[list[Path] | None, typer.Option(help="Evaluate these tasks instead. Repeatable.")] = None,
     temperature: Temperatures = None,
     samples: Samples = 1,
@@ -43,9 +46,9 @@ def evaluate(
     RUN@STEP, of a run that has ended, and all others: a run of zero steps is started. If the command is cut, the same
     command goes on with what has no verdict. Rollouts without a verdict are counted, not failures.
 
-    Endpoint: any server with OpenAI's Chat Completions, such as https://api.openai.com/v1. Its tokens are not captured,
-    so nothing of it can be trained. Calls wait while it is away or busy. The key is looked up by adapter and workers in
-    secrets.env of the state directory, or in their environment.
+    Endpoint: any server with OpenAI's Chat Completions, such as https://api.openai.com/v1. `ratchet train --from-store`
+    can train its solved rollouts if --tokens is given. Calls wait while it is away or busy. The key is looked up by
+    adapter and workers in secrets.env of the state directory, or in their environment.
     """
     from cli.console import print_json, say
     from client import Client
@@ -70,8 +73,38 @@ def evaluate(
         key=key,
         body=_object(body),
         engine_set=engine_set,
+        tokens=tokens,
     )
     print_json(found) if json else _print_reports(found)
+
+
+def fork(
+    where: Annotated[str, typer.Argument(help="A rollout and the number of one of its turns.", metavar="ROLLOUT@TURN")],
+    samples: Annotated[int, typer.Option("-n", "--samples", min=1, max=LARGEST_INTEGER, help="Rollouts.")] = 8,
+    policy: Annotated[
+        str | None, typer.Option(help="RUN@STEP or a model directory; default: what sampled the turn.")
+    ] = None,
+    engine_set: Annotated[str | None, typer.Option(help="Use engines of this set, not the run's.")] = None,
+    json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """Let rollouts do again what one did before a turn, and sample from there: graded as ever, and never trained.
+
+    Until that turn the agent gets the recorded answers, in a box of its own, and nothing is sampled. A rollout whose
+    commands give other results, apart from times and temporary names, is sampled from that place on.
+    """
+    from cli.console import print_json, say
+    from client import Client
+    from ratchet.errors import ConfigError
+
+    rollout, _, turn = where.rpartition("@")
+    if not rollout or not turn.isdecimal():
+        raise ConfigError(f"expected ROLLOUT@TURN, such as 12@7, found {where!r}")
+    found = Client().fork(rollout, int(turn), policy, samples, engine_set, say)
+    if json:
+        print_json(found)
+        return
+    _print_reports(found)
+    print(f"{found['whole']} of {found['rollouts']} rollouts did again all that came before turn {turn}")
 
 
 def _object(text: str | None) -> dict[str, Any] | None:

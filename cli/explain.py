@@ -47,31 +47,31 @@ def explain(
 
 
 def _print_advice(found: dict[str, Any]) -> None:
-    """Print where the rollout-hours went and the setting that would change most."""
     from cli.console import print_table
 
-    if not found["rollout_hours"]:
+    if not found["hours"]:
         print(
             f"run {found['run_id']} has trained no step yet; `ratchet status {found['run_id']}` says what it waits for"
         )
         return
-    total = sum(found["rollout_hours"].values())
-    names = sorted(found["rollout_hours"], key=lambda name: -found["rollout_hours"][name])
+    total = sum(found["hours"].values())
+    names = sorted(found["hours"], key=lambda name: -found["hours"][name])
     rows = [
         [
             name,
-            f"{found['rollout_hours'][name]:.2f}",
-            f"{found['rollout_hours'][name] / total:.0%}",
-            f"{found['rollout_hours_by_cause'].get(name, 0.0) / total:.0%}",
+            f"{found['hours'][name]:.2f}",
+            f"{found['hours'][name] / total:.0%}",
+            f"{found['causes'].get(name, 0.0) / total:.0%}",
         ]
         for name in names
     ]
-    title = f"{found['run_id']}: {found['rollouts']} rollouts of {found['steps']} steps, {found['wall_hours']:.2f} h"
-    print_table(title, ["phase", "rollout-hours", "share", "waits counted for their cause"], rows)
-    print(f"{found['wasted_rollout_hours'] / total:.0%} of the rollout-hours are of groups that no step trained")
+    size = f"{found['num_rollouts']} rollouts of {found['num_steps']} steps, {found['wall_hours']:.2f} h"
+    columns = ["phase", "rollout-hours", "share", "waits counted for their cause"]
+    print_table(f"{found['run_id']}: {size}", columns, rows)
+    print(f"{found['wasted_hours'] / total:.0%} of the rollout-hours are of groups that no step trained")
     if found["wall_hours_per_million_trained_tokens"] is not None:
         print(
-            f"{found['trained_tokens']} trained tokens; per million: "
+            f"{found['num_trained_tokens']} trained tokens; per million: "
             f"{found['wall_hours_per_million_trained_tokens']:.2f} h of the run, "
             f"{found['box_hours_per_million_trained_tokens']:.1f} box-hours; "
             f"{found['sampled_tokens_per_trained_token']:.2f} sampled tokens per trained token"

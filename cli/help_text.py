@@ -24,7 +24,6 @@ def unwrapped(docstring: str) -> str:
 
 
 def unwrap_help(app: typer.Typer) -> None:
-    """Unwrap the help of every command of an app and of its groups."""
     for command in app.registered_commands:
         command.help = unwrapped(command.help or inspect.getdoc(command.callback) or "")
     for group in app.registered_groups:

@@ -143,7 +143,6 @@ class _Log:
         self.write(text)
 
     def part(self, name: str, line: str) -> None:
-        """Add a line that a part has printed."""
         self.write(f"[{name}] {line}")
 
     def write(self, text: str) -> None:

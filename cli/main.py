@@ -15,12 +15,14 @@ from typer.core import TyperGroup
 
 from cli import (
     admin,
+    chat,
     doctor,
     down,
     evaluate,
     explain,
     launch,
     models,
+    publish,
     show,
     sql,
     status,
@@ -48,8 +50,8 @@ def _print_version(wanted: bool) -> None:
 
 
 COMMANDS = {
-    "Run": (train.train, launch.launch_command, evaluate.evaluate),
-    "Look": (status.status, watch.watch, show.show_app, explain.explain, sql.sql, view.view),
+    "Run": (train.train, launch.launch_command, evaluate.evaluate, evaluate.fork, chat.chat),
+    "Look": (status.status, watch.watch, show.show_app, explain.explain, sql.sql, view.view, publish.publish),
     "Steer": (steer.pause, steer.resume, steer.stop, steer.set, steer.retry),
     "Tasks and models": (tasks.tasks_app, models.models_app),
     "Machine": (up.up, down.down, doctor.doctor, admin.admin_app),
@@ -61,7 +63,6 @@ class _InPanels(TyperGroup):
     """A group whose help shows commands and groups in the order of COMMANDS, instead of all commands first."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names in the order of the panels."""
         order = {panel: number for number, panel in enumerate(COMMANDS)}
         panel_of = {name: getattr(one, "rich_help_panel", None) for name, one in self.commands.items()}
         return sorted(self.commands, key=lambda name: order.get(str(panel_of[name]), len(order)))
@@ -165,17 +166,10 @@ def _open_closed_streams() -> None:
 
 
 def _report(error: OSError) -> int:
-    """Print what this machine refuses, as one sentence: a full or read-only disk, a missing right, a connection. Return
-    the exit code.
-    """
+    """Print as one sentence what this machine refuses, such as a full disk or a missing right; return the exit code."""
     with contextlib.suppress(OSError):
         print(f"ratchet: this machine {describe_refusal(error)}", file=sys.stderr)
     return 1
-
-
-def _is_bug(error: OSError) -> bool:
-    """Return whether only a traceback says what is wrong: the error names no file, and the machine is not to blame."""
-    return error.filename is None and not isinstance(error, PermissionError) and not is_machine_fault(error)
 
 
 def run_app() -> int:
@@ -186,7 +180,9 @@ def run_app() -> int:
         print(f"ratchet: {error}", file=sys.stderr)
         return error.cli_exit_code
     except OSError as error:
-        if sys.argv[1:2] == ["part"] or _is_bug(error):  # the log of a part has the traceback
+        # Only a traceback says what is wrong if the error names no file, and the machine is not to blame.
+        is_bug = error.filename is None and not isinstance(error, PermissionError) and not is_machine_fault(error)
+        if sys.argv[1:2] == ["part"] or is_bug:  # the log of a part has the traceback
             raise
         return _report(error)
     except ValueError as error:

@@ -45,7 +45,6 @@ class ProgressBar:
         self._progress.update(self._task, description=f"{elapsed} {line}", completed=line.done, total=line.total)
 
     def print_above(self, text: str) -> None:
-        """Print one line above the bar."""
         self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _end(self) -> None:

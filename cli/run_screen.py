@@ -15,14 +15,13 @@ _ANSWER_LINES = 8
 
 def print_run(run_id: str, as_json: bool) -> None:
     """Print what a run waits for. Exits with 2 if nothing is known of it, because the store does not answer."""
-    import asyncio
-
     from cli.console import print_json
+    from client.session import run_blocking
     from ratchet.errors import MachineError
     from stack.parts import Stack
     from stack.run_status import UNKNOWN, diagnose
 
-    found = asyncio.run(diagnose(Stack(), run_id))
+    found = run_blocking(diagnose(Stack(), run_id))
     if as_json:
         print_json(found.as_json())
     else:
@@ -41,11 +40,7 @@ def lines_of(found: "Diagnosis") -> list[str]:
     else:
         progress = "started by hand" if found.is_by_hand else f"step {found.step} of {found.num_steps}"
         lines = [f"run {found.run_id} is {found.state}, {progress}", *_wrap("waits for: ", found.answer, _ANSWER_LINES)]
-    for fact in found.vitals:
-        lines += _wrap(f"{fact.name}: ", f"{fact.value} ({fact.detail})" if fact.detail else fact.value)
-    if found.groups:
-        counts = ", ".join(f"{count} {state}" for state, count in sorted(found.groups.items()))
-        lines += _wrap("groups: ", f"{counts}; a step takes {found.groups_per_step}")
+    lines += [line for fact in found.vitals for line in _wrap("", fact.sentence())]
     lines += _wrap("boxes: ", found.boxes) if found.boxes else []
     lines += _wrap("learner: ", found.learner) if found.learner else []
     lines += [line for words in found.engines[:_MAX_LINES] for line in _wrap("", words)]

@@ -14,7 +14,7 @@ def sql(
 ) -> None:
     """Query the store with SQL, in a transaction that can only read and that ends after 4 seconds."""
     from cli.console import print_json, print_table
-    from client.read_only_client import ReadOnlyClient
+    from client import Client
     from client.read_only_sql import describe_tables
 
     if query is None:
@@ -24,7 +24,7 @@ def sql(
         else:
             print_table("tables", ["table", "what a row is"], [[one.name, one.what] for one in tables])
         return
-    found = ReadOnlyClient().query(query)
+    found = Client().sql(query)
     if json:
         print_json([dict(zip(found.columns, row, strict=True)) for row in found.rows])
     elif csv:

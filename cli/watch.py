@@ -15,8 +15,7 @@ _NUM_STEPS = 8
 
 def watch(
     what: Annotated[
-        str | None,
-        typer.Argument(help="A run or a rollout; by default the newest open run.", metavar="[RUN|ROLLOUT]"),
+        str | None, typer.Argument(help="A run or a rollout; by default the newest open run.", metavar="[RUN|ROLLOUT]")
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print what there is now and end.")] = False,
     whole: Annotated[bool, typer.Option("--whole", help="Of a rollout: print long messages whole.")] = False,
@@ -70,18 +69,13 @@ def _screen(run: "Run") -> "RenderableType":
 def _steps_table(metrics: dict[int, dict[str, float]]) -> "RenderableType":
     from rich.table import Table
 
-    names = {
-        "reward": ("reward_mean", "{:.3f}"),
-        "rollouts": ("rollouts", "{:.0f}"),
-        "tokens": ("trained_tokens", "{:,.0f}"),
-        "entropy": ("entropy", "{:.3f}"),
-        "mismatch": ("mismatch_abs", "{:.4f}"),
-        "grad norm": ("grad_norm", "{:.2f}"),
-        "seconds": ("step_seconds", "{:.1f}"),
-    }
+    from cli.train import COLUMNS
+
     table = Table(box=None, pad_edge=False)
-    for title in ("step", *names):
+    for title in ("step", *COLUMNS):
         table.add_column(title, justify="right")
     for step, found in metrics.items():
-        table.add_row(str(step), *(form.format(found[name]) if name in found else "" for name, form in names.values()))
+        table.add_row(
+            str(step), *(form.format(found[name]) if name in found else "" for name, form in COLUMNS.values())
+        )
     return table

@@ -7,13 +7,9 @@
     run.set({"training.max_staleness": 2})
     run.wait()
 
-`ReadOnlyClient` answers in pages of bounded size for programs, and cannot write; `ratchet admin mcp` offers it as
-tools.
-
 It is above `stack`, because it starts workflows and reads the stack's addresses.
 """
 
-from client.read_only_client import ReadOnlyClient
 from client.session import Client, Rows, Run
 
-__all__ = ["Client", "ReadOnlyClient", "Rows", "Run"]
+__all__ = ["Client", "Rows", "Run"]

@@ -7,7 +7,7 @@ workflow prepares, pauses, resumes and ends; so an evaluation that is cut goes o
 import asyncio
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -20,13 +20,16 @@ from ratchet.progress import ReportProgress
 from ratchet.run_names import newest_steps, plain_name, step_number
 from ratchet.solve_rates import compare
 from ratchet.stored_config import read_stored_config
-from ratchet.types import JsonObject, RunState
+from ratchet.types import CHAT, JsonObject, RunState
 from reads.evaluation_report import evaluated_tasks, find_evaluation, report_evaluation
 from reads.evaluations import evaluation_rates
+from reads.runs import shown_endpoint
 from stack.follow_run import start_run, watch_run
 from stack.parts import Stack
 from stack.startup import bring_up, require_up
-from store import evaluations, runs
+from store import evaluations, forks, runs
+from store.forks import ForkPoint
+from store.names import Kind, require_named
 from store.runs import RunRow
 from store.steering import Request
 
@@ -38,8 +41,8 @@ class EvaluationSettings:
     """The subject and settings of an evaluation. `config`: gives tasks, harness and limits for a model directory or an
     endpoint. `datasets`: replace the config's. `new`: do not continue an unfinished evaluation of equal settings.
 
-    `model`, `key`, `body`: of an endpoint, see `EndpointConfig`. `engine_set`: instead of the config's; an open run is
-    evaluated by its own.
+    `model`, `key`, `body`, `tokens`: of an endpoint, see `EndpointConfig`. `engine_set`: instead of the config's; an
+    open run is evaluated by its own. `forked_turn_id`: a turn before which each rollout begins.
     """
 
     temperatures: tuple[float, ...] = (1.0,)
@@ -51,6 +54,8 @@ class EvaluationSettings:
     key: str | None = None
     body: JsonObject = field(default_factory=dict)
     engine_set: str | None = None
+    tokens: bool = False
+    forked_turn_id: int | None = None
 
 
 async def run_evaluation(
@@ -62,8 +67,8 @@ async def run_evaluation(
     """
     if what.startswith(("http://", "https://")) and plain_name(what) == what:  # not a link to a run's page
         return await _evaluate_config(stack, endpoint_config(what, settings), str(settings.model), settings, say)
-    if settings.model is not None or settings.key is not None or settings.body:
-        raise ConfigError(f"--model, --key and --body are those of an endpoint, and {what} is no http address")
+    if settings.model is not None or settings.key is not None or settings.body or settings.tokens:
+        raise ConfigError(f"--model, --key, --body, --tokens are those of an endpoint, and {what} is no http address")
     path = Path(what)
     if path.is_file():
         return await _evaluate_config(stack, load_config(path), path.stem, settings, say)
@@ -99,6 +104,45 @@ async def run_evaluation(
     return await _evaluate_config(stack, config, f"{run_id}-step{step or row.step}", settings, say)
 
 
+async def run_fork(
+    stack: Stack, what: str, number: int, policy: str | None, settings: EvaluationSettings, say: ReportProgress
+) -> JsonObject:
+    """Let rollouts do again what one did before its turn `number`, and sample from there; return their report.
+
+    It has `whole`, the number of rollouts that have done all of it again. Raises what `fork_config` raises.
+    """
+    config, point = await fork_config(stack, what, number, policy, settings)
+    found = await _start(stack, config, f"fork-{point.rollout_id}-{number}", settings.new, say)
+    async with stack.database() as database, database.begin() as connection:
+        whole, number = await forks.count_whole_forks(connection, found["run_id"])
+    return found | {"whole": whole, "rollouts": number}
+
+
+async def fork_config(
+    stack: Stack, what: str, number: int, policy: str | None, settings: EvaluationSettings
+) -> tuple[RunConfig, ForkPoint]:
+    """Return the config of the run that forks a rollout at its turn `number`, from 1.
+
+    `policy`: RUN@STEP or a model directory with the same tokenizer; None: what sampled the turn. It samples at the
+    turn's temperature, at 1 if that was 0. Raises ConfigError if there is no such turn or no weights for it.
+    """
+    async with stack.database() as database, database.begin() as connection:
+        rollout = await require_named(connection, what, Kind.ROLLOUT)
+        point = await forks.fork_point(connection, await forks.turn_of_number(connection, rollout.id, number))
+        row = await runs.the_run(connection, point.run_id)
+    init_from = policy or point.policy
+    if init_from is None:
+        raise ConfigError(f"no stored policy sampled turn {number} of rollout {rollout.id}: name one by --policy")
+    if row.resolved_config.harness.generate == CHAT:
+        raise ConfigError(f"rollout {rollout.id} is a chat, which needs a person: `ratchet chat` begins another one")
+    run_id, _, step = plain_name(init_from).rpartition("@")
+    if run_id and not Path(init_from).exists() and (wanted := step_number(step)) is not None:
+        await _require_published(stack, run_id, wanted)
+    values = read_stored_config(row.config).model_dump(mode="json") | {"endpoint": None, "init_from": init_from}
+    forked = replace(settings, temperatures=(point.temperature or 1.0,), forked_turn_id=point.id)
+    return evaluation_config(resolve_config(values, "the fork's config", Path.cwd()), forked), point
+
+
 async def _require_published(stack: Stack, run_id: str, step: int) -> None:
     """Raise ConfigError if the weights of a step are not there any more, before anything is started for it."""
     async with stack.database() as database, database.begin() as connection:
@@ -116,7 +160,7 @@ def endpoint_config(url: str, settings: EvaluationSettings) -> RunConfig:
     if settings.model is None:
         raise ConfigError(f"{url} is an endpoint: name the model that it should answer with by --model")
     values = load_config(settings.config).model_dump(mode="json")
-    values["endpoint"] = {"url": url, "model": settings.model, "key": settings.key, "body": settings.body}
+    values["endpoint"] = {name: getattr(settings, name) for name in ("model", "key", "body", "tokens")} | {"url": url}
     values["training"] |= {"steps": 0}
     return resolve_config(values, "the evaluation's config", Path.cwd())
 
@@ -124,9 +168,12 @@ def endpoint_config(url: str, settings: EvaluationSettings) -> RunConfig:
 async def _evaluate_config(
     stack: Stack, config: RunConfig, name: str, settings: EvaluationSettings, say: ReportProgress
 ) -> JsonObject:
-    wanted = evaluation_config(config, settings)
+    return await _start(stack, evaluation_config(config, settings), f"evaluate-{name}", settings.new, say)
+
+
+async def _start(stack: Stack, wanted: RunConfig, name: str, new: bool, say: ReportProgress) -> JsonObject:
     await asyncio.to_thread(bring_up, stack, wanted, say, for_run=True)
-    run_id = await start_run(stack, wanted, f"evaluate-{name}", settings.new, say)
+    run_id = await start_run(stack, wanted, name, new, say)
     await watch_run(stack, run_id, say)
     return await read_reports(stack, run_id)
 
@@ -144,6 +191,7 @@ def evaluation_config(config: RunConfig, settings: EvaluationSettings) -> RunCon
         "at": ["start"],
         "temperatures": list(settings.temperatures),
         "samples": settings.samples,
+        "forked_turn_id": settings.forked_turn_id,
     }
     return resolve_config(values, "the evaluation's config", Path.cwd())
 
@@ -222,8 +270,8 @@ async def read_reports(stack: Stack, run_id: str, labels: Sequence[str] | None =
         }
     return {
         "run_id": run_id,
-        "endpoint": None if endpoint is None else {"url": endpoint.url, "model": endpoint.model},
-        "tokens_captured": endpoint is None,
+        "endpoint": None if endpoint is None else shown_endpoint(endpoint.model_dump()),
+        "tokens_captured": run.resolved_config.uses_model,
         "evaluations": reports,
     }
 

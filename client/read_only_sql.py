@@ -1,19 +1,18 @@
-"""One SELECT of a person or a program: read-only, ended after 4 seconds, its rows read a page at a time.
+"""One SELECT of a person or a program: read-only, ended after 4 seconds.
 
 It runs in a session that has logged in as a reader: of a session that has only taken the role, a SELECT can give it
 back by `set_config`, and then end the stack's sessions or read the server's files.
 """
 
+import re
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
-from asyncpg import PostgresError
-from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import ConfigError, StoreUnavailableError
+from ratchet.suggestions import did_you_mean
 from reads.reader_role import (
     HIDDEN_TABLES,
     READER_ROLE,
@@ -27,11 +26,12 @@ from store.schema import Base
 
 LIMIT_SECONDS = 4
 _TIMED_OUT = "57014"
+_UNKNOWN = re.compile(r'(relation|column) "?([\w.]+)"? does not exist')
 
 
 @dataclass(slots=True)
 class SqlResult:
-    """The names of the columns and the rows that were asked for, with one more if there are more."""
+    """The names of the columns, and the rows."""
 
     columns: list[str] = field(default_factory=list)
     rows: list[tuple[Any, ...]] = field(default_factory=list)
@@ -57,7 +57,7 @@ class TableDescription:
     columns: list[str]
 
 
-async def read_sql_as_reader(url: str, query: str, after: int = 0, limit: int | None = None) -> SqlResult:
+async def read_sql_as_reader(url: str, query: str) -> SqlResult:
     """Do what `read_sql` does, in a session of a reader. Raises NoReaderError if the store at `url` has none."""
     async with ReadOnlyStore(reader_url(url), 1, is_patient=True) as store:
         try:
@@ -69,32 +69,32 @@ async def read_sql_as_reader(url: str, query: str, after: int = 0, limit: int | 
                 raise NoReaderError(str(error)) from None
             raise
         async with store.read() as connection:
-            return await read_sql(connection, query, after, limit)
+            return await read_sql(connection, query)
 
 
-async def read_sql(connection: AsyncConnection, query: str, after: int = 0, limit: int | None = None) -> SqlResult:
-    """Return the rows behind the first `after`: at most `limit` and one, or all. Only these are held in memory.
-
-    Raises ConfigError with Postgres' message for a wrong query.
-    """
-
-    def fetch(blocking: Connection) -> SqlResult:
-        streaming = blocking.execution_options(stream_results=limit is not None)
-        with streaming.exec_driver_sql(query) as result:
-            if not result.returns_rows:
-                return SqlResult()
-            end = None if limit is None else after + limit + 1
-            return SqlResult(list(result.keys()), [tuple(row) for row in islice(result, after, end)])
-
+async def read_sql(connection: AsyncConnection, query: str) -> SqlResult:
+    """Return all rows. Raises ConfigError with Postgres' message for a wrong query."""
     try:
         await connection.exec_driver_sql(f"SET LOCAL statement_timeout = '{LIMIT_SECONDS} s'")
-        return await connection.run_sync(fetch)
-    except (DBAPIError, PostgresError) as error:  # a cursor's errors are not wrapped
-        cause = error.orig if isinstance(error, DBAPIError) else error
+        result = await connection.exec_driver_sql(query)
+        return SqlResult(list(result.keys()), [tuple(row) for row in result]) if result.returns_rows else SqlResult()
+    except DBAPIError as error:
+        cause = error.orig
         state = str(getattr(cause, "sqlstate", None))
         if state < "53" or state == _TIMED_OUT:  # from class 53 on, the server itself has failed
-            raise ConfigError(f"Postgres refuses the query: {str(cause).rpartition('>: ')[2]}") from None
+            said = str(cause).rpartition(">: ")[2]
+            raise ConfigError(f"Postgres refuses the query: {said}{_nearest(said)}") from None
         raise
+
+
+def _nearest(said: str) -> str:
+    """Return the name of a table or column that Postgres may have been asked for, if it knows no such one."""
+    if (unknown := _UNKNOWN.match(said)) is None:
+        return ""
+    tables = describe_tables()
+    if unknown[1] == "relation":
+        return did_you_mean(unknown[2], [one.name for one in tables]) or "; `ratchet sql` lists the tables"
+    return did_you_mean(unknown[2].rpartition(".")[2], {name for one in tables for name in one.columns})
 
 
 def describe_tables() -> list[TableDescription]:

@@ -4,17 +4,20 @@ They work in notebooks, too, whose event loop is busy: a call then runs on a loo
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_type_hints
 from uuid import uuid4
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from client import evaluating, steering
 from client.evaluating import EvaluationSettings
+from client.read_only_sql import NoReaderError, SqlResult, read_sql, read_sql_as_reader
 from client.workflows import run_workflow
 from ratchet.bounded_numbers import LARGEST_INTEGER
 from ratchet.config import RunConfig
@@ -26,14 +29,15 @@ from ratchet.run_names import refuse_link_to_number, require_run_id
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import JsonObject, SteeringAction
 from reads.advice import Advice, advise_run
-from reads.curves import metrics_by_step, times_by_step
-from reads.evaluations import evaluation_rates
-from reads.groups import list_groups, read_group_filter
-from reads.rollout_list import RolloutFilter, list_rollout_lines
+from reads.curves import StepTimes, metrics_by_step, times_by_step
+from reads.evaluations import EvaluationRate, evaluation_rates
+from reads.groups import ListedGroup, list_groups, read_group_filter
+from reads.reader_role import ReadOnlyStore
+from reads.rollout_list import RolloutFilter, RolloutLine, list_rollout_lines
 from reads.rollouts import describe_rollout
 from reads.run_times import read_run_times
-from reads.runs import RolloutCount, count_rollouts, list_run_summaries, require_run
-from reads.steering import list_requests
+from reads.runs import RolloutCount, RunSummary, count_rollouts, list_run_summaries, require_run
+from reads.steering import SteeringLine, list_requests
 from stack.follow_run import collect_result, start_run, watch_run
 from stack.parts import Stack
 from stack.run_status import Diagnosis, diagnose
@@ -64,15 +68,31 @@ def run_blocking(work: Coroutine[Any, Any, _T]) -> _T:
 
 
 class Rows(list[JsonObject]):
-    """Rows of one report, in the order of the report."""
+    """Rows of one report, in the order of the report. `kinds`: the dataclasses whose fields each row has."""
+
+    def __init__(self, rows: Iterable[JsonObject], *kinds: type) -> None:
+        super().__init__(rows)
+        self._kinds = kinds
 
     def frame(self) -> Any:
-        """Return the rows as a pandas data frame. Raises MachineError without pandas."""
+        """Return the rows as a pandas data frame, which has its columns and their types without rows, too. Raises
+        MachineError without pandas."""
         try:
             import pandas
         except ImportError:
             raise MachineError("pandas is not installed, which data frames need: `pip install pandas`") from None
-        return pandas.DataFrame(list(self))
+        example = {name: _example(hint) for kind in self._kinds for name, hint in get_type_hints(kind).items()}
+        return pandas.DataFrame(list(self) or [example])[: len(self)]
+
+
+def _example(hint: Any) -> Any:
+    """Return a value of the type of a field, from which pandas takes the type of the column."""
+    kinds = get_args(hint) or (hint,)
+    if int in kinds and NoneType in kinds:
+        return 0.0  # pandas holds integers of which some are missing as floats
+    if datetime in kinds:
+        return datetime.now(UTC)
+    return next((kind() for kind in (bool, int, float) if kind in kinds), "" if issubclass(kinds[0], str) else None)
 
 
 class Client:
@@ -102,7 +122,22 @@ class Client:
             runs = await list_run_summaries(connection)
             return [asdict(one) | asdict(counts.get(one.run_id, RolloutCount())) for one in runs]
 
-        return Rows(self.read(read))
+        return Rows(self.read(read), RunSummary, RolloutCount)
+
+    def sql(self, query: str) -> SqlResult:
+        """Run one SELECT statement of Postgres, as a role that can only read and for at most 4 seconds.
+
+        If there is no login of a reader, it runs with the stack's own in a transaction that cannot write."""
+        url = self.stack.environment()["RATCHET_DATABASE_URL"]
+
+        async def read() -> SqlResult:
+            try:
+                return await read_sql_as_reader(url, query)
+            except NoReaderError:
+                async with ReadOnlyStore(url, 1, is_patient=True) as store, store.read() as connection:
+                    return await read_sql(connection, query)
+
+        return run_blocking(read())
 
     def find(self, name: str | int, *kinds: Kind) -> Named:
         """Return the thing of one of these kinds that has this name (`store.names`). Raises ConfigError."""
@@ -160,17 +195,38 @@ class Client:
         key: str | None = None,
         body: JsonObject | None = None,
         engine_set: str | None = None,
+        tokens: bool = False,
     ) -> JsonObject:
         """Evaluate a config file, RUN, RUN@STEP, or a model directory or an endpoint with `config`, and return a report
         per temperature: pass@k and pass^k, also by dataset and by family.
 
         An endpoint is an address with OpenAI's Chat Completions; it needs `model`, and `key` is a reference `${NAME}`.
+        `tokens`: store its answers as tokens of the config's model, which `ratchet train --from-store` can train.
         `engine_set`: instead of the config's, so that it runs beside another open run.
         """
+        of_endpoint = (model, key, dict(body or {}))
         settings = EvaluationSettings(
-            tuple(temperatures), samples, config, tuple(datasets), new, model, key, dict(body or {}), engine_set
+            tuple(temperatures), samples, config, tuple(datasets), new, *of_endpoint, engine_set, tokens
         )
         return run_blocking(evaluating.run_evaluation(self.stack, str(what), settings, self.by, say))
+
+    def fork(
+        self,
+        rollout: str | int,
+        turn: int,
+        policy: str | None = None,
+        samples: int = 8,
+        engine_set: str | None = None,
+        say: ReportProgress = _silent,
+    ) -> JsonObject:
+        """Let `samples` rollouts do again what a rollout did before its turn `turn`, counted from 1, and sample from
+        there; return their report.
+
+        `policy`: RUN@STEP or a model directory with the same tokenizer; by default what sampled the turn. `engine_set`:
+        as for `evaluate`.
+        """
+        settings = EvaluationSettings(samples=samples, engine_set=engine_set)
+        return run_blocking(evaluating.run_fork(self.stack, str(rollout), turn, policy, settings, say))
 
     def compare(self, first: str, second: str) -> JsonObject:
         """Compare two evaluations, each RUN:LABEL, or RUN for its newest, task by task."""
@@ -308,28 +364,32 @@ class Run:
             metrics = await metrics_by_step(connection, self.run_id, 0, LARGEST_INTEGER)
             return [asdict(one) | metrics.get(step, {}) for step, one in times.items()]
 
-        return Rows(self.client.read(read))
+        return Rows(self.client.read(read), StepTimes)
 
     def mix(self) -> Rows:
         """Return what each step was trained on: one row per step and dataset, and per step and family of tasks."""
         found = self.client.read(lambda connection: step_mix.step_mix(connection, self.run_id))
-        return Rows(asdict(one) for one in found)
+        return Rows(map(asdict, found), step_mix.MixedPart)
 
     def groups(self, state: str | None = None, purpose: str | None = None, limit: int = 100_000) -> Rows:
         """Return the run's groups, newest first, with `why`: what each waits for, or why it ended. `state`: one of
         `GroupProgress`. Raises ConfigError for a state or purpose that there is not."""
         only = read_group_filter(state, purpose)
-        return Rows(map(asdict, self.client.read(lambda connection: list_groups(connection, self.run_id, only, limit))))
+        found = self.client.read(lambda connection: list_groups(connection, self.run_id, only, limit))
+        return Rows(map(asdict, found), ListedGroup)
 
     def rollouts(self, limit: int = 100_000) -> Rows:
         """Return the run's rollouts, newest first."""
         wanted = RolloutFilter(run_id=self.run_id)
-        return Rows(map(asdict, self.client.read(lambda connection: list_rollout_lines(connection, wanted, limit))))
+        found = self.client.read(lambda connection: list_rollout_lines(connection, wanted, limit))
+        return Rows(map(asdict, found), RolloutLine)
 
     def evaluations(self) -> Rows:
-        """Return one row per evaluation, with its solve rate as `mean`, by step."""
-        return Rows(map(asdict, self.client.read(lambda connection: evaluation_rates(connection, self.run_id))))
+        """Return one row per evaluation, with its mean reward as `mean`, by step."""
+        found = self.client.read(lambda connection: evaluation_rates(connection, self.run_id))
+        return Rows(map(asdict, found), EvaluationRate)
 
     def steering(self) -> Rows:
         """Return what people have asked of the run, newest first."""
-        return Rows(map(asdict, self.client.read(lambda connection: list_requests(connection, self.run_id))))
+        found = self.client.read(lambda connection: list_requests(connection, self.run_id))
+        return Rows(map(asdict, found), SteeringLine)

@@ -134,7 +134,6 @@ async def cancel_evaluations(stack: Stack, run_id: str, by: str, reason: str = "
 
 
 async def _open_evaluations(stack: Stack, run_id: str) -> list[str]:
-    """Return the labels of the run's evaluations that have begun and not ended."""
     async with stack.database() as database, database.begin() as connection:
         begun = await evaluations.begun_evaluations(connection, run_id)
     return [one.label for one in begun if not one.has_ended]

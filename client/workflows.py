@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -20,6 +19,7 @@ from ratchet.progress import ReportProgress
 from ratchet.status_payloads import RolloutStatus
 from ratchet.temporal_client import PendingActivity, one_line, pending_activities, root_cause, starting
 from ratchet.temporal_settings import load_temporal_settings
+from reads.failures import kind_of_error
 from stack.parts import Stack
 from stack.run_status import retried_activities
 from stack.startup import connect_stack, require_up
@@ -30,8 +30,6 @@ _LOOK_SECONDS = 3.0
 _SAY_AGAIN_SECONDS = 600.0
 _MAX_KINDS = 20
 """Kinds of failures that are said of one workflow; `ratchet status` and Temporal's UI show more."""
-_ID = re.compile(r"\b(?=\w*\d)[\w-]+")
-"""A word with a digit: a count, a duration, a box's or rollout's id."""
 _METADATA_QUERY = "__temporal_workflow_metadata"
 """Every workflow answers it; the Temporal UI reads the current details by it."""
 
@@ -141,7 +139,7 @@ class SaidFailures:
         """Return a sentence for each failure that is new. `now`: seconds of a monotonic clock."""
         lines = []
         for one in retried_activities(pending):
-            kind = (one.activity, _ID.sub("#", one.error))
+            kind = (one.activity, kind_of_error(one.error))
             before = self._said_at.get(kind)
             if before is None and len(self._said_at) >= _MAX_KINDS:
                 continue

@@ -10,13 +10,13 @@ from cli.admin.config import config, env
 from cli.admin.export import export
 from cli.admin.logs import logs
 from cli.admin.sandboxes import sandboxes_app
-from cli.admin.servers import codec_server, mcp
+from cli.admin.servers import codec_server
 from cli.admin.setup import setup
 
 admin_app = typer.Typer(
     name="admin", help="Logs, sandboxes, backups, exports and programs of this machine.", no_args_is_help=True
 )
-for command in (logs, env, config, setup, sweep, backup, restore, prune, export, mcp, codec_server, bench):
+for command in (logs, env, config, setup, sweep, backup, restore, prune, export, codec_server, bench):
     admin_app.command()(command)
 for group in (sandboxes_app, agents_app):
     admin_app.add_typer(group)

@@ -10,7 +10,6 @@ import typer
 class Format(StrEnum):
     JSONL = "jsonl"
     PT = "pt"
-    PARQUET = "parquet"
 
 
 def export(

@@ -1,11 +1,15 @@
-"""`ratchet admin sandboxes`: compare the ledger of boxes with the provider, end boxes, open a terminal in one."""
+"""`ratchet admin sandboxes`: compare the ledger of boxes with the provider, end boxes, open a terminal in one,
+try a service."""
 
 from typing import Annotated, Any
 
 import typer
 
+_TTL_SECONDS = 4 * 3600
+"""Time to live that `check` asks for: that of a box whose agent may work for an hour."""
+
 sandboxes_app = typer.Typer(
-    name="sandboxes", help="List boxes, end them, open a terminal in one.", invoke_without_command=True
+    name="sandboxes", help="List boxes, end them, open a terminal in one, try a service.", invoke_without_command=True
 )
 
 
@@ -55,6 +59,52 @@ def kill(
     say(f"{num_released} boxes ended")
     if num_released < len(rows):
         say(f"{len(rows) - num_released} could not be ended yet, as logged above; the sweep tries again")
+
+
+@sandboxes_app.command()
+def check(
+    url: Annotated[
+        str | None, typer.Argument(help="Address of a service with E2B's API; default: the service of this stack.")
+    ] = None,
+    image: Annotated[str, typer.Option(help="Image of the boxes in which it is tried.")] = "base",
+    json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """Try a sandbox service: what a run needs of it, and the rest of the contract, each with the time it took.
+
+    The key is that of E2B_API_KEY. The way to the adapter is tried if ADAPTER_PUBLIC_HOST names it, or if the stack
+    is up. Exit code 1 if something is missing.
+    """
+    import asyncio
+    import os
+
+    from activities.sandbox_probe import Finding, SandboxProbe
+    from cli.console import print_json, print_table
+    from sandboxes.registry import adapter_url
+    from stack.parts import Stack
+    from stack.supervisor import Supervisor
+
+    is_adapter_known = bool(os.environ.get("ADAPTER_PUBLIC_HOST")) or Supervisor(Stack()).is_up()
+    if url is not None:
+        os.environ |= {"E2B_API_URL": url, "E2B_SANDBOX_URL": url}
+    provider = _provider()
+    ttl_seconds = min(_TTL_SECONDS, provider.capabilities.max_ttl_seconds)
+
+    async def tried() -> list[Finding]:
+        probe = SandboxProbe(provider, adapter_url() if is_adapter_known else "")
+        try:
+            return [found async for found in probe.findings(image, ttl_seconds, 0, more=True)]
+        finally:
+            await provider.close()
+
+    findings = asyncio.run(tried())
+    rows = [{"capability": one.capability, "measured": one.measured, "missing": one.problem} for one in findings]
+    if json:
+        print_json(rows)
+    else:
+        cells = [["NO" if row["missing"] else "ok", *row.values()] for row in rows]
+        print_table("sandbox service", ["", *rows[0]], cells, breaks_last=True)
+    if any(row["missing"] for row in rows):
+        raise typer.Exit(1)
 
 
 @sandboxes_app.command()

@@ -1,22 +1,4 @@
-"""`ratchet admin mcp` and `codec-server`: serve runs to a coding agent, and payloads to Temporal's UI and CLI."""
-
-
-def mcp() -> None:
-    """Serve read-only tools about runs and rollouts to a coding agent (Model Context Protocol over stdio).
-
-    For example: claude mcp add ratchet -- ratchet admin mcp
-    """
-    import logging
-    import sys
-
-    import structlog
-
-    from client.mcp_server import make_server
-
-    # Only messages of the protocol may be written to stdout.
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    make_server().run("stdio")
+"""`ratchet admin codec-server`: serve payloads to Temporal's UI and CLI."""
 
 
 def codec_server() -> None:

@@ -1,7 +1,7 @@
 """`ratchet models check`: whether a model directory can be served, captured exactly and trained here."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -46,11 +46,15 @@ def check(
 
     Takes up to a minute, most of it for vLLM's import. Reads no weights. Exit code 1 if the model cannot be used.
     """
+    import logging
+    import warnings
+
     from cli.console import print_json
     from ratchet.model_directory import require_model
 
     require_model(directory)
-    _silence()
+    warnings.simplefilter("ignore")  # those of libraries are about serving and not about the model
+    logging.disable(logging.WARNING)
     findings = [*_serving(directory), *_training(directory, bin_tokens)]
     if json:
         print_json({one.name: {"text": one.text, "problem": one.is_problem} for one in findings})
@@ -58,15 +62,6 @@ def check(
         print("\n".join(_paragraph(one) for one in findings))
     if any(one.is_problem for one in findings):
         raise typer.Exit(1)
-
-
-def _silence() -> None:
-    """Keep warnings of libraries, which are about serving and not about the model, out of the report."""
-    import logging
-    import warnings
-
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
 
 
 def _paragraph(finding: _Finding) -> str:
@@ -171,18 +166,9 @@ def _training(directory: Path, bin_tokens: int) -> list[_Finding]:
         _Finding("training", packing + _trained(sizes))
         if sizes.quantised is None
         else _Finding("training", sizes.quantised, is_problem=True),
-        *_weights(directory),
-        *_context(facts),
-        *_positions(sizes),
-        *_replay(sizes),
+        *_notes(directory, facts),
         *_memory(facts, bin_tokens),
     ]
-
-
-def _weights(directory: Path) -> list[_Finding]:
-    if any(directory.glob("*.safetensors")) or any(directory.glob("*.bin")):
-        return []
-    return [_Finding("weights", "none in this directory; download them before a run")]
 
 
 def _description(sizes: "ModelSizes") -> str:
@@ -198,31 +184,25 @@ def _trained(sizes: "ModelSizes") -> str:
     return f"; trained: the text layers; the vision tower, {others} weights, is published as it is"
 
 
-def _context(facts: "ModelFacts") -> list[_Finding]:
+def _notes(directory: Path, facts: "ModelFacts") -> Iterator[_Finding]:
+    """Yield what is missing, and what limits chains or lets experts be replayed."""
     from ratchet.config import SamplingConfig
 
+    sizes = facts.sizes
+    if not any(directory.glob("*.safetensors")) and not any(directory.glob("*.bin")):
+        yield _Finding("weights", "none in this directory; download them before a run")
     known = getattr(facts.settings.get_text_config(), "max_position_embeddings", None)
     default = SamplingConfig().max_context_tokens
-    if not known or known >= default:
-        return []
-    return [_Finding("context", f"sampling.max_context_tokens: at most {known:,} for this model, not {default:,}")]
-
-
-def _positions(sizes: "ModelSizes") -> list[_Finding]:
-    if sizes.positions is None:
-        return []
-    kind, limit = sizes.positions
-    text = f"sampling.max_context_tokens: at most {limit} in training, since rotary positions ({kind}) of longer chains"
-    return [_Finding("positions", f"{text} depend on the other chains of a pass")]
-
-
-def _replay(sizes: "ModelSizes") -> list[_Finding]:
-    if not sizes.expert_bytes:
-        return []
-    if sizes.no_replay is not None:
-        return [_Finding("routing", f"training.router_replay: false; {sizes.no_replay}")]
-    text = f"training.router_replay: true can be used; {sizes.expert_bytes} bytes per token until a turn is trained"
-    return [_Finding("routing", text)]
+    if known and known < default:
+        yield _Finding("context", f"sampling.max_context_tokens: at most {known:,} for this model, not {default:,}")
+    if sizes.positions is not None:
+        kind, limit = sizes.positions
+        text = f"at most {limit} in training, since rotary positions ({kind}) of longer chains"
+        yield _Finding("positions", f"sampling.max_context_tokens: {text} depend on the other chains of a pass")
+    if sizes.expert_bytes:
+        text = f"true can be used; {sizes.expert_bytes} bytes per token until a turn is trained"
+        text = text if sizes.no_replay is None else f"false; {sizes.no_replay}"
+        yield _Finding("routing", f"training.router_replay: {text}")
 
 
 def _count(weights: int) -> str:

@@ -26,19 +26,9 @@ def list_all(run: RunArgument, json: Annotated[bool, typer.Option("--json")] = F
     if json:
         print_json(found)
         return
-    columns = ["step", "epoch", "ranks", "threads", "MiB", "where"]
-    rows = [
-        [
-            str(row["step"]),
-            str(row["epoch"]),
-            str(row["world_size"]),
-            str(row["num_threads"]),
-            str(row["mib"] or "deleted"),
-            row["uri"],
-        ]
-        for row in found
-    ]
-    print_table(f"checkpoints of {run}", columns, rows)
+    keys = ("step", "epoch", "world_size", "num_threads", "mib", "uri")
+    rows = [[str(row[key] or ("deleted" if key == "mib" else 0)) for key in keys] for row in found]
+    print_table(f"checkpoints of {run}", ["step", "epoch", "ranks", "threads", "MiB", "where"], rows)
 
 
 @checkpoints_app.command(name="export")

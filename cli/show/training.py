@@ -67,7 +67,7 @@ def forks(
         ["chains per rollout", f"{found.mean_chains:.2f}, at most {found.most_chains}"],
         ["trained tokens", str(found.num_trained_tokens)],
         ["context tokens per trained token", f"{found.context_per_trained_token:.1f}"],
-        *([f"calls as text: {cause}", str(number)] for cause, number in found.unread_calls.items()),
+        *([f"calls as text, no tokens: {cause}", str(number)] for cause, number in found.unread_calls.items()),
         *([kind, str(number)] for kind, number in found.kinds.items()),
     ]
     print_table("chains", ["what", "number"], facts)

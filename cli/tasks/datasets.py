@@ -9,7 +9,6 @@ from ratchet.bounded_numbers import LARGEST_INTEGER, MAX_ROWS
 
 if TYPE_CHECKING:
     from ratchet.config import DatasetConfig
-    from ratchet.grading_payloads import AdmitInput, AdmitResult
     from ratchet.types import JsonObject
     from store.tasks import TaskFields
 
@@ -26,7 +25,10 @@ MetadataKey = Annotated[str, typer.Option(help="Column that holds the metadata."
 Only = Annotated[list[str] | None, typer.Option("--only", help="Label of a task; repeatable. Default: all tasks.")]
 Network = Annotated[
     list[str] | None,
-    typer.Option(help="`grade`: open the network of grading boxes for tasks that need it, as sandbox.network does."),
+    typer.Option(help="`grade` or `pre_commands`: what grading boxes have an open network for, as in sandbox.network."),
+]
+User = Annotated[
+    str, typer.Option(help="User that runs the tests, as grading.user does: `root` allows the tasks that need it.")
 ]
 Json = Annotated[bool, typer.Option("--json")]
 
@@ -124,6 +126,7 @@ def import_(
     label_key: LabelKey = "label",
     metadata_key: MetadataKey = "metadata",
     network: Network = None,
+    user: User = "agent",
     json: Json = False,
 ) -> None:
     """Import a dataset and print what was understood. Rows that are already stored are left unchanged."""
@@ -135,14 +138,14 @@ def import_(
 
     named = _dataset(dataset, input_key, label_key, metadata_key)
     digest = dataset_digest(named)
-    understood = describe_rows(read_rows(named, digest))
-    offered = {"sandbox.network": network or []}
+    understood = describe_rows(read_rows(named, digest), named.path)
+    offered = {"sandbox.network": network or [], "grading.user": user}
+    if not json:
+        print(*understood, sep="\n")
     added = Client().read(lambda connection: import_dataset(connection, named, digest, offered))
     if json:
         print_json({"dataset": named.path, "digest": digest, "new": added, "understood": understood})
     else:
-        for text in understood:
-            print(text)
         say(f"{named.path}: {added} new tasks (digest {digest[:12]})")
 
 
@@ -154,7 +157,9 @@ def list_(
     limit: Annotated[int, typer.Option(min=1, max=MAX_ROWS, help="Maximum number of rows.")] = 200,
     json: Json = False,
 ) -> None:
-    """List datasets, or the tasks of one with the results of admission."""
+    """List datasets, or the tasks of one with the results of admission: per task the result of each patch, the duration
+    of the gold one, and how many of the broken oracles that were tried are valid.
+    """
     from cli.console import print_json, print_table
     from client import Client
     from store import tasks
@@ -176,8 +181,24 @@ def list_(
         print_json(found)
         return
     words = {None: "not examined", True: "admitted", False: "quarantined"}
-    rows = [[str(row["id"]), row["label"], row["grader"], words[row["admitted"]], row["reason"] or ""] for row in found]
-    print_table(path, ["id", "label", "grader", "admission", "reason"], rows)
+    rows = [
+        [str(row["id"]), row["label"], row["grader"], words[row["admitted"]], *_evidence(row), row["reason"] or ""]
+        for row in found
+    ]
+    columns = ["id", "label", "grader", "admission", "gold solved", "empty not solved", "gold seconds"]
+    print_table(path, [*columns, "valid broken oracles", "reason"], rows)
+
+
+def _evidence(row: "JsonObject") -> list[str]:
+    """Return the counts of a task's trials by patch, and the duration of the gold one; empty without an admission."""
+    gold, empty, broken = (
+        [trial for trial in row["evidence"] or [] if trial["patch"] == kind] for kind in ("gold", "empty", "broken")
+    )
+    num_solved = sum(trial["solved"] for trial in gold)
+    num_unsolved = sum(not trial["solved"] and not trial["error"] for trial in empty)
+    seconds = "" if row["gold_seconds"] is None else f"{row['gold_seconds']:.1f}"
+    pool = _pool_in_words(broken) if broken else ""
+    return [f"{num_solved}/{len(gold)}", f"{num_unsolved}/{len(empty)}", seconds, pool] if gold or empty else [""] * 4
 
 
 @tasks_app.command(name="show")
@@ -226,6 +247,7 @@ def admit(
     window: Annotated[int, typer.Option(min=1, max=1000, help="Number of tasks examined in parallel.")] = 2,
     eval_seconds: Annotated[float, typer.Option(min=1, max=1e9, help="Time limit of the tests, in seconds.")] = 600,
     network: Network = None,
+    user: User = "agent",
     input_key: InputKey = "prompt",
     label_key: LabelKey = "label",
     metadata_key: MetadataKey = "metadata",
@@ -235,9 +257,12 @@ def admit(
     (`ratchet up`).
     """
     import asyncio
+    from uuid import uuid4
 
     from cli.console import print_json, say
-    from ratchet.grading_payloads import AdmitInput
+    from client.workflows import run_workflow
+    from ratchet.grading_payloads import AdmitInput, AdmitResult
+    from stack.parts import Stack
 
     named = _dataset(dataset, input_key, label_key, metadata_key)
     columns = {"input_key": input_key, "label_key": label_key, "metadata_key": metadata_key}
@@ -251,8 +276,10 @@ def admit(
         window=window,
         eval_seconds=eval_seconds,
         network=network or [],
+        user=user,
     )
-    result = asyncio.run(_admit(wanted))
+    workflow_id = f"admit/{Path(named.path).stem}-{uuid4().hex[:6]}"
+    result = asyncio.run(run_workflow(Stack(), "AdmitTasks", wanted, workflow_id, AdmitResult, say))
     if json:
         print_json(result.model_dump())
     else:
@@ -260,18 +287,6 @@ def admit(
             f"{result.admitted} admitted, {result.quarantined} quarantined; "
             f"`ratchet tasks list {dataset}` shows the reasons"
         )
-
-
-async def _admit(wanted: "AdmitInput") -> "AdmitResult":
-    from uuid import uuid4
-
-    from cli.console import say
-    from client.workflows import run_workflow
-    from ratchet.grading_payloads import AdmitResult
-    from stack.parts import Stack
-
-    workflow_id = f"admit/{Path(wanted.dataset).stem}-{uuid4().hex[:6]}"
-    return await run_workflow(Stack(), "AdmitTasks", wanted, workflow_id, AdmitResult, say)
 
 
 @tasks_app.command()
@@ -298,39 +313,6 @@ def build(
         print_json({"dataset": str(target.resolve()), "tasks": labels})
     else:
         say(f"{target}: {len(labels)} tasks; `ratchet tasks admit {target}` examines them")
-
-
-@tasks_app.command()
-def report(dataset: Annotated[Path, typer.Argument(help="Path of an imported dataset.")]) -> None:
-    """Print a dataset's admissions as markdown: per task the result of each patch, the duration of the gold one, and
-    how many of the broken oracles that were tried are valid.
-    """
-    from client import Client
-    from ratchet.errors import ConfigError
-    from store import tasks
-
-    path = str(dataset.resolve())
-    found = Client().read(lambda connection: tasks.admissions_by_task(connection, path))
-    if not found:
-        raise ConfigError(f"{dataset}: no admissions; `ratchet tasks admit {dataset}` examines its tasks")
-    admitted = sum(row["admitted"] for row in found)
-    print(f"{len(found)} tasks examined: {admitted} admitted, {len(found) - admitted} quarantined.\n")
-    print(
-        "| task | grader | gold solved | empty not solved | gold seconds | broken oracles | result |\n"
-        "| --- | --- | --- | --- | --- | --- | --- |"
-    )
-    for row in found:
-        gold, empty, broken = (
-            [trial for trial in row["evidence"] if trial["patch"] == kind] for kind in ("gold", "empty", "broken")
-        )
-        num_solved = sum(trial["solved"] for trial in gold)
-        num_unsolved = sum(not trial["solved"] and not trial["error"] for trial in empty)
-        counts = f"{num_solved}/{len(gold)} | {num_unsolved}/{len(empty)}"
-        seconds = f"{row['gold_seconds']:.1f}" if row["gold_seconds"] is not None else ""
-        print(
-            f"| {row['label']} | {row['grader']} {row['grader_version']} | {counts} | {seconds} "
-            f"| {_pool_in_words(broken)} | {row['reason'] or 'admitted'} |"
-        )
 
 
 def _pool_in_words(trials: "list[JsonObject]") -> str:

@@ -12,7 +12,8 @@ from tests.integration.viewer.filled_store import FilledRun
 __all__ = ["filled"]
 OF_A_RUN = [
     "show runs", "show groups", "show rollouts", "show waiting", "show mix", "show forks", "show requests", "explain",
-    "watch --once", "models checkpoints list", "admin export",
+    "watch --once", "models checkpoints list", "admin export NAME --out DIRECTORY", "status", "pause -m why",
+    "set NAME training.max_staleness=2 -m why", "stop -m why",
 ]  # fmt: skip
 COMMANDS = {
     Kind.RUN: OF_A_RUN,
@@ -35,8 +36,10 @@ async def test_a_command_takes_each_form(
 ) -> None:
     monkeypatch.setenv("RATCHET_DATABASE_URL", postgres_url)
     monkeypatch.setenv("RATCHET_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TEMPORAL_ADDRESS", "127.0.0.1:9")  # it does not answer; a request is in the store first
+    typed = command if "NAME" in command else f"{command} NAME"
     for number, form in enumerate(FORMS[kind]):
-        more = ["--out", str(tmp_path / str(number))] if command == "admin export" else []
-        monkeypatch.setattr("sys.argv", ["ratchet", *command.split(), *more, written(form, filled)])
+        filling = {"NAME": written(form, filled), "DIRECTORY": str(tmp_path / str(number))}
+        monkeypatch.setattr("sys.argv", ["ratchet", *(filling.get(word, word) for word in typed.split())])
         code = run_app()
         assert code == 0, capsys.readouterr().err

@@ -24,6 +24,9 @@ ASKING = {
     "set --add-steps 3": ["RUN"],
     "retry": ["5", "--stage", "boot"],
     "evaluate": ["RUN"],
+    "fork": ["12@3"],
+    "chat": ["RUN"],
+    "chat --config never-made": ["RUN@3"],
     "status": ["RUN"],
     "watch": ["RUN"],
     "watch --once": ["5"],
@@ -31,6 +34,7 @@ ASKING = {
     "explain --advice": ["RUN"],
     "sql": ["SELECT 1"],
     "view": ["5"],
+    "publish": ["RUN", "--out", "published"],
     "show runs": [],
     "show groups": ["RUN"],
     "show rollouts": ["RUN"],
@@ -42,7 +46,6 @@ ASKING = {
     "tasks list": [],
     "tasks show": ["5"],
     "tasks import": ["datasets/quickstart/train.jsonl"],
-    "tasks report": ["datasets/quickstart/train.jsonl"],
     "tasks admit": ["datasets/quickstart/train.jsonl"],
     "tasks regrade": ["group/RUN/3"],
     "tasks images build": ["datasets"],
@@ -71,8 +74,8 @@ WITHOUT = {
         "models tiny-policy",
     ),
     *(f"tasks images {name}" for name in ("import", "list", "remove")),
-    *(f"admin {name}" for name in ("logs", "env", "config", "setup", "mcp", "codec-server", "bench")),
-    *("admin agents fetch", "admin agents list"),
+    *(f"admin {name}" for name in ("logs", "env", "config", "setup", "codec-server", "bench")),
+    *("admin agents fetch", "admin agents list", "admin sandboxes check"),
 }
 """Commands that need no stack, or say themselves what is stopped."""
 

@@ -103,7 +103,7 @@ async def test_an_outage_of_the_store_is_waited_for(
     assert said.count(away) == (1 if is_up else 0)
 
 
-ENDPOINT = {"url": "https://api.example.org/v1", "model": "big"}
+ENDPOINT = {"url": "https://api.example.org/v1", "model": "big", "tokens": False}
 
 
 async def test_a_run_that_an_endpoint_answered_says_so_and_trains_nothing(
@@ -116,7 +116,7 @@ async def test_a_run_that_an_endpoint_answered_says_so_and_trains_nothing(
         assert not await engines.newest_published_policies(connection, DEFAULT_SET), "no engine loads its weights"
         listed = (await list_run_summaries(connection))[0]
         assert listed.endpoint == ENDPOINT and "no tokens are captured" in answered_by(ENDPOINT)
-        with pytest.raises(ConfigError, match="tokens are not captured"):
+        with pytest.raises(ConfigError, match="logprobs are not known"):
             await export_run(connection, run_id, ["jsonl"], tmp_path)
         with pytest.raises(ConfigError, match="nothing can be trained"):
             await steering.record_extension(connection, steering.Request(run_id, "r", "anna"), 1)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from client.read_only_client import ReadOnlyClient
-from client.read_only_sql import NoReaderError
+from client import Client
+from client.read_only_sql import NoReaderError, read_sql_as_reader
 from ratchet.errors import ConfigError, RatchetError
 from reads.reader_role import READER_ROLE, READER_URL_VARIABLE, grant_reader_role
 from store.database import Database
@@ -23,9 +23,9 @@ async def granted(database: Database) -> Database:
 
 
 @pytest.fixture
-def reads(postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ReadOnlyClient]:
+def reads(postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     monkeypatch.setenv("RATCHET_DATABASE_URL", postgres_url)
-    yield ReadOnlyClient(tmp_path)
+    yield Client(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -47,13 +47,12 @@ def reads(postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         "DO $$ BEGIN RESET ROLE; COMMIT; DELETE FROM rollout; END $$",
     ],
 )
-async def test_a_query_cannot_leave_the_role(granted: Database, reads: ReadOnlyClient, attack: str) -> None:
-    for ask in (reads.sql, reads.query):
-        with pytest.raises(ConfigError, match=r"denied|read-write mode|invalid transaction termination"):
-            ask(attack)
+async def test_a_query_cannot_leave_the_role(granted: Database, reads: Client, attack: str) -> None:
+    with pytest.raises(ConfigError, match=r"denied|read-write mode|invalid transaction termination"):
+        reads.sql(attack)
 
 
-async def test_a_query_cannot_end_the_sessions_of_the_stack(granted: Database, reads: ReadOnlyClient) -> None:
+async def test_a_query_cannot_end_the_sessions_of_the_stack(granted: Database, reads: Client) -> None:
     async with granted.begin() as connection:
         pid = (await connection.execute(text("SELECT pg_backend_pid()"))).scalar_one()
         with pytest.raises(ConfigError, match="denied"):
@@ -61,40 +60,55 @@ async def test_a_query_cannot_end_the_sessions_of_the_stack(granted: Database, r
         assert (await connection.execute(text("SELECT 1"))).scalar_one() == 1
 
 
-async def test_a_server_without_a_readers_login_is_refused_to_programs(
-    granted: Database, reads: ReadOnlyClient, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("SELECT 1 FROM rollouts", 'relation "rollouts" does not exist; did you mean rollout?'),
+        ("SELECT rewrd FROM rollout", 'column "rewrd" does not exist; did you mean reward?'),
+        ("SELECT r.rewrd FROM rollout r", "column r.rewrd does not exist; did you mean reward?"),
+        ("SELECT 1 FROM zzz", 'relation "zzz" does not exist; `ratchet sql` lists the tables'),
+    ],
+)
+async def test_a_name_that_is_not_there_is_told_with_the_nearest(
+    granted: Database, reads: Client, query: str, said: str
 ) -> None:
-    """A person who has the stack's own login may still read with it."""
-    assert reads.sql("SELECT session_user::text")["rows"] == [[READER_ROLE]]
+    with pytest.raises(ConfigError) as refused:
+        reads.sql(query)
+    assert str(refused.value) == f"Postgres refuses the query: {said}"
+
+
+async def test_a_person_reads_without_a_readers_login(
+    granted: Database, reads: Client, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert reads.sql("SELECT session_user::text").rows == [(READER_ROLE,)]
     async with granted.begin() as connection:
         await connection.execute(text(f"ALTER ROLE {READER_ROLE} NOLOGIN"))
     with pytest.raises(NoReaderError, match=f"not permitted to log in.*{READER_URL_VARIABLE}"):
-        reads.sql("SELECT 1")
-    assert reads.query("SELECT 1 AS one").rows == [(1,)]
+        await read_sql_as_reader(postgres_url, "SELECT 1")
+    assert reads.sql("SELECT 1 AS one").rows == [(1,)]
     with pytest.raises(ConfigError, match="read-only"):
-        reads.query("DELETE FROM rollout")
+        reads.sql("DELETE FROM rollout")
     monkeypatch.setenv(READER_URL_VARIABLE, postgres_url)
     with pytest.raises(NoReaderError, match="may do more than a reader"):
-        reads.sql("SELECT 1")
+        await read_sql_as_reader(postgres_url, "SELECT 1")
     monkeypatch.delenv(READER_URL_VARIABLE)
     async with granted.begin() as connection:
         await connection.execute(text(f"ALTER ROLE {READER_ROLE} LOGIN"))
-    assert reads.sql("SELECT 1")["rows"] == [[1]]
 
 
 async def test_the_login_of_another_role_is_used(
-    granted: Database, reads: ReadOnlyClient, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+    granted: Database, reads: Client, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(READER_URL_VARIABLE, postgres_url.replace("postgres@", "own_reader@"))
     async with granted.begin() as connection:
         await connection.execute(text("CREATE ROLE own_reader LOGIN"))
         await connection.execute(text("GRANT SELECT ON rollout TO own_reader"))
     try:
-        assert reads.sql("SELECT session_user::text, count(*) FROM rollout")["rows"] == [["own_reader", 0]]
+        assert reads.sql("SELECT session_user::text, count(*) FROM rollout").rows == [("own_reader", 0)]
         async with granted.begin() as connection:
             await connection.execute(text("GRANT pg_read_all_data TO own_reader"))
         with pytest.raises(NoReaderError, match="may do more than a reader"):
-            reads.sql("SELECT 1")
+            await read_sql_as_reader(postgres_url, "SELECT 1")
     finally:
         async with granted.begin() as connection:
             await connection.execute(text("DROP OWNED BY own_reader"))
@@ -103,8 +117,8 @@ async def test_the_login_of_another_role_is_used(
 
 def test_reading_makes_no_state_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RATCHET_DATABASE_URL", "postgresql://nobody@127.0.0.1:9/none")
-    reads = ReadOnlyClient(tmp_path / "none")
-    for ask in (reads.runs, reads.why, lambda: reads.sql("SELECT 1")):
+    reads = Client(tmp_path / "none")
+    for ask in (reads.runs, lambda: reads.sql("SELECT 1")):
         with pytest.raises(RatchetError, match="refuses connections"):
             ask()
     assert not list(tmp_path.iterdir())

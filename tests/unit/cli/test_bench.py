@@ -1,4 +1,4 @@
-"""`ratchet admin bench --all` runs every benchmark of the checkout, and keeps the file of one that fails."""
+"""`ratchet admin bench` lists and runs the benchmarks of the checkout."""
 
 from pathlib import Path
 
@@ -10,8 +10,6 @@ BENCHMARKS = {
     "fast": """import json; print(json.dumps({"commit": "abc"}))""",
     "full": """import json, sys; print(json.dumps({"arguments": len(sys.argv) - 1}))""",
     "broken": """print("{"); raise SystemExit(3)""",
-    "gpu": "raise SystemExit(9)",
-    "gpu_loop": "raise SystemExit(9)",
     "_shared": "raise SystemExit(9)",
 }
 
@@ -22,7 +20,6 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir(parents=True)
     for name, code in BENCHMARKS.items():
         (folder / f"{name}.py").write_text(f'"""Measures {name}."""\n{code}\n')
-    (tmp_path / "docs" / "bench").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
     return tmp_path
@@ -33,16 +30,18 @@ def bench(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return run_app()
 
 
-def test_all(checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    results = checkout / "docs" / "bench"
-    (results / "broken.json").write_text("earlier")
-    assert bench(monkeypatch, "--all", "--full") == 1
-    said = capsys.readouterr()
-    assert said.out == "" and "these benchmarks failed and keep their earlier files: broken" in said.err
-    found = {path.name: path.read_text().strip() for path in results.iterdir()}
-    assert found == {"broken.json": "earlier", "fast.json": '{"commit": "abc"}', "full.json": '{"arguments": 1}'}
+def test_one_is_run_with_its_arguments(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench(monkeypatch, "full", "--full", "--", "--seed", "3") == 0
+    assert capsys.readouterr().out.strip() == '{"arguments": 3}'
+    assert bench(monkeypatch, "slow") == 2
+    assert "available: broken, fast, full" in capsys.readouterr().err
 
 
-def test_all_takes_no_name(checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench(monkeypatch, "fast", "--all") == 2
-    assert "leave 'fast' out" in capsys.readouterr().err
+def test_without_a_name_they_are_listed(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench(monkeypatch) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines] == [[name, "Measures", f"{name}."] for name in ("broken", "fast", "full")]

@@ -94,7 +94,7 @@ def test_a_list_of_hosts_places_every_part(
         ("HF_CHECKPOINT", "no config.json"),
         ("PROMPT_DATA", "does not exist"),
         ("VIME_AGENT_CC_TARBALL", "is not a file"),
-        ("REF_MODEL_PATH", "is a checkpoint of Megatron"),
+        ("REF_MODEL_PATH", "no config.json"),
     ],
 )
 @pytest.mark.parametrize("further", [["--check"], []])
@@ -107,9 +107,6 @@ def test_a_path_of_the_brief_that_holds_nothing_is_named_before_anything_starts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     place = config.parent / "Qwen_torch_dist"
-    if variable == "REF_MODEL_PATH":
-        (place / "release").mkdir(parents=True)
-        (place / "release" / ".metadata").write_text("")
     monkeypatch.setenv(variable, str(place))
     monkeypatch.chdir(config.parent)  # the log would be written here
     arguments = ["--config", str(config), "--set", "harness.name=claude_code", "--kl-loss-coef", "0.1"]

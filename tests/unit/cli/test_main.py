@@ -136,9 +136,9 @@ def test_a_mistake_of_this_program_has_a_traceback(tmp_path: Path, error: str) -
     assert done.returncode == 1 and "Traceback" in done.stderr and "in fail" in done.stderr
 
 
-def test_an_export_may_have_no_rollout(tmp_path: Path) -> None:
-    done = ratchet("$RATCHET view --max-rollouts 0 --export $RATCHET_HOME/x", tmp_path)
-    assert done.stderr == "ratchet: name the run or rollout that is exported\n"
+def test_an_export_names_its_rollout(tmp_path: Path) -> None:
+    done = ratchet("$RATCHET view --export $RATCHET_HOME/x", tmp_path)
+    assert done.stderr == "ratchet: name the rollout that is exported; `ratchet publish` exports runs\n"
 
 
 def test_a_key_without_a_certificate_does_not_blame_the_address(tmp_path: Path) -> None:

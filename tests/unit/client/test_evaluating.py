@@ -58,3 +58,5 @@ def test_an_endpoint_needs_a_config_and_the_name_of_its_model(tmp_path: Path, pa
     found = endpoint_config(url, EvaluationSettings(config=file, model="m", key="${KEY}", body={"top_p": 0.9}))
     assert found.endpoint == EndpointConfig(url=url, model="m", key="${KEY}", body={"top_p": 0.9})
     assert evaluation_config(found, EvaluationSettings()).endpoint == found.endpoint
+    assert not found.uses_model
+    assert endpoint_config(url, EvaluationSettings(config=file, model="m", tokens=True)).uses_model
