@@ -58,10 +58,7 @@ exec {python}/bin/python3 -I -c "$program" "$@"
 
 
 def fetch_program(program: AgentProgram, say: ReportProgress) -> Path:
-    """Return the program's directory on this machine; fetch it if missing. Concurrent calls produce one result.
-
-    Raises MachineError and ConfigError.
-    """
+    """Return the program's directory, fetched once if missing. Raises MachineError and ConfigError."""
     target = program.host_directory
     if (target / RECORD).is_file():
         return target
@@ -189,10 +186,7 @@ def _unpack(tarball: Path, directory: Path) -> None:
 
 
 def _wrap_script(program: AgentProgram, layer: Path, binary: Path, node_tarball: Path) -> None:
-    """Write a launcher for a JavaScript package, and put Node beside it.
-
-    The launcher finds both from its own place, so that a program runs on its host, too.
-    """
+    """Write a launcher for a JavaScript package beside Node; it finds both from its place, on its host, too."""
     script = _first(layer, _SCRIPTS.get(program.name, ()))
     if script is None:
         wanted = " nor ".join(str(paths) for paths in (_NATIVE.get(program.name), _SCRIPTS.get(program.name)) if paths)

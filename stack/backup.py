@@ -12,9 +12,8 @@ renamed when it is complete, so a directory with the wanted name is a whole back
 
 The dump is taken before the files are copied. A file that a learner deletes meanwhile is missing then, and everything
 is done once more. Temporal's histories, logs and secrets.env are not part of a backup: after a restore, runs are
-started again from the store, and rollouts that were in flight end without a reward and are replaced. A restored
-store is another installation than the original, unless a person says that the original is gone
-(`store.installations`).
+started again from the store, and rollouts that were in flight end without a reward and are replaced. A restored store
+is another installation, unless a person says that the original is gone.
 """
 
 import json

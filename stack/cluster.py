@@ -90,8 +90,7 @@ def read_cluster(path: Path) -> Cluster:
 
 
 def require_hosts(cluster: Cluster, config: RunConfig) -> None:
-    """Raise ConfigError if the config places a part on a host that the cluster does not have, if a host has no part, or
-    if several hosts are to have the boxes."""
+    """Raise ConfigError for parts on an unknown host, a host without parts, or several hosts for the boxes."""
     if len(box_hosts := [address for address, host in cluster.hosts.items() if host.boxes]) > 1:
         raise ConfigError(f"hosts {', '.join(box_hosts)} have `boxes: true`; all boxes of a run are on one host")
     named = {entry.host for entry in config.engines if entry.address is None} | set(config.training.gpus or {})

@@ -26,9 +26,7 @@ class CpuMeter:
         self._last = self._read()
 
     def sample(self) -> None:
-        """Take a sample. Call it every few seconds: what a part uses between its last sample and its end is not
-        counted.
-        """
+        """Take a sample, every few seconds: what a part uses between its last sample and its end is not counted."""
         now = self._read()
         for key, seconds in now.items():
             before = self._last.get(key, 0.0)

@@ -28,9 +28,8 @@ def rates_by_task(
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Summarise: per evaluation the rate and interval; per kind (sampled, greedy) the difference after - before,
-    paired by task; per family the rate before and after; if there are several datasets, both rates and the difference
-    of each.
+    """Summarise: per evaluation the rate and interval; per kind (sampled, greedy) the difference after - before, paired
+    by task; per family the rate before and after; of several datasets, both of each.
     """
     labels = sorted({row["label"] for row in rows})
     datasets = sorted({row["dataset"] for row in rows})

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import socket
+from functools import partial
 from pathlib import Path
 
 import aiodocker
@@ -33,9 +34,7 @@ _log = structlog.get_logger(__name__)
 
 
 async def require_docker_egress() -> None:
-    """Raise MachineError if boxes cannot be containers of the daemon at DOCKER_HOST, or cannot reach the adapter from
-    there.
-    """
+    """Raise MachineError if the daemon at DOCKER_HOST cannot run boxes, or they cannot reach the adapter."""
     if os.geteuid() != 0:
         raise MachineError(
             "RATCHET_SANDBOX_PROVIDER=docker: opening the adapter's port in a box needs root;"
@@ -73,10 +72,7 @@ class DockerEgress:
             await asyncio.sleep(_AGAIN_SECONDS)
 
     async def _follow(self, docker: aiodocker.Docker) -> None:
-        """Scan the daemon's containers, and again early after each event; the periodic scan finds what events miss.
-
-        Returns when the daemon ends the event stream.
-        """
+        """Scan containers periodically and after events, which may be missed. Returns when the event stream ends."""
         news = docker.events.subscribe(filters=json.dumps(_EVENTS))  # type: ignore[no-untyped-call]
         while True:
             await self._look(docker)
@@ -117,10 +113,7 @@ async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> N
 
 
 def _listen_inside(pid: int, box_id: str, port: int) -> socket.socket:
-    """Open the listener, then check whose namespace it is in: the pid may have been reused since the daemon reported
-    it.
-    """
-    ours = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    """Open the listener, then check its namespace: the pid may have been reused since the daemon reported it."""
     theirs = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         if box_id not in Path(f"/proc/{pid}/cgroup").read_text():
@@ -128,11 +121,7 @@ def _listen_inside(pid: int, box_id: str, port: int) -> socket.socket:
                 f"process {pid} of the box is not on this machine; "
                 "run `ratchet part egress` on the machine of the Docker daemon"
             )
-        linux_calls.setns(theirs, linux_calls.CLONE_NEWNET)
-        try:
-            return socket.create_server(("127.0.0.1", port), backlog=_BACKLOG)
-        finally:
-            linux_calls.setns(ours, linux_calls.CLONE_NEWNET)
+        listen = partial(socket.create_server, ("127.0.0.1", port), backlog=_BACKLOG)
+        return linux_calls.within(theirs, linux_calls.CLONE_NEWNET, listen)
     finally:
-        os.close(ours)
         os.close(theirs)

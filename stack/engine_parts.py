@@ -26,8 +26,7 @@ class LearnerDevices:
 
 
 def place_parts(config: RunConfig) -> Placement:
-    """Place the parts of a run that has this machine's GPUs for itself. Raises ConfigError for a placement that cannot
-    be."""
+    """Place the parts of a run that has this machine's GPUs alone. Raises ConfigError if they cannot be placed."""
     return place(config, default_workers(config), {LOCAL: len(usable_gpus())})
 
 
@@ -38,9 +37,7 @@ def place_plan(plan: StackPlan) -> dict[str, Placement]:
 
 
 def with_gpus(plan: StackPlan) -> StackPlan:
-    """Return the plan with the GPUs that each part gets, which it keeps when other sets come and go.
-
-    Raises ConfigError if two parts have the same."""
+    """Return the plan with the GPUs that each part gets and keeps. Raises ConfigError if two parts share one."""
     kept = {}
     for name, placement in place_plan(plan).items():
         gpus = {engine.name: engine.gpus for engine in placement.engines if engine.gpus}

@@ -143,9 +143,7 @@ def new_run_id(name: str) -> str:
 
 @dataclass(slots=True, frozen=True)
 class Cost:
-    """Resources seen to be used while `num_rollouts` ended. A process that began to watch late has not seen all of
-    them.
-    """
+    """Resources seen in use while `num_rollouts` ended; a process that began to watch late has not seen all."""
 
     num_rollouts: int
     seconds: float
@@ -153,10 +151,7 @@ class Cost:
 
 
 async def watch_run(stack: Stack, run_id: str, say: ReportProgress) -> Cost:
-    """Report progress until the run has ended.
-
-    Raises ConfigError with the reason if the run failed or is paused, MachineError if the stack was stopped meanwhile.
-    """
+    """Report progress until the run has ended. Raises ConfigError if it failed or pauses, MachineError if down."""
     client = await connect_stack(stack, load_temporal_settings(), START_SECONDS)
     handle = client.get_workflow_handle(f"run/{run_id}")
     result = asyncio.create_task(handle.result())

@@ -145,10 +145,7 @@ def over_ssh(
     variables: Mapping[str, str],
     options: Sequence[str] = (),
 ) -> list[str]:
-    """Return the command that runs another one on a host. `options`: of this connection.
-
-    `variables`: which everybody on both machines may read.
-    """
+    """Return a command that runs another on a host. `options`: of the connection. `variables`: not secret."""
     return [*ssh_login(cluster, host, options), f"sh -c {shlex.quote(_script(cluster, command, variables))}"]
 
 

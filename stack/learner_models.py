@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ratchet.config import TINY_POLICIES, RunConfig
 from ratchet.errors import ConfigError
-from ratchet.model_directory import frozen_models, model_of, require_config
+from ratchet.model_directory import frozen_models, megatron_checkpoint, model_of, require_config
 
 if TYPE_CHECKING:
     from training.model_facts import ModelFacts
@@ -26,8 +26,12 @@ class LearnerModels:
         from training.model_facts import ModelFacts
 
         if model not in self._facts:
-            self._facts[model] = ModelFacts.read(model)
+            self._facts[model] = ModelFacts.read(self._form(model))
         return self._facts[model]
+
+    def _form(self, model: Path) -> Path:
+        """Return the directory with the model's config: of Megatron-core's checkpoint, that of the policy."""
+        return model if megatron_checkpoint(model) is None else model_of(self.config)
 
     def require_trainable(self) -> None:
         """Raise ConfigError if a model does not allow what the config asks for: `training.router_replay`,
@@ -40,7 +44,7 @@ class LearnerModels:
                 raise ConfigError(f"the learner cannot use {model} with this config: {reason}")
         if training.sequence_parallel > 1 and (reason := self._why_no_shared_bins()) is not None:
             raise ConfigError(f"training.sequence_parallel: {reason}; use another number, or leave it out")
-        if training.router_replay and (reason := self._why_no_replay()) is not None:
+        if training.router_replay and (reason := self._ask_policy(lambda facts: facts.sizes.no_replay)) is not None:
             raise ConfigError(f"training.router_replay: {reason}; leave it out")
         if training.expert_parallel > 1 and (reason := self._why_undivided()) is not None:
             raise ConfigError(f"training.expert_parallel: {reason}; use another number, or leave it out")
@@ -56,7 +60,12 @@ class LearnerModels:
             facts = self.facts(model)
         except (OSError, ValueError):
             return None
-        return facts.why_no_training(self.config.sampling.max_context_tokens)
+        reason = facts.why_no_training(self.config.sampling.max_context_tokens)
+        if reason is None and (checkpoint := megatron_checkpoint(model)) is not None:
+            from training.megatron_checkpoint import why_another_model
+
+            reason = why_another_model(checkpoint, facts.settings)
+        return reason
 
     def _why_no_shared_bins(self) -> str | None:
         from training.sequence_parallel import why_no_groups
@@ -69,9 +78,6 @@ class LearnerModels:
             return "training.packing: padded has whole rows"
         reasons = (self._ask(model, lambda facts: facts.why_no_sequence_parallel(size)) for model in self._models())
         return next(filter(None, reasons), None)
-
-    def _why_no_replay(self) -> str | None:
-        return self._ask_policy(lambda facts: facts.sizes.no_replay)
 
     def _why_undivided(self) -> str | None:
         from training.service import default_workers
@@ -87,7 +93,7 @@ class LearnerModels:
 
     def _ask(self, model: Path, question: _Question) -> str | None:
         """Return the answer, or why the model cannot be trained. Raises ConfigError if there is no model."""
-        require_config("model", model)
+        require_config("model", self._form(model))
         try:
             return question(self.facts(model))
         except (OSError, ValueError) as error:

@@ -102,11 +102,12 @@ class PartHealth:
 
     `since`: when the state began; slow and failing are one time without an answer. `counted_from`: as `since`, moved
     on by time that no limit counts. `reason`: why it does not answer. `detail`: what the newest successful probe found.
-    `restarts`: processes that ended since `ratchet up`, however they ended. `last_error`: from the log, at the newest
-    restart. `started_at`: when supervisord started the newest process, `pid` while it lives. `first_answer_at` and
-    `last_answer_at`: of the current process. `short_lives`: the ends that count towards giving up. `slow_starts`:
-    processes in a row that were ended because they did not answer in time after their start; the next one gets longer.
-    `runs_paused`: the part is given up, and the runs that need it have been paused.
+    `restarts`: processes that ended since `ratchet up`, however they ended. `last_error`: of the process that ended
+    last, the first in its log. `started_at`: when supervisord started the newest process, `pid` while it lives.
+    `first_answer_at` and `last_answer_at`: of the current process. `short_lives`: the ends that count towards
+    giving up. `slow_starts`: processes in a row that were ended because they did not answer in time after their
+    start; the next one gets longer. `runs_paused`: the part is given up, and the runs that need it have been
+    paused.
     """
 
     name: str
@@ -147,9 +148,7 @@ class PartHealth:
     def see_process(
         self, pid: int | None, started_at: float, wanted: bool, now: float, last_error: str
     ) -> HealthAction:
-        """Take in supervisord's view of the newest process, `pid` while it lives. `wanted`: supervisord runs the part
-        or starts it again.
-        """
+        """Take in supervisord's view. `pid`: while the process lives. `wanted`: it runs the part or starts it again."""
         if not wanted:
             if self.state is not HealthState.GIVEN_UP:
                 self._begin(HealthState.STOPPED, now)
@@ -212,8 +211,7 @@ class PartHealth:
             self.restart_helps = True
 
     def see_failure(self, reason: str, now: float, restart_helps: bool = True, is_slow: bool = False) -> None:
-        """Record a probe that did not succeed. `restart_helps` False: the part works, but a setting of a person stops
-        it. `is_slow`: by the second table."""
+        """Record a failed probe. `restart_helps` False: a person's setting stops it. `is_slow`: by the second table."""
         self.restart_helps = restart_helps
         if self.state is HealthState.ANSWERING:
             self.enter(HealthState.FAILING, now)
@@ -268,7 +266,7 @@ class PartHealth:
         if self.reason:
             words += f": {self.reason}"
         if self.last_error and self.last_error not in words:
-            words += f"; last error: {self.last_error}"
+            words += f"; its error: {self.last_error}"
         return words
 
 
@@ -287,10 +285,7 @@ def write_health(home: Path, parts: list[PartHealth], now: float) -> None:
 
 
 def read_health(home: Path) -> dict[str, PartHealth]:
-    """Return the newest state of every watched part, by name; empty without a file, or if it cannot be read.
-
-    Fields that a watcher of a later version has added are ignored.
-    """
+    """Return part → newest state, empty if it cannot be read; fields of later versions are ignored."""
     known = {one.name for one in fields(PartHealth)}
     try:
         rows: list[JsonObject] = json.loads(health_path(home).read_text())["parts"]

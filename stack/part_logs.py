@@ -1,4 +1,4 @@
-"""The logs of the parts: the newest error as one line that fits into a sentence, and each new line as it comes."""
+"""The logs of the parts: the first error as one line that fits into a sentence, and each new line as it comes."""
 
 import contextlib
 import re
@@ -11,15 +11,27 @@ from typing import Any
 from ratchet.logs import json_object, text_line
 from ratchet.secrets import without_secrets
 
-_TAIL_BYTES = _LINE_BYTES = 64 << 10
+_HEAD_BYTES = 1 << 20
+_LINE_BYTES = 64 << 10
 _LOOK_SECONDS = 0.5
 _MAX_CHARS = 300
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-_SENTENCE = re.compile(r"^(ratchet|temporal-server|panic): |^[\w.]*(Error|Exception)\b|\b(FATAL|PANIC)\b")
-"""The end of a traceback, a command's error, a Postgres or Go process that cannot go on."""
+FOR_A_PERSON = re.compile(r"\b(ConfigError|MachineError|DatasetError)\b")
+"""An error that a person must mend; the restarts that follow find the same."""
+_LAST_WORDS = re.compile(r"^(ratchet|temporal-server|panic): (?!.* is waited for$)")
+"""With these a command or a Go process says why it ends."""
+_SENTENCE = re.compile(r"^[\w.]*(Error|Exception)\b|\b(FATAL|PANIC)\b")
+"""The end of a traceback, a Postgres that cannot go on."""
 _ERROR = re.compile(r"\berror\b|[a-z]Error\b", re.IGNORECASE)
-_NO_ERROR = re.compile(r"\b(DEBUG|INFO|WARN|WARNING)\b|\[(debug|info|warning) *\]|\b(warn|info)\t")
-"""A level below error; such lines often name one."""
+_NO_ERROR = re.compile(
+    r"(\([^)]*\)\s*|\S*\d\S*\s+|[A-Z]{3,4}\s+){0,6}((DEBUG|INFO|WARN(ING)?)\b|\[(debug|info|warning) *\]|(warn|info)\s)"
+)
+"""A level below error behind times, processes and a time zone; such lines often name an error."""
+_HEAD_CHARS = 100
+POSTGRES_LINE = "%m [%p] %qclient "
+"""log_line_prefix of the stack's own Postgres: what a session says is marked, and what the server says is not."""
+_OF_A_CLIENT = re.compile(r"^\t|^\S+ \S+ \S+ \[\d+\] client ")
+"""A line of Postgres about a session, or the rest of its statement."""
 
 
 def log_size(log: Path) -> int:
@@ -29,21 +41,25 @@ def log_size(log: Path) -> int:
         return 0
 
 
-def last_error(log: Path, start: int = 0) -> str:
-    """Return the last line of the log's end that is an error, else the last that names one; empty without any.
+def first_error(log: Path, start: int = 0) -> str:
+    """Return why the process says that it ends, else the first error that a person must mend, else the first line that
+    is an error, else the first that names one; empty without any. Errors of the part's clients do not count.
 
     `start`: the byte behind which lines count; all of them do if the log has become shorter (it was rotated).
     """
     try:
         with log.open("rb") as file:
             size = file.seek(0, 2)
-            file.seek(max(start if start <= size else 0, size - _TAIL_BYTES))
-            text = file.read().decode(errors="replace")
+            file.seek(start if start <= size else 0)
+            head = file.read(_HEAD_BYTES)  # and the end, of a log that is longer
+            file.seek(max(file.tell(), size - _LINE_BYTES))
+            text = (head + file.read()).decode(errors="replace")
     except OSError:
         return ""
-    lines = [_short(line) for line in text.splitlines()]
-    lines = [line for line in lines if not _NO_ERROR.search(line)]
-    found = next((line for pattern in (_SENTENCE, _ERROR) for line in reversed(lines) if pattern.search(line)), "")
+    lines = [_short(line) for line in text.splitlines() if not _OF_A_CLIENT.search(line)]
+    lines = [line for line in lines if not _NO_ERROR.match(line[:_HEAD_CHARS])]
+    patterns = (_LAST_WORDS, FOR_A_PERSON, _SENTENCE, _ERROR)
+    found = next((line for pattern in patterns for line in lines if pattern.search(line)), "")
     return without_secrets(" ".join(found.split()))[:_MAX_CHARS]
 
 
@@ -67,7 +83,7 @@ def _short(line: str) -> str:
     if fields["level"] not in ("error", "critical"):
         return text_line(fields)
     text = str(fields.get("exception", "")).strip().rpartition("\n")[2] or str(fields["event"])
-    return text if _SENTENCE.search(text) else f"Error: {text}"
+    return text if _LAST_WORDS.search(text) or _SENTENCE.search(text) else f"Error: {text}"
 
 
 @contextlib.contextmanager

@@ -58,10 +58,7 @@ VIEWER = "viewer"
 
 @dataclass(slots=True, frozen=True)
 class Part:
-    """One supervised process.
-
-    `stop_group`: stop the part's whole process group. False for the gateway, whose boxes must outlive it.
-    """
+    """One supervised process. `stop_group`: with its whole group; False for the gateway, whose boxes outlive it."""
 
     name: str
     command: list[str]
@@ -132,7 +129,6 @@ class Stack:
         return engine_parts(planned_engines(self.plan_path))
 
     def engine_names(self) -> list[str]:
-        """Return the names of the engines' parts."""
         return [engine.name for engine in self.engines()]
 
     def refresh_ports(self, plan: JsonObject | None = None) -> None:
@@ -216,6 +212,7 @@ class Stack:
             "ADAPTER_PUBLIC_HOST": os.environ.get("MASTER_ADDR") or "127.0.0.1",
             "ADAPTER_BIND_HOST": bind_host(self.adapter_host),
             "ADAPTER_PORT": str(self.ports["adapter"]),
+            "RATCHET_VIEWER_URL": self.viewer_address,
             "RATCHET_WORKER_METRICS": f"127.0.0.1:{self.ports['worker_metrics']}",
         }
 
@@ -235,9 +232,7 @@ class Stack:
         return not self.is_external("E2B_API_KEY") and os.environ.get("RATCHET_SANDBOX_PROVIDER", "e2b") == "e2b"
 
     def environment(self) -> dict[str, str]:
-        """Return the variables with which parts and stock tools find the stack. Values that the user has set take
-        precedence.
-        """
+        """Return the variables with which parts and stock tools find the stack; the user's own values win."""
         own = self._own()
         if self.is_external("E2B_API_KEY"):
             del own["E2B_API_URL"], own["E2B_SANDBOX_URL"]

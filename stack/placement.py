@@ -196,8 +196,6 @@ def _with_shares(config: RunConfig, placed: Placement) -> Placement:
                 one = replace(one, args=(*one.args, *SHARING_ARGS))
             shares.append(memory_share([*config.engine.args, *one.args]) or 0.0)
         engines.append(one)
-    if len(shares) > 1 and config.training.weight_transport == "nccl":
-        raise ConfigError("training.weight_transport: nccl needs GPUs without engines (launch --engine-gpus); use disk")
     if max(shares) > _LARGEST_SHARE:
         raise ConfigError(
             f"--gpu-memory-utilization={max(shares)} leaves the learner no memory on the GPUs that it shares with an "
@@ -359,9 +357,7 @@ def _require_own_ports(engines: Sequence[PlacedEngine]) -> None:
 
 
 def _learner_gpus(one: SetToPlace, owners: _Owners, engines: Sequence[PlacedEngine]) -> dict[str, tuple[int, ...]]:
-    """Return the learner's GPUs: those named, else those that it had, and if they are fewer than its ranks, all of this
-    machine that no other part has.
-    """
+    """Return the learner's GPUs: those named, else those it had, else, if too few, all free ones of this machine."""
     config, num_ranks = one.config, one.num_ranks
     if not _has_learner(config, owners):
         return {}

@@ -20,9 +20,7 @@ class EnginePart:
 
 
 def planned_engines(path: Path, plan: JsonObject | None = None) -> dict[str, list[JsonObject]]:
-    """Return engine set → its entries of `engines`, by the plan or else that of the file; without one there is one
-    engine.
-    """
+    """Return engine set → its entries of `engines`, by `plan`, else by the file; one engine without either."""
     try:
         plan = json.loads(path.read_text()) if plan is None else plan
         found = {name: [dict(entry) for entry in served["config"]["engines"]] for name, served in plan["sets"].items()}
@@ -33,7 +31,6 @@ def planned_engines(path: Path, plan: JsonObject | None = None) -> dict[str, lis
 
 
 def engine_parts(entries: Mapping[str, Sequence[JsonObject]]) -> list[EnginePart]:
-    """Return the engines' parts."""
     return [
         EnginePart(engine_name(number, name), name, number)
         for name, served in entries.items()

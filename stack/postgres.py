@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ratchet.errors import MachineError
+from stack.part_logs import POSTGRES_LINE
 
 DATABASE = "ratchet"
 
@@ -82,7 +83,8 @@ def run_postgres(data: Path, port: int, max_connections: int = 200, hosts: Seque
     # A laptop's load is many short transactions in little shared memory. fsync stays on, because commits must be
     # durable.
     place = f"ratchet.place={data.resolve()}"  # by which a copy of the directory finds out (store.installations)
-    for setting in (f"max_connections={max_connections}", "shared_buffers=64MB", "jit=off", place):
+    prefix = f"log_line_prefix={POSTGRES_LINE}"
+    for setting in (f"max_connections={max_connections}", "shared_buffers=64MB", "jit=off", prefix, place):
         arguments += ["-c", setting]
     os.execv(arguments[0], arguments)
 

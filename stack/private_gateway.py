@@ -1,7 +1,4 @@
-"""A sandbox gateway for one program, without a stack: benchmarks and dataset generators that need real boxes use it.
-
-The gateway and its boxes end with the block.
-"""
+"""A sandbox gateway without a stack, for benchmarks and dataset generators; it and its boxes end with the block."""
 
 import contextlib
 import secrets

@@ -94,8 +94,7 @@ _RUNS_NEED = frozenset({"gateway", "ray", "engine", "adapter", "egress", "learne
 
 
 def is_missed(part: str, health: Mapping[str, PartHealth]) -> bool:
-    """Return whether runs cannot go on without a part that was given up: of engines, only if no other one of their set
-    is left."""
+    """Return whether runs cannot go on without a given-up part: of engines, only if none of their set is left."""
     engine_set = set_of_part(part)
     if engine_set is None:
         return part in _RUNS_NEED

@@ -1,7 +1,4 @@
-"""Wait until every part answers, and say of each part that does not why.
-
-What a part does is known from the watcher's file, what it says from its log.
-"""
+"""Wait until every part answers; say why one does not, from the watcher's file and the part's log."""
 
 import asyncio
 import time
@@ -13,7 +10,7 @@ from ratchet.durations import duration_in_words
 from ratchet.errors import MachineError
 from ratchet.progress import ReportProgress
 from stack.part_health import HealthState, PartHealth, health_path, health_written_at, read_fresh_health
-from stack.part_logs import last_error, log_size
+from stack.part_logs import FOR_A_PERSON, first_error, log_size
 from stack.parts import VIEWER, WATCHER, Stack
 from stack.supervisor import Supervisor
 
@@ -28,8 +25,6 @@ _MAX_SLOW_STARTS = 2
 """Starts of a part without an answer in its time, the second of which had twice as long."""
 _MAX_ENDS = 3
 """Ends of a part during one `up` after which waiting on is useless."""
-# An error that a person must mend; the restarts that follow find the same.
-_FOR_A_PERSON = ("ConfigError", "MachineError", "DatasetError")
 
 
 def part_log(stack: Stack, part: str) -> Path:
@@ -56,7 +51,7 @@ async def wait_until_answering(
 ) -> None:
     """Wait until the newest probe of every part has succeeded; or for an answer of the part `name`.
 
-    Raises MachineError with the part's last error if it is given up, ends again and again, reports an error of the
+    Raises MachineError with the part's last error if it is given up, ends again and again, ended by an error of the
     user, or has not answered after two starts, the second of which had twice its limit.
     """
     began, reported_at = time.time(), time.monotonic()
@@ -64,7 +59,7 @@ async def wait_until_answering(
         open_parts = _open_parts(stack, began)
         if not open_parts if answer is None else answer.done():
             return
-        _require_watcher(stack, began)
+        _require_watcher(stack, starts.get(WATCHER, 0), began)
         for part in open_parts:
             if name in ("", part.name):
                 _require_hope(stack, part, starts.get(part.name, 0), began)
@@ -75,11 +70,11 @@ async def wait_until_answering(
         await asyncio.sleep(_LOOK_SECONDS)
 
 
-def _require_watcher(stack: Stack, began: float) -> None:
+def _require_watcher(stack: Stack, start: int, began: float) -> None:
     """Raise MachineError if nothing has been heard of the watcher for long: without it no part is known to answer."""
     silent_seconds = time.time() - max(began, health_written_at(stack.home) or 0.0)
     if silent_seconds > _WATCHER_SECONDS:
-        reason = last_error(part_log(stack, WATCHER)) or "a full disk, for example"
+        reason = first_error(part_log(stack, WATCHER), start) or "a full disk, for example"
         raise MachineError(
             f"the {WATCHER} has written nothing to {health_path(stack.home)} for {duration_in_words(silent_seconds)} "
             f"({reason}); see `ratchet admin logs {WATCHER}`"
@@ -102,12 +97,12 @@ def _open_parts(stack: Stack, began: float) -> list[PartHealth]:
 
 
 def _require_hope(stack: Stack, part: PartHealth, start: int, began: float) -> None:
-    error = last_error(part_log(stack, part.name), start)
+    error = first_error(part_log(stack, part.name), start)
     if part.state is HealthState.GIVEN_UP and part.since > began:
         problem = part.reason
     elif sum(at > began for at in part.short_lives) >= _MAX_ENDS:
         problem = f"its process has ended {_MAX_ENDS} times"
-    elif any(name in error for name in _FOR_A_PERSON):
+    elif FOR_A_PERSON.search(part.last_error) and part.short_lives and part.short_lives[-1] > began:
         problem = "it cannot work"
     elif part.slow_starts >= _MAX_SLOW_STARTS and part.since > began:
         problem = part.reason
@@ -116,6 +111,6 @@ def _require_hope(stack: Stack, part: PartHealth, start: int, began: float) -> N
     reason = error or part.last_error
     raise MachineError(
         f"{part.name} does not come up: {problem}"
-        + (f"; its last error: {reason}" if reason and reason not in problem else "")
+        + (f"; its error: {reason}" if reason and reason not in problem else "")
         + f"; see `ratchet admin logs {part.name}`"
     )

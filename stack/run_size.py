@@ -1,58 +1,23 @@
-"""Describe a run before it starts: which part is on which GPU, the memory of each, and what it writes in a day.
+"""Describe a run before it starts: which part is on which GPU, and the memory of each.
 
 Everything here is computed from the config; nothing is measured.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 
 from ratchet.config import RunConfig
 from ratchet.model_directory import frozen_models, model_of
 from stack.learner_models import LearnerModels
 from stack.placement import LEARNER, PlacedEngine, Placement, cache_gpus
-from training.memory_estimate import engine_gib, learner_gib
+from training.memory_estimate import engine_gib, learner_gib, pass_bytes, publish_bytes
 from training.model_facts import ModelSizes
 from training.policy_inputs import slice_length
 from training.service import default_workers
 
 _WIDTH = 80
-_DAY_SECONDS = 86_400
-_SECONDS, _CALLS, _ACTIVITIES = 600.0, 30, 9
-"""Assumed of one rollout unless its limits are lower: its duration, its model calls and its activities, as in
-docs/fleet.md."""
-_HISTORY_BYTES = 23_000
-"""The size of one activity in Temporal's histories."""
-_TOKEN_BYTES = 12
-"""The size of one token in the table of turns: its id and its logprob, uncompressed."""
-
-
-@dataclass(slots=True, frozen=True)
-class DailySize:
-    """The data that a run writes in a day if all boxes are busy and every rollout fills its context."""
-
-    rollouts: int
-    turn_rows: int
-    token_bytes: int
-    history_bytes: int
-
-
-def daily_size(config: RunConfig) -> DailySize:
-    rollouts = int(config.sandbox.max_boxes * _DAY_SECONDS / _seconds(config))
-    return DailySize(
-        rollouts=rollouts,
-        turn_rows=rollouts * _calls(config),
-        token_bytes=rollouts * config.sampling.max_context_tokens * _TOKEN_BYTES,
-        history_bytes=rollouts * _ACTIVITIES * _HISTORY_BYTES,
-    )
-
-
-def _seconds(config: RunConfig) -> float:
-    return min(_SECONDS, config.limits.agent_seconds + config.limits.eval_seconds)
-
-
-def _calls(config: RunConfig) -> int:
-    return min(_CALLS, config.harness.max_turns or _CALLS)
 
 
 @dataclass(slots=True, frozen=True)
@@ -73,22 +38,11 @@ def describe_run(models: LearnerModels, placement: Placement, num_gpus: Mapping[
     if memory is not None:
         lines.append("GiB are estimates: an engine with the cache of one longest call, to which vLLM")
         lines.append("adds cache; a rank with its part of training.bin_tokens in bfloat16")
-    daily = daily_size(config)
-    lines.append(
-        f"a day, about: {daily.rollouts:,} rollouts ({config.sandbox.max_boxes} boxes, {_seconds(config):.0f} s each),"
-    )
-    lines.append(
-        f"  {daily.turn_rows:,} turn rows ({_calls(config)} calls each), {_gib(daily.token_bytes)} GiB of tokens,"
-    )
-    lines.append(f"  {_gib(daily.history_bytes)} GiB of Temporal histories")
-    if config.training.router_replay and memory is not None:
-        per_token = memory.sizes.expert_bytes
-        size = daily.rollouts * config.sampling.max_context_tokens * per_token
-        lines.append(f"  {_gib(size)} GiB of routed experts ({per_token} bytes per token), until trained")
+        lines += _traffic_lines(config, placement, memory)
     return lines
 
 
-def _gib(size: int) -> str:
+def _gib(size: float) -> str:
     return f"{size / 2**30:.1f}"
 
 
@@ -126,6 +80,25 @@ def _shared_lines(config: RunConfig, placement: Placement, memory: _Memory | Non
         least = max(engine / share, _estimate(config, memory, None) / rest)
         lines.append(f"  by these estimates a GPU has at least {least:.0f} GiB")
     return lines
+
+
+def _traffic_lines(config: RunConfig, placement: Placement, memory: _Memory) -> list[str]:
+    """Return what a rank sends if every rollout fills its context and shares nothing; [] for ranks on CPU."""
+    training, num_ranks = config.training, default_workers(config)
+    if not placement.learner:
+        return []
+    of_copy = training.shard_ranks or num_ranks
+    extra = (memory.frozen_weights, training.expert_parallel, memory.adapter_weights)
+    sent = pass_bytes(memory.sizes, num_ranks, of_copy, *extra)
+    published = publish_bytes(memory.sizes, of_copy, memory.adapter_weights)
+    tokens = training.groups_per_step * training.group_size * config.sampling.max_context_tokens
+    passes = ceil(tokens / training.bin_tokens / num_ranks * training.sequence_parallel)
+    version = 4 * memory.adapter_weights or 2 * memory.sizes.weights
+    return [
+        f"a rank sends {_gib(sent)} GiB of weights and gradients for a bin of each rank, at most",
+        f"  {_gib(passes * sent + published)} GiB a step (bins: {passes}; to publish: {_gib(published)} GiB),",
+        f"  and engines get {_gib(version * len(placement.engines))} GiB of weights a step ({_gib(version)} each)",
+    ]
 
 
 def _unused_lines(placement: Placement, num_gpus: Mapping[str, int]) -> list[str]:

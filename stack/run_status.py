@@ -75,7 +75,7 @@ class Diagnosis:
 
     `working`: what the stages of the oldest rollouts report of their work, such as the command that runs.
 
-    `groups`: number by state. `evaluating`: labels of the evaluations that have begun and not ended. `boxes`: the
+    `evaluating`: labels of the evaluations that have begun and not ended. `boxes`: the
     adaptive limit of boxes and its cause. `endpoint`: why calls wait for the endpoint of an evaluation. `notes`: what
     could not be examined.
     """
@@ -92,8 +92,6 @@ class Diagnosis:
     answer: str = ""
     vitals: list[Vital] = field(default_factory=list)
     stages: list[StageCount] = field(default_factory=list)
-    groups: dict[str, int] = field(default_factory=dict)
-    groups_per_step: int = 0
     learner: str = ""
     is_learner_starting: bool = False
     can_skip_step: bool = False
@@ -182,10 +180,9 @@ async def _look_at_store(connection: AsyncConnection, found: Diagnosis) -> None:
     found.step = row.step
     found.is_by_hand = row.is_by_hand
     found.num_steps = 0 if found.is_by_hand else training.steps
-    found.groups_per_step = training.groups_per_step
-    found.stages = await open_rollouts.count_open_rollouts(connection, found.run_id)
-    found.vitals = await read_vitals(connection, await require_run(connection, found.run_id), found.stages)
-    found.groups = await runs.count_groups(connection, found.run_id)
+    vitals = await read_vitals(connection, await require_run(connection, found.run_id))
+    found.vitals = vitals.facts
+    found.stages = vitals.waits
     found.quarantined = await quarantined_tasks(connection, found.run_id, training.groups_per_step)
     cap = await box_cap.read_cap(connection, found.run_id) if config.sandbox.adaptive else None
     if cap is not None and cap.limit < config.sandbox.max_boxes:

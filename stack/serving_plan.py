@@ -86,7 +86,7 @@ def read_plan(stack: Stack) -> StackPlan:
     if not stack.plan_path.is_file():
         return StackPlan()
     try:
-        return StackPlan.model_validate_json(stack.plan_path.read_text())
+        return StackPlan.model_validate_json(stack.plan_path.read_text(), extra="ignore")  # of another version
     except ValidationError as error:
         raise MachineError(
             f"{stack.plan_path} cannot be read ({error.error_count()} problems); run `ratchet down`, delete it, "
@@ -103,10 +103,7 @@ def load_plan(stack: Stack) -> StackPlan:
 
 
 def wants_other(plan: StackPlan, config: RunConfig) -> bool:
-    """Return whether the engines of the config's set must be restarted to serve `config`. Creates and checks nothing.
-
-    The adapter of any model passes calls on to an endpoint.
-    """
+    """Return whether the set's engines must restart to serve `config`. Creates and checks nothing."""
     kept = plan.known.get(config.engine_set)
     if config.endpoint is not None or kept is None:
         return False
@@ -191,8 +188,7 @@ def plans_of(opened: "Sequence[OpenSet] | None") -> dict[str, ServingPlan] | Non
 def require_adapter(before: StackPlan, plan: StackPlan) -> None:
     """Raise ConfigError if the adapter cannot use the tokenizer or template of a set that is added beside others.
 
-    The adapter reads them at the set's first call, when it is late to say so; those of its first set it reads at its
-    start.
+    The adapter reads them at the set's first call, when it is late to say so; those of its first at its start.
     """
     if len(plan.sets) == 1:
         return

@@ -23,6 +23,7 @@ from ratchet.model_directory import model_of
 from ratchet.temporal_settings import TemporalSettings, load_temporal_settings
 from reads.reader_role import grant_reader_role
 from sandbox_gateway import machine_probe
+from sandbox_gateway.boxd.id_modes import id_mode
 from sandboxes import docker_settings
 from sandboxes.registry import sandbox_provider
 from stack import docker_egress, postgres, temporal_namespace
@@ -66,7 +67,7 @@ def bring_up(
 
     `for_run`: a run of the config is started next, so that its set is kept until the run has its row. `moved`: as for
     `prepare_namespace`. Raises ConfigError, DatasetError and MachineError for mistakes of the user before anything is
-    started or written, and MachineError with its last error for a part that does not start.
+    started or written, and MachineError with its first error for a part that does not start.
     """
     settings = load_temporal_settings()
     place_parts(config)
@@ -84,7 +85,7 @@ def bring_up(
         if fresh and opened is None and len(plan.known) > 1:  # Postgres will say which of them have an open run
             plan = StackPlan(waiting=before.known)
         plan = _placed(stack, plan, supervisor)
-        if config.endpoint is None or not before.known:
+        if config.uses_model or not before.known:
             prepare_model(config, say)
         require_adapter(before, plan)
         if not stack.is_external("TEMPORAL_ADDRESS"):
@@ -114,12 +115,11 @@ def check_start(config: RunConfig, say: Callable[[str], None], compares_needs: b
 
 
 def require_boxes(stack: Stack, say: Callable[[str], None]) -> None:
-    """Check that this machine can make boxes. What a service answers to its key is said: runs wait for a service.
-
-    Raises MachineError and ConfigError.
-    """
+    """Check that this machine can make boxes; runs wait for a service. Raises MachineError and ConfigError."""
     if stack.has_gateway:
         machine_probe.require_sandbox_support()
+        if id_mode().lacks:
+            say(f"the local boxes are those of {id_mode().words}")
     elif docker_settings.needs_egress():
         asyncio.run(docker_egress.require_docker_egress())
     else:
@@ -130,10 +130,7 @@ def require_boxes(stack: Stack, say: Callable[[str], None]) -> None:
 
 
 def keep_served(stack: Stack, config: RunConfig, say: Callable[[str], None]) -> None:
-    """Note that a run of the config's set has its row, which keeps the set from now on.
-
-    If another command has dropped the set before the run had its row, serve it again.
-    """
+    """Keep the set, since the run has its row now; serve it again if another command has dropped it before."""
     if config.endpoint is not None or not Supervisor(stack).is_up():
         return
     with changing_plan(stack, say):
@@ -228,9 +225,7 @@ async def _require_services(stack: Stack, settings: TemporalSettings) -> None:
 
 
 def _require_idle(before: StackPlan, config: RunConfig, opened: Sequence[OpenSet] | None) -> None:
-    """Raise ConfigError if an open run of the config's engine set needs other engines: a rollout by hand or another
-    training must not change them. Without a store no run is in progress.
-    """
+    """Raise ConfigError if an open run of the set needs other engines; without a store no run is in progress."""
     for one in opened or ():
         needed = StackPlan(sets=before.known | (plans_of([one]) or {}))
         if one.engine_set == config.engine_set and wants_other(needed, config):
@@ -282,9 +277,7 @@ async def _make_ready(
     settle: Callable[[], None] | None,
     moved: bool | None,
 ) -> None:
-    """Wait until every part answers. `settle`: serve the engine sets with an open run, if the store was not up before
-    to say which these are.
-    """
+    """Wait until every part answers. `settle`: serve the sets with an open run, unknown while the store was down."""
     if not stack.is_external("RATCHET_DATABASE_URL"):
         made = postgres.ensure_database(stack.ports["postgres"], math.inf, stack.postgres_password())
         await answer_of(stack, "postgres", made, starts, say)

@@ -189,9 +189,7 @@ class Supervisor:
             self._ask("addProcessGroup", name)
 
     def _start_stopped(self) -> None:
-        """Start parts that an interrupted `up` or a user has stopped. A part that is still stopping cannot be started
-        yet.
-        """
+        """Start parts that an interrupted `up` or a user has stopped; a part that is still stopping cannot start."""
         while any(part.state == "stopping" for part in self.states()):
             time.sleep(0.1)
         for part in self.states():
@@ -199,9 +197,7 @@ class Supervisor:
                 self.start(part.name)
 
     def _restart_silent_watcher(self) -> None:
-        """Restart a watcher that has written nothing for a minute: it watches the other parts, and nothing watches
-        it.
-        """
+        """Restart a watcher that has written nothing for a minute, since nothing watches it."""
         written_at = health_written_at(self.stack.home)
         silent = written_at is not None and time.time() - written_at > _SILENT_WATCHER_SECONDS
         uptime_seconds = {part.name: part.uptime_seconds for part in self.states()}

@@ -144,8 +144,7 @@ async def wait_for_namespace(client: Client, database: Database) -> None:
 
 
 async def require_payload_keys(client: Client, settings: TemporalSettings) -> None:
-    """Raise PayloadKeyError, with the remedy, if this process cannot decrypt what the last `ratchet up` has encrypted,
-    or the payload that it could not decrypt last."""
+    """Raise PayloadKeyError, with the remedy, if the last `up`'s payloads, or the last refused, cannot be decrypted."""
     await codec_of(client.data_converter).retry_refused()
     await _schedule_owner(client, settings.own(SWEEP_SCHEDULE))
 
@@ -247,8 +246,7 @@ async def _schedule_sweep(client: Client, settings: TemporalSettings, installati
 
 
 async def _schedule_owner(client: Client, name: str) -> str | None:
-    """Return the id of the installation that made the sweep's schedule; None if there is none, or if it names none.
-    Raises PayloadKeyError."""
+    """Return the installation that made the sweep's schedule, None if none is known. Raises PayloadKeyError."""
     try:
         described = await client.get_schedule_handle(name).describe()
     except RPCError as error:
@@ -268,8 +266,7 @@ def _signature(schedule: Schedule) -> Payload | None:
 
 
 def _with_numbers_of(known: ScheduleUpdateInput, wanted: Schedule, sign: bool) -> ScheduleUpdate | None:
-    """Take action, interval and catch-up window from `wanted`, also to `sign` it; keep everything else, such as whether
-    a user has paused it."""
+    """Take action, interval and catch-up window from `wanted`, also to `sign` it; keep the rest, such as a pause."""
     found = known.description.schedule
     if _timing(found) == _timing(wanted) and not sign:
         return None

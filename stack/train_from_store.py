@@ -28,9 +28,7 @@ _TOKENIZER = "tokenizer.json"
 
 
 async def create_stored_run(database: Database, run_id: str, source_run_id: str, config: RunConfig, name: str) -> int:
-    """Return the number of steps that the stored groups suffice for, at most `training.steps`. Raises ConfigError if
-    it is 0.
-    """
+    """Return how many steps the stored groups suffice for, up to `training.steps`. Raises ConfigError if 0."""
     async with database.begin() as connection:
         source = await runs.get_run(connection, source_run_id)
     model = await model_directory(database, config)
@@ -38,9 +36,17 @@ async def create_stored_run(database: Database, run_id: str, source_run_id: str,
         raise ConfigError(
             f"--from-store: run {source_run_id!r} does not exist; `ratchet show runs` lists those that do"
         )
-    if source.resolved_config.endpoint is not None:
+    answered = source.resolved_config
+    if not answered.uses_model:
         raise ConfigError(
-            f"--from-store: run {source_run_id} was answered by an endpoint, whose tokens are not captured"
+            f"--from-store: run {source_run_id} was answered by an endpoint, whose tokens are not captured; evaluate "
+            "it with --tokens and a config that names the local `model`"
+        )
+    if answered.endpoint is not None and (config.loss.preset != "sft" or config.loss.reference_kl):
+        raise ConfigError(
+            f"--from-store: run {source_run_id} was answered by an endpoint, whose logprobs are not known: "
+            f"loss.preset must be sft, found {config.loss.preset}, and loss.reference_kl 0, found "
+            f"{config.loss.reference_kl:g}"
         )
     _require_same_tokenizer(Path(source.model_path), model, source_run_id)
     first = await asyncio.to_thread(publish_model, model, run_id, config.training.weights_address)
@@ -48,11 +54,12 @@ async def create_stored_run(database: Database, run_id: str, source_run_id: str,
         await retention.require_turns(connection, source_run_id)
         await runs.create_run(connection, runs.NewRun.of_config(run_id, name, config, model, source_run_id))
         await runs.publish_initial(connection, policy_version(run_id, 0, 0), run_id, first.uri, first.files)
-        num_steps = await planner.plan_stored(connection, run_id, source_run_id, config)
+        demonstrations = answered.endpoint is not None
+        num_steps = await planner.plan_stored(connection, run_id, source_run_id, config, demonstrations)
         if num_steps == 0:
+            condition = "a solved rollout" if demonstrations else "graded, with differing rewards"
             raise ConfigError(
-                f"--from-store: run {source_run_id} has no group to train on "
-                "(graded, with differing rewards and trainable tokens)"
+                f"--from-store: run {source_run_id} has no group to train on ({condition} and trainable tokens)"
             )
         planned = config.model_copy(update={"training": config.training.model_copy(update={"steps": num_steps})})
         await runs.set_run_config(connection, run_id, planned.model_dump(mode="json"))
@@ -60,9 +67,7 @@ async def create_stored_run(database: Database, run_id: str, source_run_id: str,
 
 
 def _require_same_tokenizer(stored: Path, model: Path, source_run_id: str) -> None:
-    """Raise ConfigError if the model's tokenizer differs from that of the stored ids. Skip the check if files are
-    missing.
-    """
+    """Raise ConfigError if the model's tokenizer is not that of the stored ids; unchecked if files are missing."""
     files = [directory / _TOKENIZER for directory in (stored, model)]
     if all(file.is_file() for file in files):
         one, other = (file_sha256(file) for file in files)

@@ -31,7 +31,7 @@ from stack.part_health import (
     read_health,
     write_health,
 )
-from stack.part_logs import last_error, log_size
+from stack.part_logs import first_error, log_size
 from stack.parts import WATCHER, Part, Stack
 from stack.placement import part_kind, set_of_part
 from stack.probes import NEEDS, ProbeFailedError, Probes, is_late, is_missed, limits_of
@@ -44,7 +44,7 @@ _LOOK_SECONDS = 1.0
 _REST_AFTER_SECONDS = 120.0
 """Time without an open run, in which every part has answered, after which looks and probes are rare."""
 _REST_LOOK_SECONDS = 5.0
-_REST_PROBE_SECONDS = 30.0
+_REST_PROBE_SECONDS = 60.0
 _SLOW_PATIENCE = 3.0
 """A probe of a slow part gets so many times its limit."""
 _BUSY_PACE = 0.75
@@ -175,8 +175,8 @@ class Watcher:
             self.supervisor.stop_without_waiting(name)
 
     def _log_error(self, name: str) -> str:
-        """Return the newest error that the part's current process has logged."""
-        return last_error(part_log(self.stack, name), self.log_starts.get(name, 0))
+        """Return the first error that the part's current process has logged."""
+        return first_error(part_log(self.stack, name), self.log_starts.get(name, 0))
 
     def _missing(self, name: str) -> str | None:
         """Return a part that `name` needs and that does not answer."""
@@ -237,7 +237,7 @@ class Watcher:
         for health in given_up:
             if health.runs_paused or not is_missed(health.name, self.health):
                 continue
-            last = f"; its last error: {health.last_error}" if health.last_error else ""
+            last = f"; its error: {health.last_error}" if health.last_error else ""
             try:
                 async with (
                     asyncio.timeout(_STORE_SECONDS),

@@ -1,7 +1,4 @@
-"""One worker process: polls the given task queues and runs their activities, and workflows.
-
-All dependencies of activities are built here, once, from the environment.
-"""
+"""One worker process: polls its task queues, with activities whose dependencies are made here, once."""
 
 import asyncio
 import contextlib
@@ -146,9 +143,7 @@ def _runtime() -> Runtime:
 
 
 async def run_worker(queues: Sequence[str], settings: TemporalSettings, database_url: str) -> None:
-    """Run until SIGTERM or SIGINT. Activities are then cancelled; those that cannot end in time are retried by another
-    worker.
-    """
+    """Run until SIGTERM or SIGINT. Activities are cancelled then; another worker retries those that cannot end."""
     database = Database(database_url, settings.postgres.worker_pool_size)
     await wait_for_schema(database)
     stopping = asyncio.Event()

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"go.temporal.io/api/workflowservice/v1"
+	"go.temporal.io/server/client"
 	"go.temporal.io/server/common/cluster"
 	"go.temporal.io/server/common/config"
 	"go.temporal.io/server/common/dynamicconfig"
@@ -83,6 +84,7 @@ func serve(options serveOptions) error {
 		temporal.WithStaticHosts(hosts),
 		temporal.WithLogger(logger),
 		temporal.WithDynamicConfigClient(dynamicConfig(shards)),
+		temporal.WithClientFactoryProvider(patientClients{client.NewFactoryProvider()}),
 		temporal.InterruptOn(temporal.InterruptCh()),
 	)
 	if err != nil {

@@ -14,7 +14,7 @@ import asyncpg
 import httpx
 import pytest
 from google.protobuf.json_format import ParseDict
-from temporalio import workflow
+from temporalio import activity, workflow
 from temporalio.api.compute.v1 import ComputeConfigScalingGroupUpdate
 from temporalio.api.deployment.v1 import WorkerDeploymentVersion
 from temporalio.api.workflowservice.v1 import (
@@ -37,6 +37,7 @@ from stack.postgres import ensure_database
 from stack.temporal_build import find_go, server_program
 from stack.temporal_server import TemporalKind, installed_temporal_cli, settle_temporal_kind
 from tests.free_ports import free_ports
+from tests.standins.slow_proxy import SlowProxy
 
 ROOT = Path(__file__).parents[3]
 QUEUE = "test"
@@ -67,6 +68,21 @@ class Waits:
         self.is_over = True
 
 
+@activity.defn
+async def try_number() -> int:
+    return activity.info().attempt
+
+
+@workflow.defn
+class Calls:
+    """Returns the numbers of the tries that ended three activities."""
+
+    @workflow.run
+    async def run(self) -> list[int]:
+        limit = timedelta(seconds=150)
+        return [await workflow.execute_activity(try_number, start_to_close_timeout=limit) for _ in range(3)]
+
+
 class Services:
     """The parts of a stack's Temporal as processes, started by their own commands."""
 
@@ -77,9 +93,9 @@ class Services:
         self.settings: TemporalSettings = load_temporal_settings().model_copy(update={"address": address})
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(self, part: str) -> None:
+    def start(self, part: str, **more: str) -> None:
         command = next(one.command for one in self.stack.parts() if one.name == part)
-        environment = {**os.environ, **self.stack.environment(), "NO_PROXY": "127.0.0.1"}
+        environment = {**os.environ, **self.stack.environment(), "NO_PROXY": "127.0.0.1", **more}
         with (self.stack.home / f"{part}.log").open("ab") as log:
             self.processes[part] = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
 
@@ -168,6 +184,28 @@ async def test_every_list_that_ratchet_and_its_users_ask_for(own_server: Service
         await _until_listed(client, query, ids)
     groups = (await client.count_workflows("GROUP BY ExecutionStatus")).groups
     assert ["Running"] in [list(group.group_values) for group in groups]
+
+
+async def test_a_slow_store_loses_no_start_of_a_task(own_server: Services) -> None:
+    """The note of a start takes seconds, and Matching waits for it: each activity ends at its first try."""
+    url = own_server.stack.environment()["RATCHET_DATABASE_URL"]
+    port = own_server.stack.ports["postgres"]
+    own_server.end("temporal")
+    async with SlowProxy("127.0.0.1", port) as proxy:
+        own_server.start("temporal", RATCHET_DATABASE_URL=url.replace(f":{port}/", f":{proxy.port}/"))
+        client = await own_server.client()
+        async with Worker(
+            client,
+            task_queue=QUEUE,
+            workflows=[Calls],
+            activities=[try_number],
+            workflow_runner=UnsandboxedWorkflowRunner(),
+        ):
+            await client.execute_workflow(Calls.run, id="quick", task_queue=QUEUE)
+            proxy.delay_seconds = 0.2
+            handles = [await client.start_workflow(Calls.run, id=f"slow-{n}", task_queue=QUEUE) for n in range(2)]
+            assert [await handle.result() for handle in handles] == [[1, 1, 1]] * 2
+        await asyncio.to_thread(own_server.end, "temporal", kill=True)
 
 
 async def test_kill_9_and_a_restart_of_postgres_lose_no_workflow(own_server: Services) -> None:

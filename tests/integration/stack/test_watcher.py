@@ -273,8 +273,8 @@ async def test_a_part_waits_for_the_part_that_it_needs(home: Path, monkeypatch: 
 
 
 async def test_up_says_why_a_part_does_not_come_up(home: Path) -> None:
-    """An error of the user in its log, while its process lives and answers nothing."""
-    script = "echo 'ratchet.errors.ConfigError: vLLM has no such output parser: qwen4'; exec sleep 1000"
+    """An error of the user that ended its process."""
+    script = "echo 'ratchet.errors.ConfigError: vLLM has no such output parser: qwen4'; sleep 2; exit 1"
     stack = FewParts(home, Part("adapter", ["sh", "-c", script], 40))
     (home / "logs").mkdir()
     (home / "logs" / "adapter.log").write_text("ratchet.errors.ConfigError: of last week\n")

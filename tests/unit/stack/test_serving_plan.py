@@ -115,3 +115,12 @@ def test_a_set_whose_template_cannot_be_used_is_refused_before_it_is_added(model
     require_adapter(alone, StackPlan(sets={"default": A, "b": good}))
     with pytest.raises(ConfigError, match=str(tmp_path)):
         require_adapter(alone, StackPlan(sets={"default": A, "c": bad}))
+
+
+def test_a_plan_with_a_key_that_this_version_lacks_is_read(tmp_path: Path) -> None:
+    """As it is after an upgrade: the version before has written the plan."""
+    stack = Stack(tmp_path)
+    write_plan(stack, StackPlan(sets={"default": A}))
+    text = stack.plan_path.read_text()
+    stack.plan_path.write_text(text.replace('"training": {', '"training": {"gone": "disk",', 1))
+    assert stack.plan_path.read_text() != text and read_plan(stack) == StackPlan(sets={"default": A})

@@ -49,15 +49,6 @@ def test_the_share_of_the_config_holds() -> None:
     assert (found.engine_share, found.rank_share) == (0.6, 0.35) and found.engines[0].args == ()
 
 
-def test_weights_go_from_gpu_to_gpu_only_if_the_learner_has_some_alone() -> None:
-    nccl = {"training": {"weight_transport": "nccl"}}
-    with pytest.raises(ConfigError, match=r"nccl needs GPUs without engines .*launch --engine-gpus"):
-        placed({"local": 2, "a": 2}, **nccl)
-    found = placed({"local": 2, "a": 2}, 2, **nccl)
-    assert engines(found) == [("a", (0,)), ("a", (1,))] and found.learner == {"local": (0, 1)}
-    assert found.engine_share == 0 and found.rank_variables == {}
-
-
 def test_one_setting_splits() -> None:
     found = placed({"local": 2, "a": 2}, 3)
     assert engines(found) == [("local", (0,)), ("a", (0,)), ("a", (1,))] and found.learner == {"local": (1,)}
