@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import get_args
 
 from bench_runs import bench_runs_table
-from notebook_page import notebook_page
 from page_checks import dead_links, without_words
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -43,7 +42,6 @@ def pages() -> dict[str, str]:
         "brief.md": page("The brief, feature by feature", "tests/brief/", brief_page()),
         "integrity.md": integrity_page(),
         "benchmarks.md": page("Benchmark runs", "docs/bench/", bench_runs_table()),
-        "notebook.md": notebook_page(),
     }
 
 
@@ -94,7 +92,6 @@ def fields_page() -> str:
 
 
 def agents_page() -> str:
-    """Return the page of the agents' tested features."""
     from stack.agent_programs import FETCHABLE
     from tests.e2e.adapter.feature_matrix import agents_table
 
@@ -105,7 +102,6 @@ def agents_page() -> str:
 
 
 def integrity_page() -> str:
-    """Return the page of the screening rules and of the attacks that are played."""
     from tests.integration.grading.tables import attacks, rules
 
     tables = f"## Rules\n\n{rules()}\n\n## Attacks\n\n{attacks()}\n"
@@ -113,7 +109,6 @@ def integrity_page() -> str:
 
 
 def vime_page() -> str:
-    """Return the page of vime's variables and arguments."""
     from ratchet.vime_names import DUMPS, REFUSED, ROLLOUT_ID, VIME_ARGUMENTS, VIME_VARIABLES
 
     lines = ["## Variables", "", "`VIME_AGENT_X` may also be called `SWE_X` or `SLIME_AGENT_X`.", ""]
@@ -134,7 +129,6 @@ def vime_page() -> str:
 
 
 def config_page() -> str:
-    """Return the page of every key of a run's config."""
     from ratchet.config import RunConfig
     from ratchet.steering import CHANGEABLE
 
@@ -202,7 +196,6 @@ def _in_cell(text: str) -> str:
 
 
 def write(root: Path) -> None:
-    """Write every generated page below `root`."""
     folder = root / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in pages().items():

@@ -38,7 +38,6 @@ def _leads_somewhere(file: Path, anchor: str) -> bool:
 
 
 def _prose(page: Path) -> str:
-    """Return the page without its fenced blocks."""
     return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
 
 

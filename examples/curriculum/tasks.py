@@ -5,7 +5,7 @@ The issue names the function that users call. The bug is in it, or in a function
 
 import random
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -81,7 +81,9 @@ def _draw(rng: random.Random, kind: str, family: str) -> BugTask | None:
         head = IMPORT.format(stem=Path(helper).stem, function=imported)
         files, fixed_files = ({entry: head + text, helper: beside} for text in (planted, fixed))
     else:
-        faulty, function = helper, _caller_name(rng, bug.function)
+        faulty = helper
+        while (function := function_name(rng, PLAIN_NAMES)) == bug.function:
+            pass
         caller, num_arguments = _caller(function, bug, helper)
         cases = tuple(case for case in bug.cases if len(case) == num_arguments)
         files, fixed_files = ({entry: caller, helper: text} for text in (planted, fixed))
@@ -90,6 +92,8 @@ def _draw(rng: random.Random, kind: str, family: str) -> BugTask | None:
         return None
     fixed_source = joined_source(fixed_files, entry)
     asserts = assertions(fixed_source, function, cases)
+    # What else could stand in the edit's place: texts of the same kind, or the family's other expressions.
+    others = next((kind for kind in KINDS_OF_TEXT if old in kind and new in kind), bug.alternatives)
     check = {CHECK_FILE: CHECK_SCRIPT.format(stem=Path(entry).stem, function=function, asserts=asserts)}
     return BugTask(
         kind=kind,
@@ -104,7 +108,7 @@ def _draw(rng: random.Random, kind: str, family: str) -> BugTask | None:
         issue=f"{function} in {entry} is wrong. {bug.intent}",
         wrong=old,
         right=new,
-        alternatives=tuple(one for one in other_texts(old, new, bug.alternatives) if one not in (old, new)),
+        alternatives=tuple(one for one in others if one not in (old, new)),
         cases=cases,
         digest=digest_of(planted, new),
     )
@@ -123,11 +127,6 @@ def short_edit(wrong: str, right: str, parameters: tuple[str, str]) -> tuple[str
     if not old or not new or set(parameters) & {*old, *new}:
         return wrong, right
     return "".join(old), "".join(new)
-
-
-def other_texts(old: str, new: str, expressions: Sequence[str]) -> Sequence[str]:
-    """Return what else could stand in an edit's place: texts of the same kind, or the family's other expressions."""
-    return next((kind for kind in KINDS_OF_TEXT if old in kind and new in kind), expressions)
 
 
 def _caller(function: str, bug: PlantedBug, helper: str) -> tuple[str, int]:
@@ -149,12 +148,6 @@ def _correct_function(rng: random.Random, taken: str) -> tuple[str, str]:
         drawn = rng.choice(list(ALL_FAMILIES.values()))(rng, a, b)
         if drawn.function != taken:
             return drawn.function, drawn.source.replace("@@", drawn.right, 1)
-
-
-def _caller_name(rng: random.Random, taken: str) -> str:
-    while (name := function_name(rng, PLAIN_NAMES)) == taken:
-        pass
-    return name
 
 
 def joined_source(files: Mapping[str, str], entry: str) -> str:

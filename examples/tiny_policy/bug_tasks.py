@@ -206,9 +206,7 @@ FAMILIES = by_name(
 
 
 def draw_task(rng: random.Random, family: str) -> BugTask:
-    """Draw one task of a family. The edit is correct by construction; row generation checks that the tests detect the
-    bug.
-    """
+    """Draw one task of a family. Its edit is right by construction; row generation checks that tests see the bug."""
     a, b = rng.sample(VARIABLES, 2)
     file = f"{rng.choice(FILE_STEMS)}.py"
     bug = FAMILIES[family](rng, a, b)

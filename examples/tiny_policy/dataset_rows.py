@@ -91,12 +91,6 @@ def fails(eval_cmd: str, task: BugTask) -> bool:
     return False
 
 
-def fix_patch(task: BugTask) -> str:
-    """Return the fix as git's diff."""
-    [file] = [name for name, text in task.files.items() if task.fixed_files[name] != text]
-    return gold_patch(file, task.files[file].encode(), task.fixed_files[file].encode())
-
-
 def dataset_row(task: BugTask, label: str, readme: str, executables: Sequence[str]) -> dict[str, object]:
     """`readme`: with `{stem}`, `{function}` and `{file}`."""
     about = readme.format(stem=task.stem, function=task.function, file=task.entry)
@@ -105,6 +99,7 @@ def dataset_row(task: BugTask, label: str, readme: str, executables: Sequence[st
     writes += "".join(f"chmod +x {file}\n" for file in executables)
     prepare = PREPARE.format(workdir=task.workdir, stem=task.stem, writes=writes, date=COMMIT_DATE)
     eval_cmd = EVALUATE.format(test=hidden_test(task), workdir=task.workdir)
+    faulty = task.faulty
     return {
         "prompt": task.issue,
         "label": label,
@@ -114,7 +109,7 @@ def dataset_row(task: BugTask, label: str, readme: str, executables: Sequence[st
             "problem_statement": task.issue,
             "pre_commands": [prepare],
             "eval_cmd": eval_cmd,
-            "gold_patch": fix_patch(task),
+            "gold_patch": gold_patch(faulty, task.files[faulty].encode(), task.fixed_files[faulty].encode()),
             "broken_oracles": [broken.as_json() for broken in broken_oracles(task, eval_cmd)],
             "empty_patch_fails": True,  # `hidden_test` has compared the bug's results with the fix's
             "family": task.family,

@@ -88,7 +88,6 @@ def play_tasks(
     max_turns: int,
     max_tokens_per_turn: int,
 ) -> list[Play]:
-    """Play one conversation per task, all in parallel."""
     model.eval()
     stop_id, pad_id = tokenizer.convert_tokens_to_ids([TURN_END, "<|endoftext|>"])
     plays = []

@@ -33,8 +33,11 @@ def train_tokenizer(
         show_progress=False,
     )
     bpe.train_from_iterator(texts, trainer)
+    content = json.loads(bpe.to_str())
+    for token in content["added_tokens"]:  # all of which the trainer marks as special; the marks are to be decoded
+        token["special"] = token["content"] in CONTROL_TOKENS
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=show_marks(bpe),
+        tokenizer_object=Tokenizer.from_str(json.dumps(content)),
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
         clean_up_tokenization_spaces=False,
@@ -42,11 +45,3 @@ def train_tokenizer(
     )
     tokenizer.chat_template = chat_template
     return tokenizer
-
-
-def show_marks(bpe: Tokenizer) -> Tokenizer:
-    """Make the added marks visible when decoding; the trainer marks every added token as special."""
-    content = json.loads(bpe.to_str())
-    for token in content["added_tokens"]:
-        token["special"] = token["content"] in CONTROL_TOKENS
-    return Tokenizer.from_str(json.dumps(content))

@@ -84,9 +84,7 @@ def warm_start(
     write: Write,
     progress: Callable[[str], None],
 ) -> float:
-    """Train in place. Returns the clean exact match at the end of the first phase, before the model is trained on
-    errors.
-    """
+    """Train in place; return the clean exact match at the end of the first phase, before training on errors."""
     settings = recipe.settings
     optimizer = torch.optim.AdamW(
         model.parameters(),
@@ -108,21 +106,15 @@ def warm_start(
             group["lr"] = learning_rate(settings, update)
         mix = GOOD if update < settings.num_clean_updates else settings.noisy_mix
         model.train()
-        loss = take_update(model, optimizer, *draw_batch(tokenizer, settings, write, mix), settings.max_gradient_norm)
+        encoded = [encode_pieces(tokenizer, write(mix)) for _ in range(settings.transcripts_per_update)]
+        batch = pad_batch(encoded, tokenizer.convert_tokens_to_ids(PADDING), settings.context_loss_weight)
+        loss = take_update(model, optimizer, *batch, settings.max_gradient_norm)
         if (update + 1) % UPDATES_PER_REPORT == 0 or time.monotonic() - reported_at > SECONDS_PER_REPORT:
             reported_at = time.monotonic()
             text = f"warm start: update {update + 1} of {num_updates}, loss {loss:.3f}"
             progress(CountedLine(text, "warm start", update + 1, num_updates))
     model.set_attn_implementation("sdpa")
     return clean_exact
-
-
-def draw_batch(
-    tokenizer: PreTrainedTokenizerFast, settings: TinyPolicySettings, write: Write, mix: Mapping[str, float]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    transcripts = [write(mix) for _ in range(settings.transcripts_per_update)]
-    encoded = [encode_pieces(tokenizer, each) for each in transcripts]
-    return pad_batch(encoded, tokenizer.convert_tokens_to_ids(PADDING), settings.context_loss_weight)
 
 
 def take_update(

@@ -47,10 +47,9 @@ class Store:
 
 
 class CallKey(NamedTuple):
-    """The identity of a call, however often it was asked."""
+    """The identity of a call, however often and in whichever attempts it was asked."""
 
     rollout: int
-    attempt: int
     number: int
 
 
@@ -70,7 +69,7 @@ class Call:
     @property
     def key(self) -> CallKey:
         """The identity of the call, which repetitions share."""
-        return CallKey(self.rollout, self.attempt, self.number)
+        return CallKey(self.rollout, self.number)
 
 
 def read_calls(log: Path) -> list[Call]:
@@ -101,7 +100,7 @@ def read_calls(log: Path) -> list[Call]:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Model tokens around a fault. `again`: of calls that had been asked before, within one attempt. `in_flight`: of
+    """Model tokens around a fault. `again`: of calls that had been asked before, in any attempt. `in_flight`: of
     the calls whose answers were not stored yet when the fault began, and of those that were first asked during the
     fault and not answered in it.
     """
@@ -126,8 +125,7 @@ def count_tokens(calls: list[Call], unstored: set[str], began_at: float, over_at
     that the engine has given is in flight until it is stored, because a fault can hit the adapter on the way.
     """
     before = [call for call in calls if call.asked_at <= began_at]
-    attempts = {call.rollout: call.attempt for call in before}
-    newest = {call.key: call for call in before if call.attempt == attempts[call.rollout]}
+    newest = {call.key: call for call in before}
     seen: set[CallKey] = set()
     again, in_flight = 0, 0
     for call in calls:
@@ -143,10 +141,14 @@ def count_tokens(calls: list[Call], unstored: set[str], began_at: float, over_at
 
 
 def begun_again(store: Store, calls: list[Call], began_at: float) -> set[int]:
-    """Return the rollouts that gave up an attempt since this moment whose calls the engine had seen."""
-    known = {(call.rollout, call.attempt) for call in calls}
+    """Return the rollouts whose first call the engine has answered before, and was asked for again since this moment,
+    by a further attempt.
+    """
+    first = [call for call in calls if call.number == 0]
+    answered = {call.rollout for call in first if call.is_answered and (call.ended_at or 0) <= began_at}
     rows = store.rows("SELECT rollout_id, n FROM attempt WHERE n > 1 AND created_at > to_timestamp($1)", began_at)
-    return {row["rollout_id"] for row in rows if (row["rollout_id"], row["n"] - 1) in known}
+    further = {(row["rollout_id"], row["n"]) for row in rows}
+    return {call.rollout for call in first if (call.rollout, call.attempt) in further and call.rollout in answered}
 
 
 # ---------------------------------------------------------------- rollouts
@@ -191,13 +193,13 @@ def examine(
     `undisturbed`: (task, member) → reward.
     """
     found = Findings()
-    answered: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
+    answered: dict[int, dict[int, int]] = defaultdict(dict)  # a further attempt has the answers of the one before
     for call in calls:
         if call.is_answered:
-            answered[call.rollout, call.attempt][call.number] = call.tokens
+            answered[call.rollout][call.number] = call.tokens
     for row in store.rows(_ROLLOUTS, rollout_ids):
         script = member_script(seed, row["label"], row["member"])
-        _examine_one(found, row, answered.get((row["id"], row["attempt"]), {}), script)
+        _examine_one(found, row, answered.get(row["id"], {}), script)
         expected = undisturbed.get((row["label"], row["member"]))
         if row["reward"] is not None and expected is not None and row["reward"] != expected:
             found.wrong.append(f"rollout {row['id']}: reward {row['reward']}, undisturbed {expected}")
@@ -205,7 +207,7 @@ def examine(
 
 
 def _examine_one(found: Findings, row: Any, seen: dict[int, int], script: MemberScript) -> None:
-    """`seen`: number of the turn → tokens of the engine's answer, of the rollout's last attempt."""
+    """`seen`: number of the turn → tokens of the engine's newest answer."""
     name = f"rollout {row['id']}"
     found.num_rollouts += 1
     found.num_expected_to_solve += script.solves

@@ -11,6 +11,7 @@ chain before the first step; `Exact` computes those of its beginning in float32.
 """
 
 import gc
+import json
 import multiprocessing
 import tempfile
 import time
@@ -188,13 +189,14 @@ def work(pipe: Connection, way: Way, model: Path, length: int, vocab_size: int, 
     found: dict[str, Any]
     logprobs: Array | None = None
     try:
+        started = time.perf_counter()
         engine = way(model, make_chain(length, vocab_size))
         logprobs = engine.logprobs()
-        found = {}
+        found = {"load_seconds": round(time.perf_counter() - started, 1)}
         if not isinstance(engine, Exact):
             engine.step()
             seconds = median(_timed(engine.step) for _ in range(rounds))
-            found = {"seconds": round(seconds, 3), "tokens_per_second": round(length / seconds)}
+            found |= {"seconds": round(seconds, 3), "tokens_per_second": round(length / seconds)}
             found |= engine.facts(seconds)
     except torch.OutOfMemoryError:
         found = {"out_of_memory": True}
@@ -233,10 +235,10 @@ def random_model(size: str) -> Iterator[Path]:
         yield Path(directory)
 
 
-def measure_way(way: Way, model: Path, size: str, length: int, rounds: int) -> tuple[dict[str, Any], Array | None]:
+def measure_way(way: Way, model: Path, length: int, rounds: int) -> tuple[dict[str, Any], Array | None]:
     """Return what one way took, in a new process, and the logprobs of the trained tokens, None without memory."""
     here, there = multiprocessing.get_context("spawn").Pipe()
-    arguments = (there, way, model, length, SIZES[size]["vocab_size"], rounds)
+    arguments = (there, way, model, length, json.loads((model / "config.json").read_text())["vocab_size"], rounds)
     process = multiprocessing.get_context("spawn").Process(target=work, args=arguments)
     process.start()
     there.close()  # so that the death of the process is an end of file
@@ -251,7 +253,7 @@ def measure(size: str, rounds: int) -> list[dict[str, Any]]:
         for length in LENGTHS[size]:
             ways, logprobs = {}, []
             for way in (Ours, Plain):
-                ways[way.__name__.lower()], found = measure_way(way, model, size, length, rounds)
+                ways[way.__name__.lower()], found = measure_way(way, model, length, rounds)
                 logprobs.append(found)
             speeds = [found.get("tokens_per_second") for found in ways.values()]
             ratio = round(speeds[0] / speeds[1], 2) if all(speeds) else None

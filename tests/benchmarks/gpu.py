@@ -3,7 +3,8 @@
 - a step at 0.6B and 4B, over 16k and 64k tokens: tokens per second, MFU, memory, and the logprobs against float32
 - the same batch through a plain Hugging Face loop on the same card
 - LoRA at 4B and 8B
-- the gain of prefix trees, at 0.6B
+- the gain of prefix trees, at 0.6B, and what the learner chooses by itself
+- with `--only model --model DIR`: seconds until a real model is loaded and its check has passed, and its steps
 
 Weights are random, in the shapes of Qwen3 (`_sizes.py` says what a step is). Every figure is of a process of its own.
 What does not begin within `--seconds` is listed under `left_out`, so that a short loan of a card still gives what was
@@ -18,6 +19,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +75,7 @@ def _measure_length(
     logprobs: dict[str, Any] = {}
     for way in ways:
         name = way.__name__.lower()
-        found = budget.run(
-            f"{size} {length} {name}", lambda way=way: _sizes.measure_way(way, model, size, length, ROUNDS)
-        )
+        found = budget.run(f"{size} {length} {name}", lambda way=way: _sizes.measure_way(way, model, length, ROUNDS))
         if found is not None:
             result[name], logprobs[name] = found
     against = {
@@ -94,7 +94,7 @@ def measure_trees(size: str, scale: int, budget: Budget) -> list[Any]:
 
 def _measure_case(case: Any, model: Path) -> dict[str, Any]:
     # Single chains of a large batch would take most of a short loan.
-    ways = ("tree", "packed", "separate") if case.bin_tokens is None else ("tree", "packed")
+    ways = ("tree", "packed", "auto", "separate") if case.bin_tokens is None else ("tree", "packed", "auto")
     workers = [training.Worker(way, model, model, os.cpu_count() or 1) for way in ways]
     try:
         return training.run_case(case, workers, ROUNDS, "seconds")
@@ -110,7 +110,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=480.0, help="no measurement begins after that many seconds")
     parser.add_argument("--cpu-toy", action="store_true", help="a toy size on a CPU, which measures nothing")
-    parser.add_argument("--only", choices=("sizes", "trees"), help="measure the sizes or the gain of trees only")
+    parser.add_argument("--only", choices=("sizes", "trees", "model"), help="measure one of these")
+    parser.add_argument("--model", type=Path, help="a model directory, for `--only model`")
     options = parser.parse_args()
     if options.cpu_toy:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -121,10 +122,14 @@ def main() -> None:
     budget = Budget(options.seconds)
     started = time.monotonic()
     sizes = []
-    if options.only != "trees":
+    if options.only == "model":
+        length = 256 if options.cpu_toy else 16_384
+        way = partial(_sizes.measure_way, _sizes.Ours, options.model, length, ROUNDS)
+        sizes = [budget.run(f"{options.model} {length}", lambda: way()[0])]
+    elif options.only != "trees":
         sizes = measure_sizes(TOY_PLAN if options.cpu_toy else PLAN, budget)
     trees = []
-    if options.only != "sizes":
+    if options.only in (None, "trees"):
         trees = measure_trees("toy" if options.cpu_toy else "0.6B", 16 if options.cpu_toy else 1, budget)
     seconds = round(time.monotonic() - started, 1)
     found = {"commit": commit(), "card": card, "torch": torch.__version__, "seconds": seconds}

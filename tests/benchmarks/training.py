@@ -45,6 +45,8 @@ SHAPE = {
     "num_key_value_heads": 2,
 }
 WAYS = ("tree", "packed", "separate", "padded", "trl 1", "trl 8")
+GRADIENT_SAMPLES = 1 << 22
+"""Most entries of a gradient that two ways are compared by: those of 0.6B weights take seconds through a pipe."""
 TRL_GROUP = 8
 SAME_WITHIN = 1.05
 """No third round is run if the times of two differ by less than this factor."""
@@ -56,7 +58,8 @@ class Case:
     """A shape of a batch. `branches`: lengths of what each sample adds to the shared prefix.
 
     A sample with several branches forks again, as an agent does. `trees`: groups, each with its own prefix.
-    `bin_tokens`: most tokens of a bin; None: all are in one.
+    `bin_tokens`: most tokens of a bin; None: all are in one. `turn`: tokens of a turn in a branch, of which the last
+    `untrained` are not sampled; 0: all are. `varies`: every step has lengths of its own, up to a fifth shorter.
     """
 
     name: str
@@ -67,26 +70,34 @@ class Case:
     samples: int
     trees: int = 1
     bin_tokens: int | None = None
+    untrained: int = 0
+    turn: int = 0
+    varies: bool = False
     synthetic = True
 
     def scaled(self, by: int) -> "Case":
         if by == 1:
             return self
         lengths = {"prefix": self.prefix // by, "trunk": self.trunk // by, "branch": self.branch // by}
+        lengths |= {"turn": self.turn // by, "untrained": self.untrained // by}
         bin_tokens = None if self.bin_tokens is None else self.bin_tokens // by
         return replace(self, name=f"{self.name}, all lengths divided by {by}", bin_tokens=bin_tokens, **lengths)
 
-    def chains(self) -> list[TrainingSequence]:
-        """Trained: everything after the prefix; of a trunk with several branches, once."""
-        random = np.random.default_rng(0)
+    def chains(self, step: int = 0) -> list[TrainingSequence]:
+        """Trained: what was sampled after the prefix; of a trunk with several branches, once."""
+        random = np.random.default_rng(step if self.varies else 0)
         chains = []
         for sample in range(self.samples * self.trees):
             if sample % self.samples == 0:
                 prefix = random.integers(0, VOCAB, self.prefix)
             trunk = random.integers(0, VOCAB, self.trunk)
             for branch in range(self.branches):
-                ids = np.concatenate([prefix, trunk, random.integers(0, VOCAB, self.branch)]).astype(np.int32)
-                mask = np.arange(len(ids)) >= max(1, self.prefix + (self.trunk if branch else 0))
+                length = self.branch - (random.integers(0, self.branch // 5) if self.varies else 0)
+                ids = np.concatenate([prefix, trunk, random.integers(0, VOCAB, length)]).astype(np.int32)
+                places = np.arange(len(ids))
+                mask = places >= max(1, self.prefix + (self.trunk if branch else 0))
+                if self.turn:
+                    mask &= (places - self.prefix) % self.turn < self.turn - self.untrained
                 behaviour = np.where(mask, -8.3 + 0.2 * random.standard_normal(len(ids)), 0).astype(np.float32)
                 turns = np.full(len(ids), sample * 100 + branch, dtype=np.int64)
                 chains.append(TrainingSequence(sample, ids, mask, behaviour, turns, 1.0))
@@ -100,13 +111,14 @@ class Recorded:
     name: str
     samples: int
     bin_tokens = None
+    varies = False
     synthetic = False
 
     def scaled(self, by: int) -> "Recorded":
         kept = max(2, self.samples // by)
         return self if by == 1 else replace(self, name=f"{self.name}, the first {kept}", samples=kept)
 
-    def chains(self) -> list[TrainingSequence]:
+    def chains(self, step: int = 0) -> list[TrainingSequence]:
         """Recorded logprobs are drawn anew around those of the random model, so that no ratio is far from 1."""
         stored, random = np.load(RECORDED), np.random.default_rng(0)
         ends = np.cumsum(stored["lengths"])
@@ -131,8 +143,12 @@ CASES: tuple[Case | Recorded, ...] = (
 )
 
 GPU_CASES = (
-    CASES[0],
+    Case("8 x (P=4096 + 16 turns of 96 + 160)", 4096, 0, 1, 4096, 8, turn=256, untrained=160),
+    Case("8 x (P=4096 + 16 turns of 24 + 40)", 4096, 0, 1, 1024, 8, turn=64, untrained=40),
+    Case("8 x (P=4096 + up to 16 turns of 96 + 160), new lengths", 4096, 0, 1, 4096, 8, 1, 65_536, 160, 256, True),
+    Case("P=1536 S=512 G=8, one bin of 16384", 1536, 0, 1, 512, 8, bin_tokens=16_384),
     Case("8 x (P=1536 S=512 G=8), bins of 16384", 1536, 0, 1, 512, 8, trees=8, bin_tokens=16_384),
+    Case("8 x (P=614 S=1434 G=8), bins of 16384", 614, 0, 1, 1434, 8, trees=8, bin_tokens=16_384),
     Case("8 x (agent tree, synthetic), bins of 16384", 768, 128, 3, 128, 8, trees=8, bin_tokens=16_384),
 )
 """On a GPU a bin of few tokens waits for the host, so these fill bins."""
@@ -151,6 +167,8 @@ class Ours:
     def __init__(self, way: str, model: Path, directory: Path, case: Case | Recorded) -> None:
         from training.learner import RankLearner
 
+        self.case = case
+        self.num_steps = self.computed_tokens = 0
         self.chains = case.chains()
         self.alone = way == "separate"
         self.members = members_of(self.chains)
@@ -160,13 +178,17 @@ class Ours:
         self.learner = RankLearner(model, settings(packing=packing, bin_tokens=bin_tokens))
 
     def step(self) -> None:
+        if self.case.varies and self.num_steps:
+            self.chains = self.case.chains(self.num_steps)
+        self.num_steps += 1
         self.learner.optimiser.zero_grad()
-        self.learner.accumulate(self.chains, self.members)
+        self.computed_tokens = self.learner.accumulate(self.chains, self.members).computed_tokens
 
     def gradient(self) -> npt.NDArray[np.float32]:
         parameters = self.learner.policy.parameters()
         parts = [parameter.grad.full_tensor().flatten() for parameter in parameters]  # type: ignore[union-attr]
-        return np.concatenate([part.float().cpu().numpy() for part in parts])
+        every = -(-sum(map(len, parts)) // GRADIENT_SAMPLES)
+        return np.concatenate([part[::every].float().cpu().numpy() for part in parts])
 
     def logprobs(self) -> npt.NDArray[np.float32]:
         """Return the logprob of every trained token, in order of (rollout, turn, token)."""
@@ -177,9 +199,9 @@ class Ours:
 
         learner, found, order = self.learner, [], []
         bin_tokens = learner.config.training.bin_tokens
-        (dealt,) = deal_bins(self.chains, 1, bin_tokens, learner.packing, learner.pair_cost)
+        packing, (dealt,) = deal_bins(self.chains, 1, bin_tokens, learner.packing, learner.cost)
         with torch.no_grad():
-            for bin in (pack_bin(chains, learner.packing) for chains in dealt):
+            for bin in (pack_bin(chains, packing) for chains in dealt):
                 scores = learner.policy(make_inputs(bin, learner.device), 1.0)
                 found.append(scores.logprobs.float().cpu().numpy()[bin.predictions])
                 order.append(np.stack([bin.turn_ids, bin.behaviour]))
@@ -234,7 +256,8 @@ def work(pipe: Connection, way: str, model: Path, directory: Path, threads: int)
             engine.step()
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
-            pipe.send(Step(time.perf_counter() - start, time.process_time() - cpu, _peak_bytes() - before))
+            computed = engine.computed_tokens if isinstance(engine, Ours) else 0
+            pipe.send(Step(time.perf_counter() - start, time.process_time() - cpu, _peak_bytes() - before, computed))
         else:
             engine = (Trl if way.startswith("trl") else Ours)(way, model, directory, asked)
             engine.step()
@@ -270,11 +293,12 @@ class Worker:
 
 
 class Step(NamedTuple):
-    """One measured step. `peak`: highest resident bytes above those before the step."""
+    """One measured step. `peak`: highest resident bytes above those before the step. `computed`: tokens of its bins."""
 
     seconds: float
     cpu_seconds: float
     peak: int
+    computed: int
 
     def of(self, measure: str) -> float:
         return self.seconds if measure == "seconds" else self.cpu_seconds
@@ -329,6 +353,7 @@ def run_case(case: Case | Recorded, workers: Sequence[Worker], rounds: int | Non
             "cpu_seconds": round(cpu, 3),
             "chain_tokens_per_second": round(chain_tokens / seconds),
             "chain_tokens_per_cpu_second": round(chain_tokens / cpu),
+            "computed_tokens": steps[-1].computed,
             "peak_extra_mib": round(max(step.peak for step in steps) / 2**20),
             "max_abs_logprob_difference": None
             if shares[way][1] is None
@@ -355,7 +380,7 @@ def _ratios(ways: Mapping[str, dict[str, Any]], measure: str) -> dict[str, float
     tree = ways["tree"][measure]
     found = {
         f"tree_over_{way}": round(ways[way][measure] / tree, 2)
-        for way in ("packed", "separate", "padded")
+        for way in ("packed", "auto", "separate", "padded")
         if way in ways
     }
     trl = [ways[way][measure] for way in ways if way.startswith("trl")]

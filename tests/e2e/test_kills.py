@@ -1,7 +1,10 @@
 """`kill -9` of worker, adapter, engine, learner, gateway and Temporal during one run, which ends like any other."""
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ from activities.box_lifecycle import INSTALLATION_KEY
 from cli.console import say
 from ratchet.config_sources import load_config
 from ratchet.errors import ConfigError
+from reads.publication import write_publication
 from reads.runs import list_run_summaries
 from sandboxes.e2b import E2BProvider
 from stack.follow_run import start_run
@@ -101,6 +105,14 @@ def test_no_group_is_trained_twice(killed_run: str, read: Read) -> None:
     groups = read(trained)
     assert len(groups) == len(set(groups)) == 9
     assert sorted(groups) == sorted(read(items))
+
+
+def test_its_publication_is_verified_without_the_product(killed_run: str, read: Read, tmp_path: Path) -> None:
+    out = tmp_path / "published"
+    counts = read(lambda connection: write_publication(connection, [killed_run], out))
+    checked = subprocess.run([sys.executable, "-I", str(out / "verify.py")], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert counts["trained_turn"] and counts["grade"] and (out / f"{killed_run}.yaml").is_file()
 
 
 def test_no_turn_was_sampled_by_weights_of_another_run(killed_run: str, read: Read) -> None:

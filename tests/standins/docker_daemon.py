@@ -50,6 +50,7 @@ class DockerDaemonStandin:
         self.played = recorded()
         self.answers: dict[str, Any] = {}
         self.refusal: tuple[int, str, str] | None = None
+        self.asked: list[tuple[str, Any]] = []
         self._marks: dict[str, bytes] = {}
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -80,6 +81,7 @@ class DockerDaemonStandin:
             head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
             lengths = [int(line.split(":")[1]) for line in head if line.lower().startswith("content-length:")]
             body = await reader.readexactly(lengths[0]) if lengths else b""
+            self.asked.append((head[0].split()[1].partition("/v1.44")[2], json.loads(body or b"null")))
             parts = head[0].split()[1].split("?")[0].strip("/").split("/")
             if self.refusal is not None and parts[-1] != "version":
                 await _send(writer, *self.refusal)

@@ -67,7 +67,6 @@ class Engine:
         self.pauses: list[dict[str, str]] = []
         self.updates: list[dict[str, Any]] = []
         self.checks: list[list[list[str]]] = []
-        self.group: dict[str, Any] | None = None
 
     async def script(self, request: Request) -> Response:
         body = orjson.loads(await request.body())
@@ -103,7 +102,6 @@ class Engine:
             "pauses": self.pauses,
             "updates": self.updates,
             "checks": self.checks,
-            "group": self.group,
         }
         return Response(orjson.dumps(seen), media_type="application/json")
 
@@ -190,28 +188,15 @@ class Engine:
         return JSONResponse({"data": [{"id": slot_name(slot)} for slot in range(1, 1 + max(1, self.num_slots))]})
 
     async def init_weight_transfer(self, request: Request) -> Response:
-        """Answer when all ranks of the group are there, as vLLM does; rank 0 listens."""
         info = orjson.loads(await request.body())["init_info"]
-        if unknown := set(info) - {"root", "nccl", "adapter"}:  # as vLLM does for fields that a back end does not have
+        if unknown := set(info) - {"root", "adapter"}:  # as vLLM does for fields that a back end does not have
             return JSONResponse({"error": {"message": f"unexpected {sorted(unknown)}", "code": 400}}, 400)
-        self.group = info.get("nccl")
-        while self.group is not None:
-            try:
-                _, writer = await asyncio.open_connection(self.group["master_address"], self.group["master_port"])
-            except OSError:
-                await asyncio.sleep(0.05)
-                continue
-            writer.close()
-            break
         return JSONResponse({})
 
     async def update_weights(self, request: Request) -> Response:
         self.updates.append(orjson.loads(await request.body())["update_info"])
         if self.update_ends == "die":
             os._exit(9)
-        if self.updates[-1].get("names") and self.update_ends != "refuse":  # rank 0 of the group has to send first
-            await self.holds.setdefault("group", asyncio.Event()).wait()
-            del self.holds["group"]
         if self.update_ends == "hold":
             await self.holds.setdefault("update", asyncio.Event()).wait()
         if self.updates[-1].get("files") and self.update_ends != "refuse":
@@ -254,9 +239,6 @@ class Engine:
     async def is_paused(self, request: Request) -> Response:
         return JSONResponse({"is_paused": not self.running.is_set()})
 
-    async def world_size(self, request: Request) -> Response:
-        return JSONResponse({"world_size": 2})
-
     async def weight_info(self, request: Request) -> Response:
         return JSONResponse({"weight_version": self.version})
 
@@ -284,7 +266,7 @@ class Engine:
             "/update_weight_version": self.update_version,
         }
         get = {"/calls": self.seen, "/is_paused": self.is_paused, "/health": self.ok, "/openapi.json": self.openapi}
-        get |= {"/v1/models": self.models, "/get_world_size": self.world_size, "/weight_info": self.weight_info}
+        get |= {"/v1/models": self.models, "/weight_info": self.weight_info}
         routes = [Route(path, handler, methods=["POST"]) for path, handler in post.items()]
         return Starlette(routes=routes + [Route(path, handler) for path, handler in get.items()])
 

@@ -26,6 +26,8 @@ IGNORES_KEYS = "every create call makes a box"
 NO_TOKEN = "the token of a box is in the answers to create and connect only, and connect sets the box's end"
 OTHER_WORDS = "a box that is gone is answered in plain text"
 EMPTY_ANSWERS = "what has no content is answered with 200"
+NO_NETWORK_ROUTE = "the network of a box cannot be changed; the answer to an unknown route is JSON"
+NO_NETWORK_ROUTE_TEXT = "the network of a box cannot be changed; the answer to an unknown route is plain text"
 CAPS_TTL = "boxes live 60 s at most, whatever is asked"
 
 
@@ -41,6 +43,7 @@ class ForeignBoxes:
     created: list[dict[str, Any]] = field(default_factory=list)
     ends: dict[str, datetime] = field(default_factory=dict)
     paused: set[str] = field(default_factory=set)
+    networks: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, metadata: dict[str, str], seconds: int = 3600) -> str:
         box_id = f"i{uuid4().hex[:12]}"
@@ -119,6 +122,17 @@ def serving_foreign_boxes(deviation: str = "") -> Iterator[ForeignBoxes]:
                 self.answer(404, b"nothing here")
             else:
                 self.reply(404, {"code": 404, "message": "there is no such instance"})
+
+        def do_PUT(self) -> None:
+            body = json.loads(self.body())
+            if self.path.split("/")[-2] not in service.boxes:
+                return self.no_box()
+            if service.deviation == NO_NETWORK_ROUTE:
+                return self.reply(404, {"code": 404, "message": "not found"})
+            if service.deviation == NO_NETWORK_ROUTE_TEXT:
+                return self.answer(404, b"404 page not found")
+            service.networks.append(body)
+            self.reply(204)
 
         def do_POST(self) -> None:
             body = json.loads(self.body() or b"{}")

@@ -20,8 +20,10 @@ class SlowProxy:
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
-        for task in self._tasks:
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -35,10 +37,12 @@ class SlowProxy:
             task.add_done_callback(self._tasks.discard)
 
     async def _copy(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, is_client: bool) -> None:
-        with contextlib.suppress(OSError):
-            while data := await source.read(65536):
-                if is_client and self.delay_seconds:
-                    await asyncio.sleep(self.delay_seconds)
-                sink.write(data)
-                await sink.drain()
-        sink.close()
+        try:
+            with contextlib.suppress(OSError):
+                while data := await source.read(65536):
+                    if is_client and self.delay_seconds:
+                        await asyncio.sleep(self.delay_seconds)
+                    sink.write(data)
+                    await sink.drain()
+        finally:
+            sink.close()

@@ -43,6 +43,7 @@ async def test_a_newcomer_watches_a_run_and_asks_why(stack: Stack, run_id: str, 
 
     await page.locator("table", has_text="Largest gap").locator("a").first.click()
     await expect(page.locator("h1")).to_contain_text(re.compile(r"Step \d"))
+    await page.get_by_role("link", name=re.compile("whose ratios are furthest")).click()
     await page.locator("table", has_text="Furthest ratio").locator("a", has_text="turn").first.click()
     await expect(page.locator("article.turn.target .tool, article.turn.target .message").first).to_be_visible()
     await expect(page.locator(".why-box li").first).to_contain_text("Its reward is")

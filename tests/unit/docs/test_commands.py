@@ -16,6 +16,8 @@ ROOT = Path(__file__).resolve().parents[3]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 RATCHET = typer.main.get_command(app)
+USAGE_ERROR = typer.BadParameter.__bases__[0]
+"""The base of all errors of an argument, which typer does not export."""
 
 BLOCK = re.compile(r"^```[a-z]*\n(.*?)^```", re.M | re.S)
 INLINE = re.compile(r"`((?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?ratchet [^`]+)`")
@@ -44,14 +46,14 @@ def problem(call: str) -> str | None:
         if name not in command.commands:
             return f"no command {name}"
         command = command.commands[name]
-    options = {spelling for parameter in command.params for spelling in (*parameter.opts, *parameter.secondary_opts)}
-    for word in words:
-        option = word.split("=")[0]
-        if option.startswith("--") and option not in options | {"--help", "--"}:
-            return f"{command.name} has no option {option}"
-        if option == "--":
-            return None
-    return None
+    context = command.make_context(command.name, [], resilient_parsing=True)
+    context.resilient_parsing = False
+    try:
+        _, extra, _ = command.make_parser(context).parse_args([word.strip("[]") for word in words])
+    except USAGE_ERROR as error:
+        names_option = words[-1].startswith("--") and "requires an argument" in str(error)  # without its value
+        return None if names_option else f"{command.name}: {error}"
+    return f"{command.name} takes no {extra[0]}" if extra and not context.allow_extra_args else None
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -70,7 +72,11 @@ def test_commands_in_the_notebook_exist() -> None:
     ("call", "why"),
     [
         ("staus", "no command staus"),
-        ("show runs --colour", "runs has no option --colour"),
+        ("show runs --colour", "runs: No such option: --colour"),
+        ("set --add-steps", None),
+        ("evaluate --compare A RUN@7", None),
+        ("evaluate RUN@7 --compare A", "evaluate: Option '--compare' requires 2 arguments."),
+        ("show rollout 1677 1678", "rollout takes no 1678"),
         ("models chek DIR", "no command chek"),
         ("train configs/quickstart.yaml --set training.steps=3", None),
     ],

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -111,3 +112,14 @@ def test_the_walks_name_functions() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     for walk in page.split("\n## ")[2:]:
         assert len([code for code in CODE.findall(walk) if NAMED_DEFINITION.match(code)]) >= 8, walk.splitlines()[0]
+
+
+def test_the_first_hours_config_is_that_of_the_quickstart() -> None:
+    page = (ROOT / "docs" / "first_hour.md").read_text()
+    shown = yaml.safe_load(page.partition("```yaml\n")[2].partition("```")[0])
+    quickstart = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())
+    own = {"datasets": [{"path": "my_tasks.jsonl"}], "harness": quickstart["harness"] | {"name": "my_agent:MyAgent"}}
+    assert shown == quickstart | own
+    run = quickstart["training"]
+    said = f"{run['steps']} steps of {run['groups_per_step']} groups of {run['group_size']} rollouts"
+    assert said in page

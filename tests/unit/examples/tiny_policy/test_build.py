@@ -13,7 +13,15 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from examples.tiny_policy.bug_tasks import FAMILIES, held_out_tasks, task_digests, train_tasks
-from examples.tiny_policy.build import REPORT_FILE, TinyPolicyReport, WeakPolicyError, check_gates, make_tiny_policy
+from examples.tiny_policy.build import (
+    REPORT_FILE,
+    SHIPPED,
+    TinyPolicyReport,
+    WeakPolicyError,
+    check_gates,
+    make_tiny_policy,
+    read_report,
+)
 from examples.tiny_policy.settings import QUICKSTART, TinyPolicySettings, recipe_digest
 from ratchet.errors import MachineError, UserError
 
@@ -53,6 +61,18 @@ def test_a_made_policy_is_complete_reproducible_and_made_once(tmp_path: Path) ->
     assert tokenizer.chat_template
     assert json.loads((tmp_path / "a" / REPORT_FILE).read_text())["seed"] == 5
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_the_shipped_policy_is_that_of_the_recipe_and_is_copied(tmp_path: Path) -> None:
+    """If the recipe has changed: remove the directory, and `ratchet models tiny-policy --out` makes it anew."""
+    report = read_report(SHIPPED)
+    assert report is not None
+    assert (report.recipe, report.seed) == (recipe_digest(QUICKSTART), 0)
+    check_gates(report, QUICKSTART.settings)
+    assert make_tiny_policy(tmp_path / "p", 0, lambda _: None) == report
+    for file in SHIPPED.iterdir():
+        assert (tmp_path / "p" / file.name).read_bytes() == file.read_bytes()
+        assert (tmp_path / "p" / file.name).stat().st_mode & 0o777 == 0o644
 
 
 def test_another_seed_replaces_the_policy(tmp_path: Path) -> None:
