@@ -9,6 +9,9 @@ import asyncio
 from dataclasses import dataclass, field
 from functools import partial
 
+import structlog
+
+from adapter.auth import UnauthorisedError
 from adapter.conversation import Answer
 from adapter.live_answer import LiveAnswer
 from adapter.prompt.prompt_builder import PreparedCall, TurnLimitError
@@ -24,6 +27,8 @@ from ratchet.errors import StoreUnavailableError
 from store import turns
 from store.database import Database
 from store.turns import KnownCall
+
+_LOG = structlog.get_logger("ratchet.adapter")
 
 
 @dataclass(slots=True, eq=False)
@@ -132,8 +137,11 @@ class TurnRegistry:
         self._running.pop(turn_id, None)
         session.num_calls -= 1
         self._waits.remove(turn_id)
-        if running.clients and not task.cancelled() and task.exception() is None:
+        error = None if task.cancelled() else task.exception()
+        if running.clients and error is None and not task.cancelled():
             self._delivering[turn_id] = running.clients
+        elif error is not None and not running.clients and not isinstance(error, UnauthorisedError):
+            _LOG.error("a turn without a client failed", turn=turn_id, exc_info=error)
 
     # ------------------------------------------------------------ clients
 
