@@ -123,22 +123,8 @@ class Sandbox(Protocol):
         ...
 
     async def close(self) -> None:
-        """Close the client's connection; the box lives on."""
-        ...
-
-    async def __aenter__(self) -> Self: ...
-
-    async def __aexit__(self, *error: object) -> None: ...
-
-
-class EndedOnExit:
-    """The parts of a Sandbox that are alike for every back end whose provider holds the connections."""
-
-    async def kill(self) -> None:
-        raise NotImplementedError
-
-    async def close(self) -> None:
-        """Do nothing: the connections are the provider's."""
+        """Close the client's connection, if the provider does not hold it; the box lives on."""
+        return
 
     async def __aenter__(self) -> Self:
         return self

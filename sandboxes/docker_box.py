@@ -18,7 +18,7 @@ from aiodocker.execs import Exec
 from aiodocker.stream import Stream
 
 from ratchet.errors import CommandFailedError, ConfigError, SandboxBusyError, SandboxGoneError
-from sandboxes.base import CommandResult, EndedOnExit
+from sandboxes.base import CommandResult, Sandbox
 from sandboxes.docker_errors import remove_container, require_running, service_errors
 from sandboxes.docker_output import MARK_VARIABLE, MarkedStream, framed, new_mark
 
@@ -49,7 +49,7 @@ class _ExecOutput(NamedTuple):
     stderr: bytes
 
 
-class DockerSandbox(EndedOnExit):
+class DockerSandbox(Sandbox):
     """One container as a Sandbox."""
 
     def __init__(self, container: DockerContainer) -> None:

@@ -22,7 +22,7 @@ import structlog
 from ratchet.built_images import is_built
 from ratchet.errors import CommandFailedError, ConfigError, SandboxBusyError, SandboxGoneError, SandboxRefusesError
 from ratchet.vime_names import value_of
-from sandboxes.base import OPEN_NETWORK, BoxLimits, Capabilities, CommandResult, EndedOnExit, Network, SandboxInfo
+from sandboxes.base import OPEN_NETWORK, BoxLimits, Capabilities, CommandResult, Network, Sandbox, SandboxInfo
 from sandboxes.e2b_control_plane import ControlPlane
 from sandboxes.e2b_errors import BOX_REFUSED, FILE_REFUSED, cancellable, is_plain_timeout, translate, translated_errors
 
@@ -194,7 +194,7 @@ class E2BProvider:
         """Do nothing: the SDK keeps one connection pool per event loop and closes it with the loop."""
 
 
-class E2BSandbox(EndedOnExit):
+class E2BSandbox(Sandbox):
     """One connected box; the SDK object is kept, so that a command takes one request."""
 
     def __init__(self, box: AsyncSandbox, plane: ControlPlane, policy: Callable[[Network], dict[str, Any]]) -> None:
