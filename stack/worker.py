@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import structlog
+from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client
 from temporalio.runtime import (
     LogForwardingConfig,
@@ -19,6 +20,7 @@ from temporalio.runtime import (
     TelemetryConfig,
     TelemetryFilter,
 )
+from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import Worker
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
@@ -69,6 +71,8 @@ from workflows.train_run import TrainRun
 _LOG = structlog.get_logger()
 
 _HEARTBEAT_INTERVAL = timedelta(seconds=5)
+_LOOK_SECONDS = 2.0
+"""Time between two looks if Temporal is away. No server is put back to an older state in less."""
 _TEMPORAL_SECONDS = 600.0
 """The first start of Temporal's server on a busy machine takes minutes."""
 
@@ -182,13 +186,44 @@ async def run_worker(queues: Sequence[str], settings: TemporalSettings, database
         await temporal_namespace.wait_for_payload_keys(client, settings, stopping)
         async with contextlib.AsyncExitStack() as stack:
             for queue in queues:
-                await stack.enter_async_context(worker(queue))
+                if queue != "control":
+                    await stack.enter_async_context(worker(queue))
             await stack.enter_async_context(running_beside(lateness.follow()))
             await stack.enter_async_context(running_beside(end_orphaned_tries(client, settings, paths.home())))
             _LOG.info("worker ready", queues=list(queues))
             # Without the key of a payload it takes no more work, because each task would fail.
-            await _first_of(stopping, codec_of(client.data_converter).is_refused)
+            ends = (stopping, codec_of(client.data_converter).is_refused)
+            await (_decide(client, lambda: worker("control"), *ends) if "control" in queues else _first_of(*ends))
     await database.close()
+
+
+async def _decide(client: Client, make_worker: Callable[[], Worker], *ends: asyncio.Event) -> None:
+    """Run the worker of the workflows until one of `ends`. It begins anew after each outage of Temporal, with an empty
+    cache: an older state may have been put back meanwhile, and a cached workflow would not see what follows there."""
+    while not any(end.is_set() for end in ends):
+        away = asyncio.Event()
+        async with make_worker(), running_beside(_note_outage(client, away)):
+            await _first_of(away, *ends)
+        while away.is_set() and not any(end.is_set() for end in ends):
+            await asyncio.sleep(_LOOK_SECONDS)
+            if not await _is_away(client):
+                away.clear()
+
+
+async def _note_outage(client: Client, away: asyncio.Event) -> None:
+    while not await _is_away(client):
+        await asyncio.sleep(_LOOK_SECONDS)
+    _LOG.warning("Temporal is away: workflows begin with an empty cache when it answers")
+    away.set()
+
+
+async def _is_away(client: Client) -> bool:
+    """Return whether nothing listens at Temporal's address; a late answer, or a refusal, is one."""
+    try:
+        await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace=client.namespace))
+    except RPCError as error:
+        return error.status is RPCStatusCode.UNAVAILABLE
+    return False
 
 
 async def _first_of(*events: asyncio.Event) -> None:

@@ -1,15 +1,16 @@
 """Groups and their members under cancellation, termination and restarts."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from sqlalchemy import select
-from temporalio.client import WorkflowFailureError
+from temporalio.api.enums.v1 import PendingActivityState
+from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.exceptions import CancelledError
 
-from ratchet.temporal_client import root_cause
+from ratchet.temporal_client import describe_workflow, root_cause
 from store.schema import RolloutGroupTable, RolloutTable, RunTable
 from tests.integration.workflows.conftest import Loop
 
@@ -63,17 +64,28 @@ class Training:
         return rows if sum(row.claimed_at is not None and row.outcome is None for row in rows) >= 2 else []
 
     async def open_workflows(self) -> list[str]:
-        """Describe the workflows of rollouts that have not ended, for a failed test's report."""
+        """Describe the workflows of the run that have not ended, for a failed test's report."""
+        async with self.loop.database.begin() as connection:
+            of_groups = select(RolloutGroupTable.workflow_id).where(RolloutGroupTable.run_id == self.run_id)
+            groups = (await connection.execute(of_groups)).scalars()
         found = []
-        for row in await self.rows():
-            if row.outcome is None and row.claimed_at is not None:
-                described = await self.loop.client.get_workflow_handle(row.workflow_id).describe()
+        for name in (f"run/{self.run_id}", *groups, *(row.workflow_id for row in await self.rows())):
+            described = await describe_workflow(self.loop.client, name)
+            if described is not None and described.workflow_execution_info.status == WorkflowExecutionStatus.RUNNING:
                 pending = [
-                    f"{one.activity_type.name} try {one.attempt} {one.last_failure.message}"
-                    for one in described.raw_description.pending_activities
+                    f"{one.activity_type.name} try {one.attempt} {PendingActivityState.Name(one.state)} "
+                    f"since {one.last_started_time.ToDatetime():%X} {one.last_failure.message}"
+                    for one in described.pending_activities
                 ]
-                found.append(f"{row.workflow_id} {described.status!r} {pending}")
+                found.append(f"{name} workflow task {described.pending_workflow_task.attempt} {pending}")
         return found
+
+    async def until(self, condition: Callable[[], Any], what: str, seconds: float = 240) -> None:
+        """Wait as `Loop.until`; a failure says what the run's workflows wait for."""
+        try:
+            await self.loop.until(condition, what, seconds)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {await self.open_workflows()}") from None
 
     async def group_state(self) -> str:
         async with self.loop.database.begin() as connection:
@@ -104,10 +116,7 @@ async def training(loop: Loop) -> AsyncIterator[Training]:
     async def nothing_runs() -> bool:
         return all(row.outcome is not None or row.claimed_at is None for row in await found.rows())
 
-    try:
-        await loop.until(nothing_runs, "every rollout of the cancelled run has ended")
-    except AssertionError as error:
-        raise AssertionError(f"{error}: {await found.open_workflows()}") from None
+    await found.until(nothing_runs, "every rollout of the cancelled run has ended")
     await loop.forget_script()
     async with loop.database.begin() as connection:
         assert (

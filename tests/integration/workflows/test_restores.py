@@ -194,7 +194,7 @@ async def ends_by_cancel(loop: Loop, training: Training) -> None:
         rows = await training.rows()
         return await run_state(training) == "cancelled" and all(row.outcome or row.claimed_at is None for row in rows)
 
-    await loop.until(ended, "the run goes on, and is cancelled", 480)
+    await training.until(ended, "the run goes on, and is cancelled", 480)
     await loop.forget_script()
 
 
@@ -224,7 +224,7 @@ async def test_the_store_older_than_temporal(loop: Loop) -> None:
         await sweep(loop)
         return await training.group_state() != "open"
 
-    await loop.until(settled, "the group is settled without them", 480)
+    await training.until(settled, "the group is settled without them", 480)
     rows = (await training.rows())[:2]
     assert [row.outcome for row in rows] == ["infra_failed", "infra_failed"], "no verdict is invented"
     assert [row.id for row in rows] == [row.id for row in before[:2]]
