@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from math import isfinite
 from statistics import fmean, pstdev
 
-from ratchet.import_path import import_object
+from ratchet.import_path import import_function
 
 _EPSILON = 1e-6
 
@@ -24,8 +24,8 @@ def advantages(rewards: Sequence[float], baseline: str, seed: str) -> list[float
     """Return one advantage per reward, in order.
 
     `baseline` is a name of the table above, or `module:function`, which is called with the list of rewards. `batch` is
-    only centred here; `over_batch` divides it. `seed` fixes the permutation of `shuffled`. Raises ValueError if the
-    function cannot be imported or does not return one finite number per reward.
+    only centred here; `over_batch` divides it. `seed` fixes the permutation of `shuffled`. Raises ConfigError if the
+    function cannot be imported, ValueError if it does not return one finite number per reward.
     """
     if ":" in baseline:
         return _custom_advantages(rewards, baseline)
@@ -60,11 +60,7 @@ def weigh_negative(value: float, weight: float) -> float:
 
 
 def _custom_advantages(rewards: Sequence[float], path: str) -> list[float]:
-    try:
-        function = import_object(path)
-    except ImportError as error:
-        raise ValueError(f"training.advantage {path!r} cannot be imported: {error}") from None
-    values = [float(value) for value in function(list(rewards))]
+    values = [float(value) for value in import_function("training.advantage", path)(list(rewards))]
     if len(values) != len(rewards) or not all(map(isfinite, values)):
         raise ValueError(
             f"training.advantage {path}: returned {values} for the rewards {list(rewards)}; "

@@ -1,6 +1,6 @@
 """The policy-gradient loss per token, with named presets.
 
-A preset defines the loss of one token, and a reducer (`training/loss_reducers.py`) its weight; nothing else scales a
+A preset defines the loss of one token, and a reducer (`training/plan_builder.py`) its weight; nothing else scales a
 gradient.
 
 All presets use two policies: the ratio r is exp(logprob now - logprob recorded when the token was sampled). There is no
@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from ratchet.import_path import import_object
+from ratchet.import_path import import_function
 
 if TYPE_CHECKING:  # a step needs no pydantic
     from ratchet.config import LossConfig
@@ -131,18 +131,8 @@ LOSS_PRESETS: dict[str, Loss] = {
 
 
 def find_loss(preset: str) -> Loss:
-    """Return the loss of a preset, or the function named as `package.module:function`. Raises ValueError otherwise."""
-    if preset in LOSS_PRESETS:
-        return LOSS_PRESETS[preset]
-    if ":" not in preset:
-        raise ValueError(
-            f"loss.preset {preset!r} is unknown; expected {', '.join(LOSS_PRESETS)}, or package.module:function"
-        )
-    try:
-        found: Loss = import_object(preset)
-    except ImportError as error:
-        raise ValueError(f"loss.preset {preset!r} cannot be imported: {error}") from None
-    return found
+    """Return the loss of a preset, or the function `package.module:function`. Raises ConfigError if there is none."""
+    return LOSS_PRESETS[preset] if preset in LOSS_PRESETS else import_function("loss.preset", preset)
 
 
 def token_loss(tokens: TokenBatch, loss: LossConfig) -> Tensor:

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ratchet.errors import ConfigError
 from scheduling.signal import has_signal
 from training.advantage import advantages, over_batch, weigh_negative
 
@@ -73,7 +74,7 @@ def test_a_custom_baseline() -> None:
     assert advantages([1.0, 3.0], f"{__name__}:squares", "") == [1.0, 9.0]
     with pytest.raises(ValueError, match="expected one finite number each"):
         advantages([1.0, 3.0], f"{__name__}:too_few", "")
-    with pytest.raises(ValueError, match="cannot be imported"):
+    with pytest.raises(ConfigError, match="cannot be imported"):
         advantages([1.0, 3.0], "no_such_module:f", "")
 
 
