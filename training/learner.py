@@ -10,6 +10,7 @@ Shape legend: M = predicted tokens of a bin, N = its trained tokens, one per (ch
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -44,9 +45,9 @@ from training.packing import Bin, deal_bins, pack_bin, spare_chain
 from training.plan_types import Member, Plan, TrainingSequence
 from training.policy_inputs import make_inputs
 from training.policy_loading import compute_dtype, load_policy, measure_cost
-from training.policy_model import peak_flops
+from training.policy_model import TrainablePolicy, peak_flops
 from training.rank_zero import read_on_rank_zero
-from training.reference import kl_estimates, load_reference, load_teacher, teacher_gaps, teacher_losses
+from training.reference import kl_estimates, load_frozen, teacher_gaps, teacher_losses
 from training.token_statistics import LargestRatios, TrainedTurns
 
 if TYPE_CHECKING:  # a step needs no pydantic
@@ -106,8 +107,10 @@ class RankLearner:
         self.policy, self.packing, self.work, self.cost = loaded
         if self.packing == "auto" and self.device.type == "cuda":
             self.cost = measure_cost(loaded, config.sampling.max_context_tokens, training.bin_tokens, self.device)
-        self.reference = load_reference(config, model_path, loaded, self.device)
-        self.teacher = load_teacher(config, model_path, loaded, self.device)
+        loss, known = config.loss, (config, model_path, loaded, self.device)
+        reference = (loss.reference_model or model_path) if loss.reference_kl else None
+        self.reference = load_frozen("loss.reference_model", reference, *known)
+        self.teacher = load_frozen("loss.teacher_model", loss.teacher_model if loss.distillation else None, *known)
         self.peak_flops = peak_flops(self.device, compute_dtype(training.dtype, self.device))
         self._save_group = dist.new_group(backend="gloo")
         self._waiting_group = dist.new_group(backend="gloo", timeout=_WRITE_TIMEOUT)
@@ -354,3 +357,27 @@ def published_tensors(model: Any, state: Mapping[str, Any], model_path: Path) ->
         own_name = name.removeprefix("model.")
         if isinstance(tensor, Tensor) and not (model.config.tie_word_embeddings and own_name == "lm_head.weight"):
             yield own_name, tensor.detach().to(dtype)
+
+
+def export_checkpoint(model_path: Path, uri: str, directory: Path) -> None:
+    """Write a checkpoint's weights, of any number of ranks, as a Hugging Face model directory; needs no process group.
+
+    `model_path`: the run's initial model, whose config and tokenizer are copied. With LoRA it becomes a PEFT directory,
+    which has its own files only and names that model as its base.
+    """
+    from ratchet.config import LoraConfig  # which needs pydantic
+
+    model = model_files.load_causal_lm(model_path, torch.float32)
+    policy = TrainablePolicy(model)
+    adapter = checkpoint.read_adapter(uri)
+    if adapter is not None:
+        settings = LoraConfig.model_validate({name: json.loads(adapter)[name] for name in LoraConfig.model_fields})
+        lora.add_adapters(model, settings)
+        state = dict(lora.adapter_tensors(checkpoint.load_weights(policy, uri)))
+        base = policy_files.weight_files(policy_files.describe_files(model_path))
+        state = model_files.adapter_as_in_files(model, state)
+        policy_files.publish_adapter(state, lora.peft_config(settings, model_path), model_path, base, directory)
+        return
+    tensors = dict(published_tensors(model, checkpoint.load_weights(policy, uri), model_path))
+    untouched = policy_files.UntouchedTensors(model_path, model_files.untouched_names(model, model_path))
+    policy_files.publish_policy(model_files.as_in_files(model, tensors), model_path, directory, untouched)

@@ -9,7 +9,7 @@ the same plan. No torch and no database.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,6 @@ import structlog
 
 from ratchet.types import TRUNCATED_EXITS
 from training.advantage import advantages, over_batch, weigh_negative
-from training.loss_reducers import reducer_weights
 from training.plan_types import Member
 
 if TYPE_CHECKING:
@@ -69,9 +68,8 @@ def draft_members(
             num_tokens = 0
         if config.loss.chain_credit == "split":
             value /= max(1, member.num_chains)
-        members.append(
-            Member(member.rollout_id, group.group_id, member.grade_id, member.reward, value, num_tokens, 0, 0.0)
-        )
+        known = (member.rollout_id, group.group_id, member.grade_id, member.reward)
+        members.append(Member(*known, value, num_tokens, 0, 0.0))
     return members
 
 
@@ -105,6 +103,38 @@ def plan_members(drafts: Sequence[Sequence[Member]], step: int, config: RunConfi
         weights = reducer_weights(config.loss.reducer, tokens, group_of, config.loss.constant_tokens)
         planned += [replace(member, update=number, weight=weights.get(member.rollout_id, 0.0)) for member in in_update]
     return planned
+
+
+def reducer_weights(
+    reducer: str, tokens: Mapping[int, int], group_of: Mapping[int, int], constant_tokens: int
+) -> dict[int, float]:
+    """Return, per rollout, the weight of one of its trained tokens within one update (`loss.reducer`).
+
+    It depends on rollouts and groups only, so no gradient depends on how turns are cut into chains, bins or ranks.
+
+    `tokens`: rollout id -> T_i, its trained tokens over all its chains. Rollouts with T_i = 0 are not counted.
+    `group_of`: rollout id -> group id. `constant_tokens`: the divisor of the reducer `constant`. Raises ValueError for
+    an unknown reducer.
+
+    token_mean    1 / sum of all T_i
+    rollout_mean  1 / (number of rollouts x T_i)
+    prompt_mean   1 / (number of groups x tokens of the group)
+    constant      1 / (number of rollouts x constant_tokens)
+    """
+    trained = {rollout: count for rollout, count in tokens.items() if count > 0}
+    if reducer == "token_mean":
+        total = sum(trained.values())
+        return dict.fromkeys(trained, 1 / total if total else 0.0)
+    if reducer == "rollout_mean":
+        return {rollout: 1 / (len(trained) * count) for rollout, count in trained.items()}
+    if reducer == "constant":
+        return dict.fromkeys(trained, 1 / (len(trained) * constant_tokens) if trained else 0.0)
+    if reducer == "prompt_mean":
+        group_tokens: dict[int, int] = {}
+        for rollout, count in trained.items():
+            group_tokens[group_of[rollout]] = group_tokens.get(group_of[rollout], 0) + count
+        return {rollout: 1 / (len(group_tokens) * group_tokens[group_of[rollout]]) for rollout in trained}
+    raise ValueError(f"reducer {reducer!r} is unknown; expected token_mean, rollout_mean, prompt_mean or constant")
 
 
 def denominators(members: Sequence[Member]) -> list[dict[str, int]]:

@@ -1,4 +1,4 @@
-"""Write the plan row of a training step: choose ready groups, consume them, and fix advantages and token weights.
+"""Plan rows of training steps: choose ready groups, consume them, fix advantages and token weights; and read them.
 
 The plan row is the data cursor of a run: it is written once, in one transaction with the consumption of its groups, and
 fixes everything that a replay of the step needs. No torch: planning runs in an activity worker.
@@ -7,9 +7,10 @@ fixes everything that a replay of the step needs. No torch: planning runs in an 
                                `training/plan_builder.py`
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 
+import numpy as np
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.config import RunConfig
@@ -17,10 +18,11 @@ from ratchet.types import GroupState
 from scheduling.group_selection import has_enough_groups
 from scheduling.signal import gives_gradient
 from store import chains, plans, training_groups
+from store.chains import ChainArrays
 from store.plans import PlanRow
 from store.training_groups import GroupUse, ReadyGroup
 from training.plan_builder import ChainLengths, denominators, draft_members, plan_members
-from training.plan_types import Member
+from training.plan_types import Member, Plan, TrainingSequence
 
 _GROUPS_PER_QUERY = 256
 """Groups of a stored run whose tokens are counted by one query."""
@@ -135,3 +137,53 @@ async def _insert_plan(
     }
     rows = [asdict(member) for member in members]
     await plans.insert_plan(connection, run_id, PlanRow(step, rows, knobs, denominators(members), config.seed))
+
+
+# ---------------------------------------------------------------- what a step reads
+
+
+async def load_step_plan(connection: AsyncConnection, run_id: str, step: int) -> Plan | None:
+    """Return the step's plan, or None if the step is not planned."""
+    row = await plans.get_plan(connection, run_id, step)
+    if row is None:
+        return None
+    return Plan(step, [Member(**member) for member in row.members], row.knobs["min_policy_step"], row.knobs, row.seed)
+
+
+async def load_sequences(
+    connection: AsyncConnection, rollout_ids: Collection[int], min_policy_step: int, with_experts: bool = False
+) -> list[TrainingSequence]:
+    """Return every chain of these rollouts that has a trained token, in order of (rollout, chain), by two queries.
+
+    Tokens sampled under a policy step below `min_policy_step` are not trained. `with_experts`: with the experts that
+    the engine chose. Raises ValueError for a chain whose trained tokens were sampled at different temperatures.
+    """
+    read = await chains.read_chains(connection, rollout_ids, with_experts=with_experts)
+    found = [_training_sequence(chain, min_policy_step) for chain in read]
+    return [sequence for sequence in found if sequence is not None]
+
+
+def _training_sequence(chain: ChainArrays, min_policy_step: int) -> TrainingSequence | None:
+    """Return the chain up to its last trained token, or None if no token is trained."""
+    mask = chain.trained & (chain.policy_steps >= min_policy_step)
+    if not mask.any():
+        return None
+    assert not mask[0], "a chain begins with context"
+    end = int(np.flatnonzero(mask)[-1]) + 1
+    behaviour = np.where(mask, chain.logprobs, np.float32(0))
+    temperatures = np.unique(chain.temperatures[mask])
+    if len(temperatures) > 1:
+        raise ValueError(
+            f"rollout {chain.rollout_id} was sampled at temperatures {temperatures.tolist()}; "
+            "one chain has one temperature"
+        )
+    return TrainingSequence(
+        rollout_id=chain.rollout_id,
+        ids=chain.ids[:end],
+        mask=mask[:end],
+        behaviour=behaviour[:end],
+        turn_ids=chain.turn_ids[:end],
+        temperature=float(temperatures[0]),
+        policy_steps=chain.policy_steps[:end],
+        experts=None if chain.experts is None else chain.experts.cut(end),
+    )

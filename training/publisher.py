@@ -115,9 +115,9 @@ class Publisher:
         run_id, store = self.context.lease.run_id, self.context.store
         num_links = self.config.training.full_weights_every
         engine_set = self.config.engine_set
-        if num_links == 1 or store.transaction(engines.cannot_fetch, engine_set):
-            return list(written.files)
-        before = store.transaction(runs.newest_version, run_id, None, step)
+        before = None
+        if num_links > 1 and not store.transaction(engines.cannot_fetch, engine_set):
+            before = store.transaction(runs.newest_version, run_id, None, step)
         if before is None:
             return list(written.files)
         here = policy_directory(before.uri, self.context.settings.policies)

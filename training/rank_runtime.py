@@ -9,7 +9,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -70,17 +70,14 @@ class BlockingStore:
         delay = 0.2
         while True:
             try:
-                return self.run(self.database.run(work, *args))
+                return self._runner.run(self.database.run(work, *args))
             except StoreUnavailableError as error:
                 _LOG.warning("waiting for postgres", reason=str(error)[:200])
                 time.sleep(delay)
                 delay = min(delay * 2, 5.0)
 
-    def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        return self._runner.run(coroutine)
-
     def close(self) -> None:
-        self.run(self.database.close())
+        self._runner.run(self.database.close())
         self._runner.close()
 
 

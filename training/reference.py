@@ -30,45 +30,21 @@ if TYPE_CHECKING:  # a step needs no pydantic
     from ratchet.config import RunConfig
 
 
-def load_reference(
-    config: RunConfig, model_path: Path, loaded: LoadedPolicy, device: torch.device
-) -> TrainablePolicy | None:
-    """Load the reference like the policy, sharded over all ranks, and freeze it. A collective.
-
-    Returns None if `loss.reference_kl` is 0. Raises ValueError if the model cannot be the reference of `loaded`, the
-    policy from `model_path`.
-    """
-    if not config.loss.reference_kl:
-        return None
-    path = Path(config.loss.reference_model or model_path)
-    return load_frozen("loss.reference_model", path, config, model_path, loaded, device)
-
-
-def load_teacher(
-    config: RunConfig, model_path: Path, loaded: LoadedPolicy, device: torch.device
-) -> TrainablePolicy | None:
-    """Load and freeze the teacher, None without `loss.distillation`. A collective.
-
-    Raises ValueError if the model cannot be the teacher of `loaded`, the policy from `model_path`.
-    """
-    if config.loss.teacher_model is None or not config.loss.distillation:
-        return None
-    return load_frozen("loss.teacher_model", Path(config.loss.teacher_model), config, model_path, loaded, device)
-
-
 def load_frozen(
-    key: str, path: Path, config: RunConfig, model_path: Path, loaded: LoadedPolicy, device: torch.device
-) -> TrainablePolicy:
-    """Load the model that the config's `key` names like the policy, sharded over all ranks, and freeze it. A
-    collective.
+    key: str, path: Path | str | None, config: RunConfig, model_path: Path, loaded: LoadedPolicy, device: torch.device
+) -> TrainablePolicy | None:
+    """Load the model of the config's `key` like the policy, sharded over all ranks, and freeze it; None without a
+    path. A collective.
 
     Raises ValueError if it cannot score the tokens of `loaded`, the policy from `model_path`, in the same bins.
     """
+    if path is None:
+        return None
     from ratchet.model_directory import megatron_checkpoint  # which needs pydantic
 
-    checkpoint = megatron_checkpoint(path)
-    form = path if checkpoint is None else model_path
-    if form != model_path and canary.canary_ids(path) != canary.canary_ids(model_path):
+    checkpoint = megatron_checkpoint(Path(path))
+    form = Path(path) if checkpoint is None else model_path
+    if form != model_path and canary.canary_ids(form) != canary.canary_ids(model_path):
         raise ValueError(
             f"{key}: {path} has another tokenizer than the policy, so it cannot score the policy's "
             "tokens; name a model of the same family"

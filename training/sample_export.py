@@ -4,7 +4,8 @@ runs/<config's name>_<when the run began>/samples.jsonl
                                           rollout_dumps/rollout_<step>.pt
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -66,12 +67,12 @@ def sample_fields(sample: Sample, decode: Decode) -> JsonObject:
 async def write_jsonl(found: AsyncIterator[Sample], decode: Decode, path: Path) -> int:
     """Write one JSON object per line; return the number of samples."""
     number = 0
-    with _fresh(path).open("wb") as file:
+    with _whole_file(path) as partial, partial.open("wb") as file:
         async for sample in found:
             values = sample_fields(sample, decode)
             file.write(orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))
             number += 1
-    return _done(path, number)
+    return number
 
 
 async def write_dump(found: AsyncIterator[Sample], decode: Decode, step: int | str, path: Path) -> int:
@@ -88,23 +89,18 @@ async def write_dump(found: AsyncIterator[Sample], decode: Decode, step: int | s
         }
 
     rows = [tensors(sample_fields(sample, decode)) async for sample in found]
-    torch.save({"rollout_id": step, "samples": rows}, _fresh(path))
-    return _done(path, len(rows))
+    with _whole_file(path) as partial:
+        torch.save({"rollout_id": step, "samples": rows}, partial)
+    return len(rows)
 
 
-def _partial(path: Path) -> Path:
-    return path.with_name(f".{path.name}.partial")
-
-
-def _fresh(path: Path) -> Path:
-    """Return the path under which the file is written until it is complete."""
+@contextmanager
+def _whole_file(path: Path) -> Iterator[Path]:
+    """Yield the path of a file that takes the place of `path` once it is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    return _partial(path)
-
-
-def _done(path: Path, number: int) -> int:
-    _partial(path).replace(path)
-    return number
+    partial = path.with_name(f".{path.name}.partial")
+    yield partial
+    partial.replace(path)
 
 
 # ---------------------------------------------------------------- a whole run

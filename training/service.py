@@ -15,6 +15,7 @@ import sys
 from asyncio import StreamReader
 from asyncio.subprocess import Process
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -193,16 +194,11 @@ async def _keep_dumps(url: str) -> None:
 
 async def _start_driver(command: list[str], environment: dict[str, str]) -> Process:
     """Start the driver. Its lines go into the service's own log or, if that has JSON, to a pipe."""
-    if not is_json():
-        return await asyncio.create_subprocess_exec(*command, env=environment, cwd=paths.home())
-    return await asyncio.create_subprocess_exec(
-        *command,
-        env={**environment, "RAY_COLOR_PREFIX": "0", "RAY_DEDUP_LOGS": "0"},
-        cwd=paths.home(),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        limit=_MAX_LINE_BYTES,
-    )
+    pipes: dict[str, Any] = {}
+    if is_json():
+        environment = {**environment, "RAY_COLOR_PREFIX": "0", "RAY_DEDUP_LOGS": "0"}
+        pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.STDOUT, "limit": _MAX_LINE_BYTES}
+    return await asyncio.create_subprocess_exec(*command, env=environment, cwd=paths.home(), **pipes)
 
 
 async def relay_lines(stream: StreamReader, run_id: str) -> None:

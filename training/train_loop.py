@@ -3,7 +3,7 @@
 One step, with the function of each arrow:
 
     plan row (table `batch`, written by `planner.plan_step`)
-        | TrainLoop._wait_for_plan, TrainLoop._load_sequences        training/plan_loader.py
+        | TrainLoop._wait_for_plan, TrainLoop._load_sequences        training/planner.py
     chains (token ids, trained mask, recorded logprobs)
         | deal_bins, pack_bin                                        training/packing.py
     bins (one forward pass each)
@@ -25,27 +25,24 @@ ranks take the same next step.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import structlog
 import torch
 import torch.distributed as dist
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from engine.policy_cache import PolicyCache
 from ratchet import secrets
-from ratchet.config import RunConfig
-from ratchet.errors import FencedError, StoreUnavailableError
+from ratchet.errors import ConfigError, FencedError, StoreUnavailableError
 from ratchet.stored_config import read_stored_config
-from ratchet.types import JsonObject
 from store import evaluations, learner_commits, learners, runs, training_groups
 from store.checkpoints import CheckpointRow, list_checkpoints
 from store.learner_commits import RunLease
 from store.learners import NextStep
 from store.metrics import read_metric, read_metric_values, record_metrics
 from store.open_runs import pause_run
-from training import plan_loader
+from training import planner
 from training.checkpoint import DamagedCheckpointError, newest_epoch
 from training.checkpoint_writer import CheckpointWriter
 from training.learner import RankLearner, StepResult
@@ -91,7 +88,7 @@ def _train_under_lease(context: RankContext) -> None:
     lease = context.lease
     try:
         TrainLoop(context).run()
-    except ValueError as error:
+    except (ConfigError, ValueError) as error:
         # The config, model or batch cannot be trained; every rank raises it, and another start would not help.
         reason = f"the learner cannot go on: {error}"
         context.ranks.transaction(pause_run, lease.run_id, reason, lease.epoch)
@@ -109,21 +106,6 @@ def _train_under_lease(context: RankContext) -> None:
         raise
 
 
-@dataclass(slots=True, frozen=True)
-class _RunRecord:
-    """The data that the loop reads from the store at its start.
-
-    `model_uri`: the run's version 0, which exists even if the user deletes the model that the config names.
-    `model_files`: the files of that version. `is_stored`: the run trains on the groups of another run, and has no
-    rollouts of its own.
-    """
-
-    config: RunConfig
-    model_uri: str
-    model_files: list[JsonObject]
-    is_stored: bool
-
-
 class TrainLoop:
     """The steps of one rank. All ranks construct it and call `run` together."""
 
@@ -131,18 +113,21 @@ class TrainLoop:
         """Load the model and the checkpoint. Raises ValueError if the config, model or checkpoint cannot be used."""
         self.context = context
         self.lease = context.lease
-        record = context.store.transaction(_read_run, context.lease.run_id)
-        self.config = record.config
-        self.is_stored = record.is_stored
+        row = context.store.transaction(runs.the_run, self.lease.run_id)
+        first = context.store.transaction(runs.newest_version, self.lease.run_id, 0)
+        self.config = read_stored_config(row.config)
+        self.is_stored = row.source_run_id is not None  # it trains on another run's groups, and has no rollouts
         if context.settings.metrics is not None and dist.get_rank() == 0:
             # Sinks upload the config: without literal secrets of old runs, and without the options of all sinks.
-            shown = secrets.redact_config(record.config.model_dump(mode="json", exclude={"metrics"}))
+            shown = secrets.redact_config(self.config.model_dump(mode="json", exclude={"metrics"}))
             sunk = SinkRun(self.lease.run_id, self.lease.epoch, context.settings.metrics, shown)
-            context.sinks.open(record.config.metrics.sinks, sunk)
+            context.sinks.open(self.config.metrics.sinks, sunk)
         cache = PolicyCache(context.settings.policies)
-        model_path = context.when_storage_answers(lambda: cache.fetch(record.model_uri, record.model_files))
-        self.learner = RankLearner(model_path, record.config)
-        self.publisher = Publisher(context, self.learner, record.config)
+        # Version 0 exists even if the user deletes the model that the config names.
+        uri, files = (row.model_path, []) if first is None else (first.uri, first.files)
+        model_path = context.when_storage_answers(lambda: cache.fetch(uri, files))
+        self.learner = RankLearner(model_path, self.config)
+        self.publisher = Publisher(context, self.learner, self.config)
         self.checkpoints = CheckpointWriter(context, self.learner)
         if self.lease.uri is not None:
             self.lease = self._load_newest_checkpoint(self.lease.uri)
@@ -268,7 +253,7 @@ class TrainLoop:
             if found is NextStep.NONE:
                 return found
             if found is NextStep.PLANNED:
-                plan = store.transaction(plan_loader.load_step_plan, lease.run_id, step)
+                plan = store.transaction(planner.load_step_plan, lease.run_id, step)
                 if plan is not None:  # else it was discarded, and the next look finds this learner fenced
                     return plan
             time.sleep(_POLL_SECONDS)
@@ -296,7 +281,7 @@ class TrainLoop:
     def _load_sequences(self, plan: Plan) -> list[TrainingSequence]:
         trained = [member.rollout_id for member in plan.members if member.num_tokens > 0]
         sequences = self.context.store.transaction(
-            plan_loader.load_sequences, trained, plan.min_policy_step, self.config.training.router_replay
+            planner.load_sequences, trained, plan.min_policy_step, self.config.training.router_replay
         )
         # The versions of another run do not give the age of a token relative to these weights.
         return [replace(one, policy_steps=None) for one in sequences] if self.is_stored else sequences
@@ -329,15 +314,6 @@ class TrainLoop:
         lease = self.lease
         self.context.ranks.transaction(pause_run, lease.run_id, reason, lease.epoch)
         raise FencedError(f"run {lease.run_id} is paused: {reason}")
-
-
-async def _read_run(connection: AsyncConnection, run_id: str) -> _RunRecord:
-    row = await runs.the_run(connection, run_id)
-    initial = await runs.newest_version(connection, run_id, 0)
-    config, is_stored = read_stored_config(row.config), row.source_run_id is not None
-    if initial is None:
-        return _RunRecord(config, row.model_path, [], is_stored)
-    return _RunRecord(config, initial.uri, initial.files, is_stored)
 
 
 def _warn_if_size_changed(context: RankContext, rows: Sequence[CheckpointRow]) -> None:

@@ -58,7 +58,7 @@ def export_checkpoint_command(
     from engine.policy_cache import PolicyCache
     from ratchet import paths
     from training.checkpoint import DamagedCheckpointError
-    from training.policy_export import export_checkpoint
+    from training.learner import export_checkpoint
 
     try:
         with PolicyCache(paths.policies()) as cache:

@@ -28,8 +28,8 @@ from tests.benchmarks._adapter_load import bench_postgres, bench_process
 from tests.benchmarks._workload import Conversation, corpus
 from tests.benchmarks.training import RECORDED
 from tests.standins.tiny_model import make_tokenizer
-from training.plan_loader import load_sequences
 from training.plan_types import TrainingSequence
+from training.planner import load_sequences
 
 VOCABULARY = 4000
 """Ids must be below 4096, the size of the vocabulary of the benchmark's model."""

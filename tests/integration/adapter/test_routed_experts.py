@@ -12,7 +12,7 @@ from store.database import Database
 from tests.integration.adapter.conftest import Opened, ScriptedEngine
 from tests.integration.adapter.test_durability import ask
 from tests.standins.engine import experts_of
-from training.plan_loader import load_sequences
+from training.planner import load_sequences
 
 
 async def say(engine: ScriptedEngine, *texts: str, experts: bool = True) -> None:

@@ -22,9 +22,8 @@ from store.database import Database
 from store.runs import OrderedTask
 from store.schema import BatchItemTable, BatchTable, RolloutGroupTable, RolloutTable, RunTable
 from tests.integration.training.records import make_config, make_group, make_run
-from training.plan_loader import load_sequences, load_step_plan
 from training.plan_types import Plan
-from training.planner import plan_step
+from training.planner import load_sequences, load_step_plan, plan_step
 
 SOLVED_ONCE = [1.0, 0.0, 0.0, 0.0]
 

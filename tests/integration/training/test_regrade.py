@@ -16,8 +16,7 @@ from store import grades, rollouts
 from store.database import Database
 from store.schema import BatchTable, ChainTable, RolloutGroupTable, RolloutTable, RunTable
 from tests.integration.training.records import make_config, make_group, make_run
-from training.plan_loader import load_sequences, load_step_plan
-from training.planner import plan_step
+from training.planner import load_sequences, load_step_plan, plan_step
 
 SOLVED, REJECTED = Verdict(True, "all pass", "", 1.0), Verdict(False, "tampered", "", 1.0, True, "runner_tampered")
 

@@ -7,7 +7,7 @@ import pytest
 from ratchet.token_statistics import TrainedToken
 from reads.rollouts import PlannedUse
 from reads.steps import RatioToken, group_ratio_tokens, loss_shares, why_no_shares
-from training.loss_reducers import reducer_weights
+from training.plan_builder import reducer_weights
 
 
 def use(num_tokens: int, weight: float, advantage: float) -> PlannedUse:

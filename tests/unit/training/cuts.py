@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ratchet.config import RunConfig
 from ratchet.token_statistics import TrainedToken, TrainedTurn
-from training.loss_reducers import reducer_weights
+from training.plan_builder import reducer_weights
 from training.plan_types import Member, Plan, TrainingSequence
 
 if TYPE_CHECKING:

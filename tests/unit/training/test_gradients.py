@@ -303,7 +303,7 @@ def test_the_optimiser_s_kernels_are_those_of_the_machine_that_loads(
 
 
 def test_an_exported_checkpoint_equals_the_published_weights(model: Path, tmp_path: Path) -> None:
-    from training.policy_export import export_checkpoint
+    from training.learner import export_checkpoint
 
     rollouts = make_rollouts(7)
     learner = RankLearner(model, make_config())

@@ -6,10 +6,8 @@ import sys
 LIGHT = (
     "engine.policy_files",
     "training.advantage",
-    "training.loss_reducers",
     "training.packing",
     "training.plan_builder",
-    "training.plan_loader",
     "training.planner",
     "training.prefix_tree",
     "training.service",

@@ -15,10 +15,9 @@ from engine import adapter_files, policy_files
 from ratchet.config import RunConfig
 from tests.unit.training.cuts import adapter_gradients, make_config, make_plan, make_relatives, run_adapter_rank
 from training import lora
-from training.learner import RankLearner
+from training.learner import RankLearner, export_checkpoint
 from training.packing import pack_bin
 from training.plan_types import Plan, TrainingSequence
-from training.policy_export import export_checkpoint
 from training.policy_inputs import make_inputs
 
 pytestmark = [pytest.mark.usefixtures("single_rank"), pytest.mark.filterwarnings("ignore:.*tie_word_embeddings.*")]

@@ -13,10 +13,9 @@ from ratchet.types import JsonObject
 from tests.standins.wrapped_model import fuse_experts, make_wrapped_model, rename_tensor
 from tests.unit.training.cuts import gradient, make_config, make_plan, make_relatives, make_rollouts
 from tests.unit.training.test_gradients import make_architecture
-from training.learner import RankLearner
+from training.learner import RankLearner, export_checkpoint
 from training.packing import pack_bin
 from training.plan_types import TrainingSequence
-from training.policy_export import export_checkpoint
 from training.policy_inputs import make_inputs
 
 pytestmark = pytest.mark.usefixtures("single_rank")

@@ -11,7 +11,7 @@ import pytest
 
 from ratchet.config import RunConfig
 from tests.unit.training.cuts import Turns
-from training.loss_reducers import reducer_weights
+from training.plan_builder import reducer_weights
 from training.plan_types import Member, Plan, TrainingSequence
 
 pytestmark = [pytest.mark.usefixtures("single_rank"), pytest.mark.filterwarnings("ignore")]
