@@ -96,18 +96,10 @@ def _find_task(rows: Sequence[NumberedTask], input: RolloutInput) -> NumberedTas
 
 def _require_served(input: RolloutInput, config: RunConfig, found: Sequence[EngineRow]) -> None:
     """Raise ConfigError if the input names a model or a policy version that no engine serves."""
-    for wanted, served, what in (
-        (
-            input.model and str(model_of(config).resolve()),
-            {str(Path(engine.model_path).resolve()) for engine in found},
-            "model",
-        ),
-        (
-            input.policy_version,
-            {version_in_label(engine.version, FIRST_SLOT) for engine in found},  # which rollouts by hand ask
-            "policy version",
-        ),
-    ):
+    model = input.model and str(model_of(config).resolve())
+    models = {str(Path(engine.model_path).resolve()) for engine in found}
+    versions = {version_in_label(engine.version, FIRST_SLOT) for engine in found}  # which rollouts by hand ask
+    for what, wanted, served in (("model", model, models), ("policy version", input.policy_version, versions)):
         if wanted and found and wanted not in served:
             names = ", ".join(sorted(str(name) for name in served))
             raise ConfigError(

@@ -94,9 +94,8 @@ class LearnActivities:
                 published = await runs.newest_version(connection, input.run_id, input.step)
             if state in (BatchState.STEPPED, BatchState.COMMITTED) and published is not None:
                 return LearnedStep(used_seconds=asyncio.get_running_loop().time() - started)
-            if run is not None and run.resolved_config.training.steps < input.step:
-                return LearnedStep(trained=False)
-            if state is None:  # a person has discarded its batch
+            is_last = run is not None and run.resolved_config.training.steps < input.step
+            if is_last or state is None:  # a person has discarded its batch
                 return LearnedStep(trained=False)
             waited = asyncio.get_running_loop().time() - started
             silent = learner.silent_seconds if learner else waited

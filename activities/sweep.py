@@ -274,7 +274,7 @@ class SweepActivities:
 
     async def _settle_if_orphaned(self, group_id: int) -> None:
         """Settle a group whose own workflow does not run either, since no member will be replaced; wake its run."""
-        group = await self.database.run(groups.workflow_of_group, group_id)
+        group = await self.database.run(groups.get_group, group_id)
         if not (await self._alive({group.workflow_id}))[group.workflow_id]:
             async with self.database.begin() as connection:
                 await groups.settle_group(connection, group_id, accept_failed=True)

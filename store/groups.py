@@ -70,6 +70,7 @@ class GroupRow:
 
     run_id: str
     group_no: int
+    workflow_id: str
     size: int
     state: GroupState
     started_step: int
@@ -107,8 +108,7 @@ def wants_running() -> ColumnElement[bool]:
 
 def ended_without_verdict() -> ColumnElement[bool]:
     """Return the condition for members that have ended without a verdict and have no replacement."""
-    unrewarded = RolloutTable.outcome.is_not(None) & RolloutTable.outcome.not_in(REWARDED_OUTCOMES)
-    return unrewarded & RolloutTable.replaced_by.is_(None)
+    return wants_running() & RolloutTable.outcome.is_not(None)
 
 
 async def replace_member(connection: AsyncConnection, rollout_id: int, max_replacements: int) -> GroupMember | None:
@@ -254,14 +254,3 @@ async def count_rewarded_members(connection: AsyncConnection, group_id: int) -> 
     """Return the number of members with a reward that have not been replaced."""
     members = (RolloutTable.group_id == group_id) & RolloutTable.replaced_by.is_(None)
     return await count_rows(connection, members, RolloutTable.outcome.in_(REWARDED_OUTCOMES))
-
-
-@dataclass(slots=True, frozen=True)
-class GroupWorkflow:
-    workflow_id: str
-    run_id: str
-
-
-async def workflow_of_group(connection: AsyncConnection, group_id: int) -> GroupWorkflow:
-    statement = select(*columns_of(GroupWorkflow, RolloutGroupTable)).where(RolloutGroupTable.id == group_id)
-    return GroupWorkflow(*(await connection.execute(statement)).one())
