@@ -129,7 +129,7 @@ async def model_directory(database: Database, config: RunConfig) -> Path:
     return model
 
 
-def _tokenizer_differs(model: Path, source: Path) -> bool:
+def _tokenizer_or_template_differs(model: Path, source: Path) -> bool:
     """Compare vocabularies and chat templates; a source that is gone differs from nothing."""
     if not (source / "tokenizer.json").exists():
         return False
@@ -151,7 +151,7 @@ async def _import_tasks(
     if config.evaluation.forked_turn_id is not None:
         point = await forks.fork_point(connection, config.evaluation.forked_turn_id)
         source = Path((await runs.the_run(connection, point.run_id)).model_path)
-        if model is not None and await asyncio.to_thread(_tokenizer_differs, model, source):
+        if model is not None and await asyncio.to_thread(_tokenizer_or_template_differs, model, source):
             raise ConfigError(
                 f"{model} has another tokenizer or template than {source}, whose tokens rollout {point.rollout_id} "
                 "has; name a policy with the same ones"

@@ -138,9 +138,9 @@ async def fork_config(
     run_id, _, step = plain_name(init_from).rpartition("@")
     if run_id and not Path(init_from).exists() and (wanted := step_number(step)) is not None:
         await _require_published(stack, run_id, wanted)
-    values = read_stored_config(row.config).model_dump(mode="json") | {"endpoint": None, "init_from": init_from}
+    config = read_stored_config(row.config).model_copy(update={"endpoint": None, "init_from": init_from})
     forked = replace(settings, temperatures=(point.temperature or 1.0,), forked_turn_id=point.id)
-    return evaluation_config(resolve_config(values, "the fork's config", Path.cwd()), forked), point
+    return evaluation_config(config, forked), point
 
 
 async def _require_published(stack: Stack, run_id: str, step: int) -> None:

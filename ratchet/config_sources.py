@@ -182,7 +182,7 @@ def resolve_config(values: Mapping[str, Any], source: str, base: Path) -> RunCon
 
     datasets = [dataset.model_copy(update={"path": absolute(dataset.path)}) for dataset in config.datasets]
     for dataset in datasets:
-        if not Path(dataset.path).exists():
+        if config.evaluation.forked_turn_id is None and not Path(dataset.path).exists():
             raise ConfigError(
                 f"{source}: datasets: {dataset.path} does not exist; "
                 "name a JSONL or parquet file, or a folder of Harbor tasks"

@@ -109,7 +109,7 @@ def check_start(config: RunConfig, say: Callable[[str], None], compares_needs: b
     LearnerModels(config).require_trainable()
     if missing := missing_program(config.harness.name):
         say(missing)
-    for dataset in config.datasets:
+    for dataset in config.datasets if config.evaluation.forked_turn_id is None else ():
         num_tasks = sum(1 for _ in offered_rows(dataset, "", offers_of(config) if compares_needs else {}))
         say(f"{dataset.path}: {num_tasks} tasks for {dataset.use}")
 
