@@ -39,6 +39,7 @@ from ratchet.stored_config import read_stored_config
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import Purpose, RunState, Wish
 from scheduling import circuit_breaker, group_selection
+from scheduling.fork_selection import with_forks
 from scheduling.quarantine import quarantined_tasks
 from scheduling.task_selection import choose_tasks, mix_datasets
 from store import (
@@ -337,7 +338,7 @@ async def _create_groups(
         )
         for n, task in enumerate(chosen)
     ]
-    await groups.create_groups(connection, new, config.harness.name)
+    await groups.create_groups(connection, await with_forks(connection, new, config), config.harness.name)
 
 
 async def next_tasks(

@@ -114,8 +114,8 @@ async def run_fork(
     config, point = await fork_config(stack, what, number, policy, settings)
     found = await _start(stack, config, f"fork-{point.rollout_id}-{number}", settings.new, say)
     async with stack.database() as database, database.begin() as connection:
-        whole, number = await forks.count_whole_forks(connection, found["run_id"])
-    return found | {"whole": whole, "rollouts": number}
+        made = [one for one in await forks.forks_of(connection, point.rollout_id) if one.run_id == found["run_id"]]
+    return found | {"whole": sum(one.num_whole for one in made), "rollouts": sum(one.size for one in made)}
 
 
 async def fork_config(

@@ -157,6 +157,8 @@ class RunConfig(Section):
             )
         if self.evaluation.forked_turn_id is not None and self.training.steps:
             raise ValueError("evaluation.forked_turn_id: forks are not trained; training.steps must be 0")
+        if self.training.forks.share and self.harness.generate:
+            raise ValueError("training.forks.share: a function of harness.generate makes no forks; it must be 0")
         if self.sampling.max_response_tokens > self.sampling.max_context_tokens:
             raise ValueError("sampling.max_response_tokens is above sampling.max_context_tokens")
         if self.training.min_graded is not None and self.training.min_graded > self.training.group_size:

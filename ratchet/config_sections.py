@@ -251,6 +251,17 @@ class LoraConfig(Section):
         return sorted(set(names))
 
 
+class ForksConfig(Section):
+    """Training groups whose rollouts do again what an earlier one did before a turn, and sample from there."""
+
+    share: Fraction = 0.0
+    """Share of the training groups that are forks of a graded rollout whose group is at most `max_staleness` steps old,
+    or one. A group without such a source stays a plain one. 0, the default, makes no forks."""
+    turn: Literal["uniform", "mixed", "entropy", "first_edit"] = "uniform"
+    """Turn that is sampled anew: `uniform`, the default, takes any behind the first; `mixed` the same, of groups whose
+    rewards differ; `entropy` the one with the lowest mean logprob; `first_edit` the first one that writes a file."""
+
+
 class TrainingConfig(Section):
     """Steps, groups and the optimiser."""
 
@@ -281,6 +292,8 @@ class TrainingConfig(Section):
     solve_rate_steps: Positive = 10
     """Window, in steps, of the recent mean reward for `solve_rates`. A task without a group in the window is tried
     again."""
+    forks: ForksConfig = ForksConfig()
+    """Share and kind of the groups that are forks of earlier rollouts; none by default."""
     updates_per_step: Positive = 1
     """Number of optimiser updates of one step; all members of a group are in the same update. 1, the default, keeps
     every update on-policy with respect to the step."""

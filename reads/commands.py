@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from reads.tool_uses import object_of, read_tool_uses
 from store.arrays import unpack_json
+from store.replayed_turns import COPIED
 from store.rollout_words import UNREADABLE
 from store.schema import BatchItemTable, GradeTable, RolloutTable, TurnTable
 
@@ -89,7 +90,7 @@ def within_turns(rollouts: Sequence[JudgedRollout], max_turns: int) -> Sequence[
 async def read_packed_answers(connection: AsyncConnection, rollout_ids: Sequence[int]) -> list[PackedAnswer]:
     statement = (
         select(TurnTable.rollout_id, TurnTable.answer)
-        .where(TurnTable.rollout_id.in_(rollout_ids), TurnTable.answer.is_not(None), TurnTable.attempt > 0)
+        .where(TurnTable.rollout_id.in_(rollout_ids), TurnTable.answer.is_not(None), TurnTable.worker != COPIED)
         .order_by(TurnTable.rollout_id, TurnTable.id)
     )
     return [PackedAnswer(*row) for row in await connection.execute(statement)]

@@ -8,12 +8,13 @@ session is closed. Their first attempt gets these as any attempt gets those of t
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sqlalchemy import RowMapping, exists, func, insert, select, text
+from sqlalchemy import ColumnElement, RowMapping, exists, func, insert, select, text
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.orm import aliased
 
 from ratchet.errors import ConfigError
-from ratchet.types import SessionState, TurnState, policy_step
+from ratchet.types import Outcome, Purpose, SessionState, TurnKind, TurnState, policy_step
 from store.arrays import pack_json, unpack_json
 from store.columns import columns_of
 from store.replayed_turns import COPIED
@@ -60,11 +61,45 @@ async def turn_of_number(connection: AsyncConnection, rollout_id: int, number: i
     ids = select(TurnTable.id).where(TurnTable.rollout_id == rollout_id).order_by(TurnTable.id)
     found = list((await connection.execute(ids)).scalars())
     if not 1 <= number <= len(found):
-        have = (
-            f"turns 1 to {len(found)}" if found else "none in the store, from which those of an archived run are gone"
-        )
+        have = f"turns 1 to {len(found)}" if found else "none in the store; those of an archived run are gone"
         raise ConfigError(f"rollout {rollout_id} has no turn {number}; it has {have}")
     return found[number - 1]
+
+
+class ForkableTurn(NamedTuple):
+    """A turn before which a group may begin. `is_forked`: one does. `logprobs`, `answer`: as they are stored."""
+
+    id: int
+    task_id: int
+    is_forked: bool
+    logprobs: bytes
+    answer: bytes
+
+
+async def forkable_rollouts(connection: AsyncConnection, run_id: str, oldest_step: int, mixed: bool) -> list[int]:
+    """Return the graded training rollouts of a run whose groups were made since the policy step `oldest_step`.
+
+    Forks are left out: forks of forks would leave the states that the policy reaches by itself. `mixed`: only of groups
+    whose rewards differ. All have the tokenizer, template and agent of the run.
+    """
+    one, group = RolloutTable, RolloutGroupTable
+    counted = (one.outcome == Outcome.GRADED) & one.late.is_(False) & one.replaced_by.is_(None)
+    found = select(one.id, func.array_agg(one.reward).over(partition_by=one.group_id))
+    found = found.join(group, group.id == one.group_id).where(counted, group.forked_turn_id.is_(None))
+    found = found.where(group.run_id == run_id, group.purpose == Purpose.TRAIN, group.started_step >= oldest_step)
+    rows = await connection.execute(found.order_by(one.id))
+    return [rollout_id for rollout_id, rewards in rows if not mixed or len(set(rewards)) > 1]
+
+
+async def forkable_turns(connection: AsyncConnection, rollout_id: int) -> list[ForkableTurn]:
+    """Return the turns of a rollout's conversation that go on from another one, in order."""
+    turn, is_forked = TurnTable, exists().where(RolloutGroupTable.forked_turn_id == TurnTable.id)
+    columns = columns_of(ForkableTurn, turn, task_id=RolloutTable.task_id, is_forked=is_forked)
+    found = select(*columns).join(RolloutTable, RolloutTable.id == turn.rollout_id)
+    found = found.where(turn.rollout_id == rollout_id, turn.attempt == RolloutTable.attempt)
+    found = found.where(turn.kind == TurnKind.MAIN, turn.state == TurnState.COMPLETED, turn.parent_turn_id.is_not(None))
+    found = found.where(turn.logprobs_valid, turn.num_sampled > 0)
+    return [ForkableTurn(*row) for row in await connection.execute(found.order_by(turn.id))]
 
 
 async def give_recorded_turns(connection: AsyncConnection, rollout_id: int) -> None:
@@ -125,12 +160,17 @@ def _asked(row: RowMapping, request: dict[str, Any]) -> tuple[str, Any]:
 
 @dataclass(slots=True, frozen=True)
 class Fork:
-    """A group that was forked from a rollout. `turn_id`: the turn that it sampled anew."""
+    """A group that was forked from a rollout. `turn_id`: the turn that it sampled anew.
+
+    `num_whole`: its members that asked again for all turns before that one. `mean_reward`: over the `num_verdicts` of
+    these, an estimate of the value of the state there; the difference of two is the credit of the turns between them.
+    """
 
     turn_id: int
     run_id: str
     group_id: int
     size: int
+    num_whole: int
     num_verdicts: int
     mean_reward: float | None
 
@@ -138,7 +178,9 @@ class Fork:
 async def forks_of(connection: AsyncConnection, rollout_id: int) -> list[Fork]:
     """Return the groups that were forked from a rollout, oldest first."""
     group = RolloutGroupTable
-    counts = {"num_verdicts": func.count(RolloutTable.reward), "mean_reward": func.avg(RolloutTable.reward)}
+    reward = RolloutTable.reward
+    values = {"num_whole": func.count(), "num_verdicts": func.count(reward), "mean_reward": func.avg(reward)}
+    counts = {name: value.filter(_is_whole()) for name, value in values.items()}
     columns = columns_of(Fork, group, turn_id=group.forked_turn_id, group_id=group.id, **counts)
     statement = (
         select(*columns)
@@ -149,17 +191,8 @@ async def forks_of(connection: AsyncConnection, rollout_id: int) -> list[Fork]:
     return [Fork(*row) for row in await connection.execute(statement.group_by(group.id).order_by(group.id))]
 
 
-async def count_whole_forks(connection: AsyncConnection, run_id: str) -> tuple[int, int]:
-    """Return how many rollouts of a run's forked groups have asked again for all turns that they were given, of how
-    many."""
-    is_copy = (TurnTable.rollout_id == RolloutTable.id) & (TurnTable.worker == COPIED)
-    is_left = exists().where(is_copy, TurnTable.attempt < RolloutTable.attempt)
-    statement = (
-        select(func.count().filter(~is_left), func.count())
-        .select_from(RolloutTable)
-        .join(RolloutGroupTable, RolloutGroupTable.id == RolloutTable.group_id)
-        .where(RolloutTable.run_id == run_id, RolloutTable.replaced_by.is_(None))
-        .where(RolloutGroupTable.forked_turn_id.is_not(None))
-    )
-    whole, number = (await connection.execute(statement)).one()
-    return whole, number
+def _is_whole() -> ColumnElement[bool]:
+    """Return the condition that a rollout has asked again for all turns that it was given."""
+    copy = aliased(TurnTable)
+    is_copy = (copy.rollout_id == RolloutTable.id) & (copy.worker == COPIED)
+    return ~exists().where(is_copy, copy.attempt < RolloutTable.attempt)

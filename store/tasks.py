@@ -249,13 +249,14 @@ class RecentSolveRate(NamedTuple):
 
 
 async def recent_solve_rates(connection: AsyncConnection, run_id: str, since_step: int) -> list[RecentSolveRate]:
-    """Return every training task of the run, in its order, with its mean reward since `since_step`."""
+    """Return every training task of the run, in its order, with its mean reward since `since_step`, without forks."""
     recent = RolloutGroupTable.started_step >= since_step
     counted = recent & RolloutTable.late.is_(False) & RolloutTable.replaced_by.is_(None)
     mine = (
         (RolloutGroupTable.run_id == RunTaskTable.run_id)
         & (RolloutGroupTable.task_id == RunTaskTable.task_id)
         & (RolloutGroupTable.purpose == Purpose.TRAIN)
+        & RolloutGroupTable.forked_turn_id.is_(None)
     )
     statement = (
         select(

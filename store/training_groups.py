@@ -38,6 +38,7 @@ class ReadyGroup:
     group_id: int
     group_no: int
     members: list[ReadyMember]
+    is_fork: bool = False
 
     @property
     def rewards(self) -> list[float]:
@@ -86,7 +87,7 @@ async def ready_groups(
     group rows until the transaction ends, so that a cancellation cannot change them meanwhile.
     """
     statement = (
-        select(RolloutGroupTable.id, RolloutGroupTable.group_no)
+        select(RolloutGroupTable.id, RolloutGroupTable.group_no, RolloutGroupTable.forked_turn_id)
         .where(
             RolloutGroupTable.run_id == run_id,
             RolloutGroupTable.purpose == (Purpose.EVAL if demonstrations else Purpose.TRAIN),
@@ -110,7 +111,7 @@ async def ready_groups(
     for row in rows:
         if truncated != "exclude" or row.agent_exit not in TRUNCATED_EXITS:
             members[row.group_id].append(ReadyMember(*row[1:]))
-    return [ReadyGroup(group.id, group.group_no, members[group.id]) for group in groups]
+    return [ReadyGroup(one.id, one.group_no, members[one.id], one.forked_turn_id is not None) for one in groups]
 
 
 async def consume_ready_groups(

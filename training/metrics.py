@@ -155,10 +155,11 @@ def peak_memory_gib(device: torch.device) -> float:
 
 
 def reward_metrics(members: Sequence[Member]) -> dict[str, float]:
-    """Return means over the plan's rollouts, including those without a trained token."""
-    rewards = [member.reward for member in members]
+    """Return means over the plan's rollouts, also over those without a trained token; the reward of forks is apart."""
+    of_forks = [member.reward for member in members if member.is_fork]
+    rewards = [member.reward for member in members if not member.is_fork] or of_forks
     trained = [member for member in members if member.num_tokens > 0]
-    return {
+    return ({"fork_reward_mean": sum(of_forks) / len(of_forks)} if of_forks else {}) | {
         "reward_mean": sum(rewards) / max(1, len(rewards)),
         "rollouts": float(len(members)),
         "groups": float(len({member.group_id for member in members})),

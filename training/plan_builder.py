@@ -69,7 +69,7 @@ def draft_members(
         if config.loss.chain_credit == "split":
             value /= max(1, member.num_chains)
         known = (member.rollout_id, group.group_id, member.grade_id, member.reward)
-        members.append(Member(*known, value, num_tokens, 0, 0.0))
+        members.append(Member(*known, value, num_tokens, 0, 0.0, group.is_fork))
     return members
 
 

@@ -21,6 +21,7 @@ class Member:
 
     `num_tokens` is T_i: its trained tokens over all chains, after the staleness bound. `update`: number of the
     optimiser update that trains it, from 0. `weight`: what one of its trained tokens counts in that update's loss.
+    `is_fork`: it began in the middle of another rollout.
     """
 
     rollout_id: int
@@ -31,6 +32,7 @@ class Member:
     num_tokens: int
     update: int
     weight: float
+    is_fork: bool = False
 
 
 @dataclass(slots=True, frozen=True)

@@ -6,6 +6,7 @@ from sqlalchemy import insert, select, update
 from adapter.turns.loss_mask import build_chains
 from ratchet.errors import ConfigError
 from ratchet.types import Purpose, RunState
+from reads.commands import read_packed_answers
 from store import forks, groups, retention, sessions, turns
 from store.arrays import ids_from_bytes
 from store.groups import NewGroup
@@ -13,6 +14,8 @@ from store.replayed_turns import COPIED
 from store.schema import RolloutTable, RunTable, TurnTable
 from tests.integration.adapter.conftest import LIMITS, Opened, ScriptedEngine
 from tests.integration.adapter.test_replay import LISTED, LISTED_LATER, converse, next_attempt, num_calls
+
+SOLVED = {"outcome": "graded", "reward": 1.0}
 
 
 async def fork(source: Opened, turn_id: int, group_no: int = 0, size: int = 1) -> list[Opened]:
@@ -67,8 +70,12 @@ async def test_each_member_replays_to_the_turn_and_samples_from_there(
     assert [row.sampled_ids for row in await opened.turns()] == [row.sampled_ids for row in source]
     async with opened.database.begin() as conn:
         (shown,) = await forks.forks_of(conn, opened.rollout_id)
-        assert (shown.turn_id, shown.size, shown.num_verdicts) == (source[2].id, 2, 0)
-        assert await forks.count_whole_forks(conn, shown.run_id) == (2, 2)
+        assert (shown.turn_id, shown.size, shown.num_whole, shown.num_verdicts) == (source[2].id, 2, 2, 0)
+        await conn.execute(update(RolloutTable).where(RolloutTable.id == members[0].rollout_id).values(**SOLVED))
+        (shown,) = await forks.forks_of(conn, opened.rollout_id)
+        assert (shown.num_verdicts, shown.mean_reward) == (1, 1.0)
+        answers = await read_packed_answers(conn, [one.rollout_id for one in members])
+    assert len(answers) == 4, "the commands of copied turns are those of the rollout that sampled them"
 
 
 async def test_another_result_ends_the_way_back(adapter: str, engine: ScriptedEngine, opened: Opened) -> None:
@@ -78,7 +85,11 @@ async def test_another_result_ends_the_way_back(adapter: str, engine: ScriptedEn
     (one,) = await fork(opened, source[2].id)
     assert await converse(adapter, one, ["no such file", "nothing"]) == ["look", "other", "end"]
     async with opened.database.begin() as conn:
-        assert await forks.count_whole_forks(conn, "run-1") == (0, 1)
+        await conn.execute(update(RolloutTable).where(RolloutTable.id == one.rollout_id).values(**SOLVED))
+        (shown,) = await forks.forks_of(conn, opened.rollout_id)
+    assert (shown.size, shown.num_whole, shown.num_verdicts, shown.mean_reward) == (1, 0, 0, None), (
+        "it was not in the state before that turn"
+    )
 
 
 async def test_a_fork_can_be_forked_and_lose_its_box(adapter: str, engine: ScriptedEngine, opened: Opened) -> None:
@@ -137,7 +148,8 @@ async def test_a_turn_of_an_attempt_that_lost_its_box_is_behind_what_it_was_behi
     found = await converse(adapter, one, LISTED)
     assert found[: len(expected)] == ["end" if text == "new" else text for text in expected]
     async with opened.database.begin() as conn:
-        assert await forks.count_whole_forks(conn, "run-1") == (1, 1)
+        (shown,) = await forks.forks_of(conn, opened.rollout_id)
+        assert (shown.size, shown.num_whole) == (1, 1)
 
 
 async def test_a_lost_box_does_not_move_the_turn_at_which_a_fork_begins(
@@ -155,7 +167,8 @@ async def test_a_lost_box_does_not_move_the_turn_at_which_a_fork_begins(
     assert await converse(adapter, third, LISTED[:1]) == ["look", "edit"]
     async with opened.database.begin() as conn:
         await conn.execute(update(RolloutTable).where(RolloutTable.id == one.rollout_id).values(attempt=3))
-        assert await forks.count_whole_forks(conn, "run-1") == (1, 1)
+        (shown,) = await forks.forks_of(conn, opened.rollout_id)
+        assert (shown.size, shown.num_whole) == (1, 1)
         times = await conn.execute(select(TurnTable.completed_at).where(TurnTable.worker == COPIED))
     assert not any(times.scalars()), "copies took no time"
 

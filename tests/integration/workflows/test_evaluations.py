@@ -5,6 +5,7 @@ import contextlib
 import json
 import shutil
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -19,7 +20,7 @@ from ratchet.config_sources import resolve_config
 from ratchet.errors import ConfigError
 from ratchet.types import Purpose, SteeringAction
 from reads.rollouts import describe_rollout
-from store import forks, runs
+from store import runs
 from store.schema import RolloutTable
 from tests.integration.workflows.conftest import Loop
 from tests.integration.workflows.test_groups import TASK
@@ -40,6 +41,7 @@ class Evaluated:
     async def begin(self, steps: int, at: list[str], **more: Any) -> None:
         await self.loop.script(*["I give up."] * 8, hold=self.run_id)
         path = self.loop.dataset(**TASK, eval_cmd="true")
+        self.dataset = Path(path)
         config = {
             "model": str(self.loop.model),
             "datasets": [{"path": path, "use": "eval"}, *([{"path": path}] if steps else [])],
@@ -202,6 +204,7 @@ async def test_a_fork_does_again_what_came_before_a_turn(evaluated: Evaluated, l
     await loop.script(call("date; echo two > a.txt"), "Done.")
     assert await loop.result(evaluated.handle) == evaluated.run_id
     (source,) = await evaluated.rollouts()
+    evaluated.dataset.unlink()  # the task is in the store
     config, point = await evaluating.fork_config(loop.stack, str(source.id), 2, None, EvaluationSettings(samples=2))
     assert (config.init_from, point.rollout_id) == (f"{evaluated.run_id}@0", source.id)
     with pytest.raises(ConfigError, match="has no weights of step 9"):
@@ -217,14 +220,13 @@ async def test_a_fork_does_again_what_came_before_a_turn(evaluated: Evaluated, l
     members = await forked.rollouts()
     assert [row.outcome for row in members] == ["graded"] * 2
     async with loop.database.begin() as connection:
-        assert await forks.count_whole_forks(connection, forked.run_id) == (2, 2)
         for row in members:
             story = await describe_rollout(connection, row.id)
             assert "+two" in story["patches"][0]["diff"]
             assert (story["rollout"]["forked_from"], story["rollout"]["num_trained_tokens"] > 0) == (source.id, True)
             assert [turn["logprobs_valid"] for turn in story["turns"]] == [False, True]
         (fork,) = (await describe_rollout(connection, source.id))["forks"]
-        assert (fork["run_id"], fork["num_verdicts"]) == (forked.run_id, 2)
+        assert (fork["run_id"], fork["num_whole"], fork["num_verdicts"]) == (forked.run_id, 2, 2)
 
     other = loop.home / "other-tokenizer"
     shutil.copytree(loop.model, other)

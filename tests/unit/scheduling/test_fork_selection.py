@@ -1,0 +1,65 @@
+"""The turn before which a group of forks begins."""
+
+import random
+from typing import Any
+
+import pytest
+
+from scheduling.fork_selection import choose_turn
+from store.arrays import logprobs_to_bytes, pack_json
+from store.forks import ForkableTurn
+
+
+def turn(number: int, logprobs: list[float], **arguments: Any) -> ForkableTurn:
+    call = {"id": "c", "type": "function", "function": {"name": "tool", "arguments": arguments}}
+    message = {"role": "assistant", "content": "sed -i says nothing", "tool_calls": [call]} if arguments else {}
+    return ForkableTurn(number, 1, False, logprobs_to_bytes(logprobs), pack_json({"message": message}))
+
+
+LOOK = turn(2, [-0.1, -0.1], command="grep -rn 'a > b' src 2>/dev/null")
+EDIT = turn(3, [-0.5] * 40, command="sed -i 's/a/b/' src/a.py")
+TEST = turn(4, [-2.0], command="pytest -q 2>&1 | tail")
+DONE = turn(5, [-0.2])
+
+
+def test_entropy_takes_the_lowest_mean_and_first_edit_the_first_that_writes() -> None:
+    turns = [LOOK, EDIT, TEST, DONE]
+    draw = random.Random(0)
+    assert choose_turn(turns, "entropy", draw) is TEST, "the mean counts, not the sum"
+    assert choose_turn(turns, "first_edit", draw) is EDIT
+    assert choose_turn([LOOK, TEST, DONE], "first_edit", draw) is None
+
+
+@pytest.mark.parametrize("rule", ["uniform", "mixed"])
+def test_any_other_rule_draws_evenly_and_equally_for_equal_seeds(rule: str) -> None:
+    turns = [LOOK, EDIT, TEST, DONE]
+    found = [choose_turn(turns, rule, random.Random(seed)) for seed in range(400)]
+    assert found == [choose_turn(turns, rule, random.Random(seed)) for seed in range(400)]
+    assert all(60 < found.count(one) < 140 for one in turns)
+
+
+@pytest.mark.parametrize("rule", ["uniform", "mixed", "entropy", "first_edit"])
+def test_a_rollout_of_one_turn_has_none(rule: str) -> None:
+    assert choose_turn([], rule, random.Random(0)) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "writes"),
+    [
+        ({"file_path": "a", "old_string": "x", "new_string": "y"}, True),
+        ({"path": "a", "content": ""}, True),
+        ({"input": "*** Begin Patch\n*** Update File: a"}, True),
+        ({"command": "cat > a.py <<'E'\nx\nE"}, True),
+        ({"command": 'echo "x" >> "a"'}, True),
+        ({"command": 'python -c \'open("a", "w").write(1)\''}, True),
+        ({"command": "git apply fix.diff"}, True),
+        ({"command": "cat a.py | head"}, False),
+        ({"command": "python -c 'print(open(\"app.py\").read())'"}, False),
+        ({"command": "echo done > /dev/null"}, False),
+        ({"command": "grep '\"content\":' a.json"}, False),
+        ({"path": "a"}, False),
+    ],
+)
+def test_calls_that_write_a_file(arguments: dict[str, str], writes: bool) -> None:
+    found = choose_turn([turn(2, [-1.0], **arguments)], "first_edit", random.Random(0))
+    assert (found is not None) == writes
