@@ -139,9 +139,6 @@ async def _insert_plan(
     await plans.insert_plan(connection, run_id, PlanRow(step, rows, knobs, denominators(members), config.seed))
 
 
-# ---------------------------------------------------------------- what a step reads
-
-
 async def load_step_plan(connection: AsyncConnection, run_id: str, step: int) -> Plan | None:
     """Return the step's plan, or None if the step is not planned."""
     row = await plans.get_plan(connection, run_id, step)

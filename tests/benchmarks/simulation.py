@@ -92,18 +92,27 @@ class Simulation:
     def step(self, number: int) -> None:
         """Sample and train one step of `groups_per_step` groups, with or without signal."""
         training = self.config.training
-        first = (number - 1) * training.groups_per_step
-        tasks = [self.tasks[(first + at) % len(self.tasks)] for at in range(training.groups_per_step)]
+        tasks = self.next_tasks(number)
         plays = self.play(
             [task for task in tasks for _ in range(training.group_size)], self.config.sampling.temperature
         )
+        self.train(number, plays)
+
+    def next_tasks(self, number: int) -> list[BugTask]:
+        count = self.config.training.groups_per_step
+        return [self.tasks[((number - 1) * count + at) % len(self.tasks)] for at in range(count)]
+
+    def train(self, number: int, plays: Sequence[Play]) -> None:
+        """Train the plays of a step, which are in the order of their groups."""
+        training = self.config.training
+        first = (number - 1) * training.groups_per_step
         rows = [
             ReadyMember(rollout_id=at, grade_id=None, reward=float(play.solved), agent_exit=None, num_chains=1)
             for at, play in enumerate(plays)
         ]
         groups = [
             ReadyGroup(at, first + at, rows[at * training.group_size : (at + 1) * training.group_size])
-            for at in range(len(tasks))
+            for at in range(training.groups_per_step)
         ]
         lengths = ChainLengths(
             {at: len(play.ids) for at, play in enumerate(plays)},
