@@ -60,10 +60,10 @@ async def evaluation_rates(connection: AsyncConnection, run_id: str) -> list[Eva
     rates = (
         select(
             per_task.c.label,
-            func.count().label("tasks"),
-            func.count(per_task.c.mean).label("rated"),
-            func.sum(per_task.c.rollouts).label("rollouts"),
-            func.sum(per_task.c.graded).label("graded"),
+            func.count().label("num_tasks"),
+            func.count(per_task.c.mean).label("num_rated_tasks"),
+            cast(func.sum(per_task.c.rollouts), Integer).label("num_rollouts"),
+            cast(func.sum(per_task.c.graded), Integer).label("num_graded"),
             func.avg(per_task.c.mean).label("mean"),
             func.stddev_samp(per_task.c.mean).label("deviation"),
             func.min(per_task.c.lowest).label("lowest"),
@@ -72,18 +72,9 @@ async def evaluation_rates(connection: AsyncConnection, run_id: str) -> list[Eva
         .group_by(per_task.c.label)
         .subquery()
     )
-    columns = columns_of(
-        EvaluationRate,
-        EvaluationTable,
-        num_tasks=func.coalesce(rates.c.tasks, 0),
-        num_rated_tasks=func.coalesce(rates.c.rated, 0),
-        num_rollouts=cast(func.coalesce(rates.c.rollouts, 0), Integer),
-        num_graded=cast(func.coalesce(rates.c.graded, 0), Integer),
-        mean=rates.c.mean,
-        deviation=rates.c.deviation,
-        lowest=func.coalesce(rates.c.lowest, 0.0),
-        highest=func.coalesce(rates.c.highest, 1.0),
-    )
+    without = {"num_tasks": 0, "num_rated_tasks": 0, "num_rollouts": 0, "num_graded": 0, "lowest": 0.0, "highest": 1.0}
+    found = {name: func.coalesce(rates.c[name], value) for name, value in without.items()}
+    columns = columns_of(EvaluationRate, EvaluationTable, mean=rates.c.mean, deviation=rates.c.deviation, **found)
     statement = (
         select(*columns)
         .outerjoin(rates, rates.c.label == EvaluationTable.label)

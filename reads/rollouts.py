@@ -375,9 +375,8 @@ async def neighbours_of(connection: AsyncConnection, run_id: str, rollout_id: in
     same = RolloutTable.run_id == run_id
     before = select(RolloutTable.id).where(same, RolloutTable.id < rollout_id).order_by(RolloutTable.id.desc()).limit(1)
     after = select(RolloutTable.id).where(same, RolloutTable.id > rollout_id).order_by(RolloutTable.id).limit(1)
-    return RolloutNeighbours(
-        (await connection.execute(before)).scalar_one_or_none(), (await connection.execute(after)).scalar_one_or_none()
-    )
+    both = select(before.scalar_subquery(), after.scalar_subquery())
+    return RolloutNeighbours(*(await connection.execute(both)).one())
 
 
 @dataclass(slots=True, frozen=True)

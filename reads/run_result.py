@@ -6,6 +6,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ratchet.types import FAILED_OUTCOMES, JsonObject, Purpose
 from reads.evaluations import evaluation_rates
 from store import plans
+from store.columns import count_rows
 from store.schema import (
     BatchItemTable,
     BatchTable,
@@ -76,15 +77,11 @@ async def run_progress(connection: AsyncConnection, run_id: str) -> JsonObject:
     )
     counts = (await connection.execute(of_rollouts.where(RolloutTable.run_id == run_id))).one()
     rewards = select(MetricTable.value).where(MetricTable.run_id == run_id, MetricTable.name == "reward_mean")
-    without_signal = (
-        select(func.count())
-        .select_from(BatchItemTable)
-        .where(BatchItemTable.run_id == run_id, BatchItemTable.use != "trained")
-    )
+    without_signal = (BatchItemTable.run_id == run_id, BatchItemTable.use != "trained")
     return {
         **run._mapping,
         **counts._mapping,
         "reward": (await connection.execute(rewards.order_by(MetricTable.step.desc()).limit(1))).scalar_one_or_none(),
         "evaluations": {one.label: one.mean for one in await evaluation_rates(connection, run_id) if one.ended_at},
-        "groups_without_signal": (await connection.execute(without_signal)).scalar_one(),
+        "groups_without_signal": await count_rows(connection, *without_signal),
     }

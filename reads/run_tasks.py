@@ -6,6 +6,7 @@ from sqlalchemy import Subquery, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.types import GroupState, Outcome, Purpose
+from store.columns import columns_of
 from store.schema import BatchItemTable, RolloutGroupTable, RolloutTable, TaskTable
 
 
@@ -32,7 +33,7 @@ class RunTask:
 async def count_tasks(connection: AsyncConnection, run_id: str) -> tuple[int, int]:
     """Return the number of tasks of the run's training groups, and of those of which no group was trained."""
     groups = _groups_by_task(run_id)
-    counted = select(func.count(), func.count().filter(groups.c.trained == 0)).select_from(groups)
+    counted = select(func.count(), func.count().filter(groups.c.num_trained == 0)).select_from(groups)
     number, num_silent = (await connection.execute(counted)).one()
     return number, num_silent
 
@@ -43,10 +44,10 @@ def _groups_by_task(run_id: str) -> Subquery:
     return (
         select(
             RolloutGroupTable.task_id,
-            func.count().label("groups"),
-            trained.label("trained"),
-            (func.count(BatchItemTable.use) - trained).label("untrained"),
-            func.count().filter(RolloutGroupTable.state == GroupState.CANCELLED).label("cancelled"),
+            func.count().label("num_groups"),
+            trained.label("num_trained"),
+            (func.count(BatchItemTable.use) - trained).label("num_untrained"),
+            func.count().filter(RolloutGroupTable.state == GroupState.CANCELLED).label("num_cancelled"),
         )
         .outerjoin(
             BatchItemTable,
@@ -64,9 +65,9 @@ async def list_run_tasks(connection: AsyncConnection, run_id: str, limit: int) -
     rewards = (
         select(
             RolloutTable.task_id,
-            func.count(RolloutTable.outcome).label("ended"),
-            func.count(RolloutTable.reward).label("graded"),
-            func.count().filter(RolloutTable.outcome == Outcome.REJECTED).label("rejected"),
+            func.count(RolloutTable.outcome).label("num_ended"),
+            func.count(RolloutTable.reward).label("num_graded"),
+            func.count().filter(RolloutTable.outcome == Outcome.REJECTED).label("num_rejected"),
             func.min(RolloutTable.reward).label("lowest"),
             func.avg(RolloutTable.reward).label("mean"),
             func.max(RolloutTable.reward).label("highest"),
@@ -75,24 +76,12 @@ async def list_run_tasks(connection: AsyncConnection, run_id: str, limit: int) -
         .group_by(RolloutTable.task_id)
         .subquery()
     )
+    counts = {name: func.coalesce(rewards.c[name], 0) for name in ("num_ended", "num_graded", "num_rejected")}
     statement = (
-        select(
-            TaskTable.id,
-            TaskTable.label,
-            groups.c.groups,
-            groups.c.trained,
-            groups.c.untrained,
-            groups.c.cancelled,
-            func.coalesce(rewards.c.ended, 0),
-            func.coalesce(rewards.c.graded, 0),
-            func.coalesce(rewards.c.rejected, 0),
-            rewards.c.lowest,
-            rewards.c.mean,
-            rewards.c.highest,
-        )
+        select(*columns_of(RunTask, TaskTable, **{**rewards.c, **groups.c, **counts}))
         .join(groups, groups.c.task_id == TaskTable.id)
         .outerjoin(rewards, rewards.c.task_id == TaskTable.id)
-        .order_by(groups.c.trained, groups.c.untrained.desc(), TaskTable.id)
+        .order_by(groups.c.num_trained, groups.c.num_untrained.desc(), TaskTable.id)
         .limit(limit)
     )
     return [RunTask(*row) for row in await connection.execute(statement)]

@@ -76,12 +76,10 @@ def build_timeline(head: RolloutHead, boxes: Sequence[BoxView], turns: Sequence[
         if free_since is not None and free_since < box.created_at:
             add("queue", "queue", free_since, box.created_at, f"waits for a slot to boot the {box.role} box")
         free_since = box.released_at
-        role = "agent" if box.role == "agent" else "grade"
-        if box.live_at is None:
-            add("boot", "boot", box.created_at, box.released_at, f"box {box.id} boots ({box.role})", f"#box-{box.id}")
-            continue
-        add("boot", "boot", box.created_at, box.live_at, f"box {box.id} boots ({box.role})", f"#box-{box.id}")
-        add(f"{role} box", role, box.live_at, box.released_at, f"box {box.id}, attempt {box.attempt}", f"#box-{box.id}")
+        role, name, link = "agent" if box.role == "agent" else "grade", f"box {box.id}", f"#box-{box.id}"
+        add("boot", "boot", box.created_at, box.live_at or box.released_at, f"{name} boots ({box.role})", link)
+        if box.live_at is not None:
+            add(f"{role} box", role, box.live_at, box.released_at, f"{name}, attempt {box.attempt}", link)
     last: dict[tuple[int, str], TurnLine] = {}
     for turn in turns:
         before = last.get((turn.attempt, turn.lane))

@@ -34,8 +34,7 @@ def found(value: _T | None, what: str) -> _T:
 def next_link(request: Request, **changed: object) -> str:
     """Return this page's address with other values of some parameters; None removes one."""
     path = quote(request.scope["path"].removesuffix(".json"))
-    values = {name: value for name, value in request.query_params.multi_items() if name not in changed}
-    pairs = [(name, value) for name, value in request.query_params.multi_items() if name in values]
+    pairs = [(name, value) for name, value in request.query_params.multi_items() if name not in changed]
     pairs += [(name, str(value)) for name, value in changed.items() if value is not None]
     return path + (f"?{urlencode(pairs)}" if pairs else "")
 
