@@ -40,14 +40,13 @@ def lines_of(found: "Diagnosis") -> list[str]:
     else:
         progress = "started by hand" if found.is_by_hand else f"step {found.step} of {found.num_steps}"
         lines = [f"run {found.run_id} is {found.state}, {progress}", *_wrap("waits for: ", found.answer, _ANSWER_LINES)]
-    lines += [line for fact in found.vitals for line in _wrap("", fact.sentence())]
     lines += _wrap("boxes: ", found.boxes) if found.boxes else []
-    lines += _wrap("learner: ", found.learner) if found.learner else []
-    lines += [line for words in found.engines[:_MAX_LINES] for line in _wrap("", words)]
     for name, words in list(found.parts.items())[:_MAX_LINES]:
-        lines += _wrap(f"{name} does not answer: ", words)
+        lines += _wrap(f"{name} does not answer: ", words) if words not in found.answer else []
     for one in found.retried[:_MAX_LINES]:
         lines += _wrap(f"{one.activity} is retried in {one.count} workflows: ", f"try {one.tries}: {one.error}")
+    lines += [line for fact in found.vitals for line in _wrap("", fact.sentence())]
+    lines += _wrap("learner: ", found.learner) if found.learner else []
     lines += [line for words in found.working[:_MAX_LINES] for line in _wrap("", words)]
     for task in found.quarantined[:_MAX_LINES]:
         lines += _wrap(f"{task.label} is in quarantine: ", f"{task.num_failures} groups failed: {task.reason}")

@@ -1,11 +1,10 @@
 """A rollout, a step or a run in a few plain sentences: `ratchet explain`, and the same for programs."""
 
-from collections.abc import Mapping
+from collections import Counter
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from reads.curves import Metrics, metrics_by_step, newest_metric_step, raised_alarms
-from reads.failures import cluster_failures
+from reads.curves import raised_alarms
 from reads.reward_explanation import explain_reward
 from reads.rollouts import read_rollout_facts, require_rollout
 from reads.runs import RunHead, require_run
@@ -15,8 +14,6 @@ from store.names import Kind, require_named
 from store.runs import ADHOC
 
 _MAX_LISTED = 3
-_NUM_STEPS = 5
-_SAME = {"error": "error", "test": "failed test", "command": "last command"}
 _FIGURES = {
     "trained_tokens": "Trained tokens {:,.0f}",
     "rollouts": "rollouts {:.0f}",
@@ -46,31 +43,25 @@ async def explain_thing(connection: AsyncConnection, what: str) -> list[str]:
 
 
 async def explain_run(connection: AsyncConnection, head: RunHead) -> list[str]:
-    """Say how the run is, in the words of its page, what its failed rollouts share, and which alarms its newest steps
-    have raised."""
+    """Say how the run is, in the words of its page, and what its failed rollouts share."""
     reason = f": {head.state_reason}" if head.state_reason else ""
     is_by_hand = head.config_name == ADHOC
     said = [
         f"{head.run_id} "
         + ("holds rollouts by hand; it trains nothing." if is_by_hand else f"is {head.state}{reason}.")
     ]
-    said += [f"{one.sentence()}." for one in (await read_vitals(connection, head)).facts]
-    failures = await cluster_failures(connection, head.run_id, _MAX_LISTED)
-    said += [
-        f"{one.number} of its newest failed rollouts ({one.share:.0%}) {'have' if one.number > 1 else 'has'} the "
-        f"{'same ' if one.number > 1 else ''}{_SAME[one.kind]}: {one.what} (newest: rollout {one.newest})."
-        for one in failures
-    ]
-    last = await newest_metric_step(connection, head.run_id)
-    return said + _alarms(await metrics_by_step(connection, head.run_id, last - _NUM_STEPS + 1, last))
+    vitals = await read_vitals(connection, head)
+    said += [f"{one.sentence()}." for one in vitals.facts]
+    for kind in ("error", "test", "command"):
+        largest = [one for one in vitals.failures if one.kind == kind][:_MAX_LISTED]
+        said += [f"Failures by {one.sentence()}." for one in largest]
+    return said
 
 
 def explain_step(facts: StepFacts) -> list[str]:
     """Say what the step trained, what it left out, and which tokens had the largest ratios."""
     head, metrics = facts.step, facts.metrics
-    uses: dict[str, int] = {}
-    for group in facts.groups:
-        uses[group.use or "unused"] = uses.get(group.use or "unused", 0) + 1
+    uses = Counter(group.use or "unused" for group in facts.groups)
     groups = ", ".join(f"{number} {use.replace('_', ' ')}" for use, number in sorted(uses.items()))
     said = [f"Step {head.step} is {head.state}; of its groups: {groups or 'none'}."]
     said += [f"{plan.sentence().rstrip('.')}." for plan in facts.discarded]
@@ -84,8 +75,4 @@ def explain_step(facts: StepFacts) -> list[str]:
             f"Token {one.token_id} at position {one.position} of rollout {one.rollout_id}, turn {one.turn_id}{wrote}: "
             f"recorded logprob {one.behaviour:.3f}, learner's {one.logprob:.3f}."
         )
-    return said + _alarms({head.step: metrics})
-
-
-def _alarms(metrics: Mapping[int, Metrics]) -> list[str]:
-    return [f"Alarm {one.name} in step {', '.join(map(str, sorted(one.steps)))}." for one in raised_alarms(metrics)]
+    return said + [f"Alarm {one.name}." for one in raised_alarms({head.step: metrics})]

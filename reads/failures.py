@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,8 @@ _NOT_FAILED = ("passed", "skipped", "xfailed", "xpassed")
 _LAST_ANSWERS = 2
 """Turns in which the last command is looked for; in the last one, an agent often only says that it is done."""
 _MAX_CHARS = 200
+_SAID_CHARS = 70
+_KINDS = {"error": "error", "test": "failed test", "command": "last command"}
 _ID = re.compile(r"\b(?=\w*\d)[\w-]+")
 """A word with a digit: a count, a duration, a box's or rollout's id."""
 
@@ -32,7 +34,7 @@ def kind_of_error(text: str) -> str:
 
 @dataclass(slots=True, frozen=True)
 class FailureCluster:
-    """Failed rollouts with the same error (perhaps one only), failed test or last command: `kind` error, test, command.
+    """Failed rollouts with the same error (perhaps one only), failed test or last command: `kind` is one of `_KINDS`.
     `share`: of the failed rollouts that were looked at. `newest`: the id of one of them. `command`: the commonest last
     command of their agents, empty if there is none."""
 
@@ -42,6 +44,18 @@ class FailureCluster:
     share: float
     newest: int
     command: str = ""
+
+    def sentence(self) -> str:
+        what = self.what if len(self.what) <= _SAID_CHARS else f"{self.what[:_SAID_CHARS]}…"
+        ran = f", last command `{self.command}`" if self.kind == "error" and self.command else ""
+        what = what if self.kind == "error" else f"`{what}`"
+        return f"{_KINDS[self.kind]}: {what} ({self.number}, {self.share:.0%}, newest rollout {self.newest}{ran})"
+
+
+def commonest_failure(clusters: Iterable[FailureCluster], kind: str) -> str:
+    """Name the largest cluster of a kind, or say that there is none."""
+    none = f"no {_KINDS[kind]}" + ("" if kind == "error" else " is shared")
+    return next((f"commonest {one.sentence()}" for one in clusters if one.kind == kind), none)
 
 
 def _last_answers() -> ColumnElement[Any]:
@@ -54,12 +68,6 @@ def _last_answers() -> ColumnElement[Any]:
 def _last_command(answers: Sequence[bytes]) -> str:
     commands = (commands_of(answer, by_line=True) for answer in answers)
     return next((names[-1] for names in commands if names), "")
-
-
-async def last_commands(connection: AsyncConnection, rollout_ids: Sequence[int]) -> dict[int, str]:
-    """Return the last shell command of each of these rollouts, empty if it ran none."""
-    statement = select(RolloutTable.id, _last_answers()).where(RolloutTable.id.in_(rollout_ids))
-    return {row.id: _last_command(row.answers) for row in await connection.execute(statement)}
 
 
 async def cluster_failures(connection: AsyncConnection, run_id: str, limit: int) -> list[FailureCluster]:
@@ -91,7 +99,7 @@ async def cluster_failures(connection: AsyncConnection, run_id: str, limit: int)
         .order_by(newest)
     )
     rows = (await connection.execute(statement)).all()
-    found: dict[str, dict[str, list[int]]] = {kind: defaultdict(list) for kind in ("error", "test", "command")}
+    found: dict[str, dict[str, list[int]]] = {kind: defaultdict(list) for kind in _KINDS}
     commands: dict[int, str] = {}
     for row in rows:
         if row.outcome != Outcome.GRADED:

@@ -77,30 +77,12 @@ class RunHead:
 
 @dataclass(slots=True, frozen=True)
 class VerdictCount:
-    """The number of rollouts that are alike in these columns."""
+    """The number of rollouts that are alike in these columns. `outcome`, `agent_exit`: None while they are open."""
 
     purpose: str
     outcome: str | None
     agent_exit: str | None
     reward: float | None
-    number: int
-
-
-@dataclass(slots=True, frozen=True)
-class OutcomeCount:
-    """The number of a purpose's rollouts that ended in one way. `outcome`, `agent_exit`: None while they are open."""
-
-    purpose: str
-    outcome: str | None
-    agent_exit: str | None
-    number: int
-
-
-@dataclass(slots=True, frozen=True)
-class RewardCount:
-    """The number of rollouts that have exactly this reward."""
-
-    reward: float
     number: int
 
 
@@ -213,21 +195,21 @@ async def count_verdicts(connection: AsyncConnection, run_id: str) -> list[Verdi
     return [VerdictCount(*row) for row in await connection.execute(statement)]
 
 
-def outcome_counts(counts: Sequence[VerdictCount]) -> list[OutcomeCount]:
-    """Add the counts up by purpose, outcome and agent's exit, the commonest first."""
-    numbers: Counter[tuple[str, str | None, str | None]] = Counter()
+def outcome_counts(counts: Sequence[VerdictCount]) -> list[VerdictCount]:
+    """Add the counts up over all rewards, the commonest first."""
+    numbers: Counter[VerdictCount] = Counter()
     for one in counts:
-        numbers[one.purpose, one.outcome, one.agent_exit] += one.number
-    return [OutcomeCount(*key, number) for key, number in numbers.most_common()]
+        numbers[replace(one, reward=None, number=0)] += one.number
+    return [replace(one, number=number) for one, number in numbers.most_common()]
 
 
-def reward_counts(counts: Sequence[VerdictCount], purpose: str) -> list[RewardCount]:
-    """Add the counts of a purpose up by reward, the lowest first."""
+def reward_counts(counts: Sequence[VerdictCount], purpose: str) -> dict[float, int]:
+    """Return reward → number of a purpose's rollouts that have exactly this reward, the lowest first."""
     numbers: Counter[float] = Counter()
     for one in counts:
         if one.purpose == purpose and one.reward is not None:
             numbers[one.reward] += one.number
-    return [RewardCount(reward, numbers[reward]) for reward in sorted(numbers)]
+    return dict(sorted(numbers.items()))
 
 
 async def list_flagged(connection: AsyncConnection, run_id: str, limit: int) -> list[FlaggedRollout]:

@@ -1,7 +1,7 @@
 """The facts that say if a run is well: the head of its page, `ratchet status RUN` and `ratchet watch` show the same."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -14,20 +14,30 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.config import RunConfig
 from ratchet.durations import duration_in_words
+from ratchet.lora_slots import versions_of_label
 from ratchet.stored_config import read_stored_config
-from ratchet.types import FAILED_OUTCOMES, Purpose, RunState, Wish
-from reads.curves import StepReward, metrics_by_step, newest_metric_step, rewards_by_step, times_by_step
+from ratchet.types import FAILED_OUTCOMES, EngineState, Outcome, Purpose, RunState, Wish
+from reads.curves import (
+    Metrics,
+    StepReward,
+    metrics_by_step,
+    newest_metric_step,
+    raised_alarms,
+    rewards_by_step,
+    times_by_step,
+)
 from reads.evaluations import EvaluationRate, evaluation_rates
-from reads.failures import kind_of_error, last_commands
+from reads.failures import FailureCluster, cluster_failures, commonest_failure
 from reads.groups import GroupCount, count_groups_by_progress
 from reads.run_comparison import pair_evaluations
 from reads.run_tasks import count_tasks
-from reads.runs import RunHead, VerdictCount, count_verdicts
+from reads.runs import FlaggedCount, RunHead, VerdictCount, count_flagged, count_verdicts
 from reads.steering import list_requests
 from store.columns import seconds_of
+from store.engines import SILENT_SECONDS, EngineRow, list_engines
 from store.open_rollouts import StageCount, count_open_rollouts
 from store.runs import ADHOC, newest_version
-from store.schema import RolloutTable
+from store.schema import PolicyVersionTable, RolloutTable
 
 _STEPS_FOR_ESTIMATE = 5
 _STEPS_SHOWN = 20
@@ -35,9 +45,7 @@ _NOW_SECONDS = 600.0
 _HOUR_SECONDS = 3600.0
 _NEWEST_ROLLOUTS = 5000
 """Rollouts, and such without a verdict, among which the recent ones are counted."""
-_CAUSE_CHARS = 60
-_MAX_CAUSES = 3
-_BARS = "▁▂▃▄▅▆▇█"
+_MAX_FAILURES = 10
 TRAINING_REWARD = "training reward"
 """Its name on tiles, curves and tables: the mean over all groups that a step consumed, those without signal too."""
 
@@ -57,12 +65,20 @@ class Vital:
 
 @dataclass(slots=True, frozen=True)
 class Vitals:
-    """The facts that are known, and what they are made of: the run's rollouts and groups, counted."""
+    """The facts, and what they are made of. `failures`: the ten largest clusters of each kind."""
 
     facts: list[Vital]
     waits: list[StageCount]
     verdicts: list[VerdictCount]
     groups: list[GroupCount]
+    failures: list[FailureCluster]
+    flagged: FlaggedCount
+    engines: list[EngineRow]
+
+
+def clock_time(moment: datetime | None) -> str:
+    """Return the time in UTC to the second, as ISO 8601 writes it; empty for None."""
+    return "" if moment is None else f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 async def read_vitals(
@@ -70,39 +86,109 @@ async def read_vitals(
     head: RunHead,
     rewards: Sequence[StepReward] | None = None,
     rates: Sequence[EvaluationRate] | None = None,
+    metrics: Mapping[int, Metrics] | None = None,
 ) -> Vitals:
-    """`rewards`: of the newest steps, oldest first. What is None is read."""
-    waits = await count_open_rollouts(connection, head.run_id)
-    verdicts = await count_verdicts(connection, head.run_id)
-    groups = await count_groups_by_progress(connection, head.run_id)
-    page, rollouts = f"/runs/{quote(head.run_id)}", f"/rollouts?run={quote(head.run_id)}"
+    """`rewards`, `metrics`: of the newest steps, oldest first. What is None is read."""
+    if metrics is None:
+        last = await newest_metric_step(connection, head.run_id)
+        metrics = await metrics_by_step(connection, head.run_id, last - _STEPS_SHOWN + 1, last)
     recent = await _read_recent(connection, head)
-    found = []
-    if head.config_name != ADHOC:
-        found += await _training(connection, head, recent.a_minute_now, rewards, rates)
-        found += await _signal(connection, head, groups)
-    num_ended = sum(one.number for one in verdicts if one.outcome is not None)
-    minutes = max(1.0, ((head.ended_at or datetime.now(UTC)) - head.created_at).total_seconds() / 60)
-    per_minute = f"{recent.a_minute_in_hour:.1f} in the hour, {num_ended / minutes:.1f} over the run"
-    pace = f"in ten minutes, {per_minute}, {num_ended:,} ended"
-    found.append(Vital("rollouts a minute", f"{recent.a_minute_now:.1f}", pace, rollouts))
-    num_failed = sum(one.number for one in verdicts if one.outcome in FAILED_OUTCOMES)
-    lost = f"in the last hour, {recent.failed_before} in the hour before, {num_failed:,} in all"
-    lost += await _causes(connection, recent)
-    found.append(Vital("without verdict", str(recent.failures.total()), lost, f"{page}#failures"))
-    if waits:
-        commonest = sorted(waits, key=lambda one: -one.count)
-        told = [f"{one.count} {one.stage}, for up to {duration_in_words(one.longest_seconds)}" for one in commonest]
-        num_open = str(sum(one.count for one in commonest))
-        found.append(Vital("open rollouts", num_open, ", ".join(told), f"{rollouts}&outcome=open"))
-    found += [*await _weights(connection, head), await _requests(connection, head)]
-    return Vitals(found, waits, verdicts, groups)
+    found = Vitals(
+        facts=[_times(head, recent)],
+        waits=await count_open_rollouts(connection, head.run_id),
+        verdicts=await count_verdicts(connection, head.run_id),
+        groups=await count_groups_by_progress(connection, head.run_id),
+        failures=await cluster_failures(connection, head.run_id, _MAX_FAILURES),
+        flagged=await count_flagged(connection, head.run_id),
+        engines=await list_engines(connection, head.engine_set),
+    )
+    page, rollouts = f"/runs/{quote(head.run_id)}", f"/rollouts?run={quote(head.run_id)}"
+    newest = await newest_version(connection, head.run_id)
+    facts, is_by_hand = found.facts, head.config_name == ADHOC
+    if not is_by_hand:
+        facts += await _training(connection, head, recent, found.verdicts, rewards, metrics)
+        facts.append(await _held_out(connection, head, rates))
+        facts += await _signal(connection, head, found.groups)
+    facts += [
+        _solved(found.verdicts, is_by_hand, rollouts),
+        *_pace(found, recent, rollouts),
+        *_failed(found, recent, f"{page}#failures"),
+        _engines(head, found.engines, newest),
+    ]
+    if not is_by_hand:
+        facts += [_alarms(metrics, f"{page}#curves"), await _weights(connection, head, newest)]
+    facts.append(await _requests(connection, head))
+    return found
 
 
-def sparkline(values: Sequence[float]) -> str:
-    """Return a bar of text per value, from the lowest to the highest of them."""
-    low, high = min(values), max(values)
-    return "".join(_BARS[round((value - low) / (high - low) * 7) if high > low else 0] for value in values)
+def _times(head: RunHead, recent: "_Recent") -> Vital:
+    took, ended = duration_in_words(recent.run_seconds), clock_time(head.ended_at)
+    told = f"ended {ended}, {took} later" if ended else f"{took} ago; it has not ended"
+    return Vital("began", clock_time(head.created_at), told, f"/runs/{quote(head.run_id)}#more")
+
+
+def _solved(verdicts: Sequence[VerdictCount], is_by_hand: bool, page: str) -> Vital:
+    words = {Purpose.EVAL: "by hand"} if is_by_hand else {Purpose.TRAIN: "training", Purpose.EVAL: "evaluation"}
+    told = [f"{name} {_solved_of(verdicts, [purpose])}" for purpose, name in words.items()]
+    return Vital("solved", _solved_of(verdicts), f"{', '.join(told)}; reward of at least 1", f"{page}&reward_from=1")
+
+
+def _solved_of(verdicts: Sequence[VerdictCount], purposes: Sequence[str] = tuple(Purpose)) -> str:
+    judged = [(one.reward, one.number) for one in verdicts if one.purpose in purposes and one.reward is not None]
+    num_solved = sum(number for reward, number in judged if reward >= 1)
+    return f"{num_solved:,} of {sum(number for _, number in judged):,}"
+
+
+def _pace(found: Vitals, recent: "_Recent", page: str) -> list[Vital]:
+    """Return how many rollouts are open, and how many end. A rate is over no more than the time since the run began."""
+    commonest = sorted(found.waits, key=lambda one: -one.count)
+    told = [f"{one.count} {one.stage}, for up to {duration_in_words(one.longest_seconds)}" for one in commonest]
+    num_open, stages = sum(one.count for one in commonest), ", ".join(told) or "none waits or works"
+    is_open = Vital("open rollouts", str(num_open), stages, f"{page}&outcome=open")
+    num_ended = sum(one.number for one in found.verdicts if one.outcome is not None)
+    over_run = num_ended * 60 / max(60.0, recent.run_seconds)
+    pace = f"in the newest {duration_in_words(recent.seconds)}, {over_run:.1f} over the run, {num_ended:,} ended"
+    return [is_open, Vital("rollouts a minute", f"{recent.a_minute:.1f}", pace, page)]
+
+
+def _failed(found: Vitals, recent: "_Recent", page: str) -> list[Vital]:
+    """Return what ended without a verdict, what was judged and not solved, and what looks like cheating."""
+    num_lost = sum(one.number for one in found.verdicts if one.outcome in FAILED_OUTCOMES)
+    hours = "in the last hour"
+    if recent.run_seconds > _HOUR_SECONDS:
+        hours += f", {recent.failed_before} in the hour before"
+    lost = [one for one in found.failures if not one.what.startswith(Outcome.REJECTED)]
+    told = f"{hours}, {num_lost:,} in all; {commonest_failure(lost, 'error')}"
+    clues = "; ".join(commonest_failure(found.failures, kind) for kind in ("test", "command"))
+    num_unsolved = sum(one.number for one in found.verdicts if one.reward is not None and one.reward < 1)
+    flagged = found.flagged
+    others = f"; {flagged.num_others} more flagged by verdicts that decided no reward" if flagged.num_others else ""
+    value = f"{flagged.num_rejected} rejected, {flagged.num_flagged} flagged"
+    return [
+        Vital("without verdict", str(recent.failed), told, page),
+        Vital("unsolved", f"{num_unsolved:,}", clues, page),
+        Vital("patches", value, f"by rules against cheating{others}", page.replace("#failures", "#flagged")),
+    ]
+
+
+def _engines(head: RunHead, engines: Sequence[EngineRow], newest: PolicyVersionTable | None) -> Vital:
+    """Count the engines of the run's set that serve its newest weights, and name those that are not well."""
+    version = None if newest is None else newest.version
+    current = [one for one in engines if version is None or version in versions_of_label(one.version).values()]
+    states = Counter(str(one.state) for one in engines if one.state is not EngineState.READY)
+    told = [version or "the initial weights", *(f"{number} {state}" for state, number in states.items())]
+    if silent := [one.silent_seconds for one in engines if one.silent_seconds >= SILENT_SECONDS]:
+        told.append(f"{len(silent)} silent for up to {duration_in_words(max(silent))}")
+    told += ["the run has ended"] if head.ended_at is not None else []
+    value = f"{len(current)} of {len(engines)} on the newest weights" if engines else "none runs"
+    return Vital("engines", value, ", ".join(told), f"/runs/{quote(head.run_id)}#more")
+
+
+def _alarms(metrics: Mapping[int, Metrics], page: str) -> Vital:
+    raised = raised_alarms({step: metrics[step] for step in sorted(metrics)[-_STEPS_SHOWN:]})
+    current = ", ".join(one.name.replace("_", " ") for one in raised if one.is_current)
+    told = [f"{one.name.replace('_', ' ')} in step {', '.join(map(str, one.steps[:3]))}" for one in raised]
+    return Vital("alarms", current or "none", "; ".join(told) or f"nor in the newest {_STEPS_SHOWN} steps", page)
 
 
 def seconds_left(step: int, num_steps: int, stepped_at: Sequence[float]) -> float | None:
@@ -133,28 +219,32 @@ async def _time_left(connection: AsyncConnection, head: RunHead, config: RunConf
 async def _training(
     connection: AsyncConnection,
     head: RunHead,
-    per_minute: float,
+    recent: "_Recent",
+    verdicts: Sequence[VerdictCount],
     rewards: Sequence[StepReward] | None,
-    rates: Sequence[EvaluationRate] | None,
+    metrics: Mapping[int, Metrics],
 ) -> list[Vital]:
-    """Return what training has reached. `per_minute`: rollouts that end now."""
-    page = f"/runs/{quote(head.run_id)}"
+    """Return what training has reached."""
+    page, last = f"/runs/{quote(head.run_id)}", max(metrics, default=0)
     training = (config := read_stored_config(head.config)).training
-    last = await newest_metric_step(connection, head.run_id)
     if rewards is None:
         rewards = await rewards_by_step(connection, head.run_id, last - _STEPS_SHOWN + 1, last)
-    left = await _time_left(connection, head, config, per_minute)
-    progress = f"{left}{left and ', '}checkpoint at step {head.checkpoint_step}"
-    found = [Vital("step", f"{head.step} of {training.steps}", progress, f"{page}#steps")]
-    found += await _held_out(connection, head, rates)
-    if shown := rewards[-_STEPS_SHOWN:]:
-        bars = sparkline([one.mean for one in shown])
-        steps = f"{bars} step {shown[0].step} to {shown[-1].step}, all groups that were consumed"
-        found.append(Vital(TRAINING_REWARD, f"{shown[-1].mean:.2f}", steps, f"{page}#steps"))
-    newest = (await metrics_by_step(connection, head.run_id, last, last)).get(last, {})
-    if "staleness_mean" in newest:
+    left = await _time_left(connection, head, config, recent.a_minute)
+    size = f"{training.groups_per_step} groups × {training.group_size} rollouts"
+    told = ", ".join(filter(None, [left, size, f"checkpoint at step {head.checkpoint_step}"]))
+    found = [Vital("step", f"{head.step} of {training.steps}", told, f"{page}#steps")]
+    value, told = "none yet", "no step is trained"
+    if rewards:
+        first, newest = rewards[0], rewards[-1]
+        if first.step > 1:
+            first = next(iter(await rewards_by_step(connection, head.run_id, 1, 1)), first)
+        value = f"{newest.mean:.2f} in step {newest.step}"
+        before = "" if first is newest else f"{first.mean:.2f} in step {first.step}; "
+        told = f"{before}{_solved_of(verdicts, [Purpose.TRAIN])} solved over the run"
+    found.append(Vital(TRAINING_REWARD, value, told, f"{page}#curves"))
+    if "staleness_mean" in (newest_metrics := metrics.get(last, {})):
         allowed = f"steps on average in step {last}; at most {training.max_staleness} are allowed"
-        found.append(Vital("staleness", f"{newest['staleness_mean']:.1f}", allowed, f"{page}#curves"))
+        found.append(Vital("staleness", f"{newest_metrics['staleness_mean']:.1f}", allowed, f"{page}#curves"))
     return found
 
 
@@ -164,26 +254,22 @@ async def _signal(connection: AsyncConnection, head: RunHead, groups: Sequence[G
         return []
     of_training = sorted((one for one in groups if one.purpose == Purpose.TRAIN), key=lambda one: -one.number)
     states = ", ".join(f"{one.number:,} {one.state.replace('_', ' ')}" for one in of_training)
-    told = f"no group of these was trained yet; all groups: {states}"
-    value = f"{num_silent} of {num_tasks}"
-    return [Vital("tasks without signal", value, told, f"/runs/{quote(head.run_id)}/tasks#silent")]
+    told, page = f"no group trained; all groups: {states}", f"/runs/{quote(head.run_id)}/tasks#silent"
+    return [Vital("tasks without signal", f"{num_silent} of {num_tasks}", told, page)]
 
 
-async def _weights(connection: AsyncConnection, head: RunHead) -> list[Vital]:
+async def _weights(connection: AsyncConnection, head: RunHead, newest: PolicyVersionTable | None) -> Vital:
     """Name the weights of the best step, or the newest, as `init_from` and commands take them."""
-    newest = await newest_version(connection, head.run_id)
+    name, page = "weights to go on from", f"/runs/{quote(head.run_id)}/versions"
     if newest is None or not newest.files:
-        return []
+        return Vital(name, "none yet", "no version with files is published", page)
     best = None if head.best_step is None else await newest_version(connection, head.run_id, head.best_step)
     told = "the newest; no evaluation says which is best"
     if best is not None:
         told = f"the best in evaluations; the newest are {head.run_id}@{newest.step}"
     elif head.best_step is not None:
         told = f"the newest; those of the best step {head.best_step} are deleted"
-    ended = "" if head.state in (RunState.RUNNING, RunState.PAUSED) else ", `ratchet evaluate`"
-    told += f"; the name is taken by init_from{ended} and `ratchet chat`"
-    page = f"/runs/{quote(head.run_id)}/versions"
-    return [Vital("weights to go on from", f"{head.run_id}@{(best or newest).step}", told, page)]
+    return Vital(name, f"{head.run_id}@{(best or newest).step}", told, page)
 
 
 async def _requests(connection: AsyncConnection, head: RunHead) -> Vital:
@@ -191,83 +277,58 @@ async def _requests(connection: AsyncConnection, head: RunHead) -> Vital:
     told = ["no person has changed the run"]
     if requests:
         newest = requests[0]
-        ago = duration_in_words((datetime.now(UTC) - newest.asked_at).total_seconds())
         reason = f": {newest.reason}" if newest.reason else ""
-        told = [f"newest: {newest.what}, by {newest.asked_by} {ago} ago{reason}"]
+        told = [f"newest: {newest.what}, by {newest.asked_by} at {clock_time(newest.asked_at)}{reason}"]
     if head.wish != Wish.NONE and head.state in (RunState.RUNNING, RunState.PAUSED):
         told.insert(0, f"not done yet: {head.wish}")
     steering = f"/runs/{quote(head.run_id)}/steering"
     return Vital("requests of people", str(len(requests) or "none"), "; ".join(told), steering)
 
 
-async def _held_out(connection: AsyncConnection, head: RunHead, rates: Sequence[EvaluationRate] | None) -> list[Vital]:
+async def _held_out(connection: AsyncConnection, head: RunHead, rates: Sequence[EvaluationRate] | None) -> Vital:
     """Compare the first evaluation with the newest one of its temperature, task by task."""
+    name, page = "held-out mean reward", f"/rollouts?run={quote(head.run_id)}&purpose=eval"
     rates = await evaluation_rates(connection, head.run_id) if rates is None else rates
     ended = [one for one in rates if one.ended_at is not None and one.num_graded]
-    if not ended:
-        return []
-    first = min(ended, key=lambda one: (one.step, -one.temperature))
+    first = min(ended, key=lambda one: (one.step, -one.temperature), default=None)
+    if first is None:
+        return Vital(name, "none yet", "no evaluation has ended with a verdict", page)
     last = max((one for one in ended if one.temperature == first.temperature), key=lambda one: one.step)
     paired = await pair_evaluations(connection, (head.run_id, first), (head.run_id, last))
     if paired is None:
-        return []
+        return Vital(name, "not comparable", f"steps {first.step} and {last.step} share no task with verdicts", page)
     found = paired.difference
-    page = f"/rollouts?run={quote(head.run_id)}&purpose=eval&evaluation={quote(last.label)}"
     value, told = f"{paired.before:.2f}", f"at step {first.step}, {found.num_tasks} tasks, T={first.temperature:g}"
     if first is not last:
         value += f" → {paired.before + found.mean:.2f}"
         gain = f"{found.mean:+.2f} [{found.low:+.2f}, {found.high:+.2f}]"
         told = f"{gain} from step {first.step} to {last.step}, {found.num_tasks} tasks, T={first.temperature:g}"
     told += "" if head.best_step is None else f"; best at step {head.best_step}"
-    return [Vital("held-out mean reward", value, told, page)]
+    return Vital(name, value, told, f"{page}&evaluation={quote(last.label)}")
 
 
 class _Recent(NamedTuple):
-    """Rollouts that ended a minute, in the newest ten minutes and in the newest hour; those of the hour without a
-    verdict by kind of error, each with the newest id; and how many were without in the hour before. Of a run that has
-    ended: before its end."""
+    """Rollouts that ended a minute, over the newest `seconds`, ten minutes or less; how many of the newest hour and of
+    the hour before were without a verdict. Of a run that has ended: before its end. `run_seconds`: since it began."""
 
-    a_minute_now: float
-    a_minute_in_hour: float
+    a_minute: float
+    seconds: float
+    run_seconds: float
+    failed: int
     failed_before: int
-    failures: Counter[str]
-    newest: dict[str, int]
 
 
 async def _read_recent(connection: AsyncConnection, head: RunHead) -> _Recent:
     until = func.now() if head.ended_at is None else literal(head.ended_at)
-    age, reason = seconds_of(until - RolloutTable.ended_at).label("age"), RolloutTable.outcome_reason
-    of_run = RolloutTable.run_id == head.run_id
+    age, of_run = seconds_of(until - RolloutTable.ended_at).label("age"), RolloutTable.run_id == head.run_id
     newest = select(age).where(of_run).order_by(RolloutTable.id.desc()).limit(_NEWEST_ROLLOUTS).subquery()
-    in_ten, in_sixty = (func.count().filter(newest.c.age < seconds) for seconds in (_NOW_SECONDS, _HOUR_SECONDS))
-    ended = select(in_ten, in_sixty, func.count(), func.max(newest.c.age)).select_from(newest)
-    now, hour, number, reach = (await connection.execute(ended)).one()
-    span = _HOUR_SECONDS if number < _NEWEST_ROLLOUTS else min(_HOUR_SECONDS, max(reach or 0.0, 60.0))
+    ended = select(func.count().filter(newest.c.age < _NOW_SECONDS), func.count(), func.max(newest.c.age))
+    num_now, number, reach = (await connection.execute(ended.select_from(newest))).one()
+    run_seconds = ((head.ended_at or datetime.now(UTC)) - head.created_at).total_seconds()
+    looked_at = run_seconds if number < _NEWEST_ROLLOUTS else reach or 0.0
+    seconds = max(60.0, min(_NOW_SECONDS, run_seconds, looked_at))
     has_failed = RolloutTable.purpose.in_(list(Purpose)) & RolloutTable.outcome.in_(FAILED_OUTCOMES)
-    failed = select(RolloutTable.id, age, func.left(reason, _CAUSE_CHARS).label("cause")).where(of_run, has_failed)
-    lost = failed.order_by(RolloutTable.id.desc()).limit(_NEWEST_ROLLOUTS).subquery()
-    in_hour = lost.c.age < _HOUR_SECONDS
-    since, before = func.count().filter(in_hour), func.count().filter(~in_hour)
-    by_cause = (
-        select(lost.c.cause, since, before, func.max(lost.c.id).filter(in_hour))
-        .where(lost.c.age < 2 * _HOUR_SECONDS)
-        .group_by(lost.c.cause)
-    )
-    failures, ids, failed_before = Counter[str](), dict[str, int](), 0
-    for cause, num_since, num_before, rollout_id in await connection.execute(by_cause):
-        failed_before += num_before
-        if num_since:
-            kind = kind_of_error(cause)
-            failures[kind] += num_since
-            ids[kind] = max(rollout_id, ids.get(kind, 0))
-    return _Recent(now * 60 / min(_NOW_SECONDS, span), hour * 60 / span, failed_before, failures, ids)
-
-
-async def _causes(connection: AsyncConnection, recent: _Recent) -> str:
-    """Say the commonest errors, each with its newest rollout and the last command of its agent."""
-    commonest = recent.failures.most_common(_MAX_CAUSES)
-    commands = await last_commands(connection, [recent.newest[kind] for kind, _ in commonest])
-    said = {rollout: f", last command `{command}`" for rollout, command in commands.items() if command}
-    newest = [(number, kind, recent.newest[kind]) for kind, number in commonest]
-    told = "; ".join(f"{number}: {kind} (rollout {one}{said.get(one, '')})" for number, kind, one in newest)
-    return f". {told}" if told else ""
+    lost = select(age).where(of_run, has_failed).order_by(RolloutTable.id.desc()).limit(_NEWEST_ROLLOUTS).subquery()
+    in_one, in_two = (func.count().filter(lost.c.age < hours * _HOUR_SECONDS) for hours in (1, 2))
+    failed, num_in_two = (await connection.execute(select(in_one, in_two).select_from(lost))).one()
+    return _Recent(num_now * 60 / seconds, seconds, run_seconds, failed, num_in_two - failed)

@@ -1,6 +1,7 @@
 """A page's model as HTML or, for the same address with `.json` or for a client that asks for JSON, as JSON."""
 
 import asyncio
+import re
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -16,6 +17,7 @@ from pygments.lexers import get_lexer_by_name
 from starlette.responses import HTMLResponse, Response
 
 from ratchet.durations import duration_in_words
+from reads.vitals import clock_time
 from viewer.models.diffs import read_patch
 from viewer.models.timeline import longest_stage, took
 from viewer.settings import ViewerSettings
@@ -30,6 +32,7 @@ _LANGUAGES = {
 }  # fmt: skip
 """The language of a file by its suffix; other files are plain text, so that an agent cannot choose a slow lexer."""
 _FORMATTER = HtmlFormatter(nowrap=True)
+_QUOTED = re.compile("`([^`]+)`")
 
 
 def make_environment(settings: ViewerSettings) -> Environment:
@@ -42,7 +45,8 @@ def make_environment(settings: ViewerSettings) -> Environment:
     )
     environment.filters |= {
         "seconds": lambda seconds: "" if seconds is None else duration_in_words(seconds),
-        "ago": ago,
+        "ago": clock_time if settings.is_export else ago,
+        "quoted": quoted,
         "clock": clock_time,
         "took": took,
         "longest_stage": longest_stage,
@@ -56,6 +60,7 @@ def make_environment(settings: ViewerSettings) -> Environment:
         "words": lambda value: str(value).replace("_", " "),
     }
     environment.globals |= {"settings": settings, "workflow_link": lambda name: workflow_link(settings, name)}
+    environment.globals["now"] = lambda: datetime.now(UTC)
     environment.globals["trace_link"] = lambda trace_id: settings.trace_url.replace("{trace_id}", trace_id)
     return environment
 
@@ -108,16 +113,16 @@ def highlighted(text: str, language: str = "", path: str = "") -> Markup:
 
 
 def ago(moment: datetime | None) -> Markup:
-    """Return the age of a moment, with the time of the clock in its title; empty for None."""
+    """Return the time of a moment and its age; empty for None."""
     if moment is None:
         return Markup()
     age = duration_in_words((datetime.now(UTC) - moment).total_seconds())
-    return Markup('<time datetime="{0}" title="{0}">{1} ago</time>').format(clock_time(moment), age)
+    return Markup('<time datetime="{0}">{0}</time> <span class="quiet">{1} ago</span>').format(clock_time(moment), age)
 
 
-def clock_time(moment: datetime | None) -> str:
-    """Return the time in UTC to the second, as ISO 8601 writes it; empty for None."""
-    return "" if moment is None else f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+def quoted(text: str) -> Markup:
+    """Return the text with what stands between backticks as code."""
+    return Markup(_QUOTED.sub(r"<code>\1</code>", str(Markup.escape(text))))
 
 
 def short_number(value: Any) -> str:

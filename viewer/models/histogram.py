@@ -1,10 +1,8 @@
 """The rewards of a run as a histogram whose bins lead to their rollouts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import quote
-
-from reads.runs import RewardCount
 
 _NUM_BINS = 10
 _MAX_DISTINCT = 12
@@ -21,18 +19,20 @@ class RewardBin:
     link: str
 
 
-def reward_bins(run_id: str, counts: Sequence[RewardCount]) -> list[RewardBin]:
-    """Return one bin per reward if there are few different ones, else ten bins of equal width."""
+def reward_bins(run_id: str, counts: Mapping[float, int]) -> list[RewardBin]:
+    """Return one bin per reward if there are few different ones, else ten bins of equal width.
+
+    `counts`: reward → number, the lowest first."""
     if not counts:
         return []
     if len(counts) <= _MAX_DISTINCT:
-        ranges = [(one.reward, one.reward, one.number) for one in counts]
+        ranges = [(reward, reward, number) for reward, number in counts.items()]
     else:
-        lowest, width = counts[0].reward, (counts[-1].reward - counts[0].reward) / _NUM_BINS
-        members: list[list[RewardCount]] = [[] for _ in range(_NUM_BINS)]
-        for one in counts:
-            members[min(_NUM_BINS - 1, int((one.reward - lowest) / width))].append(one)
-        ranges = [(part[0].reward, part[-1].reward, sum(one.number for one in part)) for part in members if part]
+        lowest, width = min(counts), (max(counts) - min(counts)) / _NUM_BINS
+        members: list[list[float]] = [[] for _ in range(_NUM_BINS)]
+        for reward in counts:
+            members[min(_NUM_BINS - 1, int((reward - lowest) / width))].append(reward)
+        ranges = [(part[0], part[-1], sum(counts[one] for one in part)) for part in members if part]
     fullest = max(number for _, _, number in ranges)
     return [
         RewardBin(

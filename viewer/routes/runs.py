@@ -9,26 +9,17 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
-from reads.curves import (
-    Metrics,
-    RaisedAlarm,
-    metrics_by_step,
-    newest_metric_step,
-    raised_alarms,
-    times_by_step,
-    trained_tokens_before,
-)
+from reads.curves import Metrics, metrics_by_step, newest_metric_step, times_by_step, trained_tokens_before
 from reads.evaluations import EvaluationRate, evaluation_rates
-from reads.failures import FailureCluster, cluster_failures
+from reads.failures import FailureCluster
 from reads.groups import GroupCount, GroupLine, list_open_groups
 from reads.run_comparison import DifferentSetting, PairedEvaluation, different_settings, paired_evaluations
 from reads.runs import (
     FlaggedCount,
     FlaggedRollout,
-    OutcomeCount,
     RunHead,
     RunSummary,
-    count_flagged,
+    VerdictCount,
     list_flagged,
     list_run_summaries,
     outcome_counts,
@@ -38,7 +29,7 @@ from reads.runs import (
 from reads.steering import list_requests
 from reads.versions import list_restarts
 from reads.vitals import Vital, read_vitals
-from store.engines import EngineRow, list_engines
+from store.engines import EngineRow
 from store.open_rollouts import OpenRollout, StageCount, list_slowest
 from store.runs import ADHOC
 from viewer.models.charts import AXES, Chart, RunCurves, compare_charts, run_charts
@@ -55,12 +46,11 @@ _MAX_STEPS = 400
 _MAX_REWARD_STEPS = 100
 """Steps whose rewards are read with their spread: all rollouts of a step are read for it."""
 _MAX_OPEN = 200
-_MAX_FAILURES = 10
 _MAX_FLAGGED = 20
 _MAX_COMPARED = 6
 _MAX_REQUESTS = 200
 """The number of people's requests that are marked on the curves: the newest ones."""
-_NEWEST_STEPS = 20
+NEWEST_STEPS = 20
 
 
 @dataclass(slots=True, frozen=True)
@@ -98,14 +88,13 @@ class RunPage:
     waits: list[StageCount]
     open_groups: list[GroupLine]
     open_rollouts: dict[int | None, list[OpenRollout]]
-    outcomes: list[OutcomeCount]
+    outcomes: list[VerdictCount]
     failures: list[FailureCluster]
     groups: list[GroupCount]
     bins: list[RewardBin]
     evaluations: list[EvaluationRate]
     flagged_count: FlaggedCount
     flagged: list[FlaggedRollout]
-    alarms: list[RaisedAlarm]
     engines: list[EngineRow]
     charts: list[Chart]
     marks: list[ChartMark]
@@ -200,9 +189,9 @@ async def read_run_page(connection: AsyncConnection, rewards: StepRewards, run_i
         "flagged": (len(flagged), _MAX_FLAGGED),
     }
     requests = await list_requests(connection, run_id, limit=_MAX_REQUESTS)
-    vitals = await read_vitals(connection, head, curves.rewards, curves.evaluations)
+    vitals = await read_vitals(connection, head, curves.rewards, curves.evaluations, curves.metrics)
     rewards_of = {one.step: one.mean for one in curves.rewards}
-    newest = sorted(curves.times.values(), key=lambda one: -one.step)[:_NEWEST_STEPS]
+    newest = sorted(curves.times.values(), key=lambda one: -one.step)[:NEWEST_STEPS]
     return RunPage(
         head=head,
         vitals=vitals.facts,
@@ -212,14 +201,13 @@ async def read_run_page(connection: AsyncConnection, rewards: StepRewards, run_i
         open_groups=open_groups[:_MAX_OPEN],
         open_rollouts=still_open,
         outcomes=outcome_counts(vitals.verdicts),
-        failures=await cluster_failures(connection, run_id, _MAX_FAILURES),
+        failures=vitals.failures,
         groups=vitals.groups,
         bins=reward_bins(run_id, reward_counts(vitals.verdicts, "train")),
         evaluations=list(curves.evaluations),
-        flagged_count=await count_flagged(connection, run_id),
+        flagged_count=vitals.flagged,
         flagged=flagged[:_MAX_FLAGGED],
-        alarms=raised_alarms(curves.metrics),
-        engines=await list_engines(connection, head.engine_set),
+        engines=vitals.engines,
         charts=run_charts(curves, axis),
         marks=chart_marks(curves, requests, await list_restarts(connection, run_id), axis),
         axis=axis,

@@ -317,5 +317,6 @@ async def fill_run(database: Database, run_id: str, model: Path) -> FilledRun:
             fork_cause="root",
         )  # fmt: skip
         await filler.step(trained, silent, [(solved, 1.0, 0.5), (unsolved, 0.0, -0.5)])
-        await connection.execute(RunTable.__table__.update().where(RunTable.run_id == run_id).values(step=3))
+        began = {"step": 3, "created_at": datetime.now(UTC) - timedelta(hours=3)}
+        await connection.execute(RunTable.__table__.update().where(RunTable.run_id == run_id).values(began))
     return FilledRun(run_id, task, trained, silent, opened, solved, unsolved, rejected_id, failed, running, in_flight)

@@ -11,14 +11,27 @@ import pytest
 from sqlalchemy import insert, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from cli.run_screen import lines_of
 from ratchet.types import SteeringAction
+from stack.parts import Stack
+from stack.run_status import diagnose
 from store.database import Database
 from store.rollout_words import index_rollouts
-from store.schema import BatchTable, EngineTable, EvaluationTable, RolloutTable, RunTable
+from store.schema import (
+    BatchItemTable,
+    BatchTable,
+    EngineTable,
+    EvaluationTable,
+    PolicyVersionTable,
+    RolloutTable,
+    RunTable,
+)
 from store.steering import Request, record
 from store.token_statistics import record_step_tokens
 from tests.integration.ratchet_command import Ratchet
-from tests.integration.viewer.filled_store import FilledRun, RunFiller, fill_run
+from tests.integration.viewer.filled_store import FilledRun, RunFiller, fill_run, said, tool_call
+from viewer.settings import ViewerSettings
+from viewer.static_export import PageExporter
 
 RUN = "asked"
 Answer = tuple[list[str] | str, list[str]]
@@ -28,7 +41,7 @@ OPERATOR: dict[str, Answer] = {
     "which rollouts work now?": (["asked", r"stage=no%20model%20call%20yet|stage=agent%20works"], ["agent works"]),
     "how many rollouts got no verdict in the last hours, and why?": (
         ["asked"],
-        ["without verdict 1 in the last hour", "1: SandboxLostError: the box is gone"],
+        ["without verdict 1 in the last hour", "commonest error: infra failed: SandboxLostError: the box is gone (1,"],
     ),
     "why has this rollout no reward?": (["asked", r"/rollouts/FAILED$"], ["SandboxLostError", "this is not a zero"]),
     "which rollout took longest, and on what?": (
@@ -93,6 +106,30 @@ RESEARCHER: dict[str, Answer] = {
     ),
 }
 QUESTIONS = OPERATOR | RESEARCHER
+STRANGER = {
+    "does it run?": "asked running|run asked is running",
+    "when did it begin, in UTC?": r"began \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ",
+    "how far is it, and how long will it take?": "step 3 of 6 about 6 min left",
+    "how large is a step?": "2 groups × 4 rollouts",
+    "what is the training reward, and what was it at first?": r"training reward 0\.50 in step 3 0\.25 in step 1;",
+    "how much was solved in training, and in evaluations?": "solved 3 of 7 training 2 of 6, evaluation 1 of 1",
+    "is it better on other tasks?": r"held-out mean reward 1\.00",
+    "how old were the weights that sampled?": "staleness 1.5 steps",
+    "how many tasks gave nothing to learn?": "tasks without signal 2 of 3",
+    "what do rollouts do now?": "open rollouts 1 1 agent works",
+    "how many rollouts end a minute?": r"rollouts a minute 0\.\d in the newest 10 min",
+    "how many ended without a verdict?": "without verdict 1 in the last hour",
+    "which error is commonest?": "commonest error: infra failed: SandboxLostError: the box is gone 1, ",
+    "which test fails most often?": "commonest failed test: test_add of shop-0 2, ",
+    "what do agents run last when they fail?": "commonest last command: make test 2, ",
+    "does a patch cheat?": "patches 1 rejected, 1 flagged",
+    "do the engines have the newest weights?": "engines 1 of 2 on the newest weights asked/3.e0, 1 silent",
+    "is there an alarm?": "alarms no contrast",
+    "from which weights can one go on?": "weights to go on from asked@2 the best in evaluations",
+    "has a person changed it?": "requests of people 1 newest: set training.max_staleness",
+}
+"""Questions of a person who sees the run for the first time: the first screen of its page, of its published page and of
+`ratchet status` answer them. The value is a pattern for its words, without brackets and backticks."""
 
 
 @pytest.fixture
@@ -162,8 +199,8 @@ async def test_a_question_is_answered_by_three_clicks_or_a_command(
         return re.sub("|".join(names), lambda match: str(names[match[0]]), text)
 
     if isinstance(how, str):
-        said = ratchet(*with_ids(how).split(), RATCHET_DATABASE_URL=database.url).output
-        assert [words for words in answers if with_ids(words) not in " ".join(said.split())] == []
+        printed = ratchet(*with_ids(how).split(), RATCHET_DATABASE_URL=database.url).output
+        assert [words for words in answers if with_ids(words) not in " ".join(printed.split())] == []
         return
     assert len(how) <= 3
     html = (await client.get("/runs")).text
@@ -177,3 +214,55 @@ async def test_a_question_is_answered_by_three_clicks_or_a_command(
         html = answer.text
     shown = " ".join(unescape(re.sub(r"<[^>]+>", " ", html)).split())
     assert [words for words in answers if with_ids(words) not in shown] == [], shown
+
+
+async def add_what_a_stranger_sees(database: Database, asked: FilledRun, model: Path) -> None:
+    """Add versions, engines on different ones, a step with another reward, and failures that are alike."""
+    async with database.begin() as connection:
+        filler = RunFiller(connection, RUN, model)
+        for step in (2, 3):
+            version = {"version": f"{RUN}/{step}.e0", "run_id": RUN, "step": step, "epoch": 0, "uri": "/w"}
+            await connection.execute(insert(PolicyVersionTable).values(**version, files=[{"name": "w"}]))
+        await connection.execute(update(EngineTable).values(version=f"{RUN}/2.e0"))
+        engine = {"address": "http://127.0.0.1:2", "state": "ready", "version": f"{RUN}/3.e0", "model_path": "unused"}
+        await connection.execute(insert(EngineTable).values(**engine))
+        group = await filler.group(20, asked.task, "consumed")
+        item = {"run_id": RUN, "group_id": group, "step": 3, "use": "trained"}
+        await connection.execute(insert(BatchItemTable).values(**item))
+        for member, reward in enumerate((1.0, 0.0)):
+            ended = {"outcome": "graded", "agent_exit": "done", "reward": reward}
+            rollout = await filler.rollout(group, asked.task, member, **ended)
+            await filler.verdict(rollout, reward > 0)
+        for one in (rollout, asked.failed):
+            ran = said("", tool_call(1, "bash", command="make test"))
+            await filler.turn(await filler.session(one), one, 0, [], ran, None, fork_cause="root")
+
+
+@pytest.mark.parametrize("where", ["page", "published", "status"])
+async def test_the_first_screen_answers_a_stranger(
+    client: httpx.AsyncClient, asked: FilledRun, database: Database, model: Path, tmp_path: Path, where: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    await add_what_a_stranger_sees(database, asked, model)
+    monkeypatch.setenv("RATCHET_DATABASE_URL", database.url)
+    if where == "status":
+        shown = "\n".join(lines_of(await diagnose(Stack(tmp_path), RUN)))
+        assert shown.count("\n") < 24
+    elif where == "page":
+        shown = (await client.get(f"/runs/{RUN}")).text
+    else:
+        await PageExporter(ViewerSettings(database.url), tmp_path / "out").export_run(RUN, 5)
+        shown = (tmp_path / f"out/runs/{RUN}.html").read_text()
+    head = shown.partition("<h1>")[2].partition("</ul>")[0] if where != "status" else shown
+    text = words_of(head)
+    missing = {asks: answer for asks, answer in STRANGER.items() if not re.search(answer, text)}
+    assert len(STRANGER) == 20 and missing == {}, text
+
+
+def words_of(shown: str) -> str:
+    """Return the words on a page or screen, without what sets names, values and details apart."""
+    text = unescape(re.sub(r"<[^>]+>", " ", shown))
+    for name in ("began", "step", "reward", "solved", "signal", "rollouts", "minute", "verdict", "patches", "engines",
+                 "staleness", "alarms", "from", "people"):  # fmt: skip
+        text = text.replace(f"{name}: ", f"{name} ")
+    return " ".join(re.sub(r"[()`]", " ", text).split())

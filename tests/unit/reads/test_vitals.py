@@ -1,8 +1,8 @@
-"""The estimate of the time that is left, and the bars of a trend."""
+"""The estimate of the time that is left."""
 
 import pytest
 
-from reads.vitals import seconds_left, sparkline
+from reads.vitals import seconds_left
 
 
 def test_estimate_is_the_pace_of_the_newest_steps() -> None:
@@ -23,8 +23,3 @@ def test_one_step_gives_no_time_left() -> None:
 
 def test_nothing_is_left_at_the_end() -> None:
     assert seconds_left(10, 10, [0.0, 10.0]) == 0.0
-
-
-def test_a_trend_has_a_bar_per_value() -> None:
-    assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
-    assert sparkline([0.3, 0.3]) == "▁▁"

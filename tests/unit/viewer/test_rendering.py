@@ -8,8 +8,9 @@ import pytest
 from jinja2 import DictLoader
 from markupsafe import escape
 
+from reads.vitals import clock_time
 from viewer.app import create_viewer_app
-from viewer.rendering import _data_json, ago, clock_time, highlighted, short_number, workflow_link
+from viewer.rendering import _data_json, ago, highlighted, make_environment, quoted, short_number, workflow_link
 from viewer.settings import ViewerSettings
 
 MARKUP = "</script><script>alert(1)</script>"
@@ -56,9 +57,15 @@ def test_numbers() -> None:
     ]
 
 
-def test_an_age_has_the_time_of_the_clock() -> None:
+def test_what_stands_between_backticks_is_code() -> None:
+    assert quoted("no `<b>` and a ` alone") == "no <code>&lt;b&gt;</code> and a ` alone"
+
+
+def test_an_age_has_the_time_of_the_clock_beside_it() -> None:
     moment = datetime.now(UTC) - timedelta(hours=30)
-    assert ago(moment) == f'<time datetime="{clock_time(moment)}" title="{clock_time(moment)}">1 d 6 h ago</time>'
+    clock = clock_time(moment)
+    assert ago(moment) == f'<time datetime="{clock}">{clock}</time> <span class="quiet">1 d 6 h ago</span>'
+    assert make_environment(ViewerSettings("", is_export=True)).filters["ago"](moment) == clock, "a file grows old"
     assert clock_time(datetime.fromisoformat("2026-11-26T08:00:01.5+01:00")) == "2026-11-26T07:00:01Z"
     assert (ago(None), clock_time(None)) == ("", "")
 

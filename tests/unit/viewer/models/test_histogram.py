@@ -5,7 +5,6 @@ from urllib.parse import parse_qs, urlsplit
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reads.runs import RewardCount
 from viewer.models.histogram import reward_bins
 
 COUNTS = st.dictionaries(st.floats(-10, 10), st.integers(1, 1000), max_size=40)
@@ -13,7 +12,7 @@ COUNTS = st.dictionaries(st.floats(-10, 10), st.integers(1, 1000), max_size=40)
 
 @given(COUNTS)
 def test_every_rollout_is_in_one_bin(counts: dict[float, int]) -> None:
-    bins = reward_bins("r", [RewardCount(reward, counts[reward]) for reward in sorted(counts)])
+    bins = reward_bins("r", dict(sorted(counts.items())))
     assert sum(one.number for one in bins) == sum(counts.values())
     for one in bins:
         query = parse_qs(urlsplit(one.link).query)
