@@ -10,16 +10,19 @@ from dataclasses import replace
 from html import unescape
 from os.path import relpath
 from pathlib import Path
-from urllib.parse import quote, urlsplit
+from urllib.parse import parse_qsl, quote, urlsplit
 
 import httpx
 
 from ratchet.errors import ConfigError
 from ratchet.types import Purpose
+from reads.curves import times_by_step
 from reads.rollout_list import RolloutFilter, list_rollout_lines
 from reads.rollouts import list_chains
+from reads.runs import require_run
 from viewer.app import create_viewer_app
 from viewer.rendering import FOLDER
+from viewer.routes.runs import NEWEST_STEPS
 from viewer.settings import ViewerSettings
 
 _PAGE_TOKENS = 1000
@@ -36,7 +39,7 @@ class PageExporter:
     """Writes pages below `out`. Each page's address is the key of `files`: path and query → file."""
 
     def __init__(self, settings: ViewerSettings, out: Path) -> None:
-        self._app = create_viewer_app(replace(settings, token=None, is_export=True))
+        self._app = create_viewer_app(replace(settings, token=None, temporal_ui="", trace_url="", is_export=True))
         self._out = out
         self.files: dict[str, Path] = {}
 
@@ -47,10 +50,14 @@ class PageExporter:
             await self._write(f"/rollouts/{rollout_id}")
 
     async def export_run(self, run_id: str, max_rollouts: int) -> None:
-        """Write the run's page with its steps, and the newest rollouts of each purpose with their groups and tasks."""
+        """Write the run's pages with its newest steps, and the newest rollouts of each purpose with their groups and
+        tasks."""
         async with self._app.router.lifespan_context(self._app):
-            self._plan(f"/runs/{quote(run_id)}")
+            for page in ("", "/groups", "/tasks", "/costs", "/commands", "/versions", "/steering"):
+                self._plan(f"/runs/{quote(run_id)}{page}")
             async with self._app.state.store.read() as connection:
+                head = await require_run(connection, run_id)
+                steps = await times_by_step(connection, run_id, head.step - NEWEST_STEPS + 1, head.step + 1)
                 of_purpose = [RolloutFilter(run_id=run_id, purpose=purpose) for purpose in Purpose]
                 lines = [await list_rollout_lines(connection, one, max_rollouts) for one in of_purpose]
             for line in (one for found in lines for one in found):
@@ -58,16 +65,9 @@ class PageExporter:
                 self._plan(f"/tasks/{line.task_id}")
                 if line.group_id is not None:
                     self._plan(f"/groups/{line.group_id}")
-            for step in await self._steps_of(run_id):
+            for step in steps:
                 self._plan(f"/runs/{quote(run_id)}/steps/{step}")
             await self._write(f"/runs/{quote(run_id)}")
-
-    async def _steps_of(self, run_id: str) -> list[int]:
-        async with self._client() as client:
-            page = await client.get(f"/runs/{quote(run_id)}.json")
-            if page.status_code == 404:
-                raise ConfigError(f"run {run_id} does not exist; `ratchet show runs` lists those that do")
-            return [int(one["step"]) for one in page.json()["steps"]]
 
     async def _plan_rollout(self, rollout_id: int) -> None:
         self._plan(f"/rollouts/{rollout_id}")
@@ -135,14 +135,9 @@ class PageExporter:
             return (file, f"#turn-{turn[2]}") if file is not None else None
         query = f"?{parts.query}" if parts.query else ""
         if _TOKENS.match(parts.path):
-            query = _token_query(parts.query)
+            asked = {"chain": "0", "first": "0", "colour": "mask"} | dict(parse_qsl(parts.query))
+            query = "?chain={chain}&first={first}&colour={colour}".format_map(asked)
         if _STEP.match(parts.path):
             query = ""
         file = self.files.get(parts.path + query)
         return (file, fragment) if file is not None else None
-
-
-def _token_query(query: str) -> str:
-    """Return the query of the exported page of tokens that an address leads to: they are coloured by mask only."""
-    values = dict(pair.split("=", 1) for pair in query.split("&") if "=" in pair)
-    return f"?chain={values.get('chain', '0')}&first={values.get('first', '0')}&colour={values.get('colour', 'mask')}"

@@ -47,11 +47,12 @@
       hooks: { ready: [(ready) => drawMarks(ready, chart)] },
     }, data, place);
     plots.set(place, plot);
+    const links = "export" in document.body.dataset ? [] : chart.links;
     plot.over.addEventListener("click", () => {
-      const link = chart.links[plot.cursor.idx];
+      const link = links[plot.cursor.idx];
       if (link) location.href = link;
     });
-    if (chart.links.length) plot.over.classList.add("clickable");
+    if (links.length) plot.over.classList.add("clickable");
   }
 
   // The marks are a list of links below the charts, which keyboards and screen readers use; those in a chart are for

@@ -29,9 +29,14 @@ def broken_links(out: Path) -> list[str]:
 
 async def test_a_run(database: Database, filled: FilledRun, tmp_path: Path) -> None:
     out = tmp_path / "export"
-    exporter = PageExporter(ViewerSettings(database.url), out)
-    await exporter.export_run(filled.run_id, max_rollouts=100)
+    settings = ViewerSettings(database.url, temporal_ui="http://127.0.0.1:8233")
+    await PageExporter(settings, out).export_run(filled.run_id, max_rollouts=100)
     assert broken_links(out) == []
+    page = (out / f"runs/{filled.run_id}.html").read_text()
+    tabs = page.partition('<nav class="tabs"')[2].partition("</nav>")[0]
+    assert tabs.count("<a ") > 6 and "<span>" not in tabs, "each tab leads to a page"
+    assert re.search(r"As of \d{4}-\d\d-\d\dT[\d:]+Z", page)
+    assert not any("8233" in one.read_text() for one in out.rglob("*.html")), "readers have no Temporal"
     assert (out / f"runs/{filled.run_id}/steps/1.html").is_file()
     assert (out / f"groups/{filled.silent_group}.html").is_file()
     rollout = (out / f"rollouts/{filled.solved}.html").read_text()
@@ -51,6 +56,6 @@ async def test_an_export_replaces_nothing(database: Database, filled: FilledRun,
     (tmp_path / "mine.txt").write_text("kept")
     with pytest.raises(ConfigError, match="is not empty"):
         await PageExporter(ViewerSettings(database.url), tmp_path).export_rollout(filled.solved)
-    with pytest.raises(ConfigError, match="does not exist"):
+    with pytest.raises(ConfigError, match="there is no run 'none'"):
         await PageExporter(ViewerSettings(database.url), tmp_path / "new").export_run("none", 10)
     assert [one.name for one in tmp_path.iterdir()] == ["mine.txt"]
