@@ -149,10 +149,10 @@ class ViewerServer(WebServer):
     """Serves the app, and ends its live pages before it waits for open connections."""
 
     def __init__(self, settings: ViewerSettings) -> None:
-        self._viewer = create_viewer_app(settings)
+        self.app = create_viewer_app(settings)
         super().__init__(
             uvicorn.Config(
-                self._viewer,
+                self.app,
                 host=settings.host,
                 port=settings.port,
                 log_config=None,  # its lines go to the process's own handler
@@ -168,5 +168,5 @@ class ViewerServer(WebServer):
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._viewer.state.stopping.set()
+        self.app.state.stopping.set()
         await super().shutdown(sockets)

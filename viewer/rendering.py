@@ -59,7 +59,11 @@ def make_environment(settings: ViewerSettings) -> Environment:
         "plural": lambda number, word: f"{number:,} {word}" + ("" if number == 1 else "s"),
         "words": lambda value: str(value).replace("_", " "),
     }
-    environment.globals |= {"settings": settings, "workflow_link": lambda name: workflow_link(settings, name)}
+    environment.globals |= {
+        "settings": settings,
+        "workflow_link": lambda name: workflow_link(settings, name),
+        "chats": None,
+    }
     environment.globals["now"] = lambda: datetime.now(UTC)
     environment.globals["trace_link"] = lambda trace_id: settings.trace_url.replace("{trace_id}", trace_id)
     return environment

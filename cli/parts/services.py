@@ -151,8 +151,12 @@ def viewer(
         "127.0.0.1"
     ),
 ) -> None:
-    """Serve the read-only pages about runs and rollouts."""
+    """Serve the pages about runs and rollouts, which only read, and chats."""
     from cli.view import viewer_settings
+    from client import Client
+    from client.chat_pages import add_chats
     from viewer.app import ViewerServer
 
-    ViewerServer(viewer_settings(Stack(), host)).run()
+    server = ViewerServer(viewer_settings(Stack(), host))
+    add_chats(server.app, Client())
+    server.run()

@@ -11,6 +11,7 @@ from sqlalchemy import select, update
 
 from client import Client
 from client.chat import Chat, served_config
+from client.chat_pages import add_chats
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError
 from ratchet.types import EngineState
@@ -20,6 +21,8 @@ from store.schema import EngineTable, RolloutTable, SessionTable, TurnTable
 from tests.integration.workflows.conftest import ROOT, Loop
 from tests.integration.workflows.test_generate import boxes_of, sampled_of, trained_of
 from tests.integration.workflows.test_rollout import TASK
+from viewer.app import create_viewer_app
+from viewer.settings import ViewerSettings
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -200,3 +203,41 @@ async def test_the_command_talks_with_the_policy_of_an_open_run(loop: Loop, make
         (None, ["hi once more"]),
     ]
     assert f"rollout {rollout_id}; /new begins" in err.decode()
+
+
+async def test_the_viewers_pages_begin_send_and_end_a_chat(loop: Loop, make_config: MakeConfig) -> None:
+    async with Talk(loop, make_config()) as talk:
+        pass
+    run_id = (await talk.ended()).run_id
+    await loop.script("Hello <b>you</b>.", "Bye.")
+    app = create_viewer_app(ViewerSettings(loop.database.url))
+    add_chats(app, Client(loop.home))
+    transport = httpx.ASGITransport(app)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=240) as browser,
+    ):
+        own = {"origin": "http://localhost"}
+        for headers in ({}, {"origin": "http://localhost.example"}, {"origin": "null"}):
+            assert (await browser.post(f"/runs/{run_id}/chat", headers=headers)).status_code == 403
+        assert "Chat with its policy" in (await browser.get(f"/runs/{run_id}")).text
+        begun = await browser.post(f"/runs/{run_id}/chat", headers=own)
+        assert begun.status_code == 303, begun.text
+        page, _, anchor = begun.headers["location"].partition("#")
+        say, number = page + "/chat", int(page.rpartition("/")[2])
+        assert anchor == "say" and 'id="say"' in (await browser.get(page)).text
+        assert (await browser.post(say, headers=own, data={"text": "hi"})).status_code == 303
+        shown = (await browser.get(page)).text
+        assert "Hello &lt;b&gt;you&lt;/b&gt;." in shown and ">hi<" in shown
+        assert (await browser.post("/rollouts/999/chat", headers=own, data={"text": "hi"})).status_code == 404
+        assert (await browser.post(say, headers=own, data={"text": "x" * 70_000})).status_code == 413
+        both = await asyncio.gather(*(browser.post(say, headers=own, data={"text": "bye"}) for _ in range(2)))
+        assert sorted(one.status_code for one in both) == [303, 409]
+        assert (await browser.post(say, headers=own, data={"end": "1"})).status_code == 303
+
+        async def is_over() -> bool:
+            return 'id="say"' not in (await browser.get(page)).text
+
+        await loop.until(is_over, "the page offers no message")
+        assert (await browser.post(say, headers=own, data={"text": "hi"})).status_code == 404
+    assert await trained_of(loop, number) == 0
