@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Self
 
 from grading.flags import Flag
+from grading.printed_results import MAX_CHARACTERS, count_printed_results
 from grading.run_hidden_tests import RunnerReport, RunnerSession
 from ratchet.types import JsonObject
 
@@ -27,7 +28,8 @@ class Oracle:
     digest of the test's name. `selected`: digests of the names of the tests that control runs repeat, which the gold
     patch passed without the others; empty: control runs repeat all tests. `may_run_more`: control runs follow, so that
     more sessions are no difference. `cpu_seconds`: the most that a gold run used, None if it was not measured.
-    `last_line` of the log without its digits, empty if it varied or pytest ran.
+    `last_line` of the log without its digits, empty if it varied or pytest ran. `num_results`: how often the log tells
+    of tests that ran, the least of the gold runs; 0 if pytest ran or the log is too long.
     """
 
     outcomes: dict[str, str] = field(default_factory=dict)
@@ -39,6 +41,7 @@ class Oracle:
     may_run_more: bool = False
     cpu_seconds: float | None = None
     last_line: str = ""
+    num_results: int = 0
 
     @classmethod
     def of_run(cls, observed: RunnerReport, outcomes: dict[str, str]) -> Self:
@@ -51,6 +54,7 @@ class Oracle:
             modules={path: sorted(codes) for path, codes in module_codes(observed).items()},
             cpu_seconds=observed.cpu_seconds,
             last_line="" if top else next(reversed(_lines(observed.log)), ""),
+            num_results=0 if top or len(observed.log) > MAX_CHARACTERS else count_printed_results(observed.log),
         )
 
     @classmethod
@@ -80,12 +84,17 @@ class Oracle:
         return self.cpu_seconds is not None and cpu_seconds > max(least, _CPU_FACTOR * self.cpu_seconds)
 
     def early_end(self, observed: RunnerReport) -> list[Flag]:
-        """Return a flag if a command succeeds without the line that ends the gold runs' log.
+        """Return a flag if a command succeeds, but its log does not tell of the tests' end as the gold runs' logs do.
 
-        All processes write to the log, so an exit from the tests' process shows in it, however it is written.
+        All processes write to the log, so an exit from the tests' process shows in it, however it is written: the last
+        line is missing, or if other tests run after it, a line with a result.
         """
-        is_ended = observed.exit_code != 0 or observed.top_sessions or self.last_line in ("", *_lines(observed.log))
-        return [] if is_ended else [Flag("ends before its tests", f"the log has no line like {self.last_line!r}")]
+        if observed.exit_code != 0 or observed.top_sessions:
+            return []
+        has_line = self.last_line in ("", *_lines(observed.log))
+        if has_line and count_printed_results(observed.log) >= self.num_results:
+            return []
+        return [Flag("ends before its tests", f"the log lacks {self.num_results} results, or {self.last_line!r}")]
 
     @property
     def passed(self) -> list[str]:
@@ -116,6 +125,7 @@ def merge_oracles(oracles: Sequence[Oracle]) -> Oracle:
         cpu_seconds=max((one.cpu_seconds for one in oracles if one.cpu_seconds is not None), default=None),
         canaries=tuple(sorted({canary for oracle in oracles for canary in oracle.canaries})),
         last_line=first.last_line if same("last_line") else "",
+        num_results=min(one.num_results for one in oracles),
         modules={
             path: [code for code in codes if all(code in other.modules.get(path, ()) for other in others)]
             for path, codes in first.modules.items()

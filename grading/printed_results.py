@@ -9,10 +9,12 @@ import tomllib
 from importlib.resources import files
 
 _TABLE: dict[str, list[str]] = tomllib.loads((files("grading") / "printed_results.toml").read_text())
-_MAX_CHARACTERS = 100_000
+MAX_CHARACTERS = 200_000
+"""Of a longer log only the begin and the end are read."""
 _MAX_LINE = 500
 _MAKE_DID_NOTHING = re.compile(r"(?:g?make(?:\[\d+\])?: .*(?:\n+|$))+")
 _COUNTS_IN = [re.compile(pattern, re.MULTILINE) for pattern in _TABLE["ran"]]
+_RESULTS_IN = [*_COUNTS_IN, *(re.compile(pattern, re.MULTILINE) for pattern in _TABLE["result"])]
 _NONE_IN = re.compile("|".join(_TABLE["none"]), re.MULTILINE | re.IGNORECASE)
 _MISSING_IN = re.compile("|".join(_TABLE["missing"]), re.MULTILINE | re.IGNORECASE)
 
@@ -23,7 +25,14 @@ def count_printed_tests(log: str) -> int | None:
     found = [match for pattern in _COUNTS_IN for match in pattern.finditer(log)]
     if not found:
         return 0 if _NONE_IN.search(log) or _MAKE_DID_NOTHING.fullmatch(log) else None
-    return sum(-int(match["minus"]) if "minus" in match.re.groupindex else int(match[1] or 1) for match in found)
+    return sum(int(match[1] or 1) * (-1 if match.lastgroup == "minus" else 1) for match in found)
+
+
+def count_printed_results(log: str) -> int:
+    """Return how often the log tells of at least one test that ran, also by lines of runners that are not known."""
+    log = _excerpt(log)
+    found = (match for pattern in _RESULTS_IN for match in pattern.finditer(log) if match.lastgroup != "minus")
+    return sum(int(match[1] or 1) > 0 for match in found)
 
 
 def find_missing_program(log: str) -> str:
@@ -34,5 +43,6 @@ def find_missing_program(log: str) -> str:
 
 def _excerpt(log: str) -> str:
     """Return the log's begin and end with short lines: the code under test decides what is searched here."""
-    ends = log if len(log) <= 2 * _MAX_CHARACTERS else f"{log[:_MAX_CHARACTERS]}\n{log[-_MAX_CHARACTERS:]}"
+    half = MAX_CHARACTERS // 2
+    ends = log if len(log) <= MAX_CHARACTERS else f"{log[:half]}\n{log[-half:]}"
     return "\n".join(line[:_MAX_LINE] for line in ends.splitlines())

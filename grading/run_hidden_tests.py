@@ -54,6 +54,8 @@ _STARVED_SHARE = 0.5
 a core, and all of them together got less than this. What the patch's own processes used is time that the run got, so a
 patch cannot pass for starved by starting more of them."""
 _PYTHONPATH = re.compile(r"\bPYTHONPATH=([\"']?)")
+_GOFLAGS = re.compile(r"(?<![\"'])\bGOFLAGS=([\"']?)")
+_ESCAPED_SPACE = "\\ "
 
 
 @dataclass(slots=True, frozen=True)
@@ -161,8 +163,9 @@ async def _run_tests(
 ) -> RunnerReport:
     nonce = secrets.token_hex(_TOKEN_BYTES)
     tokens = [secrets.token_hex(_TOKEN_BYTES) for _ in range(_NUM_TOKENS)]
-    if witness:  # keep the witness on the module path if the command sets PYTHONPATH itself
+    if witness:  # keep the witness on the module path and go's results in the log if the command sets these itself
         command = _PYTHONPATH.sub(lambda match: f"PYTHONPATH={match[1]}{WITNESS_DIRECTORY}:", command)
+        command = _GOFLAGS.sub(lambda match: f"{match[0]}-v{' ' if match[1] else _ESCAPED_SPACE}", command)
     script = _script(nonce, tokens, command, workdir, seconds, witness, user)
     await box.write_file(f"{RUNNER_STATE}/run", script, user="root")
     try:

@@ -93,6 +93,8 @@ logger=$!
         export RATCHET_WITNESS="$witness" RATCHET_WORKDIR="$WORKDIR"
         export PYTEST_PLUGINS="ratchet_witness${PYTEST_PLUGINS:+,$PYTEST_PLUGINS}"
         export PYTHONPATH="$witness${PYTHONPATH:+:$PYTHONPATH}"
+        # Otherwise go prints the same of a package whose process ends before its tests.
+        export GOFLAGS="-v${GOFLAGS:+ $GOFLAGS}"
     fi
     exec "${become[@]}" bash -l -c "$command"
 ) </dev/null >"$state/out" 2>&1 &

@@ -168,3 +168,17 @@ async def test_a_user_whom_the_image_lacks_is_named(box: Sandbox) -> None:
     await box.exec(git_scripts.prepare_script("/workspace/shop", [], None), user="root")
     with pytest.raises(UnusableBoxError, match=r"tester.*no such user"):
         await run_tests(box, "true", "/workspace/shop", 60, user="tester")
+
+
+async def test_go_prints_its_results_whatever_the_command_sets(box: Sandbox) -> None:
+    await box.exec(git_scripts.prepare_script("/workspace/shop", [], None), user="root")
+    for command, flags in (
+        ("true", "-v"),
+        ("export GOFLAGS=-mod=mod", "-v -mod=mod"),
+        ("export GOFLAGS='-mod=mod -x'", "-v -mod=mod -x"),
+        ("GOFLAGS= GOPATH=/go", "-v "),
+        ("eval 'GOFLAGS=-x GOPATH=/go'", "-x"),
+    ):
+        report = await run_tests(box, f'{command}; echo "[$GOFLAGS]"', "/workspace/shop", 60)
+        assert report.log == f"[{flags}]\n", command
+    assert (await run_tests(box, 'echo "[$GOFLAGS]"', "/workspace/shop", 60, witness=False)).log == "[]\n"

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from grading.evidence import all_tests, judge_runner, judge_sessions, lacks_canary, worst_outcomes
 from grading.oracle import Oracle, merge_oracles, name_digest
+from grading.printed_results import MAX_CHARACTERS
 from grading.run_hidden_tests import LoadedModule, RunnerReport, RunnerSession
 
 
@@ -145,3 +146,14 @@ def test_a_command_that_succeeds_ends_as_the_gold_runs_did() -> None:
     assert gold.early_end(report(session({"t.py::test_a": "passed"}))) == [], "its witness tells"
     assert merge_oracles([gold, Oracle.of_run(printed("another end"), {})]).early_end(printed("line")) == []
     assert Oracle.of_run(printed(" \n"), {}).early_end(printed("")) == [] == Oracle().early_end(printed(""))
+
+
+def test_other_tests_after_an_early_end_do_not_hide_it() -> None:
+    logs = [f"{number} checks passed\n3 checks passed\n" for number in (4, 5)]
+    gold = merge_oracles([Oracle.of_run(printed(log), {}) for log in (*logs, logs[0] + "2 checks passed\n")])
+    assert gold.num_results == 2 and Oracle.of_json(json.loads(json.dumps(gold.as_json()))) == gold
+    assert gold.early_end(printed(logs[1])) == [] == gold.early_end(printed("3 checks passed\n", exit_code=1))
+    assert [flag.what for flag in gold.early_end(printed("3 checks passed\n"))] == ["ends before its tests"]
+    long = Oracle.of_run(printed("x" * MAX_CHARACTERS + logs[0]), {})
+    assert long.num_results == 0, "of a long log a part is read"
+    assert Oracle.of_run(report(session({"t.py::test_a": "passed"})), {}).num_results == 0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from grading.printed_results import count_printed_tests, find_missing_program
+from grading.printed_results import count_printed_results, count_printed_tests, find_missing_program
 
 RAN = {
     "pytest": ("= 1 failed, 2 passed, 1 skipped in 0.12s =", 3),
@@ -131,3 +131,31 @@ def test_a_printed_line_takes_no_test_away() -> None:
     """The code under test can print what it likes beside the runner's own lines."""
     forged = "OK (skipped=5)\nRan 5 tests in 0.1s\n\nOK (skipped=5)\n"
     assert count_printed_tests(f"{forged}Ran 5 tests in 0.001s\n\nFAILED (failures=5)\n") == 5
+
+
+GO_GOLD = (
+    "=== RUN   TestTotal\n--- PASS: TestTotal (0.00s)\nPASS\nok  \tshop\t0.003s\n"
+    "=== RUN   TestZero\n--- PASS: TestZero (0.00s)\nPASS\nok  \tshop/zero\t0.002s\n"
+)
+CARGO = "running {0} tests\n\ntest result: ok. {0} passed; 0 failed; 0 ignored; 0 measured; 0 filtered out\n\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "number"),
+    [
+        (GO_GOLD, 4),
+        ("ok  \tshop\t0.003s\n=== RUN   TestZero\n--- PASS: TestZero (0.00s)\nPASS\nok  \tshop/zero\t0.002s\n", 3),
+        (CARGO.format(3) + CARGO.format(5) + CARGO.format(0), 4),
+        ("\nrunning 3 tests\n" + CARGO.format(5) + CARGO.format(0), 2),
+        ("test price::tests::test_1 ... ok\ntest price::tests::test_2 ... ok\n", 0),
+        ("TAP version 13\nok 1 - total\nok 2 - discount\n1..2\n# pass 2\n", 3),
+        ("TAP version 13\nok 1 - test/price.test.js\n1..1\n# pass 1\n", 2),
+        ("✓  price (1ms)\nDONE 2 tests in 0.1s\n", 1),
+        ("∅  price (1ms)\nDONE 0 tests in 0.1s\n", 0),
+        ("3 checks passed\nall 12 tests OK\n0 tests passed\n", 2),
+        ("", 0),
+    ],
+)
+def test_results_are_counted_not_tests(log: str, number: int) -> None:
+    """So a gold patch that adds tests inside of the product's own files, as in Rust, makes no difference."""
+    assert count_printed_results(log) == number
