@@ -81,20 +81,14 @@ class LocalImageBuilder:
         self._store = ImageStore(images)
 
     async def build(self, image: str, context: bytes, on_lines: Callable[[str], None]) -> None:
-        program = next((name for name in _PROGRAMS if shutil.which(name)), None)
-        if program is None:
-            raise SandboxBusyError(
-                f"image {image} has to be built from a Dockerfile, and this machine has none of "
-                f"{', '.join(_PROGRAMS)}; install one (Debian: `apt-get install buildah`)",
-                _AWAY_SECONDS,
-            )
+        program = await _find_program(image)
         with tempfile.TemporaryDirectory(prefix="ratchet-build-") as name:
             directory, archive = Path(name) / "context", Path(name) / "image.tar"
             await asyncio.to_thread(unpack_build_context, image, context, directory)
             try:
                 await _run([program, "build", "-t", image, "-f", str(directory / DOCKERFILE), str(directory)], on_lines)
             except BuildFailedError:
-                await _require_working(program, image)
+                await _find_program(image)
                 raise
             await _run(_save(program, image, archive), on_lines)
             try:
@@ -103,14 +97,21 @@ class LocalImageBuilder:
                 raise BuildFailedError(f"the image that {program} has built cannot be imported: {error}") from error
 
 
-async def _require_working(program: str, image: str) -> None:
-    """Raise SandboxBusyError if the program cannot build anything, for example because its daemon is away."""
-    said: list[str] = []
-    try:
-        await _run([program, "info"], said.append)
-    except BuildFailedError as error:
-        words = " ".join(" ".join(said).split())[-_MAX_CHARS:]
-        raise SandboxBusyError(f"{program} cannot build {image} now: {words}", _AWAY_SECONDS) from error
+async def _find_program(image: str) -> str:
+    """Return the first program that is able to build. Raises SandboxBusyError if none is: its daemon may be away."""
+    answers: list[str] = []
+    for program in filter(shutil.which, _PROGRAMS):
+        said: list[str] = []
+        try:
+            await _run([program, "info"], said.append)
+            return program
+        except BuildFailedError:
+            answers.append(f"{program} says: {' '.join(' '.join(said).split())[-_MAX_CHARS:]}")
+    raise SandboxBusyError(
+        f"image {image} has to be built from a Dockerfile, and none of {', '.join(_PROGRAMS)} can do it here now; "
+        f"install one (Debian: `apt-get install buildah`). {'; '.join(answers)}".rstrip(),
+        _AWAY_SECONDS,
+    )
 
 
 def _save(program: str, image: str, archive: Path) -> list[str]:

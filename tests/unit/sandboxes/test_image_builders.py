@@ -1,11 +1,14 @@
 """Failures of a build: those of the Dockerfile, and those of the Docker daemon, which are waited for."""
 
 import json
+from base64 import b64decode
+from pathlib import Path
 
 import pytest
 
 from ratchet.errors import BuildFailedError, SandboxBusyError
-from sandboxes.image_builders import DockerImageBuilder
+from sandboxes.build_context import DOCKERFILE, pack_build_context
+from sandboxes.image_builders import DockerImageBuilder, LocalImageBuilder
 from tests.standins.docker_daemon import DockerDaemonStandin
 
 JSON = "application/json"
@@ -98,3 +101,34 @@ async def test_a_dockerfile_that_cannot_be_read_is_the_tasks_own() -> None:
         with pytest.raises(BuildFailedError, match="cannot build x"):
             await DockerImageBuilder(daemon.url).build("x", b"", said.append)
     assert said == ["dockerfile parse error line 1: unknown instruction: FORM"]
+
+
+_PROGRAMS = {"docker": "echo no daemon; exit 1", "buildah": '[ "$1" = info ] || { echo "no base"; exit 1; }'}
+
+
+@pytest.mark.parametrize(
+    ("programs", "error", "message"),
+    [
+        (("docker", "buildah"), BuildFailedError, "`buildah build` has ended with status 1"),
+        (("docker",), SandboxBusyError, "install one.*docker says: no daemon"),
+        ((), SandboxBusyError, "none of docker, podman, buildah"),
+    ],
+)
+async def test_a_program_whose_daemon_is_away_is_passed_over(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    programs: tuple[str, ...],
+    error: type[Exception],
+    message: str,
+) -> None:
+    folder, context = tmp_path / "bin", tmp_path / "context"
+    folder.mkdir()
+    context.mkdir()
+    for name in programs:
+        (folder / name).write_text(f"#!/bin/sh\n{_PROGRAMS[name]}\n")
+        (folder / name).chmod(0o755)
+    (context / DOCKERFILE).write_text("FROM scratch\n")
+    packed = pack_build_context(context)
+    monkeypatch.setenv("PATH", str(folder))
+    with pytest.raises(error, match=message):
+        await LocalImageBuilder(tmp_path / "images").build(packed.image, b64decode(packed.archive), lambda line: None)
