@@ -7,6 +7,7 @@ ends a run in the same way. The patch is to blame if two boxes show the same sus
 import re
 from collections.abc import Collection, Iterable
 from itertools import islice
+from typing import NamedTuple
 
 from grading.base import TestRun
 from grading.diff_sections import FileChange
@@ -27,33 +28,29 @@ def raise_unless_seen_before(suspicion: Suspicion, seen: str, suspected: Collect
         raise SuspectPatchError(f"{seen}; a second box shows whose fault it is", suspicion)
 
 
-def suspicion_of(run: TestRun) -> Suspicion:
-    """Return the way in which a run without a failed test ended. The patch, or a machine that kills processes, loses
+class RunEnd(NamedTuple):
+    """The way in which a run ended. `words`: the beginning of a sentence."""
+
+    suspicion: Suspicion
+    words: str
+
+
+def end_of(run: TestRun) -> RunEnd:
+    """Return the end of a run in which no test that counts failed. The patch, or a machine that kills processes, loses
     files or is too slow, can cause each of these."""
     observed = run.observed
-    if observed.exit_code is None and not observed.lost:
-        return Suspicion.TIMED_OUT
-    sessions = observed.top_sessions
-    was_cut = any(session.exit is None or session.num_missed for session in sessions)
-    is_killed = observed.lost or was_cut or (observed.exit_code or 0) > SIGNALLED
-    return Suspicion.KILLED if is_killed else Suspicion.NO_TEST
-
-
-def describe_end(run: TestRun) -> str:
-    """Return the end of a run in which no test that counts failed, as the beginning of a sentence."""
-    observed = run.observed
-    if run.gap:
-        return run.gap
     if observed.lost:
-        return "the test process died before it reported"
+        return RunEnd(Suspicion.KILLED, "the test process died before it reported")
     if observed.exit_code is None:
-        return f"no test had failed when the tests' {run.limit_seconds:.0f} s were over"
-    sessions = observed.top_sessions
-    if any(session.exit is None for session in sessions):
-        return "pytest began and never ended"
-    if any(session.num_missed for session in sessions):
-        return "collected tests never ran"
-    return f"no test that counts is named as failed (exit code {observed.exit_code})"
+        return RunEnd(Suspicion.TIMED_OUT, f"no test had failed when the tests' {run.limit_seconds:.0f} s were over")
+    cut = ""
+    if any(session.exit is None for session in observed.top_sessions):
+        cut = "pytest began and never ended"
+    elif any(session.num_missed for session in observed.top_sessions):
+        cut = "collected tests never ran"
+    suspicion = Suspicion.KILLED if cut or observed.exit_code > SIGNALLED else Suspicion.NO_TEST
+    told = run.gap or cut or f"no test that counts is named as failed (exit code {observed.exit_code})"
+    return RunEnd(suspicion, told)
 
 
 def names_change(log: str, changes: Iterable[FileChange]) -> bool:

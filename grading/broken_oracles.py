@@ -27,7 +27,7 @@ from grading.assertions.python import python_sites
 from grading.assertions.site import AssertionSite, Insertion, Kind
 from grading.assertions.text import text_sites
 from grading.base import TestRun, Verdict
-from grading.blame import suspicion_of
+from grading.blame import end_of
 from grading.eval_cmd import reason_unfinished, require_canary
 from grading.evidence import Judgement, has_passed, judge_runner, judge_tests
 from grading.oracle import Oracle, name_digest
@@ -377,7 +377,7 @@ def judge_control(
         reason = "the control run ended without a report of the tests that must fail"
         if run.observed.starved:
             raise GraderFailedError(reason)
-        suspicion = suspicion_of(run)
+        suspicion = end_of(run).suspicion
         if suspicion not in suspected:
             raise SuspectPatchError(reason, suspicion)
         return ControlResult([], failed, is_evidence=False)

@@ -13,7 +13,7 @@ from typing import NamedTuple, Self
 
 from grading import git_scripts
 from grading.base import Grader, NoEvidenceError, TestRun, Verdict
-from grading.blame import describe_end, names_change, raise_unless_seen_before, suspicion_of
+from grading.blame import end_of, names_change, raise_unless_seen_before
 from grading.broken_oracles import (
     SPEC,
     BrokenOracle,
@@ -318,9 +318,7 @@ class PatchJudge:
         if not verdict.solved and not verdict.rejected:
             listed = verdict.tests if verdict.fail_to_pass is not None else None
             if not has_failed_test(done.run.outcomes, listed, oracle):
-                raise_unless_seen_before(
-                    suspicion_of(done.run), describe_end(done.run), self.suspected, done.run.observed.log
-                )
+                raise_unless_seen_before(*end_of(done.run), self.suspected, done.run.observed.log)
             elif refusal := told_refusal(done.run.observed.log):
                 seen = f"a test failed, and the log says {refusal!r}"
                 raise_unless_seen_before(Suspicion.REFUSED, seen, self.suspected)
