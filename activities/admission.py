@@ -22,7 +22,7 @@ from activities.datasets.formats import dataset_digest
 from activities.diff import capture_diff
 from activities.image_builds import ImageBuilds
 from activities.stage import activity_stage, heartbeating
-from grading.base import Grader, decode_archive
+from grading.base import Grader, Verdict, decode_archive
 from grading.broken_oracles import BrokenOracle, confirmed_pool, selectable_tests
 from grading.git_scripts import ARCHIVE, prepare_script
 from grading.grading_box import close_network, upload_archive
@@ -47,6 +47,7 @@ from ratchet.grading_payloads import (
     AdmitInput,
     AdmitPage,
     LabelledTask,
+    Trial,
     TrialInput,
     TrialResult,
 )
@@ -163,14 +164,8 @@ class AdmitActivities:
         if input.patch == "gold" and oracle is not None and verdict.solved:
             await self.database.run(admissions.store_trial, task.id, version, input.repeat, oracle.as_json())
         run = EmptyRun.of_verdict(verdict, oracle)
-        return TrialResult(
-            patch=input.patch,
-            solved=verdict.solved,
-            reason=verdict.reason,
-            seconds=verdict.duration_seconds,
-            failed=run.failed[:_MAX_FAILED],
-            failed_at=run.failed_at if input.patch == "empty" else [],
-        )
+        failed_at = run.failed_at if input.patch == "empty" else []
+        return _trial(input.patch, verdict, failed=run.failed[:_MAX_FAILED], failed_at=failed_at)
 
     async def _grade_gold(self, box: Sandbox, task: TaskRow, input: TrialInput) -> TrialResult:
         """Judge the gold patch by the task's oracle, screened as a rollout's grade screens it: by every rule if no
@@ -187,13 +182,7 @@ class AdmitActivities:
             return await _try_alone(box, judge, _gold(task), selected)
         judged = await judge.judge(box, _gold(task))
         screened = () if known.broken else (one.path for one in judged.findings if one.rule != LISTED_TEST.name)
-        return TrialResult(
-            patch="grade",
-            solved=judged.verdict.solved,
-            reason=judged.verdict.reason,
-            seconds=judged.verdict.duration_seconds,
-            left_out=sorted(set(screened))[:_MAX_FAILED],
-        )
+        return _trial("grade", judged.verdict, left_out=sorted(set(screened))[:_MAX_FAILED])
 
     async def _break_oracle(self, box: Sandbox, task: TaskRow, input: TrialInput) -> TrialResult:
         """Break the tests at random places and find out which of them the gold patch fails; add them to the pool."""
@@ -315,6 +304,12 @@ async def solve(box: Sandbox, task: TaskRow, input: TrialInput) -> str:
             f"({captured.reason or printed})"
         )
     return patch
+
+
+def _trial(patch: Trial, verdict: Verdict, **named: list[str]) -> TrialResult:
+    """Return the result of a trial with a verdict. `named`: its lists of tests, lines or files."""
+    told = TrialResult(patch=patch, solved=verdict.solved, reason=verdict.reason, seconds=verdict.duration_seconds)
+    return told.model_copy(update=named)
 
 
 async def _try_alone(box: Sandbox, judge: PatchJudge, gold: bytes, selected: tuple[str, ...]) -> TrialResult:

@@ -169,14 +169,13 @@ class BoxPreparation:
         for path, content in uploads.items():
             if content:
                 await self.box.write_file(path, content, user="root")
-        present = {path: bool(content) for path, content in uploads.items()}
-        if not any(present.values()) and not tests.commands and not tests.paths:
+        if not any(uploads.values()) and not tests.commands and not tests.paths:
             return
         script = git_scripts.apply_script(
             self.task.workdir,
-            patch=present[git_scripts.PATCH],
-            test_patch=present[git_scripts.TEST_PATCH],
-            test_archive=present[git_scripts.TEST_ARCHIVE],
+            patch=bool(uploads[git_scripts.PATCH]),
+            test_patch=bool(uploads[git_scripts.TEST_PATCH]),
+            test_archive=bool(uploads[git_scripts.TEST_ARCHIVE]),
             test_commands=tests.commands,
             user=self.user,
         )

@@ -54,8 +54,7 @@ class RunnerPrograms:
 
 def has_test_commands(path: str) -> bool:
     """Return whether the file's name is that of a file with commands of test runs."""
-    name = path.rpartition("/")[2]
-    return name in _SETTINGS
+    return path.rpartition("/")[2] in _SETTINGS
 
 
 def find_programs(settings: Mapping[str, str], commands: Iterable[str]) -> RunnerPrograms:
@@ -109,7 +108,5 @@ def _started(text: str) -> Iterable[str]:
             elif expected and not word.startswith("-"):
                 is_interpreter = word in _INTERPRETERS or (word[0] == "/" and word.rpartition("/")[2] in _INTERPRETERS)
                 expected = is_interpreter
-                if not is_interpreter and "/" not in word and "." not in word:
-                    continue
-                if not is_interpreter:
+                if not is_interpreter and ("/" in word or "." in word):
                     yield word

@@ -124,16 +124,12 @@ class _TestRun(NamedTuple):
 
 def _how_to_run(row: JsonObject, files: list[str]) -> _TestRun | None:
     """Return the row's own command, that of a known repository, or pytest on Python files; None without any."""
-    repository = str(row.get("repo"))
-    if row.get("test_cmd"):
-        return _TestRun(str(row["test_cmd"]), "pytest")
-    command = _command_of_eval_script(str(row.get("eval_script") or ""))
-    if command is not None:
-        return _TestRun(command, "pytest")
+    if own := row.get("test_cmd") or _command_of_eval_script(str(row.get("eval_script") or "")):
+        return _TestRun(str(own), "pytest")
     python = [file for file in files if file.endswith((".py", ".txt", ".rst"))]
     if not python:
         return None
-    command, log_parser = _BY_REPOSITORY.get(repository, (_PYTEST, "pytest"))
+    command, log_parser = _BY_REPOSITORY.get(str(row.get("repo")), (_PYTEST, "pytest"))
     modules = [file.removeprefix("tests/").removesuffix(".py").replace("/", ".") for file in python]
     command = _ACTIVATE + command.format(files=" ".join(python), modules=" ".join(modules))
     return _TestRun(command, log_parser)
