@@ -75,7 +75,7 @@ def _metadata(directory: Path) -> dict[str, Any]:
     settings = _settings(directory)
     environment = settings["environment"]
     if composed := next((path.name for path in sorted((directory / "environment").glob("*compose*.y*ml"))), None):
-        raise _WrongTaskError("environment", "", f"boxes do not provide several containers ({composed})")
+        raise _WrongTaskError("environment", "", f"boxes do not provide the containers of a compose file ({composed})")
     built: BuildContext | None = None
     image = environment.get("docker_image") or environment.get("image")
     if not image:
