@@ -2,6 +2,7 @@
 `docs/reference/agents.md`."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -146,6 +147,29 @@ AGENTS = {
 """Every agent of `activities/harnesses/registry.py`."""
 
 
+@dataclass(frozen=True)
+class OtherAgent(TestedAgent):
+    """A program that no harness starts. `packages`: with their versions, of npm or PyPI. `shell`: its shell tool."""
+
+    packages: tuple[str, ...] = ()
+    shell: str = "bash"
+
+
+OTHER_AGENTS = {
+    "continue": OtherAgent(
+        "Continue", "Chat", "functions", "nothing; one chain", ("@continuedev/cli@1.5.47",), shell="Bash"
+    ),
+    "grok_cli": OtherAgent("grok-cli", "Chat", "functions", "nothing; one chain", ("@vibe-kit/grok-cli@0.0.34",)),
+    "llama_index": OtherAgent(
+        "llama-index",
+        "Chat",
+        "functions",
+        "nothing; one chain",
+        ("llama-index-core==0.14.25", "llama-index-llms-openai-like==0.8.1"),
+    ),
+}
+
+
 def agents_table(versions: Mapping[str, str]) -> str:
     """Return the rows of the table in `docs/reference/agents.md`, by agent in the order of AGENTS."""
     lines = [
@@ -156,6 +180,10 @@ def agents_table(versions: Mapping[str, str]) -> str:
         title = f"{agent.title} {versions[name]}" if name in versions else agent.title
         thinking = f"`{RETURN[name].thinking}`" if name in RETURN else agent.thinking
         lines.append(f"| {' | '.join([title, agent.protocol, thinking, agent.tools, *_features(name)])} |")
+    for other in OTHER_AGENTS.values():
+        version = re.split("[@=]", other.packages[0])[-1]
+        row = [f"{other.title} {version}", other.protocol, other.thinking, other.tools, *["not tested"] * 5]
+        lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines) + "\n"
 
 
