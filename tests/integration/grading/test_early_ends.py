@@ -61,7 +61,7 @@ EXITS: dict[str, Edits] = {
 async def test_an_exit_before_the_tests_is_seen_in_the_log(name: str, fresh_box: FreshBox, tmp_path: Path) -> None:
     ecosystem = TASKS[name]
     require_program(ecosystem)
-    judge = PatchJudge(GRADERS["eval_cmd"], ecosystem.task(), GradingLimits.of_run(config()), controlled=True)
+    judge = PatchJudge(GRADERS["eval_cmd"], ecosystem.task(), GradingLimits.of_run(config(600)), controlled=True)
     async with fresh_box() as box:
         gold = judge.gold_oracle(await judge.run(box, patch_of(ecosystem, ecosystem.gold, tmp_path / "gold")))
     judge = replace(judge, known=KnownRuns(gold))
