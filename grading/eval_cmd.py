@@ -39,7 +39,7 @@ _NAMES_PYTEST = re.compile(r"\b(?:pytest|py\.test)\b")
 
 class EvalCmdGrader:
     name = "eval_cmd"
-    version = "5"
+    version = "6"
 
     def test_files(self, spec: JsonObject) -> TestFiles:
         return listed_test_files(spec)

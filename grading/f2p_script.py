@@ -20,7 +20,7 @@ def _script_command(script: str) -> str:
 
 class F2pScriptGrader:
     name = "f2p_script"
-    version = "3"
+    version = "4"
 
     def test_files(self, spec: JsonObject) -> TestFiles:
         return listed_test_files(spec)

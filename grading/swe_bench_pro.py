@@ -29,7 +29,7 @@ _PARSER_SECONDS = 120.0
 
 class SweBenchProGrader:
     name = "swepro"
-    version = "4"
+    version = "5"
 
     def test_files(self, spec: JsonObject) -> TestFiles:
         row = spec["swepro"]
