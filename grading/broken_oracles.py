@@ -27,11 +27,11 @@ from grading.assertions.python import python_sites
 from grading.assertions.site import AssertionSite, Insertion, Kind
 from grading.assertions.text import text_sites
 from grading.base import TestRun, Verdict
-from grading.blame import end_of
+from grading.blame import end_of, raise_unless_seen_before
 from grading.eval_cmd import reason_unfinished, require_canary
 from grading.evidence import Judgement, has_passed, judge_runner, judge_tests
 from grading.oracle import Oracle, name_digest
-from ratchet.errors import GraderFailedError, SuspectPatchError
+from ratchet.errors import GraderFailedError
 from ratchet.types import JsonObject, Suspicion
 
 SPEC = "spec:"
@@ -377,8 +377,6 @@ def judge_control(
         reason = "the control run ended without a report of the tests that must fail"
         if run.observed.starved:
             raise GraderFailedError(reason)
-        suspicion = end_of(run).suspicion
-        if suspicion not in suspected:
-            raise SuspectPatchError(reason, suspicion)
+        raise_unless_seen_before(end_of(run).suspicion, reason, suspected)
         return ControlResult([], failed, is_evidence=False)
     return ControlResult(passed, failed)

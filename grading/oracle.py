@@ -92,9 +92,9 @@ class Oracle:
         if observed.exit_code != 0 or observed.top_sessions:
             return []
         has_line = self.last_line in ("", *_lines(observed.log))
-        if has_line and count_printed_results(observed.log) >= self.num_results:
-            return []
-        return [Flag("ends before its tests", f"the log lacks {self.num_results} results, or {self.last_line!r}")]
+        is_whole = has_line and count_printed_results(observed.log) >= self.num_results
+        lacks = f"the log lacks {self.num_results} results, or {self.last_line!r}"
+        return [] if is_whole else [Flag("ends before its tests", lacks)]
 
     @property
     def passed(self) -> list[str]:

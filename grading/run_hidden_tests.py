@@ -55,7 +55,6 @@ a core, and all of them together got less than this. What the patch's own proces
 patch cannot pass for starved by starting more of them."""
 _PYTHONPATH = re.compile(r"\bPYTHONPATH=([\"']?)")
 _GOFLAGS = re.compile(r"(?<![\"'])\bGOFLAGS=([\"']?)")
-_ESCAPED_SPACE = "\\ "
 
 
 @dataclass(slots=True, frozen=True)
@@ -165,7 +164,7 @@ async def _run_tests(
     tokens = [secrets.token_hex(_TOKEN_BYTES) for _ in range(_NUM_TOKENS)]
     if witness:  # keep the witness on the module path and go's results in the log if the command sets these itself
         command = _PYTHONPATH.sub(lambda match: f"PYTHONPATH={match[1]}{WITNESS_DIRECTORY}:", command)
-        command = _GOFLAGS.sub(lambda match: f"{match[0]}-v{' ' if match[1] else _ESCAPED_SPACE}", command)
+        command = _GOFLAGS.sub(lambda match: match[0] + ("-v " if match[1] else "-v\\ "), command)
     script = _script(nonce, tokens, command, workdir, seconds, witness, user)
     await box.write_file(f"{RUNNER_STATE}/run", script, user="root")
     try:

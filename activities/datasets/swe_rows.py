@@ -131,8 +131,7 @@ def _how_to_run(row: JsonObject, files: list[str]) -> _TestRun | None:
         return None
     command, log_parser = _BY_REPOSITORY.get(str(row.get("repo")), (_PYTEST, "pytest"))
     modules = [file.removeprefix("tests/").removesuffix(".py").replace("/", ".") for file in python]
-    command = _ACTIVATE + command.format(files=" ".join(python), modules=" ".join(modules))
-    return _TestRun(command, log_parser)
+    return _TestRun(_ACTIVATE + command.format(files=" ".join(python), modules=" ".join(modules)), log_parser)
 
 
 def _command_of_eval_script(script: str) -> str | None:
