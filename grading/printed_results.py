@@ -10,7 +10,6 @@ from importlib.resources import files
 
 _TABLE: dict[str, list[str]] = tomllib.loads((files("grading") / "printed_results.toml").read_text())
 MAX_CHARACTERS = 200_000
-"""Of a longer log only the begin and the end are read."""
 _MAX_LINE = 500
 _MAKE_DID_NOTHING = re.compile(r"(?:g?make(?:\[\d+\])?: .*(?:\n+|$))+")
 _COUNTS_IN = [re.compile(pattern, re.MULTILINE) for pattern in _TABLE["ran"]]
@@ -42,7 +41,7 @@ def find_missing_program(log: str) -> str:
 
 
 def _excerpt(log: str) -> str:
-    """Return the log's begin and end with short lines: the code under test decides what is searched here."""
+    """Return the begin and end of a log with short lines: the code under test decides what is searched."""
     half = MAX_CHARACTERS // 2
     ends = log if len(log) <= MAX_CHARACTERS else f"{log[:half]}\n{log[-half:]}"
     return "\n".join(line[:_MAX_LINE] for line in ends.splitlines())

@@ -41,8 +41,7 @@ class SweBenchGrader:
 
     def judge(self, run: TestRun, spec: JsonObject, oracle: Oracle | None) -> Verdict:
         row = spec["swe_bench"]
-        lists = TestLists.of_row(row)
-        return judge_lists(run, lists, oracle, names_pytest(row["test_cmd"]))
+        return judge_lists(run, TestLists.of_row(row), oracle, names_pytest(row["test_cmd"]))
 
 
 @dataclass(slots=True, frozen=True)
