@@ -49,7 +49,8 @@ class FailureCluster:
         what = self.what if len(self.what) <= _SAID_CHARS else f"{self.what[:_SAID_CHARS]}…"
         ran = f", last command `{self.command}`" if self.kind == "error" and self.command else ""
         what = what if self.kind == "error" else f"`{what}`"
-        return f"{_KINDS[self.kind]}: {what} ({self.number}, {self.share:.0%}, newest rollout {self.newest}{ran})"
+        share = "" if self.kind == "error" else f", {self.share:.0%}"
+        return f"{_KINDS[self.kind]}: {what} ({self.number}{share}, newest rollout {self.newest}{ran})"
 
 
 def commonest_failure(clusters: Iterable[FailureCluster], kind: str) -> str:

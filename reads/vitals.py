@@ -143,29 +143,31 @@ def _pace(found: Vitals, recent: "_Recent", page: str) -> list[Vital]:
     """Return how many rollouts are open, and how many end. A rate is over no more than the time since the run began."""
     commonest = sorted(found.waits, key=lambda one: -one.count)
     told = [f"{one.count} {one.stage}, for up to {duration_in_words(one.longest_seconds)}" for one in commonest]
-    num_open, stages = sum(one.count for one in commonest), ", ".join(told) or "none waits or works"
+    num_open, stages = sum(one.count for one in commonest), ", ".join(told) or "none is in flight"
     is_open = Vital("open rollouts", str(num_open), stages, f"{page}&outcome=open")
     num_ended = sum(one.number for one in found.verdicts if one.outcome is not None)
-    over_run = num_ended * 60 / max(60.0, recent.run_seconds)
-    pace = f"in the newest {duration_in_words(recent.seconds)}, {over_run:.1f} over the run, {num_ended:,} ended"
-    return [is_open, Vital("rollouts a minute", f"{recent.a_minute:.1f}", pace, page)]
+    over_run = _rate(num_ended * 60 / max(60.0, recent.run_seconds))
+    pace = f"newest {duration_in_words(recent.seconds)}; over the run {over_run}, {num_ended:,} rollouts"
+    return [is_open, Vital("pace", _rate(recent.a_minute), pace, page)]
+
+
+def _rate(a_minute: float) -> str:
+    return f"{a_minute:.1f} a minute" if a_minute >= 1 else f"{60 * a_minute:.1f} an hour"
 
 
 def _failed(found: Vitals, recent: "_Recent", page: str) -> list[Vital]:
     """Return what ended without a verdict, what was judged and not solved, and what looks like cheating."""
     num_lost = sum(one.number for one in found.verdicts if one.outcome in FAILED_OUTCOMES)
-    hours = "in the last hour"
-    if recent.run_seconds > _HOUR_SECONDS:
-        hours += f", {recent.failed_before} in the hour before"
+    before = f"{recent.failed_before} in the hour before, " if recent.run_seconds > _HOUR_SECONDS else ""
     lost = [one for one in found.failures if not one.what.startswith(Outcome.REJECTED)]
-    told = f"{hours}, {num_lost:,} in all; {commonest_failure(lost, 'error')}"
+    told = f"{before}{num_lost:,} in all; {commonest_failure(lost, 'error')}"
     clues = "; ".join(commonest_failure(found.failures, kind) for kind in ("test", "command"))
     num_unsolved = sum(one.number for one in found.verdicts if one.reward is not None and one.reward < 1)
     flagged = found.flagged
     others = f"; {flagged.num_others} more flagged by verdicts that decided no reward" if flagged.num_others else ""
     value = f"{flagged.num_rejected} rejected, {flagged.num_flagged} flagged"
     return [
-        Vital("without verdict", str(recent.failed), told, page),
+        Vital("without verdict", f"{recent.failed} in the last hour", told, page),
         Vital("unsolved", f"{num_unsolved:,}", clues, page),
         Vital("patches", value, f"by rules against cheating{others}", page.replace("#failures", "#flagged")),
     ]
@@ -174,21 +176,22 @@ def _failed(found: Vitals, recent: "_Recent", page: str) -> list[Vital]:
 def _engines(head: RunHead, engines: Sequence[EngineRow], newest: PolicyVersionTable | None) -> Vital:
     """Count the engines of the run's set that serve its newest weights, and name those that are not well."""
     version = None if newest is None else newest.version
-    current = [one for one in engines if version is None or version in versions_of_label(one.version).values()]
+    current = [one for one in engines if version in (versions_of_label(one.version).values() or [None])]
     states = Counter(str(one.state) for one in engines if one.state is not EngineState.READY)
     told = [version or "the initial weights", *(f"{number} {state}" for state, number in states.items())]
     if silent := [one.silent_seconds for one in engines if one.silent_seconds >= SILENT_SECONDS]:
         told.append(f"{len(silent)} silent for up to {duration_in_words(max(silent))}")
     told += ["the run has ended"] if head.ended_at is not None else []
-    value = f"{len(current)} of {len(engines)} on the newest weights" if engines else "none runs"
+    value = f"{len(current)} of {len(engines)} on the newest weights" if engines else "no engine runs"
     return Vital("engines", value, ", ".join(told), f"/runs/{quote(head.run_id)}#more")
 
 
 def _alarms(metrics: Mapping[int, Metrics], page: str) -> Vital:
     raised = raised_alarms({step: metrics[step] for step in sorted(metrics)[-_STEPS_SHOWN:]})
-    current = ", ".join(one.name.replace("_", " ") for one in raised if one.is_current)
+    num_current = sum(one.is_current for one in raised)
     told = [f"{one.name.replace('_', ' ')} in step {', '.join(map(str, one.steps[:3]))}" for one in raised]
-    return Vital("alarms", current or "none", "; ".join(told) or f"nor in the newest {_STEPS_SHOWN} steps", page)
+    value = f"{num_current} in the newest step" if num_current else "none in the newest step"
+    return Vital("alarms", value, "; ".join(told) or f"none in the {_STEPS_SHOWN} steps before", page)
 
 
 def seconds_left(step: int, num_steps: int, stepped_at: Sequence[float]) -> float | None:
@@ -230,8 +233,8 @@ async def _training(
     if rewards is None:
         rewards = await rewards_by_step(connection, head.run_id, last - _STEPS_SHOWN + 1, last)
     left = await _time_left(connection, head, config, recent.a_minute)
-    size = f"{training.groups_per_step} groups × {training.group_size} rollouts"
-    told = ", ".join(filter(None, [left, size, f"checkpoint at step {head.checkpoint_step}"]))
+    size = f"{training.groups_per_step} groups × {training.group_size} rollouts each"
+    told = ", ".join(filter(None, [left, size, f"saved at step {head.checkpoint_step}"]))
     found = [Vital("step", f"{head.step} of {training.steps}", told, f"{page}#steps")]
     value, told = "none yet", "no step is trained"
     if rewards:
@@ -239,12 +242,12 @@ async def _training(
         if first.step > 1:
             first = next(iter(await rewards_by_step(connection, head.run_id, 1, 1)), first)
         value = f"{newest.mean:.2f} in step {newest.step}"
-        before = "" if first is newest else f"{first.mean:.2f} in step {first.step}; "
+        before = "its first value; " if first is newest else f"{first.mean:.2f} in step {first.step}; "
         told = f"{before}{_solved_of(verdicts, [Purpose.TRAIN])} solved over the run"
     found.append(Vital(TRAINING_REWARD, value, told, f"{page}#curves"))
     if "staleness_mean" in (newest_metrics := metrics.get(last, {})):
-        allowed = f"steps on average in step {last}; at most {training.max_staleness} are allowed"
-        found.append(Vital("staleness", f"{newest_metrics['staleness_mean']:.1f}", allowed, f"{page}#curves"))
+        allowed = f"mean of the tokens of step {last}; at most {training.max_staleness} are allowed"
+        found.append(Vital("staleness", f"{newest_metrics['staleness_mean']:.1f} steps", allowed, f"{page}#curves"))
     return found
 
 
@@ -254,7 +257,8 @@ async def _signal(connection: AsyncConnection, head: RunHead, groups: Sequence[G
         return []
     of_training = sorted((one for one in groups if one.purpose == Purpose.TRAIN), key=lambda one: -one.number)
     states = ", ".join(f"{one.number:,} {one.state.replace('_', ' ')}" for one in of_training)
-    told, page = f"no group trained; all groups: {states}", f"/runs/{quote(head.run_id)}/tasks#silent"
+    told = f"none of their groups trained; all groups: {states}"
+    page = f"/runs/{quote(head.run_id)}/tasks#silent"
     return [Vital("tasks without signal", f"{num_silent} of {num_tasks}", told, page)]
 
 
@@ -277,12 +281,11 @@ async def _requests(connection: AsyncConnection, head: RunHead) -> Vital:
     told = ["no person has changed the run"]
     if requests:
         newest = requests[0]
-        reason = f": {newest.reason}" if newest.reason else ""
-        told = [f"newest: {newest.what}, by {newest.asked_by} at {clock_time(newest.asked_at)}{reason}"]
+        told = [f"newest: {newest.what}, at {clock_time(newest.asked_at)}"]
     if head.wish != Wish.NONE and head.state in (RunState.RUNNING, RunState.PAUSED):
         told.insert(0, f"not done yet: {head.wish}")
     steering = f"/runs/{quote(head.run_id)}/steering"
-    return Vital("requests of people", str(len(requests) or "none"), "; ".join(told), steering)
+    return Vital("changes by people", str(len(requests) or "none"), "; ".join(told), steering)
 
 
 async def _held_out(connection: AsyncConnection, head: RunHead, rates: Sequence[EvaluationRate] | None) -> Vital:
@@ -292,7 +295,7 @@ async def _held_out(connection: AsyncConnection, head: RunHead, rates: Sequence[
     ended = [one for one in rates if one.ended_at is not None and one.num_graded]
     first = min(ended, key=lambda one: (one.step, -one.temperature), default=None)
     if first is None:
-        return Vital(name, "none yet", "no evaluation has ended with a verdict", page)
+        return Vital(name, "none yet", "no evaluation has ended", page)
     last = max((one for one in ended if one.temperature == first.temperature), key=lambda one: one.step)
     paired = await pair_evaluations(connection, (head.run_id, first), (head.run_id, last))
     if paired is None:

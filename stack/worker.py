@@ -71,8 +71,9 @@ from workflows.train_run import TrainRun
 _LOG = structlog.get_logger()
 
 _HEARTBEAT_INTERVAL = timedelta(seconds=5)
-_LOOK_SECONDS = 2.0
-"""Time between two looks if Temporal is away. No server is put back to an older state in less."""
+_LOOK_SECONDS = 1.5
+_AWAY_LOOKS = 2
+"""Looks in a row at which Temporal is away, after which it may have been put back to an older state."""
 _TEMPORAL_SECONDS = 600.0
 """The first start of Temporal's server on a busy machine takes minutes."""
 
@@ -201,24 +202,34 @@ async def _decide(client: Client, make_worker: Callable[[], Worker], *ends: asyn
     """Run the worker of the workflows until one of `ends`. It begins anew after each outage of Temporal, with an empty
     cache: an older state may have been put back meanwhile, and a cached workflow would not see what follows there."""
     while not any(end.is_set() for end in ends):
-        away = asyncio.Event()
-        async with make_worker(), running_beside(_note_outage(client, away)):
-            await _first_of(away, *ends)
-        while away.is_set() and not any(end.is_set() for end in ends):
-            await asyncio.sleep(_LOOK_SECONDS)
+        worker, away = make_worker(), asyncio.Event()
+        running = asyncio.ensure_future(worker.run())
+        running.add_done_callback(lambda _, away=away: away.set())
+        try:
+            async with running_beside(_note_outage(client, away)):
+                await _first_of(away, *ends)
+        finally:
+            await worker.shutdown()
+        try:
+            await running
+        except RuntimeError:  # no worker begins while Temporal is away
             if not await _is_away(client):
-                away.clear()
+                raise
+        while not any(end.is_set() for end in ends) and await _is_away(client):
+            await asyncio.sleep(_LOOK_SECONDS)
 
 
 async def _note_outage(client: Client, away: asyncio.Event) -> None:
-    while not await _is_away(client):
+    num_away = 0
+    while num_away < _AWAY_LOOKS:
         await asyncio.sleep(_LOOK_SECONDS)
+        num_away = num_away + 1 if await _is_away(client) else 0
     _LOG.warning("Temporal is away: workflows begin with an empty cache when it answers")
     away.set()
 
 
 async def _is_away(client: Client) -> bool:
-    """Return whether nothing listens at Temporal's address; a late answer, or a refusal, is one."""
+    """Return whether Temporal, or a proxy before it, is unavailable; False if it is late or has another error."""
     try:
         await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace=client.namespace))
     except RPCError as error:

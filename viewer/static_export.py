@@ -53,7 +53,7 @@ class PageExporter:
         """Write the run's pages with its newest steps, and the newest rollouts of each purpose with their groups and
         tasks."""
         async with self._app.router.lifespan_context(self._app):
-            for page in ("", "/groups", "/tasks", "/costs", "/commands", "/versions", "/steering"):
+            for page in ("", "/groups", "/tasks", "/costs", "/commands", "/versions"):  # not who asked what
                 self._plan(f"/runs/{quote(run_id)}{page}")
             async with self._app.state.store.read() as connection:
                 head = await require_run(connection, run_id)

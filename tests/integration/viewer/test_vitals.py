@@ -37,20 +37,20 @@ async def test_the_facts_are_those_of_the_store(filled: FilledRun, database: Dat
         await connection.execute(evaluation.values(ended_at=now))
     found = await vitals(database, filled)
     assert found["step"].value == "3 of 6"
-    assert found["rollouts a minute"].value == "0.1"
-    error = f"infra failed: SandboxLostError: the box is gone (1, 33%, newest rollout {filled.failed})"
+    assert found["pace"].value == "6.0 an hour"
+    error = f"infra failed: SandboxLostError: the box is gone (1, newest rollout {filled.failed})"
     assert (found["without verdict"].value, found["without verdict"].detail) == (
-        "0",
-        f"in the last hour, 1 in the hour before, 1 in all; commonest error: {error}",
+        "0 in the last hour",
+        f"1 in the hour before, 1 in all; commonest error: {error}",
     )
     assert found["open rollouts"].detail.startswith("1 agent works, for up to ")
-    assert found["step"].detail.endswith("2 groups × 4 rollouts, checkpoint at step 0")
-    assert found["training reward"].value == "0.25 in step 1" and found["staleness"].value == "1.5"
-    assert found["training reward"].detail == "1 of 4 solved over the run"
+    assert found["step"].detail.endswith("2 groups × 4 rollouts each, saved at step 0")
+    assert found["training reward"].value == "0.25 in step 1" and found["staleness"].value == "1.5 steps"
+    assert found["training reward"].detail == "its first value; 1 of 4 solved over the run"
     solved = found["solved"]
     assert (solved.value, solved.detail) == ("2 of 5", "training 1 of 4, evaluation 1 of 1; reward of at least 1")
     assert (found["unsolved"].value, found["patches"].value) == ("3", "1 rejected, 1 flagged")
-    assert found["alarms"].value == "no contrast" and found["alarms"].detail == "no contrast in step 3, 2, 1"
+    assert found["alarms"].value == "1 in the newest step" and found["alarms"].detail == "no contrast in step 3, 2, 1"
     assert found["held-out mean reward"].detail.startswith("at step 0, 1 tasks")
 
 
@@ -104,7 +104,8 @@ async def test_failures_name_the_last_command_and_are_alike_but_for_numbers(
             of_one = update(RolloutTable).where(RolloutTable.id == rollout_id)
             await connection.execute(of_one.values(**lost, ended_at=now - timedelta(minutes=1)))
     found = (await vitals(database, filled))["without verdict"]
-    assert found.value == "2" and "commonest error: infra failed: the box # is gone (2, " in found.detail
+    assert found.value == "2 in the last hour"
+    assert "commonest error: infra failed: the box # is gone (2, " in found.detail
     assert f"newest rollout {filled.failed}, last command `cat calc.py`)" in found.detail
 
 
@@ -121,8 +122,8 @@ async def test_a_busy_run_forgets_no_failure_of_the_hour_before(filled: FilledRu
     found = await vitals(database, filled)
     assert "0 in the hour before" not in found["without verdict"].detail
     assert "1 in the hour before" in found["without verdict"].detail
-    assert float(found["rollouts a minute"].value) == pytest.approx(200, rel=0.1)
-    assert found["rollouts a minute"].detail.startswith("in the newest 10 min, ")
+    assert float(found["pace"].value.removesuffix(" a minute")) == pytest.approx(200, rel=0.1)
+    assert found["pace"].detail.startswith("newest 10 min; ")
 
 
 async def test_the_evaluations_at_the_head_have_the_rewards_of_the_curve(filled: FilledRun, database: Database) -> None:
@@ -134,16 +135,16 @@ async def test_the_evaluations_at_the_head_have_the_rewards_of_the_curve(filled:
 
 
 async def test_what_people_asked_and_what_is_not_done_yet(filled: FilledRun, database: Database) -> None:
-    found = (await vitals(database, filled))["requests of people"]
+    found = (await vitals(database, filled))["changes by people"]
     assert (found.value, found.detail) == ("none", "no person has changed the run")
     async with database.begin() as connection:
         request = Request(filled.run_id, "1", "anna", "too stale")
         await record(connection, request, SteeringAction.SET, "training.max_staleness", 1, 2, 4)
         await connection.execute(update(RunTable).where(RunTable.run_id == filled.run_id).values(wish="drain"))
-    found = (await vitals(database, filled))["requests of people"]
+    found = (await vitals(database, filled))["changes by people"]
     assert found.value == "1" and found.page == f"/runs/{filled.run_id}/steering"
     assert "not done yet: drain" in found.detail and "set training.max_staleness: 1 → 2" in found.detail
-    assert "anna" in found.detail and "too stale" in found.detail
+    assert "anna" not in found.detail and "too stale" not in found.detail, "published pages name no person"
 
 
 async def test_the_pace_is_told_over_the_run_too(filled: FilledRun, database: Database) -> None:
@@ -151,16 +152,16 @@ async def test_the_pace_is_told_over_the_run_too(filled: FilledRun, database: Da
     of_run = update(RunTable).where(RunTable.run_id == filled.run_id)
     async with database.begin() as connection:
         await connection.execute(of_run.values(created_at=begun))
-    assert "0.1 over the run, 6 ended" in (await vitals(database, filled))["rollouts a minute"].detail
+    assert "over the run 6.0 an hour, 6 rollouts" in (await vitals(database, filled))["pace"].detail
     ended = begun + timedelta(minutes=12)
     async with database.begin() as connection:
         await connection.execute(of_run.values(state="done", ended_at=ended))
         values = {"ended_at": ended - timedelta(minutes=2)}
         await connection.execute(update(RolloutTable).where(RolloutTable.outcome.is_not(None)).values(**values))
     found = await vitals(database, filled)
-    assert "0.5 over the run, 6 ended" in found["rollouts a minute"].detail
-    assert found["rollouts a minute"].value == "0.6", "in the ten minutes before the run's end"
-    assert found["without verdict"].value == "1", "in the hour before the run's end"
+    assert "over the run 30.0 an hour, 6 rollouts" in found["pace"].detail
+    assert found["pace"].value == "36.0 an hour", "in the ten minutes before the run's end"
+    assert found["without verdict"].value == "1 in the last hour", "in the hour before the run's end"
 
 
 async def test_no_rate_is_over_a_longer_time_than_the_run(filled: FilledRun, database: Database) -> None:
@@ -172,9 +173,9 @@ async def test_no_rate_is_over_a_longer_time_than_the_run(filled: FilledRun, dat
         times = {"created_at": now - timedelta(minutes=3), "ended_at": now + timedelta(minutes=1), "state": "done"}
         await connection.execute(of_run.values(**times))
     found = await vitals(database, filled)
-    assert found["rollouts a minute"].value == "1.5", "6 in the 4 minutes that the run lasted"
-    assert found["rollouts a minute"].detail == "in the newest 4 min, 1.5 over the run, 6 ended"
-    assert found["without verdict"].detail.startswith("in the last hour, 1 in all"), "the run had no hour before"
+    assert found["pace"].value == "1.5 a minute", "6 in the 4 minutes that the run lasted"
+    assert found["pace"].detail == "newest 4 min; over the run 1.5 a minute, 6 rollouts"
+    assert found["without verdict"].detail.startswith("1 in all"), "the run had no hour before"
     assert found["began"].detail == f"ended {times['ended_at']:%Y-%m-%dT%H:%M:%SZ}, 4 min later"
 
 
@@ -183,13 +184,14 @@ async def test_what_there_is_none_of_is_said(database: Database, run_id: str, mo
     async with database.begin() as connection:
         facts = (await read_vitals(connection, await require_run(connection, run_id))).facts
     found = {one.name: one for one in facts}
-    assert [found[name].value for name in ("open rollouts", "alarms", "requests of people")] == ["0", "none", "none"]
+    assert [found[name].value for name in ("open rollouts", "changes by people")] == ["0", "none"]
+    assert found["alarms"].value == "none in the newest step"
     for name in ("training reward", "held-out mean reward", "weights to go on from"):
         assert found[name].value == "none yet", name
     assert found["patches"].value == "0 rejected, 0 flagged" and found["solved"].value == "0 of 0"
-    assert found["without verdict"].detail == "in the last hour, 0 in all; no error"
+    assert found["without verdict"].detail == "0 in all; no error"
     assert found["unsolved"].detail == "no failed test is shared; no last command is shared"
-    assert found["engines"].value == "none runs"
+    assert found["engines"].value == "no engine runs"
 
 
 async def test_engines_are_counted_by_their_weights(filled: FilledRun, database: Database) -> None:
@@ -233,6 +235,6 @@ async def test_page_and_commands_say_the_same(
         by_hand = await explain_thing(connection, filled.run_id)
     assert told[0] == f"{filled.run_id} is running."
     assert [one.partition(":")[0] for one in told[1 : 1 + len(page)]] == [one["name"] for one in page]
-    assert "alarms: no contrast (no contrast in step 3, 2, 1)." in told
+    assert "alarms: 1 in the newest step (no contrast in step 3, 2, 1)." in told
     assert by_hand[0] == f"{filled.run_id} holds rollouts by hand; it trains nothing."
     assert not any(one.startswith("training reward") for one in by_hand)
