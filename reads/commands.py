@@ -9,11 +9,11 @@ from pathlib import PurePosixPath
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from reads.tool_uses import object_of, read_tool_uses
 from store.arrays import unpack_json
 from store.replayed_turns import COPIED
 from store.rollout_words import UNREADABLE
 from store.schema import BatchItemTable, GradeTable, RolloutTable, TurnTable
+from store.tool_uses import object_of, read_tool_uses
 
 _MAX_COMMANDS = 50
 _MAX_CHARS = 160

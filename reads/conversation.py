@@ -5,8 +5,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ratchet.types import ForkCause
-from reads.tool_uses import ToolUse, object_of, read_tool_uses
 from reads.turns import TurnContent
+from store.tool_uses import ToolUse, object_of, read_tool_uses
 
 _FIRST_CALLS = (ForkCause.ROOT, ForkCause.SUB_AGENT)
 """Causes of turns whose whole history is new."""

@@ -9,10 +9,10 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.types import JsonObject
-from reads.tool_uses import object_of
 from store.arrays import ids_from_bytes, logprobs_from_bytes, unpack_json
 from store.chains import steps_of_spans
 from store.schema import ChainSpanTable, ChainTable, TurnTable
+from store.tool_uses import object_of
 
 
 @dataclass(slots=True, frozen=True)

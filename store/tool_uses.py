@@ -1,4 +1,4 @@
-"""Read from a tool call's arguments what it does, so that a page can show it accordingly.
+"""Read from a tool call's arguments what it does: pages show it accordingly, and a group may begin before an edit.
 
 Programs name the same tools differently, but their arguments tell them apart: a command, a text that is replaced, a
 file that is written or read, a patch.
@@ -13,7 +13,7 @@ import orjson
 _COMMANDS = ("command", "cmd", "script")
 _PATHS = ("file_path", "path", "filename", "notebook_path", "target_file")
 _OLD = ("old_string", "old_str", "old_text", "search")
-_NEW = ("new_string", "new_str", "new_text", "replace")
+_NEW = ("new_string", "new_str", "new_text", "replace", "insert_text")
 _CONTENTS = ("content", "file_text", "contents", "new_source")
 _PATCHES = ("patch", "input", "diff")
 _PATCH_STARTS = ("*** Begin Patch", "diff --git", "--- ")
@@ -57,8 +57,8 @@ def read_tool_use(call: dict[str, Any]) -> ToolUse:
 def _classify(arguments: dict[str, Any]) -> tuple[str, str, str]:
     path = _text(arguments, _PATHS)
     old, new = _text(arguments, _OLD), _text(arguments, _NEW)
-    if old is not None and new is not None:
-        return "edit", path or "", diff_of(old, new, path or "file")
+    if new is not None and (old is not None or "insert_line" in arguments):
+        return "edit", path or "", diff_of(old or "", new, path or "file")
     if isinstance(arguments.get("edits"), list):
         edits = [one for one in arguments["edits"] if isinstance(one, dict)]
         parts = [diff_of(_text(one, _OLD) or "", _text(one, _NEW) or "", path or "file") for one in edits]

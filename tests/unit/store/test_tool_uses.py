@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from reads.tool_uses import read_tool_use
+from store.tool_uses import read_tool_use
 
 BEGIN_PATCH = "*** Begin Patch\n*** Update File: a.py\n-x\n+y\n*** End Patch"
 CASES = [
