@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import orjson
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.config import RunConfig
@@ -14,13 +13,28 @@ from store import forks
 from store.arrays import logprobs_from_bytes, unpack_json
 from store.forks import ForkableTurn
 from store.groups import NewGroup
+from store.tool_uses import object_of, read_tool_uses
 
 _MAX_TRIES = 8
-_EDIT = re.compile(
-    r'"(?:old_str\w*|new_str\w*|edits|content|file_text|patch)":|\*\*\* Begin Patch|\bsed -i|\btee\b|\bgit apply\b'
-    r"|\b(?:cat|echo|printf)\b[^|]*>\s*(?!/dev/)[\w./~$\\'\"]|\bwrite_text\(|\bopen\([^)]*['\"][wa]b?\\?['\"]"
+_QUOTED = re.compile(
+    r"<<-?\s*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)(?P<rest>[^\n]*)\n.*?(?:^\s*(?P=end)$|\Z)"
+    r"|(?P<shell>\b(?:ba|z|da)?sh\s+-l?c\s+)?(?P<text>'[^']*'|\"(?:\\.|[^\"\\])*\")|(?<!\S)\#[^\n]*|\\.",
+    re.DOTALL | re.MULTILINE,
 )
-"""Matches the JSON of tool calls that write a file: argument names of editing tools, a patch, or a shell command."""
+"""Matches what a shell does not read as syntax: heredocs, quoted words, comments, and escaped characters."""
+_WRITING = re.compile(
+    r"\b(?:cat|echo|printf)\b[^;&|\n]*(?:(?<![02-9&>])>{1,2}\s*(?![\s>&(]|/dev/)|\|\s*(?:sudo\s+)?tee\b)"
+    r"|\btee\b[^;&|\n]*<<|\b(?:sed|perl|ruby)\s[^;&|\n]*?(?<=\s)-(?:[nrEsuzplw0a]*i|-in-place)"
+    r"|\bgit\s+(?:apply|am)\b(?!\s+--(?:check|stat))|(?:^|[;&|(])\s*(?:sudo\s+)?patch\b(?![^;&|\n]*--dry-run)",
+    re.MULTILINE,
+)
+"""Matches a shell command that writes a text of its own into a file, or changes one."""
+_PROGRAM = re.compile(
+    r"^(?!.*\b(?:e?grep|rg|ag)\b).*(?:(?:\bopen\(.*,\s*(?:mode\s*=\s*)?|\.open\(\s*)\\?['\"]b?[wax][bt+]*\\?['\"]"
+    r"|\bwrite_(?:text|bytes)\(|\bwriteFile(?:Sync)?\(|\*\*\* Begin Patch)",
+    re.MULTILINE,
+)
+"""Matches a program in a command that writes a file, or a patch, unless its line searches for one."""
 
 
 async def with_forks(connection: AsyncConnection, new: Sequence[NewGroup], config: RunConfig) -> list[NewGroup]:
@@ -57,5 +71,17 @@ def choose_turn(turns: Sequence[ForkableTurn], rule: str, draw: random.Random) -
 
 
 def _writes_file(packed: bytes) -> bool:
+    """Return whether an answer's calls write a file; the redirected output of a test or a build does not count."""
     answer: Any = unpack_json(packed)
-    return _EDIT.search(orjson.dumps(answer["message"].get("tool_calls")).decode()) is not None
+    uses = read_tool_uses(object_of(answer["message"]))
+    commands = [one.body for one in uses if one.kind == "shell"]
+    writes = any(_PROGRAM.search(one) or _WRITING.search(_QUOTED.sub(_syntax_of, one)) for one in commands)
+    return writes or any(one.kind in ("edit", "write", "patch") for one in uses)
+
+
+def _syntax_of(match: re.Match[str]) -> str:
+    if match["end"]:
+        return f"<< {match['rest']}\n"
+    if match["shell"]:
+        return f";{match['text'][1:-1]}"
+    return " " if match[0] == "\\\n" or match[0].startswith("#") else "Q"

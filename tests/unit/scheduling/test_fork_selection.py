@@ -58,8 +58,65 @@ def test_a_rollout_of_one_turn_has_none(rule: str) -> None:
         ({"command": "echo done > /dev/null"}, False),
         ({"command": "grep '\"content\":' a.json"}, False),
         ({"path": "a"}, False),
+        ({"todos": [{"content": "fix it", "status": "open"}]}, False),
+        ({"command": "insert", "path": "a", "insert_line": 3, "insert_text": "x"}, True),
+        ({"path": "a", "edits": [{"old_text": "x", "new_text": "y"}]}, True),
+        ({"notebook_path": "a", "new_source": "x"}, True),
+        ({"pattern": "sed -i", "path": "src"}, False),
     ],
 )
-def test_calls_that_write_a_file(arguments: dict[str, str], writes: bool) -> None:
+def test_calls_that_write_a_file(arguments: dict[str, Any], writes: bool) -> None:
     found = choose_turn([turn(2, [-1.0], **arguments)], "first_edit", random.Random(0))
     assert (found is not None) == writes
+
+
+@pytest.mark.parametrize(
+    ("command", "writes"),
+    [
+        ("cd src\nsed -i s/a/b/ a.py", True),
+        ("sed --in-place s/a/b/ a.py", True),
+        ("sed -Ei.bak 's/a/b/' a.py", True),
+        ("sed -n '1,20p' a-i.py", False),
+        ("set -e\ncat > a.py <<E\nx = 1\nE", True),
+        ("cat <<'E' > a.py\nx\nE\npytest", True),
+        ("cat <<E | tee a.py\nx\nE", True),
+        ("sudo tee a.py <<E\nx\nE", True),
+        ("printf x | sudo tee -a a.py", True),
+        ("echo x >> 'a b.py'", True),
+        ('echo "it\'s" >a.py', True),
+        ("cat a.py \\\n  > b.py", True),
+        ("bash -lc 'echo x > a.py'", True),
+        ("patch -p1 < fix.diff", True),
+        ("cd src && patch -p1 <<E\n--- a\nE", True),
+        ("patch --dry-run -p1 < fix.diff", False),
+        ("git apply --check fix.diff", False),
+        ("perl -pi -e 's/a/b/' a.py", True),
+        ("perl -0pi -e 's/a/b/' a.py", True),
+        ("perl -MList::Util -e 'print 1'", False),
+        ("python - <<E\nopen('a','w').write('x')\nE", True),
+        ("python - <<E\nfrom pathlib import Path\nPath('a').write_text('x')\nE", True),
+        ("python -c \"open(os.path.join('a', 'b'), mode='wb')\"", True),
+        ("python -c \"Path('a').open('w')\"", True),
+        ("apply_patch <<'E'\n*** Begin Patch\nE", True),
+        ('node -e \'fs.writeFileSync("a", "x")\'', True),
+        ("python - <<E\nif 2 > 1:\n    print(open('a').read())\nE", False),
+        ("cat <<E\na > b\nE", False),
+        ("echo 'x -> y'", False),
+        ('echo "a > b"; ls', False),
+        ("echo a  # then > b", False),
+        ("echo a \\> b", False),
+        ("cat a.py 2>errors", False),
+        ("cat a.py 2>>errors", False),
+        ("cat a.py >&2", False),
+        ("cat a.py >> /dev/null", False),
+        ("pytest | tee log", False),
+        ("pytest > log 2>&1; cat log", False),
+        ("grep -rn 'write_text(' src", False),
+        ("grep -rn patch src; git log --patch", False),
+        ("git diff > fix.diff", False),
+    ],
+)
+def test_commands_that_write_a_file(command: str, writes: bool) -> None:
+    for arguments in ({"command": command}, {"cmd": ["bash", "-lc", command]}):
+        found = choose_turn([turn(2, [-1.0], **arguments)], "first_edit", random.Random(0))
+        assert (found is not None) == writes
