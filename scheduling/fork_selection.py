@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.config import RunConfig
+from scheduling.quarantine import quarantined_tasks
 from store import forks
 from store.arrays import logprobs_from_bytes, unpack_json
 from store.forks import ForkableTurn
@@ -44,16 +45,18 @@ async def with_forks(connection: AsyncConnection, new: Sequence[NewGroup], confi
     transaction that is tried again chooses the same.
     """
     wanted = config.training.forks
-    if not wanted.share:
+    if not (wanted.share and new):
         return list(new)
     oldest = new[0].started_step - max(1, config.training.max_staleness)
-    rollouts = await forks.forkable_rollouts(connection, new[0].run_id, oldest, wanted.turn == "mixed")
+    left_out = await quarantined_tasks(connection, new[0].run_id, config.training.groups_per_step)
+    ids = [task.task_id for task in left_out]
+    rollouts = await forks.forkable_rollouts(connection, new[0].run_id, oldest, wanted.turn == "mixed", ids)
     found = list[NewGroup]()
     for group in new:
         draw = random.Random(f"{config.seed}/forks/{group.group_no}")
         is_fork = draw.random() < wanted.share
         for rollout_id in draw.sample(rollouts, min(len(rollouts), _MAX_TRIES)) if is_fork else ():
-            turn = choose_turn(await forks.forkable_turns(connection, rollout_id), wanted.turn, draw)
+            turn = choose_turn(await forks.forkable_turns(connection, rollout_id, wanted.turn), wanted.turn, draw)
             if turn is not None and not turn.is_forked and turn.id not in {one.forked_turn_id for one in found}:
                 group = replace(group, task_id=turn.task_id, forked_turn_id=turn.id)
                 break

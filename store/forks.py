@@ -5,10 +5,11 @@ session is closed. Their first attempt gets these as any attempt gets those of t
 (`adapter/turns/replay.py`). A copy has no logprobs, so it is context that is never trained.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, RowMapping, exists, func, insert, select, text
+from sqlalchemy import ColumnElement, RowMapping, exists, func, insert, literal, select, text
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import aliased
@@ -23,6 +24,7 @@ from store.schema import RolloutGroupTable, RolloutTable, SessionTable, TurnTabl
 
 _OF_THE_ENGINE = {"logprobs", "routed_experts", "engine_id", "engine_wait_seconds"}
 _NOT_COPIED = _OF_THE_ENGINE | {"lease_owner", "replayed_at", "created_at", "completed_at"}
+_READ_BY_RULE = {"entropy": "logprobs", "first_edit": "answer"}
 _NEW_IDS = text("SELECT nextval(pg_get_serial_sequence('turn', 'id')) FROM generate_series(1, :number)")
 
 
@@ -67,7 +69,7 @@ async def turn_of_number(connection: AsyncConnection, rollout_id: int, number: i
 
 
 class ForkableTurn(NamedTuple):
-    """A turn before which a group may begin. `is_forked`: one does. `logprobs`, `answer`: as they are stored."""
+    """A turn before which a group may begin. `is_forked`: one does. `logprobs`, `answer`: as stored, or empty."""
 
     id: int
     task_id: int
@@ -76,8 +78,11 @@ class ForkableTurn(NamedTuple):
     answer: bytes
 
 
-async def forkable_rollouts(connection: AsyncConnection, run_id: str, oldest_step: int, mixed: bool) -> list[int]:
-    """Return the graded training rollouts of a run whose groups were made since the policy step `oldest_step`.
+async def forkable_rollouts(
+    connection: AsyncConnection, run_id: str, oldest_step: int, mixed: bool, left_out: Collection[int]
+) -> list[int]:
+    """Return the graded training rollouts of a run whose groups were made since the policy step `oldest_step`, without
+    those of the tasks `left_out`, by id.
 
     Forks are left out: forks of forks would leave the states that the policy reaches by itself. `mixed`: only of groups
     whose rewards differ. All have the tokenizer, template and agent of the run.
@@ -86,15 +91,17 @@ async def forkable_rollouts(connection: AsyncConnection, run_id: str, oldest_ste
     counted = (one.outcome == Outcome.GRADED) & one.late.is_(False) & one.replaced_by.is_(None)
     found = select(one.id, func.array_agg(one.reward).over(partition_by=one.group_id))
     found = found.join(group, group.id == one.group_id).where(counted, group.forked_turn_id.is_(None))
+    found = found.where(group.task_id.not_in(left_out))
     found = found.where(group.run_id == run_id, group.purpose == Purpose.TRAIN, group.started_step >= oldest_step)
     rows = await connection.execute(found.order_by(one.id))
     return [rollout_id for rollout_id, rewards in rows if not mixed or len(set(rewards)) > 1]
 
 
-async def forkable_turns(connection: AsyncConnection, rollout_id: int) -> list[ForkableTurn]:
-    """Return the turns of a rollout's conversation that go on from another one, in order."""
+async def forkable_turns(connection: AsyncConnection, rollout_id: int, rule: str) -> list[ForkableTurn]:
+    """Return the turns of a rollout's conversation that go on from another one, in order, with what the rule reads."""
     turn, is_forked = TurnTable, exists().where(RolloutGroupTable.forked_turn_id == TurnTable.id)
-    columns = columns_of(ForkableTurn, turn, task_id=RolloutTable.task_id, is_forked=is_forked)
+    empty = dict.fromkeys({"answer", "logprobs"} - {_READ_BY_RULE.get(rule)}, literal(b""))
+    columns = columns_of(ForkableTurn, turn, task_id=RolloutTable.task_id, is_forked=is_forked, **empty)
     found = select(*columns).join(RolloutTable, RolloutTable.id == turn.rollout_id)
     found = found.where(turn.rollout_id == rollout_id, turn.attempt == RolloutTable.attempt)
     found = found.where(turn.kind == TurnKind.MAIN, turn.state == TurnState.COMPLETED, turn.parent_turn_id.is_not(None))

@@ -185,14 +185,15 @@ class FailedGroup:
 
 
 async def failed_groups_since_resume(connection: AsyncConnection, run_id: str, nearby: int) -> list[FailedGroup]:
-    """Return the failed groups of each task after its last success, since the run began or was last resumed.
+    """Return the failed groups of each task after its last success, since the run began or was last resumed. Forks
+    count neither as failures nor as successes.
 
     `nearby`: how far away in group numbers a group of another task counts as made at about the same time.
     """
     succeeded = (GroupState.READY, GroupState.CONSUMED)
     since = select(RunTable.patient_from).where(RunTable.run_id == run_id).scalar_subquery()
     other = aliased(RolloutGroupTable)
-    of_run = (other.run_id == run_id, other.purpose == Purpose.TRAIN)
+    of_run = (other.run_id == run_id, other.purpose == Purpose.TRAIN, other.forked_turn_id.is_(None))
     around = (
         select(func.count().filter(other.state.in_(succeeded)) > func.count().filter(other.state == GroupState.FAILED))
         .where(
@@ -224,7 +225,8 @@ async def failed_groups_since_resume(connection: AsyncConnection, run_id: str, n
             func.coalesce(reason, ""),
         )
         .join(TaskTable, TaskTable.id == RolloutGroupTable.task_id)
-        .where(training_groups_of(run_id, GroupState.FAILED), RolloutGroupTable.group_no >= since, ~later_success)
+        .where(training_groups_of(run_id, GroupState.FAILED), RolloutGroupTable.forked_turn_id.is_(None))
+        .where(RolloutGroupTable.group_no >= since, ~later_success)
         .order_by(RolloutGroupTable.group_no)
     )
     return [FailedGroup(*row) for row in await connection.execute(statement)]

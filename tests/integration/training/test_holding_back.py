@@ -45,10 +45,10 @@ class View:
         self.activities = RunActivities(database, settings, RunConfigs(database, settings), cast(Client, None))
 
     async def make(
-        self, num_tasks: int = 4, groups_per_step: int = 2, weights: Sequence[float | None] = (None,)
+        self, num_tasks: int = 4, groups_per_step: int = 2, weights: Sequence[float | None] = (None,), **more: Any
     ) -> None:
         """`weights`: of the datasets, from which the tasks come in turn."""
-        training = _TRAINING | {"groups_per_step": groups_per_step}
+        training = _TRAINING | {"groups_per_step": groups_per_step} | more
         datasets = [{"path": "unused.jsonl", "weight": weight} for weight in weights]
         await make_run(self.database, self.run_id, make_config(training=training, datasets=datasets))
         task = {"dataset": "d", "dataset_digest": self.run_id, "image": "host", "workdir": "/w", "grader": "g"}
@@ -151,7 +151,13 @@ async def test_an_outage_that_hits_every_task_puts_none_into_quarantine(
     assert set(tasks) == everything
 
 
-async def test_a_run_whose_every_task_is_in_quarantine_is_paused(view: View, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("share", [0.0, 1.0])
+async def test_a_run_whose_every_task_is_in_quarantine_is_paused(
+    database: Database, run_id: str, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    view = View(database, run_id)
+    await view.make(forks={"share": share})
+
     async def all_of_them(*_: object) -> list[QuarantinedTask]:
         async with view.database.begin() as connection:
             ids = (await connection.execute(select(TaskTable.id))).scalars()
