@@ -198,7 +198,8 @@ def _print(result: dict[str, Any], stack: Any) -> None:
     print_table("per family", columns, families)
     picture = stack.home / "curves" / f"{result['run_id']}.png"
     picture.parent.mkdir(exist_ok=True)
-    curve = [(step["step"], step["metrics"]["reward_mean"]) for step in result["steps"] if step["metrics"]]
+    found = {one["step"]: (one["metrics"] or {}).get("reward_mean") for one in result["steps"]}
+    curve = [(step, reward) for step, reward in found.items() if reward is not None]
     draw({result["run_id"]: curve}, {result["run_id"]: summary}, f"run {result['run_id']}", picture)
     say(f"picture: {picture}")
 

@@ -8,7 +8,7 @@ from sqlalchemy import Integer, cast, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from store import plans
-from store.schema import BatchItemTable, BatchTable, MetricTable, RolloutTable
+from store.schema import BatchItemTable, BatchTable, MetricTable, RolloutGroupTable, RolloutTable
 
 Metrics = dict[str, float]
 _ALARM = "alarm_"
@@ -96,7 +96,7 @@ async def times_by_step(connection: AsyncConnection, run_id: str, first: int, la
 
 
 async def rewards_by_step(connection: AsyncConnection, run_id: str, first: int, last: int) -> list[StepReward]:
-    """Return the rewards of all groups that each step consumed, also of those without signal."""
+    """Return the rewards of all groups that each step consumed, also of those without signal, without forks."""
     group = (
         select(
             BatchItemTable.step,
@@ -106,8 +106,10 @@ async def rewards_by_step(connection: AsyncConnection, run_id: str, first: int, 
             func.min(RolloutTable.reward).label("lowest"),
             func.max(RolloutTable.reward).label("highest"),
         )
+        .join(RolloutGroupTable, RolloutGroupTable.id == BatchItemTable.group_id)
         .join(RolloutTable, RolloutTable.group_id == BatchItemTable.group_id)
         .where(
+            RolloutGroupTable.forked_turn_id.is_(None),
             BatchItemTable.run_id == run_id,
             BatchItemTable.step.between(first, last),
             BatchItemTable.use != "expired",

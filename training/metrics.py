@@ -155,12 +155,12 @@ def peak_memory_gib(device: torch.device) -> float:
 
 
 def reward_metrics(members: Sequence[Member]) -> dict[str, float]:
-    """Return means over the plan's rollouts, also over those without a trained token; the reward of forks is apart."""
-    of_forks = [member.reward for member in members if member.is_fork]
-    rewards = [member.reward for member in members if not member.is_fork] or of_forks
+    """Return means over the plan's rollouts, also over those without a trained token; the reward of forks is apart,
+    and a plan of forks alone has no `reward_mean`."""
+    names = {"reward_mean": False, "fork_reward_mean": True}
+    rewards = {name: [one.reward for one in members if one.is_fork == forks] for name, forks in names.items()}
     trained = [member for member in members if member.num_tokens > 0]
-    return ({"fork_reward_mean": sum(of_forks) / len(of_forks)} if of_forks else {}) | {
-        "reward_mean": sum(rewards) / max(1, len(rewards)),
+    return {name: sum(found) / len(found) for name, found in rewards.items() if found} | {
         "rollouts": float(len(members)),
         "groups": float(len({member.group_id for member in members})),
         "tokens_per_rollout": sum(member.num_tokens for member in trained) / max(1, len(trained)),

@@ -111,7 +111,11 @@ def main() -> None:
     seeds = [name for name in results if not name.startswith(_CONTROL)]
     controls = {control_of(name): name for name in seeds if control_of(name) in results}
     curves = {
-        name: [(step["step"], step["metrics"]["reward_mean"]) for step in result["steps"] if step["metrics"]]
+        name: [
+            (step["step"], step["metrics"]["reward_mean"])
+            for step in result["steps"]
+            if "reward_mean" in (step["metrics"] or {})
+        ]
         for name, result in results.items()
     }
     picture(config).parent.mkdir(exist_ok=True)

@@ -140,7 +140,7 @@ def reward_chart(runs: Sequence[RunCurves], axis: str) -> Chart:
     for run in runs:
         rewards = [points[x].get(run.run_id) for x in xs]
         series.append(_with_intervals(run.run_id if len(runs) > 1 else TRAINING_REWARD, rewards))
-    note = "Mean over all groups that a step consumed, with a 95% interval over groups; the newest 100 steps."
+    note = "Mean over all groups but forks that a step consumed, with a 95% interval over groups; the newest 100 steps."
     return Chart("reward", TRAINING_REWARD.capitalize(), note, AXES[axis], xs, series, [links[x] for x in xs])
 
 

@@ -12,9 +12,12 @@ from activities.run_lifecycle import RunActivities, next_tasks
 from ratchet.payloads import ViewRunInput
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import Purpose
+from reads.curves import rewards_by_step
 from scheduling.fork_selection import with_forks
+from scheduling.quarantine import quarantined_tasks
 from store import runs
 from store.database import Database
+from store.forks import forkable_turns
 from store.groups import NewGroup
 from store.runs import OrderedTask
 from store.schema import RolloutGroupTable, RolloutTable, TurnTable
@@ -140,7 +143,76 @@ async def test_a_group_of_forks_is_planned_like_any_other(database: Database, ru
     found = reward_metrics(planned.members)
     assert (found["reward_mean"], found["fork_reward_mean"], found["groups"]) == (0.25, 0.75, 2)
     only = reward_metrics([member for member in planned.members if member.is_fork])
-    assert (only["reward_mean"], only["fork_reward_mean"]) == (0.75, 0.75)
+    assert only["fork_reward_mean"] == 0.75 and "reward_mean" not in only
+
+
+async def test_the_curve_and_the_metric_agree(database: Database, run_id: str) -> None:
+    """The third group is a fork. A step of forks alone has neither."""
+    config = await make(database, run_id, {}, {"rewards": [1.0, 1.0, 0.0, 1.0]}, {"rewards": [0.0, 1.0, 1.0, 1.0]})
+    config = config.model_copy(update={"training": config.training.model_copy(update={"groups_per_step": 3})})
+    of_run = update(RolloutGroupTable).where(RolloutGroupTable.run_id == run_id)
+    async with database.begin() as connection:
+        forked = of_run.values(forked_turn_id=min(await sources(database, run_id)))
+        await connection.execute(forked.where(RolloutGroupTable.group_no == 2))
+        assert await plan_step(connection, run_id, config) == 1
+        planned = await load_step_plan(connection, run_id, 1)
+        (shown,) = await rewards_by_step(connection, run_id, 1, 1)
+        await connection.execute(forked)
+        assert await rewards_by_step(connection, run_id, 1, 1) == []
+    assert planned is not None
+    assert (shown.mean, shown.num_groups) == (reward_metrics(planned.members)["reward_mean"], 2) == (0.5, 2)
+
+
+async def test_no_new_groups_are_no_forks(database: Database, run_id: str) -> None:
+    config = await make(database, run_id, {})
+    async with database.begin() as connection:
+        assert await with_forks(connection, [], config) == []
+
+
+async def test_tasks_in_quarantine_are_no_sources(database: Database, run_id: str) -> None:
+    """Groups 0, 4, 6, 8 are of one task; the last three failed while others got their verdicts."""
+    config = await make(database, run_id, *[{}] * 9, groups_per_step=2)
+    known = await sources(database, run_id)
+    of_run = update(RolloutGroupTable).where(RolloutGroupTable.run_id == run_id)
+    task_id = min(task for _, _, task in known.values())
+    async with database.begin() as connection:
+        failed = of_run.where(RolloutGroupTable.group_no.in_([4, 6, 8])).values(task_id=task_id, state="failed")
+        await connection.execute(failed)
+        found = await with_forks(connection, new_groups(run_id, 40), config)
+    turns = {one.forked_turn_id for one in found if one.forked_turn_id is not None}
+    assert {known[one][0] for one in turns} == {1, 2, 3, 5, 7}
+
+
+@pytest.mark.parametrize(("forked", "expected"), [((), True), ((4,), False), ((9,), True)])
+async def test_forks_count_neither_as_failures_nor_as_successes(
+    database: Database, run_id: str, forked: tuple[int, ...], expected: bool
+) -> None:
+    """Groups 4, 6 and 8 of one task failed; group 9, of the same, succeeded only if it is a fork."""
+    await make(database, run_id, *[{}] * (9 + (9 in forked)))
+    group = RolloutGroupTable
+    of_run = update(group).where(group.run_id == run_id)
+    async with database.begin() as connection:
+        task_id = min(task for _, _, task in (await sources(database, run_id)).values())
+        await connection.execute(of_run.where(group.group_no.in_([4, 6, 8, 9])).values(task_id=task_id))
+        await connection.execute(of_run.where(group.group_no.in_([4, 6, 8])).values(state="failed"))
+        await connection.execute(of_run.where(group.group_no.in_(forked)).values(forked_turn_id=1))
+        found = await quarantined_tasks(connection, run_id, 2)
+    assert [one.task_id for one in found] == [task_id] * expected
+
+
+@pytest.mark.parametrize(
+    ("rule", "read"), [("uniform", ""), ("mixed", ""), ("entropy", "logprobs"), ("first_edit", "answer")]
+)
+async def test_only_what_the_rule_reads_is_loaded(database: Database, run_id: str, rule: str, read: str) -> None:
+    await make(database, run_id, {})
+    async with database.begin() as connection:
+        found = select(RolloutTable.id).where(RolloutTable.run_id == run_id).limit(1)
+        rollout_id = (await connection.execute(found)).scalar_one()
+        of_rollout = update(TurnTable).where(TurnTable.rollout_id == rollout_id)
+        await connection.execute(of_rollout.values(answer=b"answer", logprobs=b"logprobs"))
+        turns = await forkable_turns(connection, rollout_id, rule)
+    assert turns and all(one.answer.decode() == ("answer" if read == "answer" else "") for one in turns)
+    assert all(one.logprobs.decode() == ("logprobs" if read == "logprobs" else "") for one in turns)
 
 
 async def test_the_run_makes_forks_and_tries_tasks_by_plain_groups_alone(database: Database, run_id: str) -> None:
