@@ -255,8 +255,8 @@ class ForksConfig(Section):
     """Training groups whose rollouts do again what an earlier one did before a turn, and sample from there."""
 
     share: Fraction = 0.0
-    """Share of the training groups that are forks of a graded rollout whose group is at most `max_staleness` steps old,
-    or one. A group without such a source stays a plain one. 0, the default, makes no forks."""
+    """Share of the training groups that are forks of a graded rollout whose group is at most max(1, `max_staleness`)
+    steps old. A group without such a source stays a plain one. 0, the default, makes no forks."""
     turn: Literal["uniform", "mixed", "entropy", "first_edit"] = "uniform"
     """Turn that is sampled anew: `uniform`, the default, takes any behind the first; `mixed` the same, of groups whose
     rewards differ; `entropy` the one with the lowest mean logprob; `first_edit` the first one that writes a file."""
