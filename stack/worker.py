@@ -202,21 +202,26 @@ async def _decide(client: Client, make_worker: Callable[[], Worker], *ends: asyn
     """Run the worker of the workflows until one of `ends`. It begins anew after each outage of Temporal, with an empty
     cache: an older state may have been put back meanwhile, and a cached workflow would not see what follows there."""
     while not any(end.is_set() for end in ends):
-        worker, away = make_worker(), asyncio.Event()
-        running = asyncio.ensure_future(worker.run())
-        running.add_done_callback(lambda _, away=away: away.set())
         try:
-            async with running_beside(_note_outage(client, away)):
-                await _first_of(away, *ends)
-        finally:
-            await worker.shutdown()
-        try:
-            await running
+            await _decide_until_away(client, make_worker(), *ends)
         except RuntimeError:  # no worker begins while Temporal is away
             if not await _is_away(client):
                 raise
         while not any(end.is_set() for end in ends) and await _is_away(client):
             await asyncio.sleep(_LOOK_SECONDS)
+
+
+async def _decide_until_away(client: Client, worker: Worker, *ends: asyncio.Event) -> None:
+    """Raises RuntimeError if the worker cannot begin or go on."""
+    away = asyncio.Event()
+    running = asyncio.ensure_future(worker.run())
+    running.add_done_callback(lambda _: away.set())
+    try:
+        async with running_beside(_note_outage(client, away)):
+            await _first_of(away, *ends)
+    finally:
+        await worker.shutdown()
+    await running
 
 
 async def _note_outage(client: Client, away: asyncio.Event) -> None:
