@@ -212,7 +212,7 @@ async def _decide(client: Client, make_worker: Callable[[], Worker], *ends: asyn
 
 
 async def _decide_until_away(client: Client, worker: Worker, *ends: asyncio.Event) -> None:
-    """Raises RuntimeError if the worker cannot begin or go on."""
+    """Run the worker until Temporal is away or one of `ends` is set. Raises RuntimeError if it cannot work."""
     away = asyncio.Event()
     running = asyncio.ensure_future(worker.run())
     running.add_done_callback(lambda _: away.set())
