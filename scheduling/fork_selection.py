@@ -17,6 +17,8 @@ from store.groups import NewGroup
 from store.tool_uses import object_of, read_tool_uses
 
 _MAX_TRIES = 8
+_MAX_CHARS = 4000
+"""Longest part of a command that is looked at: agents write them, and the patterns need quadratic time."""
 _QUOTED = re.compile(
     r"<<-?\s*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)(?P<rest>[^\n]*)\n.*?(?:^\s*(?P=end)$|\Z)"
     r"|(?P<shell>\b(?:ba|z|da)?sh\s+-l?c\s+)?(?P<text>'[^']*'|\"(?:\\.|[^\"\\])*\")|(?<!\S)\#[^\n]*|\\.",
@@ -77,7 +79,7 @@ def _writes_file(packed: bytes) -> bool:
     """Return whether an answer's calls write a file; the redirected output of a test or a build does not count."""
     answer: Any = unpack_json(packed)
     uses = read_tool_uses(object_of(answer["message"]))
-    commands = [one.body for one in uses if one.kind == "shell"]
+    commands = [one.body[:_MAX_CHARS] for one in uses if one.kind == "shell"]
     writes = any(_PROGRAM.search(one) or _WRITING.search(_QUOTED.sub(_syntax_of, one)) for one in commands)
     return writes or any(one.kind in ("edit", "write", "patch") for one in uses)
 
