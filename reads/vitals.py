@@ -180,7 +180,7 @@ def _engines(head: RunHead, engines: Sequence[EngineRow], newest: PolicyVersionT
     states = Counter(str(one.state) for one in engines if one.state is not EngineState.READY)
     told = [version or "the initial weights", *(f"{number} {state}" for state, number in states.items())]
     if silent := [one.silent_seconds for one in engines if one.silent_seconds >= SILENT_SECONDS]:
-        told.append(f"{len(silent)} silent for up to {duration_in_words(max(silent))}")
+        told.append(f"{len(silent)} silent for {duration_in_words(max(silent))}")
     told += ["the run has ended"] if head.ended_at is not None else []
     value = f"{len(current)} of {len(engines)} on the newest weights" if engines else "no engine runs"
     return Vital("engines", value, ", ".join(told), f"/runs/{quote(head.run_id)}#more")
@@ -270,7 +270,7 @@ async def _weights(connection: AsyncConnection, head: RunHead, newest: PolicyVer
     best = None if head.best_step is None else await newest_version(connection, head.run_id, head.best_step)
     told = "the newest; no evaluation says which is best"
     if best is not None:
-        told = f"the best in evaluations; the newest are {head.run_id}@{newest.step}"
+        told = f"the best in evaluations; newest: {head.run_id}@{newest.step}"
     elif head.best_step is not None:
         told = f"the newest; those of the best step {head.best_step} are deleted"
     return Vital(name, f"{head.run_id}@{(best or newest).step}", told, page)

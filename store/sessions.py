@@ -228,7 +228,7 @@ async def add_token(conn: AsyncConnection, session_id: int) -> str:
     is_open = (
         select(SessionTable.id)
         .where(SessionTable.id == session_id, SessionTable.state == SessionState.OPEN)
-        .with_for_update(read=True)
+        .with_for_update(key_share=True)  # the row may be updated below: two that shared it would wait for each other
     )
     alive = is_open.cte("alive")
     columns = select(cast(literal(token_hash(token), LargeBinary), LargeBinary), cast(alive.c.id, BigInteger))

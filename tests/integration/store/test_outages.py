@@ -336,3 +336,19 @@ async def test_a_box_that_its_workers_machine_ended_does_not_count(
     await box(database, rollout, 4, 3, release_reason="suspect patch")
     await box(database, rollout, 3.5, 2, release_reason=ENDED_BY_HOST)
     assert await hours(database, rollout) == 1
+
+
+async def test_tokens_of_one_session_are_added_at_once(database: Database, rollout: tuple[int, str]) -> None:
+    """An agent's start and a chat's client add one each, and both may be the first."""
+    values = {"rollout_id": rollout[0], "temperature": 1.0, "model": "m", "limits": {}}
+
+    async def add(session_id: int) -> str:
+        async with database.begin() as connection:
+            return await sessions.add_token(connection, session_id)
+
+    async with database.begin() as connection:
+        new = insert(SessionTable).values([{**values, "attempt": attempt} for attempt in range(50, 70)])
+        ids = list((await connection.execute(new.returning(SessionTable.id))).scalars())
+    for session_id in ids:
+        added = await asyncio.gather(*(add(session_id) for _ in range(4)))
+        assert len(set(added)) == 4

@@ -207,7 +207,7 @@ async def test_engines_are_counted_by_their_weights(filled: FilledRun, database:
         await connection.execute(silent.values(heartbeat_at=datetime.now(UTC) - timedelta(minutes=5), state="syncing"))
     found = (await vitals(database, filled))["engines"]
     assert found.value == "2 of 3 on the newest weights"
-    assert found.detail == f"{run}/3.e0, 1 syncing, 1 silent for up to 5 min"
+    assert found.detail == f"{run}/3.e0, 1 syncing, 1 silent for 5 min"
 
 
 async def test_each_fact_leads_to_a_page(client: httpx.AsyncClient, filled: FilledRun, database: Database) -> None:
