@@ -41,6 +41,18 @@ WHEN (NEW.state = '{state}') EXECUTE FUNCTION wait_for_the_test()
 _WAITING = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = :lock AND NOT granted")
 
 
+@pytest.fixture(autouse=True)
+async def _boxes_of_earlier_tests_are_gone(loop: Loop) -> None:
+    """These tests count the boxes of the installation; an earlier test may end while its box is being released."""
+    held = select(func.count()).where(SandboxTable.state != "released")
+
+    async def none_is_held() -> bool:
+        async with loop.database.begin() as connection:
+            return (await connection.execute(held)).scalar_one() == 0
+
+    await loop.until(none_is_held, "earlier tests' boxes are released")
+
+
 async def installation_of(loop: Loop) -> str:
     async with loop.database.begin() as connection:
         return str(await installations.installation_id(connection))
