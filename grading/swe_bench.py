@@ -22,7 +22,7 @@ from sandboxes.base import Sandbox
 
 class SweBenchGrader:
     name = "swe_bench"
-    version = "3"
+    version = "4"
 
     def test_files(self, spec: JsonObject) -> TestFiles:
         """Return the files of `test_patch`, `test_files` and `tests_archive`."""
