@@ -46,6 +46,8 @@ _HOUR_SECONDS = 3600.0
 _NEWEST_ROLLOUTS = 5000
 """Rollouts, and such without a verdict, among which the recent ones are counted."""
 _MAX_FAILURES = 10
+_WATCHED = {"entropy": "entropy"}
+"""The metrics, in nats, that are said beside the alarms."""
 TRAINING_REWARD = "training reward"
 """Its name on tiles, curves and tables: the mean over all groups that a step consumed, those without signal too."""
 
@@ -181,6 +183,7 @@ def _engines(head: RunHead, engines: Sequence[EngineRow], newest: PolicyVersionT
     told = [version or "the initial weights", *(f"{number} {state}" for state, number in states.items())]
     if silent := [one.silent_seconds for one in engines if one.silent_seconds >= SILENT_SECONDS]:
         told.append(f"{len(silent)} silent for {duration_in_words(max(silent))}")
+    told += ["all answer"] if engines and len(told) == 1 else []
     told += ["the run has ended"] if head.ended_at is not None else []
     value = f"{len(current)} of {len(engines)} on the newest weights" if engines else "no engine runs"
     return Vital("engines", value, ", ".join(told), f"/runs/{quote(head.run_id)}#more")
@@ -190,8 +193,11 @@ def _alarms(metrics: Mapping[int, Metrics], page: str) -> Vital:
     raised = raised_alarms({step: metrics[step] for step in sorted(metrics)[-_STEPS_SHOWN:]})
     num_current = sum(one.is_current for one in raised)
     told = [f"{one.name.replace('_', ' ')} in step {', '.join(map(str, one.steps[:3]))}" for one in raised]
+    told = told or [f"none in the {_STEPS_SHOWN} steps before"]
+    newest = metrics[max(metrics)] if metrics else {}
+    told += [f"{words} {newest[name]:.2g} nats" for name, words in _WATCHED.items() if name in newest]
     value = f"{num_current} in the newest step" if num_current else "none in the newest step"
-    return Vital("alarms", value, "; ".join(told) or f"none in the {_STEPS_SHOWN} steps before", page)
+    return Vital("alarms", value, "; ".join(told), page)
 
 
 def seconds_left(step: int, num_steps: int, stepped_at: Sequence[float]) -> float | None:
@@ -304,7 +310,7 @@ async def _held_out(connection: AsyncConnection, head: RunHead, rates: Sequence[
     value, told = f"{paired.before:.2f}", f"at step {first.step}, {found.num_tasks} tasks, T={first.temperature:g}"
     if first is not last:
         value += f" → {paired.before + found.mean:.2f}"
-        gain = f"{found.mean:+.2f} [{found.low:+.2f}, {found.high:+.2f}]"
+        gain = f"{found.mean:+.2f} [{found.low:+.2f}, {found.high:+.2f}] (95%)"
         told = f"{gain} from step {first.step} to {last.step}, {found.num_tasks} tasks, T={first.temperature:g}"
     told += "" if head.best_step is None else f"; best at step {head.best_step}"
     return Vital(name, value, told, f"{page}&evaluation={quote(last.label)}")
