@@ -1,8 +1,12 @@
 """`ratchet sql`: read from the store with SQL, and list its tables."""
 
+import csv
+import sys
 from typing import Annotated, Any
 
 import typer
+
+from cli.console import print_json, print_table
 
 
 def sql(
@@ -13,7 +17,6 @@ def sql(
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV with a header.")] = False,
 ) -> None:
     """Query the store with SQL, in a transaction that can only read and that ends after 4 seconds."""
-    from cli.console import print_json, print_table
     from client import Client
     from client.read_only_sql import describe_tables
 
@@ -35,9 +38,6 @@ def sql(
 
 
 def _print_csv(columns: list[str], rows: list[tuple[Any, ...]]) -> None:
-    import csv
-    import sys
-
     writer = csv.writer(sys.stdout)
     writer.writerow(columns)
     writer.writerows(rows)

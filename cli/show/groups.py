@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from cli.console import print_json, print_table
 from cli.show.rollouts import NewestRun
 from ratchet.bounded_numbers import MAX_ROWS
 
@@ -22,7 +23,6 @@ def groups(
 
     The glossary (docs/reference/glossary.md, GroupProgress) says what the states mean.
     """
-    from cli.console import print_json, print_table
     from client import Client
 
     run = Client().run(run_id)

@@ -4,6 +4,8 @@ from typing import Annotated
 
 import typer
 
+from cli.console import print_json, print_table
+
 
 def requests(
     run: Annotated[str, typer.Argument(help="A run of `ratchet show runs`.", metavar="RUN")],
@@ -12,7 +14,6 @@ def requests(
     """List what people have asked of a run, newest first: who, when, from what to what, and the first step planned
     after it.
     """
-    from cli.console import print_json, print_table
     from client import Client
 
     found = Client().run(run).steering()

@@ -1,10 +1,13 @@
 """`ratchet show rollouts` and `waiting`: list the rollouts of a run, and what the open ones wait for."""
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
+from cli.console import print_json, print_table
 from ratchet.bounded_numbers import MAX_ROWS
+from ratchet.durations import duration_in_words
 
 NewestRun = Annotated[
     str | None, typer.Argument(help="A run of `ratchet show runs`; by default the newest open one.", metavar="RUN")
@@ -26,9 +29,6 @@ def rollouts(
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """List a run's rollouts with outcome and reward."""
-    from dataclasses import asdict
-
-    from cli.console import print_json, print_table
     from client import Client
     from reads.rollout_list import RolloutFilter, list_rollout_lines
 
@@ -73,11 +73,7 @@ def waiting(
 
     `ratchet show rollout ID` says what a rollout does now; `ratchet stop` and `ratchet retry` take an id or a group.
     """
-    from dataclasses import asdict
-
-    from cli.console import print_json, print_table
     from client import Client
-    from ratchet.durations import duration_in_words
     from store import open_rollouts
 
     run = Client().run(run_id)
