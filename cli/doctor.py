@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.console import print_json, print_table
+from cli.console import print_found
 from ratchet.errors import MachineError, RatchetError
 from sandboxes import docker_settings
 from stack.parts import Stack
@@ -21,15 +21,8 @@ def doctor(json: Annotated[bool, typer.Option("--json")] = False) -> None:
     Exit code 1 if something required is missing or does not work.
     """
     checks = _checks()
-    if json:
-        print_json(checks)
-    else:
-        print_table(
-            "doctor",
-            ["", "what", "detail"],
-            [["ok" if check["ok"] else "NO", check["what"], check["detail"]] for check in checks],
-            breaks_last=True,
-        )
+    rows = [["ok" if check["ok"] else "NO", check["what"], check["detail"]] for check in checks]
+    print_found(checks, json, "doctor", ["", "what", "detail"], rows, breaks_last=True)
     if not all(check["ok"] or not check["needed"] for check in checks):
         raise typer.Exit(1)
 

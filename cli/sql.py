@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.console import print_json, print_table
+from cli.console import print_found
 
 
 def sql(
@@ -22,19 +22,16 @@ def sql(
 
     if query is None:
         tables = describe_tables()
-        if json:
-            print_json([{"table": one.name, "what": one.what, "columns": one.columns} for one in tables])
-        else:
-            print_table("tables", ["table", "what a row is"], [[one.name, one.what] for one in tables])
+        found = [{"table": one.name, "what": one.what, "columns": one.columns} for one in tables]
+        print_found(found, json, "tables", ["table", "what a row is"], [[one.name, one.what] for one in tables])
         return
-    found = Client().sql(query)
-    if json:
-        print_json([dict(zip(found.columns, row, strict=True)) for row in found.rows])
-    elif csv:
-        _print_csv(found.columns, found.rows)
-    else:
-        rows = [["" if value is None else str(value) for value in row] for row in found.rows]
-        print_table(f"{len(rows)} rows", found.columns, rows)
+    answer = Client().sql(query)
+    if csv and not json:
+        _print_csv(answer.columns, answer.rows)
+        return
+    objects = [dict(zip(answer.columns, row, strict=True)) for row in answer.rows]
+    rows = [["" if value is None else str(value) for value in row] for row in answer.rows]
+    print_found(objects, json, f"{len(rows)} rows", answer.columns, rows)
 
 
 def _print_csv(columns: list[str], rows: list[tuple[Any, ...]]) -> None:

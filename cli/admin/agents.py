@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from cli.console import print_json, print_table, say
+from cli.console import print_found, print_json, say
 from ratchet.errors import ConfigError
 
 agents_app = typer.Typer(name="agents", help="Fetch and list the agent programs that boxes run.", no_args_is_help=True)
@@ -48,7 +48,5 @@ def list_agents(json: Annotated[bool, typer.Option("--json")] = False) -> None:
     from stack.agent_programs import installed_programs
 
     found = installed_programs()
-    if json:
-        print_json(found)
-    else:
-        print_table("agents", ["agent", "version", "source", "directory"], [list(row.values()) for row in found])
+    columns = ["agent", "version", "source", "directory"]
+    print_found(found, json, "agents", columns, [list(row.values()) for row in found])

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.console import print_json, print_table, say
+from cli.console import print_found, say
 from ratchet.errors import ConfigError, RatchetError
 from stack.parts import Stack
 
@@ -29,9 +29,6 @@ def list_command(
     if context.invoked_subcommand is not None:
         return
     rows = _with_provider(_ledger(every))
-    if json:
-        print_json(rows)
-        return
     columns = [
         "id",
         "provider_id",
@@ -43,7 +40,7 @@ def list_command(
         "at_provider",
         "release_reason",
     ]
-    print_table("boxes", columns, [[str(row[column]) for column in columns] for row in rows])
+    print_found(rows, json, "boxes", columns, [[str(row[column]) for column in columns] for row in rows])
 
 
 @sandboxes_app.command()
@@ -95,11 +92,8 @@ def check(
 
     findings = asyncio.run(tried())
     rows = [{"capability": one.capability, "measured": one.measured, "missing": one.problem} for one in findings]
-    if json:
-        print_json(rows)
-    else:
-        cells = [["NO" if row["missing"] else "ok", *row.values()] for row in rows]
-        print_table("sandbox service", ["", *rows[0]], cells, breaks_last=True)
+    cells = [["NO" if row["missing"] else "ok", *row.values()] for row in rows]
+    print_found(rows, json, "sandbox service", ["", *rows[0]], cells, breaks_last=True)
     if any(row["missing"] for row in rows):
         raise typer.Exit(1)
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.console import print_json, print_table, say
+from cli.console import print_found, say
 from ratchet import paths
 from ratchet.bounded_numbers import LARGEST_INTEGER
 from ratchet.errors import ConfigError
@@ -24,12 +24,10 @@ def list_all(run: RunArgument, json: Annotated[bool, typer.Option("--json")] = F
     rows stay.
     """
     found = [{**row.as_dict(), **_size(row)} for row in _rows(run)]
-    if json:
-        print_json(found)
-        return
     keys = ("step", "epoch", "world_size", "num_threads", "mib", "uri")
     rows = [[str(row[key] or ("deleted" if key == "mib" else 0)) for key in keys] for row in found]
-    print_table(f"checkpoints of {run}", ["step", "epoch", "ranks", "threads", "MiB", "where"], rows)
+    columns = ["step", "epoch", "ranks", "threads", "MiB", "where"]
+    print_found(found, json, f"checkpoints of {run}", columns, rows)
 
 
 @checkpoints_app.command(name="export")

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from cli.console import print_json, print_table
+from cli.console import print_found
 from ratchet.bounded_numbers import MAX_ROWS
 from ratchet.durations import duration_in_words
 
@@ -45,9 +45,6 @@ def rollouts(
         flagged=flagged,
     )
     found = Client().read(lambda connection: list_rollout_lines(connection, wanted, limit))
-    if json:
-        print_json([asdict(line) for line in found])
-        return
     columns = ["id", "task", "outcome", "reward", "agent_exit", "turns", "reason"]
     rows = [
         [
@@ -61,7 +58,7 @@ def rollouts(
         ]
         for line in found
     ]
-    print_table(f"rollouts of {run}", columns, rows)
+    print_found([asdict(line) for line in found], json, f"rollouts of {run}", columns, rows)
 
 
 def waiting(
@@ -78,10 +75,8 @@ def waiting(
 
     run = Client().run(run_id)
     found = Client().read(lambda connection: open_rollouts.list_slowest(connection, run.run_id, limit))
-    if json:
-        print_json([asdict(one) for one in found])
-        return
     rows = [
         [str(one.rollout_id), one.group, str(one.member), duration_in_words(one.seconds), one.stage] for one in found
     ]
-    print_table(f"open rollouts of {run.run_id}", ["id", "group", "member", "since", "stage"], rows)
+    columns = ["id", "group", "member", "since", "stage"]
+    print_found([asdict(one) for one in found], json, f"open rollouts of {run.run_id}", columns, rows)

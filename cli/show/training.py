@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from cli.console import print_json, print_table, say
+from cli.console import print_found, print_json, print_table, say
 from ratchet.bounded_numbers import MAX_ROWS
 
 
@@ -19,9 +19,6 @@ def mix(
 
     found = Client().run(run)
     parts = found.mix()
-    if json:
-        print_json(parts)
-        return
     steps = sorted({one["step"] for one in parts})[-last:]
     rows = [
         [
@@ -35,7 +32,8 @@ def mix(
         for one in parts
         if one["step"] in steps
     ]
-    print_table(found.run_id, ["step", "", "name", "trained groups", "rollouts with a verdict", "mean reward"], rows)
+    columns = ["step", "", "name", "trained groups", "rollouts with a verdict", "mean reward"]
+    print_found(parts, json, found.run_id, columns, rows)
 
 
 def forks(

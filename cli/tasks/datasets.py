@@ -11,7 +11,7 @@ from uuid import uuid4
 import typer
 from rich.console import Console
 
-from cli.console import print_json, print_table, say
+from cli.console import print_found, print_json, print_table, say
 from ratchet import paths
 from ratchet.bounded_numbers import LARGEST_INTEGER, MAX_ROWS
 from ratchet.config import DatasetConfig
@@ -164,27 +164,21 @@ def list_(
 
     if dataset is None:
         found = Client().read(tasks.list_datasets)
-        if json:
-            print_json(found)
-            return
         rows = [
             [row["dataset"], row["dataset_digest"][:12], *(str(row[n]) for n in ("rows", "admitted", "quarantined"))]
             for row in found
         ]
-        print_table("datasets", ["dataset", "digest", "tasks", "admitted", "quarantined"], rows)
+        print_found(found, json, "datasets", ["dataset", "digest", "tasks", "admitted", "quarantined"], rows)
         return
     path = str(dataset.resolve())
     found = Client().read(lambda connection: tasks.list_tasks(connection, path, limit))
-    if json:
-        print_json(found)
-        return
     words = {None: "not examined", True: "admitted", False: "quarantined"}
     rows = [
         [str(row["id"]), row["label"], row["grader"], words[row["admitted"]], *_evidence(row), row["reason"] or ""]
         for row in found
     ]
     columns = ["id", "label", "grader", "admission", "gold solved", "empty not solved", "gold seconds"]
-    print_table(path, [*columns, "valid broken oracles", "reason"], rows)
+    print_found(found, json, path, [*columns, "valid broken oracles", "reason"], rows)
 
 
 def _evidence(row: JsonObject) -> list[str]:
@@ -317,7 +311,4 @@ def rules(json: Json = False) -> None:
     from grading.integrity_rules import rules_table
 
     found = rules_table()
-    if json:
-        print_json(found)
-    else:
-        print_table("integrity rules", list(found[0]), [list(row.values()) for row in found])
+    print_found(found, json, "integrity rules", list(found[0]), [list(row.values()) for row in found])

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.console import print_json, print_table, say
+from cli.console import print_found, print_json, print_table, say
 from ratchet import paths
 from ratchet.config import DatasetConfig
 from ratchet.durations import duration_in_words
@@ -77,9 +77,6 @@ def build_images(
 def list_images(json: Annotated[bool, typer.Option("--json")] = False) -> None:
     """List imported images. `host` and `base`, the machine's own programs, always exist."""
     images = _store().images()
-    if json:
-        print_json([image.model_dump(mode="json") for image in images])
-        return
     rows = [
         [
             image.reference,
@@ -90,7 +87,8 @@ def list_images(json: Annotated[bool, typer.Option("--json")] = False) -> None:
         ]
         for image in images
     ]
-    print_table("images", ["reference", "digest", "MB", "imported (UTC)", "from"], rows)
+    found = [image.model_dump(mode="json") for image in images]
+    print_found(found, json, "images", ["reference", "digest", "MB", "imported (UTC)", "from"], rows)
 
 
 @images_app.command(name="remove")
