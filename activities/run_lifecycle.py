@@ -1,6 +1,7 @@
 """The activities of the TrainRun workflow: prepare a run, advance it each time the workflow wakes, and end it."""
 
 import asyncio
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
@@ -65,21 +66,16 @@ _MIX_STEPS = 10
 """The datasets' shares are kept over the groups of so many steps, so that a changed weight acts within these."""
 
 
+@dataclass(eq=False, repr=False)
 class RunActivities:
-    def __init__(
-        self,
-        database: Database,
-        settings: TemporalSettings,
-        configs: RunConfigs,
-        client: Client,
-        probe: SandboxProbe | None = None,
-    ) -> None:
-        """`probe`: tries the sandbox service before a run begins; None to believe in it."""
-        self.database = database
-        self.settings = settings
-        self.configs = configs
-        self.client = client
-        self._probe = probe
+    database: Database
+    settings: TemporalSettings
+    configs: RunConfigs
+    client: Client
+    _probe: SandboxProbe | None = None
+    """Tries the sandbox service before a run begins; None to believe in it."""
+
+    def __post_init__(self) -> None:
         self._tried: set[str] = set()
         """Runs whose sandbox service is good enough, as far as is known, or that have begun."""
 

@@ -1,9 +1,13 @@
 """`ratchet chat`: talk with a policy, through the adapter."""
 
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from cli.console import say
 
 
 def chat(
@@ -24,10 +28,6 @@ def chat(
     Of an open run its present policy answers; of any other run, or RUN@STEP, engines that have other weights load that
     step first.
     """
-    import sys
-    from contextlib import suppress
-
-    from cli.console import say
     from client.chat import Chat, served_config
     from client.session import Client, run_blocking
 

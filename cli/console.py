@@ -137,6 +137,13 @@ def print_table(title: str, columns: list[str], rows: list[list[str]], *, breaks
             print_line(" " * _INDENT + line)
 
 
+def print_found(
+    found: Any, as_json: bool, title: str, columns: list[str], rows: list[list[str]], *, breaks_last: bool = False
+) -> None:
+    """Print what was found as JSON if that is asked for, else `rows` of it as a table."""
+    print_json(found) if as_json else print_table(title, columns, rows, breaks_last=breaks_last)
+
+
 def _width(widths: list[int]) -> int:
     return sum(widths) + _GAP * (len(widths) - 1)
 

@@ -1,11 +1,18 @@
 """`ratchet doctor`: check what this machine has and what the stack does, and tell how to get what is missing."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+import asyncio
+import os
+import time
+from typing import Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from stack.parts import Stack
+from cli.console import print_found
+from ratchet.errors import MachineError, RatchetError
+from sandboxes import docker_settings
+from stack.parts import Stack
+from stack.temporal_build import server_program
+from stack.temporal_server import TemporalKind, installed_temporal_cli, temporal_kind
 
 
 def doctor(json: Annotated[bool, typer.Option("--json")] = False) -> None:
@@ -13,26 +20,15 @@ def doctor(json: Annotated[bool, typer.Option("--json")] = False) -> None:
 
     Exit code 1 if something required is missing or does not work.
     """
-    from cli.console import print_json, print_table
-
     checks = _checks()
-    if json:
-        print_json(checks)
-    else:
-        print_table(
-            "doctor",
-            ["", "what", "detail"],
-            [["ok" if check["ok"] else "NO", check["what"], check["detail"]] for check in checks],
-            breaks_last=True,
-        )
+    rows = [["ok" if check["ok"] else "NO", check["what"], check["detail"]] for check in checks]
+    print_found(checks, json, "doctor", ["", "what", "detail"], rows, breaks_last=True)
     if not all(check["ok"] or not check["needed"] for check in checks):
         raise typer.Exit(1)
 
 
 def _checks() -> list[dict[str, Any]]:
     from ratchet.disk_space import free_space, require_space
-    from ratchet.errors import MachineError
-    from stack.parts import Stack
     from stack.supervisor import Supervisor
 
     stack = Stack()
@@ -57,14 +53,9 @@ def _check(what: str, ok: bool, detail: str, needed: bool = True) -> dict[str, A
     return {"what": what, "ok": ok, "needed": needed, "detail": detail}
 
 
-def _sandbox_checks(stack: "Stack") -> list[dict[str, Any]]:
+def _sandbox_checks(stack: Stack) -> list[dict[str, Any]]:
     """Return the checks of what the chosen provider of boxes needs on this machine."""
-    import asyncio
-    import os
-
-    from ratchet.errors import MachineError, RatchetError
     from sandbox_gateway import machine_probe
-    from sandboxes import docker_settings
     from sandboxes.registry import sandbox_provider
     from stack.docker_egress import require_docker_egress
 
@@ -91,8 +82,6 @@ def _sandbox_checks(stack: "Stack") -> list[dict[str, Any]]:
 
 
 def _huge_pages_check() -> dict[str, Any]:
-    import os
-
     from stack.huge_pages import advice, kernel_setting
 
     setting = kernel_setting()
@@ -100,10 +89,7 @@ def _huge_pages_check() -> dict[str, Any]:
     return _check("huge pages", not found, found or f"transparent huge pages: {setting or 'none'}", needed=False)
 
 
-def _temporal_check(stack: "Stack") -> dict[str, Any]:
-    from stack.temporal_build import server_program
-    from stack.temporal_server import TemporalKind, installed_temporal_cli, temporal_kind
-
+def _temporal_check(stack: Stack) -> dict[str, Any]:
     kind = temporal_kind(stack.home)
     program = server_program() if kind is TemporalKind.SERVER else installed_temporal_cli()
     there = program is not None and program.is_file()
@@ -111,10 +97,8 @@ def _temporal_check(stack: "Stack") -> dict[str, Any]:
     return _check("temporal program", there, detail)
 
 
-def _ownership_checks(stack: "Stack") -> list[dict[str, Any]]:
+def _ownership_checks(stack: Stack) -> list[dict[str, Any]]:
     """Return the checks of the database and the namespace that a running stack works with."""
-    import asyncio
-
     from stack.ownership import check_ownership
 
     return [
@@ -123,9 +107,7 @@ def _ownership_checks(stack: "Stack") -> list[dict[str, Any]]:
     ]
 
 
-def _part_checks(stack: "Stack") -> list[dict[str, Any]]:
-    import time
-
+def _part_checks(stack: Stack) -> list[dict[str, Any]]:
     from stack.part_health import HealthState, read_health
 
     works = (HealthState.ANSWERING, HealthState.SLOW, HealthState.STARTING)

@@ -1,9 +1,14 @@
 """`ratchet down`: stop the local stack."""
 
+import asyncio
 from collections.abc import Collection
 from typing import Annotated
 
 import typer
+
+from cli.console import say
+from ratchet.errors import RatchetError
+from stack.parts import Stack
 
 _END_SECONDS = 10.0
 
@@ -18,13 +23,8 @@ def down(
     Sandboxes of open rollouts run on until their time to live, so that their agents' work is not lost: after `ratchet
     up` the rollouts go on in them.
     """
-    import asyncio
-
     from activities.box_lifecycle import INSTALLATION_KEY
-    from cli.console import say
-    from ratchet.errors import RatchetError
     from sandbox_gateway.box_end import kill_processes, living_boxes, metadata_of
-    from stack.parts import Stack
     from stack.supervisor import Supervisor
 
     stack = Stack()

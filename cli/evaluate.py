@@ -1,11 +1,14 @@
 """`ratchet evaluate` and `ratchet fork`: evaluate a policy or an endpoint, also from the middle of a rollout."""
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from cli.console import answered_by, print_json, print_table, say
 from ratchet.bounded_numbers import LARGEST_INTEGER
+from ratchet.errors import ConfigError
 
 Temperatures = Annotated[list[float] | None, typer.Option(min=0, max=100, help="0 is greedy. Repeatable. Default: 1.")]
 Samples = Annotated[
@@ -50,9 +53,7 @@ def evaluate(
     can train its solved rollouts if --tokens is given. Calls wait while it is away or busy. The key is looked up by
     adapter and workers in secrets.env of the state directory, or in their environment.
     """
-    from cli.console import print_json, say
     from client import Client
-    from ratchet.errors import ConfigError
 
     client = Client()
     if compare is not None:
@@ -92,9 +93,7 @@ def fork(
     Until that turn the agent gets the recorded answers, in a box of its own, and nothing is sampled. A rollout whose
     commands give other results, apart from times and temporary names, is sampled from that place on.
     """
-    from cli.console import print_json, say
     from client import Client
-    from ratchet.errors import ConfigError
 
     rollout, _, turn = where.rpartition("@")
     if not rollout or not turn.isdecimal():
@@ -108,10 +107,6 @@ def fork(
 
 
 def _object(text: str | None) -> dict[str, Any] | None:
-    import json
-
-    from ratchet.errors import ConfigError
-
     try:
         value = None if text is None else json.loads(text)
     except json.JSONDecodeError as error:
@@ -122,8 +117,6 @@ def _object(text: str | None) -> dict[str, Any] | None:
 
 
 def _print_reports(found: dict[str, Any]) -> None:
-    from cli.console import answered_by, print_table
-
     if found["endpoint"] is not None:
         print(f"run {found['run_id']} was {answered_by(found['endpoint'])}")
     for label, report in found["evaluations"].items():

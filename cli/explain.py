@@ -1,9 +1,11 @@
 """`ratchet explain`: a rollout, a step or a run in a few plain sentences."""
 
+import textwrap
 from typing import Annotated, Any
 
 import typer
 
+from cli.console import print_json, print_table
 from ratchet.bounded_numbers import MAX_ROWS
 
 
@@ -26,9 +28,6 @@ def explain(
 
     Everything is computed from what the store has. --advice also says what a trained token costs.
     """
-    import textwrap
-
-    from cli.console import print_json
     from client import Client
     from reads.explanations import explain_thing
 
@@ -47,8 +46,6 @@ def explain(
 
 
 def _print_advice(found: dict[str, Any]) -> None:
-    from cli.console import print_table
-
     if not found["hours"]:
         print(
             f"run {found['run_id']} has trained no step yet; `ratchet status {found['run_id']}` says what it waits for"

@@ -1,7 +1,10 @@
 """`ratchet launch`: bring up Ray on a cluster, train there, and end what was started."""
 
+import asyncio
 import contextlib
 import os
+import signal
+import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,12 +12,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cli.console import print_json, say
+from cli.down import down
 from ratchet.bounded_numbers import MAX_ROWS
+from ratchet.config import RunConfig
+from ratchet.config_sources import load_config
+from ratchet.errors import ConfigError, MachineError
+from ratchet.vime_names import dump_pattern, value_of
+from stack.part_logs import following_logs
+from stack.parts import POSTGRES_HOSTS, Stack
+from stack.placement import Placement, place
 
 if TYPE_CHECKING:
-    from ratchet.config import RunConfig
     from stack.cluster import Cluster
-    from stack.placement import Placement
 
 LAUNCHER_CONFIG = Path("configs/qwen36_35b_a3b_swe_8nodes.yaml")
 
@@ -43,14 +53,9 @@ def launch_command(
     SIGTERM, everything that this command has started is ended; the same command continues the run. Arguments of vime's
     training command may follow (docs/vime.md).
     """
-    from ratchet.config_sources import load_config
-    from ratchet.errors import MachineError
-    from ratchet.vime_names import dump_pattern
     from stack.cluster import DEFAULT_HOST_FILE, read_cluster, require_hosts
     from stack.follow_run import run_name
     from stack.gpus import usable_gpus
-    from stack.parts import Stack
-    from stack.placement import place
     from stack.spread import spread, with_gpus
     from stack.supervisor import Supervisor
     from training.service import default_workers
@@ -77,12 +82,10 @@ def launch_command(
         _launch(hosts, resolved, placement, lines, run_name(config), pattern)
 
 
-def _checked(cluster: "Cluster", config: "RunConfig", placement: "Placement", num_gpus: Mapping[str, int]) -> list[str]:
+def _checked(cluster: "Cluster", config: RunConfig, placement: Placement, num_gpus: Mapping[str, int]) -> list[str]:
     """Check all that can be checked before anything is started, and return in words where everything goes."""
-    from cli.console import say
     from sandboxes.registry import sandbox_provider
     from stack.learner_models import LearnerModels
-    from stack.parts import Stack
     from stack.run_size import describe_run
     from stack.startup import check_start, require_boxes
 
@@ -100,16 +103,11 @@ def _checked(cluster: "Cluster", config: "RunConfig", placement: "Placement", nu
 
 
 def _launch(
-    cluster: "Cluster", config: "RunConfig", placement: "Placement", lines: list[str], name: str, pattern: str | None
+    cluster: "Cluster", config: RunConfig, placement: Placement, lines: list[str], name: str, pattern: str | None
 ) -> None:
     """Start everything, follow the run, and end what was started. `lines`: the placement in words."""
-    import signal
-
-    from ratchet.vime_names import value_of
     from stack.agent_programs import provide_program
     from stack.box_host import box_host
-    from stack.part_logs import following_logs
-    from stack.parts import Stack
     from stack.ray_nodes import ray_nodes
     from training.rollout_dumps import dump_path
 
@@ -137,8 +135,6 @@ class _Log:
         self.path = path
 
     def __call__(self, text: str) -> None:
-        from cli.console import say
-
         say(text)
         self.write(text)
 
@@ -153,11 +149,6 @@ class _Log:
 
 def _name_services(cluster: "Cluster") -> None:
     """Name in this process's environment, which the parts inherit, what of the head the hosts and boxes reach."""
-    import socket
-
-    from ratchet.errors import ConfigError
-    from stack.parts import POSTGRES_HOSTS, Stack
-
     stack = Stack()
     if cluster.ray_hosts:
         os.environ["RAY_ADDRESS"] = cluster.ray_address
@@ -173,15 +164,9 @@ def _name_services(cluster: "Cluster") -> None:
         os.environ[POSTGRES_HOSTS] = " ".join(found)
 
 
-def _train(config: "RunConfig", name: str, dumps: Path, say: _Log) -> None:
+def _train(config: RunConfig, name: str, dumps: Path, say: _Log) -> None:
     """Bring up the stack and follow the run; end the stack if it was not up before."""
-    import asyncio
-    import signal
-
-    from cli.console import print_json
-    from cli.down import down
     from stack.follow_run import follow_to_end, start_run
-    from stack.parts import Stack
     from stack.startup import bring_up
     from stack.supervisor import Supervisor
     from training.rollout_dumps import request_dumps

@@ -4,17 +4,17 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import structlog
+
+from ratchet.errors import RatchetError
+from ratchet.logs import configure_logs, is_json
+
 
 def logging_part(part: Callable[..., None]) -> Callable[..., None]:
     """Return the command of a part, which sets the log up first. With text, `cli.main` prints errors."""
 
     @functools.wraps(part)
     def run(*args: Any, **kwargs: Any) -> None:
-        import structlog
-
-        from ratchet.errors import RatchetError
-        from ratchet.logs import configure_logs, is_json
-
         configure_logs(part.__name__.replace("_", "-"))
         if not is_json():
             return part(*args, **kwargs)

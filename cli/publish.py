@@ -1,11 +1,16 @@
 """`ratchet publish`: write runs to a folder that others can read and check."""
 
+import asyncio
+import shutil
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from cli.console import say
+from cli.view import viewer_settings
 from ratchet.bounded_numbers import MAX_ROWS
+from ratchet.errors import ConfigError
 
 
 def publish(
@@ -17,13 +22,7 @@ def publish(
 ) -> None:
     """Write the pages of ended runs, the tables that their results rest on, their configs, and verify.py, which
     recomputes the results from the tables."""
-    import asyncio
-    import shutil
-
-    from cli.console import say
-    from cli.view import viewer_settings
     from client import Client
-    from ratchet.errors import ConfigError
     from reads.publication import write_publication
     from viewer.static_export import PageExporter
 

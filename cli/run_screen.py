@@ -1,8 +1,13 @@
 """One screen that shows what a run waits for: `ratchet status RUN` and `ratchet watch`."""
 
+import textwrap
 from typing import TYPE_CHECKING
 
 import typer
+
+from cli.console import print_json
+from ratchet.errors import MachineError
+from stack.parts import Stack
 
 if TYPE_CHECKING:
     from stack.run_status import Diagnosis
@@ -15,10 +20,7 @@ _ANSWER_LINES = 8
 
 def print_run(run_id: str, as_json: bool) -> None:
     """Print what a run waits for. Exits with 2 if nothing is known of it, because the store does not answer."""
-    from cli.console import print_json
     from client.session import run_blocking
-    from ratchet.errors import MachineError
-    from stack.parts import Stack
     from stack.run_status import UNKNOWN, diagnose
 
     found = run_blocking(diagnose(Stack(), run_id))
@@ -58,7 +60,5 @@ def lines_of(found: "Diagnosis") -> list[str]:
 
 def _wrap(title: str, text: str, max_lines: int = _MAX_LINES) -> list[str]:
     """Return at most so many lines, the later ones indented."""
-    import textwrap
-
     words = title + " ".join(text.split())
     return textwrap.wrap(words, _WIDTH, subsequent_indent="  ", max_lines=max_lines, placeholder=" …")

@@ -1,12 +1,18 @@
 """`ratchet status`: the state of the stack's parts, or what a run waits for."""
 
+import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Annotated, Any
+import textwrap
+import time
+from typing import Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from stack.parts import Stack
+from cli.console import print_json
+from ratchet.durations import duration_in_words
+from ratchet.errors import RatchetError, StoreUnavailableError
+from stack.parts import WATCHER, Stack
+from stack.placement import part_kind
 
 _STORE_SECONDS = 2.0
 _ROW = "{:<{width}} {:<11} {:>11} {:>8}  {}"
@@ -28,12 +34,7 @@ def status(
     A run may wait for a part, a box, a grader, the learner or a person. This also works while parts of the stack are
     away. Without the store nothing is known of the run: the exit code is then 2.
     """
-    import textwrap
-
-    from cli.console import print_json
     from cli.run_screen import print_run
-    from ratchet.durations import duration_in_words
-    from stack.placement import part_kind
 
     if run_id is not None:
         print_run(run_id, json)
@@ -72,12 +73,8 @@ def _collect() -> dict[str, Any]:
     """Collect what is known without asking any part; only Postgres is asked, if it answers, and given two seconds. If
     runs are open, Temporal is asked what the first of them wait for.
     """
-    import asyncio
-    import time
-
     from stack.engine_parts import engine_addresses
     from stack.part_health import PartHealth, read_fresh_health
-    from stack.parts import WATCHER, Stack
     from stack.supervisor import Supervisor
 
     stack = Stack()
@@ -114,11 +111,8 @@ def _collect() -> dict[str, Any]:
     return {"home": str(stack.home), "temporal_ui": stack.shown_ui, "note": note, "parts": parts, **of_store}
 
 
-async def _add_waits(stack: "Stack", runs: list[dict[str, Any]]) -> None:
+async def _add_waits(stack: Stack, runs: list[dict[str, Any]]) -> None:
     """Add `waits_for` to the runs whose diagnosis is known in time."""
-    import asyncio
-
-    from ratchet.errors import RatchetError
     from stack.run_status import diagnose
 
     async def add(run: dict[str, Any]) -> None:
@@ -129,12 +123,9 @@ async def _add_waits(stack: "Stack", runs: list[dict[str, Any]]) -> None:
     await asyncio.gather(*map(add, runs))
 
 
-async def _open_runs(stack: "Stack") -> dict[str, list[Any]]:
+async def _open_runs(stack: Stack) -> dict[str, list[Any]]:
     """Return the open runs, and a line for each with an adaptive number of boxes; none if Postgres does not answer in
     time."""
-    import asyncio
-
-    from ratchet.errors import StoreUnavailableError
     from store import box_cap, open_runs
 
     try:

@@ -4,7 +4,10 @@ from typing import Annotated
 
 import typer
 
+from cli.console import say
 from ratchet.bounded_numbers import LARGEST_INTEGER
+from ratchet.config_sources import dotted_values
+from ratchet.errors import ConfigError
 
 _PARTS = "a rollout's number, or a workflow: group/RUN/3, rollout/RUN/3/0, evaluate/RUN/start-t1."
 
@@ -18,7 +21,6 @@ def pause(run: Run, reason: Reason = "") -> None:
     Rollouts in flight, the learner's step and an evaluation that has begun, with all its rollouts, go on to their end;
     `ratchet stop evaluate/RUN/LABEL` ends that with the verdicts that it has.
     """
-    from cli.console import say
     from client import Client
 
     say(Client().run(run).pause(reason).text)
@@ -41,9 +43,7 @@ def resume(
     and trains the steps since then once more, with the same batches. If the run cannot go on yet, the batch is
     discarded all the same, and `ratchet resume` without it goes on later.
     """
-    from cli.console import say
     from client import Client
-    from ratchet.errors import ConfigError
 
     found = Client().run(run)
     if skip_step:
@@ -74,9 +74,7 @@ def stop(
     Of a group, a rollout or an evaluation: it is cancelled, and its boxes are released. The run makes another group or
     rollout. An evaluation ends with the verdicts that it has, and the run goes on.
     """
-    from cli.console import say
     from client import Client
-    from ratchet.errors import ConfigError
     from ratchet.run_names import is_part_of_run
 
     client = Client()
@@ -109,10 +107,7 @@ def set(
     refused with the reason; `ratchet show requests RUN` lists what was changed. A run that has ended goes on from its
     newest checkpoint when steps are added.
     """
-    from cli.console import say
     from client import Client
-    from ratchet.config_sources import dotted_values
-    from ratchet.errors import ConfigError
 
     if not changes and add_steps is None:
         raise ConfigError(f"name what to change of {run}: KEY=VALUE, or --add-steps")
@@ -140,7 +135,6 @@ def retry(
 
     What cannot be retried is refused with the reason and exit code 2.
     """
-    from cli.console import say
     from client import Client
 
     say(Client().retry(what, stage, reason).text)

@@ -1,11 +1,22 @@
 """`ratchet train`: start or continue a run, follow it, and print its result."""
 
+import asyncio
+import os
+import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from cli.console import print_json, print_table, say
 from cli.up import DEFAULT_CONFIG
+from ratchet.config_engines import LOCAL
+from ratchet.config_sources import load_config
+from ratchet.durations import duration_in_words
+from ratchet.errors import ConfigError
+from ratchet.temporal_settings import load_temporal_settings
+from ratchet.vime_names import dump_pattern
+from stack.parts import Stack
 
 COLUMNS = {
     "reward": ("reward_mean", "{:.3f}"),
@@ -48,16 +59,9 @@ def train(
     Interrupting the command leaves the run going; the same command follows it again. Arguments of vime's training
     command may follow the config (docs/vime.md).
     """
-    import os
-
-    from cli.console import say
-    from ratchet.config_sources import load_config
-    from ratchet.errors import ConfigError
-    from ratchet.vime_names import dump_pattern
     from stack.agent_programs import provide_program
     from stack.follow_run import run_name
     from stack.huge_pages import advice, kernel_setting
-    from stack.parts import Stack
     from stack.startup import bring_up
     from training.rollout_dumps import dump_path, request_dumps
 
@@ -81,9 +85,6 @@ def train(
 
 
 def _start(stack: Any, config: Any, name: str, from_store: str | None, new: bool) -> str:
-    import asyncio
-
-    from cli.console import say
     from stack.follow_run import start_run
     from stack.train_from_store import start_stored_run
 
@@ -99,10 +100,6 @@ def _start(stack: Any, config: Any, name: str, from_store: str | None, new: bool
 
 
 def _follow(stack: Any, run_id: str, config: Path, is_stored: bool, json: bool) -> None:
-    import asyncio
-    import shutil
-
-    from cli.console import print_json, say
     from stack.follow_run import follow_to_end
     from stack.train_from_store import follow_stored_run
 
@@ -130,11 +127,6 @@ def _follow(stack: Any, run_id: str, config: Path, is_stored: bool, json: bool) 
 
 
 def _check(stack: Any, config: Any) -> None:
-    import asyncio
-
-    from cli.console import say
-    from ratchet.config_engines import LOCAL
-    from ratchet.temporal_settings import load_temporal_settings
     from stack.connections import too_many_connections
     from stack.engine_parts import place_parts
     from stack.gpus import usable_gpus
@@ -155,8 +147,6 @@ def _check(stack: Any, config: Any) -> None:
 
 
 def _print_steps(result: dict[str, Any]) -> None:
-    from cli.console import print_table
-
     rows = [
         [str(step["step"]), *(form.format(found[name]) if name in found else "" for name, form in COLUMNS.values())]
         for step in result["steps"]
@@ -168,7 +158,6 @@ def _print_steps(result: dict[str, Any]) -> None:
 
 
 def _print(result: dict[str, Any], stack: Any) -> None:
-    from cli.console import print_table, say
     from stack.curve import draw
 
     _print_steps(result)
@@ -205,9 +194,6 @@ def _print(result: dict[str, Any], stack: Any) -> None:
 
 
 def _print_cost(cost: dict[str, Any]) -> None:
-    from cli.console import print_table
-    from ratchet.durations import duration_in_words
-
     if not cost["num_rollouts"]:
         return
     used = sorted(cost["cpu_seconds"].items(), key=lambda item: -item[1])

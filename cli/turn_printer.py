@@ -1,8 +1,10 @@
 """`ratchet watch ROLLOUT`: the conversation of one rollout while its agent works."""
 
+import time
 from typing import TYPE_CHECKING
 
 from ratchet.durations import duration_in_words
+from ratchet.types import TurnState
 
 if TYPE_CHECKING:
     from reads.conversation import TurnView
@@ -16,8 +18,6 @@ _WIDTH = 79
 
 def follow_rollout(rollout_id: int, once: bool, whole: bool) -> None:
     """Print a rollout's turns as they end, until the rollout has ended; with `once`, those that have ended."""
-    import time
-
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from client import Client
@@ -66,7 +66,6 @@ class TurnPrinter:
 
         `is_last`: no turn ends any more, so those without an answer are printed, too.
         """
-        from ratchet.types import TurnState
         from reads.conversation import read_conversation
 
         lines: list[str] = []

@@ -5,6 +5,10 @@ from typing import Annotated
 
 import typer
 
+from cli.console import say
+from ratchet.config_sources import load_config
+from stack.parts import Stack
+
 DEFAULT_CONFIG = Path("configs/quickstart.yaml")
 
 
@@ -22,9 +26,6 @@ def up(
     ] = None,
 ) -> None:
     """Start the local stack, or bring a running one up to date. Returns when every part answers."""
-    from cli.console import say
-    from ratchet.config_sources import load_config
-    from stack.parts import Stack
     from stack.startup import bring_up
 
     stack = Stack()

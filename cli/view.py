@@ -1,12 +1,18 @@
 """`ratchet view`: say where the viewer is, serve it if the stack does not, or export pages to a directory."""
 
+import asyncio
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import quote
 
 import typer
 
+from cli.console import say
+from ratchet.errors import ConfigError, MachineError
+from stack.parts import Stack
+
 if TYPE_CHECKING:
-    from stack.parts import Stack
     from viewer.settings import ViewerSettings
 
 
@@ -22,16 +28,10 @@ def view(
     ] = None,
 ) -> None:
     """Print the viewer's address. If the stack's viewer does not run, serve it here until Ctrl-C."""
-    import asyncio
-    from urllib.parse import quote
-
     import httpx
 
-    from cli.console import say
     from client import Client
-    from ratchet.errors import ConfigError, MachineError
     from ratchet.patience import ANSWER_SECONDS
-    from stack.parts import Stack
     from store.names import Kind
     from viewer.app import ViewerServer
     from viewer.static_export import PageExporter
@@ -57,10 +57,8 @@ def view(
         raise MachineError(f"{settings.address} answers with {answer.status_code}; see `ratchet admin logs viewer`")
 
 
-def viewer_settings(stack: "Stack", host: str) -> "ViewerSettings":
+def viewer_settings(stack: Stack, host: str) -> "ViewerSettings":
     """Return the settings of the viewer of this stack. Outside of loopback, readers need the stack's token."""
-    import os
-
     from viewer.settings import LOOPBACK_HOSTS, ViewerSettings
 
     environment = stack.environment()

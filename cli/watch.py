@@ -1,12 +1,16 @@
 """`ratchet watch`: one screen about a run, or the turns of a rollout, renewed while it runs."""
 
+import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from cli.train import COLUMNS
+from ratchet.types import RunState
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from client import Run
 
 _LOOK_SECONDS = 3.0
@@ -24,14 +28,10 @@ def watch(
 
     Of a rollout its turns are printed as they end: what the agent sent, and what the policy answered.
     """
-    import time
-
-    from rich.console import Console
     from rich.live import Live
 
     from cli.turn_printer import follow_rollout
     from client import Client
-    from ratchet.types import RunState
     from store.names import Kind
 
     if what is not None and (named := Client().find(what, Kind.RUN, Kind.ROLLOUT)).kind is Kind.ROLLOUT:
@@ -51,9 +51,7 @@ def watch(
     console.print(_screen(run))
 
 
-def _screen(run: "Run") -> "RenderableType":
-    from rich.console import Group
-    from rich.text import Text
+def _screen(run: "Run") -> RenderableType:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from cli.run_screen import lines_of
@@ -66,10 +64,8 @@ def _screen(run: "Run") -> "RenderableType":
     return Group(Text("\n".join(lines_of(run.why()))), Text(), _steps_table(run.client.read(read)))
 
 
-def _steps_table(metrics: dict[int, dict[str, float]]) -> "RenderableType":
+def _steps_table(metrics: dict[int, dict[str, float]]) -> RenderableType:
     from rich.table import Table
-
-    from cli.train import COLUMNS
 
     table = Table(box=None, pad_edge=False)
     for title in ("step", *COLUMNS):

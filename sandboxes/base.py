@@ -11,6 +11,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal, Protocol, Self
 
+from ratchet.errors import CommandFailedError
+
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
@@ -19,6 +21,18 @@ class CommandResult:
     exit_code: int
     stdout: str
     stderr: str
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """The arguments of `Sandbox.exec`."""
+
+    cmd: str
+    user: str
+    timeout: float | None
+    env: Mapping[str, str]
+    cwd: str | None
+    on_stderr: Callable[[str], None] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +111,14 @@ class Sandbox(Protocol):
         some services wait. A command that cannot start (unknown user or directory) has exit code 126, as in a shell.
         Raises no other errors than these three.
         """
-        ...
+        result = await self.run(Command(cmd, user, timeout, env or {}, cwd, on_stderr))
+        if check and result.exit_code != 0:
+            raise CommandFailedError(cmd, result.exit_code, result.stdout, result.stderr)
+        return result
+
+    async def run(self, command: Command) -> CommandResult:
+        """Run a command for `exec`, which then looks at the exit code. A class with its own `exec` needs none."""
+        raise NotImplementedError
 
     async def write_file(self, path: str, content: bytes | str | Path, *, user: str = "root") -> None:
         """Write the bytes, the text as UTF-8, or the local file at a Path; make parents; the user owns the result.

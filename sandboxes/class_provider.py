@@ -12,14 +12,14 @@ import inspect
 import json
 import shlex
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from ratchet.errors import CommandFailedError, ConfigError, RatchetError, SandboxBusyError, SandboxGoneError
-from sandboxes.base import OPEN_NETWORK, BoxLimits, Capabilities, CommandResult, Network, Sandbox, SandboxInfo
+from sandboxes.base import OPEN_NETWORK, BoxLimits, Capabilities, Command, CommandResult, Network, Sandbox, SandboxInfo
 
 _UNLIMITED_SECONDS = 30 * 86_400
 _LATE_SECONDS = 10.0
@@ -175,35 +175,24 @@ class ClassSandbox(Sandbox):
         self.started_at = datetime.now(UTC)
         self._provider = provider
 
-    async def exec(
-        self,
-        cmd: str,
-        *,
-        user: str = "root",
-        check: bool = True,
-        timeout: float | None = 60,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        on_stderr: Callable[[str], None] | None = None,
-    ) -> CommandResult:
-        variables = self.env | dict(env or {})
+    async def run(self, command: Command) -> CommandResult:
+        variables = self.env | dict(command.env)
         lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
-        lines += [f"cd -- {shlex.quote(cwd)} || exit 126" if cwd else "cd ~ 2>/dev/null || cd /", cmd]
-        seconds = _UNLIMITED_SECONDS if timeout is None else timeout
+        enter = f"cd -- {shlex.quote(command.cwd)} || exit 126" if command.cwd else "cd ~ 2>/dev/null || cd /"
+        script = "\n".join([*lines, enter, command.cmd])
+        seconds = _UNLIMITED_SECONDS if command.timeout is None else command.timeout
         with _failures_mean_gone(self.id):
             try:
                 async with asyncio.timeout(seconds + _LATE_SECONDS):
-                    answer = await self.made.exec("\n".join(lines), user=user, check=False, timeout=seconds)
+                    answer = await self.made.exec(script, user=command.user, check=False, timeout=seconds)
             except TimeoutError as error:
-                raise CommandFailedError(cmd, None, "", "", timed_out=True) from error
+                raise CommandFailedError(command.cmd, None, "", "", timed_out=True) from error
             code, *texts = answer if isinstance(answer, tuple) else (answer.exit_code, answer.stdout, answer.stderr)
             result = CommandResult(
                 int(code), *(text.decode(errors="replace") if isinstance(text, bytes) else text for text in texts)
             )
-        if on_stderr is not None and result.stderr:
-            on_stderr(result.stderr)
-        if check and result.exit_code != 0:
-            raise CommandFailedError(cmd, result.exit_code, result.stdout, result.stderr)
+        if command.on_stderr is not None and result.stderr:
+            command.on_stderr(result.stderr)
         return result
 
     async def write_file(self, path: str, content: bytes | str | Path, *, user: str = "root") -> None:

@@ -18,7 +18,7 @@ from aiodocker.execs import Exec
 from aiodocker.stream import Stream
 
 from ratchet.errors import CommandFailedError, ConfigError, SandboxBusyError, SandboxGoneError
-from sandboxes.base import CommandResult, Sandbox
+from sandboxes.base import Command, CommandResult, Sandbox
 from sandboxes.docker_errors import remove_container, require_running, service_errors
 from sandboxes.docker_output import MARK_VARIABLE, MarkedStream, framed, new_mark
 
@@ -59,25 +59,17 @@ class DockerSandbox(Sandbox):
     def id(self) -> str:
         return self._container.id
 
-    async def exec(
-        self,
-        cmd: str,
-        *,
-        user: str = "root",
-        check: bool = True,
-        timeout: float | None = 60,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        on_stderr: Callable[[str], None] | None = None,
-    ) -> CommandResult:
-        arguments = _login(cmd, cwd)
-        if timeout is not None:
+    async def run(self, command: Command) -> CommandResult:
+        arguments = _login(command.cmd, command.cwd)
+        if (timeout := command.timeout) is not None:
             # In the box, because the API cannot end an exec. KILL reaches the whole process group.
             arguments = ["timeout", "-s", "KILL", f"{timeout:.3f}", *arguments]
         started = time.monotonic()
         try:
             async with _time_limit(f"a command in box {self.id}", timeout and timeout + _ENDING_SECONDS):
-                code, stdout, stderr = await self._run(arguments, user, env or {}, cwd, on_stderr=on_stderr)
+                code, stdout, stderr = await self._run(
+                    arguments, command.user, command.env, command.cwd, on_stderr=command.on_stderr
+                )
         except CommandFailedError as unable:
             code, stdout, stderr = _CANNOT_START, b"", unable.stderr.encode()
         result = CommandResult(code, stdout.decode(errors="replace"), stderr.decode(errors="replace"))
@@ -86,10 +78,8 @@ class DockerSandbox(Sandbox):
         if code == _KILLED:
             if timeout is not None and time.monotonic() - started >= timeout:
                 await require_running(self._container)
-                raise CommandFailedError(cmd, None, result.stdout, result.stderr, timed_out=True)
+                raise CommandFailedError(command.cmd, None, result.stdout, result.stderr, timed_out=True)
             await self._require_staying()
-        if check and code != 0:
-            raise CommandFailedError(cmd, code, result.stdout, result.stderr)
         return result
 
     async def write_file(self, path: str, content: bytes | str | Path, *, user: str = "root") -> None:

@@ -22,7 +22,7 @@ import structlog
 from ratchet.built_images import is_built
 from ratchet.errors import CommandFailedError, ConfigError, SandboxBusyError, SandboxGoneError, SandboxRefusesError
 from ratchet.vime_names import value_of
-from sandboxes.base import OPEN_NETWORK, BoxLimits, Capabilities, CommandResult, Network, Sandbox, SandboxInfo
+from sandboxes.base import OPEN_NETWORK, BoxLimits, Capabilities, Command, CommandResult, Network, Sandbox, SandboxInfo
 from sandboxes.e2b_control_plane import ControlPlane
 from sandboxes.e2b_errors import BOX_REFUSED, FILE_REFUSED, cancellable, is_plain_timeout, translate, translated_errors
 
@@ -206,35 +206,14 @@ class E2BSandbox(Sandbox):
     def id(self) -> str:
         return self.sdk.sandbox_id
 
-    async def exec(
-        self,
-        cmd: str,
-        *,
-        user: str = "root",
-        check: bool = True,
-        timeout: float | None = 60,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        on_stderr: Callable[[str], None] | None = None,
-    ) -> CommandResult:
+    async def run(self, command: Command) -> CommandResult:
         try:
             with cancellable():
-                result = await self._confirmed(lambda: self._run(cmd, user, timeout, dict(env or {}), cwd, on_stderr))
+                return await self._confirmed(lambda: self._run(command))
         except ConfigError as error:
-            result = CommandResult(_CANNOT_START, "", str(error))
-        if check and result.exit_code != 0:
-            raise CommandFailedError(cmd, result.exit_code, result.stdout, result.stderr)
-        return result
+            return CommandResult(_CANNOT_START, "", str(error))
 
-    async def _run(
-        self,
-        cmd: str,
-        user: str,
-        timeout: float | None,
-        env: dict[str, str],
-        cwd: str | None,
-        on_stderr: Callable[[str], None] | None,
-    ) -> CommandResult:
+    async def _run(self, command: Command) -> CommandResult:
         from e2b import CommandExitException
 
         started = time.monotonic()
@@ -242,23 +221,24 @@ class E2BSandbox(Sandbox):
         try:
             # In the background, because only its handle keeps the output of a command that times out.
             handle = await self.sdk.commands.run(
-                cmd,
+                command.cmd,
                 background=True,
-                user=user,
-                envs=env,
-                cwd=cwd or "~",  # without one, envd starts in the home of another user
-                timeout=0 if timeout is None else timeout,
-                on_stderr=on_stderr,
+                user=command.user,
+                envs=dict(command.env),
+                cwd=command.cwd or "~",  # without one, envd starts in the home of another user
+                timeout=command.timeout or 0,
+                on_stderr=command.on_stderr,
             )
             ended = await handle.wait()
             result = CommandResult(ended.exit_code, ended.stdout, ended.stderr)
         except CommandExitException as ended_badly:
             result = CommandResult(ended_badly.exit_code, ended_badly.stdout, ended_badly.stderr)
         except Exception as error:
-            if timeout is not None and time.monotonic() - started >= timeout and is_plain_timeout(error):
+            timed_out = command.timeout is not None and time.monotonic() - started >= command.timeout
+            if timed_out and is_plain_timeout(error):
                 await self._require_running()
                 output = (handle.stdout, handle.stderr) if handle is not None else ("", "")
-                raise CommandFailedError(cmd, None, *output, timed_out=True) from error
+                raise CommandFailedError(command.cmd, None, *output, timed_out=True) from error
             raise translate(error, self.id, BOX_REFUSED) from error
         finally:
             if handle is not None:

@@ -190,15 +190,6 @@ def _prose(module: Module) -> Iterator[tuple[int, str]]:
             yield number, match.group(1)
 
 
-def old_headings(modules: list[Module]) -> Finding:
-    finding = Finding("`Called by:` and `Why here:` headings (0)")
-    for module in modules:
-        for number, line in enumerate(module.text.splitlines(), 1):
-            if re.match(r"\s*(Called by|Why here):", line):
-                finding.places.append(module.at(number))
-    return finding
-
-
 def packed_attributes(modules: list[Module]) -> Finding:
     finding = Finding("attributes assigned as a tuple (0)")
     for module in modules:
@@ -226,7 +217,6 @@ def main() -> int:
         values_without_sentence(modules, "enum values of ratchet/types.py", ("ratchet.types",), "StrEnum"),
         loose_words(everything),
         indirect_questions(modules),
-        old_headings(everything),
         packed_attributes(everything),
     ]
     for finding in findings:

@@ -101,25 +101,18 @@ class _EngineCall:
         )
 
 
+@dataclass(eq=False, repr=False)
 class TurnGenerator:
-    def __init__(
-        self,
-        database: Database,
-        renderer: Renderer,
-        outputs: OutputParser,
-        router: EngineRouter,
-        writer: TurnWriter,
-        waits: EngineWaits,
-        outage: StoreOutage,
-    ) -> None:
-        self._database = database
-        self._renderer = renderer
-        self._outputs = outputs
-        self._router = router
-        self._writer = writer
-        self._waits = waits
-        self._outage = outage
-        self._forwarder = TurnForwarder(database, outputs, waits, outage)
+    _database: Database
+    _renderer: Renderer
+    _outputs: OutputParser
+    _router: EngineRouter
+    _writer: TurnWriter
+    _waits: EngineWaits
+    _outage: StoreOutage
+
+    def __post_init__(self) -> None:
+        self._forwarder = TurnForwarder(self._database, self._outputs, self._waits, self._outage)
 
     async def close(self) -> None:
         await self._forwarder.close()

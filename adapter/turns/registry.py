@@ -59,22 +59,16 @@ class RunningTurn:
     clients: set[ConnectedClient] = field(default_factory=set)
 
 
+@dataclass(eq=False, repr=False)
 class TurnRegistry:
-    def __init__(
-        self,
-        database: Database,
-        writer: TurnWriter,
-        lease: ProcessLease,
-        waits: EngineWaits,
-        outage: StoreOutage,
-        generator: TurnGenerator,
-    ) -> None:
-        self.database = database
-        self._writer = writer
-        self.lease = lease
-        self._waits = waits
-        self._outage = outage
-        self.generator = generator
+    database: Database
+    _writer: TurnWriter
+    lease: ProcessLease
+    _waits: EngineWaits
+    _outage: StoreOutage
+    generator: TurnGenerator
+
+    def __post_init__(self) -> None:
         self._running: dict[int, RunningTurn] = {}
         self._aborting: set[asyncio.Task[None]] = set()
         self._delivering: dict[int, set[ConnectedClient]] = {}  # clients to which a stored answer is written, by turn

@@ -4,6 +4,9 @@ from typing import Annotated
 
 import typer
 
+from cli.console import print_found, print_json, say
+from ratchet.errors import ConfigError
+
 agents_app = typer.Typer(name="agents", help="Fetch and list the agent programs that boxes run.", no_args_is_help=True)
 
 
@@ -17,8 +20,6 @@ def fetch_agent(
     VIME_AGENT_CC_TARBALL and RATCHET_CODEX_TARBALL replace the npm packages, and VIME_AGENT_NODE_TARBALL npm's Node
     for a tarball of Claude Code that needs it.
     """
-    from cli.console import print_json, say
-    from ratchet.errors import ConfigError
     from stack.agent_programs import FETCHABLE, fetch_program
 
     for name in names:
@@ -44,11 +45,8 @@ def fetch_agent(
 @agents_app.command(name="list")
 def list_agents(json: Annotated[bool, typer.Option("--json")] = False) -> None:
     """List the agent programs that have been fetched."""
-    from cli.console import print_json, print_table
     from stack.agent_programs import installed_programs
 
     found = installed_programs()
-    if json:
-        print_json(found)
-    else:
-        print_table("agents", ["agent", "version", "source", "directory"], [list(row.values()) for row in found])
+    columns = ["agent", "version", "source", "directory"]
+    print_found(found, json, "agents", columns, [list(row.values()) for row in found])

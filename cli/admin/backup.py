@@ -1,9 +1,16 @@
 """`ratchet admin backup` and `restore`: save the store with the weights and checkpoints that it refers to."""
 
+import asyncio
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from cli.console import say
+from ratchet.errors import ConfigError
+from stack.parts import Stack
+from stack.postgres import embedded_server
 
 
 def backup(directory: Annotated[Path, typer.Argument(help="A directory that does not exist yet.")]) -> None:
@@ -11,10 +18,8 @@ def backup(directory: Annotated[Path, typer.Argument(help="A directory that does
 
     Temporal's histories are not included: `ratchet admin restore` starts the runs again from the store.
     """
-    from cli.console import say
     from client.session import run_blocking
     from stack.backup import Manifest, make_backup
-    from stack.parts import Stack
 
     async def run() -> Manifest:
         stack = Stack()
@@ -36,14 +41,7 @@ def restore(
     `ratchet up` then continues the runs from their newest checkpoints; rollouts that were in flight are replaced. The
     result is another installation than the original, whose boxes it leaves alone, unless `--moved` says otherwise.
     """
-    import asyncio
-    from contextlib import nullcontext
-
-    from cli.console import say
-    from ratchet.errors import ConfigError
     from stack.backup import restore_backup
-    from stack.parts import Stack
-    from stack.postgres import embedded_server
     from stack.supervisor import Supervisor
 
     stack = Stack()

@@ -1,9 +1,14 @@
 """`ratchet admin bench`: run a benchmark of the checkout and print its JSON."""
 
+import ast
+import runpy
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from ratchet.errors import ConfigError
 
 
 def bench(
@@ -15,12 +20,6 @@ def bench(
     json: Annotated[bool, typer.Option("--json", help="Accepted for symmetry; stdout is always JSON.")] = True,
 ) -> None:
     """Run a benchmark. stdout carries only JSON; progress goes to stderr."""
-    import ast
-    import runpy
-    import sys
-
-    from ratchet.errors import ConfigError
-
     directory = Path("tests/benchmarks")
     known = sorted(found.stem for found in directory.glob("[a-z]*.py"))
     if not known:

@@ -14,6 +14,8 @@ import termios
 import tty
 from collections.abc import Iterator, Mapping
 
+from ratchet.errors import MachineError, SandboxGoneError
+
 
 async def run_terminal(environment: Mapping[str, str], sandbox_id: str, user: str) -> int:
     """Return the shell's exit code. Raises SandboxGoneError if the box does not exist any more."""
@@ -21,7 +23,6 @@ async def run_terminal(environment: Mapping[str, str], sandbox_id: str, user: st
     from e2b.exceptions import SandboxException
     from e2b.sandbox.commands.command_handle import PtySize
 
-    from ratchet.errors import SandboxGoneError
     from sandboxes.e2b import E2BProvider
 
     urls = (environment.get("E2B_API_URL"), environment.get("E2B_SANDBOX_URL"))
@@ -64,8 +65,6 @@ async def run_terminal(environment: Mapping[str, str], sandbox_id: str, user: st
 
 def run_docker_terminal(sandbox_id: str, user: str) -> int:
     """Open the terminal with Docker's own CLI. Raises MachineError if the program `docker` is not installed."""
-    from ratchet.errors import MachineError
-
     program = shutil.which("docker")
     if program is None:
         raise MachineError("a terminal in a container needs the program `docker` (Debian: docker.io) on this machine")

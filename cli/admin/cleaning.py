@@ -1,8 +1,15 @@
 """`ratchet admin prune` and `sweep`: delete what nothing needs any more, and end what has no owner."""
 
+import asyncio
+from dataclasses import asdict
 from typing import Annotated, Any
+from uuid import uuid4
 
 import typer
+
+from cli.console import print_json, say
+from ratchet.temporal_settings import load_temporal_settings
+from stack.parts import Stack
 
 
 def prune(
@@ -19,14 +26,9 @@ def prune(
 
     The sweep does the same for runs that are done for long enough (`retention` in temporal.yaml).
     """
-    from dataclasses import asdict
-
     from activities import pruning
-    from cli.console import print_json, say
     from client.session import run_blocking
     from ratchet.run_names import require_run_id
-    from ratchet.temporal_settings import load_temporal_settings
-    from stack.parts import Stack
 
     async def run() -> list[pruning.Pruned]:
         async with Stack().database() as database:
@@ -57,10 +59,6 @@ def sweep(
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Release boxes that have no owner and end rollouts whose workflow does not exist any more."""
-    import asyncio
-
-    from cli.console import print_json, say
-
     result = asyncio.run(_sweep(dry_run, force))
     if json:
         print_json(result)
@@ -71,11 +69,7 @@ def sweep(
 
 
 async def _sweep(dry_run: bool, force: bool) -> dict[str, Any]:
-    from uuid import uuid4
-
     from ratchet.sweep_payloads import SweepInput, SweepResult
-    from ratchet.temporal_settings import load_temporal_settings
-    from stack.parts import Stack
     from stack.startup import connect_stack
 
     settings = load_temporal_settings()

@@ -1,11 +1,18 @@
 """`ratchet admin config` and `env`: print a run's resolved config, and the variables of the stack for stock tools."""
 
+import shlex
+import shutil
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+import yaml
 
 from cli.up import DEFAULT_CONFIG
+from ratchet.config_sources import load_config
+from stack.parts import Stack
+from stack.temporal_server import installed_temporal_cli
 
 
 def config(
@@ -14,12 +21,6 @@ def config(
     json: Annotated[bool, typer.Option("--json", help="One line of JSON instead of YAML.")] = False,
 ) -> None:
     """Print the resolved config: file, environment and --set merged, every default filled in, paths absolute."""
-    import sys
-
-    import yaml
-
-    from ratchet.config_sources import load_config
-
     resolved = load_config(config, set or [])
     print(resolved.model_dump_json()) if json else yaml.safe_dump(
         resolved.model_dump(mode="json"), sys.stdout, sort_keys=False
@@ -31,12 +32,6 @@ def env() -> None:
 
     So does temporal: PATH gets the directory of the CLI if it is in the cache, unless PATH has a temporal already.
     """
-    import shlex
-    import shutil
-
-    from stack.parts import Stack
-    from stack.temporal_server import installed_temporal_cli
-
     for name, value in Stack().environment().items():
         print(f"export {name}={shlex.quote(value)}")
     temporal = installed_temporal_cli()

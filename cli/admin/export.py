@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from cli.console import print_json, say
+
 
 class Format(StrEnum):
     JSONL = "jsonl"
@@ -24,7 +26,6 @@ def export(
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Write every chain of a run with its tokens, masks, logprobs and rewards."""
-    from cli.console import print_json, say
     from client import Client
     from training.sample_export import export_run
 

@@ -1,10 +1,15 @@
 """`ratchet admin logs`: print a part's log."""
 
+import contextlib
+import subprocess
 from typing import Annotated
 
 import typer
 
 from ratchet.bounded_numbers import MAX_ROWS
+from ratchet.errors import ConfigError
+from stack.part_logs import readable
+from stack.parts import Stack
 
 
 def logs(
@@ -15,13 +20,6 @@ def logs(
     lines: Annotated[int, typer.Option(min=0, max=MAX_ROWS, help="Number of lines to print.")] = 100,
 ) -> None:
     """Print the last lines of a part's log. Lines in JSON (RATCHET_LOG_FORMAT) are printed as text."""
-    import contextlib
-    import subprocess
-
-    from ratchet.errors import ConfigError
-    from stack.part_logs import readable
-    from stack.parts import Stack
-
     directory = Stack().home / "logs"
     known = sorted(log.stem for log in directory.glob("*.log"))
     if not part:

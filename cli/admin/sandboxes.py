@@ -1,9 +1,15 @@
 """`ratchet admin sandboxes`: compare the ledger of boxes with the provider, end boxes, open a terminal in one,
 try a service."""
 
+import asyncio
+import os
 from typing import Annotated, Any
 
 import typer
+
+from cli.console import print_found, say
+from ratchet.errors import ConfigError, RatchetError
+from stack.parts import Stack
 
 _TTL_SECONDS = 4 * 3600
 """Time to live that `check` asks for: that of a box whose agent may work for an hour."""
@@ -22,12 +28,7 @@ def list_command(
     """List the boxes of the ledger and whether their provider still runs them."""
     if context.invoked_subcommand is not None:
         return
-    from cli.console import print_json, print_table
-
     rows = _with_provider(_ledger(every))
-    if json:
-        print_json(rows)
-        return
     columns = [
         "id",
         "provider_id",
@@ -39,7 +40,7 @@ def list_command(
         "at_provider",
         "release_reason",
     ]
-    print_table("boxes", columns, [[str(row[column]) for column in columns] for row in rows])
+    print_found(rows, json, "boxes", columns, [[str(row[column]) for column in columns] for row in rows])
 
 
 @sandboxes_app.command()
@@ -48,9 +49,7 @@ def kill(
     every: Annotated[bool, typer.Option("--all", help="End every box of the ledger.")] = False,
 ) -> None:
     """End boxes. Rollouts that use them boot new ones."""
-    from cli.console import say
     from client.session import run_blocking
-    from ratchet.errors import ConfigError
 
     if bool(names) == every:
         raise ConfigError("give the ids of boxes (`ratchet admin sandboxes` shows them), or --all")
@@ -74,13 +73,8 @@ def check(
     The key is that of E2B_API_KEY. The way to the adapter is tried if ADAPTER_PUBLIC_HOST names it, or if the stack
     is up. Exit code 1 if something is missing.
     """
-    import asyncio
-    import os
-
     from activities.sandbox_probe import Finding, SandboxProbe
-    from cli.console import print_json, print_table
     from sandboxes.registry import adapter_url
-    from stack.parts import Stack
     from stack.supervisor import Supervisor
 
     is_adapter_known = bool(os.environ.get("ADAPTER_PUBLIC_HOST")) or Supervisor(Stack()).is_up()
@@ -98,11 +92,8 @@ def check(
 
     findings = asyncio.run(tried())
     rows = [{"capability": one.capability, "measured": one.measured, "missing": one.problem} for one in findings]
-    if json:
-        print_json(rows)
-    else:
-        cells = [["NO" if row["missing"] else "ok", *row.values()] for row in rows]
-        print_table("sandbox service", ["", *rows[0]], cells, breaks_last=True)
+    cells = [["NO" if row["missing"] else "ok", *row.values()] for row in rows]
+    print_found(rows, json, "sandbox service", ["", *rows[0]], cells, breaks_last=True)
     if any(row["missing"] for row in rows):
         raise typer.Exit(1)
 
@@ -113,10 +104,7 @@ def shell(
     user: Annotated[str, typer.Option(help="User in the box.")] = "root",
 ) -> None:
     """Open a terminal in a live box. Closing the shell leaves the box and its agent running."""
-    import asyncio
-
     from cli.admin.box_terminal import run_docker_terminal, run_terminal
-    from stack.parts import Stack
 
     row = _find(name)
     if row["provider"] == "docker":
@@ -132,8 +120,6 @@ def _ledger(every: bool) -> list[dict[str, Any]]:
 
 
 def _find(name: str) -> dict[str, Any]:
-    from ratchet.errors import ConfigError
-
     for row in _ledger(every=False):
         if name in (str(row["id"]), row["provider_id"]):
             return row
@@ -142,11 +128,8 @@ def _find(name: str) -> dict[str, Any]:
 
 def _with_provider(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Add `at_provider` to each row: running, paused or gone; `?` if the provider cannot be reached."""
-    import asyncio
-
     from activities.box_lifecycle import INSTALLATION_KEY
     from client import Client
-    from ratchet.errors import RatchetError
     from store import installations
 
     installation = Client().read(installations.installation)
@@ -166,10 +149,7 @@ def _with_provider(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _provider() -> Any:
-    import os
-
     from sandboxes.registry import sandbox_provider
-    from stack.parts import Stack
 
     os.environ.update(Stack().environment())
     return sandbox_provider()
@@ -178,7 +158,6 @@ def _provider() -> Any:
 async def _kill(rows: list[dict[str, Any]]) -> int:
     """End the boxes of these rows and return how many rows are released."""
     from activities.box_lifecycle import release_box
-    from stack.parts import Stack
     from store import sandboxes
 
     provider = _provider()

@@ -1,20 +1,21 @@
 """`ratchet admin codec-server`: serve payloads to Temporal's UI and CLI."""
 
+import os
+
+from cli.console import say
+from ratchet.errors import ConfigError
+from stack.parts import Stack
+
 
 def codec_server() -> None:
     """Serve Temporal's codec protocol on loopback until Ctrl-C, with the keys of RATCHET_PAYLOAD_KEY_FILE.
 
     Enter the printed address in the Temporal UI as codec endpoint, or give it to the CLI with --codec-endpoint.
     """
-    import os
-
     import uvicorn
 
-    from cli.console import say
-    from ratchet.errors import ConfigError
     from ratchet.payload_codec import KEY_FILE_SETTING, encryption_codec
     from stack.codec_server import codec_app
-    from stack.parts import Stack
 
     codec = encryption_codec()
     if codec.newest is None:

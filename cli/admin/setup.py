@@ -1,18 +1,19 @@
 """`ratchet admin setup`: install what the stack needs on this machine beside the Python environment."""
 
+import os
+import shutil
+import subprocess
+
+from cli.console import say
+from ratchet import paths
+from stack.parts import Stack
+from stack.temporal_server import settle_temporal_kind
+
 
 def setup() -> None:
     """Find or install bubblewrap, the Python layer of the boxes and the Temporal server. Idempotent."""
-    import os
-    import shutil
-    import subprocess
-
-    from cli.console import say
-    from ratchet import paths
     from sandbox_gateway import machine_probe
     from sandbox_gateway.python_layer import ensure_python_layer
-    from stack.parts import Stack
-    from stack.temporal_server import settle_temporal_kind
 
     if shutil.which("bwrap") is None and os.geteuid() == 0 and shutil.which("apt-get"):
         say("installing bubblewrap")

@@ -1,14 +1,23 @@
 """`ratchet models check`: whether a model directory can be served, captured exactly and trained here."""
 
 import contextlib
+import logging
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cli.console import print_json
 from ratchet.bounded_numbers import LARGEST_INTEGER
+from ratchet.config import LoraConfig, SamplingConfig
+from ratchet.errors import ConfigError
+from ratchet.model_directory import require_model
 
 if TYPE_CHECKING:
     from adapter.prompt.parser_choice import FittingParser
@@ -46,12 +55,6 @@ def check(
 
     Takes up to a minute, most of it for vLLM's import. Reads no weights. Exit code 1 if the model cannot be used.
     """
-    import logging
-    import warnings
-
-    from cli.console import print_json
-    from ratchet.model_directory import require_model
-
     require_model(directory)
     warnings.simplefilter("ignore")  # those of libraries are about serving and not about the model
     logging.disable(logging.WARNING)
@@ -65,9 +68,6 @@ def check(
 
 
 def _paragraph(finding: _Finding) -> str:
-    from shutil import get_terminal_size
-    from textwrap import fill
-
     text = f"NO: {finding.text}" if finding.is_problem else finding.text
     indent = " " * _NAME_WIDTH
     width = max(60, get_terminal_size().columns)
@@ -79,7 +79,6 @@ def _paragraph(finding: _Finding) -> str:
 
 def _serving(directory: Path) -> list[_Finding]:
     from adapter.prompt.renderer import Renderer
-    from ratchet.errors import ConfigError
 
     try:
         renderer = Renderer(directory)
@@ -109,7 +108,6 @@ def _serving(directory: Path) -> list[_Finding]:
 
 def _parsers(renderer: "Renderer") -> list[_Finding]:
     from adapter.prompt.parser_choice import fitting_parsers
-    from ratchet.errors import ConfigError
 
     try:
         found = fitting_parsers(renderer)
@@ -186,8 +184,6 @@ def _trained(sizes: "ModelSizes") -> str:
 
 def _notes(directory: Path, facts: "ModelFacts") -> Iterator[_Finding]:
     """Yield what is missing, and what limits chains or lets experts be replayed."""
-    from ratchet.config import SamplingConfig
-
     sizes = facts.sizes
     if not any(directory.glob("*.safetensors")) and not any(directory.glob("*.bin")):
         yield _Finding("weights", "none in this directory; download them before a run")
@@ -210,8 +206,6 @@ def _count(weights: int) -> str:
 
 
 def _serves(sizes: "ModelSizes") -> _Finding:
-    from importlib.util import find_spec
-
     try:
         from vllm import ModelRegistry, __version__
     except ImportError as error:
@@ -226,7 +220,6 @@ def _serves(sizes: "ModelSizes") -> _Finding:
 
 
 def _memory(facts: "ModelFacts", bin_tokens: int) -> list[_Finding]:
-    from ratchet.config import LoraConfig
     from training.memory_estimate import engine_gib, learner_gib
 
     sizes = facts.sizes

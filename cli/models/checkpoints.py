@@ -5,7 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cli.console import print_found, say
+from ratchet import paths
 from ratchet.bounded_numbers import LARGEST_INTEGER
+from ratchet.errors import ConfigError
 
 if TYPE_CHECKING:
     from store.checkpoints import CheckpointRow
@@ -20,15 +23,11 @@ def list_all(run: RunArgument, json: Annotated[bool, typer.Option("--json")] = F
     """List a run's checkpoints, newest first. The files of older ones are deleted when a newer one is committed; their
     rows stay.
     """
-    from cli.console import print_json, print_table
-
     found = [{**row.as_dict(), **_size(row)} for row in _rows(run)]
-    if json:
-        print_json(found)
-        return
     keys = ("step", "epoch", "world_size", "num_threads", "mib", "uri")
     rows = [[str(row[key] or ("deleted" if key == "mib" else 0)) for key in keys] for row in found]
-    print_table(f"checkpoints of {run}", ["step", "epoch", "ranks", "threads", "MiB", "where"], rows)
+    columns = ["step", "epoch", "ranks", "threads", "MiB", "where"]
+    print_found(found, json, f"checkpoints of {run}", columns, rows)
 
 
 @checkpoints_app.command(name="export")
@@ -42,9 +41,6 @@ def export_checkpoint_command(
     """Write a checkpoint's weights, tokenizer and chat template as a Hugging Face directory. Needs no learner and no
     GPU.
     """
-    from cli.console import say
-    from ratchet.errors import ConfigError
-
     usable = [row for row in _rows(run) if Path(row.uri, ".metadata").exists()]
     chosen = next((row for row in usable if step is None or row.step == step), None)
     if chosen is None:
@@ -56,7 +52,6 @@ def export_checkpoint_command(
     if directory.exists():
         raise ConfigError(f"{directory} exists already; name a directory that does not")
     from engine.policy_cache import PolicyCache
-    from ratchet import paths
     from training.checkpoint import DamagedCheckpointError
     from training.learner import export_checkpoint
 

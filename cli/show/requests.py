@@ -4,6 +4,8 @@ from typing import Annotated
 
 import typer
 
+from cli.console import print_found
+
 
 def requests(
     run: Annotated[str, typer.Argument(help="A run of `ratchet show runs`.", metavar="RUN")],
@@ -12,16 +14,12 @@ def requests(
     """List what people have asked of a run, newest first: who, when, from what to what, and the first step planned
     after it.
     """
-    from cli.console import print_json, print_table
     from client import Client
 
     found = Client().run(run).steering()
-    if json:
-        print_json(found)
-        return
     rows = [
         [f"{one['asked_at']:%Y-%m-%d %H:%M:%S}", one["asked_by"], str(one["from_step"]), one["what"], one["reason"]]
         for one in found
     ]
     columns = ["asked at", "by", "first step planned after it", "what", "why"]
-    print_table(f"{len(rows) or 'no'} requests to {run}", columns, rows, breaks_last=True)
+    print_found(found, json, f"{len(rows) or 'no'} requests to {run}", columns, rows, breaks_last=True)

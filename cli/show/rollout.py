@@ -3,6 +3,10 @@
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+
+from cli.console import answered_by, print_json, print_table
+from stack.parts import Stack
 
 
 def rollout(
@@ -10,10 +14,8 @@ def rollout(
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Show one rollout: attempts, turns, patch, grade log, boxes; of an open one also what its stage does now."""
-    from cli.console import print_json
     from client import Client
     from client.session import run_blocking
-    from stack.parts import Stack
     from stack.run_status import describe_work
 
     story = Client().rollout(name)
@@ -26,10 +28,6 @@ def rollout(
 
 
 def _print(story: dict[str, Any]) -> None:
-    from rich.console import Console
-
-    from cli.console import answered_by, print_table
-
     console = Console()
     head = story["rollout"]
     console.print(

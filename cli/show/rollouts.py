@@ -1,10 +1,13 @@
 """`ratchet show rollouts` and `waiting`: list the rollouts of a run, and what the open ones wait for."""
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
+from cli.console import print_found
 from ratchet.bounded_numbers import MAX_ROWS
+from ratchet.durations import duration_in_words
 
 NewestRun = Annotated[
     str | None, typer.Argument(help="A run of `ratchet show runs`; by default the newest open one.", metavar="RUN")
@@ -26,9 +29,6 @@ def rollouts(
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """List a run's rollouts with outcome and reward."""
-    from dataclasses import asdict
-
-    from cli.console import print_json, print_table
     from client import Client
     from reads.rollout_list import RolloutFilter, list_rollout_lines
 
@@ -45,9 +45,6 @@ def rollouts(
         flagged=flagged,
     )
     found = Client().read(lambda connection: list_rollout_lines(connection, wanted, limit))
-    if json:
-        print_json([asdict(line) for line in found])
-        return
     columns = ["id", "task", "outcome", "reward", "agent_exit", "turns", "reason"]
     rows = [
         [
@@ -61,7 +58,7 @@ def rollouts(
         ]
         for line in found
     ]
-    print_table(f"rollouts of {run}", columns, rows)
+    print_found([asdict(line) for line in found], json, f"rollouts of {run}", columns, rows)
 
 
 def waiting(
@@ -73,19 +70,13 @@ def waiting(
 
     `ratchet show rollout ID` says what a rollout does now; `ratchet stop` and `ratchet retry` take an id or a group.
     """
-    from dataclasses import asdict
-
-    from cli.console import print_json, print_table
     from client import Client
-    from ratchet.durations import duration_in_words
     from store import open_rollouts
 
     run = Client().run(run_id)
     found = Client().read(lambda connection: open_rollouts.list_slowest(connection, run.run_id, limit))
-    if json:
-        print_json([asdict(one) for one in found])
-        return
     rows = [
         [str(one.rollout_id), one.group, str(one.member), duration_in_words(one.seconds), one.stage] for one in found
     ]
-    print_table(f"open rollouts of {run.run_id}", ["id", "group", "member", "since", "stage"], rows)
+    columns = ["id", "group", "member", "since", "stage"]
+    print_found([asdict(one) for one in found], json, f"open rollouts of {run.run_id}", columns, rows)

@@ -4,15 +4,16 @@ from typing import Annotated, Any
 
 import typer
 
+from cli.console import answered_by, print_json, print_table
+from ratchet.config_engines import DEFAULT_SET
+
 
 def runs(
     run_id: Annotated[str | None, typer.Argument(help="Only this run.", metavar="[RUN]")] = None,
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """List runs, newest first."""
-    from cli.console import answered_by, print_json, print_table
     from client import Client
-    from ratchet.config_engines import DEFAULT_SET
 
     only = Client().run(run_id).run_id if run_id else None
     found = [run for run in Client().runs() if only in (None, run["run_id"])]

@@ -1,9 +1,11 @@
 """`ratchet show mix` and `forks`: what a run was trained on, and why its conversations split into several chains."""
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
+from cli.console import print_found, print_json, print_table, say
 from ratchet.bounded_numbers import MAX_ROWS
 
 
@@ -13,14 +15,10 @@ def mix(
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Show groups and mean rewards of each step by dataset and by family of tasks; --json has all steps."""
-    from cli.console import print_json, print_table
     from client import Client
 
     found = Client().run(run)
     parts = found.mix()
-    if json:
-        print_json(parts)
-        return
     steps = sorted({one["step"] for one in parts})[-last:]
     rows = [
         [
@@ -34,7 +32,8 @@ def mix(
         for one in parts
         if one["step"] in steps
     ]
-    print_table(found.run_id, ["step", "", "name", "trained groups", "rollouts with a verdict", "mean reward"], rows)
+    columns = ["step", "", "name", "trained groups", "rollouts with a verdict", "mean reward"]
+    print_found(parts, json, found.run_id, columns, rows)
 
 
 def forks(
@@ -42,11 +41,8 @@ def forks(
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Report forks by cause, chains per rollout, context tokens per trained token, and alarms."""
-    from dataclasses import asdict
-
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from cli.console import print_json, print_table, say
     from client import Client
     from store import fork_report, retention
 

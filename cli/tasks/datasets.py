@@ -1,15 +1,26 @@
 """`ratchet tasks`: build, check, import, list and admit the tasks of datasets."""
 
+import asyncio
+import os
+import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from uuid import uuid4
 
 import typer
+from rich.console import Console
 
+from cli.console import print_found, print_json, print_table, say
+from ratchet import paths
 from ratchet.bounded_numbers import LARGEST_INTEGER, MAX_ROWS
+from ratchet.config import DatasetConfig
+from ratchet.config_sources import load_config
+from ratchet.errors import ConfigError, DatasetError
+from ratchet.types import JsonObject
+from stack.parts import Stack
 
 if TYPE_CHECKING:
-    from ratchet.config import DatasetConfig
-    from ratchet.types import JsonObject
     from store.tasks import TaskFields
 
 tasks_app = typer.Typer(
@@ -33,10 +44,7 @@ User = Annotated[
 Json = Annotated[bool, typer.Option("--json")]
 
 
-def _dataset(path: Path, input_key: str, label_key: str, metadata_key: str) -> "DatasetConfig":
-    from ratchet.config import DatasetConfig
-    from ratchet.errors import DatasetError
-
+def _dataset(path: Path, input_key: str, label_key: str, metadata_key: str) -> DatasetConfig:
     path = Path(str(path).removeprefix("harbor:"))
     if not path.exists():
         raise DatasetError(f"{path}: does not exist; name a JSONL or parquet file, or a folder of Harbor tasks")
@@ -61,13 +69,9 @@ def check(
     """List the errors of a dataset, and settings that are allowed but rarely intended. Exit code 1 if a row cannot be
     used.
     """
-    import asyncio
-
     from activities.datasets.base import Problem
     from activities.datasets.formats import check_rows
     from activities.datasets.lints import lint_config, lint_rows
-    from cli.console import print_json, say
-    from ratchet.config_sources import load_config
 
     problems: list[str] = []
     first_of_image: dict[str, TaskFields] = {}
@@ -102,10 +106,6 @@ def check(
 
 async def _lint_boxes(rows: "list[TaskFields]") -> list[str]:
     """Use the sandbox service that the environment names, else a gateway of this command."""
-    import os
-    import tempfile
-    from contextlib import ExitStack
-
     from activities.datasets.box_lints import lint_boxes
     from sandboxes.registry import sandbox_provider
     from stack.private_gateway import private_gateway
@@ -133,7 +133,6 @@ def import_(
     from activities.dataset_import import import_dataset
     from activities.datasets.formats import dataset_digest, read_rows
     from activities.datasets.lints import describe_rows
-    from cli.console import print_json, say
     from client import Client
 
     named = _dataset(dataset, input_key, label_key, metadata_key)
@@ -160,36 +159,29 @@ def list_(
     """List datasets, or the tasks of one with the results of admission: per task the result of each patch, the duration
     of the gold one, and how many of the broken oracles that were tried are valid.
     """
-    from cli.console import print_json, print_table
     from client import Client
     from store import tasks
 
     if dataset is None:
         found = Client().read(tasks.list_datasets)
-        if json:
-            print_json(found)
-            return
         rows = [
             [row["dataset"], row["dataset_digest"][:12], *(str(row[n]) for n in ("rows", "admitted", "quarantined"))]
             for row in found
         ]
-        print_table("datasets", ["dataset", "digest", "tasks", "admitted", "quarantined"], rows)
+        print_found(found, json, "datasets", ["dataset", "digest", "tasks", "admitted", "quarantined"], rows)
         return
     path = str(dataset.resolve())
     found = Client().read(lambda connection: tasks.list_tasks(connection, path, limit))
-    if json:
-        print_json(found)
-        return
     words = {None: "not examined", True: "admitted", False: "quarantined"}
     rows = [
         [str(row["id"]), row["label"], row["grader"], words[row["admitted"]], *_evidence(row), row["reason"] or ""]
         for row in found
     ]
     columns = ["id", "label", "grader", "admission", "gold solved", "empty not solved", "gold seconds"]
-    print_table(path, [*columns, "valid broken oracles", "reason"], rows)
+    print_found(found, json, path, [*columns, "valid broken oracles", "reason"], rows)
 
 
-def _evidence(row: "JsonObject") -> list[str]:
+def _evidence(row: JsonObject) -> list[str]:
     """Return the counts of a task's trials by patch, and the duration of the gold one; empty without an admission."""
     gold, empty, broken = (
         [trial for trial in row["evidence"] or [] if trial["patch"] == kind] for kind in ("gold", "empty", "broken")
@@ -204,11 +196,7 @@ def _evidence(row: "JsonObject") -> list[str]:
 @tasks_app.command(name="show")
 def show_task_command(task: Annotated[str, typer.Argument(help="The task's id or label.")], json: Json = False) -> None:
     """Show one task: its row, and every admission with its evidence."""
-    from rich.console import Console
-
-    from cli.console import print_json, print_table
     from client import Client
-    from ratchet.errors import ConfigError
     from store import tasks
 
     found = Client().read(lambda connection: tasks.show_task(connection, task))
@@ -256,13 +244,8 @@ def admit(
     """Examine tasks: the gold patch must pass and the empty patch must fail, every time. Needs a running stack
     (`ratchet up`).
     """
-    import asyncio
-    from uuid import uuid4
-
-    from cli.console import print_json, say
     from client.workflows import run_workflow
     from ratchet.grading_payloads import AdmitInput, AdmitResult
-    from stack.parts import Stack
 
     named = _dataset(dataset, input_key, label_key, metadata_key)
     columns = {"input_key": input_key, "label_key": label_key, "metadata_key": metadata_key}
@@ -304,8 +287,6 @@ def build(
 ) -> None:
     """Build tasks from recipes: fetch the packages' source archives, plant the bugs, write the rows."""
     from activities.datasets.package_recipes import write_rows
-    from cli.console import print_json, say
-    from ratchet import paths
 
     target = out or (recipes if recipes.is_dir() else recipes.parent) / "tasks.jsonl"
     labels = write_rows(recipes, target, paths.cache(), image, python, frozenset(only or ()))
@@ -315,7 +296,7 @@ def build(
         say(f"{target}: {len(labels)} tasks; `ratchet tasks admit {target}` examines them")
 
 
-def _pool_in_words(trials: "list[JsonObject]") -> str:
+def _pool_in_words(trials: list[JsonObject]) -> str:
     """Return the size of a pool, how many of it are weak, and the newest reason why a try was not valid."""
     valid = [trial["reason"] for trial in trials if trial["solved"]]
     weak = sum("weakly controlled" in reason for reason in valid)
@@ -327,11 +308,7 @@ def _pool_in_words(trials: "list[JsonObject]") -> str:
 @tasks_app.command()
 def rules(json: Json = False) -> None:
     """Print the integrity rules."""
-    from cli.console import print_json, print_table
     from grading.integrity_rules import rules_table
 
     found = rules_table()
-    if json:
-        print_json(found)
-    else:
-        print_table("integrity rules", list(found[0]), [list(row.values()) for row in found])
+    print_found(found, json, "integrity rules", list(found[0]), [list(row.values()) for row in found])

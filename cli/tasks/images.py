@@ -1,9 +1,19 @@
 """`ratchet tasks images`: import, build, list and remove the images of sandboxes."""
 
+import asyncio
+from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from cli.console import print_found, print_json, print_table, say
+from ratchet import paths
+from ratchet.config import DatasetConfig
+from ratchet.durations import duration_in_words
+from ratchet.errors import ConfigError, DatasetError
+from stack.parts import Stack
 
 images_app = typer.Typer(
     name="images", help="Import, build, list and remove images for sandboxes.", no_args_is_help=True
@@ -26,9 +36,6 @@ def import_image(
     `docker save IMAGE -o FILE`, `podman save`, `skopeo copy docker://IMAGE oci-archive:FILE` and `docker export` write
     such files.
     """
-    from cli.console import print_json, say
-    from ratchet.errors import ConfigError
-
     if not source.exists():
         raise ConfigError(f"{source} does not exist; name an archive or a directory")
     image = _store().add(source, name, say)
@@ -47,15 +54,7 @@ def build_images(
     The stack must be up. An image is named by the digest of its Dockerfile and the files beside it. Exit code 1 if one
     of them cannot be built.
     """
-    import asyncio
-    from dataclasses import asdict
-
-    from cli.console import print_json, print_table, say
     from client.images import build_dataset_images
-    from ratchet.config import DatasetConfig
-    from ratchet.durations import duration_in_words
-    from ratchet.errors import DatasetError
-    from stack.parts import Stack
 
     if not dataset.is_dir():
         raise DatasetError(f"{dataset}: is no folder; only tasks in Harbor's format come with Dockerfiles")
@@ -77,14 +76,7 @@ def build_images(
 @images_app.command(name="list")
 def list_images(json: Annotated[bool, typer.Option("--json")] = False) -> None:
     """List imported images. `host` and `base`, the machine's own programs, always exist."""
-    from datetime import UTC, datetime
-
-    from cli.console import print_json, print_table
-
     images = _store().images()
-    if json:
-        print_json([image.model_dump(mode="json") for image in images])
-        return
     rows = [
         [
             image.reference,
@@ -95,7 +87,8 @@ def list_images(json: Annotated[bool, typer.Option("--json")] = False) -> None:
         ]
         for image in images
     ]
-    print_table("images", ["reference", "digest", "MB", "imported (UTC)", "from"], rows)
+    found = [image.model_dump(mode="json") for image in images]
+    print_found(found, json, "images", ["reference", "digest", "MB", "imported (UTC)", "from"], rows)
 
 
 @images_app.command(name="remove")
@@ -103,8 +96,6 @@ def remove_image(
     references: Annotated[list[str], typer.Argument(help="References as `ratchet tasks images list` prints them.")],
 ) -> None:
     """Remove images. Files that running boxes use are deleted after those boxes have ended."""
-    from cli.console import say
-
     for reference in references:
         removed = _store().remove(reference)
         say(
@@ -115,7 +106,6 @@ def remove_image(
 
 
 def _store() -> Any:
-    from ratchet import paths
     from sandbox_gateway.image_store import ImageStore
 
     return ImageStore(paths.images())

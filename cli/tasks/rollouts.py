@@ -1,11 +1,17 @@
 """`ratchet tasks run` and `regrade`: run one rollout of a task, and grade stored patches again."""
 
+import asyncio
 from pathlib import Path
 from typing import Annotated
+from uuid import uuid4
 
 import typer
 
+from cli.console import print_json, say
 from cli.up import DEFAULT_CONFIG
+from ratchet.config_sources import load_config
+from ratchet.payloads import RolloutInput, RolloutResult
+from stack.parts import Stack
 
 
 def run(
@@ -15,14 +21,7 @@ def run(
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Run one rollout and print its outcome; `ratchet show rollout` then prints its details."""
-    import asyncio
-    from uuid import uuid4
-
-    from cli.console import print_json, say
     from client.workflows import run_workflow
-    from ratchet.config_sources import load_config
-    from ratchet.payloads import RolloutInput, RolloutResult
-    from stack.parts import Stack
     from stack.startup import bring_up
 
     stack = Stack()
@@ -50,7 +49,6 @@ def regrade(
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Grade stored patches again, for example after a grader was fixed. Needs a running stack (`ratchet up`)."""
-    from cli.console import print_json, say
     from client import Client
 
     result = Client().regrade(what, grader, repeats, adopt, window, say)

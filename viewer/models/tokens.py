@@ -51,23 +51,16 @@ class StepTraining:
 
 
 @dataclass(slots=True, frozen=True)
-class TokenView:
-    """A token. `text` is None if the model's tokenizer is gone; `shade` is the class of its colour.
+class TokenView(ChainToken):
+    """A token of a chain. `text` is None if the model's tokenizer is gone; `shade` is the class of its colour.
 
     `trained`: it is in the loss mask. `in_step`: the step has trained it; `advantage`, `entropy` (nats),
     `learner_logprob` and `ratio` are None otherwise, the last three also if no finite value is recorded.
     """
 
-    position: int
-    id: int
     text: str | None
     shade: str
     hint: str
-    turn_id: int
-    logprob: float | None
-    policy_step: int | None
-    trained: bool
-    sampled: bool
     in_step: bool
     advantage: float | None
     entropy: float | None
