@@ -3,14 +3,13 @@
 import random
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.config import RunConfig
-from scheduling.quarantine import quarantined_tasks
 from store import forks
 from store.arrays import logprobs_from_bytes, unpack_json
 from store.forks import ForkableTurn
@@ -47,8 +46,11 @@ _WRITERS = {
 """Programs that write files, each with a pattern of the arguments, one in a line, with which they do."""
 
 
-async def with_forks(connection: AsyncConnection, new: Sequence[NewGroup], config: RunConfig) -> list[NewGroup]:
-    """Return the new groups of a run, of which `training.forks` makes a share forks of its earlier rollouts.
+async def with_forks(
+    connection: AsyncConnection, new: Sequence[NewGroup], config: RunConfig, left_out: Collection[int]
+) -> list[NewGroup]:
+    """Return the new groups of a run, of which `training.forks` makes a share forks of its earlier rollouts, but none
+    of the tasks `left_out`.
 
     The caller creates them in the same transaction. Seed, group numbers and stored rows decide everything, so a
     transaction that is tried again chooses the same.
@@ -57,9 +59,7 @@ async def with_forks(connection: AsyncConnection, new: Sequence[NewGroup], confi
     if not (wanted.share and new):
         return list(new)
     oldest = new[0].started_step - max(1, config.training.max_staleness)
-    left_out = await quarantined_tasks(connection, new[0].run_id, config.training.groups_per_step)
-    ids = [task.task_id for task in left_out]
-    rollouts = await forks.forkable_rollouts(connection, new[0].run_id, oldest, wanted.turn == "mixed", ids)
+    rollouts = await forks.forkable_rollouts(connection, new[0].run_id, oldest, wanted.turn == "mixed", left_out)
     found = list[NewGroup]()
     for group in new:
         draw = random.Random(f"{config.seed}/forks/{group.group_no}")
