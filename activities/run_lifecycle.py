@@ -1,6 +1,7 @@
 """The activities of the TrainRun workflow: prepare a run, advance it each time the workflow wakes, and end it."""
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -314,7 +315,8 @@ async def _create_groups(
 ) -> None:
     training = config.training
     first = await runs.take_group_numbers(connection, run_id, count)
-    chosen = await next_tasks(connection, run_id, config, published, first, count)
+    left_out = {task.task_id for task in await quarantined_tasks(connection, run_id, training.groups_per_step)}
+    chosen = await next_tasks(connection, run_id, config, published, first, count, left_out)
     if not chosen:
         which = " of the datasets with a weight above 0" if _is_mixed(config) else ""
         await open_runs.pause_run(
@@ -334,19 +336,24 @@ async def _create_groups(
         )
         for n, task in enumerate(chosen)
     ]
-    await groups.create_groups(connection, await with_forks(connection, new, config), config.harness.name)
+    await groups.create_groups(connection, await with_forks(connection, new, config, left_out), config.harness.name)
 
 
 async def next_tasks(
-    connection: AsyncConnection, run_id: str, config: RunConfig, published: int, first: int, count: int
+    connection: AsyncConnection,
+    run_id: str,
+    config: RunConfig,
+    published: int,
+    first: int,
+    count: int,
+    left_out: Collection[int],
 ) -> list[LabelledTask]:
     """Return the tasks of the next `count` groups, of which `first` is the lowest number.
 
     All tasks in turn, or those whose recent mean reward lies within `training.solve_rates`, or by the weights of the
-    datasets; in each case without those in quarantine. Empty if all are.
+    datasets; in each case without those `left_out`. Empty if all are.
     """
     training = config.training
-    left_out = {task.task_id for task in await quarantined_tasks(connection, run_id, training.groups_per_step)}
     weights = {number: 1.0 if one.weight is None else one.weight for number, one in enumerate(config.datasets)}
     is_mixed = _is_mixed(config)
     if training.solve_rates is None and not is_mixed:

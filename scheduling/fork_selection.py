@@ -2,14 +2,14 @@
 
 import random
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.config import RunConfig
-from scheduling.quarantine import quarantined_tasks
 from store import forks
 from store.arrays import logprobs_from_bytes, unpack_json
 from store.forks import ForkableTurn
@@ -18,30 +18,39 @@ from store.tool_uses import object_of, read_tool_uses
 
 _MAX_TRIES = 8
 _MAX_CHARS = 4000
-"""Longest part of a command that is looked at: agents write them, and the patterns need quadratic time."""
-_QUOTED = re.compile(
-    r"<<-?\s*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)(?P<rest>[^\n]*)\n.*?(?:^\s*(?P=end)$|\Z)"
-    r"|(?P<shell>\b(?:ba|z|da)?sh\s+-l?c\s+)?(?P<text>'[^']*'|\"(?:\\.|[^\"\\])*\")|(?<!\S)\#[^\n]*|\\.",
+"""Longest part of a command that is read: agents write them, and heredocs without an end need quadratic time."""
+_HEREDOC = re.compile(
+    r"(?<!<)<<-?[ \t]*(?P<quote>['\"]?)(?P<end>\w+)\b(?P=quote)(?P<rest>[^\n]*)\n(?P<body>.*?)^[ \t]*(?P=end)$",
     re.DOTALL | re.MULTILINE,
 )
-"""Matches what a shell does not read as syntax: heredocs, quoted words, comments, and escaped characters."""
-_WRITING = re.compile(
-    r"\b(?:cat|echo|printf)\b[^;&|\n]*(?:(?<![02-9&>])>{1,2}\s*(?![\s>&(]|/dev/)|\|\s*(?:sudo\s+)?tee\b)"
-    r"|\btee\b[^;&|\n]*<<|\b(?:sed|perl|ruby)\s[^;&|\n]*?(?<=\s)-(?:[nrEsuzplw0a]*i|-in-place)"
-    r"|\bgit\s+(?:apply|am)\b(?!\s+--(?:check|stat))|(?:^|[;&|(])\s*(?:sudo\s+)?patch\b(?![^;&|\n]*--dry-run)",
-    re.MULTILINE,
+_WORD = r"(?:'[^']*'|\"(?:\\.|[^\"\\])*\"|\\.|[^\s;&|<>()'\"\\])+"
+_TOKEN = re.compile(
+    rf"#[^\n]*|(?P<written>[1&]?>{{1,2}}\|?[ \t]*(?!/dev/){_WORD})|\d*[<>]+(?:\(|[&|]?[ \t]*(?:{_WORD})?)"
+    rf"|(?P<end>[;&|\n()]+|-exec\b)|(?P<word>{_WORD})",
+    re.DOTALL,
 )
-"""Matches a shell command that writes a text of its own into a file, or changes one."""
-_PROGRAM = re.compile(
-    r"^(?!.*\b(?:e?grep|rg|ag)\b).*(?:(?:\bopen\(.*,\s*(?:mode\s*=\s*)?|\.open\(\s*)\\?['\"]b?[wax][bt+]*\\?['\"]"
-    r"|\bwrite_(?:text|bytes)\(|\bwriteFile(?:Sync)?\(|\*\*\* Begin Patch)",
-    re.MULTILINE,
+"""Matches a comment, an output into a file, any other redirection, the end of a command, and a word of a shell."""
+_BEFORE_PROGRAM = re.compile(
+    r"[-{].*|\}|!|\d+|\w+=.*|sudo|env|time|timeout|nice|xargs|git|if|while|then|do|else|done|fi", re.DOTALL
 )
-"""Matches a program in a command that writes a file, or a patch, unless its line searches for one."""
+"""Matches a word that may precede the name of a command's program, or the redirection of several commands."""
+_OF_TEXT = {"cat", "echo", "printf", "tee", "sed", "awk", "perl", "tr", "cut", "sort", "head", "tail", "jq", "base64"}
+"""Programs whose output in a file is an edit; that of a test, a build or a search is a record."""
+_WRITERS = {
+    "cp|mv|apply_patch": "",
+    "patch|apply|am": r"\A(?!(?s:.*)^--(?:check|stat|dry-run))",
+    "sed|perl|ruby": r"^-(?:[nrEsuzplw0a]*i|-in-place)",
+    r"(?:python|pypy|node|ruby|perl)[\d.]*": r"\bopen\(.*,\s*(?:mode\s*=\s*)?['\"]b?[wax]|\.open\(\s*['\"]b?[wax]"
+    r"|\bwrite_(?:text|bytes)\(|\bwriteFile(?:Sync)?\(",
+}
+"""Programs that write files, each with a pattern of the arguments, one in a line, with which they do."""
 
 
-async def with_forks(connection: AsyncConnection, new: Sequence[NewGroup], config: RunConfig) -> list[NewGroup]:
-    """Return the new groups of a run, of which `training.forks` makes a share forks of its earlier rollouts.
+async def with_forks(
+    connection: AsyncConnection, new: Sequence[NewGroup], config: RunConfig, left_out: Collection[int]
+) -> list[NewGroup]:
+    """Return the new groups of a run, of which `training.forks` makes a share forks of its earlier rollouts, but none
+    of the tasks `left_out`.
 
     The caller creates them in the same transaction. Seed, group numbers and stored rows decide everything, so a
     transaction that is tried again chooses the same.
@@ -50,9 +59,7 @@ async def with_forks(connection: AsyncConnection, new: Sequence[NewGroup], confi
     if not (wanted.share and new):
         return list(new)
     oldest = new[0].started_step - max(1, config.training.max_staleness)
-    left_out = await quarantined_tasks(connection, new[0].run_id, config.training.groups_per_step)
-    ids = [task.task_id for task in left_out]
-    rollouts = await forks.forkable_rollouts(connection, new[0].run_id, oldest, wanted.turn == "mixed", ids)
+    rollouts = await forks.forkable_rollouts(connection, new[0].run_id, oldest, wanted.turn == "mixed", left_out)
     found = list[NewGroup]()
     for group in new:
         draw = random.Random(f"{config.seed}/forks/{group.group_no}")
@@ -80,13 +87,32 @@ def _writes_file(packed: bytes) -> bool:
     answer: Any = unpack_json(packed)
     uses = read_tool_uses(object_of(answer["message"]))
     commands = [one.body[:_MAX_CHARS] for one in uses if one.kind == "shell"]
-    writes = any(_PROGRAM.search(one) or _WRITING.search(_QUOTED.sub(_syntax_of, one)) for one in commands)
-    return writes or any(one.kind in ("edit", "write", "patch") for one in uses)
+    return _writes(commands) or any(one.kind in ("edit", "write", "patch") for one in uses)
 
 
-def _syntax_of(match: re.Match[str]) -> str:
-    if match["end"]:
-        return f"<< {match['rest']}\n"
-    if match["shell"]:
-        return f";{match['text'][1:-1]}"
-    return " " if match[0] == "\\\n" or match[0].startswith("#") else "Q"
+def _writes(scripts: list[str]) -> bool:
+    """Return whether one of these shell scripts writes a file, or one that it passes to a shell, which is added.
+
+    A heredoc is an argument of its command.
+    """
+    for script in scripts:
+        text = _HEREDOC.sub(lambda one: shlex.quote(one["body"]) + one["rest"], script.replace("\\\n", " "))
+        words, is_text, is_piped, is_written = list[str](), True, False, False
+        for token in _TOKEN.finditer(f"{text}\n"):
+            is_written |= token["written"] is not None
+            if (word := token["word"]) and (words or not _BEFORE_PROGRAM.fullmatch(word)):
+                words.append(word)
+            elif token["end"]:
+                path, *arguments = shlex.split(" ".join(words)) or [""]
+                program = path.rpartition("/")[2]
+                if program:  # else the output is that of the commands before, which are in parentheses or a loop
+                    is_text = program in _OF_TEXT and (is_text or not is_piped)
+                patterns = (pattern for name, pattern in _WRITERS.items() if re.fullmatch(name, program))
+                if any(re.search(pattern, "\n".join(arguments), re.MULTILINE) for pattern in patterns):
+                    return True
+                if is_text and (is_written or program == "tee"):
+                    return True
+                if re.fullmatch("(?:ba|da|z)?sh|eval", program):
+                    scripts += arguments
+                words, is_piped, is_written = [], token["end"] == "|", False
+    return False

@@ -11,11 +11,11 @@ from typing import Any
 import orjson
 
 _COMMANDS = ("command", "cmd", "script")
-_PATHS = ("file_path", "path", "filename", "notebook_path", "target_file")
-_OLD = ("old_string", "old_str", "old_text", "search")
-_NEW = ("new_string", "new_str", "new_text", "replace", "insert_text")
+_PATHS = ("file_path", "filePath", "path", "filename", "notebook_path", "target_file")
+_OLD = ("old_string", "oldString", "old_str", "old_text", "search")
+_NEW = ("new_string", "newString", "new_str", "new_text", "replace", "insert_text")
 _CONTENTS = ("content", "file_text", "contents", "new_source")
-_PATCHES = ("patch", "input", "diff")
+_PATCHES = ("patch", "patchText", "input", "diff")
 _PATCH_STARTS = ("*** Begin Patch", "diff --git", "--- ")
 
 

@@ -1,7 +1,7 @@
-"""Rewards of steps, kept in memory: they are read from all rollouts of a step, and never change.
+"""Rewards of steps, kept in memory: they are read from all rollouts of a step, and change only with the newest step.
 
 The planner fixes a step's groups with their rewards; a later verdict changes no reward of a rollout whose group
-a step has used (`store.rollouts.update_reward`).
+a step has used (`store.rollouts.update_reward`). Only the newest step may be discarded and planned anew.
 """
 
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -13,16 +13,21 @@ _MAX_KEPT = 50_000
 
 class StepRewards:
     def __init__(self) -> None:
-        self._known: dict[tuple[str, int], StepReward] = {}
+        self._known: dict[tuple[str, int], StepReward | None] = {}
 
     async def read(self, connection: AsyncConnection, run_id: str, first: int, last: int) -> list[StepReward]:
-        """Return the rewards of the planned steps first to last; only those that are not known are read."""
+        """Return the rewards of the planned steps first to last, the newest; only those that are not known are read.
+
+        A step of forks alone has none.
+        """
         steps = range(max(1, first), last + 1)
         missing = [step for step in steps if (run_id, step) not in self._known]
         if missing:
             if len(self._known) > _MAX_KEPT:
                 self._known.clear()
                 missing = list(steps)
-            for reward in await rewards_by_step(connection, run_id, missing[0], missing[-1]):
-                self._known[run_id, reward.step] = reward
-        return [self._known[run_id, step] for step in steps if (run_id, step) in self._known]
+            read = {one.step: one for one in await rewards_by_step(connection, run_id, missing[0], missing[-1])}
+            self._known |= {(run_id, step): read.get(step) for step in missing}
+        found = [self._known[run_id, step] for step in steps]
+        self._known.pop((run_id, last), None)
+        return [one for one in found if one is not None]

@@ -59,9 +59,9 @@ async def test_the_same_rows_give_the_same_forks(database: Database, run_id: str
     config = await make(database, run_id, {}, {})
     known = await sources(database, run_id)
     async with database.begin() as connection:
-        found = await with_forks(connection, new_groups(run_id, 4), config)
-        assert found == await with_forks(connection, new_groups(run_id, 4), config)
-        assert found[2:3] != await with_forks(connection, new_groups(run_id, 3)[2:], replace_seed(config, 1))
+        found = await with_forks(connection, new_groups(run_id, 4), config, ())
+        assert found == await with_forks(connection, new_groups(run_id, 4), config, ())
+        assert found[2:3] != await with_forks(connection, new_groups(run_id, 3)[2:], replace_seed(config, 1), ())
     turns = [one.forked_turn_id for one in found]
     assert len(set(turns)) == 4 and None not in turns
     assert [one.task_id for one in found] == [known[one.forked_turn_id or 0][2] for one in found]
@@ -74,10 +74,10 @@ def replace_seed(config: Any, seed: int) -> Any:
 async def test_a_share_of_the_groups_are_forks(database: Database, run_id: str) -> None:
     config = await make(database, run_id, *[{}] * 8, forks={"share": 0.5})
     async with database.begin() as connection:
-        found = await with_forks(connection, new_groups(run_id, 40), config)
+        found = await with_forks(connection, new_groups(run_id, 40), config, ())
         none = config.training.model_copy(update={"forks": config.training.forks.model_copy(update={"share": 0.0})})
         plain = new_groups(run_id, 40)
-        assert await with_forks(connection, plain, config.model_copy(update={"training": none})) == plain
+        assert await with_forks(connection, plain, config.model_copy(update={"training": none}), ()) == plain
     assert 12 < sum(one.forked_turn_id is not None for one in found) < 28
 
 
@@ -99,7 +99,7 @@ async def test_sources_are_graded_and_recent(
     config = await make(database, run_id, {"members": rows}, max_staleness=staleness)
     known = await sources(database, run_id)
     async with database.begin() as connection:
-        found = await with_forks(connection, new_groups(run_id, 8, published), config)
+        found = await with_forks(connection, new_groups(run_id, 8, published), config, ())
     turns = [one.forked_turn_id for one in found if one.forked_turn_id is not None]
     assert {known[one][1] for one in turns} == expected
     assert [one.task_id for one in found if one.forked_turn_id is None] == [0] * (8 - len(turns))
@@ -110,7 +110,7 @@ async def test_mixed_leaves_out_groups_of_equal_rewards(database: Database, run_
     config = await make(database, run_id, {"rewards": [1.0] * 4}, {}, {"rewards": [0.0] * 4}, forks=forks)
     known = await sources(database, run_id)
     async with database.begin() as connection:
-        found = await with_forks(connection, new_groups(run_id, 4), config)
+        found = await with_forks(connection, new_groups(run_id, 4), config, ())
     assert {known[one.forked_turn_id][0] for one in found if one.forked_turn_id} == {1}
 
 
@@ -122,7 +122,7 @@ async def test_forks_are_not_forked_and_no_turn_is_forked_twice(database: Databa
             update(RolloutGroupTable).where(RolloutGroupTable.run_id == run_id, RolloutGroupTable.group_no == 1)
             .values(forked_turn_id=min(known))
         )  # fmt: skip
-        found = await with_forks(connection, new_groups(run_id, 12), config)
+        found = await with_forks(connection, new_groups(run_id, 12), config, ())
     turns = [one.forked_turn_id for one in found if one.forked_turn_id is not None]
     assert {known[one][0] for one in turns} == {0} and min(known) not in turns
     assert len(turns) == len(set(turns))
@@ -166,7 +166,7 @@ async def test_the_curve_and_the_metric_agree(database: Database, run_id: str) -
 async def test_no_new_groups_are_no_forks(database: Database, run_id: str) -> None:
     config = await make(database, run_id, {})
     async with database.begin() as connection:
-        assert await with_forks(connection, [], config) == []
+        assert await with_forks(connection, [], config, ()) == []
 
 
 async def test_tasks_in_quarantine_are_no_sources(database: Database, run_id: str) -> None:
@@ -178,7 +178,8 @@ async def test_tasks_in_quarantine_are_no_sources(database: Database, run_id: st
     async with database.begin() as connection:
         failed = of_run.where(RolloutGroupTable.group_no.in_([4, 6, 8])).values(task_id=task_id, state="failed")
         await connection.execute(failed)
-        found = await with_forks(connection, new_groups(run_id, 40), config)
+        left_out = [one.task_id for one in await quarantined_tasks(connection, run_id, 2)]
+        found = await with_forks(connection, new_groups(run_id, 40), config, left_out)
     turns = {one.forked_turn_id for one in found if one.forked_turn_id is not None}
     assert {known[one][0] for one in turns} == {1, 2, 3, 5, 7}
 
@@ -233,5 +234,5 @@ async def test_the_run_makes_forks_and_tries_tasks_by_plain_groups_alone(databas
         assert all(known[row.forked_turn_id][2] == row.task_id and row.size == 4 for row in rows)
         of_forks = RolloutTable.group_id.in_([row.id for row in rows])
         await connection.execute(update(RolloutTable).where(of_forks).values(outcome="graded", reward=1.0))
-        picked = await next_tasks(connection, run_id, config, 1, 4, 2)
+        picked = await next_tasks(connection, run_id, config, 1, 4, 2, ())
     assert [one.task_id for one in picked] == tasks, "each has a mean reward of 0.25, without the forks' 1.0"

@@ -282,7 +282,7 @@ async def test_tasks_outside_of_the_solve_rates_get_no_group_for_a_while(databas
 
         async def chosen(published: int, count: int) -> list[int]:
             numbers = {task: number for number, task in enumerate(task_of[one] for one in ids)}
-            picked = await next_tasks(connection, run_id, config, published, 0, count)
+            picked = await next_tasks(connection, run_id, config, published, 0, count, ())
             return [numbers[task.task_id] for task in picked]
 
         assert await chosen(6, 3) == [2, 2, 2], "solved always, never, sometimes, and always without the late ones"
@@ -301,7 +301,7 @@ async def test_a_weight_of_held_out_tasks_does_not_change_the_training_order(
         statement = select(RolloutGroupTable.task_id).where(RolloutGroupTable.id.in_(ids))
         tasks = list((await connection.execute(statement.order_by(RolloutGroupTable.id))).scalars())
         await runs.set_task_order(connection, run_id, Purpose.TRAIN, [OrderedTask(one, 0) for one in tasks])
-        picked = await next_tasks(connection, run_id, config, 0, first=2, count=3)
+        picked = await next_tasks(connection, run_id, config, 0, first=2, count=3, left_out=())
     assert [tasks.index(one.task_id) for one in picked] == [2, 3, 0]
 
 

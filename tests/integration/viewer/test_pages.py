@@ -274,12 +274,21 @@ async def test_what_a_trained_token_costs(client: httpx.AsyncClient, database: D
 
 
 async def test_rewards_of_a_step_are_read_once(database: Database, filled: FilledRun) -> None:
+    """Step 1 has rewards. Steps 2 and 3 have none, as if their groups were forks."""
     rewards = StepRewards()
     async with database.begin() as connection:
         first = await rewards.read(connection, filled.run_id, 0, 3)
         assert [(one.step, one.num_groups, one.num_rollouts, one.mean) for one in first] == [(1, 2, 4, 0.25)]
-        await connection.exec_driver_sql("DELETE FROM batch_item")
+        await connection.exec_driver_sql("UPDATE batch_item SET step = step + 1")
         assert await rewards.read(connection, filled.run_id, 1, 3) == first
+
+
+async def test_a_step_that_is_planned_anew_has_other_rewards(database: Database, filled: FilledRun) -> None:
+    rewards = StepRewards()
+    async with database.begin() as connection:
+        assert [one.step for one in await rewards.read(connection, filled.run_id, 1, 1)] == [1]
+        await connection.exec_driver_sql("DELETE FROM batch_item")
+        assert await rewards.read(connection, filled.run_id, 1, 1) == []
 
 
 async def test_errors_are_sentences(client: httpx.AsyncClient, filled: FilledRun) -> None:

@@ -30,13 +30,15 @@ class Training:
         self.loop = loop
         self.run_id = f"groups-{uuid4().hex[:8]}"
 
-    async def begin(self) -> None:
-        await self.loop.script("I give up.", "I give up.", hold=self.run_id)
+    async def begin(self, *answers: str, eval_cmd: str = "false", **training: Any) -> None:
+        """Start the run; its first answers are held."""
+        await self.loop.script(*(answers or ["I give up."] * 2), hold=self.run_id)
+        sizes = {"steps": 1, "groups_per_step": 1, "group_size": 2, "max_groups_seen": 1, "min_groups": 1}
         config = {
             "model": str(self.loop.model),
-            "datasets": [{"path": self.loop.dataset(**TASK, eval_cmd="false")}],
+            "datasets": [{"path": self.loop.dataset(**TASK, eval_cmd=eval_cmd)}],
             "grading": {"admission": "ignored"},
-            "training": {"steps": 1, "groups_per_step": 1, "group_size": 2, "max_groups_seen": 1, "min_groups": 1},
+            "training": sizes | training,
             "limits": {"agent_seconds": 120, "eval_seconds": 20},
             "evaluation": {"at": []},
         }
@@ -100,28 +102,32 @@ class Training:
     async def let_go(self) -> None:
         await self.loop.release(self.run_id)
 
+    async def cancel(self) -> None:
+        """Cancel the run and wait until its rollouts have ended."""
+        await self.let_go()
+        handle = self.loop.client.get_workflow_handle(f"run/{self.run_id}")
+        await handle.cancel()
+        with pytest.raises(WorkflowFailureError) as ended:
+            await self.loop.result(handle, 240)
+        assert isinstance(ended.value.cause, CancelledError), root_cause(ended.value)
+
+        async def nothing_runs() -> bool:
+            return all(row.outcome is not None or row.claimed_at is None for row in await self.rows())
+
+        await self.until(nothing_runs, "every rollout of the cancelled run has ended")
+        await self.loop.forget_script()
+        async with self.loop.database.begin() as connection:
+            assert (
+                await connection.execute(select(RunTable.state).where(RunTable.run_id == self.run_id))
+            ).scalar_one() == "cancelled"
+
 
 @pytest.fixture
 async def training(loop: Loop) -> AsyncIterator[Training]:
     found = Training(loop)
     await found.begin()
     yield found
-    await found.let_go()
-    handle = loop.client.get_workflow_handle(f"run/{found.run_id}")
-    await handle.cancel()
-    with pytest.raises(WorkflowFailureError) as ended:
-        await loop.result(handle, 240)
-    assert isinstance(ended.value.cause, CancelledError), root_cause(ended.value)
-
-    async def nothing_runs() -> bool:
-        return all(row.outcome is not None or row.claimed_at is None for row in await found.rows())
-
-    await found.until(nothing_runs, "every rollout of the cancelled run has ended")
-    await loop.forget_script()
-    async with loop.database.begin() as connection:
-        assert (
-            await connection.execute(select(RunTable.state).where(RunTable.run_id == found.run_id))
-        ).scalar_one() == "cancelled"
+    await found.cancel()
 
 
 async def test_a_member_that_is_cancelled_by_hand_is_replaced(training: Training, loop: Loop) -> None:

@@ -19,6 +19,9 @@ CASES = [
     ("Write", {"file_path": "a.py", "content": "x"}, "write", "a.py"),
     ("Read", {"file_path": "a.py", "limit": 10}, "read", "a.py"),
     ("apply_patch", {"input": BEGIN_PATCH}, "patch", "patch"),
+    ("apply_patch", {"patchText": BEGIN_PATCH}, "patch", "patch"),
+    ("edit", {"filePath": "a.py", "oldString": "x", "newString": "y"}, "edit", "a.py"),
+    ("write", {"filePath": "a.py", "content": "x"}, "write", "a.py"),
     ("web_search", {"query": "x"}, "other", ""),
     ("nothing", {}, "other", ""),
 ]
