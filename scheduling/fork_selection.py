@@ -1,5 +1,6 @@
 """Choose the training groups that begin in the middle of an earlier rollout, and the turns that they sample anew."""
 
+import contextlib
 import random
 import re
 import shlex
@@ -19,31 +20,14 @@ from store.tool_uses import object_of, read_tool_uses
 _MAX_TRIES = 8
 _MAX_CHARS = 4000
 """Longest part of a command that is read: agents write them, and heredocs without an end need quadratic time."""
-_HEREDOC = re.compile(
-    r"(?<!<)<<-?[ \t]*(?P<quote>['\"]?)(?P<end>\w+)\b(?P=quote)(?P<rest>[^\n]*)\n(?P<body>.*?)^[ \t]*(?P=end)$",
-    re.DOTALL | re.MULTILINE,
+_HEREDOC = re.compile(r"<<-?[ \t]*(['\"]?)(?P<end>\w+)\1(?P<rest>.*)\n(?:.*\n)*?[ \t]*(?P=end)$", re.MULTILINE)
+_OPERATORS = "();<>|&\n"
+_WRITERS = {"tee", "cp", "mv", "patch", "apply", "am", "apply_patch"}
+_IN_PLACE = re.compile(r"(?:sed|perl|ruby)\n(?:.*\n)*?(?:-[A-Za-z0]*i\b.*|--in-place.*)")
+_CODE = re.compile(
+    r"(?:python|node)[\d.]*\b[\s\S]*(?:\bopen\(.*,.*['\"][wax]b?['\"]|\.open\(['\"][wax]|\bwrite_(?:text|bytes)\(|"
+    r"\bwriteFile)"
 )
-_WORD = r"(?:'[^']*'|\"(?:\\.|[^\"\\])*\"|\\.|[^\s;&|<>()'\"\\])+"
-_TOKEN = re.compile(
-    rf"#[^\n]*|(?P<written>[1&]?>{{1,2}}\|?[ \t]*(?!/dev/){_WORD})|\d*[<>]+(?:\(|[&|]?[ \t]*(?:{_WORD})?)"
-    rf"|(?P<end>[;&|\n()]+|-exec\b)|(?P<word>{_WORD})",
-    re.DOTALL,
-)
-"""Matches a comment, an output into a file, any other redirection, the end of a command, and a word of a shell."""
-_BEFORE_PROGRAM = re.compile(
-    r"[-{].*|\}|!|\d+|\w+=.*|sudo|env|time|timeout|nice|xargs|git|if|while|then|do|else|done|fi", re.DOTALL
-)
-"""Matches a word that may precede the name of a command's program, or the redirection of several commands."""
-_OF_TEXT = {"cat", "echo", "printf", "tee", "sed", "awk", "perl", "tr", "cut", "sort", "head", "tail", "jq", "base64"}
-"""Programs whose output in a file is an edit; that of a test, a build or a search is a record."""
-_WRITERS = {
-    "cp|mv|apply_patch": "",
-    "patch|apply|am": r"\A(?!(?s:.*)^--(?:check|stat|dry-run))",
-    "sed|perl|ruby": r"^-(?:[nrEsuzplw0a]*i|-in-place)",
-    r"(?:python|pypy|node|ruby|perl)[\d.]*": r"\bopen\(.*,\s*(?:mode\s*=\s*)?['\"]b?[wax]|\.open\(\s*['\"]b?[wax]"
-    r"|\bwrite_(?:text|bytes)\(|\bwriteFile(?:Sync)?\(",
-}
-"""Programs that write files, each with a pattern of the arguments, one in a line, with which they do."""
 
 
 async def with_forks(
@@ -83,36 +67,28 @@ def choose_turn(turns: Sequence[ForkableTurn], rule: str, draw: random.Random) -
 
 
 def _writes_file(packed: bytes) -> bool:
-    """Return whether an answer's calls write a file; the redirected output of a test or a build does not count."""
+    """Return whether an answer's calls write a file."""
     answer: Any = unpack_json(packed)
     uses = read_tool_uses(object_of(answer["message"]))
-    commands = [one.body[:_MAX_CHARS] for one in uses if one.kind == "shell"]
-    return _writes(commands) or any(one.kind in ("edit", "write", "patch") for one in uses)
+    scripts = [one.body[:_MAX_CHARS] for one in uses if one.kind == "shell"]
+    return any(one.kind in ("edit", "write", "patch") for one in uses) or any(map(_writes, scripts))
 
 
-def _writes(scripts: list[str]) -> bool:
-    """Return whether one of these shell scripts writes a file, or one that it passes to a shell, which is added.
-
-    A heredoc is an argument of its command.
-    """
-    for script in scripts:
-        text = _HEREDOC.sub(lambda one: shlex.quote(one["body"]) + one["rest"], script.replace("\\\n", " "))
-        words, is_text, is_piped, is_written = list[str](), True, False, False
-        for token in _TOKEN.finditer(f"{text}\n"):
-            is_written |= token["written"] is not None
-            if (word := token["word"]) and (words or not _BEFORE_PROGRAM.fullmatch(word)):
-                words.append(word)
-            elif token["end"]:
-                path, *arguments = shlex.split(" ".join(words)) or [""]
-                program = path.rpartition("/")[2]
-                if program:  # else the output is that of the commands before, which are in parentheses or a loop
-                    is_text = program in _OF_TEXT and (is_text or not is_piped)
-                patterns = (pattern for name, pattern in _WRITERS.items() if re.fullmatch(name, program))
-                if any(re.search(pattern, "\n".join(arguments), re.MULTILINE) for pattern in patterns):
+def _writes(script: str) -> bool:
+    """Return whether a shell script, as far as its words say, writes a file: by a redirection, a program, or code."""
+    text = _HEREDOC.sub(r"\g<rest>", script.replace("\\\n", " "))
+    lexer = shlex.shlex(f"{text}\n", posix=True, punctuation_chars=_OPERATORS)
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
+    command, redirection = list[str](), ""
+    with contextlib.suppress(ValueError):  # a quotation without an end
+        for word in lexer:
+            if redirection and not word.startswith("/dev/"):
+                return True
+            redirection = word if word in (">", ">>", ">|", "&>", "&>>") and command[-1:] != ["2"] else ""
+            if word.strip(_OPERATORS):
+                command.append(word)
+            elif not redirection:
+                if not _WRITERS.isdisjoint(command[:2]) or _IN_PLACE.search("\n".join(command)):
                     return True
-                if is_text and (is_written or program == "tee"):
-                    return True
-                if re.fullmatch("(?:ba|da|z)?sh|eval", program):
-                    scripts += arguments
-                words, is_piped, is_written = [], token["end"] == "|", False
-    return False
+                command = []
+    return _CODE.search(script) is not None
