@@ -95,7 +95,9 @@ def _bar() -> "ProgressBar":
 
 
 def print_json(value: Any) -> None:
-    sys.stdout.buffer.write(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE, default=str))
+    """Print a value as JSON; a key may be of a subclass of str, as the names of a subquery's columns are."""
+    options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS
+    sys.stdout.buffer.write(orjson.dumps(value, option=options, default=str))
     sys.stdout.flush()
 
 

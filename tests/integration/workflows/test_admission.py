@@ -97,6 +97,9 @@ async def test_admission_tells_good_broken_and_flaky_tasks_apart(loop: Loop, mon
     lines = {line.split()[1]: " ".join(line.split()) for line in listed.splitlines() if " eval_cmd " in line}
     assert "good eval_cmd admitted 2/2 2/2" in lines["good"], listed
     assert "empty_passes eval_cmd quarantined 2/2 0/2" in lines["empty_passes"], listed
+    command.append("--json")
+    listed = subprocess.run(command, env=loop.environment, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert {one["label"]: one["admitted"] for one in json.loads(listed)}["good"] is True
     again = await run(loop, "AdmitTasks", {"dataset": path, "repeats": 2})
     assert again == {"admitted": 0, "quarantined": 0}, "what the present graders have examined is not examined again"
 
