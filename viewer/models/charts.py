@@ -183,19 +183,19 @@ def compare_charts(runs: Sequence[RunCurves], axis: str) -> list[Chart]:
 def _metric_charts(runs: Sequence[RunCurves], axis: str) -> Iterator[Chart]:
     """Yield the charts of `_METRIC_CHARTS`: of one run with a series per metric, of several with the first metric."""
     is_one = len(runs) == 1
-    positions = [step_positions(run, axis) for run in runs]
+    placed = [(run, step_positions(run, axis), f"/runs/{quote(run.run_id)}/steps/") for run in runs]
     for name, title, note, metrics in _METRIC_CHARTS:
-        first, *others = metrics
+        first = next(iter(metrics))
         points: dict[float, dict[str, float]] = {}
         links: dict[float, str] = {}
-        for run, position in zip(runs, positions, strict=True):
+        for run, position, page in placed:
+            wanted = metrics if is_one else {first: run.run_id}
             for step, values in run.metrics.items():
                 # Step 0 has metrics of the engines' first update, and no plan row.
-                for metric in (first, *(others if is_one else ())) if step > 0 and step in position else ():
-                    if metric in values:
-                        label = metrics[metric] if is_one else run.run_id
-                        points.setdefault(position[step], {})[label] = values[metric]
-                        links[position[step]] = f"/runs/{quote(run.run_id)}/steps/{step}"
+                if step > 0 and step in position and not wanted.keys().isdisjoint(values):
+                    found = {label: values[metric] for metric, label in wanted.items() if metric in values}
+                    points.setdefault(position[step], {}).update(found)
+                    links[position[step]] = f"{page}{step}"
         xs = sorted(points)
         stored = {label for found in points.values() for label in found}
         labels = [one for one in metrics.values() if one in stored] if is_one else [run.run_id for run in runs]
