@@ -259,7 +259,8 @@ class ForksConfig(Section):
     steps old. A group without such a source stays a plain one. 0, the default, makes no forks."""
     turn: Literal["uniform", "mixed", "entropy", "first_edit"] = "uniform"
     """Turn that is sampled anew: `uniform`, the default, takes any behind the first; `mixed` the same, of groups whose
-    rewards differ; `entropy` the one with the lowest mean logprob; `first_edit` the first one that writes a file."""
+    rewards differ; `entropy` the one with the lowest mean logprob; `first_edit` the first one that writes a file by an
+    editing tool or, as far as the words of a command tell, in a shell."""
 
 
 class TrainingConfig(Section):

@@ -19,14 +19,17 @@ from store.tool_uses import object_of, read_tool_uses
 
 _MAX_TRIES = 8
 _MAX_CHARS = 4000
-"""Longest part of a command that is read: agents write them, and heredocs without an end need quadratic time."""
+"""Longest part of a command that is read: agents write them, and some of the patterns need quadratic time."""
 _HEREDOC = re.compile(r"<<-?[ \t]*(['\"]?)(?P<end>\w+)\1(?P<rest>.*)\n(?:.*\n)*?[ \t]*(?P=end)$", re.MULTILINE)
+_COMMENT = re.compile(r"(?P<quoted>'[^']*'|\"(?:\\.|[^\"\\])*\"|\\.)|(?<!\S)#.*")
+_ERRORS = re.compile(r"(?<!\S)2>{1,2}")
 _OPERATORS = "();<>|&\n"
 _WRITERS = {"tee", "cp", "mv", "patch", "apply", "am", "apply_patch"}
-_IN_PLACE = re.compile(r"(?:sed|perl|ruby)\n(?:.*\n)*?(?:-[A-Za-z0]*i\b.*|--in-place.*)")
-_CODE = re.compile(
-    r"(?:python|node)[\d.]*\b[\s\S]*(?:\bopen\(.*,.*['\"][wax]b?['\"]|\.open\(['\"][wax]|\bwrite_(?:text|bytes)\(|"
-    r"\bwriteFile)"
+_IN_PLACE = re.compile(r"^(?:.*/)?(?:sed|perl|ruby)\n(?:.*\n)*?(?:-[A-Za-z0]*i\b|--in-place)", re.MULTILINE)
+_INTERPRETER = re.compile(r"\b(?:python|node)[\d.]*\b")
+_MODE = r"\\?['\"][wax][bt+]*\\?['\"]"
+_WRITING_CODE = re.compile(
+    rf"\bopen\([^\n]{{0,200}}?,\s*(?:mode\s*=\s*)?{_MODE}|\.open\({_MODE}|\bwrite_(?:text|bytes)\(|\bwriteFile"
 )
 
 
@@ -75,20 +78,28 @@ def _writes_file(packed: bytes) -> bool:
 
 
 def _writes(script: str) -> bool:
-    """Return whether a shell script, as far as its words say, writes a file: by a redirection, a program, or code."""
+    """Return whether a shell script, as far as its words say, writes a file: by a redirection, a program, or code.
+
+    A program is looked for among the first two words of a command. A script within a script is not read.
+    """
     text = _HEREDOC.sub(r"\g<rest>", script.replace("\\\n", " "))
+    text = _ERRORS.sub("<", _COMMENT.sub(lambda one: one["quoted"] or "", text))
     lexer = shlex.shlex(f"{text}\n", posix=True, punctuation_chars=_OPERATORS)
-    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
-    command, redirection = list[str](), ""
+    lexer.whitespace = " \t\r"
+    lexer.whitespace_split = True
+    lexer.commenters = ""
+    command, is_redirected = list[str](), False
     with contextlib.suppress(ValueError):  # a quotation without an end
         for word in lexer:
-            if redirection and not word.startswith("/dev/"):
+            if is_redirected and not word.startswith("/dev/"):
                 return True
-            redirection = word if word in (">", ">>", ">|", "&>", "&>>") and command[-1:] != ["2"] else ""
+            is_redirected = word in (">", ">>", ">|", "&>", "&>>")
             if word.strip(_OPERATORS):
                 command.append(word)
-            elif not redirection:
-                if not _WRITERS.isdisjoint(command[:2]) or _IN_PLACE.search("\n".join(command)):
+            elif not is_redirected:
+                programs = {one.rpartition("/")[2] for one in command[:2]}
+                if not programs.isdisjoint(_WRITERS) or _IN_PLACE.search("\n".join(command)):
                     return True
                 command = []
-    return _CODE.search(script) is not None
+    program = _INTERPRETER.search(script)
+    return program is not None and _WRITING_CODE.search(script, program.end()) is not None

@@ -1,6 +1,7 @@
 """The turn before which a group of forks begins."""
 
 import random
+import time
 from typing import Any
 
 import pytest
@@ -148,7 +149,16 @@ def test_calls_that_write_a_file(arguments: dict[str, Any], writes: bool) -> Non
         ("cat a.py | python -c 'import sys; print(sys.stdin.read())'", False),
         ("bash -c 'ls; cat a.py'", False),
         ('bash -c "echo \\"a > b\\""', False),
-        ("[[ 2 > 1 ]] && ls", False),
+        ("echo a  # then > b", False),
+        ("# Let's see\nls\ncat > a.py <<'E'\nx\nE", True),
+        ("# a -> b\nls", False),
+        ("ls  # it's here\nsed -i s/a/b/ a.py", True),
+        ("grep -rn unused -i src", False),
+        ("head -n 2 > a.py", True),
+        ("python -c \"open('a', 'w+').write('x')\"", True),
+        ('python -c "open(\\"a\\", \\"wt\\")"', True),
+        ("python -c \"print(json.load(open(p, encoding='utf8'))['x'])\"", False),
+        ("/bin/cp a b", True),
         ("git log --grep apply; git commit -m 'mv a b'", False),
         ("grep -rn 'git apply\\|sed -i' .", False),
         ("diff <(cat a) <(cat b)", False),
@@ -159,3 +169,10 @@ def test_commands_that_write_a_file(command: str, writes: bool) -> None:
     for arguments in ({"command": command}, {"cmd": ["bash", "-lc", command]}):
         found = choose_turn([turn(2, [-1.0], **arguments)], "first_edit", random.Random(0))
         assert (found is not None) == writes
+
+
+@pytest.mark.parametrize("piece", ["open(,", "open(", "python open(", "<<E\n", "sed\n", "'", "# ", "2>", "\\", '"\\'])
+def test_a_command_of_any_form_is_read_in_little_time(piece: str) -> None:
+    started = time.process_time()
+    choose_turn([turn(2, [-1.0], command="python " + piece * 4000)], "first_edit", random.Random(0))
+    assert time.process_time() - started < 5, "a fifth of a second is usual"
