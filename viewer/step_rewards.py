@@ -21,13 +21,12 @@ class StepRewards:
         A step of forks alone has none.
         """
         steps = range(max(1, first), last + 1)
-        missing = [step for step in steps if (run_id, step) not in self._known]
+        found = {step: self._known[run_id, step] for step in steps if (run_id, step) in self._known}
+        missing = [step for step in steps if step not in found]
         if missing:
+            read = {one.step: one for one in await rewards_by_step(connection, run_id, missing[0], missing[-1])}
+            found |= {step: read.get(step) for step in missing}
             if len(self._known) > _MAX_KEPT:
                 self._known.clear()
-                missing = list(steps)
-            read = {one.step: one for one in await rewards_by_step(connection, run_id, missing[0], missing[-1])}
-            self._known |= {(run_id, step): read.get(step) for step in missing}
-        found = [self._known[run_id, step] for step in steps]
-        self._known.pop((run_id, last), None)
-        return [one for one in found if one is not None]
+            self._known |= {(run_id, step): found[step] for step in missing if step != last}
+        return [one for step in steps if (one := found[step]) is not None]
