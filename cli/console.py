@@ -95,7 +95,7 @@ def _bar() -> "ProgressBar":
 
 
 def print_json(value: Any) -> None:
-    """Print a value as JSON; a key may be of a subclass of str, as the names of a subquery's columns are."""
+    """Print a value as JSON. Keys become strings: those of a subquery's columns are of a subclass of str."""
     options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS
     sys.stdout.buffer.write(orjson.dumps(value, option=options, default=str))
     sys.stdout.flush()

@@ -46,8 +46,6 @@ _HOUR_SECONDS = 3600.0
 _NEWEST_ROLLOUTS = 5000
 """Rollouts, and such without a verdict, among which the recent ones are counted."""
 _MAX_FAILURES = 10
-_WATCHED = {"entropy": "entropy"}
-"""The metrics, in nats, that are said beside the alarms."""
 TRAINING_REWARD = "training reward"
 """Its name on tiles, curves and tables: the mean over all groups that a step consumed, those without signal too."""
 
@@ -194,8 +192,8 @@ def _alarms(metrics: Mapping[int, Metrics], page: str) -> Vital:
     num_current = sum(one.is_current for one in raised)
     told = [f"{one.name.replace('_', ' ')} in step {', '.join(map(str, one.steps[:3]))}" for one in raised]
     told = told or [f"none in the {_STEPS_SHOWN} steps before"]
-    newest = metrics[max(metrics)] if metrics else {}
-    told += [f"{words} {newest[name]:.2g} nats" for name, words in _WATCHED.items() if name in newest]
+    entropies = [metrics[step]["entropy"] for step in sorted(metrics) if "entropy" in metrics[step]]
+    told += [f"entropy {one:.2g} nats" for one in entropies[-1:]]
     value = f"{num_current} in the newest step" if num_current else "none in the newest step"
     return Vital("alarms", value, "; ".join(told), page)
 
