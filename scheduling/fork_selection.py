@@ -1,9 +1,7 @@
 """Choose the training groups that begin in the middle of an earlier rollout, and the turns that they sample anew."""
 
-import contextlib
 import random
 import re
-import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,10 +19,16 @@ _MAX_TRIES = 8
 _MAX_CHARS = 4000
 """Longest part of a command that is read: agents write them, and some of the patterns need quadratic time."""
 _HEREDOC = re.compile(r"<<-?[ \t]*(['\"]?)(?P<end>\w+)\1(?P<rest>.*)\n(?:.*\n)*?[ \t]*(?P=end)$", re.MULTILINE)
-_COMMENT = re.compile(r"(?P<quoted>'[^']*'|\"(?:\\.|[^\"\\])*\"|\\.)|(?<!\S)#.*")
-_ERRORS = re.compile(r"(?<!\S)2>{1,2}")
+_QUOTED = re.compile(
+    r"(?P<shell>\b(?:ba|da|z)?sh\s+-l?c\s+)?(?P<text>'[^']*'|\"(?:\\.|[^\"\\])*\")|\\.|(?P<comment>(?<!\S)#.*)"
+    r"|(?P<errors>(?<!\S)2>{1,2})"
+)
 _OPERATORS = "();<>|&\n"
-_WRITERS = {"tee", "cp", "mv", "patch", "apply", "am", "apply_patch"}
+_WORD = re.compile(rf"[{_OPERATORS}]+|[^\s{_OPERATORS}]+")
+_OF_TEXT = {"cat", "echo", "printf", "sed", "awk", "sort", "head", "tail", "}", "done"}
+"""Words of a command whose redirected output is an edit; that of a test, a build or a diff is a record."""
+_WRITERS = {"cp", "mv", "patch", "apply", "am", "apply_patch"}
+_TRIALS = {"--check", "--stat", "--dry-run"}
 _IN_PLACE = re.compile(r"^(?:.*/)?(?:sed|perl|ruby)\n(?:.*\n)*?(?:-[A-Za-z0]*i\b|--in-place)", re.MULTILINE)
 _INTERPRETER = re.compile(r"\b(?:python|node)[\d.]*\b")
 _MODE = r"\\?['\"][wax][bt+]*\\?['\"]"
@@ -73,33 +77,34 @@ def _writes_file(packed: bytes) -> bool:
     """Return whether an answer's calls write a file."""
     answer: Any = unpack_json(packed)
     uses = read_tool_uses(object_of(answer["message"]))
-    scripts = [one.body[:_MAX_CHARS] for one in uses if one.kind == "shell"]
-    return any(one.kind in ("edit", "write", "patch") for one in uses) or any(map(_writes, scripts))
+    if any(one.kind in ("edit", "write", "patch") for one in uses):
+        return True
+    return any(_writes(one.body[:_MAX_CHARS]) for one in uses if one.kind == "shell")
 
 
 def _writes(script: str) -> bool:
-    """Return whether a shell script, as far as its words say, writes a file: by a redirection, a program, or code.
-
-    A program is looked for among the first two words of a command. A script within a script is not read.
-    """
-    text = _HEREDOC.sub(r"\g<rest>", script.replace("\\\n", " "))
-    text = _ERRORS.sub("<", _COMMENT.sub(lambda one: one["quoted"] or "", text))
-    lexer = shlex.shlex(f"{text}\n", posix=True, punctuation_chars=_OPERATORS)
-    lexer.whitespace = " \t\r"
-    lexer.whitespace_split = True
-    lexer.commenters = ""
-    command, is_redirected = list[str](), False
-    with contextlib.suppress(ValueError):  # a quotation without an end
-        for word in lexer:
-            if is_redirected and not word.startswith("/dev/"):
+    """Return whether a shell script writes a file, as far as words say; a program is one of a command's first two."""
+    text = _QUOTED.sub(_syntax_of, _HEREDOC.sub(r"\g<rest>", script.replace("\\\n", " ")))
+    command, is_redirected, is_text = list[str](), False, True
+    for word in _WORD.findall(f"{text}\n"):
+        programs = {one.rpartition("/")[2] for one in command[:2]}
+        if is_redirected and not word.startswith("/dev/") and not (programs and programs.isdisjoint(_OF_TEXT)):
+            return True
+        is_redirected = word in (">", ">>", ">|", "&>", "&>>")
+        if word.strip(_OPERATORS):
+            command.append(word)
+        elif not set(word) & {"<", ">"}:
+            changes = not programs.isdisjoint(_WRITERS) and _TRIALS.isdisjoint(command)
+            if changes or ("tee" in programs and is_text) or _IN_PLACE.search("\n".join(command)):
                 return True
-            is_redirected = word in (">", ">>", ">|", "&>", "&>>")
-            if word.strip(_OPERATORS):
-                command.append(word)
-            elif not is_redirected:
-                programs = {one.rpartition("/")[2] for one in command[:2]}
-                if not programs.isdisjoint(_WRITERS) or _IN_PLACE.search("\n".join(command)):
-                    return True
-                command = []
-    program = _INTERPRETER.search(script)
-    return program is not None and _WRITING_CODE.search(script, program.end()) is not None
+            # Behind parentheses no program is left: the text is then that of the commands in them.
+            is_text = word != "|" or not programs.isdisjoint(_OF_TEXT) or (not programs and is_text)
+            command = []
+    return (program := _INTERPRETER.search(script)) is not None and bool(_WRITING_CODE.search(script, program.end()))
+
+
+def _syntax_of(match: re.Match[str]) -> str:
+    """Return what is read of a quotation, a comment or such: a shell's script is read whole."""
+    if match["shell"]:
+        return ";" + _QUOTED.sub(_syntax_of, match["text"][1:-1].replace('\\"', '"'))
+    return "" if match["comment"] else "<" if match["errors"] else "Q"

@@ -16,10 +16,7 @@ class StepRewards:
         self._known: dict[tuple[str, int], StepReward | None] = {}
 
     async def read(self, connection: AsyncConnection, run_id: str, first: int, last: int) -> list[StepReward]:
-        """Return the rewards of the planned steps first to last, the newest; only those that are not known are read.
-
-        A step of forks alone has none.
-        """
+        """Return the rewards of steps first to last, the newest, but steps of forks alone; unknown ones are read."""
         steps = range(max(1, first), last + 1)
         found = {step: self._known[run_id, step] for step in steps if (run_id, step) in self._known}
         missing = [step for step in steps if step not in found]
