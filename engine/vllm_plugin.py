@@ -28,14 +28,23 @@ def register_weight_backend() -> None:
 
 @cache
 def adapt_to_cpu() -> None:
-    """On a CPU, replace vLLM's refusal of `--enable-return-routed-experts` by a worker that can return them, and give
-    one process one gloo group."""
+    """On a CPU, replace vLLM's refusal of `--enable-return-routed-experts` by a worker that can return them, let its
+    processes sleep while they wait for each other, and give one process one gloo group."""
     from vllm.config import VllmConfig
+    from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
         VllmConfig._verify_aux_output_compatibility = _use_experts_worker
+        SpinCondition.record_read = _no_record
         _share_group_of_one()
+
+
+def _no_record(_condition: Any) -> None:
+    """Take the place of the note of a read, for a second after which vLLM's scheduler and worker poll shared memory.
+
+    During each step they would take a core of those that compute it.
+    """
 
 
 def _share_group_of_one() -> None:
