@@ -1,9 +1,10 @@
-"""The plug-in's checks of weight files before the first tensor is loaded, without vLLM.
+"""The plug-in's checks of weight files before the first tensor is loaded, and how vLLM's processes wait on a CPU.
 
 A refused update must leave the weights as they are, for any bad file. The update in the real vLLM is tested in
 tests/integration/engine/test_vllm_plugin.py.
 """
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from engine.policy_files import file_sha256
-from engine.vllm_plugin import checked_paths, read_tensors
+from engine.vllm_plugin import adapt_to_cpu, checked_paths, read_tensors
 
 
 @pytest.fixture
@@ -58,3 +59,28 @@ def test_every_file_has_a_digest(tmp_path: Path, shards: list[str]) -> None:
     for files, sha256 in (([], []), (shards, digests(tmp_path, shards)[:1])):
         with pytest.raises(ValueError, match="expected as many of each"):
             checked_paths(tmp_path, files, sha256)
+
+
+def test_a_process_sleeps_until_the_other_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    import zmq
+    from vllm.distributed.device_communicators import shm_broadcast
+    from vllm.utils.network_utils import get_open_zmq_ipc_path
+
+    adapt_to_cpu()
+    polls: list[None] = []
+    monkeypatch.setattr(shm_broadcast, "sched_yield", lambda: polls.append(None))
+    with zmq.Context() as context:
+        address = get_open_zmq_ipc_path()
+        writer = shm_broadcast.SpinCondition(is_reader=False, context=context, notify_address=address)
+        reader = shm_broadcast.SpinCondition(is_reader=True, context=context, notify_address=address)
+        reader.last_read -= 2 * reader.busy_loop_s  # as in a process that is no longer new
+        reader.record_read()
+        waiting = threading.Thread(target=reader.wait)
+        waiting.start()
+        while waiting.is_alive():  # a message is lost until the reader has subscribed
+            writer.notify()
+            waiting.join(0.01)
+        for socket in (writer.local_notify_socket, reader.local_notify_socket, reader.write_cancel_socket):
+            socket.close(linger=0)
+        reader.read_cancel_socket.close(linger=0)
+    assert not polls
