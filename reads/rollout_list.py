@@ -172,6 +172,10 @@ async def list_rollout_lines(
     return [RolloutLine(*row) for row in await connection.execute(statement)]
 
 
+async def list_rollout_ids(connection: AsyncConnection, wanted: RolloutFilter) -> list[int]:
+    return list((await connection.execute(_filtered(_lines().with_only_columns(RolloutTable.id), wanted))).scalars())
+
+
 async def list_longest_rollouts(
     connection: AsyncConnection, wanted: RolloutFilter, limit: int, before: int | None = None
 ) -> list[RolloutLine]:
