@@ -23,6 +23,7 @@ from cli import (
     launch,
     models,
     publish,
+    recall,
     show,
     sql,
     status,
@@ -52,7 +53,7 @@ def _print_version(wanted: bool) -> None:
 COMMANDS = {
     "Run": (train.train, launch.launch_command, evaluate.evaluate, evaluate.fork, chat.chat),
     "Look": (status.status, watch.watch, show.show_app, explain.explain, sql.sql, view.view, publish.publish),
-    "Steer": (steer.pause, steer.resume, steer.stop, steer.set, steer.retry),
+    "Steer": (steer.pause, steer.resume, steer.stop, steer.set, steer.retry, recall.recall),
     "Tasks and models": (tasks.tasks_app, models.models_app),
     "Machine": (up.up, down.down, doctor.doctor, admin.admin_app),
 }

@@ -33,6 +33,7 @@ from reads.curves import StepTimes, metrics_by_step, times_by_step
 from reads.evaluations import EvaluationRate, evaluation_rates
 from reads.groups import ListedGroup, list_groups, read_group_filter
 from reads.reader_role import ReadOnlyStore
+from reads.recall import Recall, read_recall
 from reads.rollout_list import RolloutFilter, RolloutLine, list_rollout_lines
 from reads.rollouts import describe_rollout
 from reads.run_times import read_run_times
@@ -345,6 +346,16 @@ class Run:
     def advise(self, num_steps: int = 20) -> Advice:
         """Say where the hours of the newest trained steps went, and which setting would change it most."""
         return advise_run(self.client.read(lambda connection: read_run_times(connection, self.run_id, num_steps)))
+
+    def recall(
+        self,
+        task: str | None = None,
+        grader: str | None = None,
+        rollouts: str | None = None,
+        since: datetime | None = None,
+    ) -> Recall:
+        """Return what wrong verdicts have touched in this run; see `reads.recall.read_recall`. It changes nothing."""
+        return self.client.read(lambda found: read_recall(found, self.run_id, task, grader, rollouts, since))
 
     def wait(self, say: ReportProgress = print) -> JsonObject:
         """Follow the run to its end and return its result. Raises ConfigError if it fails or is paused."""

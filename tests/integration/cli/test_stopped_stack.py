@@ -32,6 +32,7 @@ ASKING = {
     "watch --once": ["5"],
     "explain": ["RUN"],
     "explain --advice": ["RUN"],
+    "recall --since 2026-11-01T12:00+02:00": ["RUN", "--grader", "eval_cmd"],
     "sql": ["SELECT 1"],
     "view": ["5"],
     "publish": ["RUN", "--out", "published"],
