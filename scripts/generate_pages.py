@@ -36,7 +36,7 @@ def pages() -> dict[str, str]:
         "commands.md": commands_page(),
         "tables.md": tables_page(),
         "http.md": http_page(),
-        "fields.md": fields_page(),
+        "fields.md": api_fields_page(),
         "agents.md": agents_page(),
         "vime.md": vime_page(),
         "brief.md": page("The brief, feature by feature", "tests/brief/", brief_page()),
@@ -82,13 +82,12 @@ def glossary_page(tree: ast.Module) -> str:
     return "\n".join(lines) + "\n"
 
 
-def fields_page() -> str:
+def api_fields_page() -> str:
     """Return the page of every field that the adapter knows of the three protocols."""
-    from adapter.dialects import fields, nested_fields
+    from adapter.dialects.fields import fields_page
+    from tests.unit.adapter.dialects.nested_fields import nested_fields_page
 
-    return page(
-        "Fields of the model API", "adapter/dialects/", fields.fields_page() + nested_fields.nested_fields_page()
-    )
+    return page("Fields of the model API", "adapter/dialects/", fields_page() + nested_fields_page())
 
 
 def agents_page() -> str:

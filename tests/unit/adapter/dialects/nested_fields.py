@@ -1,8 +1,9 @@
 """The treatment of the objects inside of honoured fields: messages, parts of content, tools, choices, formats.
 
 An object is named by the field that contains it and by its own type or role, such as `content image`, or by the field
-alone if it has neither. An object that is not listed here is refused by its dialect. A test walks the SDKs' own types
-through these tables, so that a new member of a union, or a new field of an object, fails until it is decided on.
+alone if it has neither. An object that is not listed here is refused by its dialect. `test_fields.py` walks the SDKs'
+own types through these tables, so that a new member of a union, or a new field of an object, fails until it is decided
+on; `make docs` prints them.
 """
 
 from collections.abc import Iterator, Mapping
