@@ -251,11 +251,6 @@ async def changed_by(connection: AsyncConnection, run_id: str, changes: Mapping[
     return changed_config(row.config, changes)
 
 
-async def first_unplanned_step(connection: AsyncConnection, run_id: str) -> int:
-    """Return the first step of the run that is not planned."""
-    return await plans.newest_planned_step(connection, run_id) + 1
-
-
 async def record_skipped_step(connection: AsyncConnection, request: Request) -> SteeringAnswer:
     """Discard the batch of a paused run's next step, so that another takes its place. Raises ConfigError if refused.
 
