@@ -279,9 +279,8 @@ async def record_skipped_step(connection: AsyncConnection, request: Request) -> 
     discarded = await connection.execute(delete(BatchItemTable).where(*of_step).returning(BatchItemTable.group_id))
     group_ids = sorted(discarded.scalars())
     cancelling = update(RolloutGroupTable).where(RolloutGroupTable.id.in_(group_ids))
-    names = (
-        await connection.execute(cancelling.values(state=GroupState.CANCELLED).returning(RolloutGroupTable.workflow_id))
-    ).scalars()
+    cancelled = cancelling.values(state=GroupState.CANCELLED).returning(RolloutGroupTable.workflow_id)
+    names = await connection.scalars(cancelled)
     await connection.execute(delete(BatchTable).where(BatchTable.run_id == run_id, BatchTable.step == step))
     # The next batch overwrites only metrics of the same names: those of other datasets and families would stay.
     await connection.execute(delete(MetricTable).where(MetricTable.run_id == run_id, MetricTable.step == step))
