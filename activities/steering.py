@@ -99,5 +99,4 @@ async def _pending_stages(client: Client, target: Target) -> dict[str, str]:
 
 async def run_of(database: Database, what: str) -> str:
     """Return the run of a group or a rollout. Raises ConfigError if there is none."""
-    async with database.begin() as connection:
-        return (await steering_targets.find_target(connection, what)).run_id
+    return (await database.run(steering_targets.find_target, what)).run_id
