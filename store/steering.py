@@ -245,10 +245,7 @@ async def record_changes(connection: AsyncConnection, request: Request, changes:
 
 async def changed_by(connection: AsyncConnection, run_id: str, changes: Mapping[str, Any]) -> RunConfig:
     """Return the config that the run would have after the changes, for checks beyond the config. Raises ConfigError."""
-    row = await runs.get_run(connection, run_id)
-    if row is None:
-        raise ConfigError(f"there is no training run {run_id!r}; `ratchet show runs` lists those that there are")
-    return changed_config(row.config, changes)
+    return changed_config((await runs.the_run(connection, run_id)).config, changes)
 
 
 async def record_skipped_step(connection: AsyncConnection, request: Request) -> SteeringAnswer:
