@@ -84,10 +84,9 @@ def glossary_page(tree: ast.Module) -> str:
 
 def api_fields_page() -> str:
     """Return the page of every field that the adapter knows of the three protocols."""
-    from adapter.dialects.fields import fields_page
-    from tests.unit.adapter.dialects.nested_fields import nested_fields_page
+    from tests.unit.adapter.dialects.nested_fields import fields_table, nested_fields_tables
 
-    return page("Fields of the model API", "adapter/dialects/", fields_page() + nested_fields_page())
+    return page("Fields of the model API", "adapter/dialects/", fields_table() + nested_fields_tables())
 
 
 def agents_page() -> str:

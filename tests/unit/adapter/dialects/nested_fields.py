@@ -9,6 +9,8 @@ on; `make docs` prints them.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from adapter.dialects.fields import CHAT_FIELDS, MESSAGES_FIELDS, RESPONSES_FIELDS, FieldRule
+
 
 @dataclass(frozen=True, slots=True)
 class ObjectFields:
@@ -171,7 +173,24 @@ RESPONSES_OBJECTS = NestedFields(
 )
 
 
-def nested_fields_page() -> str:
+def fields_table() -> str:
+    """Return the table of the top-level fields, for docs/reference/fields.md."""
+    lines = ["| field | Messages | Chat Completions | Responses |", "|---|---|---|---|"]
+    tables = (MESSAGES_FIELDS, CHAT_FIELDS, RESPONSES_FIELDS)
+    for name in sorted({name for table in tables for name in table}):
+        cells = [_cell(table.get(name)) for table in tables]
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(rule: FieldRule | None) -> str:
+    if rule is None:
+        return ""
+    return f"{rule.support}: {rule.note}" if rule.note else str(rule.support)
+
+
+def nested_fields_tables() -> str:
+    """Return the tables of the fields within them."""
     return "\n".join(line for one in (MESSAGES_OBJECTS, CHAT_OBJECTS, RESPONSES_OBJECTS) for line in _table(one)) + "\n"
 
 
