@@ -14,13 +14,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import get_args
 
-from bench_runs import bench_runs_table
 from page_checks import dead_links, without_words
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined, to_json
 from reference_pages import commands_page, http_page, page, tables_page
 
+from tests.benchmarks._runs_table import bench_runs_table
 from tests.brief.page import brief_page
 
 SOURCE = Path("ratchet/types.py")
