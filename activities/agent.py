@@ -194,7 +194,7 @@ class AgentActivities:
             max_context_tokens=config.sampling.max_context_tokens,
             max_response_tokens=config.sampling.max_response_tokens,
             extra_args=config.harness.extra_args,
-            extra_env=secrets.with_secrets("harness.extra_env", config.harness.extra_env),
+            extra_env=secrets.resolve_references("harness.extra_env", config.harness.extra_env),
             task_env=task.spec.get("agent_environment", {}),
             extra=config.harness.all_options(),
         )
