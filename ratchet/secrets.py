@@ -43,12 +43,6 @@ def require_reference(key: str, name: str, value: str) -> None:
         )
 
 
-def references_only(values: Mapping[str, str]) -> dict[str, str]:
-    """Return the mapping with `***` for every value that is written out, in the config of a run that began before
-    references were required."""
-    return {name: text if _REFERENCE.fullmatch(text) else "***" for name, text in values.items()}
-
-
 def resolve_references(key: str, value: Any) -> Any:
     """Return a config's value with every reference in its texts, also within lists and mappings, replaced by its value.
 
@@ -63,11 +57,15 @@ def resolve_references(key: str, value: Any) -> Any:
 
 
 def redact_config(config: JsonObject) -> JsonObject:
-    """Return a stored config as people and other services may see it: see `references_only`."""
+    """Return a stored config as people and other services may see it.
+
+    `***` is for values of `harness.extra_env` that are written out: the run began before references were required.
+    """
     harness = config.get("harness") or {}
     if not harness.get("extra_env"):
         return config
-    return {**config, "harness": {**harness, "extra_env": references_only(harness["extra_env"])}}
+    shown = {name: text if _REFERENCE.fullmatch(text) else "***" for name, text in harness["extra_env"].items()}
+    return {**config, "harness": {**harness, "extra_env": shown}}
 
 
 def _value(key: str, name: str) -> str:
