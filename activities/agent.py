@@ -74,7 +74,7 @@ class AgentActivities:
             return await self._run_agent(context, session_id, token)
         except SandboxBusyError:  # retried, also if only this box is out of reach, so it must end at last
             async with heartbeating():
-                await self._require_wall_time(context, _GRACE_SECONDS)
+                await self._require_wall_time(context)
             raise
 
     async def _run_agent(self, context: StageContext, session_id: int, token: str) -> AgentResult:
@@ -124,9 +124,9 @@ class AgentActivities:
             waited_seconds=round(progress.waited_seconds, 1),
         )
 
-    async def _require_wall_time(self, context: StageContext, grace_seconds: float = 0.0) -> float:
+    async def _require_wall_time(self, context: StageContext) -> float:
         guard = guard_seconds(context.config, self.configs.settings)
-        return await require_wall_time(self.database, context.input, guard, grace_seconds)
+        return await require_wall_time(self.database, context.input, guard, _GRACE_SECONDS)
 
     async def _wait_until_guard(self, box: Sandbox, harness: BaseHarness, context: StageContext) -> ExitReport:
         """Wait for the agent; at the guard end it; its work is not graded. Raises GuardSpentError if it goes on."""
@@ -137,7 +137,7 @@ class AgentActivities:
             while not (await asyncio.wait({waiting}, timeout=pause_seconds))[0]:
                 pause_seconds = _WATCH_SECONDS
                 with contextlib.suppress(StoreUnavailableError):
-                    left = await self._require_wall_time(context, _GRACE_SECONDS)
+                    left = await self._require_wall_time(context)
                     pause_seconds = max(_WATCH_SECONDS, left)
                     if left <= 0:
                         _LOG.warning("agent ended at the guard", rollout_id=context.input.rollout_id)
@@ -194,7 +194,7 @@ class AgentActivities:
             max_context_tokens=config.sampling.max_context_tokens,
             max_response_tokens=config.sampling.max_response_tokens,
             extra_args=config.harness.extra_args,
-            extra_env=secrets.with_secrets("harness.extra_env", config.harness.extra_env),
+            extra_env=secrets.resolve_references("harness.extra_env", config.harness.extra_env),
             task_env=task.spec.get("agent_environment", {}),
             extra=config.harness.all_options(),
         )

@@ -25,7 +25,7 @@ def check_run(config: RunConfig, settings: TemporalSettings) -> None:
     check_boxes(config, settings)
     find_reward(config.grading.reward)
     Harnesses()[config.harness.name].check(config.harness.all_options())
-    secrets.with_secrets("harness.extra_env", config.harness.extra_env)
+    secrets.resolve_references("harness.extra_env", config.harness.extra_env)
     for sink in config.metrics.sinks:
         secrets.resolve_references(f"metrics.sinks: {sink.name}: options", sink.options)
     own = {"loss.preset": config.loss.preset, "training.advantage": config.training.advantage}

@@ -44,9 +44,8 @@ async def create_run_from_config(
     ConfigError if the engines of its set cannot serve it beside another open run.
     """
     await asyncio.to_thread(check_run, config, settings)
-    async with database.begin() as connection:
-        if name != runs.ADHOC:
-            await open_runs.require_slot(connection, run_id, config)
+    if name != runs.ADHOC:
+        await database.run(open_runs.require_slot, run_id, config)
     model = await model_directory(database, config) if config.uses_model else None
     if config.endpoint is not None:
         evaluated = config.evaluation
@@ -76,9 +75,8 @@ async def create_run_from_config(
 
 async def _discard_version(database: Database, run_id: str, version: InitialVersion) -> None:
     """Delete the files of the version 0 of a run that is refused, unless an earlier try has created the run."""
-    async with database.begin() as connection:
-        if not version.files or await runs.get_run(connection, run_id) is not None:
-            return
+    if not version.files or await database.run(runs.get_run, run_id) is not None:
+        return
     directory = paths.policies() / policy_version(run_id, 0, 0)
     await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
     if version.uri != str(directory):

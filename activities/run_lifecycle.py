@@ -261,8 +261,7 @@ class RunActivities:
         """
         end = asyncio.get_running_loop().time() + _CHECKPOINT_SECONDS
         while True:
-            async with self.database.begin() as connection:
-                row = await runs.the_run(connection, run_id)
+            row = await self.database.run(runs.the_run, run_id)
             last_step = row.resolved_config.training.steps
             if row.checkpoint_step >= last_step or row.state not in (RunState.RUNNING, RunState.PAUSED):
                 return

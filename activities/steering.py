@@ -15,7 +15,7 @@ from ratchet.steering_payloads import SteerRunInput
 from ratchet.temporal_client import describe_workflow
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.types import SteeringAction
-from store import steering, steering_targets
+from store import plans, steering, steering_targets
 from store.database import Database
 from store.steering import Request, SteeringAnswer
 from store.steering_targets import Target
@@ -72,7 +72,7 @@ async def reset_stage(
         raise ConfigError(f"{target.workflow_id} has no stage {stage!r} that is pending; there is {names}")
     async with database.begin() as connection:
         request = Request(target.run_id, request_id, by, reason)
-        next_step = await steering.first_unplanned_step(connection, target.run_id)
+        next_step = await plans.newest_planned_step(connection, target.run_id) + 1
         names = f"{target.workflow_id} {stage}"
         await steering.record(connection, request, SteeringAction.RETRY, names, "pending", "retried", next_step)
     execution = WorkflowExecution(workflow_id=target.workflow_id)
@@ -99,5 +99,4 @@ async def _pending_stages(client: Client, target: Target) -> dict[str, str]:
 
 async def run_of(database: Database, what: str) -> str:
     """Return the run of a group or a rollout. Raises ConfigError if there is none."""
-    async with database.begin() as connection:
-        return (await steering_targets.find_target(connection, what)).run_id
+    return (await database.run(steering_targets.find_target, what)).run_id

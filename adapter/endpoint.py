@@ -169,7 +169,7 @@ class EndpointClient:
     def _headers(self) -> dict[str, str]:
         headers = {"content-type": "application/json"}
         if self._endpoint.key is not None:
-            key = secrets.with_secrets("endpoint", {"key": self._endpoint.key})["key"]
+            key = secrets.resolve_references("endpoint.key", self._endpoint.key)
             headers["authorization"] = f"Bearer {key}"
         return headers
 

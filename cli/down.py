@@ -71,8 +71,7 @@ async def kill_stack_boxes(environment: dict[str, str]) -> tuple[int, Collection
     database = Database(environment["RATCHET_DATABASE_URL"], pool_size=1, is_patient=True)
     num_killed = 0
     try:
-        async with database.begin() as connection:
-            own_ids = (await installations.installation(connection)).own_ids
+        own_ids = (await database.run(installations.installation)).own_ids
         for own_id in own_ids:
             for info in await provider.list({INSTALLATION_KEY: own_id}):
                 end = await kill_own_box(database, provider, info.id)

@@ -66,7 +66,7 @@ def viewer_settings(stack: Stack, host: str) -> "ViewerSettings":
         database_url=environment["RATCHET_DATABASE_URL"],
         host=host,
         port=stack.ports["viewer"],
-        token=None if host in LOOPBACK_HOSTS else stack.viewer_token(),
+        token=None if host in LOOPBACK_HOSTS else stack.kept_secret("viewer.token"),
         temporal_ui=stack.shown_ui,
         temporal_namespace=environment["TEMPORAL_NAMESPACE"],
         trace_url=os.environ.get("RATCHET_TRACE_URL") or "",

@@ -65,8 +65,7 @@ async def served_config(stack: Stack, what: str, config: Path | None, by: str, s
                 if (is_open and not step) or (version is not None and loaded == {version.version}):
                     return row.resolved_config
         found = await run_evaluation(stack, what, EvaluationSettings(temperatures=(), config=config), by, say)
-        async with database.begin() as connection:
-            return (await runs.the_run(connection, found["run_id"])).resolved_config
+        return (await database.run(runs.the_run, found["run_id"])).resolved_config
 
 
 def chat_values(config: RunConfig) -> JsonObject:

@@ -334,10 +334,7 @@ class Run:
 
     def row(self) -> RunRow:
         """Return the run's row: state, wish, config, step. Raises ConfigError if the run does not exist."""
-        row = self.client.read(lambda connection: runs.get_run(connection, self.run_id))
-        if row is None:
-            raise ConfigError(f"there is no run {self.run_id!r}; `ratchet show runs` lists those that there are")
-        return row
+        return self.client.read(lambda connection: runs.the_run(connection, self.run_id))
 
     def why(self) -> Diagnosis:
         """Say what the run waits for."""

@@ -217,9 +217,8 @@ async def _begin_pause(database: Database, engine: EngineRow, version: PolicyVer
 
 async def _extend_lease(database: Database, engine: EngineRow) -> None:
     """Extend the lease. Raises EngineUnavailableError if it was lost: the wrapper or another set has the engine."""
-    async with database.begin() as connection:
-        if not await engines.extend_engine_pause(connection, engine.id, PAUSE_SECONDS):
-            raise EngineUnavailableError(f"engine {engine.address}: the pause ran out during the update")
+    if not await database.run(engines.extend_engine_pause, engine.id, PAUSE_SECONDS):
+        raise EngineUnavailableError(f"engine {engine.address}: the pause ran out during the update")
 
 
 async def _renew_lease(database: Database, engine: EngineRow) -> None:

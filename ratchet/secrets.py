@@ -43,39 +43,29 @@ def require_reference(key: str, name: str, value: str) -> None:
         )
 
 
-def references_only(values: Mapping[str, str]) -> dict[str, str]:
-    """Return the mapping with `***` for every value that is written out, in the config of a run that began before
-    references were required."""
-    return {name: text if _REFERENCE.fullmatch(text) else "***" for name, text in values.items()}
-
-
-def with_secrets(key: str, values: Mapping[str, str]) -> dict[str, str]:
-    """Return the mapping with every reference replaced by its value. Raises ConfigError for a name without one.
-
-    A value without a reference, in the config of a run that began before references were required, stays as it is.
-    """
-    return {name: _without_references(f"{key}.{name}", text) for name, text in values.items()}
-
-
 def resolve_references(key: str, value: Any) -> Any:
-    """Do what `with_secrets` does for every text in a value of a config, also within lists and mappings."""
+    """Return a config's value with every reference in its texts, also within lists and mappings, replaced by its value.
+
+    A text without a reference, in the config of a run that began before references were required, stays as it is.
+    Raises ConfigError for a name without a value. `key`: of the config, for the message.
+    """
     if isinstance(value, str):
-        return _without_references(key, value)
+        return _REFERENCE.sub(lambda match: _value(key, match[1]), value)
     if isinstance(value, Mapping):
         return {name: resolve_references(f"{key}.{name}", one) for name, one in value.items()}
     return [resolve_references(key, one) for one in value] if isinstance(value, list) else value
 
 
 def redact_config(config: JsonObject) -> JsonObject:
-    """Return a stored config as people and other services may see it: see `references_only`."""
+    """Return a stored config as people and other services may see it.
+
+    `***` is for values of `harness.extra_env` that are written out: the run began before references were required.
+    """
     harness = config.get("harness") or {}
     if not harness.get("extra_env"):
         return config
-    return {**config, "harness": {**harness, "extra_env": references_only(harness["extra_env"])}}
-
-
-def _without_references(key: str, text: str) -> str:
-    return _REFERENCE.sub(lambda match: _value(key, match[1]), text)
+    shown = {name: text if _REFERENCE.fullmatch(text) else "***" for name, text in harness["extra_env"].items()}
+    return {**config, "harness": {**harness, "extra_env": shown}}
 
 
 def _value(key: str, name: str) -> str:
@@ -94,7 +84,7 @@ def note_values(values: Mapping[str, str]) -> None:
     """Look the references up only so that `without_secrets` knows their values; those without a value are left out."""
     for text in values.values():
         with contextlib.suppress(ConfigError):
-            _without_references("", text)
+            resolve_references("", text)
 
 
 def note_environment() -> None:

@@ -194,8 +194,7 @@ async def list_groups(
         wanted &= _has_become(run_id, only.state)
     if before is not None:
         wanted &= table.group_no < before
-    numbers = select(table.id).where(wanted).order_by(table.group_no.desc()).limit(limit)
-    ids = list((await connection.execute(numbers)).scalars())
+    ids = list(await connection.scalars(select(table.id).where(wanted).order_by(table.group_no.desc()).limit(limit)))
     rows = await connection.execute(group_lines().where(table.id == any_(_ids(ids))).order_by(table.group_no.desc()))
     lines = [GroupLine(*row) for row in rows]
     return await _with_reasons(connection, run_id, lines)

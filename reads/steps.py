@@ -142,12 +142,9 @@ async def read_step_facts(
     )
 
 
-async def require_step(
-    connection: AsyncConnection, run_id: str, step: int, first: int = 0, limit: int = 0
-) -> StepFacts:
-    """Return the facts about a step. Raises ConfigError if it does not exist."""
-    found = await read_step_facts(connection, run_id, step, first, limit)
-    if found is None:
+async def require_step(connection: AsyncConnection, run_id: str, step: int) -> StepFacts:
+    """Return the facts about a step, without its members. Raises ConfigError if it does not exist."""
+    if (found := await read_step_facts(connection, run_id, step)) is None:
         raise ConfigError(f"there is no step {step} of a run {run_id!r}; its metrics name its steps")
     return found
 

@@ -170,7 +170,6 @@ class SandboxProvider(Protocol):
         ttl_seconds: int,
         metadata: Mapping[str, str],
         idempotency_key: str,
-        env: Mapping[str, str] | None = None,
         network: Network = True,
         limits: BoxLimits | None = None,
     ) -> Sandbox:

@@ -69,7 +69,6 @@ class ClassProvider:
         ttl_seconds: int,
         metadata: Mapping[str, str],
         idempotency_key: str,
-        env: Mapping[str, str] | None = None,
         network: Network = True,
         limits: BoxLimits | None = None,
     ) -> "ClassSandbox":
@@ -82,16 +81,14 @@ class ClassProvider:
             network = "open"
         if (making := self._by_key.get(idempotency_key)) is None:
             options = {"network": network} if self._has_network else {}
-            making = asyncio.ensure_future(self._make(image, options, dict(metadata), dict(env or {}), idempotency_key))
+            making = asyncio.ensure_future(self._make(image, options, dict(metadata), idempotency_key))
             making.add_done_callback(lambda one: one.exception() and self._by_key.pop(idempotency_key, None))
             self._by_key[idempotency_key] = making
         box = await asyncio.shield(making)
         await box.set_ttl(ttl_seconds)
         return box
 
-    async def _make(
-        self, image: str, options: Mapping[str, Any], metadata: dict[str, str], env: dict[str, str], key: str
-    ) -> "ClassSandbox":
+    async def _make(self, image: str, options: Mapping[str, Any], metadata: dict[str, str], key: str) -> "ClassSandbox":
         try:
             made = await self._kind(image, **options).__aenter__()
         except RatchetError:
@@ -100,11 +97,10 @@ class ClassProvider:
             raise SandboxBusyError(f"{self.name} makes no box of {image}: {type(error).__name__}: {error}") from error
         box = ClassSandbox(self, str(getattr(made, "sandbox_id", "") or uuid.uuid4().hex), made)
         box.metadata = metadata
-        box.env = env
         box.key = key
         self._boxes[box.id] = box
         if hasattr(self._kind, "connect"):
-            record = {"metadata": metadata, "env": env, "started_at": box.started_at.isoformat()}
+            record = {"metadata": metadata, "started_at": box.started_at.isoformat()}
             await box.write_file(_RECORD, json.dumps(record))
         return box
 
@@ -117,7 +113,6 @@ class ClassProvider:
             box = ClassSandbox(self, sandbox_id, await _awaited(self._kind.connect(sandbox_id)))
             record = json.loads(await box.read_file(_RECORD))
             box.metadata = record["metadata"]
-            box.env = record["env"]
             box.started_at = datetime.fromisoformat(record["started_at"])
         return self._boxes.setdefault(sandbox_id, box)
 
@@ -168,7 +163,6 @@ class ClassSandbox(Sandbox):
         self.id = box_id
         self.made = made
         self.metadata: dict[str, str] = {}
-        self.env: dict[str, str] = {}
         self.key = ""
         self.ending = asyncio.Lock()
         self.failed_kills = 0
@@ -176,8 +170,7 @@ class ClassSandbox(Sandbox):
         self._provider = provider
 
     async def run(self, command: Command) -> CommandResult:
-        variables = self.env | dict(command.env)
-        lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+        lines = [f"export {name}={shlex.quote(value)}" for name, value in command.env.items()]
         enter = f"cd -- {shlex.quote(command.cwd)} || exit 126" if command.cwd else "cd ~ 2>/dev/null || cd /"
         script = "\n".join([*lines, enter, command.cmd])
         seconds = _UNLIMITED_SECONDS if command.timeout is None else command.timeout

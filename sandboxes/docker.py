@@ -79,7 +79,6 @@ class DockerProvider:
         ttl_seconds: int,
         metadata: Mapping[str, str],
         idempotency_key: str,
-        env: Mapping[str, str] | None = None,
         network: Network = True,
         limits: BoxLimits | None = None,
     ) -> Sandbox:
@@ -98,7 +97,6 @@ class DockerProvider:
                 "Cmd": [str(ttl_seconds)],
                 "User": "root",
                 "Hostname": "box",
-                "Env": [f"{name}={value}" for name, value in (env or {}).items()],
                 "Labels": {**metadata, EGRESS_LABEL: self._adapter} if has_way else dict(metadata),
                 "HostConfig": self._host_config(limits or BoxLimits(), name_of_network if later or is_open else "none"),
             }

@@ -107,7 +107,6 @@ class E2BProvider:
         ttl_seconds: int,
         metadata: Mapping[str, str],
         idempotency_key: str,
-        env: Mapping[str, str] | None = None,
         network: Network = True,
         limits: BoxLimits | None = None,
     ) -> E2BSandbox:
@@ -124,7 +123,6 @@ class E2BProvider:
             "templateID": image if is_built(image) else self._template.replace("{image}", image),
             "timeout": ttl_seconds,
             "metadata": {**metadata, self._image_metadata_key: image, _KEY_METADATA: idempotency_key},
-            "envVars": dict(env or {}),
             **self._policy(network),
         }
         return self._box(await self._plane.create(body, idempotency_key, image))

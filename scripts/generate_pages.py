@@ -14,13 +14,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import get_args
 
-from bench_runs import bench_runs_table
 from page_checks import dead_links, without_words
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined, to_json
 from reference_pages import commands_page, http_page, page, tables_page
 
+from tests.benchmarks._runs_table import bench_runs_table
 from tests.brief.page import brief_page
 
 SOURCE = Path("ratchet/types.py")
@@ -36,7 +36,7 @@ def pages() -> dict[str, str]:
         "commands.md": commands_page(),
         "tables.md": tables_page(),
         "http.md": http_page(),
-        "fields.md": fields_page(),
+        "fields.md": api_fields_page(),
         "agents.md": agents_page(),
         "vime.md": vime_page(),
         "brief.md": page("The brief, feature by feature", "tests/brief/", brief_page()),
@@ -82,13 +82,11 @@ def glossary_page(tree: ast.Module) -> str:
     return "\n".join(lines) + "\n"
 
 
-def fields_page() -> str:
+def api_fields_page() -> str:
     """Return the page of every field that the adapter knows of the three protocols."""
-    from adapter.dialects import fields, nested_fields
+    from tests.unit.adapter.dialects.nested_fields import fields_table, nested_fields_tables
 
-    return page(
-        "Fields of the model API", "adapter/dialects/", fields.fields_page() + nested_fields.nested_fields_page()
-    )
+    return page("Fields of the model API", "adapter/dialects/", fields_table() + nested_fields_tables())
 
 
 def agents_page() -> str:

@@ -99,9 +99,8 @@ async def _is_accepted(
             while time.monotonic() < deadline:
                 await asyncio.wait([result], timeout=_ACCEPT_LOOK_SECONDS)
                 with contextlib.suppress(StoreUnavailableError):
-                    async with database.begin() as connection:
-                        if await runs.get_run(connection, run_id) is not None:
-                            return True
+                    if await database.run(runs.get_run, run_id) is not None:
+                        return True
                 if result.done():
                     await result
                     return True

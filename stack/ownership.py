@@ -26,8 +26,7 @@ async def check_ownership(stack: Stack) -> list[OwnershipCheck]:
     checks = []
     try:
         async with stack.database() as database:
-            async with database.begin() as connection:
-                problem = await schema_problem(connection)
+            problem = await database.run(schema_problem)
             checks.append(OwnershipCheck("schema", problem))
             if not problem:
                 client = await connect_stack(stack, load_temporal_settings())

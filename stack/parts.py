@@ -166,9 +166,9 @@ class Stack:
         """Return the local gateway's API key, made once in E2B's format, which older SDKs check.
 
         It is empty without a state directory, so that a command that only reads makes none."""
-        return self._kept_secret("gateway.key", "e2b_") if self.home.is_dir() else ""
+        return self.kept_secret("gateway.key", "e2b_") if self.home.is_dir() else ""
 
-    def _kept_secret(self, name: str, prefix: str) -> str:
+    def kept_secret(self, name: str, prefix: str = "") -> str:
         """Return the secret in this file of the state directory; a new one if there is no file.
 
         Raises MachineError if the file is empty: a new secret would shut out what runs with the old one.
@@ -307,13 +307,9 @@ class Stack:
         host = "127.0.0.1" if self.viewer_host in ("0.0.0.0", "::") else self.viewer_host
         return f"http://{f'[{host}]' if ':' in host else host}:{self.ports[VIEWER]}"
 
-    def viewer_token(self) -> str:
-        """Return the token that readers need if the viewer does not listen on loopback; made once."""
-        return self._kept_secret("viewer.token", "")
-
     def box_host_key(self) -> str:
         """Return the API key of the gateway on another host of a launch; made once."""
-        return self._kept_secret("box_host.key", "e2b_")
+        return self.kept_secret("box_host.key", "e2b_")
 
     @property
     def has_box_host(self) -> bool:
@@ -328,11 +324,7 @@ class Stack:
 
     def postgres_password(self) -> str:
         """Return the password with which they connect; made once. Empty without such hosts."""
-        return self._kept_secret("postgres.password", "") if self.postgres_hosts else ""
-
-    def codec_token(self) -> str:
-        """Return the token in the path of the codec server; made once."""
-        return self._kept_secret("codec.token", "")
+        return self.kept_secret("postgres.password") if self.postgres_hosts else ""
 
     @property
     def temporal_ui(self) -> str:

@@ -259,8 +259,8 @@ class Probes:
     async def engine_token(self, part: str) -> str:
         engine = self.engines[part]
         address = engine.address
-        async with self.database.begin() as connection:
-            row = next((row for row in await engines.list_all_engines(connection) if row.address == address), None)
+        rows = await self.database.run(engines.list_all_engines)
+        row = next((row for row in rows if row.address == address), None)
         if row is None or row.state is EngineState.STARTING:
             raise ProbeFailedError((row and row.fetch_error) or "vLLM loads its model")
         version = row.version or "initial weights"
@@ -295,8 +295,7 @@ class Probes:
         if reply.status_code != 401:
             raise ProbeFailedError(f"a call with an unknown token got {reply.status_code}: {reply.text[:200]}")
         async with self.database.begin() as connection:
-            silent = select(seconds_since(InstallationTable.adapter_seen_at))
-            seconds = (await connection.execute(silent)).scalar_one_or_none()
+            seconds = await connection.scalar(select(seconds_since(InstallationTable.adapter_seen_at)))
             wait = await lock_waits.longest_lock_wait(connection)
         pid = self.pid_of("adapter")  # a heartbeat of the process before it says nothing
         lived = time.time() - psutil.Process(pid).create_time() if pid is not None else _ADAPTER_SECONDS

@@ -169,9 +169,7 @@ def _look_at_parts(found: Diagnosis, stack: Stack) -> None:
 
 
 async def _look_at_store(connection: AsyncConnection, found: Diagnosis) -> None:
-    row = await runs.get_run(connection, found.run_id)
-    if row is None:
-        raise ConfigError(f"there is no run {found.run_id!r}; `ratchet show runs` lists those that there are")
+    row = await runs.the_run(connection, found.run_id)
     config = read_stored_config(row.config)
     training = config.training
     found.state = row.state

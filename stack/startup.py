@@ -316,8 +316,7 @@ async def require_up(stack: Stack, what: str) -> None:
 
 async def continue_runs(client: Client, database: Database, settings: TemporalSettings) -> list[str]:
     """Start the workflow of every open run that has none, for example after Temporal's database was lost."""
-    async with database.begin() as connection:
-        unfinished = await open_runs.unfinished_runs(connection)
+    unfinished = await database.run(open_runs.unfinished_runs)
     for run_id in unfinished:
         await temporal_client.start_train_run(client, settings, run_id)
     return unfinished

@@ -105,8 +105,7 @@ async def prepare_namespace(
 async def require_own_namespace(client: Client, database: Database, settings: TemporalSettings, is_own: bool) -> None:
     """Raise MachineError, with the remedy, if database and namespace belong to different installations."""
     found = await _namespace_id(client)
-    async with database.begin() as connection:
-        row = await installations.stored_installation(connection)
+    row = await database.run(installations.stored_installation)
     known = row and row.namespace_id
     if known is not None and known != found and not is_own:
         raise MachineError(
@@ -131,8 +130,7 @@ async def wait_for_namespace(client: Client, database: Database) -> None:
     found = await _namespace_id(client)
     said = -_SAY_SECONDS
     while True:
-        async with database.begin() as connection:
-            row = await installations.stored_installation(connection)
+        row = await database.run(installations.stored_installation)
         known = row and row.namespace_id
         if known == found:
             return

@@ -156,8 +156,7 @@ async def run_worker(queues: Sequence[str], settings: TemporalSettings, database
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     client = await temporal_client.connect_temporal(settings, wait_seconds=_TEMPORAL_SECONDS, runtime=_runtime())
     await temporal_namespace.wait_for_namespace(client, database)
-    async with database.begin() as connection:
-        installation = await installations.installation_id(connection)
+    installation = await database.run(installations.installation_id)
     if "agent" in queues:
         await asyncio.to_thread(lay_out_tarballs, lambda text: _LOG.info("agent programs", what=text))
     configs = RunConfigs(database, settings)

@@ -58,8 +58,7 @@ async def store_admission(connection: AsyncConnection, admission: NewAdmission) 
 async def is_admitted(connection: AsyncConnection, task_id: int, grader: str, grader_version: str) -> bool:
     """Return whether this grader version has admitted the task; False if it has not examined it."""
     examined = _of(AdmissionTable, task_id, GraderVersion(grader, grader_version))
-    statement = select(AdmissionTable.admitted).where(*examined)
-    return bool((await connection.execute(statement)).scalar_one_or_none())
+    return bool(await connection.scalar(select(AdmissionTable.admitted).where(*examined)))
 
 
 async def task_oracle(connection: AsyncConnection, task_id: int, version: GraderVersion) -> TaskOracle:

@@ -2,12 +2,12 @@
 
 from dataclasses import asdict, dataclass
 
-from sqlalchemy import select
+from sqlalchemy import Select, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.types import JsonObject
 from store import runs
-from store.schema import CheckpointTable
+from store.schema import CheckpointTable, RunTable
 
 
 @dataclass(slots=True, frozen=True)
@@ -36,3 +36,9 @@ async def list_checkpoints(connection: AsyncConnection, run_id: str) -> list[Che
     rows = await connection.execute(select(*columns).where(table.run_id == run_id).order_by(table.step.desc()))
     initial = (first.uri, first.files) if first else ("", [])
     return [CheckpointRow(*row, *initial) for row in rows]
+
+
+def best_checkpoint(run_id: str) -> Select[str]:
+    """Select the URI of the checkpoint of the run's best step, if there is one."""
+    of_best = (RunTable.run_id == CheckpointTable.run_id) & (RunTable.best_step == CheckpointTable.step)
+    return select(CheckpointTable.uri).join(RunTable, of_best).where(RunTable.run_id == run_id)

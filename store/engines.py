@@ -205,8 +205,7 @@ async def set_engine_details(conn: AsyncConnection, engine_id: int, details: Jso
 
 async def canary_of(conn: AsyncConnection, version: str | None) -> JsonObject | None:
     """Return the learner's scores of the canary text under these weights; None for the initial weights."""
-    statement = select(PolicyVersionTable.canary).where(PolicyVersionTable.version == version)
-    return (await conn.execute(statement)).scalar_one_or_none()
+    return await conn.scalar(select(PolicyVersionTable.canary).where(PolicyVersionTable.version == version))
 
 
 async def begin_engine_pause(conn: AsyncConnection, engine_id: int, seconds: float) -> bool:

@@ -113,8 +113,7 @@ async def give_recorded_turns(connection: AsyncConnection, rollout_id: int) -> N
     """Give a member of a forked group its copies, once; any other rollout gets none."""
     is_given = exists().where(SessionTable.rollout_id == rollout_id, SessionTable.attempt == 0)
     group = select(RolloutGroupTable.forked_turn_id).join(RolloutTable, RolloutTable.group_id == RolloutGroupTable.id)
-    of_rollout = group.where(RolloutTable.id == rollout_id, ~is_given)
-    turn_id = (await connection.execute(of_rollout)).scalar_one_or_none()
+    turn_id = await connection.scalar(group.where(RolloutTable.id == rollout_id, ~is_given))
     if turn_id is None:
         return
     point = await fork_point(connection, turn_id)

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sqlalchemy import delete, func, or_, select, update
+from sqlalchemy import Select, delete, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.orm import InstrumentedAttribute
 
 from ratchet.errors import FencedError
 from ratchet.token_statistics import TrainedTurn
@@ -24,6 +25,7 @@ from ratchet.types import (
     policy_version,
 )
 from store import learners
+from store.checkpoints import best_checkpoint
 from store.metrics import record_metrics
 from store.open_runs import pause_run
 from store.schema import (
@@ -131,12 +133,7 @@ async def retire_versions(connection: AsyncConnection, lease: RunLease, num_kept
     columns = select(version.version, version.step, version.uri, version.files).order_by(version.step.desc())
     of_run = (PolicyVersionTable.run_id == lease.run_id) & (PolicyVersionTable.state == PolicyVersionState.PUBLISHED)
     rows = (await connection.execute(columns.where(of_run).order_by(PolicyVersionTable.epoch.desc()))).all()
-    saved = (
-        select(CheckpointTable.step)
-        .where(CheckpointTable.run_id == lease.run_id)
-        .order_by(CheckpointTable.step.desc())
-        .limit(KEPT_CHECKPOINTS)
-    )
+    saved = _newest_checkpoints(lease.run_id, CheckpointTable.step).limit(KEPT_CHECKPOINTS)
     newest = list(dict.fromkeys(row.step for row in rows))[:num_kept]
     best = select(RunTable.best_step).where(RunTable.run_id == lease.run_id)
     steps = {0, *newest, *(await connection.execute(saved)).scalars(), *(await connection.execute(best)).scalars()}
@@ -177,19 +174,14 @@ async def commit_checkpoint(
     await connection.execute(row.on_conflict_do_update(index_elements=["run_id", "step"], set_=values))
     await record_metrics(connection, lease.run_id, step, metrics)
     await _end_run_without_rollouts(connection, lease, step)
-    newest = (
-        select(CheckpointTable.uri)
-        .where(CheckpointTable.run_id == lease.run_id)
-        .order_by(CheckpointTable.step.desc())
-        .limit(KEPT_CHECKPOINTS)
-    )
-    best = (
-        select(CheckpointTable.uri)
-        .join(RunTable, (RunTable.run_id == CheckpointTable.run_id) & (RunTable.best_step == CheckpointTable.step))
-        .where(CheckpointTable.run_id == lease.run_id)
-    )
-    kept = [*(await connection.execute(newest)).scalars(), *(await connection.execute(best)).scalars()]
-    return list(dict.fromkeys(kept))
+    newest = _newest_checkpoints(lease.run_id, CheckpointTable.uri).limit(KEPT_CHECKPOINTS)
+    best = await connection.execute(best_checkpoint(lease.run_id))
+    return list(dict.fromkeys([*(await connection.execute(newest)).scalars(), *best.scalars()]))
+
+
+def _newest_checkpoints(run_id: str, column: InstrumentedAttribute[Any]) -> Select[Any]:
+    """Select a column of the run's checkpoints, the newest first."""
+    return select(column).where(CheckpointTable.run_id == run_id).order_by(CheckpointTable.step.desc())
 
 
 async def drop_routed_experts(connection: AsyncConnection, lease: RunLease) -> None:
@@ -199,8 +191,7 @@ async def drop_routed_experts(connection: AsyncConnection, lease: RunLease) -> N
     No group's are dropped before the run has KEPT_CHECKPOINTS. Running it again changes nothing. Raises FencedError.
     """
     await hold_lease(connection, lease)
-    newest = select(CheckpointTable.step).where(CheckpointTable.run_id == lease.run_id)
-    newest = newest.order_by(CheckpointTable.step.desc()).offset(KEPT_CHECKPOINTS - 1).limit(1)
+    newest = _newest_checkpoints(lease.run_id, CheckpointTable.step).offset(KEPT_CHECKPOINTS - 1).limit(1)
     consumed = select(BatchItemTable.group_id).where(
         BatchItemTable.run_id == lease.run_id, BatchItemTable.step <= newest.scalar_subquery()
     )

@@ -90,8 +90,7 @@ async def require_slot(
     if not free:
         reason = f"all LoRA slots of its engines have a run (engine.lora_runs: {config.engine.lora_runs})"
         raise _still_open(others[0].run_id, name, reason)
-    own = select(RunTable.lora_slot).where(RunTable.run_id == run_id)
-    former = (await connection.execute(own)).scalar_one_or_none()
+    former = await connection.scalar(select(RunTable.lora_slot).where(RunTable.run_id == run_id))
     return former if former in free else min(free)
 
 
@@ -131,8 +130,7 @@ def _digests(files: Sequence[JsonObject]) -> set[str]:
 
 async def _first_files(connection: AsyncConnection, run_id: str) -> list[JsonObject]:
     of_run = select(PolicyVersionTable.files).where(PolicyVersionTable.run_id == run_id, PolicyVersionTable.step == 0)
-    newest = of_run.order_by(PolicyVersionTable.epoch.desc()).limit(1)
-    return (await connection.execute(newest)).scalar_one_or_none() or []
+    return await connection.scalar(of_run.order_by(PolicyVersionTable.epoch.desc()).limit(1)) or []
 
 
 async def open_slots(connection: AsyncConnection, engine_set: str) -> dict[int, str]:

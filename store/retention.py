@@ -24,13 +24,13 @@ from sqlalchemy.orm import DeclarativeBase, aliased
 from ratchet.errors import ConfigError, FencedError
 from ratchet.types import JsonObject, PolicyVersionState, RunState, chained_versions
 from store.arrays import pack_text
+from store.checkpoints import best_checkpoint
 from store.columns import count_rows
 from store.runs import ADHOC
 from store.schema import (
     AttemptTable,
     ChainSpanTable,
     ChainTable,
-    CheckpointTable,
     GradeTable,
     PolicyVersionTable,
     RolloutTable,
@@ -226,12 +226,8 @@ async def kept_files(connection: AsyncConnection, run_id: str) -> KeptFiles:
     version = PolicyVersionTable
     needed = (await connection.execute(select(version.uri, version.files).where(*_needed_versions(run_id)))).all()
     pointer = select(RunTable.checkpoint_uri).where(RunTable.run_id == run_id)
-    best = (
-        select(CheckpointTable.uri)
-        .join(RunTable, (RunTable.run_id == CheckpointTable.run_id) & (RunTable.best_step == CheckpointTable.step))
-        .where(RunTable.run_id == run_id)
-    )
-    checkpoints = [*(await connection.execute(pointer)).scalars(), *(await connection.execute(best)).scalars()]
+    best = await connection.execute(best_checkpoint(run_id))
+    checkpoints = [*(await connection.execute(pointer)).scalars(), *best.scalars()]
     versions = _names(row.uri for row in needed)
     chained = _names(set().union(*(chained_versions(row.files) for row in needed)))
     return KeptFiles(versions, _names(uri for uri in checkpoints if uri), versions | chained)

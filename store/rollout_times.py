@@ -1,12 +1,13 @@
 """The beginning and end of an ended rollout and its attempts, for their spans in a trace."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise
 
-from sqlalchemy import select
+from sqlalchemy import null, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from store.columns import columns_of
 from store.schema import AttemptTable, PatchTable, RolloutTable, TaskTable
 
 
@@ -41,31 +42,21 @@ class EndedRollout:
 
 async def read_ended_rollout(connection: AsyncConnection, rollout_id: int) -> EndedRollout | None:
     """Return the rollout's times; None if it has not ended."""
-    found = select(RolloutTable, TaskTable.label).join(TaskTable, TaskTable.id == RolloutTable.task_id)
-    row = (await connection.execute(found.where(RolloutTable.id == rollout_id))).one()
-    if row.outcome is None or row.ended_at is None:
+    columns = columns_of(
+        EndedRollout, RolloutTable, task=TaskTable.label, began_at=RolloutTable.created_at, attempts=null()
+    )
+    found = select(*columns).join(TaskTable, TaskTable.id == RolloutTable.task_id)
+    rollout = EndedRollout(*(await connection.execute(found.where(RolloutTable.id == rollout_id))).one())
+    if rollout.outcome is None or rollout.ended_at is None:
         return None
     attempts = select(AttemptTable.n, AttemptTable.created_at, AttemptTable.agent_exit)
     attempts = attempts.where(AttemptTable.rollout_id == rollout_id).order_by(AttemptTable.n)
     patches = select(PatchTable.attempt, PatchTable.created_at).where(PatchTable.rollout_id == rollout_id)
     stored_at = {patch.attempt: patch.created_at for patch in await connection.execute(patches)}
     rows = list(await connection.execute(attempts))
-    ends = [*(later.created_at for _, later in pairwise(rows)), row.ended_at]
-    return EndedRollout(
-        run_id=row.run_id,
-        workflow_id=row.workflow_id,
-        task=row.label,
-        harness=row.harness,
-        policy_version=row.policy_version,
-        outcome=row.outcome,
-        reward=row.reward,
-        num_turns=row.num_turns,
-        num_trained_tokens=row.num_trained_tokens,
-        began_at=row.created_at,
-        claimed_at=row.claimed_at,
-        ended_at=row.ended_at,
-        attempts=tuple(
-            AttemptTimes(one.n, one.created_at, stored_at.get(one.n, end), one.agent_exit)
-            for one, end in zip(rows, ends, strict=False)  # without an attempt there is still the end of the rollout
-        ),
+    ends = [*(later.created_at for _, later in pairwise(rows)), rollout.ended_at]
+    times = (
+        AttemptTimes(one.n, one.created_at, stored_at.get(one.n, end), one.agent_exit)
+        for one, end in zip(rows, ends, strict=False)  # without an attempt there is still the end of the rollout
     )
+    return replace(rollout, attempts=tuple(times))

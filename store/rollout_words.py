@@ -23,6 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ratchet.types import JsonObject
 from store.arrays import unpack_json
 from store.database import Database
+from store.rollouts import run_of_rollout
 from store.schema import RolloutTable, RolloutWordsTable, TurnTable
 
 _LOG = structlog.get_logger()
@@ -100,15 +101,13 @@ async def index_rollouts(database: Database, max_seconds: float) -> int:
     end = time.monotonic() + max_seconds
     number = 0
     while time.monotonic() < end:
-        async with database.begin() as connection:
-            batch = await _rollouts_to_index(connection)
+        batch = await database.run(_rollouts_to_index)
         for rollout_id in batch:
             try:
                 await _index_rollout(database, rollout_id)
             except DBAPIError as error:  # what this rollout says cannot be written, and must not keep others waiting
                 _LOG.error("rollout cannot be indexed", rollout=rollout_id, error=str(error.orig))
-                async with database.begin() as connection:
-                    await _mark_indexed(connection, rollout_id)
+                await database.run(_mark_indexed, rollout_id)
             number += 1
             if time.monotonic() >= end:
                 break
@@ -129,8 +128,7 @@ async def _rollouts_to_index(connection: AsyncConnection) -> list[int]:
 
 async def _index_rollout(database: Database, rollout_id: int) -> None:
     async with database.begin() as connection:
-        of_rollout = select(RolloutTable.run_id).where(RolloutTable.id == rollout_id)
-        run_id = (await connection.execute(of_rollout)).scalar_one()
+        run_id = await run_of_rollout(connection, rollout_id)
         statement = select(TurnTable.id, TurnTable.request, TurnTable.answer).where(TurnTable.rollout_id == rollout_id)
         rows = [(row.id, (row.request, row.answer)) for row in await connection.execute(statement)]
     words = await asyncio.to_thread(_words_of_turns, rollout_id, rows)

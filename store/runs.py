@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.config import RunConfig
 from ratchet.config_engines import DEFAULT_SET
+from ratchet.errors import ConfigError
 from ratchet.grading_payloads import LabelledTask
 from ratchet.lora_slots import FIRST_SLOT
 from ratchet.steering import with_last_step
@@ -113,9 +114,9 @@ async def get_run(connection: AsyncConnection, run_id: str) -> RunRow | None:
 
 
 async def the_run(connection: AsyncConnection, run_id: str) -> RunRow:
-    """Return a run that is known to exist."""
-    row = await get_run(connection, run_id)
-    assert row is not None
+    """Return the run. Raises ConfigError if it does not exist."""
+    if (row := await get_run(connection, run_id)) is None:
+        raise ConfigError(f"there is no run {run_id!r}; `ratchet show runs` lists those that there are")
     return row
 
 

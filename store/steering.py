@@ -245,15 +245,7 @@ async def record_changes(connection: AsyncConnection, request: Request, changes:
 
 async def changed_by(connection: AsyncConnection, run_id: str, changes: Mapping[str, Any]) -> RunConfig:
     """Return the config that the run would have after the changes, for checks beyond the config. Raises ConfigError."""
-    row = await runs.get_run(connection, run_id)
-    if row is None:
-        raise ConfigError(f"there is no training run {run_id!r}; `ratchet show runs` lists those that there are")
-    return changed_config(row.config, changes)
-
-
-async def first_unplanned_step(connection: AsyncConnection, run_id: str) -> int:
-    """Return the first step of the run that is not planned."""
-    return await plans.newest_planned_step(connection, run_id) + 1
+    return changed_config((await runs.the_run(connection, run_id)).config, changes)
 
 
 async def record_skipped_step(connection: AsyncConnection, request: Request) -> SteeringAnswer:
@@ -284,9 +276,8 @@ async def record_skipped_step(connection: AsyncConnection, request: Request) -> 
     discarded = await connection.execute(delete(BatchItemTable).where(*of_step).returning(BatchItemTable.group_id))
     group_ids = sorted(discarded.scalars())
     cancelling = update(RolloutGroupTable).where(RolloutGroupTable.id.in_(group_ids))
-    names = (
-        await connection.execute(cancelling.values(state=GroupState.CANCELLED).returning(RolloutGroupTable.workflow_id))
-    ).scalars()
+    cancelled = cancelling.values(state=GroupState.CANCELLED).returning(RolloutGroupTable.workflow_id)
+    names = await connection.scalars(cancelled)
     await connection.execute(delete(BatchTable).where(BatchTable.run_id == run_id, BatchTable.step == step))
     # The next batch overwrites only metrics of the same names: those of other datasets and families would stay.
     await connection.execute(delete(MetricTable).where(MetricTable.run_id == run_id, MetricTable.step == step))

@@ -305,5 +305,4 @@ async def add_build_contexts(connection: AsyncConnection, archives: Mapping[str,
 
 async def read_build_context(connection: AsyncConnection, image: str) -> bytes | None:
     """Return the archive (tar.gz) from which the image is built; None if no imported task has it."""
-    statement = select(BuildContextTable.archive).where(BuildContextTable.image == image)
-    return (await connection.execute(statement)).scalar_one_or_none()
+    return await connection.scalar(select(BuildContextTable.archive).where(BuildContextTable.image == image))

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -70,13 +70,6 @@ class StepResult:
     num_skipped: int = 0
     largest_ratios: Sequence[TrainedToken] = ()
     trained_turns: Sequence[TrainedTurn] = ()
-
-
-class TokenRecorder(Protocol):
-    """Keeps something of every trained token of a step."""
-
-    def add(self, bin: Bin, tokens: TokenBatch, entropies: Tensor, masked: Tensor) -> None:
-        """Add one bin. `masked`: bool (N,), tokens that the loss gives no gradient."""
 
 
 class UpdateNorms(NamedTuple):
@@ -189,7 +182,7 @@ class RankLearner:
         sequences: Sequence[TrainingSequence],
         members: dict[int, Member],
         fresh_step: int | None = None,
-        recorders: Sequence[TokenRecorder] = (),
+        recorders: Sequence[LargestRatios | TrainedTurns] = (),
     ) -> StepSums:
         """Accumulate the gradients of this rank's bins and return their sums; add their tokens to the recorders.
 
@@ -217,7 +210,7 @@ class RankLearner:
         members: dict[int, Member],
         sums: StepSums | None,
         fresh_step: int | None,
-        recorders: Sequence[TokenRecorder],
+        recorders: Sequence[LargestRatios | TrainedTurns],
     ) -> Tensor:
         """Return the weighted loss of one bin, a scalar, and add its statistics to `sums` and its tokens to the
         recorders; without `sums` it is added to none of them.

@@ -120,8 +120,7 @@ async def run_learner_service(url: str) -> None:
     ended: set[str] = set()
     while not stopping.is_set():
         try:
-            async with database.begin() as connection:
-                wanted = await learners.runs_wanting_learner(connection)
+            wanted = await database.run(learners.runs_wanting_learner)
         except Exception as error:  # any: the end of this service is the end of every run's driver
             _LOG.warning("waiting for postgres", reason=str(error)[:200])
             wanted = {}

@@ -85,7 +85,7 @@ class ClaudeCode(FetchedHarness):
         if options.system_prompt is not None:
             arguments += ["--append-system-prompt", options.system_prompt]
         arguments += shlex.split(DEFAULT_EXTRA_ARGS if spec.extra_args is None else spec.extra_args)
-        return {"command.sh": self.command(_COMMAND, spec, arguments), "prompt.txt": spec.prompt.encode()}
+        return self.program_files(_COMMAND, spec, arguments)
 
     async def read_exit(self, box: Sandbox, attempt: int, exit_code: int, errors: str) -> AgentExit:
         return read_claude_code_exit(await last_output(box, attempt), exit_code)

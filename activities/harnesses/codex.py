@@ -48,11 +48,7 @@ class Codex(FetchedHarness):
         config = _CONFIG.format(model=json.dumps(spec.model_name), base_url=json.dumps(f"{spec.adapter_base_url}/v1"))
         if spec.max_context_tokens is not None:
             config = f"model_context_window = {spec.max_context_tokens}\n" + config
-        return {
-            "command.sh": self.command(_COMMAND, spec),
-            "config.toml": config.encode(),
-            "prompt.txt": spec.prompt.encode(),
-        }
+        return {**self.program_files(_COMMAND, spec), "config.toml": config.encode()}
 
     async def read_exit(self, box: Sandbox, attempt: int, exit_code: int, errors: str) -> AgentExit:
         return read_codex_exit(await last_output(box, attempt))

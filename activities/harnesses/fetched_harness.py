@@ -23,17 +23,20 @@ class FetchedHarness(BaseHarness):
     def version(self) -> str:
         return self._program.version
 
-    def command(self, template: str, spec: HarnessSpec, arguments: Sequence[str] | None = None) -> bytes:
-        """Return `command.sh`: the environment, then the template with `workdir`, `program` and `arguments` filled.
+    def program_files(
+        self, template: str, spec: HarnessSpec, arguments: Sequence[str] | None = None
+    ) -> dict[str, bytes]:
+        """Return `command.sh` and `prompt.txt`. The command is the environment and the filled template.
 
-        `arguments`: the whole command line; None: only `spec.extra_args`.
+        `template`: with `workdir`, `program` and `arguments`. `arguments`: all of them; None: only `spec.extra_args`.
         """
         if arguments is None:
             arguments = shlex.split(spec.extra_args or "")
         filled = template.format(
             workdir=shlex.quote(spec.workdir), program=self._program.box_path, arguments=shlex.join(arguments)
         )
-        return (exports(self.environment(spec)) + filled).encode()
+        command = exports(self.environment(spec)) + filled
+        return {"command.sh": command.encode(), "prompt.txt": spec.prompt.encode()}
 
     async def install(self, box: Sandbox, spec: HarnessSpec) -> None:
         await agent_programs.ensure_program(box, self._program)

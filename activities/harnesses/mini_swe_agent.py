@@ -65,11 +65,7 @@ class MiniSweAgent(FetchedHarness):
                 "model_kwargs": {"api_base": f"{spec.adapter_base_url}/v1", "timeout": 900},
             },
         }
-        return {
-            "command.sh": self.command(_COMMAND, spec),
-            "overrides.yaml": json.dumps(overrides).encode(),  # JSON is YAML
-            "prompt.txt": spec.prompt.encode(),
-        }
+        return {**self.program_files(_COMMAND, spec), "overrides.yaml": json.dumps(overrides).encode()}  # JSON is YAML
 
     async def read_exit(self, box: Sandbox, attempt: int, exit_code: int, errors: str) -> AgentExit:
         return read_mini_swe_agent_exit(errors)

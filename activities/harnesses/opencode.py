@@ -54,11 +54,7 @@ class OpenCode(FetchedHarness):
             "lsp": False,
             "formatter": False,
         }
-        return {
-            "command.sh": self.command(_COMMAND, spec),
-            "opencode.json": json.dumps(config).encode(),
-            "prompt.txt": spec.prompt.encode(),
-        }
+        return {**self.program_files(_COMMAND, spec), "opencode.json": json.dumps(config).encode()}
 
     async def read_exit(self, box: Sandbox, attempt: int, exit_code: int, errors: str) -> AgentExit:
         return read_opencode_exit(await last_output(box, attempt))

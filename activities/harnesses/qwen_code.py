@@ -61,11 +61,7 @@ class QwenCode(FetchedHarness):
                 "generationConfig": generation,
             },
         }
-        return {
-            "command.sh": self.command(_COMMAND, spec),
-            "settings.json": json.dumps(settings).encode(),
-            "prompt.txt": spec.prompt.encode(),
-        }
+        return {**self.program_files(_COMMAND, spec), "settings.json": json.dumps(settings).encode()}
 
     async def read_exit(self, box: Sandbox, attempt: int, exit_code: int, errors: str) -> AgentExit:
         return read_qwen_code_exit(await last_output(box, attempt))

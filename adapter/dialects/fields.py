@@ -155,18 +155,3 @@ def _value_of(name: str, raw: msgspec.Raw) -> Any:
         return msgspec.json.decode(raw)
     except msgspec.MsgspecError as error:  # a number that no double can hold
         raise InvalidRequestError(f"{name}: {error}") from error
-
-
-def fields_page() -> str:
-    lines = ["| field | Messages | Chat Completions | Responses |", "|---|---|---|---|"]
-    tables = (MESSAGES_FIELDS, CHAT_FIELDS, RESPONSES_FIELDS)
-    for name in sorted({name for table in tables for name in table}):
-        cells = [_cell(table.get(name)) for table in tables]
-        lines.append(f"| `{name}` | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def _cell(rule: FieldRule | None) -> str:
-    if rule is None:
-        return ""
-    return f"{rule.support}: {rule.note}" if rule.note else str(rule.support)

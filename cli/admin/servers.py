@@ -21,7 +21,7 @@ def codec_server() -> None:
     if codec.newest is None:
         raise ConfigError(f"{KEY_FILE_SETTING} names no file with keys, so there is nothing to decrypt")
     stack = Stack()
-    token, port = stack.codec_token(), stack.ports["codec_server"]
+    token, port = stack.kept_secret("codec.token"), stack.ports["codec_server"]
     ui_origin = (os.environ.get("RATCHET_TEMPORAL_UI") or stack.temporal_ui).rstrip("/")
     print(f"http://127.0.0.1:{port}/{token}", flush=True)
     say(f"for pages of {ui_origin}; Ctrl-C ends it")

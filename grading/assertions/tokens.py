@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Literal
 
 _HASH_COMMENTS = (".sh", ".bash", ".rb", ".py", ".php", ".mk", ".t", ".pl", ".r", "Makefile", "")
@@ -163,11 +163,6 @@ def _enclosing(before: list[str]) -> str:
     return ""
 
 
-def uses_of(tokens: Sequence[Token], name: str, limit: int = 200) -> Iterator[int]:
-    """Yield the numbers of the first `limit` tokens that are this word."""
-    for number, token in enumerate(tokens):
-        if token.text == name:
-            yield number
-            limit -= 1
-            if not limit:
-                return
+def uses_of(tokens: Sequence[Token], name: str) -> Iterator[int]:
+    """Return the numbers of the first tokens that are this word, at most 200."""
+    return islice((number for number, token in enumerate(tokens) if token.text == name), 200)

@@ -233,7 +233,6 @@ class ScriptedProvider:
         ttl_seconds: int,
         metadata: Mapping[str, str],
         idempotency_key: str,
-        env: Mapping[str, str] | None = None,
         network: bool = True,
         limits: BoxLimits | None = None,
     ) -> ScriptedBox:

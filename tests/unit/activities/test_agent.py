@@ -44,7 +44,7 @@ def test_an_agent_is_owed_what_it_waited_before_its_deadline(
 
 def test_the_reason_of_an_agent_without_a_call_names_its_end_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", "hunter22")
-    secrets.with_secrets("harness.extra_env", {"KEY": "${MY_KEY}"})
+    secrets.resolve_references("harness.extra_env", {"KEY": "${MY_KEY}"})
     crashed = uncalled(ExitReport(AgentExit.CRASHED, 127, 0.1, "sh: claude: not found (hunter22)"), None)
     assert crashed == (
         "the agent made no model call; it ended as crashed with exit code 127: sh: claude: not found (***)"

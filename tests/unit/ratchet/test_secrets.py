@@ -39,18 +39,18 @@ def test_a_value_in_a_config_is_refused_and_not_repeated(value: str, home: Path)
 def test_the_file_comes_before_the_environment(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reference = {"OTHER": "${KEY}"}
     monkeypatch.setenv("KEY", "third")
-    assert secrets.with_secrets("harness.extra_env", reference) == {"OTHER": "third"}
+    assert secrets.resolve_references("harness.extra_env", reference) == {"OTHER": "third"}
     monkeypatch.setenv(EXTRA_ENVS_VARIABLE, "{KEY: second}")
-    assert secrets.with_secrets("harness.extra_env", reference) == {"OTHER": "second"}
+    assert secrets.resolve_references("harness.extra_env", reference) == {"OTHER": "second"}
     (home / "secrets.env").write_text("# a comment with KEY=no\n\nKEY = first=1 \n")
-    assert secrets.with_secrets("harness.extra_env", reference) == {"OTHER": "first=1"}
+    assert secrets.resolve_references("harness.extra_env", reference) == {"OTHER": "first=1"}
 
 
 def test_a_name_without_a_value_is_named_with_the_remedy() -> None:
     with pytest.raises(
         ConfigError, match=r"harness.extra_env.A: \$\{KEY\} has no value; write KEY=… into .*secrets.env"
     ):
-        secrets.with_secrets("harness.extra_env", {"A": "${KEY}"})
+        secrets.resolve_references("harness.extra_env", {"A": "${KEY}"})
 
 
 def test_references_are_resolved_in_lists_and_mappings(home: Path) -> None:
@@ -65,7 +65,7 @@ def test_references_are_resolved_in_lists_and_mappings(home: Path) -> None:
 
 
 def test_the_config_of_an_older_run_keeps_its_value() -> None:
-    assert secrets.with_secrets("harness.extra_env", {"A": "plain"}) == {"A": "plain"}
+    assert secrets.resolve_references("harness.extra_env", {"A": "plain"}) == {"A": "plain"}
     assert secrets.redact_config({"harness": {"extra_env": {"A": "plain", "B": "${B}"}}}) == {
         "harness": {"extra_env": {"A": "***", "B": "${B}"}}
     }
@@ -83,7 +83,7 @@ def test_the_variable_of_claude_code_becomes_references(home: Path) -> None:
 
 def test_messages_lose_what_was_looked_up(home: Path) -> None:
     (home / "secrets.env").write_text(f"KEY={PLANTED}\nN=1\n")
-    secrets.with_secrets("harness.extra_env", {"KEY": "${KEY}", "N": "${N}"})
+    secrets.resolve_references("harness.extra_env", {"KEY": "${KEY}", "N": "${N}"})
     assert secrets.without_secrets(f"1: curl -H {PLANTED} failed") == "1: curl -H *** failed"
 
 

@@ -1,12 +1,15 @@
 """The treatment of the objects inside of honoured fields: messages, parts of content, tools, choices, formats.
 
 An object is named by the field that contains it and by its own type or role, such as `content image`, or by the field
-alone if it has neither. An object that is not listed here is refused by its dialect. A test walks the SDKs' own types
-through these tables, so that a new member of a union, or a new field of an object, fails until it is decided on.
+alone if it has neither. An object that is not listed here is refused by its dialect. `test_fields.py` walks the SDKs'
+own types through these tables, so that a new member of a union, or a new field of an object, fails until it is decided
+on; `make docs` prints them.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+
+from adapter.dialects.fields import CHAT_FIELDS, MESSAGES_FIELDS, RESPONSES_FIELDS, FieldRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +173,24 @@ RESPONSES_OBJECTS = NestedFields(
 )
 
 
-def nested_fields_page() -> str:
+def fields_table() -> str:
+    """Return the table of the top-level fields, for docs/reference/fields.md."""
+    lines = ["| field | Messages | Chat Completions | Responses |", "|---|---|---|---|"]
+    tables = (MESSAGES_FIELDS, CHAT_FIELDS, RESPONSES_FIELDS)
+    for name in sorted({name for table in tables for name in table}):
+        cells = [_cell(table.get(name)) for table in tables]
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(rule: FieldRule | None) -> str:
+    if rule is None:
+        return ""
+    return f"{rule.support}: {rule.note}" if rule.note else str(rule.support)
+
+
+def nested_fields_tables() -> str:
+    """Return the tables of the fields within them."""
     return "\n".join(line for one in (MESSAGES_OBJECTS, CHAT_OBJECTS, RESPONSES_OBJECTS) for line in _table(one)) + "\n"
 
 
