@@ -54,7 +54,9 @@ def _print(found: "Recall") -> None:
         "to train again": f"{found.num_steps_again} steps, {found.num_tokens_again} tokens",
     }  # fmt: skip
     since = "" if found.since is None else f" since {found.since:%Y-%m-%d %H:%M:%S %z}"
-    print_table(f"recall of {found.run_id}{since}", ["what", "how much"], [list(one) for one in facts.items()])
+    print_table(
+        f"recall of {found.run_id}{since}", ["what", "how much"], [list(one) for one in facts.items()], breaks_last=True
+    )
     print("nothing was changed; once the fault is mended:" if found.commands else "nothing was changed")
     num_regrades = sum(" regrade " in one for one in found.commands)
     for command in [*found.commands[:num_regrades][:_MAX_LISTED], *found.commands[num_regrades:]]:
@@ -62,4 +64,4 @@ def _print(found: "Recall") -> None:
     if num_regrades > _MAX_LISTED:
         print(f"--json has all {num_regrades} commands that grade again")
     if found.num_steps:
-        print("rewards that a step has used stay as they are; the new run samples and grades rollouts of its own")
+        print("rewards that a step has used stay; the new run samples and grades its own")

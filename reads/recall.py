@@ -150,9 +150,9 @@ async def read_recall(
     names, is_all = values.pop("to_grade"), values.pop("of_run") == values["num_patches"]
     commands = [f"ratchet tasks regrade {name} --adopt" for name in ([head.run_id] if names and is_all else names)]
     if values["num_steps"]:
-        start = f" --set init_from={head.run_id}@{values['start_step']}" if values["start_step"] else ""
+        start = f"{head.run_id}@{values['start_step']}" if values["start_step"] else head.init_from
         commands += [f"ratchet stop {head.run_id}"] if head.state in (RunState.RUNNING, RunState.PAUSED) else []
-        commands += [f"ratchet train {head.config_name}.yaml --new{start}"]
+        commands += [f"ratchet train {head.config_name}.yaml --new" + (f" --set init_from={start}" if start else "")]
     values["evaluations"] = [TouchedEvaluation(**one) for one in values["evaluations"]]
     return Recall(run_id=head.run_id, since=fault.since, commands=commands, **values)
 

@@ -149,6 +149,10 @@ async def test_everything_is_touched_from_the_first_step_on(database: Database, 
     assert (found.first_step, found.clean_checkpoint, found.start_step) == (1, None, None)
     assert found.num_tokens_again == found.num_trained_tokens == await tokens_of(database, run_id, 1, 2, 3, 4)
     assert found.commands == [f"ratchet tasks regrade {run_id} --adopt", "ratchet train test.yaml --new"]
+    async with database.begin() as connection:
+        await connection.execute(update(RunTable).values(init_from="warm@6"))
+    found = await recalled(database, run_id, grader="eval_cmd@5")
+    assert found.commands[-1] == "ratchet train test.yaml --new --set init_from=warm@6"
 
 
 async def test_weights_of_the_clean_checkpoint_that_are_deleted(database: Database, run_id: str) -> None:
