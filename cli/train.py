@@ -47,11 +47,7 @@ def train(
     ] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Return once the run has started.")] = False,
     from_store: Annotated[
-        str | None,
-        typer.Option(
-            "--from-store",
-            help="Train on RUN's stored groups, without rollouts; RUN@STEP: on those after the step, from its weights.",
-        ),
+        str | None, typer.Option("--from-store", help="Train on the stored groups of this run, without rollouts.")
     ] = None,
     check: Annotated[
         bool, typer.Option("--check", "--dry-run", help="Check all, print placement and size; start nothing.")

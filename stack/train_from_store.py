@@ -19,7 +19,6 @@ from stack.follow_run import collect_result, new_run_id
 from stack.parts import Stack
 from store import learners, open_runs, retention, runs
 from store.database import Database
-from store.names import Kind, require_named
 from store.runs import RunRow
 from training import planner
 from training.rollout_dumps import wait_for_dumps
@@ -28,14 +27,15 @@ _LOOK_SECONDS = 1.0
 _TOKENIZER = "tokenizer.json"
 
 
-async def create_stored_run(
-    database: Database, run_id: str, source_run_id: str, config: RunConfig, name: str, after_step: int = 0
-) -> int:
-    """Return how many steps the groups suffice for that the source did not consume up to `after_step`, `training.steps`
-    at most. Raises ConfigError if 0."""
-    model = await model_directory(database, config)
+async def create_stored_run(database: Database, run_id: str, source_run_id: str, config: RunConfig, name: str) -> int:
+    """Return how many steps the stored groups suffice for, up to `training.steps`. Raises ConfigError if 0."""
     async with database.begin() as connection:
-        source = await runs.the_run(connection, source_run_id)
+        source = await runs.get_run(connection, source_run_id)
+    model = await model_directory(database, config)
+    if source is None:
+        raise ConfigError(
+            f"--from-store: run {source_run_id!r} does not exist; `ratchet show runs` lists those that do"
+        )
     answered = source.resolved_config
     if not answered.uses_model:
         raise ConfigError(
@@ -55,12 +55,11 @@ async def create_stored_run(
         await runs.create_run(connection, runs.NewRun.of_config(run_id, name, config, model, source_run_id))
         await runs.publish_initial(connection, policy_version(run_id, 0, 0), run_id, first.uri, first.files)
         demonstrations = answered.endpoint is not None
-        num_steps = await planner.plan_stored(connection, run_id, source_run_id, config, demonstrations, after_step)
+        num_steps = await planner.plan_stored(connection, run_id, source_run_id, config, demonstrations)
         if num_steps == 0:
             condition = "a solved rollout" if demonstrations else "graded, with differing rewards"
-            later = f" after step {after_step}" if after_step else ""
             raise ConfigError(
-                f"--from-store: run {source_run_id} has no group{later} to train on ({condition} and trainable tokens)"
+                f"--from-store: run {source_run_id} has no group to train on ({condition} and trainable tokens)"
             )
         planned = config.model_copy(update={"training": config.training.model_copy(update={"steps": num_steps})})
         await runs.set_run_config(connection, run_id, planned.model_dump(mode="json"))
@@ -101,19 +100,11 @@ async def watch_stored_run(database: Database, run_id: str, say: ReportProgress)
 
 
 async def start_stored_run(
-    stack: Stack, config: RunConfig, name: str, source: str, new: bool, say: ReportProgress
+    stack: Stack, config: RunConfig, name: str, source_run_id: str, new: bool, say: ReportProgress
 ) -> str:
-    """Return the newest unfinished run of this config on that source, or a new one.
-
-    `source`: RUN, or RUN@STEP for the groups that the run consumed after the step, from the weights of that step.
-    """
+    """Return the newest unfinished run of this config on that source, or a new one."""
     async with stack.database() as database:
         async with database.begin() as connection:
-            named = await require_named(connection, source, Kind.RUN, Kind.STEP)
-            source_run_id, after = named.run_id, ""
-            if named.kind is Kind.STEP:
-                config = config.model_copy(update={"init_from": named.name})
-                after = f" after step {named.id}, from its weights"
             unfinished = None if new else await runs.newest_unfinished_run(connection, config, source_run_id)
             reason = await open_runs.resume_run(connection, unfinished) if unfinished is not None else None
         if unfinished is not None:
@@ -121,8 +112,8 @@ async def start_stored_run(
             say(f"continuing run {unfinished} (same config, same stored groups; --new starts another){paused}")
             return unfinished
         run_id = new_run_id(name)
-        num_steps = await create_stored_run(database, run_id, source_run_id, config, name, named.id)
-        say(f"run {run_id}: {num_steps} steps on the stored groups of {source_run_id}{after}")
+        num_steps = await create_stored_run(database, run_id, source_run_id, config, name)
+        say(f"run {run_id}: {num_steps} steps on the stored groups of {source_run_id}")
         return run_id
 
 

@@ -81,7 +81,7 @@ async def require_named(connection: AsyncConnection, text: str, *kinds: Kind) ->
     if found is not None:
         of_run = f" of run {found.run_id}" if found.run_id and found.kind is not Kind.RUN else ""
         raise ConfigError(f"{text!r} is a {found.kind}{of_run}; name a {wanted}")
-    lists = "runs` lists those that there are" if kinds[0] is Kind.RUN else "rollouts RUN` lists those of a run"
+    lists = "runs` lists those that there are" if kinds == (Kind.RUN,) else "rollouts RUN` lists those of a run"
     raise ConfigError(f"there is no {wanted} {text!r}; `ratchet show {lists}")
 
 

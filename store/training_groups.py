@@ -79,14 +79,12 @@ async def ready_groups(
     lock: bool = False,
     states: Sequence[GroupState] = (GroupState.READY,),
     demonstrations: bool = False,
-    after_step: int = 0,
 ) -> list[ReadyGroup]:
     """Return the run's training groups in these states, oldest first.
 
     Late and replaced rollouts are left out, and so are truncated ones if `truncated` is "exclude". `demonstrations`:
-    return the groups of its evaluations instead, with solved rollouts only. `after_step`: groups
-    that the run consumed up to this step are left out. `lock` locks the group rows until the transaction ends, so that
-    a cancellation cannot change them meanwhile.
+    return the groups of its evaluations instead, with solved rollouts only. `lock` locks the
+    group rows until the transaction ends, so that a cancellation cannot change them meanwhile.
     """
     statement = (
         select(RolloutGroupTable.id, RolloutGroupTable.group_no, RolloutGroupTable.forked_turn_id)
@@ -97,9 +95,6 @@ async def ready_groups(
         )
         .order_by(RolloutGroupTable.ready_seq)
     )
-    if after_step:
-        used = (BatchItemTable.run_id == run_id) & (BatchItemTable.step <= after_step)
-        statement = statement.where(RolloutGroupTable.id.not_in(select(BatchItemTable.group_id).where(used)))
     groups = (await connection.execute(statement.with_for_update(key_share=True) if lock else statement)).all()
     columns = columns_of(ReadyMember, RolloutTable, rollout_id=RolloutTable.id)
     rewarded = (

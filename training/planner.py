@@ -64,17 +64,12 @@ async def plan_step(connection: AsyncConnection, run_id: str, config: RunConfig)
 
 
 async def plan_stored(
-    connection: AsyncConnection,
-    run_id: str,
-    source_run_id: str,
-    config: RunConfig,
-    demonstrations: bool = False,
-    after_step: int = 0,
+    connection: AsyncConnection, run_id: str, source_run_id: str, config: RunConfig, demonstrations: bool = False
 ) -> int:
     """Write all plan rows of a run that trains on the groups of another run; return the number of steps.
 
     `demonstrations`: an endpoint has answered that run: the solved rollouts of its evaluations are trained by `sft`,
-    also if a group has no others. `after_step`: groups are left out that the source run consumed up to this step.
+    also if a group has no others.
 
     The rows of the source run stay as they are. Its groups are taken in the order in which they became ready. All of
     their tokens are trained: staleness has no meaning here, since this run's versions sampled none of them.
@@ -85,12 +80,7 @@ async def plan_stored(
     uses: list[GroupUse] = []
     states = (GroupState.READY, GroupState.CONSUMED)
     stored = await training_groups.ready_groups(
-        connection,
-        source_run_id,
-        training.truncated,
-        states=states,
-        demonstrations=demonstrations,
-        after_step=after_step,
+        connection, source_run_id, training.truncated, states=states, demonstrations=demonstrations
     )
     usable = {
         one.group_id for one in stored if (one.members if demonstrations else gives_gradient(one.rewards, config))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sqlalchemy import func, select, update
+from sqlalchemy import func, select
 
 from ratchet.config import RunConfig
 from ratchet.config_engines import DEFAULT_SET
@@ -172,41 +172,6 @@ async def test_the_command_s_half(
     assert "2 steps on the stored groups" in said[0] and "continuing run" in said[1]
 
 
-async def test_of_a_step_the_groups_after_it_are_trained_from_its_weights(
-    database: Database, model: Path, home: Path, run_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A verdict that is changed later counts: its group has lost its signal, and others make up the step."""
-    monkeypatch.setenv("RATCHET_DATABASE_URL", database.url)
-    config = make_config(training={"steps": 3})
-    await make_planned_run(database, run_id, config, model, home / "policies")
-    await asyncio.to_thread(supervise, settings_of(database, run_id, home), 1, home / run_id)
-    item = BatchItemTable
-    async with database.begin() as connection:
-        later = await connection.execute(
-            select(item.group_id).where(item.run_id == run_id, item.step > 1).order_by(item.group_id)
-        )
-        groups = list(later.scalars())
-        await connection.execute(update(RolloutTable).where(RolloutTable.group_id == groups[0]).values(reward=1.0))
-    said: list[str] = []
-    stack, chosen = Stack(), over(config, model)
-    with pytest.raises(ConfigError, match=f"init_from: '{run_id}@9' names no published step"):
-        await train_from_store.start_stored_run(stack, chosen, "again", f"{run_id}@9", False, said.append)
-    begun = await train_from_store.start_stored_run(stack, chosen, "again", f"run/{run_id}@1", False, said.append)
-    assert await train_from_store.start_stored_run(stack, chosen, "again", f"{run_id}@1", False, said.append) == begun
-    assert await train_from_store.start_stored_run(stack, chosen, "again", f"{run_id}@2", False, said.append) != begun
-    assert f"steps on the stored groups of {run_id} after step 1, from its weights" in said[0]
-    async with database.begin() as connection:
-        rows = await connection.execute(select(item.group_id, item.use).where(item.run_id == begun))
-        uses: dict[int, str] = {group: use for group, use in rows}
-        first = await runs.newest_version(connection, begun, 0)
-        source = await runs.newest_version(connection, run_id, 1)
-    assert set(uses) <= set(groups) and uses[groups[0]] == "no_signal"
-    assert {use for group, use in uses.items() if group != groups[0]} == {"trained"}
-    assert first is not None and source is not None
-    digests = [{one["name"]: one["sha256"] for one in version.files} for version in (first, source)]
-    assert digests[0].items() >= digests[1].items()
-
-
 async def test_a_rollout_by_hand_is_no_run_to_continue(database: Database, run_id: str) -> None:
     config = make_config(seed=uuid.uuid4().int % 2**31)
     by_hand = runs.NewRun(
@@ -225,13 +190,12 @@ async def test_a_rollout_by_hand_is_no_run_to_continue(database: Database, run_i
 
 
 async def test_what_cannot_be_trained_on_is_refused_and_leaves_nothing(
-    database: Database, model: Path, home: Path, run_id: str, monkeypatch: pytest.MonkeyPatch
+    database: Database, model: Path, home: Path, run_id: str
 ) -> None:
     config = make_config()
     await make_run(database, run_id, config, model, home / "policies")
-    monkeypatch.setenv("RATCHET_DATABASE_URL", database.url)
-    with pytest.raises(ConfigError, match="there is no run or step 'nobody'; `ratchet show runs`"):
-        await train_from_store.start_stored_run(Stack(), over(config, model), "x", "nobody", False, lambda line: None)
+    with pytest.raises(ConfigError, match="run 'nobody' does not exist"):
+        await train_from_store.create_stored_run(database, run_id + "x", "nobody", over(config, model), "x")
     with pytest.raises(ConfigError, match="has no group to train on"):
         await train_from_store.create_stored_run(database, run_id + "x", run_id, over(config, model), "x")
     other = home / "other"
