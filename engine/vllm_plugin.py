@@ -6,6 +6,7 @@ vLLM calls `register_weight_backend` and `adapt_to_cpu` through the entry point 
 processes without vLLM, so it imports vLLM only on call; that import takes ten seconds.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,8 @@ from engine.policy_files import file_sha256
 
 BACKEND = "disk"
 WORKER_EXTENSION = "engine.vllm_worker_extension.WeightFileChecks"
+_RECENT_SECONDS = 1.0
+_SHORT_MS = 1
 
 
 def register_weight_backend() -> None:
@@ -36,15 +39,24 @@ def adapt_to_cpu() -> None:
 
     if current_platform.is_cpu():
         VllmConfig._verify_aux_output_compatibility = _use_experts_worker
-        SpinCondition.record_read = _no_record
+        SpinCondition.wait = sleeping_wait(SpinCondition.wait)
         _share_group_of_one()
 
 
-def _no_record(_condition: Any) -> None:
-    """Take the place of the note of a read, for a second after which vLLM's scheduler and worker poll shared memory.
+def sleeping_wait(wait: Callable[..., None], clock: Callable[[], float] = time.monotonic) -> Callable[..., None]:
+    """Return vLLM's wait for another of its processes without its polling of shared memory for a second after each
+    read, which during each step takes a core of those that compute it.
 
-    During each step they would take a core of those that compute it.
+    In that second it sleeps for a millisecond at most, because a message that follows another within a millisecond
+    wakes nobody.
     """
+
+    def sleep(condition: Any, timeout_ms: int | None = None) -> None:
+        is_recent = clock() < condition.last_read + _RECENT_SECONDS
+        condition.busy_loop_s = 0
+        wait(condition, _SHORT_MS if is_recent else timeout_ms)
+
+    return sleep
 
 
 def _share_group_of_one() -> None:

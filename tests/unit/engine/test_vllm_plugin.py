@@ -6,13 +6,14 @@ tests/integration/engine/test_vllm_plugin.py.
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from engine.policy_files import file_sha256
-from engine.vllm_plugin import adapt_to_cpu, checked_paths, read_tensors
+from engine.vllm_plugin import checked_paths, read_tensors, sleeping_wait
 
 
 @pytest.fixture
@@ -62,20 +63,22 @@ def test_every_file_has_a_digest(tmp_path: Path, shards: list[str]) -> None:
 
 
 def test_a_process_sleeps_until_the_other_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a read, a message may come that wakes nobody; later, each message wakes its reader."""
     import zmq
     from vllm.distributed.device_communicators import shm_broadcast
     from vllm.utils.network_utils import get_open_zmq_ipc_path
 
-    adapt_to_cpu()
-    polls: list[None] = []
-    monkeypatch.setattr(shm_broadcast, "sched_yield", lambda: polls.append(None))
+    yields: list[None] = []
+    monkeypatch.setattr(shm_broadcast, "sched_yield", lambda: yields.append(None))
+    wait = sleeping_wait(shm_broadcast.SpinCondition.wait)
     with zmq.Context() as context:
         address = get_open_zmq_ipc_path()
         writer = shm_broadcast.SpinCondition(is_reader=False, context=context, notify_address=address)
         reader = shm_broadcast.SpinCondition(is_reader=True, context=context, notify_address=address)
-        reader.last_read -= 2 * reader.busy_loop_s  # as in a process that is no longer new
         reader.record_read()
-        waiting = threading.Thread(target=reader.wait)
+        wait(reader)  # returns without a message
+        reader.last_read -= 2
+        waiting = threading.Thread(target=wait, args=(reader,))
         waiting.start()
         while waiting.is_alive():  # a message is lost until the reader has subscribed
             writer.notify()
@@ -83,4 +86,15 @@ def test_a_process_sleeps_until_the_other_writes(monkeypatch: pytest.MonkeyPatch
         for socket in (writer.local_notify_socket, reader.local_notify_socket, reader.write_cancel_socket):
             socket.close(linger=0)
         reader.read_cancel_socket.close(linger=0)
-    assert not polls
+    assert not yields
+
+
+def test_the_time_of_a_sleep() -> None:
+    slept: list[int | None] = []
+    now = [10.0]
+    wait = sleeping_wait(lambda _, timeout_ms: slept.append(timeout_ms), clock=lambda: now[0])
+    condition = SimpleNamespace(last_read=10.0)
+    for now[0] in (10.0, 10.9, 11.1):
+        wait(condition, 5000)
+    wait(condition)
+    assert slept == [1, 1, 5000, None]
