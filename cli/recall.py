@@ -20,9 +20,7 @@ def recall(
     run: Annotated[str, typer.Argument(help="A run of `ratchet show runs`.", metavar="RUN")],
     task: Annotated[str | None, typer.Option(help="A task that is wrong.")] = None,
     grader: Annotated[str | None, typer.Option(help="A grader that is wrong, or a version of it: eval_cmd@5.")] = None,
-    rollouts: Annotated[
-        str | None, typer.Option(help="A rollout, or conditions of the viewer's list: 'outcome=graded&task=shop'.")
-    ] = None,
+    rollout: Annotated[list[str] | None, typer.Option(help="A rollout with a wrong verdict. Repeatable.")] = None,
     since: Annotated[
         datetime | None, typer.Option(formats=_DATES, metavar="DATE", help="Only verdicts since then, in local time.")
     ] = None,
@@ -30,23 +28,24 @@ def recall(
 ) -> None:
     """Say what wrong verdicts have touched in a run, and what it would cost to put right. It changes nothing.
 
-    A group rests on the verdicts of all its members. Steps count by the verdicts that they were planned with.
+    A group rests on the verdicts of all its members; with `training.advantage: batch` its whole step does, which is not
+    counted. Steps count by the verdicts that they were planned with.
     """
     from client import Client
 
-    found = Client().run(run).recall(task, grader, rollouts, since)
+    found = Client().run(run).recall(task, grader, rollout or (), since)
     print_json(asdict(found)) if json else _print(found)
 
 
 def _print(found: "Recall") -> None:
-    start = "the run's model" if found.start_step is None else f"the weights of step {found.start_step}"
+    start = "the run's first weights" if found.start_step is None else f"the weights of step {found.start_step}"
     verdicts = f"{found.num_solved} solved, {found.num_not_solved} not solved, {found.num_without_verdict} without one"
     facts = {
         "verdicts": f"on {found.num_rollouts} rollouts, {found.num_groups} groups, {found.num_tasks} tasks: {verdicts}",
-        "trained groups": f"{found.num_trained_groups}, of which {found.num_partly_touched} have other members, too",
-        "trained tokens": f"{found.num_trained_tokens}, of which {found.num_own_tokens} of these rollouts themselves",
+        "trained groups": f"{found.num_trained_groups}, {found.num_partly_touched} of them with other members, too",
+        "trained tokens": f"{found.num_trained_tokens}, {found.num_own_tokens} of them of these rollouts",
         "trained steps": f"{found.num_steps}, the first is step {found.first_step}" if found.num_steps else "none",
-        "last clean checkpoint": f"{found.clean_checkpoint or 'none'}: begin from {start}" if found.num_steps else "-",
+        "last clean checkpoint": f"{found.clean_checkpoint or 'none'}; begin from {start}" if found.num_steps else "-",
         **{f"evaluation {one.label}": f"{one.num_touched} of {one.num_counted} rollouts, of step {one.step}"
            for one in found.evaluations},
         **{f"run {name}": cause for name, cause in found.descendants.items()},
@@ -64,4 +63,5 @@ def _print(found: "Recall") -> None:
     if num_regrades > _MAX_LISTED:
         print(f"--json has all {num_regrades} commands that grade again")
     if found.num_steps:
-        print("rewards that a step has used stay; the new run samples and grades its own")
+        is_stored = "--from-store" in found.commands[-1]
+        print("rewards that a step has used stay" + ("" if is_stored else "; the new run samples and grades its own"))

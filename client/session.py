@@ -348,7 +348,7 @@ class Run:
         self,
         task: str | None = None,
         grader: str | None = None,
-        rollouts: str | None = None,
+        rollouts: Sequence[str] = (),
         since: datetime | None = None,
     ) -> Recall:
         """Return what wrong verdicts have touched in this run; see `reads.recall.read_recall`. It changes nothing."""

@@ -1,8 +1,8 @@
 """The extent of wrong verdicts in a run, and the cost of putting them right: `ratchet recall`."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from urllib.parse import parse_qsl
 
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -10,10 +10,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ratchet.errors import ConfigError
 from ratchet.suggestions import did_you_mean
 from ratchet.types import RunState
-from reads.rollout_list import FILTER_WORDS, list_rollout_ids, read_rollout_filter
 from reads.runs import RunHead, require_run
 from store.faults import DECIDED, FAULTY, Fault
-from store.names import Kind, find_named, require_named
+from store.names import Kind, require_named
 
 _GRADERS = f"""
 WITH {DECIDED} SELECT DISTINCT task.grader, grade.grader AS judge, grade.grader || '@' || grader_version AS version
@@ -23,7 +22,9 @@ LEFT JOIN grade ON grade.id = decided.grade_id
 _EXTENT = f"""
 WITH RECURSIVE {FAULTY},
 judged AS (  -- once per rollout
-  SELECT DISTINCT ON (rollout_id) faulty.*, coalesce(g.workflow_id, r.workflow_id) AS name,
+  SELECT DISTINCT ON (rollout_id) faulty.*,
+    CASE WHEN CAST(:rollout_ids AS bigint[]) = '{{}}' THEN coalesce(g.workflow_id, r.workflow_id)
+      ELSE r.workflow_id END AS name,
     EXISTS (SELECT FROM patch WHERE patch.rollout_id = r.id) AS has_patch,
     CAST(timings->>'grade' AS float8) + coalesce(CAST(timings->>'control_run' AS float8), 0) AS seconds
   FROM faulty JOIN rollout r ON r.id = rollout_id LEFT JOIN rollout_group g ON g.id = r.group_id
@@ -51,9 +52,12 @@ descendant AS (
   SELECT CAST(:run_id AS text) AS run_id, '' AS cause, step FROM first
   UNION SELECT g.run_id, 'forks touched rollouts', NULL FROM rollout_group g JOIN turn ON turn.id = forked_turn_id
     WHERE g.run_id <> :run_id AND turn.rollout_id IN (SELECT rollout_id FROM faulty)
-  UNION SELECT run_id, 'trains on stored groups of ' || :run_id, min(i.step) FROM batch_item i JOIN run USING (run_id)
-    WHERE source_run_id = :run_id AND use = 'trained' AND group_id IN (SELECT group_id FROM faulty) GROUP BY run_id
-  UNION SELECT run.run_id, coalesce('begins from ' || init_from, 'trains on stored groups of ' || source_run_id), 0
+  UNION SELECT run_id, 'trains on stored groups of ' || :run_id, min(batch.step) FROM batch JOIN run USING (run_id),
+      jsonb_to_recordset(members) AS member(rollout_id bigint, grade_id bigint)
+    WHERE source_run_id = :run_id AND EXISTS (SELECT FROM faulty WHERE faulty.rollout_id = member.rollout_id
+      AND faulty.grade_id IS NOT DISTINCT FROM member.grade_id) GROUP BY run_id
+  UNION SELECT run.run_id, CASE WHEN source_run_id = parent.run_id AND parent.run_id <> :run_id
+      THEN 'trains on stored groups of ' || source_run_id ELSE 'begins from ' || init_from END, 0
     FROM run JOIN descendant parent ON source_run_id = parent.run_id AND parent.run_id <> :run_id
       OR split_part(init_from, '@', 1) = parent.run_id
         AND CAST(substring(init_from FROM '@([0-9]{{1,9}})$') AS int) >= parent.step)
@@ -93,11 +97,11 @@ class Recall:
     """The extent of a fault. The first numbers are of ended rollouts with a faulty verdict, in force or used by a step.
 
     `num_trained_groups`: those in plan rows with such a rollout, on which the advantages of all members rest, and
-    `num_trained_tokens` of all members; `num_partly_touched`: of these, those with other members, too; `num_own_tokens`
-    without these. `clean_checkpoint`: the newest before the first step planned with them; `start_step`: the newest step
-    up to it whose weights are kept and whole; None stands for the run's model. `descendants`: runs that rest on weights
-    of a touched step or on touched rollouts, and why. `num_steps_again`, `num_tokens_again`: planned after
-    `start_step`. `commands`: grade again, in about `grading_seconds`, and start a run from there.
+    `num_trained_tokens`: those of all members; `num_own_tokens`: those of such rollouts; `num_partly_touched`: groups
+    that have other members, too. `clean_checkpoint`: the newest before the first step planned with them; `start_step`:
+    the newest step up to it whose full weights are published; None: the run's first weights. `descendants`: runs that
+    rest on weights of a touched step or on touched rollouts, and why. `num_steps_again`, `num_tokens_again`: planned
+    after `start_step`. `commands`: grade again, in about `grading_seconds`, and start a run from there.
     """
 
     run_id: str
@@ -130,29 +134,31 @@ async def read_recall(
     run: str,
     task: str | None = None,
     grader: str | None = None,
-    rollouts: str | None = None,
+    rollouts: Sequence[str] = (),
     since: datetime | None = None,
 ) -> Recall:
-    """Return what rests on the verdicts of a task, a grader (`eval_cmd`, or one version: `eval_cmd@5`) or of rollouts:
-    one, or those of an address of the viewer's list, or of its conditions, such as `outcome=graded&task=shop`.
+    """Return what rests on the verdicts of a task, of a grader (`eval_cmd`, or one version: `eval_cmd@5`) or of some
+    rollouts, by their names.
 
     `since`: only verdicts since then; in this machine's zone if it has none. Raises ConfigError for an unknown name.
     """
-    if (task, grader, rollouts).count(None) != 2:
-        raise ConfigError("name one of --task, --grader and --rollouts")
+    if [bool(one) for one in (task, grader, rollouts)].count(True) != 1:
+        raise ConfigError("name one of --task, --grader and --rollout")
     head = await require_run(connection, run)
-    task = None if task is None else (await require_named(connection, task, Kind.TASK)).name
-    if grader is not None:
+    task = (await require_named(connection, task, Kind.TASK)).name if task else None
+    if grader:
         await _require_grader(connection, head.run_id, grader)
-    ids = () if rollouts is None else tuple(await _rollout_ids(connection, head, rollouts))
-    fault = Fault(head.run_id, since and since.astimezone(), task, grader, ids)
+    ids = [await _rollout_id(connection, head, one) for one in rollouts]
+    fault = Fault(head.run_id, since and since.astimezone(), task, grader, tuple(ids))
     values = dict((await connection.execute(text(_EXTENT), asdict(fault))).one()._mapping)
     names, is_all = values.pop("to_grade"), values.pop("of_run") == values["num_patches"]
     commands = [f"ratchet tasks regrade {name} --adopt" for name in ([head.run_id] if names and is_all else names)]
     if values["num_steps"]:
         start = f"{head.run_id}@{values['start_step']}" if values["start_step"] else head.init_from
+        again = [f"--from-store {head.source_run_id}"] if head.source_run_id else []
+        again += [f"--set init_from={start}"] if start else []
         commands += [f"ratchet stop {head.run_id}"] if head.state in (RunState.RUNNING, RunState.PAUSED) else []
-        commands += [f"ratchet train {head.config_name}.yaml --new" + (f" --set init_from={start}" if start else "")]
+        commands.append(" ".join(["ratchet train CONFIG --new", *again]))
     values["evaluations"] = [TouchedEvaluation(**one) for one in values["evaluations"]]
     return Recall(run_id=head.run_id, since=fault.since, commands=commands, **values)
 
@@ -165,17 +171,9 @@ async def _require_grader(connection: AsyncConnection, run_id: str, grader: str)
         raise ConfigError(f"no rollout of run {run_id} is judged by a grader {grader!r}{there}")
 
 
-async def _rollout_ids(connection: AsyncConnection, head: RunHead, wanted: str) -> list[int]:
-    run_id = head.source_run_id or head.run_id
-    if "=" not in wanted or await find_named(connection, wanted) is not None:
-        named = await require_named(connection, wanted, Kind.ROLLOUT)
-        if named.run_id != run_id:
-            raise ConfigError(f"{wanted!r} is a rollout of run {named.run_id}, not of {run_id}")
-        return [named.id]
-    words = dict(parse_qsl(wanted.rpartition("?")[2]))
-    if unknown := sorted(words.keys() - FILTER_WORDS - {"sort", "before"}):
-        there = f"there are {', '.join(FILTER_WORDS)}{did_you_mean(unknown[0], FILTER_WORDS)}"
-        raise ConfigError(f"--rollouts: no condition {unknown[0]!r}; {there}")
-    if words.setdefault("run", run_id) != run_id:
-        raise ConfigError(f"{wanted!r} lists rollouts of run {words['run']!r}, not of {run_id}")
-    return await list_rollout_ids(connection, read_rollout_filter(words))
+async def _rollout_id(connection: AsyncConnection, head: RunHead, name: str) -> int:
+    """Return the rollout's id. Raises ConfigError if it is not one on which the run rests."""
+    named = await require_named(connection, name, Kind.ROLLOUT)
+    if named.run_id != (run_id := head.source_run_id or head.run_id):
+        raise ConfigError(f"{name!r} is a rollout of run {named.run_id}, not of {run_id}")
+    return named.id

@@ -1,6 +1,5 @@
 """Lists of rollouts with filters, newest or longest first, paged by the id of the last one."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -8,12 +7,10 @@ from typing import Any
 from sqlalchemy import Label, Select, false, func, literal, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.bounded_numbers import LARGEST_INTEGER
-from ratchet.errors import ConfigError
 from ratchet.types import JsonObject
 from reads.runs import is_flagged
 from store.columns import columns_of
-from store.open_rollouts import ENDS, STAGES, ids_in_stage
+from store.open_rollouts import ids_in_stage
 from store.schema import GradeTable, RolloutGroupTable, RolloutTable, TaskTable
 
 OPEN = "open"
@@ -48,33 +45,6 @@ class RolloutFilter:
     flagged: bool = False
     stage: str | None = None
     has_started: bool = False
-
-
-_TEXTS = ("run", "purpose", "outcome", "agent_exit", "task", "reason", "evaluation", "stage", "flagged")
-FILTER_WORDS: dict[str, type] = dict.fromkeys(_TEXTS, str) | {"reward_from": float, "reward_to": float, "step": int}
-"""Name of a condition in the address of the viewer's list → its type."""
-
-
-def read_rollout_filter(words: Mapping[str, str]) -> RolloutFilter:
-    """Return the filter of an address of the viewer's list; empty words, as forms send them, are no conditions, and
-    names that are not FILTER_WORDS have no meaning. `task`: a task's id, or a part of its label. Raises ConfigError.
-    """
-    given = {name: word for name in FILTER_WORDS if (word := words.get(name, "").strip())}
-    kinds = FILTER_WORDS | ({"task": int} if given.get("task", "").isdecimal() else {})
-    names = {"run": "run_id", "step": "policy_step"} | ({"task": "task_id"} if kinds["task"] is int else {})
-    values: dict[str, Any] = {}
-    for name, word in given.items():
-        try:
-            values[names.get(name, name)] = value = kinds[name](word)
-            if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
-                raise ValueError
-        except ValueError:
-            raise ConfigError(f"{name} is a number, not {word[:40]!r}") from None
-    if given.get("stage", ENDS) not in STAGES:
-        raise ConfigError(f"stage is one of {', '.join(STAGES)}, not {given['stage'][:40]!r}")
-    if "stage" in given and "run" not in given:
-        raise ConfigError("stage needs a run: add its id")
-    return RolloutFilter(**values | {"flagged": given.get("flagged", "").lower() in ("true", "1", "on", "yes")})
 
 
 @dataclass(slots=True, frozen=True)
@@ -170,10 +140,6 @@ async def list_rollout_lines(
     if before is not None:
         statement = statement.where(RolloutTable.id < before)
     return [RolloutLine(*row) for row in await connection.execute(statement)]
-
-
-async def list_rollout_ids(connection: AsyncConnection, wanted: RolloutFilter) -> list[int]:
-    return list((await connection.execute(_filtered(_lines().with_only_columns(RolloutTable.id), wanted))).scalars())
 
 
 async def list_longest_rollouts(

@@ -31,7 +31,7 @@ a verdict belong to them; of all versions of a grader, those of its tasks on whi
 @dataclass(slots=True, frozen=True)
 class Fault:
     """The source of wrong verdicts in a run: a task (its label), a grader (`eval_cmd`, or a version: `eval_cmd@5`), or
-    the judges of some rollouts. `since`: only verdicts that were given then or later, None for all."""
+    the verdicts on some rollouts. `since`: only verdicts that were given then or later, None for all."""
 
     run_id: str
     since: datetime | None

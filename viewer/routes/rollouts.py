@@ -8,17 +8,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
-from ratchet.errors import ConfigError
 from reads.conversation import TurnView, read_conversation
 from reads.reward_explanation import WhySentence, explain_reward
-from reads.rollout_list import (
-    LONGEST_OF,
-    RolloutFilter,
-    RolloutLine,
-    list_longest_rollouts,
-    list_rollout_lines,
-    read_rollout_filter,
-)
+from reads.rollout_list import LONGEST_OF, RolloutFilter, RolloutLine, list_longest_rollouts, list_rollout_lines
 from reads.rollouts import (
     RolloutFacts,
     TurnLine,
@@ -37,7 +29,7 @@ from store import open_rollouts
 from viewer.models.timeline import Timeline, TurnGraph, build_graph, build_timeline
 from viewer.renderers.registry import OwnPart, own_parts
 from viewer.rendering import respond
-from viewer.routes.registration import found, next_link, page_route
+from viewer.routes.registration import found, next_link, page_route, read_number
 
 rollout_pages = APIRouter()
 _PAGE_ROLLOUTS = 50
@@ -87,21 +79,55 @@ class RolloutPage:
 
 
 @page_route(rollout_pages, "/rollouts")
-async def show_rollouts(request: Request, sort: str = SORTS[0], before: int | None = None) -> Response:
-    """The conditions are `FILTER_WORDS`."""
+async def show_rollouts(
+    request: Request,
+    run: str | None = None,
+    purpose: str | None = None,
+    outcome: str | None = None,
+    agent_exit: str | None = None,
+    reward_from: str = "",
+    reward_to: str = "",
+    task: str = "",
+    reason: str | None = None,
+    step: str = "",
+    evaluation: str | None = None,
+    flagged: bool = False,
+    stage: str | None = None,
+    sort: str = SORTS[0],
+    before: int | None = None,
+) -> Response:
+    """Empty values, which forms send for fields that are not filled in, are no conditions.
+
+    `task`: a task's id, or a part of its label."""
     if sort not in SORTS:
         raise HTTPException(422, f"sort is one of {', '.join(SORTS)}, not {sort[:40]!r}")
-    try:
-        wanted = read_rollout_filter(request.query_params)
-    except ConfigError as error:
-        raise HTTPException(422, str(error)) from error
-    wanted = replace(wanted, has_started=not (wanted.outcome or wanted.stage))
+    if stage and stage not in open_rollouts.STAGES:
+        raise HTTPException(422, f"stage is one of {', '.join(open_rollouts.STAGES)}, not {stage[:40]!r}")
+    if stage and not run:
+        raise HTTPException(422, "stage needs a run: add its id")
+    is_id = task.isascii() and task.isdigit()
+    wanted = RolloutFilter(
+        run_id=run or None,
+        purpose=purpose or None,
+        outcome=outcome or None,
+        agent_exit=agent_exit or None,
+        reward_from=read_number(float, "reward_from", reward_from),
+        reward_to=read_number(float, "reward_to", reward_to),
+        task_id=read_number(int, "task", task) if is_id else None,
+        task=None if is_id else task.strip() or None,
+        reason=reason or None,
+        policy_step=read_number(int, "step", step),
+        evaluation=evaluation or None,
+        flagged=flagged,
+        stage=stage or None,
+        has_started=not (outcome or stage),
+    )
     read = list_longest_rollouts if sort == "longest" else list_rollout_lines
     async with request.app.state.store.read() as connection:
         lines = await read(connection, wanted, _PAGE_ROLLOUTS, before)
         stages = await open_rollouts.stages_of(connection, [one.id for one in lines if one.outcome is None])
     more = next_link(request, before=lines[-1].id) if len(lines) == _PAGE_ROLLOUTS else None
-    page = RolloutsPage(wanted, request.query_params.get("task", "").strip(), sort, LONGEST_OF, lines, stages, more)
+    page = RolloutsPage(wanted, task.strip(), sort, LONGEST_OF, lines, stages, more)
     return await respond(request, "rollouts.html", page)
 
 

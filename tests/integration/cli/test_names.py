@@ -18,7 +18,7 @@ OF_A_RUN = [
 ]  # fmt: skip
 COMMANDS = {
     Kind.RUN: OF_A_RUN,
-    Kind.ROLLOUT: ["show rollout", "explain", "watch --once", "recall RUN --rollouts NAME"],
+    Kind.ROLLOUT: ["show rollout", "explain", "watch --once", "recall RUN --rollout NAME"],
     Kind.STEP: ["explain"],
     Kind.TASK: ["tasks show", "show rollout", "recall RUN --task NAME"],
 }
