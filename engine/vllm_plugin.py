@@ -47,8 +47,8 @@ def sleeping_wait(wait: Callable[..., None], clock: Callable[[], float] = time.m
     """Return vLLM's wait for another of its processes without its polling of shared memory for a second after each
     read, which during each step takes a core of those that compute it.
 
-    In that second it sleeps for a millisecond at most, because a message that follows another within a millisecond
-    wakes nobody.
+    In that second it sleeps for a millisecond at most, because the second of two messages within a millisecond does not
+    wake the process that waits.
     """
 
     def sleep(condition: Any, timeout_ms: int | None = None) -> None:

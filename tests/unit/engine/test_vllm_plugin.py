@@ -63,7 +63,7 @@ def test_every_file_has_a_digest(tmp_path: Path, shards: list[str]) -> None:
 
 
 def test_a_process_sleeps_until_the_other_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a read, a message may come that wakes nobody; later, each message wakes its reader."""
+    """After a read, a message may come without waking its reader; later, each message wakes it."""
     import zmq
     from vllm.distributed.device_communicators import shm_broadcast
     from vllm.utils.network_utils import get_open_zmq_ipc_path
