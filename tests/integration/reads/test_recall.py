@@ -259,7 +259,12 @@ async def test_evaluations_and_rollouts_without_a_verdict(database: Database, ru
                 row = {"run_id": run_id, "label": label, "step": step, "temperature": 1.0, "num_samples": 4}
                 await connection.execute(insert(EvaluationTable).values(**row, policy_version="v"))
             if number == 10:
-                failed: dict[str, Any] = {"outcome": "grader_failed", "reward": None, "grade_id": None, "ended_at": NOON}
+                failed: dict[str, Any] = {
+                    "outcome": "grader_failed",
+                    "reward": None,
+                    "grade_id": None,
+                    "ended_at": NOON,
+                }
                 failed["replaced_by"] = members[1]
                 await connection.execute(update(RolloutTable).where(RolloutTable.id == members[0]).values(**failed))
                 running = {"outcome": None, "reward": None, "grade_id": None}
