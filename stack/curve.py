@@ -15,6 +15,13 @@ from ratchet.solve_rates import interval
 
 Rates = dict[str, float]
 """Task digest → mean reward."""
+_PLACES = {
+    "start-t1": "sampled\nbefore",
+    "end-t1": "sampled\nafter",
+    "start-greedy": "greedy\nbefore",
+    "end-greedy": "greedy\nafter",
+}
+"""Label of an evaluation → its name in the plot, from the left."""
 
 
 def rates_by_task(
@@ -111,17 +118,17 @@ def draw(
         )
     left.set(xlabel="step", ylabel="mean reward of the rollouts trained on", ylim=(0, 1))
     left.legend(fontsize=8)
+    shown = [one for one in _PLACES if any(one in report["evaluations"] for report in reports.values())]
     for offset, (name, report) in enumerate(reports.items()):
-        for place, label in enumerate(("start-t1", "end-t1", "start-greedy", "end-greedy")):
-            found = report["evaluations"].get(label)
-            if found:
+        for place, label in enumerate(shown):
+            if found := report["evaluations"].get(label):
                 error = [[found["mean"] - found["low"]], [found["high"] - found["mean"]]]
                 fill = "none" if name in controls else "full"
                 right.errorbar(
                     place + 0.12 * offset, found["mean"], yerr=error, fmt="o", fillstyle=fill, color=colours[name]
                 )
-    right.set_xticks(range(4), ["sampled\nbefore", "sampled\nafter", "greedy\nbefore", "greedy\nafter"])
-    right.set(ylabel="held-out solve rate, 95% interval", ylim=(0, 1))
+    right.set_xticks(range(len(shown)), [_PLACES[one] for one in shown])
+    right.set(xlim=(-0.5, len(shown) - 0.3), ylabel="held-out solve rate, 95% interval", ylim=(0, 1))
     figure.suptitle(title, fontsize=9)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
