@@ -1,4 +1,4 @@
-"""`ratchet recall`: what a faulty task or grader has touched in a run. It changes nothing."""
+"""`ratchet recall`: the extent of a fault of a task, a grader or some verdicts in a run. It changes nothing."""
 
 from dataclasses import asdict
 from datetime import datetime

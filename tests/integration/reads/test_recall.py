@@ -1,4 +1,4 @@
-"""What a faulty task or grader has touched in a run, over rows as rollouts, planners and learners leave them."""
+"""The extent of a fault in a run, over rows as rollouts, planners and learners leave them."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta, timezone
