@@ -9,7 +9,7 @@ import errno
 import hashlib
 import hmac
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 
 import structlog
@@ -54,38 +54,42 @@ def create_gateway_app(
             await fleet.stop()
 
     return Starlette(
-        routes=[Route("/health", _health), *ControlPlane(fleet, settings).routes()],
-        middleware=[Middleware(BoxDispatch, fleet=fleet), Middleware(ApiKey, api_key=settings.api_key)],
-        exception_handlers={**_HANDLERS, HTTPException: _on_http, Exception: _on_failure},
+        routes=[Route("/health", health), *ControlPlane(fleet, settings).routes()],
+        middleware=[Middleware(BoxDispatch, fleet=fleet, api_key=settings.api_key)],
+        exception_handlers={**dict.fromkeys(ERRORS, on_error), HTTPException: _on_http, Exception: on_failure},
         lifespan=lifespan,
     )
 
 
-async def _health(_request: Request) -> Response:
+async def health(_request: Request) -> Response:
     return Response(status_code=204, headers={GATEWAY_MARK: "1"})
 
 
 class BoxDispatch:
-    """Handle requests for a box; pass the others on to the control plane."""
+    """Handle requests for a box; pass the others on to the control plane, if they have the API key or ask for
+    `/health`."""
 
-    def __init__(self, app: ASGIApp, fleet: Fleet) -> None:
+    def __init__(self, app: ASGIApp, fleet: Fleet, api_key: str) -> None:
         self._app = app
         self._fleet = fleet
+        self._api_key = api_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         request = Request(scope, receive)
-        target = _box_and_port(request)
-        if target is None and not _is_signed(request):
-            await self._app(scope, receive, send)
-            return
+        target = box_and_port(request)
+        response: ASGIApp = self._app
         try:
-            response = await self._serve_signed(request) if target is None else await self._serve(request, *target)
-        except tuple(_HANDLERS) as error:
-            handler = next(handler for kind, handler in _HANDLERS.items() if isinstance(error, kind))
-            response = await handler(request, error)
+            if target is not None:
+                response = await self._serve(request, *target)
+            elif _is_signed(request):
+                response = await self._serve_signed(request)
+            elif request.url.path != "/health" and not _same(request.headers.get("x-api-key", ""), self._api_key):
+                raise RefusalError(401, "Invalid API key")
+        except ERRORS as error:
+            response = await on_error(request, error)
         await response(scope, receive, send)
 
     async def _serve(self, request: Request, box_id: str, port: str) -> Response:
@@ -115,23 +119,7 @@ class BoxDispatch:
         return await serve_files(request, self._fleet.get(box.id))
 
 
-class ApiKey:
-    """Require the API key for every control-plane call except `/health`."""
-
-    def __init__(self, app: ASGIApp, api_key: str) -> None:
-        self._app = app
-        self._api_key = api_key
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] != "/health":
-            request = Request(scope, receive)
-            if not _same(request.headers.get("x-api-key", ""), self._api_key):
-                await _refused(401, "Invalid API key")(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
-
-
-def _box_and_port(request: Request) -> tuple[str, str] | None:
+def box_and_port(request: Request) -> tuple[str, str] | None:
     """Return (box id, port) from `E2b-Sandbox-Id` or a host name `<port>-<id>.<domain>`; None for the control plane."""
     box_id = request.headers.get("e2b-sandbox-id")
     if box_id is not None:
@@ -172,39 +160,31 @@ def _same(given: str, expected: str) -> bool:
     return hmac.compare_digest(given.encode(), expected.encode())
 
 
-def _refused(status: int, message: str) -> JSONResponse:
-    return JSONResponse({"code": status, "message": message}, status)
+def _refused(status: int, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    return JSONResponse({"code": status, "message": message}, status, headers)
 
 
-async def _on_refusal(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, RefusalError)
-    return JSONResponse({"code": error.status, "message": error.message}, error.status, headers=error.headers)
+ERRORS = (RefusalError, BoxFaultError, BoxNotFoundError, OSError)
+"""The errors that calls of the control plane and of boxes raise alike."""
 
 
-async def _on_fault(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, BoxFaultError)
-    return _refused(HTTP_STATUS_OF_CODE.get(error.code, 500), error.message)
-
-
-async def _on_gone(_request: Request, error: Exception) -> Response:
-    """The SDK recognises a box that does not exist any more by a 502 with this message."""
-    assert isinstance(error, BoxNotFoundError)
-    return JSONResponse({"sandboxId": error.box_id[:64], "message": "The sandbox was not found", "code": 502}, 502)
-
-
-async def _on_shortage(request: Request, error: Exception) -> Response:
-    """The machine lacks something for now, such as disk space: the caller may ask again. Other errors are raised."""
+async def on_error(request: Request, error: Exception) -> Response:
+    """Answer to one of ERRORS, except those of the system after which asking again would not help; they are raised."""
+    if isinstance(error, RefusalError):
+        return _refused(error.status, error.message, error.headers)
+    if isinstance(error, BoxFaultError):
+        return _refused(HTTP_STATUS_OF_CODE.get(error.code, 500), error.message)
+    if isinstance(error, BoxNotFoundError):  # the SDK recognises such a box by a 502 with this message
+        return JSONResponse({"sandboxId": error.box_id[:64], "message": "The sandbox was not found", "code": 502}, 502)
     if not isinstance(error, OSError) or error.errno not in _SHORTAGES:
         raise error
     _log.error("shortage", call=f"{request.method} {request.url.path[:200]}", reason=str(error))
-    message = f"the gateway's machine: {error.strerror}"
-    return JSONResponse({"code": 503, "message": message}, 503, headers=RETRY_AFTER)
+    return _refused(503, f"the gateway's machine: {error.strerror}", RETRY_AFTER)
 
 
-async def _on_failure(_request: Request, error: Exception) -> Response:
+async def on_failure(_request: Request, error: Exception) -> Response:
     """Answer in the protocol's form, which the SDK needs; the server logs the exception and closes the connection."""
-    message = f"the gateway failed: {type(error).__name__}"
-    return JSONResponse({"code": 500, "message": message}, 500, headers={"Connection": "close"})
+    return _refused(500, f"the gateway failed: {type(error).__name__}", {"Connection": "close"})
 
 
 async def _on_http(request: Request, error: Exception) -> Response:
@@ -212,13 +192,4 @@ async def _on_http(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         call = f"{request.method} {request.url.path[:200]}"
         return _refused(404, unsupported(call, "sandboxes are created, connected, listed and killed here"))
-    return JSONResponse({"code": error.status_code, "message": error.detail}, error.status_code, headers=error.headers)
-
-
-_HANDLERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
-    RefusalError: _on_refusal,
-    BoxFaultError: _on_fault,
-    BoxNotFoundError: _on_gone,
-    OSError: _on_shortage,
-}
-"""Answers to the errors that calls of the control plane and of boxes raise alike."""
+    return _refused(error.status_code, error.detail, error.headers)

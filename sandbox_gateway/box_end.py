@@ -19,11 +19,10 @@ def boxd_pids(directory: Path) -> list[int]:
     """Return the processes that work in a box's directory, which only its boxd does."""
     wanted = directory.stat()
     found = []
-    for process in os.listdir("/proc"):
-        if process.isdigit():
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-                if os.path.samestat(os.stat(f"/proc/{process}/cwd"), wanted):
-                    found.append(int(process))
+    for pid in psutil.pids():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            if os.path.samestat(os.stat(f"/proc/{pid}/cwd"), wanted):
+                found.append(pid)
     return found
 
 
@@ -31,12 +30,11 @@ def living_boxes(root_directory: Path) -> list[Path]:
     """Return the directories of the boxes of a gateway's root directory whose boxd lives."""
     boxes = (root_directory / "boxes").resolve()
     found = set()
-    for process in os.listdir("/proc"):
-        if process.isdigit():
-            with contextlib.suppress(OSError):
-                directory = Path(os.readlink(f"/proc/{process}/cwd"))
-                if directory.parent == boxes:
-                    found.add(directory)
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError):
+            directory = Path(os.readlink(f"/proc/{pid}/cwd"))
+            if directory.parent == boxes:
+                found.add(directory)
     return sorted(found)
 
 

@@ -16,12 +16,12 @@ from pathlib import Path
 import psutil
 import structlog
 
-from sandbox_gateway import box_end, disk_template
+from sandbox_gateway import box_end, disk_template, machine_probe
 from sandbox_gateway.box_client import RECORD_FILE, BoxClient, BoxRecord
 from sandbox_gateway.boxd import cgroups
 from sandbox_gateway.boxd.id_modes import NUM_IDS, id_mode
 from sandbox_gateway.boxd.protocol import BoxFaultError, BoxSpec, clock
-from sandbox_gateway.fork_client import ForkServer, remove_tree
+from sandbox_gateway.fork_client import COPY_SECONDS, ForkServer, remove_tree
 from sandbox_gateway.images import Catalogue
 from sandbox_gateway.settings import GatewaySettings
 from sandbox_gateway.wire_errors import BoxNotFoundError, RefusalError
@@ -56,7 +56,7 @@ def _root_digest(root_directory: Path) -> int:
 
 def cgroup_parent(root_directory: Path) -> str:
     """Return the control group that contains all boxes of the gateway with this root directory."""
-    return f"ratchet-{_root_digest(root_directory):08x}"
+    return cgroups.name_of(f"ratchet-{_root_digest(root_directory):08x}")
 
 
 class Fleet:
@@ -75,6 +75,7 @@ class Fleet:
         self._cgroup_parent = cgroup_parent(settings.root_directory)
         self._has_cgroups = False
         self._disk_template = ""
+        self._copies_images = False
         self._boxes: dict[str, BoxClient] = {}
         self._pending: dict[str, BoxRecord | None] = {}
         """Boxes of an earlier gateway that are neither adopted nor proven dead. None: the record cannot be read now."""
@@ -90,6 +91,8 @@ class Fleet:
         self._fork_server = self._start_fork_server()
         self._has_cgroups = _prepare_cgroups(self._cgroup_parent)
         self._disk_template = await asyncio.to_thread(_prepare_disk, self._settings)
+        if not self._disk_template:
+            self._copies_images = await asyncio.to_thread(_must_copy_images, self._trash)
         self._pending = {path.name: None for path in self._boxes_directory.iterdir()}
         await asyncio.gather(*(self._try_adopting(name) for name in list(self._pending)))
         for name in cgroups.children(self._cgroup_parent) - set(self._boxes) - set(self._pending):
@@ -130,13 +133,13 @@ class Fleet:
         """Boot a box. The same idempotency key returns the same box while it lives, also after a restart of the
         gateway.
 
-        Raises RefusalError: 404 for an unknown image, 503 if there is no room, or if a box that is not adopted yet may
+        Raises RefusalError: 404 for an unknown image, 503 if there is no room, 504 if a box that is not adopted yet may
         have the key or the uid slot.
         """
         key = request.idempotency_key
         for pending in self._pending.values():
             if pending is None or (key is not None and pending.idempotency_key == key):
-                raise RefusalError(503, "boxes of this gateway cannot be reached at present", RETRY_AFTER)
+                raise RefusalError(504, "boxes of this gateway cannot be reached at present", RETRY_AFTER)
         if key is not None:
             for box in self._boxes.values():
                 if box.record.idempotency_key == key and clock() < box.record.deadline:
@@ -173,9 +176,11 @@ class Fleet:
     async def _create(self, request: CreateRequest) -> BoxClient:
         plan = self._catalogue.plan(request.template)
         slot = self._take_slot()
-        box_id = "i" + "".join(secrets.choice(_ID_ALPHABET) for _ in range(20))
         settings, ids = self._settings, id_mode()
+        letters = "".join(secrets.choice(_ID_ALPHABET) for _ in range(20))
+        box_id = f"i{settings.box_id_prefix}{letters[len(settings.box_id_prefix) :]}"
         own_uid_base = _FIRST_UID + (self._first_slot + slot) % _NUM_SLOTS * NUM_IDS
+        copies_image = self._copies_images and plan.lower is not None
         spec = BoxSpec(
             box_id=box_id,
             uid_base=own_uid_base if ids.first_id is None else ids.first_id,
@@ -185,7 +190,7 @@ class Fleet:
             memory_bytes=settings.memory_bytes,
             max_processes=settings.max_processes,
             egress_ports=list(settings.egress_ports) if request.network else [],
-            deadline=clock() + request.ttl_seconds,
+            deadline=clock() + request.ttl_seconds + (COPY_SECONDS if copies_image else 0),
             grace_seconds=_GRACE_SECONDS,
             default_user=plan.default_user,
             workdir=plan.workdir,
@@ -194,6 +199,7 @@ class Fleet:
             links=plan.links,
             owned_directories=plan.owned_directories,
             lower=plan.lower,
+            copies_image=copies_image,
             disk_template=self._disk_template,
             disk_bytes=(settings.disk_bytes or 0) if self._disk_template else 0,
             extra_path=self._catalogue.extra_path,
@@ -210,7 +216,10 @@ class Fleet:
             memory_bytes=settings.memory_bytes,
             spec=asdict(spec),
         )
-        return await self._boot(record)
+        box = await self._boot(record)
+        if copies_image:
+            await self.set_deadline(box, clock() + request.ttl_seconds)
+        return box
 
     def _take_slot(self) -> int:
         if len(self._slots) >= self._settings.max_boxes:
@@ -227,11 +236,10 @@ class Fleet:
             box.save(record)
             assert self._fork_server is not None, "boxes are created after start"
             async with self._boots:
-                boxd_pid = await self._fork_server.boot(directory)
+                boxd_pid = await self._fork_server.boot(directory, copies_image=record.spec["copies_image"])
             self._take_in(box, boxd_pid)
         except BaseException:
-            await asyncio.to_thread(cgroups.end_leftover, str(record.spec["cgroup"]))
-            self._discard(box)
+            self._discard(box, await self._end(box))
             raise
         return box
 
@@ -298,7 +306,8 @@ class Fleet:
         except (BoxFaultError, BoxNotFoundError):
             alive = await asyncio.to_thread(box_end.kill_processes, box.open_directory, _DESTROY_SECONDS)
             group = str(box.record.spec["cgroup"])
-            if group in ("", f"{self._cgroup_parent}/{box.id}"):  # else a copied record: it is the original's group
+            # Else a copied record: it is the original's group. An earlier gateway's may be below another one.
+            if not group or group.split("/")[-2:] == [os.path.basename(self._cgroup_parent), box.id]:
                 await asyncio.to_thread(cgroups.end_leftover, group)
             if box.record.spec.get("shares_ids"):
                 return alive
@@ -352,11 +361,19 @@ class Fleet:
 def _prepare_cgroups(parent: str) -> bool:
     """Return False without writable control groups: boxes run unlimited then, and `ratchet doctor` reports it."""
     try:
-        cgroups.prepare_parent(parent)
+        cgroups.prepare_parent(parent, moves_processes=True)
     except OSError as error:
         _log.warning("boxes_without_limits", reason=str(error))
         return False
     return cgroups.usable_version() != 0
+
+
+def _must_copy_images(directory: Path) -> bool:
+    """Return whether overlays cannot be mounted here; `ratchet doctor` reports it."""
+    if machine_probe.has_overlays(directory):
+        return False
+    _log.warning("boxes_copy_images", reason="overlays cannot be mounted", directory=str(directory))
+    return True
 
 
 def _prepare_disk(settings: GatewaySettings) -> str:

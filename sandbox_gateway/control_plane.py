@@ -24,7 +24,7 @@ from sandbox_gateway.wire_errors import BoxNotFoundError, RefusalError, unsuppor
 
 ENVD_VERSION = "0.5.7"
 """Decides which features the SDK uses: octet-stream uploads, gzip and close_stdin, but no file metadata."""
-_PAGE_SIZE_MAX = 1000
+PAGE_SIZE_MAX = 1000
 _METRICS_FRESH_SECONDS = 60
 _CPU_SAMPLE_SECONDS = 0.1
 
@@ -141,7 +141,7 @@ class ControlPlane:
     async def kill(self, request: Request) -> Response:
         box = self._box(request)
         if not await self._fleet.kill(box):
-            raise _no_such_box(box.id)
+            raise no_such_box(box.id)
         return Response(status_code=204)
 
     async def refuse_operation(self, request: Request) -> Response:
@@ -179,7 +179,7 @@ class ControlPlane:
             and metadata.items() <= box.record.metadata.items()
         ]
         found.sort(key=lambda box: box.record.started_at, reverse=query.get("order") != "asc")
-        end = start + max(1, min(limit, _PAGE_SIZE_MAX))
+        end = start + max(1, min(limit, PAGE_SIZE_MAX))
         headers = {"X-Next-Token": str(end)} if end < len(found) else {}
         return JSONResponse([self._detail(box) for box in found[start:end]], headers=headers)
 
@@ -188,7 +188,7 @@ class ControlPlane:
         try:
             return self._fleet.get(box_id)
         except BoxNotFoundError as error:
-            raise _no_such_box(box_id) from error
+            raise no_such_box(box_id) from error
 
     def _ttl(self, seconds: int | None) -> int:
         if seconds is None:
@@ -226,7 +226,7 @@ class ControlPlane:
         }
 
 
-def _no_such_box(box_id: str) -> RefusalError:
+def no_such_box(box_id: str) -> RefusalError:
     return RefusalError(404, f"sandbox '{box_id[:64]}' doesn't exist or you don't have access to it")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from sandbox_gateway.boxd.id_modes import id_mode
 from sandbox_gateway.wire_errors import RefusalError
 
-_BOOT_SECONDS = 30.0
+_BOOT_SECONDS, COPY_SECONDS = 30.0, 570.0
 _ENVIRONMENT = {"LANG": "C.UTF-8"}
 """The whole environment of boxd and of all that it starts: the gateway's contains credentials of the host."""
 _PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from sandbox_gateway.boxd import fork_server; fork_server."
@@ -56,7 +56,7 @@ class ForkServer:
         theirs.close()
         self._socket = ours
 
-    async def boot(self, directory: Path) -> int:
+    async def boot(self, directory: Path, *, copies_image: bool) -> int:
         """Boot the box described by `directory`/box.json and return the pid of its boxd.
 
         Raises RefusalError(500) with the reason if the box cannot start. A fork server that was killed is restarted.
@@ -69,7 +69,7 @@ class ForkServer:
         try:
             socket.send_fds(self._socket, [str(directory).encode()], [theirs.fileno()])
             theirs.close()
-            async with asyncio.timeout(_BOOT_SECONDS):
+            async with asyncio.timeout(COPY_SECONDS if copies_image else _BOOT_SECONDS):
                 answer = await asyncio.get_running_loop().sock_recv(ours, 65_536)
         except (OSError, TimeoutError) as error:
             raise RefusalError(500, f"the box could not be started: {error or 'boxd does not answer'}") from error

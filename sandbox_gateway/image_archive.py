@@ -1,5 +1,5 @@
 """Read images in all supported forms as layers and a config: a directory, a tar, an OCI layout or archive, a
-docker-archive.
+docker-archive, a SIF file.
 
 Formats: OCI image layout 1.1 (`index.json`, `blobs/`), and what `docker save` writes (`manifest.json`). Everything
 else is read as a single layer.
@@ -12,6 +12,8 @@ import hashlib
 import io
 import json
 import lzma
+import mmap
+import os
 import platform
 import re
 import shutil
@@ -34,6 +36,7 @@ _MAX_INDEX_DEPTH = 4
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _NAME_ANNOTATIONS = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
+_SIF_MAGIC, _SQUASHFS_MAGIC, _SIF_ALIGNMENT = b"SIF_MAGIC", b"hsqs", 4096
 _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 Open = Callable[[str], AbstractContextManager[io.BufferedReader]]
@@ -71,6 +74,12 @@ def open_image(path: Path, wanted: str | None, scratch: Path) -> Iterator[ImageS
     try:
         if path.is_dir():
             yield _from_directory(path, wanted)
+            return
+        if _is_sif(path):
+            tree = _unpacked_sif(path, scratch / path.stem)
+            # Only root can unpack files of other owners.
+            owners = () if os.geteuid() == 0 else ("--owner=0", "--group=0")
+            yield ImageSource([Layer(str(path), lambda: _packed(tree, *owners), None)], names=[path.stem.lower()])
             return
         with _plain_file(path, scratch) as file, tarfile.open(fileobj=file, mode="r:") as archive:
             yield _from_archive(archive, path, wanted)
@@ -146,10 +155,33 @@ def _reopened(archive: tarfile.TarFile) -> Iterator[io.BufferedReader]:
     yield cast(io.BufferedReader, archive.fileobj)
 
 
+def _is_sif(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(64)[32:].startswith(_SIF_MAGIC)
+
+
+def _unpacked_sif(path: Path, target: Path) -> Path:
+    """Unpack an image of Apptainer or Singularity. Raises ConfigError, also if no program here can."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        pages = range(0, len(content), _SIF_ALIGNMENT)
+        offset = next((at for at in pages if content[at : at + 4] == _SQUASHFS_MAGIC), 0)
+    build, unpack = ["build", "--sandbox", str(target), str(path)], ["-o", str(offset), "-d", str(target), str(path)]
+    programs = {"apptainer": build, "singularity": build, "unsquashfs": unpack}
+    program = next((name for name in programs if shutil.which(name)), None)
+    if program is None:
+        raise ConfigError(
+            f"{path} is a SIF file; install apptainer, or unsquashfs (package squashfs-tools), to unpack it"
+        )
+    done = subprocess.run([program, *programs[program]], capture_output=True, text=True, check=False)
+    if done.returncode not in (0, 2):  # 2: unsquashfs could not make devices or set attributes, which boxes lack anyway
+        raise ConfigError(f"{path} cannot be unpacked: {done.stderr.strip()[-400:]}")
+    return target
+
+
 @contextlib.contextmanager
-def _packed(directory: Path) -> Iterator[io.BufferedReader]:
+def _packed(directory: Path, *options: str) -> Iterator[io.BufferedReader]:
     """Yield a directory as a tar in an order that does not depend on the disk."""
-    options = ["--sort=name", "--numeric-owner", "--format=posix", "--pax-option=delete=atime,delete=ctime"]
+    options = ("--sort=name", "--numeric-owner", "--format=posix", "--pax-option=delete=atime,delete=ctime", *options)
     command = ["tar", *options, "-C", str(directory), "-cf", "-", "."]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None, "both are pipes"

@@ -67,7 +67,7 @@ class ImageStore:
         return [self._image(reference, name) for reference, name in sorted(self._read().items())]
 
     def add(self, path: Path, name: str | None, say: Callable[[str], None]) -> Image:
-        """Import a directory, tar, OCI layout, OCI archive or docker-archive under a reference.
+        """Import a directory, tar, OCI layout, OCI archive, docker-archive or SIF file under a reference.
 
         Idempotent: an existing tree only gets the reference. Raises ConfigError for input that is not an image.
         """

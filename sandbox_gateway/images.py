@@ -103,7 +103,7 @@ class Catalogue:
         more = f" and {len(images) - _NUM_NAMED_MAX} more" if len(images) > _NUM_NAMED_MAX else ""
         return (
             f"template '{reference[:200]}' not found; this gateway has {', '.join(known)}{more}. "
-            "`ratchet tasks images import` adds a directory, a tar, an OCI archive or a docker-archive; nothing "
+            "`ratchet tasks images import` adds a directory, tar, OCI archive, docker-archive or SIF file; nothing "
             "is pulled"
         )
 

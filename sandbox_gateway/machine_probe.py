@@ -1,16 +1,20 @@
 """Check what this machine supports for boxes, as boxd needs it; `ratchet doctor` prints the result."""
 
+import errno
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from ratchet import paths
 from ratchet.errors import MachineError
 from sandbox_gateway import disk_template
 from sandbox_gateway.boxd import cgroups, seccomp
 from sandbox_gateway.boxd.id_modes import id_mode
+from sandbox_gateway.fork_client import remove_tree
 
 _TRIED_MEMORY_BYTES, _TRIED_PROCESSES = 64 << 20, 16
 _NEW_USER_NAMESPACE = (
@@ -18,7 +22,16 @@ _NEW_USER_NAMESPACE = (
     "id_modes.enter_own_namespaces(id_modes.id_mode()); "
     "linux_calls.unshare(linux_calls.CLONE_NEWUSER | linux_calls.CLONE_NEWNS); linux_calls.make_mounts_private()"
 )
-_WITHOUT_LIMITS = "each process has the memory limit of the box, and each user the one of processes"
+_NEW_OVERLAY = (
+    "import os; from sandbox_gateway.boxd import id_modes, linux_calls, rootfs; mode = id_modes.id_mode(); "
+    "id_modes.enter_own_namespaces(mode); linux_calls.unshare(linux_calls.CLONE_NEWNS); "
+    "linux_calls.make_mounts_private(); os.chdir({directory!r}); "
+    "rootfs.make_layers(mode.first_id or 0); rootfs.mount_overlay(mode.first_id is not None)"
+)
+_WITHOUT_LIMITS = (
+    "each process has the memory limit of the box, each user the one of processes, and boxd kills what exceeds them in "
+    "sum, twice a second; for an ordinary user start the stack by `systemd-run --user --scope -p Delegate=yes`"
+)
 _INSTALL = "install it with the system's package manager (package `bubblewrap`)"
 NEEDED = ("bubblewrap", "user namespaces")
 """The protections without which no box starts."""
@@ -34,7 +47,7 @@ class Protection:
 
 
 def probe_machine() -> list[Protection]:
-    return [_bubblewrap(), _user_namespaces(), _ids(), _limits(), _disk(), _system_calls(), _network()]
+    return [_bubblewrap(), _user_namespaces(), _ids(), _limits(), _disk(), _overlays(), _system_calls(), _network()]
 
 
 def require_sandbox_support() -> None:
@@ -98,14 +111,17 @@ def _succeeds_in_child(code: str) -> bool:
 
 def _limits() -> Protection:
     """Try the limits: a container may show control groups whose limits have no effect."""
-    name, version, parent = "memory and process limits", cgroups.usable_version(), f"ratchet-probe-{os.getpid()}"
+    name, version = "memory and process limits", cgroups.usable_version()
+    parent = cgroups.name_of(f"ratchet-probe-{os.getpid()}")
     if version == 0:
         return Protection(name, False, f"no writable control groups at {cgroups.MOUNT}; {_WITHOUT_LIMITS}")
     group = cgroups.cgroup_at(f"{parent}/box")
     try:
-        cgroups.prepare_parent(parent)
+        cgroups.prepare_parent(parent, moves_processes=False)
         group.create(_TRIED_MEMORY_BYTES, _TRIED_PROCESSES)
     except OSError as error:
+        if error.errno == errno.EBUSY:
+            return Protection(name, True, f"control groups of {os.path.dirname(parent)}, as soon as the gateway runs")
         reason = f"control groups version {version} refuse limits ({error}); {_WITHOUT_LIMITS}"
         return Protection(name, False, reason)
     finally:
@@ -124,6 +140,30 @@ def _disk() -> Protection:
         else "this user has no loop devices here"
     )
     return Protection(name, False, f"{reason}; boxes share the disk of the gateway's directory")
+
+
+def _overlays() -> Protection:
+    name, directory = "shared images", paths.home()
+    if disk_template.is_possible():
+        return Protection(name, True, "each box sees its image under an overlay on its own disk")
+    while not directory.is_dir():
+        directory = directory.parent
+    if has_overlays(directory):
+        return Protection(name, True, "each box sees its image under an overlay")
+    cost = "each box first copies its whole image, in time and space (little on btrfs and xfs, which share blocks)"
+    return Protection(name, False, f"overlays cannot be mounted in {directory}; {cost}")
+
+
+def has_overlays(directory: Path) -> bool:
+    """Try an overlay in a directory, as boxd mounts it: some kernels refuse it to users, and some file systems."""
+    try:
+        tried = Path(tempfile.mkdtemp(prefix="overlay-", dir=directory))
+    except OSError:
+        return False
+    try:
+        return _succeeds_in_child(_NEW_OVERLAY.format(directory=str(tried)))
+    finally:
+        remove_tree(tried)
 
 
 def _system_calls() -> Protection:

@@ -6,6 +6,7 @@ import resource
 from pathlib import Path
 
 import uvicorn
+from starlette.applications import Starlette
 
 from ratchet.errors import MachineError
 from ratchet.web_server import WebServer
@@ -29,24 +30,28 @@ def serve_gateway(settings: GatewaySettings) -> None:
     settings.root_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = _lock(settings.root_directory)
     try:
-        _raise_file_limit()
         images = ImageStore(settings.images_directory) if settings.images_directory is not None else None
         catalogue = Catalogue(settings.root_directory, images, settings.layers, settings.hidden_directories)
-        app = create_gateway_app(settings, catalogue, lambda: ForkServer(bubblewrap))
-        config = uvicorn.Config(
-            app,
-            host=settings.host,
-            port=settings.port,
-            log_config=None,  # its lines go to the process's own handler
-            log_level="warning",
-            access_log=False,
-            ws="none",  # websockets reach the port proxy as HTTP, which refuses them in words
-            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=_GRACEFUL_SECONDS,
-        )
-        WebServer(config).run()
+        serve_app(create_gateway_app(settings, catalogue, lambda: ForkServer(bubblewrap)), settings.host, settings.port)
     finally:
         os.close(lock)
+
+
+def serve_app(app: Starlette, host: str, port: int) -> None:
+    """Serve a gateway, or a front of several, until SIGTERM or SIGINT."""
+    _raise_file_limit()
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        log_config=None,  # its lines go to the process's own handler
+        log_level="warning",
+        access_log=False,
+        ws="none",  # websockets reach the port proxy as HTTP, which refuses them in words
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=_GRACEFUL_SECONDS,
+    )
+    WebServer(config).run()
 
 
 def _lock(root: Path) -> int:

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 GATEWAY_MARK = "x-ratchet-gateway"
 """Header of `/health` by which clients of this program know its gateway from other services."""
+SILENT_HOSTS = "x-ratchet-silent-hosts"  # header of a listing that lacks the boxes of these hosts
 Port = Annotated[int, Field(ge=1, le=65_535)]
 
 
@@ -40,6 +41,8 @@ class GatewaySettings(BaseModel):
     """Longest accepted time to live, in seconds."""
     image_metadata_key: str = "image"
     """Metadata key that names the image; without it the template id does."""
+    box_id_prefix: str = Field(default="", pattern=r"[a-z0-9]{0,8}")
+    """First letters of every box's id after its `i`, by which a front of several gateways knows the box's host."""
     images_directory: Path | None = None
     """Directory of `ratchet tasks images import`; None: only the built-in `host` and `base` exist."""
     layers: dict[str, Path] = Field(default_factory=dict)

@@ -125,23 +125,18 @@ class Sandbox(Protocol):
 
         Raises CommandFailedError if the box refuses the path or its disk is full.
         """
-        ...
 
     async def read_file(self, path: str, *, user: str = "root", max_bytes: int | None = None) -> bytes:
         """Return at most `max_bytes`. Raises FileNotFoundError; CommandFailedError for other than regular files."""
-        ...
 
     async def set_ttl(self, seconds: int) -> None:
         """Set the time to live to this many seconds from now, shorter or longer than before."""
-        ...
 
     async def set_network(self, network: bool) -> None:
         """Close the network of a box made with OpenedFirst; open connections end or are cut off. Not tried on E2B."""
-        ...
 
     async def kill(self) -> None:
         """End the box; a missing one counts as success."""
-        ...
 
     async def close(self) -> None:
         """Close the client's connection, if the provider does not hold it; the box lives on."""
@@ -178,27 +173,21 @@ class SandboxProvider(Protocol):
         Raises ConfigError if the service does not know the image, does not support a limit or the network, or refuses
         the request or the key.
         """
-        ...
 
     async def connect(self, sandbox_id: str) -> Sandbox:
         """Return a handle on an existing box."""
-        ...
 
     async def kill(self, sandbox_id: str) -> bool:
         """Kill a box; return whether it existed."""
-        ...
 
     async def describe(self, sandbox_id: str) -> SandboxInfo:
         """Return what the service knows of a live box now."""
-        ...
 
     async def list(self, metadata: Mapping[str, str]) -> list[SandboxInfo]:
         """Return all live boxes that carry these metadata entries, and no others even if the service returns them."""
-        ...
 
     async def close(self) -> None:
         """Close the client's connections; the boxes live on."""
-        ...
 
 
 class ImageBuilder(Protocol):
@@ -210,4 +199,3 @@ class ImageBuilder(Protocol):
         `on_lines` gets what the build prints. Raises BuildFailedError, SandboxBusyError if the service cannot be
         reached or this machine lacks what the build needs.
         """
-        ...

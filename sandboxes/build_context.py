@@ -31,8 +31,7 @@ _WORKDIR = re.compile(r"^\s*WORKDIR\s+\"?(/[^\s\"$]*)", re.IGNORECASE | re.MULTI
 @dataclass(slots=True, frozen=True)
 class BuildContext:
     """`image`: the reference of the image. `archive`: tar.gz in base64. `workdir`: the last one of the Dockerfile that
-    is an absolute path, None without one.
-    """
+    is an absolute path, None without one."""
 
     image: str
     archive: str
@@ -59,8 +58,7 @@ def pack_build_context(directory: Path) -> BuildContext:
 
 def check_build_context(image: str, archive: bytes) -> bytes:
     """Return the tar of an archive. Raises ValueError unless the image's name is its digest: else the author of one row
-    could put other files under the name of another author's image.
-    """
+    could put other files under the name of another author's image."""
     try:
         tar = zlib.decompressobj(_GZIP).decompress(archive, _MAX_TAR_BYTES + 1)
     except zlib.error as error:

@@ -6,6 +6,7 @@ a dying box.
 
 import asyncio
 import contextlib
+import io
 import re
 import shlex
 import time
@@ -236,15 +237,6 @@ async def _sending(stream: Stream, content: bytes | Path | None) -> AsyncIterato
 
 
 async def _send(stream: Stream, content: bytes | Path) -> None:
-    async for chunk in _chunks(content):
-        await stream.write_in(chunk)
-
-
-async def _chunks(content: bytes | Path) -> AsyncIterator[bytes]:
-    if isinstance(content, bytes):
-        for start in range(0, len(content), _CHUNK_BYTES):
-            yield content[start : start + _CHUNK_BYTES]
-        return
-    with content.open("rb") as file:
+    with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as file:
         while chunk := await asyncio.to_thread(file.read, _CHUNK_BYTES):
-            yield chunk
+            await stream.write_in(chunk)

@@ -20,7 +20,14 @@ from urllib.parse import urlsplit
 import structlog
 
 from ratchet.built_images import is_built
-from ratchet.errors import CommandFailedError, ConfigError, SandboxBusyError, SandboxGoneError, SandboxRefusesError
+from ratchet.errors import (
+    CommandFailedError,
+    ConfigError,
+    SandboxBusyError,
+    SandboxFullError,
+    SandboxGoneError,
+    SandboxRefusesError,
+)
 from ratchet.vime_names import value_of
 from sandboxes.base import OPEN_NETWORK, BoxLimits, Capabilities, Command, CommandResult, Network, Sandbox, SandboxInfo
 from sandboxes.e2b_control_plane import ControlPlane
@@ -262,7 +269,7 @@ class E2BSandbox(Sandbox):
                     raise SandboxRefusesError(f"the box refuses every command: {error}") from error
                 return await call()
         except SandboxBusyError as error:
-            if not error.is_full:
+            if not isinstance(error, SandboxFullError):
                 await self._require_running()
             raise
 

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from ratchet.errors import RatchetError, SandboxBusyError, SandboxGoneError, SandboxRefusesError, UnknownImageError
-from sandbox_gateway.settings import GATEWAY_MARK
+from sandbox_gateway.settings import GATEWAY_MARK, SILENT_HOSTS
 from sandboxes.e2b_errors import CONTENT_REFUSED, error_of_status, translated_errors
 
 _PAGE_SIZE = 100
@@ -142,8 +142,9 @@ class ControlPlane:
             raise SandboxBusyError(f"the service was asked about box {box_id} and answers about box {name}")
         return found
 
-    async def rows(self, metadata: Mapping[str, str]) -> list[dict[str, Any]]:
-        """Return the rows that the service lists for these metadata entries, which may be of other boxes, too."""
+    async def rows(self, metadata: Mapping[str, str], *, whole: bool = False) -> list[dict[str, Any]]:
+        """Return the rows that the service lists for these metadata entries, which may be of other boxes, too. Raises
+        SandboxBusyError if the list must be `whole`, and lacks the boxes of a host that does not answer."""
         # Quoted twice, as the SDK does.
         query = urlencode({quote(name): quote(value) for name, value in metadata.items()})
         parameters = {"limit": str(_PAGE_SIZE), **({"metadata": query} if query else {})}
@@ -152,6 +153,8 @@ class ControlPlane:
         while True:
             answer = await self.send("GET", "/v2/sandboxes", "the list of boxes", params=parameters)
             rows = answer.required("the list of boxes")
+            if whole and (silent := answer.headers.get(SILENT_HOSTS)):
+                raise SandboxBusyError(f"the list of boxes lacks those of {silent}, which does not answer")
             if not isinstance(rows, list):
                 raise SandboxRefusesError(f"{answer.call} answers {answer.words}, which is no list of boxes")
             found += [self._row(row, answer.call) for row in rows]
@@ -166,7 +169,8 @@ class ControlPlane:
     async def _lists(self, box_id: str) -> bool:
         """Return whether the box is listed; True if the list cannot be had."""
         try:
-            return any(row["sandboxID"].partition("-")[0] == box_id.partition("-")[0] for row in await self.rows({}))
+            rows = await self.rows({}, whole=True)
+            return any(row["sandboxID"].partition("-")[0] == box_id.partition("-")[0] for row in rows)
         except RatchetError:
             return True
 

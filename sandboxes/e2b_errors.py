@@ -11,7 +11,14 @@ from contextlib import contextmanager
 
 import httpx
 
-from ratchet.errors import ConfigError, RatchetError, SandboxBusyError, SandboxGoneError, SandboxRefusesError
+from ratchet.errors import (
+    ConfigError,
+    RatchetError,
+    SandboxBusyError,
+    SandboxFullError,
+    SandboxGoneError,
+    SandboxRefusesError,
+)
 from ratchet.unexplained_errors import log_unexplained
 
 CONTENT_REFUSED = frozenset({400, 404, 413, 415, 422})
@@ -73,7 +80,7 @@ def translate(error: Exception, subject: str, final: Container[int] = ()) -> Rat
     if isinstance(error, (sdk.SandboxNotRunningException, sdk.SandboxNotFoundException)):
         return SandboxGoneError(words)
     if isinstance(error, (sdk.ServiceBusyException, sdk.RateLimitException)):
-        return SandboxBusyError(words, is_full=True)
+        return SandboxFullError(words)
     if isinstance(error, sdk.TimeoutException):
         return SandboxBusyError(words)
     if not isinstance(error, (sdk.SandboxException, sdk.AuthenticationException)):
@@ -96,7 +103,7 @@ def error_of_status(
     if status in final:
         return (missing if status == 404 else ConfigError)(f"The sandbox service refuses {words}")
     if status in (429, 503):
-        return SandboxBusyError(words, is_full=True)
+        return SandboxFullError(words)
     if status < 500 and status not in (408, 425):
         return SandboxRefusesError(f"The sandbox service refuses {words}")
     return SandboxBusyError(words)

@@ -159,8 +159,7 @@ def _reached_functions(start):
 
 def _bare_lines(path):
     """Return the first lines of the file's functions that no decorator replaces: they, and the classes that they are
-    in, have none but pytest's own marks.
-    """
+    in, have none but pytest's own marks."""
     found = set()
 
     def visit(node, bare):
@@ -203,8 +202,7 @@ class _TestCode:
 
     def of_item(self, item):
         """Return digests of the code that the item runs. A function that the test file hands to the runner as it is
-        has a further one, which a wrapper around it does not have.
-        """
+        has a further one, which a wrapper around it does not have."""
         function = getattr(item, "obj", None)
         function = getattr(function, "__func__", function)
         if id(function) not in self.digests:
@@ -236,8 +234,7 @@ class _TestCode:
 
 def _is_plugin_wrapper(outer, inner):
     """Return whether a wrapper is an installed package's, or says that it wraps the function, as one of a product that
-    is such a plugin does.
-    """
+    is such a plugin does."""
     if getattr(outer, "__wrapped__", None) is inner:
         return True
     file = getattr(getattr(outer, "__code__", None), "co_filename", _WORKDIR)

@@ -12,6 +12,7 @@ import selectors
 import signal
 import socket
 from collections.abc import Callable
+from typing import TypeVar
 
 from sandbox_gateway.boxd import namespaces
 from sandbox_gateway.boxd.cgroups import cgroup_at
@@ -21,7 +22,9 @@ from sandbox_gateway.boxd.file_helper import start_answer
 from sandbox_gateway.boxd.processes import ProcessTable
 from sandbox_gateway.boxd.protocol import CONTROL_SOCKET, FILES_SOCKET, BoxFaultError, BoxSpec, clock, report_exception
 from sandbox_gateway.boxd.rootfs import assemble
+from sandbox_gateway.boxd.tree_watch import TreeWatch
 
+_T = TypeVar("_T")
 _MAX_WAIT_SECONDS = 60.0
 _DIAL_SECONDS = 2.0
 _HOSTNAME = "box"
@@ -44,6 +47,9 @@ class BoxProcess:
         self._cgroup = cgroup_at(spec.cgroup)
         self._cgroup.create(spec.memory_bytes, spec.max_processes)
         self._namespaces = namespaces.start_namespaces(bubblewrap, _HOSTNAME, user_ns, spec, self._cgroup)
+        self._watch: TreeWatch | None = None
+        if not self._cgroup.directories:
+            self._watch = TreeWatch(self._namespaces.init_pid, spec.memory_bytes, spec.max_processes)
         open_egress(spec.egress_ports, self._namespaces, self._selector)
         self.processes = ProcessTable(spec, self._namespaces, self._cgroup, self._selector)
 
@@ -57,10 +63,14 @@ class BoxProcess:
         while True:
             now = clock()
             due = min(self._deadline + self._spec.grace_seconds, self.processes.next_deadline())
+            if self._watch is not None:
+                due = min(due, self._watch.next_look)
             for key, events in self._selector.select(min(_MAX_WAIT_SECONDS, max(0.0, due - now))):
                 self._handle(key.data, events)
             now = clock()
             self.processes.enforce_deadlines(now)
+            if self._watch is not None:
+                self._handle(self._watch.enforce, now)
             if now >= self._deadline + self._spec.grace_seconds:
                 self._end()
 
@@ -105,10 +115,10 @@ class BoxProcess:
             self.shut_down()
         os._exit(0)
 
-    def _handle(self, callback: Callable[[int], None], events: int) -> None:
+    def _handle(self, callback: Callable[[_T], None], argument: _T) -> None:
         """Log any exception of a callback, because one failing request must not end the box."""
         try:
-            callback(events)
+            callback(argument)
         except Exception:
             report_exception()
 

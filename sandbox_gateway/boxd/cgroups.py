@@ -1,13 +1,17 @@
 """Memory and process limits, freezer and CPU accounting; only this module knows the files of cgroup v1 and v2."""
 
 import contextlib
+import errno
 import os
 import time
 from dataclasses import dataclass, field
 
 MOUNT = "/sys/fs/cgroup"
+OWN = "/proc/self/cgroup"
+_LEAF = "ratchet-processes"
 _V1_CONTROLLERS = ("memory", "pids", "freezer", "cpuacct")
 _REMOVE_TRIES, _REMOVE_PAUSE_SECONDS = 100, 0.01
+_MOVE_TRIES = 20
 
 
 @dataclass(slots=True)
@@ -86,32 +90,69 @@ class Cgroup:
 
 
 def cgroup_at(name: str) -> Cgroup:
-    """Return the control groups called `name`, without creating them. An empty name means none."""
-    version = usable_version() if name else 0
-    if version == 2:
+    """Return the control groups at a path below the mount, without creating them. An empty name means none."""
+    if not name:
+        return Cgroup([], 0)
+    if _is_v2():
         return Cgroup([f"{MOUNT}/{name}"], 2)
-    if version == 1:
-        return Cgroup([f"{MOUNT}/{controller}/{name}" for controller in _V1_CONTROLLERS], 1)
-    return Cgroup([], 0)
+    return Cgroup([f"{MOUNT}/{controller}/{name}" for controller in _V1_CONTROLLERS], 1)
 
 
 def usable_version() -> int:
     """Return 2 or 1 if memory and pids can be limited with that cgroup version, 0 if neither is writable."""
-    if os.path.exists(f"{MOUNT}/cgroup.controllers"):
-        available = set(_read(f"{MOUNT}/cgroup.controllers").split())
-        return 2 if {"memory", "pids"} <= available and _writable(MOUNT) else 0
+    if _is_v2():
+        return 2 if _usable_group() is not None else 0
     return 1 if all(_writable(f"{MOUNT}/{controller}") for controller in _V1_CONTROLLERS) else 0
 
 
-def prepare_parent(name: str) -> None:
-    """Create the gateway's group and, on v2, delegate memory and pids to its boxes. Raises OSError if refused."""
+def name_of(name: str) -> str:
+    """Return the path below the mount of the group `name` that this process's user may make."""
+    return f"{(_usable_group() or '') if _is_v2() else ''}/{name}".strip("/")
+
+
+def _is_v2() -> bool:
+    return os.path.exists(f"{MOUNT}/cgroup.controllers")
+
+
+def _usable_group() -> str | None:
+    """Return the path below the mount of the v2 group in which this process's user may make groups with limits: the
+    mount itself, or the process's own group if it is delegated to the user (systemd's `Delegate=yes`, a SLURM step).
+    """
+    own = [line.strip()[3:] for line in _read(OWN).splitlines() if line.startswith("0::")]
+    for group in ("", *(path.removesuffix(f"/{_LEAF}").rstrip("/") for path in own)):
+        directory = MOUNT + group
+        may_share = _writable(directory) and os.access(f"{directory}/cgroup.subtree_control", os.W_OK)
+        if may_share and {"memory", "pids"} <= set(_read(f"{directory}/cgroup.controllers").split()):
+            return group
+    return None
+
+
+def prepare_parent(name: str, *, moves_processes: bool) -> None:
+    """Create the gateway's group and, on v2, give memory and pids to its boxes.
+
+    The kernel refuses the latter with EBUSY below a group that contains processes, such as a delegated one: they move
+    to a leaf, if allowed. Raises OSError if refused.
+    """
     version = usable_version()
     if version == 2:
-        _write(f"{MOUNT}/cgroup.subtree_control", "+memory +pids")
+        _give_controllers(os.path.dirname(f"{MOUNT}/{name}"), moves_processes)
         os.makedirs(f"{MOUNT}/{name}", exist_ok=True)
-        _write(f"{MOUNT}/{name}/cgroup.subtree_control", "+memory +pids")
-    for directory in cgroup_at(name).directories:
+        _give_controllers(f"{MOUNT}/{name}", moves_processes=False)
+    for directory in cgroup_at(name).directories if version else ():
         os.makedirs(directory, exist_ok=True)
+
+
+def _give_controllers(directory: str, moves_processes: bool) -> None:
+    for tries_left in reversed(range(_MOVE_TRIES if moves_processes else 1)):
+        try:
+            return _write(f"{directory}/cgroup.subtree_control", "+memory +pids")
+        except OSError as error:
+            if error.errno != errno.EBUSY or not tries_left:
+                raise
+        os.makedirs(f"{directory}/{_LEAF}", exist_ok=True)
+        for process_id in _read(f"{directory}/cgroup.procs").split():  # they may fork meanwhile: hence the tries
+            with contextlib.suppress(ProcessLookupError):
+                _write(f"{directory}/{_LEAF}/cgroup.procs", process_id)
 
 
 def remove_parent(name: str) -> None:

@@ -165,30 +165,14 @@ def _close_stdin(box: "BoxProcess", request: JsonMessage) -> None:
     box.processes.close_stdin(box.processes.find_running(request["pid"], request["tag"]))
 
 
-def _deadline(box: "BoxProcess", request: JsonMessage) -> None:
-    box.set_deadline(request["deadline"])
-
-
-def _freeze(box: "BoxProcess", request: JsonMessage) -> None:
-    box.freeze(request["frozen"])
-
-
-def _ping(_box: "BoxProcess", _request: JsonMessage) -> JsonMessage:
-    return {"pid": os.getpid()}
-
-
-def _destroy(box: "BoxProcess", _request: JsonMessage) -> None:
-    box.shut_down()
-
-
 _OPERATIONS: dict[str, Callable[["BoxProcess", JsonMessage], JsonMessage | None]] = {
     "list": _list,
     "signal": _signal,
     "input": _input,
     "resize": _resize,
     "close_stdin": _close_stdin,
-    "deadline": _deadline,
-    "freeze": _freeze,
-    "ping": _ping,
-    "destroy": _destroy,
+    "deadline": lambda box, request: box.set_deadline(request["deadline"]),
+    "freeze": lambda box, request: box.freeze(request["frozen"]),
+    "ping": lambda _box, _request: {"pid": os.getpid()},
+    "destroy": lambda box, _request: box.shut_down(),
 }

@@ -4,7 +4,6 @@ Forking the gateway itself would copy its memory and open connections into every
 ends when the gateway's end of its socket closes.
 """
 
-import array
 import contextlib
 import encodings.idna
 import encodings.utf_8  # noqa: F401
@@ -13,7 +12,6 @@ import json
 import os
 import signal
 import socket
-import struct
 import sys
 
 from sandbox_gateway.boxd import box_process
@@ -32,12 +30,12 @@ def run_fork_server(control_fd: int, bubblewrap: str, mode: str) -> None:
     gc.collect()
     gc.freeze()
     while True:
-        request, ancillary, _flags, _address = control.recvmsg(
-            _MAX_REQUEST_BYTES, socket.CMSG_SPACE(struct.calcsize("i"))
-        )
+        request, fds, _flags, _address = socket.recv_fds(control, _MAX_REQUEST_BYTES, 1)
         if not request:
             return
-        with socket.socket(fileno=_only_fd(ancillary)) as report:
+        (fd,) = fds
+        os.set_inheritable(fd, False)
+        with socket.socket(fileno=fd) as report:
             try:
                 child = os.fork()
             # no memory or no process is available now: this boot fails, the next one may succeed
@@ -65,16 +63,6 @@ def _become_boxd(directory: str, report: socket.socket, bubblewrap: str) -> None
     finally:
         sys.stderr.flush()
         os._exit(status)
-
-
-def _only_fd(ancillary: list[tuple[int, int, bytes]]) -> int:
-    fds = array.array("i")
-    for level, kind, data in ancillary:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            fds.frombytes(data)
-    (fd,) = fds
-    os.set_inheritable(fd, False)
-    return fd
 
 
 def remove_tree(path: str, mode: str) -> None:

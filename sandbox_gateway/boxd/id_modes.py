@@ -9,10 +9,15 @@ import os
 from dataclasses import dataclass, replace
 from functools import cache
 
-from sandbox_gateway.boxd import linux_calls
+from sandbox_gateway.boxd import cgroups, linux_calls
 
 NUM_IDS = 65_536
-_LACKED = ("a limit of a box's disk", "a limit of a box's memory (each process has it instead)", "pause")
+_NO_DISK_LIMIT = "a limit of a box's disk"
+WITHOUT_CGROUPS = (
+    "limits of memory and processes by the kernel (each process and user has them, and boxd looks at their sum)",
+    "pause",
+)
+"""Lacking in boxes of any mode if the gateway has no control groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,7 @@ MODES = (
         "an ordinary user with subordinate ids",
         NUM_IDS,
         1,
-        ("ids that no other box has (namespaces alone keep boxes apart)", *_LACKED),
+        ("ids that no other box has (namespaces alone keep boxes apart)", _NO_DISK_LIMIT),
     ),
     IdMode(
         "an ordinary user with one id",
@@ -49,7 +54,7 @@ MODES = (
             "a second user, without which no agent starts and tests run only with `grading.user: root` (install "
             "`newuidmap`, package uidmap, and give the user 65536 ids: `usermod --add-subuids 100000-165535 "
             "--add-subgids 100000-165535 USER`)",
-            *_LACKED,
+            _NO_DISK_LIMIT,
         ),
     ),
 )
@@ -59,7 +64,12 @@ ROOT, SUBORDINATE_IDS, ONE_ID = MODES
 
 @cache
 def id_mode() -> IdMode:
-    """Return the mode of this process's user."""
+    """Return the mode of this process's user on this machine."""
+    mode = _mode_of_user()
+    return mode if cgroups.usable_version() else replace(mode, lacks=(*mode.lacks, *WITHOUT_CGROUPS))
+
+
+def _mode_of_user() -> IdMode:
     from shutil import which
 
     uid, gid = os.geteuid(), os.getegid()

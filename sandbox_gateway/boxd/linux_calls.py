@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import errno
 import os
 import struct
 import threading
@@ -19,6 +20,8 @@ CLONE_NEWNET = 0x40000000
 
 _MS_REC_PRIVATE = 0x4000 | 0x40000
 _MS_NOSUID, _MS_NODEV, _MS_NOATIME = 2, 4, 1024
+_MS_RDONLY, _MS_REMOUNT, _MS_BIND = 1, 32, 4096
+_KEPT_FLAGS = _MS_NOSUID | _MS_NODEV | 8  # MS_NOEXEC; the kernel refuses to take them away
 _AT_FDCWD = -100
 _AT_EMPTY_PATH = 0x1000
 _AT_RECURSIVE = 0x8000
@@ -80,7 +83,7 @@ def make_mounts_private() -> None:
     _check(_libc.mount(b"none", b"/", None, _MS_REC_PRIVATE, None), "make / private")
 
 
-def clone_tree(source: str, read_only: bool, idmap_user_ns: int | None) -> int:
+def clone_tree(source: str, idmap_user_ns: int | None) -> int:
     """Return an fd of a detached copy of the mount tree at `source`; with a user namespace fd, owners are mapped into
     it.
 
@@ -89,8 +92,6 @@ def clone_tree(source: str, read_only: bool, idmap_user_ns: int | None) -> int:
     """
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_RECURSIVE
     fd = _check(_libc.syscall(_SYS_OPEN_TREE, _AT_FDCWD, os.fsencode(source), flags), f"open_tree {source}")
-    if read_only:
-        _set_attributes(fd, _MOUNT_ATTR_RDONLY, 0)
     if idmap_user_ns is not None:
         with contextlib.suppress(OSError):
             _set_attributes(fd, _MOUNT_ATTR_IDMAP, idmap_user_ns)
@@ -104,15 +105,35 @@ def _set_attributes(fd: int, attributes: int, user_ns: int) -> None:
     )
 
 
-def attach_tree(fd: int, target: str) -> None:
+def attach_tree(fd: int, target: str, *, read_only: bool) -> None:
     """Mount the result of `clone_tree` at `target` and close the fd."""
+    remounts = False
     try:
+        if read_only:
+            try:
+                _set_attributes(fd, _MOUNT_ATTR_RDONLY, 0)
+            except OSError as error:
+                if error.errno != errno.ENOSYS:
+                    raise
+                remounts = True  # before Linux 5.12
         _check(
             _libc.syscall(_SYS_MOVE_MOUNT, fd, b"", _AT_FDCWD, os.fsencode(target), _MOVE_MOUNT_F_EMPTY_PATH),
             f"move_mount {target}",
         )
     finally:
         os.close(fd)
+    if remounts:
+        _remount_read_only(os.fsencode(os.path.realpath(target)))
+
+
+def _remount_read_only(top: bytes) -> None:
+    """Make the mount at `top` and those below it read-only."""
+    with open("/proc/self/mountinfo", "rb") as mounts:
+        points = [line.split()[4].decode("unicode_escape").encode("latin-1") for line in mounts]
+    for point in points:
+        if point == top or point.startswith(top + b"/"):
+            flags = _MS_REMOUNT | _MS_BIND | _MS_RDONLY | os.statvfs(point).f_flag & _KEPT_FLAGS
+            _check(_libc.mount(None, point, None, flags, None), f"read-only mount at {os.fsdecode(point)}")
 
 
 def mount_overlay(target: str, options: str) -> None:

@@ -115,7 +115,8 @@ def start_namespaces(bubblewrap: str, hostname: str, user_ns: int, spec: BoxSpec
             os._exit(127)
     for fd in (info_write, stdin_read, ready_write):
         os.close(fd)
-    info = _read_all(info_read)
+    with open(info_read, "rb") as file:
+        info = file.read()
     if not info or os.read(ready_read, 1) != b"r":
         os.waitpid(pid, 0)
         raise BoxFaultError("unavailable", "the box could not be started; boxd.log has bubblewrap's words")
@@ -128,7 +129,7 @@ def start_namespaces(bubblewrap: str, hostname: str, user_ns: int, spec: BoxSpec
     return Namespaces(
         user=user_ns,
         num_ids=spec.num_ids,
-        fds={kind: _open_namespace(init_pid, kind) for kind in _KINDS},
+        fds={kind: os.open(f"/proc/{init_pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in _KINDS},
         init_pid=init_pid,
         bwrap_pid=pid,
         keep_alive=stdin_write,
@@ -161,15 +162,3 @@ def _arguments(hostname: str, info_fd: int, shared_memory_bytes: int) -> list[st
         "--",
         *_PID_ONE,
     ]
-
-
-def _open_namespace(pid: int, kind: str) -> int:
-    return os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
-
-
-def _read_all(fd: int) -> bytes:
-    chunks = bytearray()
-    while chunk := os.read(fd, 4096):
-        chunks += chunk
-    os.close(fd)
-    return bytes(chunks)

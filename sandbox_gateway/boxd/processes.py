@@ -270,25 +270,19 @@ class ProcessTable:
 def _end_event(process: Process) -> JsonMessage:
     status = process.wait_status
     assert status is not None, "a process ends once, after it was waited for"
+    code, timed_out = -1, process.timed_out
     if process.lost_output:
-        words = f"its output cannot be kept: {process.lost_output}"
-        return {
-            "exitCode": -1,
-            "exited": False,
-            "status": words,
-            "error": words,
-            "timedOut": False,
-            "lostOutput": words,
-        }
-    if os.WIFEXITED(status):
+        words, timed_out = f"its output cannot be kept: {process.lost_output}", False
+    elif os.WIFEXITED(status):
         code = os.WEXITSTATUS(status)
         words = f"exit status {code}"
-        return {
-            "exitCode": code,
-            "exited": True,
-            "status": words,
-            "timedOut": process.timed_out,
-            **({"error": words} if code else {}),
-        }
-    words = f"signal: {(signal.strsignal(os.WTERMSIG(status)) or 'unknown').lower()}"
-    return {"exitCode": -1, "exited": False, "status": words, "error": words, "timedOut": process.timed_out}
+    else:
+        words = f"signal: {(signal.strsignal(os.WTERMSIG(status)) or 'unknown').lower()}"
+    return {
+        "exitCode": code,
+        "exited": code >= 0,
+        "status": words,
+        "timedOut": timed_out,
+        **({"error": words} if code else {}),
+        **({"lostOutput": words} if process.lost_output else {}),
+    }

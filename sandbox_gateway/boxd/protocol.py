@@ -67,6 +67,8 @@ class BoxSpec:
     """(box path, box uid, mode) of the private writable directories; parents come first."""
     lower: str | None = None
     """An image directory to use as the lower layer of an overlay; None means an empty root that only binds fill."""
+    copies_image: bool = False
+    """The box has a copy of `lower` instead, because overlays cannot be mounted here."""
     disk_template: str = ""
     """An empty file system of which the box's private disk is a copy; empty means the directory's own disk without a
     limit.

@@ -33,6 +33,7 @@ from sandbox_gateway.settings import GatewaySettings
 from sandboxes.base import Sandbox, SandboxProvider
 from sandboxes.e2b import E2BProvider
 from stack.ports import free_port
+from tests.private_gateway import SERVE_GATEWAY
 
 pytest.register_assert_rewrite("tests.integration.sandbox_gateway.contract")
 
@@ -51,10 +52,10 @@ _SECRETS = {
     "a_name_on_no_list": PLANTED,
     "BASH_ENV": f"/nowhere/{PLANTED}",
 }
-_SERVE = (
-    "import sys; from sandbox_gateway.serve import serve_gateway;"
-    "from sandbox_gateway.settings import GatewaySettings;"
-    "serve_gateway(GatewaySettings.model_validate_json(sys.argv[1]))"
+_SERVE_FRONT = (
+    "import sys; from pathlib import Path; from sandbox_gateway.front import create_front_app;"
+    "from sandbox_gateway.serve import serve_app;"
+    "serve_app(create_front_app(Path(sys.argv[1]), float(sys.argv[2])), '127.0.0.1', int(sys.argv[3]))"
 )
 
 
@@ -65,22 +66,20 @@ def wait_for_end(pidfd: int, seconds: float) -> bool:
     return bool(poll.poll(seconds * 1000))
 
 
-class GatewayProcess:
-    """One gateway on one root directory; it can be killed and started again. `prefix`: of another user's command."""
+class ServerProcess:
+    """A gateway, or a front of several; it can be killed and started again."""
 
-    def __init__(self, settings: GatewaySettings, prefix: Sequence[str] = ()) -> None:
-        self.settings = settings
-        self.prefix = prefix
-        self.url = f"http://127.0.0.1:{settings.port}"
+    def __init__(self, port: int, command: Sequence[str]) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self._command = command
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        command = [*self.prefix, sys.executable, "-c", _SERVE, self.settings.model_dump_json()]
         with tempfile.TemporaryFile() as inherited:
             inherited.write(PLANTED.encode())
             inherited.flush()
             self._process = subprocess.Popen(
-                command,
+                self._command,
                 cwd=CHECKOUT,
                 start_new_session=True,
                 env=os.environ | _SECRETS,
@@ -88,8 +87,8 @@ class GatewayProcess:
             )
         until = time.monotonic() + DEADLINE_SECONDS
         while True:
-            assert self._process.poll() is None, "the gateway ended at start"
-            assert time.monotonic() < until, "the gateway does not answer"
+            assert self._process.poll() is None, "the server ended at start"
+            assert time.monotonic() < until, "the server does not answer"
             try:
                 httpx.get(f"{self.url}/health", trust_env=False, timeout=60)
                 return
@@ -101,6 +100,33 @@ class GatewayProcess:
         self._process.send_signal(number)
         self._process.wait(timeout=DEADLINE_SECONDS)
         self._process = None
+
+    def call(self, method: str, path: str, **options: Any) -> httpx.Response:
+        headers = {"X-API-KEY": API_KEY, **options.pop("headers", {})}
+        return httpx.request(
+            method, self.url + path, headers=headers, trust_env=False, timeout=DEADLINE_SECONDS, **options
+        )
+
+
+class FrontProcess(ServerProcess):
+    """A front of the gateways in `hosts_file`."""
+
+    def __init__(self, port: int, hosts_file: Path, lost_seconds: float) -> None:
+        super().__init__(port, [sys.executable, "-c", _SERVE_FRONT, str(hosts_file), str(lost_seconds), str(port)])
+        self.hosts_file = hosts_file
+
+
+class GatewayProcess(ServerProcess):
+    """One gateway on one root directory. `prefix`: of another user's command. `settings`: from the next start on."""
+
+    def __init__(self, settings: GatewaySettings, prefix: Sequence[str] = ()) -> None:
+        super().__init__(settings.port, prefix)
+        self.settings = settings
+        self._prefix = prefix
+
+    def start(self) -> None:
+        self._command = [*self._prefix, sys.executable, "-c", SERVE_GATEWAY, self.settings.model_dump_json()]
+        super().start()
 
     def fork_server(self) -> int:
         """Return the pid of the gateway's only child; boxes are not its children."""
@@ -121,12 +147,6 @@ class GatewayProcess:
             self.start()
         for row in self.call("GET", "/v2/sandboxes").json():
             self.call("DELETE", f"/sandboxes/{row['sandboxID']}")
-
-    def call(self, method: str, path: str, **options: Any) -> httpx.Response:
-        headers = {"X-API-KEY": API_KEY, **options.pop("headers", {})}
-        return httpx.request(
-            method, self.url + path, headers=headers, trust_env=False, timeout=DEADLINE_SECONDS, **options
-        )
 
     def call_box(self, box: dict[str, Any], method: str, path: str, **options: Any) -> httpx.Response:
         headers = {
@@ -239,7 +259,7 @@ def own_gateway(make_settings: Callable[[Path], GatewaySettings], tmp_path: Path
     yield from running(make_settings(tmp_path / "state"))
 
 
-def provider_of(gateway: GatewayProcess) -> E2BProvider:
+def provider_of(gateway: ServerProcess) -> E2BProvider:
     return E2BProvider(API_KEY, gateway.url + "/", gateway.url, image_metadata_key="image")
 
 

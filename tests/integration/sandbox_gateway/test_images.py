@@ -352,6 +352,32 @@ def test_what_a_killed_import_left_goes_with_the_next_one(layers: list[bytes], t
     shutil.rmtree(image.directory)
 
 
+_UNPACKERS = {
+    "apptainer": 'mkdir "$3" && tail -c +8197 "$4" | tar -x -C "$3"',
+    "unsquashfs": 'mkdir "$4" && tail -c +$(($2 + 5)) "$5" | tar -x -C "$4"; exit 2',
+}
+"""Stand-ins for programs, called with `build --sandbox DIRECTORY FILE` and `-o OFFSET -d DIRECTORY FILE`."""
+
+
+@pytest.mark.parametrize("program", _UNPACKERS)
+def test_a_sif_file_is_unpacked_by_what_there_is(
+    program: str, layers: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file's system of files is a tar behind the magic number of squashfs."""
+    start = b"#!/usr/bin/env run-singularity\n".ljust(32, b"\0") + b"SIF_MAGIC\0"
+    (tmp_path / "Tool.sif").write_bytes(start.ljust(8192, b"\0") + b"hsqs" + layers[0])
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    store = ImageStore(tmp_path / "images")
+    with pytest.raises(ConfigError, match="squashfs-tools"):
+        store.add(tmp_path / "Tool.sif", None, print)
+    (tmp_path / "bin" / program).write_text(f"#!/bin/sh\n{_UNPACKERS[program]}\n")
+    (tmp_path / "bin" / program).chmod(0o755)
+    image = store.add(tmp_path / "Tool.sif", None, print)
+    assert image.reference == "tool:latest"
+    assert (image.directory / "rootfs/srv/from-image").read_text() == "image\n"
+
+
 def test_probe_reports_this_machine(python_layer: Path) -> None:
     """Also in a process with exported traces, whose library starts a thread in each forked child."""
     traces = BatchSpanProcessor(InMemorySpanExporter())

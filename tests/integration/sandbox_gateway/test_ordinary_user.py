@@ -6,8 +6,8 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import pytest
 
@@ -16,30 +16,19 @@ from activities.sandbox_probe import SandboxProbe
 from grading.git_scripts import diff_script, prepare_script
 from grading.run_hidden_tests import UnusableBoxError, run_tests
 from ratchet.errors import CommandFailedError
-from sandbox_gateway.boxd.id_modes import ONE_ID, SUBORDINATE_IDS, IdMode
+from sandbox_gateway.boxd.id_modes import ONE_ID, SUBORDINATE_IDS, WITHOUT_CGROUPS, IdMode
 from sandbox_gateway.settings import GatewaySettings
 from sandboxes.base import Sandbox
 from sandboxes.e2b import E2BProvider
-from tests.integration.sandbox_gateway.conftest import CHECKOUT, GatewayProcess, eventually, make_box, running
-from tests.integration.sandbox_gateway.contract import (  # noqa: F401
-    test_a_box_ends_at_its_time_to_live,
-    test_a_box_without_network_reaches_nothing,
-    test_a_killed_box_is_gone,
-    test_an_agents_box_reaches_the_adapter_and_nothing_else,
-    test_big_output_arrives_whole,
-    test_exec_check_raises_with_what_was_printed,
-    test_exec_env_cwd_and_home,
-    test_exec_returns_output_and_exit_code,
-    test_exec_timeout_always_raises_and_kills,
-    test_files_of_five_megabytes_both_ways,
-    test_kill_ends_a_running_command,
-    test_list_filters_by_metadata,
-    test_missing_and_unreadable_files,
-    test_of_several_kills_one_says_that_the_box_existed,
-    test_text_files_and_owners,
-    test_the_same_key_gives_the_same_box,
-    test_two_users_are_apart,
+from tests.integration.sandbox_gateway.conftest import (
+    CHECKOUT,
+    DEADLINE_SECONDS,
+    GatewayProcess,
+    eventually,
+    make_box,
+    running,
 )
+from tests.integration.sandbox_gateway.contract import *  # noqa: F403
 from tests.integration.sandbox_gateway.image_files import PROGRAMS, make_tree
 from tests.integration.sandbox_gateway.ordinary_user import USER, OrdinaryUser, ordinary_user
 from tests.integration.sandbox_gateway.test_durability import (  # noqa: F401
@@ -53,30 +42,37 @@ from tests.integration.sandbox_gateway.test_durability import (  # noqa: F401
 from tests.integration.sandbox_gateway.test_escape import (  # noqa: F401
     CHANGES_OUTSIDE,
     LOOKS_OUTSIDE,
+    test_a_flood_of_output_is_cut_and_said_so,
     test_a_setuid_program_gives_nothing,
     test_every_command_runs_under_the_filter,
+    test_garbage_is_answered_in_the_protocol,
     test_links_out_of_the_box_end_inside,
     test_no_address_is_reachable,
     test_no_raw_or_abstract_sockets_lead_out,
     test_no_secret_of_the_gateway_is_in_a_box,
+    test_odd_paths_are_refused,
+    test_only_listed_socket_families_pass,
     test_pid_1_and_commands_have_an_environment_of_our_own,
     test_signals_reach_nobody_outside,
 )
 from tests.integration.sandbox_gateway.test_isolation import FORK_BOMB
 
 _SECOND_USER = {
-    test_exec_env_cwd_and_home,
-    test_text_files_and_owners,
-    test_two_users_are_apart,
-    test_a_setuid_program_gives_nothing,
+    "test_exec_env_cwd_and_home",
+    "test_text_files_and_owners",
+    "test_two_users_are_apart",
+    "test_a_setuid_program_gives_nothing",
+    "test_processes_are_limited_in_sum",
 }
+"""Tests that boxes with one user cannot pass."""
 _AGENT = b"echo changed >/workspace/file; id -u\n"
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user takes root")
 
 
-@pytest.fixture(scope="module", params=[SUBORDINATE_IDS, ONE_ID], ids=lambda mode: mode.name.rpartition(" with ")[2])
-def mode(request: pytest.FixtureRequest) -> IdMode:
-    return cast(IdMode, request.param)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run each test in every mode that has what the test needs."""
+    modes = (SUBORDINATE_IDS,) if metafunc.function.__name__ in _SECOND_USER else (SUBORDINATE_IDS, ONE_ID)
+    metafunc.parametrize("mode", modes, ids=lambda mode: mode.name.rpartition(" with ")[2], scope="module")
 
 
 @pytest.fixture(scope="module")
@@ -99,12 +95,6 @@ def gateway(caller: OrdinaryUser, make_settings: Callable[[Path], GatewaySetting
 def own_gateway(caller: OrdinaryUser, make_settings: Callable[[Path], GatewaySettings]) -> Iterator[GatewayProcess]:
     """A gateway for one test that kills and restarts it."""
     yield from running(make_settings(caller.home / f"own-{uuid.uuid4().hex}"), caller.prefix)
-
-
-@pytest.fixture(autouse=True)
-def leave_out_what_the_mode_lacks(request: pytest.FixtureRequest, mode: IdMode) -> None:
-    if mode is ONE_ID and request.function in _SECOND_USER:
-        pytest.skip(f"boxes lack {mode.lacks[0]}")
 
 
 def as_user(caller: OrdinaryUser, program: str) -> "subprocess.CompletedProcess[str]":
@@ -132,6 +122,42 @@ async def test_memory_is_limited_per_process_and_the_number_of_processes_per_use
     await box.write_file("/workspace/bomb.py", FORK_BOMB)
     bomb = await box.exec("/opt/ratchet/bin/python3 /workspace/bomb.py", user="agent", check=False)
     assert bomb.exit_code == 9 and int(bomb.stdout) < 96
+
+
+_FAMILY = """\
+import os, time
+memory = b"x" * (70 << 20)
+for _ in range(5):
+    if os.fork() == 0:
+        break
+print("begun", flush=True)
+time.sleep(600)
+"""
+_HOG = "import time; memory = b'x' * (210 << 20); time.sleep(600)"
+
+
+async def test_memory_is_limited_in_sum(box: Sandbox) -> None:
+    """The largest process is killed. Memory that processes share counts once."""
+    await box.write_file("/workspace/family.py", _FAMILY)
+    begun = 'while [ "$(grep -c begun /tmp/said)" != 6 ]; do sleep 0.05; done'
+    await box.exec(f"/opt/ratchet/bin/python3 /workspace/family.py >/tmp/said 2>&1 & {begun}")
+    for _ in range(2):
+        hog = await box.exec(f'exec /opt/ratchet/bin/python3 -c "{_HOG}"', check=False, timeout=DEADLINE_SECONDS)
+        assert hog.exit_code == -1
+    assert (await box.exec("pgrep -fc '[f]amily.py'")).stdout == "6\n"
+
+
+async def test_processes_are_limited_in_sum(box: Sandbox) -> None:
+    """The newest are killed."""
+    for user in ("root", "agent"):
+        await box.exec("for _ in $(seq 55); do sleep 600 >/dev/null 2>&1 & done", user=user, check=False)
+
+    async def is_limited() -> bool:
+        counted = await box.exec("ps -eo comm,user --no-headers", check=False)  # a new one may be killed, too
+        rows = [tuple(line.split()) for line in counted.stdout.splitlines()]
+        return counted.exit_code == 0 and rows.count(("sleep", "root")) == 55 and len(rows) <= 96 + 2
+
+    await eventually(is_limited)
 
 
 async def test_no_file_of_a_box_outlives_it(provider: E2BProvider, gateway: GatewayProcess) -> None:
@@ -202,7 +228,8 @@ def test_doctor_names_what_the_mode_lacks(caller: OrdinaryUser, mode: IdMode) ->
         "for found in probe_machine(): print(found.name, found.on, found.reason, sep='|')",
     ).stdout
     rows = {line.split("|")[0]: line.split("|")[1:] for line in said.splitlines() if line}
-    assert rows["ids and limits of a box"] == ["False", f"the gateway runs as {mode.words}"]
+    lacks = replace(mode, lacks=(*mode.lacks, *WITHOUT_CGROUPS)).words
+    assert rows["ids and limits of a box"] == ["False", f"the gateway runs as {lacks}"]
     assert rows["user namespaces"][0] == rows["bubblewrap"][0] == "True"
     assert (rows["memory and process limits"][0], rows["disk limit"][0]) == ("False", "False")
     assert all(reason for _on, reason in rows.values())

@@ -1,0 +1,67 @@
+"""The group of version 2 in which a gateway makes those of its boxes."""
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from sandbox_gateway.boxd import cgroups
+
+_OWN = "user.slice/user@1000.service/run.scope"
+
+
+@pytest.fixture
+def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A mount that only shows its controllers, and a delegated group of this process below it."""
+    mount = tmp_path / "cgroup"
+    own = mount / _OWN
+    own.mkdir(parents=True)
+    for directory in (mount, own):
+        (directory / "cgroup.controllers").write_text("cpu memory pids\n")
+    (own / "cgroup.subtree_control").touch()
+    (own / "cgroup.procs").write_text("12\n34\n")
+    (tmp_path / "own").write_text(f"1:name=other:/elsewhere\n0::/{_OWN}\n")
+    monkeypatch.setattr(cgroups, "MOUNT", str(mount))
+    monkeypatch.setattr(cgroups, "OWN", str(tmp_path / "own"))
+    return mount
+
+
+def test_groups_are_made_in_a_delegated_group(mount: Path) -> None:
+    assert cgroups.usable_version() == 2
+    assert cgroups.name_of("ours") == f"{_OWN}/ours"
+    cgroups.prepare_parent(cgroups.name_of("ours"), moves_processes=True)
+    assert (mount / _OWN / "ours/cgroup.subtree_control").read_text() == "+memory +pids"
+
+
+def test_a_gateway_that_is_started_in_the_leaf_of_an_earlier_one_finds_the_same_group(mount: Path) -> None:
+    Path(cgroups.OWN).write_text(f"0::/{_OWN}/{cgroups._LEAF}\n")
+    assert cgroups.name_of("ours") == f"{_OWN}/ours"
+
+
+def test_the_whole_mount_comes_before_the_own_group(mount: Path) -> None:
+    (mount / "cgroup.subtree_control").touch()
+    assert cgroups.name_of("ours") == "ours"
+
+
+@pytest.mark.parametrize("controllers", ("cpu memory", "pids", ""))
+def test_a_group_without_the_controllers_is_of_no_use(mount: Path, controllers: str) -> None:
+    (mount / _OWN / "cgroup.controllers").write_text(controllers)
+    assert cgroups.usable_version() == 0
+    assert not cgroups.cgroup_at("").directories
+
+
+def test_the_processes_of_the_group_move_only_if_they_may(mount: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's refusal is played: this machine's group may be of version 1."""
+    own, write = mount / _OWN, cgroups._write
+
+    def refuse(path: str, text: str) -> None:
+        if path == f"{own}/cgroup.subtree_control" and not (own / cgroups._LEAF).exists():
+            raise OSError(errno.EBUSY, "Device or resource busy")
+        write(path, text)
+
+    monkeypatch.setattr(cgroups, "_write", refuse)
+    with pytest.raises(OSError, match="busy"):
+        cgroups.prepare_parent(cgroups.name_of("ours"), moves_processes=False)
+    cgroups.prepare_parent(cgroups.name_of("ours"), moves_processes=True)
+    assert (own / cgroups._LEAF / "cgroup.procs").read_text() == "34", "each is written by itself"
+    assert (own / "cgroup.subtree_control").read_text() == "+memory +pids"
