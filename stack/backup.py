@@ -61,8 +61,7 @@ class _FileGoneError(Exception):
 
 async def make_backup(database: Database, home: Path, target: Path) -> Manifest:
     """Make a backup. Raises ConfigError if the target exists, MachineError if a program or a file is missing, and
-    StoreUnavailableError before anything is written.
-    """
+    StoreUnavailableError before anything is written."""
     if target.exists():
         raise ConfigError(f"{target} exists already; name a directory that does not")
     async with database.begin():

@@ -22,8 +22,8 @@ DEFAULT_HOST_FILE = Path("/root/mpi_rack_hostfile")
 class ClusterHost(BaseModel):
     """One worker host.
 
-    `gpus`: number of its GPUs, None if it is not known; the launch then checks no index. `boxes`: whether all boxes run
-    there, with a worker beside them; such a host is no Ray node unless its GPUs are given.
+    `gpus`: number of its GPUs, None if it is not known; the launch then checks no index. `boxes`: boxes run there,
+    with a worker beside them, and none on this machine; such a host is no Ray node unless its GPUs are given.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -36,7 +36,9 @@ class Cluster(BaseModel):
     """The hosts of one launch; the head is the machine that launches. Without hosts everything runs there.
 
     `head`: its address, as the workers reach it. `ssh`: further arguments of ssh, such as `[-p, "2222"]`. `port`: of
-    Ray's head. `directory`: the checkout, at the same path on every host.
+    Ray's head. `directory`: the checkout, at the same path on every host. `lost_seconds`: time without an answer after
+    which the boxes of a host count as gone, so that their agents are replayed in new ones; until then they are in an
+    outage. `source`: the file that this was read from.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -47,6 +49,8 @@ class Cluster(BaseModel):
     ssh: tuple[str, ...] = ()
     port: Annotated[int, Field(gt=0, lt=65536)] = 6379
     directory: Path = Field(default_factory=Path.cwd)
+    lost_seconds: Annotated[float, Field(ge=60, allow_inf_nan=False)] = 600.0
+    source: Path = Path()
 
     @property
     def ray_address(self) -> str:
@@ -58,9 +62,9 @@ class Cluster(BaseModel):
         return [address for address, host in self.hosts.items() if not host.boxes or host.gpus is not None]
 
     @property
-    def box_host(self) -> str | None:
-        """The host on which the boxes run; None for this machine, or a service."""
-        return next((address for address, host in self.hosts.items() if host.boxes), None)
+    def box_hosts(self) -> list[str]:
+        """The hosts on which the boxes run; none for this machine, or a service."""
+        return [address for address, host in self.hosts.items() if host.boxes]
 
     def num_gpus(self, of_head: int) -> dict[str, int]:
         """Return node -> number of its GPUs, as far as it is known."""
@@ -82,7 +86,7 @@ def read_cluster(path: Path) -> Cluster:
         other = next((host for host in found if host not in own), "127.0.0.1")
         head = str(values.get("head") or os.environ.get("MASTER_ADDR") or _own_address(other))
         kept = {host: value for host, value in found.items() if host not in {head, *own}}
-        values |= {"head": head, "hosts": kept}
+        values |= {"head": head, "hosts": kept, "source": path}
     try:
         return Cluster.model_validate(values)
     except ValidationError as error:
@@ -90,9 +94,7 @@ def read_cluster(path: Path) -> Cluster:
 
 
 def require_hosts(cluster: Cluster, config: RunConfig) -> None:
-    """Raise ConfigError for parts on an unknown host, a host without parts, or several hosts for the boxes."""
-    if len(box_hosts := [address for address, host in cluster.hosts.items() if host.boxes]) > 1:
-        raise ConfigError(f"hosts {', '.join(box_hosts)} have `boxes: true`; all boxes of a run are on one host")
+    """Raise ConfigError for parts on an unknown host, or a host without parts."""
     named = {entry.host for entry in config.engines if entry.address is None} | set(config.training.gpus or {})
     for host in sorted(named - {LOCAL, *cluster.ray_hosts}):
         if host in cluster.hosts:

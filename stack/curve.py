@@ -36,8 +36,7 @@ def rates_by_task(
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Summarise: per evaluation the rate and interval; per kind (sampled, greedy) the difference after - before, paired
-    by task; per family the rate before and after; of several datasets, both of each.
-    """
+    by task; per family the rate before and after; of several datasets, both of each."""
     labels = sorted({row["label"] for row in rows})
     datasets = sorted({row["dataset"] for row in rows})
     report: dict[str, Any] = {"evaluations": {}, "differences": {}, "families": {}, "datasets": {}}
@@ -108,14 +107,8 @@ def draw(
     colours = {name: f"C{own.index(controls.get(name, name))}" for name in curves}
     for name, points in curves.items():
         style = "--" if name in controls else "-"
-        left.plot(
-            [step for step, _ in points],
-            [value for _, value in points],
-            style,
-            marker=".",
-            color=colours[name],
-            label=name,
-        )
+        steps, means = [step for step, _ in points], [mean for _, mean in points]
+        left.plot(steps, means, style, marker=".", color=colours[name], label=name)
     left.set(xlabel="step", ylabel="mean reward of the rollouts trained on", ylim=(0, 1))
     left.legend(fontsize=8)
     shown = [one for one in _PLACES if any(one in report["evaluations"] for report in reports.values())]

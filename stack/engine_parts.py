@@ -80,6 +80,8 @@ def engine_settings(stack: Stack, plan: ServingPlan, engine: PlacedEngine) -> En
         _require_reachable(stack, engine)
     config = plan.config
     return EngineSettings(
+        **config.engine.model_dump(exclude={"args"}),
+        args=[*config.engine.args, *engine.args],
         model_path=plan.model_path,
         engine_set=config.engine_set,
         host=_host(engine),
@@ -88,15 +90,9 @@ def engine_settings(stack: Stack, plan: ServingPlan, engine: PlacedEngine) -> En
         # Not shared between nodes: a pid means something on its own node only.
         state_dir=stack.home if engine.node == LOCAL else stack.home / "engines" / engine.node,
         policies_root=paths.policies(),
-        dtype=config.engine.dtype,
         max_model_len=config.sampling.max_context_tokens,
-        max_num_seqs=config.engine.max_num_seqs,
-        kv_cache_gib=config.engine.kv_cache_gib,
-        num_threads=config.engine.num_threads,
         lora_rank=None if config.training.lora is None else config.training.lora.rank,
-        lora_runs=config.engine.lora_runs,
         router_replay=config.training.router_replay,
-        extra_args=(*config.engine.args, *engine.args),
         environment=_devices(engine),
         is_attached=engine.address is not None,
     )

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
+from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.evaluations import planned_evaluations
 from ratchet.config import RunConfig
 from ratchet.config_sections import DEFAULT_BIN_TOKENS
 from ratchet.errors import ConfigError, StoreUnavailableError
@@ -27,7 +27,9 @@ from ratchet.temporal_client import pending_activities, root_cause, start_train_
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import Purpose, RunState
 from ratchet.vime_names import value_of
+from reads.evaluations import evaluation_rates
 from reads.run_result import evaluation_rewards, read_steps, run_progress
+from reads.time_left import read_seconds_left, rollouts_of_run
 from sandboxes.registry import sandbox_provider
 from stack.cpu_meter import CpuMeter
 from stack.curve import summary
@@ -46,9 +48,11 @@ _REPORT_SECONDS = 10.0
 _PROBLEM_SECONDS = 15.0
 
 
-async def start_run(stack: Stack, config: RunConfig, name: str, new: bool, say: ReportProgress) -> str:
+async def start_run(
+    stack: Stack, config: RunConfig, name: str, new: bool, say: ReportProgress, run_id: str | None = None
+) -> str:
     """Return the newest unfinished run with the same config, resumed if it was paused, or a new run that has its row in
-    the store.
+    the store. `run_id`: of a new run; if it is being started already, its row is waited for.
 
     Raises ConfigError if another run of its engine set is open, or with the reason for which the new run is refused.
     """
@@ -73,11 +77,14 @@ async def start_run(stack: Stack, config: RunConfig, name: str, new: bool, say: 
         return unfinished
     if stopped is not None and not new:
         say(f"run {stopped} has the same config and was stopped early; `ratchet resume {stopped}` would continue it")
-    run_id = new_run_id(settings.own(name))
+    run_id = run_id or new_run_id(settings.own(name))
     argument = TrainRunInput(config=config.model_dump(mode="json"))
     queue = settings.own("control")
+    same = WorkflowIDConflictPolicy.USE_EXISTING
     with starting(f"run/{run_id}"):
-        handle = await client.start_workflow("TrainRun", argument, id=f"run/{run_id}", task_queue=queue)
+        handle = await client.start_workflow(
+            "TrainRun", argument, id=f"run/{run_id}", task_queue=queue, id_conflict_policy=same
+        )
     say(f"run {run_id} is started; from now on it goes on without this command")
     if await _is_accepted(stack, client, handle, run_id, say):
         await asyncio.to_thread(keep_served, stack, config, say)
@@ -190,6 +197,7 @@ class _Progress:
         self.report_line = say
         self.database = stack.database()
         self.line = ""
+        self.begun = time.monotonic()
         self.num_ended = 0
         self.reported_at = 0.0
         self.report_seconds = 0.0
@@ -216,8 +224,11 @@ class _Progress:
                 row = await runs.get_run(connection, self.run_id)
                 if row is None:
                     return
-                found = await run_progress(connection, self.run_id)
+                rates, config = await evaluation_rates(connection, self.run_id), row.resolved_config
+                found = await run_progress(connection, self.run_id, rates)
                 num_held_out = await runs.count_run_tasks(connection, self.run_id, Purpose.EVAL)
+                pace = 60 * self.num_ended / (started - self.begun)
+                left = await read_seconds_left(connection, self.run_id, config, found["step"], rates, pace)
         except StoreUnavailableError:
             return
         self.report_seconds = time.monotonic() - started
@@ -230,22 +241,14 @@ class _Progress:
             self.num_ended_before = found["ended"]
         self.num_ended = found["ended"] - self.num_ended_before
         milestone = (found["step"], list(found["evaluations"]))
-        total = max(_planned_rollouts(row.resolved_config, num_held_out), found["rollouts"])
-        line = _line(found, row.resolved_config.training.steps, total)
-        if milestone != self.milestone or (
-            line != self.line and time.monotonic() - self.reported_at >= _REPORT_SECONDS
-        ):
-            is_step = milestone != self.milestone  # such a line stays on a terminal's screen
-            self.report_line(line if is_step else CountedLine(line, "rollouts", found["ended"], total))
+        total = max(rollouts_of_run(config, num_held_out), found["rollouts"])
+        line = _line(found, config.training.steps, total)
+        is_step = milestone != self.milestone  # such a line stays on a terminal's screen
+        if is_step or (line != self.line and time.monotonic() - self.reported_at >= _REPORT_SECONDS):
+            self.report_line(line if is_step else CountedLine(line, "rollouts", found["ended"], total, left))
             self.line = line
             self.milestone = milestone
             self.reported_at = time.monotonic()
-
-
-def _planned_rollouts(config: RunConfig, num_held_out: int) -> int:
-    """Return how many rollouts the run makes if every group has signal and no evaluation is asked for."""
-    evaluated = sum(one.num_samples for one in planned_evaluations(config)) * num_held_out
-    return config.training.steps * config.training.groups_per_step * config.training.group_size + evaluated
 
 
 def _line(progress: dict[str, Any], num_steps: int, total: int) -> str:
@@ -268,7 +271,7 @@ async def follow_to_end(stack: Stack, run_id: str, say: ReportProgress) -> dict[
 async def collect_result(stack: Stack, run_id: str) -> dict[str, Any]:
     """Read steps, evaluations and their summary from Postgres."""
     async with stack.database() as database, database.begin() as connection:
-        progress = await run_progress(connection, run_id)
+        progress = await run_progress(connection, run_id, await evaluation_rates(connection, run_id))
         steps = await read_steps(connection, run_id)
         rewards = await evaluation_rewards(connection, run_id)
     return {"run_id": run_id, **progress, "steps": steps, "summary": summary(rewards) if rewards else None}

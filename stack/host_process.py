@@ -13,9 +13,13 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
+from ratchet.errors import MachineError
 from stack.cluster import Cluster
 
 _END_SECONDS, _AGAIN_SECONDS = 60.0, 5.0
+_START_SECONDS = 300.0
+"""Time without a word of a process that starts, after which it is given up."""
+_LOOK_SECONDS, _SAY_SECONDS = 1.0, 15.0
 _SCRIPT = """
 exec 3<&0
 while IFS= read -r line <&3 && [ -n "$line" ]; do export "$line"; done
@@ -62,7 +66,7 @@ class HostProcess:
         self.is_ending = False
         self.is_up = threading.Event()
         self.has_ended = False
-        self.heard_at = 0.0  # monotonic clock
+        self.began_at = self.heard_at = time.monotonic()
         self.last_lines: deque[str] = deque(maxlen=5)
         self.process: subprocess.Popen[str] | None = None
         self.lock = threading.Lock()
@@ -70,6 +74,7 @@ class HostProcess:
         self.keeper.start()
 
     def _keep(self) -> None:
+        before: tuple[int, str] | None = None
         while True:
             with self.lock:
                 if self.is_ending:
@@ -84,7 +89,10 @@ class HostProcess:
                 self.process.stdin.close()
             self.is_up.clear()
             if not self.is_ending:
-                self.say(f"{self.name} has ended with status {status}: {self.words()}; starting again")
+                end = (status, "".join([*self.last_lines][-1:]))
+                if end != before:  # a host may be away for hours
+                    self.say(f"{self.name} has ended with status {status}: {self.words()}; starting again")
+                before = end
                 time.sleep(_AGAIN_SECONDS)
 
     def _start(self) -> "subprocess.Popen[str]":
@@ -133,17 +141,40 @@ class HostProcess:
         self.keeper.join()
 
 
+def wait_up(processes: Sequence[HostProcess], say: Say) -> None:
+    """Wait while processes go on with their start. One that has ended since and starts again does not go on.
+
+    Raises MachineError, naming the process and what it said, if one does not come up.
+    """
+    said_at = time.monotonic()
+    for one in processes:
+        while not one.is_up.wait(_LOOK_SECONDS):
+            now = time.monotonic()
+            if now - (one.began_at if one.has_ended else one.heard_at) > _START_SECONDS:
+                raise MachineError(
+                    f"{one.name} was not up within {_START_SECONDS:.0f} s: {one.words()}; try "
+                    f"`{shlex.join(one.command[:-1])}`, and see that the checkout and its .venv are there"
+                )
+            if now - said_at > _SAY_SECONDS:
+                said_at = now
+                say(f"waiting for {one.name}: {one.words()}")
+
+
+def end_all(processes: Sequence[HostProcess]) -> None:
+    """End the processes, the newest first, and wait for their ends."""
+    for one in reversed(processes):
+        one.end()
+    for one in reversed(processes):
+        one.wait_ended()
+
+
 def here(cluster: Cluster, command: Sequence[str], variables: Mapping[str, str]) -> list[str]:
     """Return the command that runs another one on this machine, in the cluster's directory."""
     return ["sh", "-c", _script(cluster, command, variables)]
 
 
 def over_ssh(
-    cluster: Cluster,
-    host: str,
-    command: Sequence[str],
-    variables: Mapping[str, str],
-    options: Sequence[str] = (),
+    cluster: Cluster, host: str, command: Sequence[str], variables: Mapping[str, str], options: Sequence[str] = ()
 ) -> list[str]:
     """Return a command that runs another on a host. `options`: of the connection. `variables`: not secret."""
     return [*ssh_login(cluster, host, options), f"sh -c {shlex.quote(_script(cluster, command, variables))}"]

@@ -36,8 +36,7 @@ class LearnerModels:
     def require_trainable(self) -> None:
         """Raise ConfigError if a model does not allow what the config asks for: `training.router_replay`,
         `expert_parallel`, `sequence_parallel`, or chains as long as `sampling.max_context_tokens`; or if its weights
-        are quantised.
-        """
+        are quantised."""
         training = self.config.training
         for model in self._models() if training.steps > 0 else []:  # an evaluation has no learner
             if (reason := self._why_no_training(model)) is not None:

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from stack.part_health import HealthState, PartHealth
-from stack.parts import WATCHER, Stack
+from stack.parts import Stack
+from stack.placement import part_kind
 from store import outages
 from store.outages import Outage
 
@@ -32,9 +33,8 @@ class OutageLog:
 
     def see(self, health: Mapping[str, PartHealth], now: float) -> None:
         """Take in the state of all parts, in seconds since the epoch."""
-        for name in NEEDED_BY_ROLLOUTS:
-            part = health.get(name)
-            if part is None:
+        for name, part in health.items():
+            if part_kind(name) not in NEEDED_BY_ROLLOUTS:
                 continue
             if part.state is not HealthState.ANSWERING and part.last_answer_at:
                 self._extend(name, part.last_answer_at, now)
@@ -42,14 +42,11 @@ class OutageLog:
                 self._extend(name, self._seen[name].began_at.timestamp(), part.since)
                 del self._seen[name]
 
-    def see_gap(self, began_at: float, ended_at: float) -> None:
-        """Take in a time in which no watcher looked, in seconds since the epoch."""
-        self._note(WATCHER, began_at, ended_at)
-
     def _extend(self, name: str, began_at: float, ended_at: float) -> None:
-        self._seen[name] = self._note(name, began_at, max(began_at, ended_at))  # the clock may have been set back
+        self._seen[name] = self.note(name, began_at, max(began_at, ended_at))  # the clock may have been set back
 
-    def _note(self, name: str, began_at: float, ended_at: float) -> Outage:
+    def note(self, name: str, began_at: float, ended_at: float) -> Outage:
+        """Take in an outage of a part, in seconds since the epoch."""
         outage = Outage(name, datetime.fromtimestamp(began_at, UTC), datetime.fromtimestamp(ended_at, UTC))
         self._unwritten[name, outage.began_at] = outage
         return outage

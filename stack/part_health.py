@@ -136,12 +136,9 @@ class PartHealth:
             self.since = self.counted_from = now
         self.reason = reason
 
-    # ------------------------------------------------------------ what supervisord says
-
     def num_ended(self, pid: int | None, started_at: float) -> int:
         """Return how many ends of processes are seen that were not seen at the last look: that of the one that lived
-        then, and that of the newest if it was never seen alive. More may have come and gone between the two.
-        """
+        then, and that of the newest if it was never seen alive. More may have come and gone between the two."""
         never_seen = pid is None and self.started_at != started_at
         return (self.pid is not None and pid != self.pid) + never_seen
 
@@ -198,8 +195,6 @@ class PartHealth:
         self.reason = reason
         return HealthAction.NOTHING
 
-    # ------------------------------------------------------------ what a probe says
-
     def see_success(self, detail: str, now: float) -> None:
         if self.state in (HealthState.STARTING, *_UNANSWERED, HealthState.WAITING, HealthState.ANSWERING):
             if self.first_answer_at is None:
@@ -219,8 +214,6 @@ class PartHealth:
             self.state = HealthState.SLOW if is_slow else HealthState.FAILING
         if self.state in (HealthState.STARTING, *_UNANSWERED, HealthState.WAITING):
             self.reason = reason
-
-    # ------------------------------------------------------------ what follows
 
     def act(self, limits: HealthLimits, missing: str | None, now: float) -> HealthAction:
         """Return what must be done now. `missing`: a part that this one needs and that does not answer."""
@@ -268,9 +261,6 @@ class PartHealth:
         if self.last_error and self.last_error not in words:
             words += f"; its error: {self.last_error}"
         return words
-
-
-# ---------------------------------------------------------------- the file
 
 
 def health_path(home: Path) -> Path:

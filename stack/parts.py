@@ -38,6 +38,7 @@ PREFERRED_PORTS = {
     "temporal_ui": 8233,
     "adapter": 18001,
     "gateway": 8410,
+    "front": 8411,
     "postgres": 8432,
     "engine": 18100,
     "ray": 6380,
@@ -50,6 +51,7 @@ PREFERRED_PORTS = {
 
 
 POSTGRES_HOSTS = "RATCHET_POSTGRES_HOSTS"
+BOX_HOSTS_FILE = "box_hosts.json"
 WATCHER = "watcher"
 """The name of the part that probes the others."""
 VIEWER = "viewer"
@@ -162,12 +164,6 @@ class Stack:
         """The file with the resolved config that engine and adapter serve."""
         return self.home / "stack.json"
 
-    def _gateway_key(self) -> str:
-        """Return the local gateway's API key, made once in E2B's format, which older SDKs check.
-
-        It is empty without a state directory, so that a command that only reads makes none."""
-        return self.kept_secret("gateway.key", "e2b_") if self.home.is_dir() else ""
-
     def kept_secret(self, name: str, prefix: str = "") -> str:
         """Return the secret in this file of the state directory; a new one if there is no file.
 
@@ -202,7 +198,8 @@ class Stack:
             "RATCHET_DATABASE_URL": database_url(self.ports["postgres"], self.postgres_hosts, self.postgres_password()),
             "TEMPORAL_ADDRESS": f"127.0.0.1:{self.ports['temporal']}",
             "TEMPORAL_NAMESPACE": "default",
-            "E2B_API_KEY": self._gateway_key(),
+            # In E2B's format, which older SDKs check. A command that only reads makes neither directory nor key.
+            "E2B_API_KEY": self.kept_secret("gateway.key", "e2b_") if self.home.is_dir() else "",
             "E2B_API_URL": gateway,
             "E2B_SANDBOX_URL": gateway,
             "RAY_ADDRESS": f"127.0.0.1:{self.ports['ray']}",
@@ -308,14 +305,23 @@ class Stack:
         return f"http://{f'[{host}]' if ':' in host else host}:{self.ports[VIEWER]}"
 
     def box_host_key(self) -> str:
-        """Return the API key of the gateway on another host of a launch; made once."""
+        """Return the API key of the gateways on other hosts of a launch; made once."""
         return self.kept_secret("box_host.key", "e2b_")
 
     @property
     def has_box_host(self) -> bool:
-        """True if the boxes are those of a gateway that `ratchet launch` has started on another host."""
+        """True if the boxes are those of gateways that `ratchet launch` has started on other hosts."""
         key = self.home / "box_host.key"
         return key.is_file() and os.environ.get("E2B_API_KEY") == key.read_text().strip()
+
+    def box_gateways(self) -> dict[str, str]:
+        """Return part → URL of these gateways. Such a part's name ends with the beginning of its boxes' ids."""
+        from sandbox_gateway.front import host_tag
+
+        named: dict[str, str] = {}
+        with contextlib.suppress(OSError, ValueError):  # the front, too, goes on without the file
+            named = json.loads((self.home / BOX_HOSTS_FILE).read_bytes()) if self.has_box_host else {}
+        return {f"gateway {name} i{host_tag(name)}": url for name, url in named.items()}
 
     @property
     def postgres_hosts(self) -> list[str]:

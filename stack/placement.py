@@ -116,8 +116,8 @@ def engine_name(number: int, engine_set: str = DEFAULT_SET) -> str:
 
 
 def part_kind(part: str) -> str:
-    """Return `engine` for the part of any engine, and the name of any other part."""
-    return ENGINE if part.startswith(f"{ENGINE}-") else part
+    """Return `engine` for the part of any engine, and the first word of any other part (`Stack.box_gateways`)."""
+    return ENGINE if part.startswith(f"{ENGINE}-") else part.partition(" ")[0]
 
 
 def set_of_part(part: str) -> str | None:

@@ -43,15 +43,12 @@ def is_free(port: int) -> bool:
 
 def free_port(taken: Collection[int] = ()) -> int:
     """Return a port that is free, not in `taken`, and not returned by this process before."""
+    first_ephemeral = int(_EPHEMERAL.read_text().split()[0]) if _EPHEMERAL.is_file() else _USUAL_EPHEMERAL
     while True:
-        port = random.SystemRandom().randrange(_LOWEST, max(_first_ephemeral(), _LOWEST + 1000))
+        port = random.SystemRandom().randrange(_LOWEST, max(first_ephemeral, _LOWEST + 1000))
         if port not in _given and port not in taken and is_free(port):
             _given.add(port)
             return port
-
-
-def _first_ephemeral() -> int:
-    return int(_EPHEMERAL.read_text().split()[0]) if _EPHEMERAL.is_file() else _USUAL_EPHEMERAL
 
 
 def has_mark(process: psutil.Process, home: Path) -> bool:

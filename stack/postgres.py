@@ -6,6 +6,7 @@ too, and takes their connections, and no others, with a password.
 
 import asyncio
 import contextlib
+import fcntl
 import ipaddress
 import os
 import pwd
@@ -44,7 +45,9 @@ def initialise(data: Path) -> Path:
 
     As root the wheel creates an unprivileged user `pgserver` and gives it access to `data`.
     """
-    server = _server(data)
+    with Path("/etc/passwd").open() as users:  # two servers that start at once would both create the user
+        fcntl.flock(users, fcntl.LOCK_EX)
+        server = _server(data)
     half_made = data / "PG_VERSION"
     if data.exists() and not half_made.exists():
         for path in sorted(data.rglob("*"), reverse=True):

@@ -5,7 +5,7 @@
 | postgres | commits a message to the write-ahead log, which leaves no row; refuses a read-only server |
 | temporal | describes the namespace, lists one workflow, asks matching for the pollers of a task queue |
 | temporal-ui | loads the page and the settings that the page loads first |
-| gateway | lists the boxes; once a minute it runs a command in a box of its own and ends that box |
+| gateway | lists the boxes; once a minute it runs a command in a box of its own and ends it; a front only lists |
 | ray | asks the node's agent, which asks the raylet and the head's control service |
 | engine | finds that tokens were generated since the last probe, else generates one; rarely while no run is open |
 | adapter | sends a call with an unknown token, which the adapter looks up in the store; reads its heartbeat |
@@ -43,7 +43,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from engine.client import EngineClient
 from engine.generate_request import Sampling
 from ratchet import temporal_client
-from ratchet.errors import RatchetError, SandboxBusyError, SandboxRefusesError
+from ratchet.errors import RatchetError, SandboxFullError
 from ratchet.payload_codec import PayloadKeyError
 from ratchet.temporal_settings import QUEUES, TemporalSettings
 from ratchet.types import EngineState
@@ -150,7 +150,7 @@ class Probes:
         self.num_tokens: dict[str, float | None] = {}
         self.generated: set[str] = set()
         self.wanted_since: dict[str, float] = {}
-        self.box_at = 0.0
+        self.box_at: dict[str, float] = {}
         self.has_open_run = True
         self.ray_wanted_at = time.monotonic()
         self.client: Client | None = None
@@ -170,9 +170,9 @@ class Probes:
         }
         if part in self.engines:
             return partial(self.engine_token, part)
+        if url := self.stack.box_gateways().get(part):
+            return partial(self.gateway, url)
         return probes.get(part)
-
-    # ------------------------------------------------------------ services
 
     async def postgres(self) -> str:
         url = libpq_url(self.environment["RATCHET_DATABASE_URL"])
@@ -214,22 +214,20 @@ class Probes:
             (await self.http.get(self.stack.temporal_ui + path, follow_redirects=True)).raise_for_status()
         return self.stack.temporal_ui
 
-    async def gateway(self) -> str:
+    async def gateway(self, url: str = "") -> str:
         known = {**os.environ, **self.environment}  # a gateway on another host is known by this process's environment
-        provider = E2BProvider(known["E2B_API_KEY"], known["E2B_API_URL"], known["E2B_SANDBOX_URL"])
+        provider = E2BProvider(known["E2B_API_KEY"], url or known["E2B_API_URL"], url or known["E2B_SANDBOX_URL"])
         boxes = await provider.list({})
-        if time.monotonic() - self.box_at > _BOX_SECONDS:
+        if (url or not self.stack.has_box_host) and time.monotonic() - self.box_at.get(url, 0.0) > _BOX_SECONDS:
             try:
                 box = await provider.create("host", ttl_seconds=60, metadata={}, idempotency_key=uuid.uuid4().hex)
                 try:
                     await box.exec("true")
                 finally:
                     await box.kill()
-            except SandboxRefusesError:
-                raise
-            except SandboxBusyError:  # it is full, and says so
+            except SandboxFullError:
                 pass
-            self.box_at = time.monotonic()
+            self.box_at[url] = time.monotonic()
         return f"{len(boxes)} boxes"
 
     async def ray(self) -> str:
@@ -254,12 +252,10 @@ class Probes:
         (await self.http.get(self.stack.viewer_address + "/health")).raise_for_status()
         return "answers from the store"
 
-    # ------------------------------------------------------------ model calls
-
     async def engine_token(self, part: str) -> str:
         engine = self.engines[part]
         address = engine.address
-        rows = await self.database.run(engines.list_all_engines)
+        rows = await self.database.read(engines.list_all_engines)
         row = next((row for row in rows if row.address == address), None)
         if row is None or row.state is EngineState.STARTING:
             raise ProbeFailedError((row and row.fetch_error) or "vLLM loads its model")
@@ -304,8 +300,6 @@ class Probes:
                 raise ProbeFailedError(f"Postgres: {wait.sentence()}", restart_helps=False)
             raise ProbeFailedError("it has not loaded its output parsers, or sends no heartbeat", is_late=True)
         return "answers from the store"
-
-    # ------------------------------------------------------------ work
 
     async def learner(self) -> str:
         async with self.database.begin() as connection:

@@ -2,24 +2,17 @@
 
 import contextlib
 import os
-import shlex
-import time
 from collections.abc import Iterator
 from functools import partial
 
 from ratchet.config_engines import LOCAL
-from ratchet.errors import MachineError
 from ratchet.start_variables import start_variables
 from stack.cluster import Cluster
 from stack.gpus import visible_devices
-from stack.host_process import HostProcess, LogLine, Say, here, over_ssh
+from stack.host_process import HostProcess, LogLine, Say, end_all, here, over_ssh, wait_up
 from stack.placement import Placement
 from stack.ports import free_port
 
-_START_SECONDS = 300.0
-"""Time without a word of a node that starts, after which it is given up."""
-_LOOK_SECONDS = 1.0
-_SAY_SECONDS = 15.0
 _STARTED = "Ray runtime started"
 RAY_VARIABLES = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # else Ray makes an environment per `uv run`
@@ -48,33 +41,14 @@ def ray_nodes(cluster: Cluster, placement: Placement, say: Say, log: LogLine) ->
 
     try:
         start(LOCAL)
-        _wait_up(nodes, say)
+        wait_up(nodes, say)
         for host in cluster.ray_hosts:
             start(host)
-        _wait_up(nodes, say)
+        wait_up(nodes, say)
         say(f"Ray is up at {cluster.ray_address} with {len(nodes)} nodes")
         yield
     finally:
-        for node in reversed(nodes):
-            node.end()
-        for node in reversed(nodes):
-            node.wait_ended()
-
-
-def _wait_up(nodes: list[HostProcess], say: Say) -> None:
-    """Wait while nodes go on with their start. One that has ended since and starts again does not go on."""
-    began = said_at = time.monotonic()
-    for node in nodes:
-        while not node.is_up.wait(_LOOK_SECONDS):
-            now = time.monotonic()
-            if now - (began if node.has_ended else max(began, node.heard_at)) > _START_SECONDS:
-                raise MachineError(
-                    f"{node.name} was not up within {_START_SECONDS:.0f} s: {node.words()}; try "
-                    f"`{shlex.join(node.command[:-1])}`, and see that the checkout and its .venv are there"
-                )
-            if now - said_at > _SAY_SECONDS:
-                said_at = now
-                say(f"waiting for {node.name}: {node.words()}")
+        end_all(nodes)
 
 
 def node_command(cluster: Cluster, placement: Placement, host: str) -> list[str]:

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio.service import RPCError
@@ -21,27 +21,16 @@ from ratchet.secrets import without_secrets
 from ratchet.stored_config import read_stored_config
 from ratchet.temporal_client import PendingActivity, pending_activities
 from ratchet.temporal_settings import load_temporal_settings
-from ratchet.types import EngineState, JsonObject, RunState, Wish
+from ratchet.types import OPEN_STATES, EngineState, JsonObject, RunState, Wish
 from reads.runs import require_run
-from reads.vitals import Vital, read_vitals
+from reads.vitals import WAITS_FOR, Vital, read_vitals
 from scheduling.quarantine import QuarantinedTask, quarantined_tasks
 from stack.part_health import read_fresh_health
 from stack.parts import Stack
 from stack.placement import set_of_part
 from stack.serving_plan import read_plan
 from stack.startup import connect_stack
-from store import (
-    box_cap,
-    engines,
-    evaluations,
-    learners,
-    lock_waits,
-    open_rollouts,
-    open_runs,
-    plans,
-    runs,
-    session_notes,
-)
+from store import box_cap, engines, learners, lock_waits, open_rollouts, open_runs, plans, runs, session_notes
 from store.database import Database
 from store.engines import EngineRow
 from store.open_rollouts import StageCount
@@ -51,21 +40,24 @@ UNKNOWN = "unknown"
 _MAX_WORKFLOWS = 30
 _STORE_NOTE = "Postgres: "
 _TEMPORAL_SECONDS = 8.0
-_LONG_SECONDS = 60.0
 _SILENT_SECONDS = 60.0
 _LOCK_SECONDS = 5
 
 
 @dataclass(slots=True, frozen=True)
 class RetriedActivity:
-    """An activity that has failed and is tried again, in `count` of the workflows that were looked at."""
+    """An activity that is tried again, in `count` of the workflows that were looked at. If it `is_waiting` for room, it
+    has not failed."""
 
     activity: str
     count: int
     tries: int
     error: str
+    is_waiting: bool = False
 
     def sentence(self) -> str:
+        if self.is_waiting:
+            return f"{self.activity} waits for room: {self.error}"
         return f"{self.activity} has failed {self.tries - 1} times and is tried again: {self.error}"
 
 
@@ -75,9 +67,8 @@ class Diagnosis:
 
     `working`: what the stages of the oldest rollouts report of their work, such as the command that runs.
 
-    `evaluating`: labels of the evaluations that have begun and not ended. `boxes`: the
-    adaptive limit of boxes and its cause. `endpoint`: why calls wait for the endpoint of an evaluation. `notes`: what
-    could not be examined.
+    `boxes`: the adaptive limit of boxes and its cause. `endpoint`: why calls wait for the endpoint of an evaluation.
+    `notes`: what could not be examined.
     """
 
     run_id: str
@@ -99,7 +90,6 @@ class Diagnosis:
     endpoint: str = ""
     boxes: str = ""
     engines: list[str] = field(default_factory=list)
-    evaluating: list[str] = field(default_factory=list)
     quarantined: list[QuarantinedTask] = field(default_factory=list)
     parts: dict[str, str] = field(default_factory=dict)
     retried: list[RetriedActivity] = field(default_factory=list)
@@ -132,9 +122,10 @@ async def diagnose(stack: Stack, run_id: str | None) -> Diagnosis:
         found.notes.append(f"{_STORE_NOTE}{without_secrets(str(error))}")
         if run_id is None:
             raise MachineError(f"{without_secrets(str(error))}; start the stack with `ratchet up`") from None
-    if found.state in (UNKNOWN, RunState.RUNNING, RunState.PAUSED) and found.run_id:
+    if found.state in (UNKNOWN, *OPEN_STATES) and found.run_id:
         await _look_at_workflows(found, stack, [f"run/{found.run_id}", *workflows])
     found.answer = _answer(found)
+    found.vitals = [replace(one, value=found.answer) if one.name == WAITS_FOR else one for one in found.vitals]
     return found
 
 
@@ -172,13 +163,13 @@ async def _look_at_store(connection: AsyncConnection, found: Diagnosis) -> None:
     row = await runs.the_run(connection, found.run_id)
     config = read_stored_config(row.config)
     training = config.training
-    found.state = row.state
     found.reason = row.state_reason
     found.wish = row.wish
     found.step = row.step
     found.is_by_hand = row.is_by_hand
     found.num_steps = 0 if found.is_by_hand else training.steps
     vitals = await read_vitals(connection, await require_run(connection, found.run_id))
+    found.state = row.state  # behind the facts, without which nothing is known
     found.vitals = vitals.facts
     found.stages = vitals.waits
     found.quarantined = await quarantined_tasks(connection, found.run_id, training.groups_per_step)
@@ -187,9 +178,6 @@ async def _look_at_store(connection: AsyncConnection, found: Diagnosis) -> None:
         found.boxes = cap.sentence(config.sandbox.max_boxes)
     if (waiting := await session_notes.endpoint_errors(connection, found.run_id)) is not None:
         found.endpoint = f"{waiting.num_waiting} rollouts wait for their endpoint: {waiting.reason}"
-    found.evaluating = [
-        one.label for one in await evaluations.begun_evaluations(connection, found.run_id) if not one.has_ended
-    ]
     planned = await plans.unfinished_step(connection, found.run_id)
     learner = await learners.get_learner(connection, found.run_id)
     found.is_step_planned = planned is not None
@@ -256,15 +244,16 @@ async def _look_at_workflows(found: Diagnosis, stack: Stack, workflow_ids: list[
 
 
 def retried_activities(pending: Sequence[PendingActivity]) -> list[RetriedActivity]:
-    """Return what has failed and is tried again, one entry per activity and error, the most frequent first."""
-    counts: Counter[tuple[str, str]] = Counter()
-    tries: dict[tuple[str, str], int] = {}
+    """Return what is tried again, one entry per activity and error: failures first, the most frequent first."""
+    counts: Counter[tuple[str, str, bool]] = Counter()
+    tries: dict[tuple[str, str, bool], int] = {}
     for activity in pending:
         if activity.attempt > 1 and activity.error:
-            key = (activity.name, activity.error)
+            key = (activity.name, activity.error, activity.is_waiting)
             counts[key] += 1
             tries[key] = max(tries.get(key, 0), activity.attempt)
-    return [RetriedActivity(name, count, tries[name, error], error) for (name, error), count in counts.most_common()]
+    ordered = sorted(counts.items(), key=lambda one: (one[0][2], -one[1]))
+    return [RetriedActivity(key[0], count, tries[key], *key[1:]) for key, count in ordered]
 
 
 async def describe_work(stack: Stack, workflow_id: str) -> list[str]:
@@ -289,13 +278,6 @@ async def describe_work(stack: Stack, workflow_id: str) -> list[str]:
     return found
 
 
-def _state_sentence(found: Diagnosis) -> str:
-    """Return the state with its reason, which may begin with the state."""
-    if found.reason.startswith(found.state):
-        return found.reason
-    return f"it is {found.state}" + (f": {found.reason}" if found.reason else "")
-
-
 def _same_batch(found: Diagnosis) -> str:
     """Say what helps if one batch makes every learner hang: such a learner reports no failure, so no pause follows."""
     if not found.can_skip_step:
@@ -312,17 +294,12 @@ def _answer(found: Diagnosis) -> str:
         note = next(note for note in found.notes if note.startswith(_STORE_NOTE)).removeprefix(_STORE_NOTE)
         reason = f"postgres {found.parts['postgres']}" if "postgres" in found.parts else note
         return f"the store cannot be reached: {reason}; `ratchet up` starts a stack that is stopped"
-    if found.state == RunState.PAUSED:
-        return f"{_state_sentence(found)}; `ratchet resume {found.run_id}` lets it go on"
-    if found.state != RunState.RUNNING:
-        return _state_sentence(found)
-    if found.parts:
+    by_store = next((one.value for one in found.vitals if one.name == WAITS_FOR), "")
+    if found.state == RunState.RUNNING and found.parts:
         name, words = next(iter(found.parts.items()))
         return f"{name}: {words}" + (_same_batch(found) if name == "learner" else "")
-    if found.wish != Wish.NONE:
-        return f"a person has asked it to {found.wish}; `ratchet show requests {found.run_id}` says who"
-    if found.reason:  # a running run: why it starts no new groups
-        return found.reason
+    if found.state != RunState.RUNNING or found.wish != Wish.NONE or found.reason:
+        return by_store
     if found.endpoint:
         return found.endpoint
     if found.retried:
@@ -331,12 +308,4 @@ def _answer(found: Diagnosis) -> str:
         return f"the learner: {found.learner}"
     if found.notes:
         return found.notes[0]
-    if found.stages and found.stages[0].longest_seconds > _LONG_SECONDS:
-        slowest = found.stages[0]
-        name = f"evaluation {', '.join(found.evaluating)}, during which no step begins; " if found.evaluating else ""
-        longest = duration_in_words(slowest.longest_seconds)
-        return f"{name}the slowest of {slowest.count} rollouts: {slowest.stage} for {longest}"
-    if 0 < found.num_steps <= found.step and found.stages:
-        num_open = sum(stage.count for stage in found.stages)
-        return f"nothing is stuck: all steps are trained, and {num_open} rollouts of the last evaluation are open"
-    return "nothing is stuck"
+    return by_store

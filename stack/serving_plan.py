@@ -69,8 +69,7 @@ class StackPlan(BaseModel):
 @contextmanager
 def changing_plan(stack: Stack, say: Callable[[str], None]) -> Iterator[None]:
     """Wait until no other command reads, decides on and writes this stack's plan: each would drop what the other one
-    has added. The kernel releases the lock when a process ends.
-    """
+    has added. The kernel releases the lock when a process ends."""
     stack.home.mkdir(parents=True, exist_ok=True)
     with stack.plan_path.with_suffix(".lock").open("w") as file:
         try:
@@ -166,8 +165,7 @@ def _hosts(config: RunConfig) -> dict[str, str]:
 
 def _is_same(served: ServingPlan, wanted: ServingPlan) -> bool:
     """Return whether `served` is enough for `wanted`: equal in every key that a part reads, and GPUs for a learner if
-    `wanted` trains. The learner of a set that was only evaluated has none, and an evaluation takes none away.
-    """
+    `wanted` trains. The learner of a set that was only evaluated has none, and an evaluation takes none away."""
     has_learner = served.config.training.steps > 0 or wanted.config.training.steps == 0
     return has_learner and serves_same(served, wanted) and _placed(served) == _placed(wanted)
 

@@ -16,8 +16,7 @@ _ASK = "if command -v nvidia-smi >/dev/null; then timeout 60 nvidia-smi -L; fi"
 
 def with_gpus(cluster: Cluster) -> Cluster:
     """Return the cluster with the number of GPUs of each of Ray's hosts; those that the file does not give are asked
-    for over ssh. Raises MachineError, naming the host, if one does not answer.
-    """
+    for over ssh. Raises MachineError, naming the host, if one does not answer."""
     unknown = [address for address in cluster.ray_hosts if cluster.hosts[address].gpus is None]
     with ThreadPoolExecutor() as pool:
         found = zip(unknown, pool.map(lambda address: _ask(cluster, address), unknown), strict=True)

@@ -147,17 +147,14 @@ def keep_served(stack: Stack, config: RunConfig, say: Callable[[str], None]) -> 
 
 
 def _next(before: StackPlan, config: RunConfig, opened: Sequence[OpenSet] | None, for_run: bool) -> StackPlan:
-    wanted, now = _wanted(before, config), time.time()
+    now = time.time()
+    if config.endpoint is not None and before.known:  # the adapter of any model passes calls on to an endpoint
+        wanted = before.known.get(config.engine_set) or next(iter(before.known.values()))
+    else:
+        wanted = ServingPlan(config=config, model_path=model_of(config))
     if for_run and config.endpoint is None:
         wanted = wanted.model_copy(update={"asked_at": now})
     return next_plan(before, wanted, plans_of(opened), now)
-
-
-def _wanted(before: StackPlan, config: RunConfig) -> ServingPlan:
-    """Return what this config asks to be served. The adapter of any model passes calls on to an endpoint."""
-    if config.endpoint is not None and before.known:
-        return before.known.get(config.engine_set) or next(iter(before.known.values()))
-    return ServingPlan(config=config, model_path=model_of(config))
 
 
 def _serve(

@@ -73,8 +73,7 @@ serverurl=unix://{home}/supervisor.sock
 class PartState:
     """One part as supervisord reports it. `state` is supervisord's word in lower case. `started_at`: when its newest
     process was started, also one that has ended, in seconds since the epoch; 0 if none was. `uptime_seconds` is 0
-    unless it runs.
-    """
+    unless it runs."""
 
     name: str
     state: str
@@ -151,30 +150,29 @@ class Supervisor:
     def up(self) -> None:
         """Start what is stopped and restart parts whose command has changed; leave other parts alone. Idempotent."""
         with self._alone():
-            self._up()
-
-    def _up(self) -> None:
-        if self.is_up():
-            self.stack.refresh_ports()  # another command may have recorded some since
-            self.stack.record_ports()
+            if self.is_up():
+                self.stack.refresh_ports()  # another command may have recorded some since
+                self.stack.record_ports()
+                self._write_config()
+                self._reload()
+                self._start_stopped()
+                self._restart_silent_watcher()
+                return
+            end_leftover_processes(self.stack.home)
+            health_path(self.stack.home).unlink(missing_ok=True)  # the states of parts that have ended
+            self.stack.keep_ports()
             self._write_config()
-            self._reload()
-            self._start_stopped()
-            self._restart_silent_watcher()
-            return
-        end_leftover_processes(self.stack.home)
-        health_path(self.stack.home).unlink(missing_ok=True)  # the states of parts that have ended
-        self.stack.keep_ports()
-        self._write_config()
-        command = [sys.executable, "-P", "-m", "supervisor.supervisord", "-c", str(self.config_path)]
-        # With the mark it is found and ended even if its socket is gone, or it would start again what is ended.
-        marked = {**os.environ, **start_variables(os.environ), MARK: str(self.stack.home)}
-        started = subprocess.run(command, capture_output=True, text=True, check=False, env=marked)
-        deadline = time.monotonic() + _START_SECONDS
-        while not self.is_up():
-            if started.returncode != 0 or time.monotonic() > deadline:
-                raise MachineError(f"supervisord did not start: {(started.stderr or started.stdout).strip()[-300:]}")
-            time.sleep(0.1)
+            command = [sys.executable, "-P", "-m", "supervisor.supervisord", "-c", str(self.config_path)]
+            # With the mark it is found and ended even if its socket is gone, or it would start again what is ended.
+            marked = {**os.environ, **start_variables(os.environ), MARK: str(self.stack.home)}
+            started = subprocess.run(command, capture_output=True, text=True, check=False, env=marked)
+            deadline = time.monotonic() + _START_SECONDS
+            while not self.is_up():
+                if started.returncode != 0 or time.monotonic() > deadline:
+                    raise MachineError(
+                        f"supervisord did not start: {(started.stderr or started.stdout).strip()[-300:]}"
+                    )
+                time.sleep(0.1)
 
     def _write_config(self) -> None:
         self.config_path.write_text(_render(self.stack))
@@ -205,39 +203,31 @@ class Supervisor:
             self.stop(WATCHER)
             self.start(WATCHER)
 
-    def stop(self, *names: str) -> None:
-        """Stop parts and wait until they have ended; they stay down until the next `up`."""
+    def stop(self, *names: str, wait: bool = True) -> None:
+        """Stop parts, which stay down until the next `up`. `wait`: until each has ended."""
         for name in names:
             with contextlib.suppress(xmlrpc.client.Fault):
-                self._ask("stopProcess", name)
+                self._ask("stopProcess", name, wait)
 
     def start(self, name: str) -> None:
         """Start one part that was stopped; return before it answers."""
         with contextlib.suppress(xmlrpc.client.Fault):  # it has just been started
             self._ask("startProcess", name, False)
 
-    def stop_without_waiting(self, name: str) -> None:
-        """Stop a part, which stays down until the next `up`; return before it has ended."""
-        with contextlib.suppress(xmlrpc.client.Fault):
-            self._ask("stopProcess", name, False)
-
     def down(self) -> None:
         """Stop every part, Postgres and Temporal last, then supervisord. Boxes run on until their TTL."""
         if not self.stack.home.is_dir():
             return
         with self._alone():
-            self._down()
-
-    def _down(self) -> None:
-        if self.is_up():
-            pid = int(self._ask("getPID"))
-            for part in self.stack.parts():
-                if part.name not in _STOPPED_LAST:
-                    self.stop_without_waiting(part.name)
-            self._ask("shutdown")
-            with contextlib.suppress(psutil.Error):  # one that takes longer is ended with what is left
-                psutil.Process(pid).wait(timeout=_START_SECONDS)
-        end_leftover_processes(self.stack.home)
+            if self.is_up():
+                pid = int(self._ask("getPID"))
+                for part in self.stack.parts():
+                    if part.name not in _STOPPED_LAST:
+                        self.stop(part.name, wait=False)
+                self._ask("shutdown")
+                with contextlib.suppress(psutil.Error):  # one that takes longer is ended with what is left
+                    psutil.Process(pid).wait(timeout=_START_SECONDS)
+            end_leftover_processes(self.stack.home)
 
     def states(self) -> list[PartState]:
         """Return every part in start order."""
@@ -272,12 +262,10 @@ def _marked(home: Path) -> list[psutil.Process]:
     """Return the living processes of this stack except boxes and this process."""
     found = []
     for process in psutil.process_iter():
-        try:
+        with contextlib.suppress(psutil.Error, OSError):
             ours = process.pid != os.getpid() and has_mark(process, home)
             if ours and "boxd" not in " ".join(process.cmdline()):
                 found.append(process)
-        except (psutil.Error, OSError):
-            continue
     return found
 
 

@@ -78,9 +78,6 @@ def settle_temporal_kind(home: Path, say: ReportProgress) -> TemporalKind:
     return kind
 
 
-# ---------------------------------------------------------------- Temporal's own server
-
-
 def build_early() -> None:
     """Build the server if this stack will run it, beside the Python environment, which is not needed yet.
 
@@ -107,9 +104,6 @@ def run_temporal_ui(port: int, server_address: str) -> NoReturn:
     """Replace this process with the UI of Temporal's own server."""
     program = ensure_server_program(print)
     os.execv(program, [str(program), "ui", "-port", str(port), "-server", server_address])
-
-
-# ---------------------------------------------------------------- the CLI and its dev server
 
 
 def installed_temporal_cli() -> Path | None:

@@ -96,9 +96,6 @@ async def watch_stored_run(database: Database, run_id: str, say: ReportProgress)
         await asyncio.sleep(_LOOK_SECONDS)
 
 
-# ---------------------------------------------------------------- on this machine's stack
-
-
 async def start_stored_run(
     stack: Stack, config: RunConfig, name: str, source_run_id: str, new: bool, say: ReportProgress
 ) -> str:

@@ -16,6 +16,7 @@ import psutil
 import structlog
 from sqlalchemy.exc import DBAPIError
 
+from ratchet.background_task import stop_event
 from ratchet.errors import MachineError, RatchetError
 from ratchet.secrets import without_secrets
 from ratchet.temporal_settings import load_temporal_settings
@@ -69,7 +70,7 @@ class Watcher:
         self.parts = {part.name: part for part in stack.parts() if part.name != WATCHER}
         self.external = [name for name in ("postgres", "temporal") if name not in self.parts]
         if stack.has_box_host:  # whose outages are not the rollouts' time
-            self.external.append("gateway")
+            self.external += ["gateway", *stack.box_gateways()]
         known = read_health(stack.home)
         self.health = {name: known.get(name, PartHealth(name)) for name in (*self.parts, *self.external)}
         self.states: dict[str, PartState] = {}
@@ -123,7 +124,7 @@ class Watcher:
             else:
                 health.pass_time(max(0.0, gap), self.pace)  # the clock may have been set back
         if gap > _UNOBSERVED_SECONDS:
-            self.outages.see_gap(looked_at, now)
+            self.outages.note(WATCHER, looked_at, now)
         return now
 
     async def _look(self) -> None:
@@ -137,6 +138,9 @@ class Watcher:
         with contextlib.suppress(OSError):  # without the directory, supervisord cannot start a part that has ended
             part_log(self.stack, "").parent.mkdir(exist_ok=True)
         self.states = {state.name: state for state in states}
+        for name in self.stack.box_gateways().keys() - self.health.keys():  # a launch has added a host
+            self.external.append(name)
+            self.health[name] = PartHealth(name)
         for name, health in self.health.items():
             limits = limits_of(name)
             if name in self.external:
@@ -172,7 +176,7 @@ class Watcher:
             _LOG.warning("part has ended", part=name, restarts=health.restarts, error=health.last_error)
         if action is HealthAction.STOP:
             _LOG.error("part is given up", part=name, error=health.last_error)
-            self.supervisor.stop_without_waiting(name)
+            self.supervisor.stop(name, wait=False)
 
     def _log_error(self, name: str) -> str:
         """Return the first error that the part's current process has logged."""
@@ -184,8 +188,6 @@ class Watcher:
             if needed in self.health and self.health[needed].state is not HealthState.ANSWERING:
                 return needed
         return None
-
-    # ------------------------------------------------------------ probes
 
     def _start_probe(self, name: str, health: PartHealth, limits: HealthLimits) -> None:
         if name in self.running and not self.running[name].done():
@@ -228,8 +230,6 @@ class Watcher:
         before = self.late_at.get(health.name)
         self.late_at[health.name] = now, used
         return before is None or self.pace < _BUSY_PACE or abs(used - before[1]) > _USED_SHARE * (now - before[0])
-
-    # ------------------------------------------------------------ what follows for runs and processes
 
     async def _pause_runs(self) -> None:
         """Pause the runs that need a part which was given up, once; as long as Postgres is away it is tried again."""
@@ -310,15 +310,11 @@ def end_part(part: Part, pid: int | None) -> None:
     except psutil.NoSuchProcess:
         return
     for process in processes:
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-        except psutil.NoSuchProcess:
-            continue
 
 
 async def run_watcher(stack: Stack) -> None:
     """Run the watcher until SIGTERM or SIGINT."""
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop = stop_event()
     await Watcher(stack).run(stop)

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -21,8 +20,7 @@ from temporalio.runtime import (
     TelemetryFilter,
 )
 from temporalio.service import RPCError, RPCStatusCode
-from temporalio.worker import Worker
-from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
+from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from activities.adhoc_rollouts import AdhocRolloutActivities
 from activities.admission import AdmitActivities
@@ -47,7 +45,7 @@ from activities.worker_lateness import WorkerLateness
 from activities.workspace import WorkspaceActivities
 from grading.registry import GRADERS
 from ratchet import paths, temporal_client
-from ratchet.background_task import running_beside
+from ratchet.background_task import running_beside, stop_event
 from ratchet.payload_codec import codec_of
 from ratchet.temporal_settings import TemporalSettings
 from ratchet.worker_versions import worker_deployment
@@ -78,11 +76,6 @@ _TEMPORAL_SECONDS = 600.0
 """The first start of Temporal's server on a busy machine takes minutes."""
 
 WORKFLOWS = [Rollout, RolloutGroup, TrainRun, Evaluate, Sweep, AdmitTasks, Regrade, BuildImage]
-
-_RUNNER = SandboxedWorkflowRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules("workflows"))
-"""Workflows run with the code that this process has loaded. By default the SDK reads their files again for each
-workflow that begins, which fails in a worker whose checkout has been updated. `tests/replay` runs without this setting,
-so that what a workflow may not call is found there."""
 
 
 def _activities(
@@ -151,9 +144,7 @@ async def run_worker(queues: Sequence[str], settings: TemporalSettings, database
     """Run until SIGTERM or SIGINT. Activities are cancelled then; another worker retries those that cannot end."""
     database = Database(database_url, settings.postgres.worker_pool_size)
     await wait_for_schema(database)
-    stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    stopping = stop_event()
     client = await temporal_client.connect_temporal(settings, wait_seconds=_TEMPORAL_SECONDS, runtime=_runtime())
     await temporal_namespace.wait_for_namespace(client, database)
     installation = await database.run(installations.installation_id)
@@ -173,7 +164,10 @@ async def run_worker(queues: Sequence[str], settings: TemporalSettings, database
             activities=activities[queue],
             interceptors=[StageTelemetry(installation, configs, lateness)],
             max_concurrent_activities=slots(queue, settings),
-            workflow_runner=_RUNNER,
+            max_concurrent_local_activities=slots(queue, settings),
+            # The SDK's sandbox reads the workflows' files again, which fails once the checkout has been updated, and is
+            # entered six times per payload. `tests/replay` uses it, which finds what a workflow may not call.
+            workflow_runner=UnsandboxedWorkflowRunner(),
             max_cached_workflows=settings.max_cached_workflows,
             deployment_config=deployment,
             graceful_shutdown_timeout=temporal_client.GRACEFUL_SHUTDOWN,

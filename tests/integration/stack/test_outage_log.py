@@ -96,6 +96,15 @@ async def test_the_next_watcher_finds_the_same_beginning(stack: Stack, database:
     assert await recorded(database) == [("worker", 10.0, 4002.0)]
 
 
+async def test_a_gateway_behind_a_front_has_outages_of_its_own(stack: Stack, database: Database) -> None:
+    names = ("gateway", "gateway 10.0.0.2 i123456", "gateway 10.0.0.3 iabcdef")
+    health, log = {name: part(name) for name in names}, OutageLog(stack)
+    health[names[1]].see_failure("", 20.0)
+    log.see(health, 20.0)
+    await log.write()
+    assert await recorded(database) == [(names[1], 10.0, 20.0)]
+
+
 async def test_what_rollouts_do_not_need_is_not_recorded(stack: Stack, database: Database) -> None:
     log = OutageLog(stack)
     for name in ("viewer", "temporal-ui", "learner", "engine"):

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -29,17 +28,14 @@ from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSear
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
-from ratchet import temporal_client
-from ratchet.temporal_settings import TemporalSettings, load_temporal_settings
-from stack import temporal_build, temporal_namespace
-from stack.parts import Stack
-from stack.postgres import ensure_database
-from stack.temporal_build import find_go, server_program
+from stack import temporal_build
+from stack.temporal_build import find_go
 from stack.temporal_server import TemporalKind, installed_temporal_cli, settle_temporal_kind
-from tests.free_ports import free_ports
 from tests.standins.slow_proxy import SlowProxy
+from tests.temporal_services import TemporalServices, own_server, services
 
-ROOT = Path(__file__).parents[3]
+__all__ = ["own_server", "services"]
+
 QUEUE = "test"
 ATTRIBUTES: dict[str, Any] = {
     "ratchet_run": "quick-1",
@@ -83,62 +79,6 @@ class Calls:
         return [await workflow.execute_activity(try_number, start_to_close_timeout=limit) for _ in range(3)]
 
 
-class Services:
-    """The parts of a stack's Temporal as processes, started by their own commands."""
-
-    def __init__(self, home: Path) -> None:
-        free_ports(home)
-        self.stack = Stack(home)
-        address = f"127.0.0.1:{self.stack.ports['temporal']}"
-        self.settings: TemporalSettings = load_temporal_settings().model_copy(update={"address": address})
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
-
-    def start(self, part: str, **more: str) -> None:
-        command = next(one.command for one in self.stack.parts() if one.name == part)
-        environment = {**os.environ, **self.stack.environment(), "NO_PROXY": "127.0.0.1", **more}
-        with (self.stack.home / f"{part}.log").open("ab") as log:
-            self.processes[part] = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
-
-    def end(self, part: str, kill: bool = False) -> None:
-        process = self.processes.pop(part)
-        if kill:
-            process.kill()
-        elif part == "postgres":
-            process.send_signal(2)
-        else:
-            process.terminate()
-        process.wait(60)
-
-    async def client(self) -> Client:
-        client = await temporal_client.connect_temporal(self.settings, wait_seconds=240)
-        await temporal_namespace._add_search_attributes(client)
-        return client
-
-
-@pytest.fixture
-def services(monkeypatch: pytest.MonkeyPatch) -> Iterator[Services]:
-    for name in ("TEMPORAL_ADDRESS", "RATCHET_TEMPORAL", "RATCHET_DATABASE_URL"):
-        monkeypatch.delenv(name, raising=False)
-    with tempfile.TemporaryDirectory(prefix="ratchet-temporal-", ignore_cleanup_errors=True) as directory:
-        Path(directory).chmod(0o755)  # the embedded Postgres runs as another user
-        found = Services(Path(directory))
-        yield found
-        for part in reversed(list(found.processes)):
-            found.end(part)
-
-
-@pytest.fixture
-async def own_server(services: Services) -> AsyncIterator[Services]:
-    """Temporal's own server, which is started before Postgres is there."""
-    if find_go() is None and not server_program().is_file():
-        pytest.skip("Temporal's server is not built, and Go is not installed")
-    assert settle_temporal_kind(services.stack.home, print) is TemporalKind.SERVER
-    services.start("temporal")
-    services.start("postgres")
-    await ensure_database(services.stack.ports["postgres"], timeout_seconds=240)
-    yield services
-
-
 def _attributes() -> TypedSearchAttributes:
     keys = {str: SearchAttributeKey.for_keyword, float: SearchAttributeKey.for_float, int: SearchAttributeKey.for_int}
     return TypedSearchAttributes(
@@ -158,7 +98,7 @@ async def _until_listed(client: Client, query: str, ids: list[str]) -> None:
     assert (await client.count_workflows(query)).count == len(found)
 
 
-async def test_every_list_that_ratchet_and_its_users_ask_for(own_server: Services) -> None:
+async def test_every_list_that_ratchet_and_its_users_ask_for(own_server: TemporalServices) -> None:
     client = await own_server.client()
     await client.start_workflow(Waits.run, id="one", task_queue=QUEUE, search_attributes=_attributes())
     await client.start_workflow(Waits.run, id="two", task_queue=QUEUE)
@@ -186,7 +126,7 @@ async def test_every_list_that_ratchet_and_its_users_ask_for(own_server: Service
     assert ["Running"] in [list(group.group_values) for group in groups]
 
 
-async def test_a_slow_store_loses_no_start_of_a_task(own_server: Services) -> None:
+async def test_a_slow_store_loses_no_start_of_a_task(own_server: TemporalServices) -> None:
     """The note of a start takes seconds, and Matching waits for it: each activity ends at its first try."""
     url = own_server.stack.environment()["RATCHET_DATABASE_URL"]
     port = own_server.stack.ports["postgres"]
@@ -208,7 +148,7 @@ async def test_a_slow_store_loses_no_start_of_a_task(own_server: Services) -> No
         await asyncio.to_thread(own_server.end, "temporal", kill=True)
 
 
-async def test_kill_9_and_a_restart_of_postgres_lose_no_workflow(own_server: Services) -> None:
+async def test_kill_9_and_a_restart_of_postgres_lose_no_workflow(own_server: TemporalServices) -> None:
     client = await own_server.client()
     async with _worker(client):
         handles = [await client.start_workflow(Waits.run, id=f"w{n}", task_queue=QUEUE) for n in range(20)]
@@ -224,7 +164,7 @@ async def test_kill_9_and_a_restart_of_postgres_lose_no_workflow(own_server: Ser
         assert {await client.get_workflow_handle(handle.id).result() for handle in handles} == {"over"}
 
 
-async def test_the_schema_is_whole_and_is_not_made_again(own_server: Services) -> None:
+async def test_the_schema_is_whole_and_is_not_made_again(own_server: TemporalServices) -> None:
     await own_server.client()
     names = {
         "ratchet_temporal": "schema_version",
@@ -242,7 +182,7 @@ async def test_the_schema_is_whole_and_is_not_made_again(own_server: Services) -
         await connection.close()
 
 
-async def test_the_ui_shows_the_list(own_server: Services) -> None:
+async def test_the_ui_shows_the_list(own_server: TemporalServices) -> None:
     client = await own_server.client()
     await client.start_workflow(Waits.run, id="shown", task_queue=QUEUE, search_attributes=_attributes())
     await _until_listed(client, "ratchet_run = 'quick-1'", ["shown"])
@@ -260,7 +200,7 @@ async def test_the_ui_shows_the_list(own_server: Services) -> None:
     assert page.status_code == 200 and "<html" in page.text
 
 
-async def test_a_version_of_workers_comes_and_goes_without_scaled_workers(own_server: Services) -> None:
+async def test_a_version_of_workers_comes_and_goes_without_scaled_workers(own_server: TemporalServices) -> None:
     """The server asks the part that is left out about each version; a compute config, which needs it, is refused."""
     client = await own_server.client()
     service = client.workflow_service
@@ -282,8 +222,9 @@ async def test_a_version_of_workers_comes_and_goes_without_scaled_workers(own_se
     assert gone.value.status is RPCStatusCode.NOT_FOUND
 
 
+@pytest.mark.slow
 def test_what_the_server_is_built_without_refuses() -> None:
-    """`without_test.go`, with the flags of the build, whose packages are then in Go's cache."""
+    """`without_test.go`, with the flags of the build. Linking it takes as long as a hundred other tests."""
     if (go := find_go()) is None:
         pytest.skip("Go is not installed")
     command = [go, "test", *temporal_build._FLAGS, "."]
@@ -294,7 +235,9 @@ def test_what_the_server_is_built_without_refuses() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-async def test_two_stacks_on_one_postgres_do_not_meet(own_server: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_two_stacks_on_one_postgres_do_not_meet(
+    own_server: TemporalServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A second installation with a database of its own on the same Postgres server."""
     client = await own_server.client()
     await client.start_workflow(Waits.run, id="mine", task_queue=QUEUE)
@@ -304,7 +247,7 @@ async def test_two_stacks_on_one_postgres_do_not_meet(own_server: Services, monk
     await connection.close()
     monkeypatch.setenv("RATCHET_DATABASE_URL", url.rpartition("/")[0] + "/other")
     with tempfile.TemporaryDirectory(prefix="ratchet-temporal-", ignore_cleanup_errors=True) as directory:
-        other = Services(Path(directory))
+        other = TemporalServices(Path(directory))
         other.start("temporal")
         try:
             assert [one.id async for one in (await other.client()).list_workflows("TaskQueue = 'test'")] == []
@@ -312,7 +255,9 @@ async def test_two_stacks_on_one_postgres_do_not_meet(own_server: Services, monk
             other.end("temporal")
 
 
-async def test_a_dev_server_goes_on_with_its_workflows(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_dev_server_goes_on_with_its_workflows(
+    services: TemporalServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The kind is recorded, so a later start needs no setting."""
     if installed_temporal_cli() is None:
         pytest.skip("Temporal's CLI is not installed")
@@ -331,7 +276,7 @@ async def test_a_dev_server_goes_on_with_its_workflows(services: Services, monke
         assert await handle.result() == "over"
 
 
-def test_the_dev_server_is_one_setting_away(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_dev_server_is_one_setting_away(services: TemporalServices, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RATCHET_TEMPORAL", "dev")
     (command,) = [part.command for part in services.stack.parts() if part.name.startswith("temporal")]
     assert command == [sys.executable, "-P", "-m", "cli.main", "part", "temporal", "--dev"]

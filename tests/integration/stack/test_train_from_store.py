@@ -48,8 +48,9 @@ def over(config: RunConfig, model: Path, **changes: object) -> RunConfig:
     return RunConfig.model_validate({**config.model_dump(mode="json"), "model": str(model), **changes})
 
 
+@pytest.mark.parametrize("begins_there", [False, True])
 async def test_the_same_config_trains_the_same_weights_whatever_dies(
-    database: Database, model: Path, home: Path
+    database: Database, model: Path, home: Path, begins_there: bool
 ) -> None:
     """The weights equal, bit by bit, those of the run that made the rollouts; its rows stay unchanged, and the new run
     is not taken for that run's continuation.
@@ -59,12 +60,9 @@ async def test_the_same_config_trains_the_same_weights_whatever_dies(
     await make_planned_run(database, source, config, model, home / "policies")
     await asyncio.to_thread(supervise, settings_of(database, source, home), 1, home / source)
 
-    assert (
-        await train_from_store.create_stored_run(
-            database, run_id, source, over(config, model, training=config.training.model_dump() | {"steps": 99}), "x"
-        )
-        == 4
-    )
+    begins = {"init_from": f"{source}@0"} if begins_there else {}
+    same = over(config, model, training=config.training.model_dump() | {"steps": 99}, **begins)
+    assert await train_from_store.create_stored_run(database, run_id, source, same, "x") == 4
     async with database.begin() as connection:
         assert run_id in await learners.runs_wanting_learner(connection)
         assert run_id not in await open_runs.unfinished_runs(connection), "no workflow is started for it"

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -21,7 +22,7 @@ from ratchet.errors import MachineError
 from ratchet.types import SteeringAction
 from stack import probes, readiness
 from stack.part_health import HealthLimits, HealthState, PartHealth, health_written_at, read_health
-from stack.parts import Part, Stack
+from stack.parts import BOX_HOSTS_FILE, Part, Stack
 from stack.ports import is_free
 from stack.readiness import log_sizes, wait_until_answering
 from stack.supervisor import Supervisor
@@ -348,6 +349,26 @@ def _wait_until_listening(port: int) -> None:
             return
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+async def test_a_host_of_boxes_that_a_launch_adds_is_watched(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stack = FewParts(home, Part("egress", ["sleep", "1000"], 40))
+    closed = f"http://127.0.0.1:{stack.ports['front']}"
+    for name, value in {"KEY": stack.box_host_key(), "API_URL": closed, "SANDBOX_URL": closed}.items():
+        monkeypatch.setenv(f"E2B_{name}" if name != "KEY" else "E2B_API_KEY", value)
+
+    def name_hosts(*names: str) -> None:
+        (home / "new").write_text(json.dumps(dict.fromkeys(names, closed)))
+        (home / "new").rename(home / BOX_HOSTS_FILE)
+
+    name_hosts("10.0.0.2")
+    async with watched(stack):
+        for number in (1, 2):
+            name_hosts("10.0.0.2", "10.0.0.3") if number == 2 else None
+            parts = list(stack.box_gateways())
+            assert len(parts) == number
+            for part in parts:
+                await wait_for(stack, part, lambda one: bool(one.reason), "is probed")
 
 
 async def test_a_watcher_rests_while_no_run_is_open_and_every_part_answers(home: Path) -> None:

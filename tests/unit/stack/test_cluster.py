@@ -64,6 +64,8 @@ def test_a_yaml_file_names_ports_and_users(tmp_path: Path) -> None:
     ("- a\n", "c.yaml", "expected a mapping"),
     ("hosts: [\n", "c.yaml", "is not YAML"),
     ("head: a\nhosts: [b]\nprot: 1\n", "c.yaml", "prot: there is no such key"),
+    ("head: a\nhosts: [b]\nlost_seconds: 9\n", "c.yaml", "lost_seconds"),
+    ("head: a\nhosts: [b]\nlost_seconds: .inf\n", "c.yaml", "lost_seconds"),
 ])  # fmt: skip
 def test_a_wrong_line_is_named(text: str, name: str, named: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
@@ -83,14 +85,13 @@ def test_parts_and_hosts_must_fit() -> None:
 def test_a_host_of_boxes_is_no_ray_node_unless_its_gpus_are_given(tmp_path: Path) -> None:
     text = "head: 10.0.0.1\nhosts: {10.0.0.2: {boxes: true}, 10.0.0.3: {gpus: 0, boxes: false}}\n"
     cluster = read_cluster(write(tmp_path, text, "cluster.yaml"))
-    assert (cluster.box_host, cluster.ray_hosts) == ("10.0.0.2", ["10.0.0.3"])
+    assert (cluster.box_hosts, cluster.ray_hosts) == (["10.0.0.2"], ["10.0.0.3"])
     require_hosts(cluster, config(training={"gpus": {"10.0.0.3": [0]}}))
     with pytest.raises(ConfigError, match=r"host 10.0.0.2 has boxes only; give its number of GPUs"):
         require_hosts(cluster, config(engines=[{"host": "10.0.0.2"}]))
     both = Cluster.model_validate({"head": "a", "hosts": {"b": {"gpus": 0, "boxes": True}, "c": {"boxes": True}}})
-    assert both.ray_hosts == ["b"]
-    with pytest.raises(ConfigError, match="hosts b, c have `boxes: true`"):
-        require_hosts(both, config())
+    assert (both.box_hosts, both.ray_hosts) == (["b", "c"], ["b"])
+    require_hosts(both, config())
 
 
 def test_a_node_offers_the_learners_gpus_and_no_others(tmp_path: Path) -> None:

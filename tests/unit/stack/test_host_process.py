@@ -46,11 +46,15 @@ def test_it_is_started_again_until_it_is_ended(
 ) -> None:
     monkeypatch.setattr(host_process, "_AGAIN_SECONDS", 0.01)
     said: list[str] = []
-    process = HostProcess("it", here(cluster, ["sh", "-c", "echo no luck; exit 3"], {}), said.append)
+    script = "echo >> starts; [ $(wc -l < starts) -lt 3 ] && echo no luck || echo other; exit 3"
+    process = HostProcess("it", here(cluster, ["sh", "-c", script], {}), said.append)
     eventually(lambda: len(said) > 1)
     process.end()
     process.wait_ended()
     assert said[0] == "it has ended with status 3: no luck; starting again"
+    assert said[1] == "it has ended with status 3: no luck; no luck; other; starting again", (
+        "an end like the one before"
+    )
 
 
 def test_its_whole_group_ends_with_its_input(cluster: Cluster, tmp_path: Path) -> None:
