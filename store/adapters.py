@@ -8,7 +8,7 @@ difference of two readings is the time lost between them, for any number of adap
 The gap is also written to the table `outage`, by which it is known what else was away at the same time.
 """
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import DateTime, Interval, bindparam, case, delete, exists, func, literal, select, update
@@ -51,16 +51,12 @@ async def heartbeat_adapters(connection: AsyncConnection) -> None:
     times = select(func.clock_timestamp(), select(InstallationTable.adapter_seen_at).scalar_subquery())
     here, seen = (await connection.execute(times)).one()
     if seen is not None and seen > here + _MOST_AHEAD:
-        await _take_back(connection, here)
+        # The server's clock was set back. What lives writes these times again; what died would seem to live until the
+        # clock has caught up.
+        for column, latest in ((AdapterProcessTable.alive_until, here + _MOST_AHEAD), (EngineTable.heartbeat_at, here)):
+            await connection.execute(update(column.class_).where(column > latest).values({column.key: latest}))
     await connection.execute(_MISSED, {"here": here})
     await connection.execute(_SEEN, {"here": here})
-
-
-async def _take_back(connection: AsyncConnection, here: datetime) -> None:
-    """Shorten what was written before the server's clock was set back to the time `here`: what lives writes it again,
-    what died would seem to live until the clock has caught up."""
-    for column, latest in ((AdapterProcessTable.alive_until, here + _MOST_AHEAD), (EngineTable.heartbeat_at, here)):
-        await connection.execute(update(column.class_).where(column > latest).values({column.key: latest}))
 
 
 def _missed(here: ColumnElement[Any]) -> Insert:

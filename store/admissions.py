@@ -22,8 +22,7 @@ class GraderVersion(NamedTuple):
 @dataclass(slots=True, frozen=True)
 class NewAdmission:
     """The result of examining one task. `gold_seconds`: median duration of the gold patch's tests, None without one.
-    `oracle`: what the gold runs have in common, None without one.
-    """
+    `oracle`: what the gold runs have in common, None without one."""
 
     task_id: int
     grader: str
@@ -130,8 +129,7 @@ async def admissions_of_dataset(
     connection: AsyncConnection, dataset_digest: str, versions: Collection[GraderVersion], user: str
 ) -> dict[int, AdmissionTable]:
     """Return the admissions by the given grader versions, by task id; unexamined tasks are missing, and so are those
-    whose tests ran as another user than `grading.user`, unless the row names it.
-    """
+    whose tests ran as another user than `grading.user`, unless the row names it."""
     statement = (
         select(AdmissionTable)
         .join(TaskTable, TaskTable.id == AdmissionTable.task_id)

@@ -22,7 +22,7 @@ from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.config import RunConfig
-from ratchet.types import RunState, SandboxState, SessionState, TurnState
+from ratchet.types import OPEN_STATES, SandboxState, SessionState, TurnState
 from store.columns import seconds_since
 from store.engines import ready_engines
 from store.sandboxes import count_places, places_of_agents
@@ -122,7 +122,7 @@ async def open_caps(connection: AsyncConnection) -> list[OpenCap]:
     """Return the limits of the open runs whose limit holds boxes back."""
     max_boxes = RunTable.config["sandbox"]["max_boxes"].as_integer()
     statement = select(RunTable.run_id, RunTable.box_cap, RunTable.box_cap_cause, max_boxes).where(
-        RunTable.state.in_((RunState.RUNNING, RunState.PAUSED)), RunTable.box_cap < max_boxes
+        RunTable.state.in_(OPEN_STATES), RunTable.box_cap < max_boxes
     )
     return [
         OpenCap(run_id, BoxCap(limit, cause or ""), most)
@@ -161,9 +161,7 @@ async def read_load(
 ) -> Load:
     """Count what the limit is judged by. Boxes of all runs count, because they share the sandbox service."""
     refused = select(func.count()).where(
-        SandboxTable.provider == provider,
-        SandboxTable.state == SandboxState.CREATING,
-        SandboxTable.boot_error == "",
+        SandboxTable.provider == provider, SandboxTable.state == SandboxState.CREATING, SandboxTable.boot_error == ""
     )
     open_sessions = (
         select(SessionTable.id, SessionTable.endpoint, SessionTable.endpoint_error)

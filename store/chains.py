@@ -218,8 +218,7 @@ def _fill_span(chain: ChainArrays, span: Any, turn: Any) -> None:
 
 def _fill_experts(chain: ChainArrays, span: Any, kept_tokens: int, recorded: ExpertIds) -> None:
     """Fill in the experts of a span's tokens. A turn's first span also has those of the last token that it keeps, which
-    was sampled last by its parent and first computed for this turn.
-    """
+    was sampled last by its parent and first computed for this turn."""
     assert chain.experts is not None
     first = max(kept_tokens - 1, 0)
     start = first if span.start == kept_tokens else span.start

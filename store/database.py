@@ -8,13 +8,13 @@ that no caller can forget it.
 import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from typing import Self, TypeVar, TypeVarTuple
 
 import asyncpg
 from sqlalchemy import event
 from sqlalchemy.engine.interfaces import AdaptedConnection, DBAPIConnection
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, InvalidatePoolError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.pool import PoolProxiedConnection
@@ -128,14 +128,10 @@ class Database:
         pool_size: int = 5,
         statement_seconds: float = _STATEMENT_SECONDS,
         idle_seconds: float = _IDLE_SECONDS,
-        check_connections: bool = True,
         is_reader: bool = False,
         is_patient: bool = False,
     ) -> None:
         """`idle_seconds`: the server ends a transaction in which no statement is sent for so long.
-
-        `check_connections`: ask the server before each use of a connection whether it is whole; a process that repeats
-        what fails with StoreUnavailableError needs no such question.
 
         `is_reader`: texts are sent as they are, so that Postgres refuses those that no row can have.
 
@@ -149,10 +145,10 @@ class Database:
             async_url(url),
             pool_size=2 * pool_size,
             max_overflow=0,
-            pool_pre_ping=check_connections,
             json_serializer=storable_json,
             connect_args={"timeout": connect_seconds, "command_timeout": statement_seconds},
         )
+        self._reading = self.engine.execution_options(isolation_level="AUTOCOMMIT")
         address = f"Postgres at {self.engine.url.host}:{self.engine.url.port}"
         self._patience = Patience(address) if is_patient else None
         limits = {
@@ -172,16 +168,29 @@ class Database:
             if not is_reader:
                 connection.run_async(_make_texts_storable)
 
+        # The driver sees when the server ends a connection. SQLAlchemy's `pool_pre_ping` asks the server before each
+        # use, in a transaction: as many messages as a usual transaction of ours.
+        @event.listens_for(self.engine.sync_engine, "checkout")
+        def replace_closed(connection: DBAPIConnection, *_: object) -> None:
+            assert isinstance(connection, AdaptedConnection)
+            if connection.driver_connection.is_closed():
+                raise InvalidatePoolError
+
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[AsyncConnection]:
         """Open one transaction, committed if the block ends without an error.
 
         Raises StoreUnavailableError for every error of the server that a healthy one would not give; whether a commit
         in progress succeeded is then unknown. An error of the statement itself is raised as it is."""
+        async with self._connected(self.engine.begin()) as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def _connected(self, opened: AbstractAsyncContextManager[AsyncConnection]) -> AsyncIterator[AsyncConnection]:
         connected = False
         waits = self._patience.waiting() if self._patience is not None else nullcontext()
         with self._store_errors(lambda: connected), waits:
-            async with self.engine.begin() as connection:
+            async with opened as connection:
                 connected = True
                 assert connection.sync_connection is not None
                 pooled = connection.sync_connection.connection
@@ -195,6 +204,12 @@ class Database:
     async def run(self, work: Callable[[AsyncConnection, *_Arguments], Awaitable[_T]], *arguments: *_Arguments) -> _T:
         """Call a function of this package in a transaction of its own. Raises what `begin` and the function raise."""
         async with self.begin() as connection:
+            return await work(connection, *arguments)
+
+    async def read(self, work: Callable[[AsyncConnection, *_Arguments], Awaitable[_T]], *arguments: *_Arguments) -> _T:
+        """Call a function of this package that neither writes nor locks, without a transaction around its statements:
+        each is one message to the server in place of three. Raises what `begin` and the function raise."""
+        async with self._connected(self._reading.connect()) as connection:
             return await work(connection, *arguments)
 
     async def fetch(self, statement: str, *values: object) -> list[asyncpg.Record]:

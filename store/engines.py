@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ratchet.config_engines import DEFAULT_SET
 from ratchet.errors import EngineUnavailableError
 from ratchet.lora_slots import FIRST_SLOT, SEPARATOR, versions_of_label
-from ratchet.types import EngineState, JsonObject, PolicyVersionState, RunState
+from ratchet.types import OPEN_STATES, EngineState, JsonObject, PolicyVersionState
 from store.columns import columns_of, seconds_of
 from store.runs import ADHOC
 from store.schema import EngineLoadTable, EngineTable, PolicyVersionTable, RunTable
@@ -94,6 +94,7 @@ _ROW = select(
 )
 _GONE = {"state": EngineState.GONE, "version": None}
 _NOT_GONE = _ROW.where(EngineTable.state != EngineState.GONE).order_by(EngineTable.id)
+_PAUSE_HOLDS = (EngineTable.state == EngineState.SYNCING) & (EngineTable.paused_until > func.now())
 
 
 def _engine_row(row: Any) -> EngineRow:
@@ -218,8 +219,7 @@ async def begin_engine_pause(conn: AsyncConnection, engine_id: int, seconds: flo
 async def extend_engine_pause(conn: AsyncConnection, engine_id: int, seconds: float) -> bool:
     """Extend a lease that has not expired; return False if the caller no longer holds the pause."""
     until = func.now() + timedelta(seconds=seconds)
-    alive = (EngineTable.state == EngineState.SYNCING) & (EngineTable.paused_until > func.now())
-    statement = update(EngineTable).where(EngineTable.id == engine_id, alive)
+    statement = update(EngineTable).where(EngineTable.id == engine_id, _PAUSE_HOLDS)
     return bool((await conn.execute(statement.values(paused_until=until))).rowcount)
 
 
@@ -227,9 +227,8 @@ async def end_engine_pause(
     conn: AsyncConnection, engine_id: int, label: str | None, state: EngineState = EngineState.READY
 ) -> bool:
     """Change `syncing` to `state` and record the served versions; False if the lease has expired."""
-    alive = (EngineTable.state == EngineState.SYNCING) & (EngineTable.paused_until > func.now())
-    await _record_loads(conn, engine_id, label, alive)
-    statement = update(EngineTable).where(EngineTable.id == engine_id, alive)
+    await _record_loads(conn, engine_id, label, _PAUSE_HOLDS)
+    statement = update(EngineTable).where(EngineTable.id == engine_id, _PAUSE_HOLDS)
     return bool((await conn.execute(statement.values(state=state, version=label, paused_until=None))).rowcount)
 
 
@@ -250,7 +249,7 @@ async def newest_published_policies(
     trains = (
         (RunTable.engine_set == engine_set)
         & (RunTable.lora_slot == slot)
-        & RunTable.state.in_((RunState.RUNNING, RunState.PAUSED))
+        & RunTable.state.in_(OPEN_STATES)
         & (RunTable.config_name != ADHOC)
         & RunTable.source_run_id.is_(None)
         & RunTable.config["endpoint"].astext.is_(None)

@@ -1,6 +1,7 @@
 """Evaluations: the held-out tasks under one policy version at one temperature, and their solve rates."""
 
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from sqlalchemy import ColumnElement, and_, exists, func, select, update
 from sqlalchemy.dialects.postgresql import insert
@@ -8,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import ConfigError
 from ratchet.evaluation_payloads import StartedMember
-from ratchet.types import Outcome, Purpose, RunState, SteeringAction, Wish
+from ratchet.types import OPEN_STATES, Outcome, Purpose, SteeringAction, Wish
 from store import groups, plans, runs, steering
 from store.columns import columns_of
 from store.schema import EvaluationTable, RolloutGroupTable, RolloutTable, RunTable, SteeringTable, TaskTable
@@ -85,7 +86,7 @@ async def ask_evaluation(
     if request.request_id in asked:
         return asked[request.request_id]
     row = await runs.get_run(connection, request.run_id)
-    if row is None or row.state not in (RunState.RUNNING, RunState.PAUSED) or row.wish == Wish.STOP:
+    if row is None or row.state not in OPEN_STATES or row.wish == Wish.STOP:
         raise ConfigError(f"run {request.run_id} is not open; evaluate one of its steps as {request.run_id}@STEP")
     if not await runs.count_run_tasks(connection, request.run_id, Purpose.EVAL):
         raise ConfigError(f"run {request.run_id} has no dataset with `use: eval`")
@@ -127,7 +128,7 @@ async def _keep_best(connection: AsyncConnection, run_id: str) -> None:
     best = (
         select(EvaluationTable.step, rate)
         .select_from(EvaluationTable)
-        .join(RolloutGroupTable, _is_group_of_evaluation())
+        .join(RolloutGroupTable, _groups_of(EvaluationTable.run_id, EvaluationTable.label))
         .join(RolloutTable, and_(RolloutTable.group_id == RolloutGroupTable.id, RolloutTable.replaced_by.is_(None)))
         .where(
             EvaluationTable.run_id == run_id,
@@ -206,15 +207,8 @@ async def is_being_evaluated(connection: AsyncConnection, run_id: str) -> bool:
     return bool((await connection.execute(select(exists().where(here)))).scalar_one())
 
 
-def _is_group_of_evaluation() -> ColumnElement[bool]:
-    return and_(
-        RolloutGroupTable.run_id == EvaluationTable.run_id,
-        RolloutGroupTable.purpose == Purpose.EVAL,
-        RolloutGroupTable.label == EvaluationTable.label,
-    )
-
-
-def _groups_of(run_id: str, label: str) -> ColumnElement[bool]:
+def _groups_of(run_id: Any, label: Any) -> ColumnElement[bool]:
+    """Return the condition for the groups of an evaluation. `run_id`, `label`: values, or columns of it."""
     return and_(
         RolloutGroupTable.run_id == run_id, RolloutGroupTable.purpose == Purpose.EVAL, RolloutGroupTable.label == label
     )

@@ -27,8 +27,7 @@ CHANGED_SHARE = 0.01
 @dataclass(frozen=True, slots=True)
 class ForkReport:
     """The counts of a run or a step. `causes`: turns by cause, `none` for those that extend their lane.
-    `unread_calls`: turns with a call that is text for the client, by `UnreadCause`.
-    """
+    `unread_calls`: turns with a call that is text for the client, by `UnreadCause`."""
 
     run_id: str
     num_turns: int

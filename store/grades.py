@@ -1,6 +1,7 @@
 """Stored verdicts: a patch may have many, and a rollout's reward comes from one of them."""
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 
 from sqlalchemy import Boolean, cast, exists, func, insert, not_, select, update
 from sqlalchemy.dialects.postgresql import JSONB
@@ -15,10 +16,9 @@ from store.schema import GradeTable, PatchTable, RolloutGroupTable, RolloutTable
 
 
 @dataclass(slots=True, frozen=True)
-class NewGrade:
-    """A verdict to be stored; `GradeTable` describes the columns. `log`: zstd."""
+class GradeFields:
+    """The fields of a verdict that is stored or shown; `GradeTable` describes the columns."""
 
-    rollout_id: int
     patch_id: int
     grader: str
     grader_version: str
@@ -26,24 +26,30 @@ class NewGrade:
     rejected: bool
     rule: str
     reason: str
-    tests: dict[str, str]
-    fail_to_pass: tuple[int, int] | None
-    pass_to_pass: tuple[int, int] | None
+    tests: JsonObject
+    fail_to_pass: Sequence[int] | None
+    pass_to_pass: Sequence[int] | None
+    rewards: JsonObject | None
     findings: list[JsonObject]
-    log: bytes
+    repeat: int
+    has_oracle: bool
+    flags: list[JsonObject]
     duration_seconds: float
+
+
+@dataclass(slots=True, frozen=True)
+class NewGrade(GradeFields):
+    """A verdict to be stored. `log`: zstd."""
+
+    rollout_id: int
+    log: bytes
     sandbox_id: int | None = None
-    repeat: int = 0
-    has_oracle: bool = False
-    flags: list[JsonObject] = field(default_factory=list)
-    rewards: dict[str, float] | None = None
 
 
 @dataclass(slots=True, frozen=True)
 class ControlVerdict:
     """Result of a control run. `result`: JSON with the run's number as `run`. `solved`: the grade stays solved, else
-    `reason` says why not. `rejected`: tests passed that must fail; `rule`: the rule's name.
-    """
+    `reason` says why not. `rejected`: tests passed that must fail; `rule`: the rule's name."""
 
     result: JsonObject
     solved: bool

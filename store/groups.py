@@ -117,7 +117,7 @@ async def replace_member(connection: AsyncConnection, rollout_id: int, max_repla
     Safe to repeat: for a member that has been replaced the existing replacement is returned.
     """
     old = (await connection.execute(select(RolloutTable).where(RolloutTable.id == rollout_id))).one()
-    group = await _lock_group(connection, old.group_id)
+    group = await lock_group(connection, old.group_id)
     member = select(RolloutTable.id, RolloutTable.workflow_id)
     replaced_by = select(RolloutTable.replaced_by).where(RolloutTable.id == rollout_id).scalar_subquery()
     known = (await connection.execute(member.where(RolloutTable.id == replaced_by))).one_or_none()
@@ -128,7 +128,7 @@ async def replace_member(connection: AsyncConnection, rollout_id: int, max_repla
     return await _insert_replacement(connection, old, group.group_no)
 
 
-async def _lock_group(connection: AsyncConnection, group_id: int) -> Any:
+async def lock_group(connection: AsyncConnection, group_id: int) -> Any:
     """Lock the group's row until the transaction ends, and return it."""
     return (
         await connection.execute(select(RolloutGroupTable).where(RolloutGroupTable.id == group_id).with_for_update())
@@ -157,7 +157,7 @@ async def retry_members(connection: AsyncConnection, group_id: int, rollout_id: 
 
     `rollout_id`: only this member. Returns the new members; none if there is nothing to retry.
     """
-    group = await _lock_group(connection, group_id)
+    group = await lock_group(connection, group_id)
     if group.state not in (GroupState.OPEN, GroupState.FAILED):
         return []
     ended = (
@@ -182,7 +182,7 @@ async def settle_group(connection: AsyncConnection, group_id: int, accept_failed
     every member has a reward, else it stays open. True, if no member will be replaced any more: the group is ready with
     at least `min_graded` rewards, else failed.
     """
-    group = await _lock_group(connection, group_id)
+    group = await lock_group(connection, group_id)
     if group.state != GroupState.OPEN:
         return GroupState(group.state)
     counts = select(
@@ -201,7 +201,7 @@ async def settle_group(connection: AsyncConnection, group_id: int, accept_failed
 
 async def settle_group_again(connection: AsyncConnection, group_id: int) -> None:
     """Make a failed group ready if regrading has given it at least `min_graded` rewards."""
-    group = await _lock_group(connection, group_id)
+    group = await lock_group(connection, group_id)
     if group.state == GroupState.FAILED and await count_rewarded_members(connection, group_id) >= group.min_graded:
         await connection.execute(update(RolloutGroupTable).where(RolloutGroupTable.id == group_id).values(**_READY))
 

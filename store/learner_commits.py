@@ -16,6 +16,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 from ratchet.errors import FencedError
 from ratchet.token_statistics import TrainedTurn
 from ratchet.types import (
+    OPEN_STATES,
     BatchState,
     JsonObject,
     PolicyVersionState,
@@ -237,7 +238,5 @@ async def _end_run_without_rollouts(connection: AsyncConnection, lease: RunLease
     No workflow exists that would end it. Other runs are ended by their workflow.
     """
     is_last = RunTable.source_run_id.is_not(None) & (RunTable.config["training"]["steps"].as_integer() <= step)
-    ending = update(RunTable).where(
-        RunTable.run_id == lease.run_id, RunTable.state.in_((RunState.RUNNING, RunState.PAUSED)), is_last
-    )
+    ending = update(RunTable).where(RunTable.run_id == lease.run_id, RunTable.state.in_(OPEN_STATES), is_last)
     await connection.execute(ending.values(state=RunState.DONE, state_reason="", ended_at=func.now()))

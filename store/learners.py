@@ -7,7 +7,7 @@ from sqlalchemy import ColumnElement, and_, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.types import JsonObject, RunState
+from ratchet.types import OPEN_STATES, JsonObject, RunState
 from store.columns import columns_of, read_one, seconds_since
 from store.runs import ADHOC
 from store.schema import BatchTable, LearnerTable, RunTable
@@ -45,13 +45,7 @@ class LearnerRow:
 
 
 async def heartbeat_learner(
-    connection: AsyncConnection,
-    run_id: str,
-    epoch: int,
-    world_size: int,
-    phase: str,
-    step: int,
-    details: JsonObject,
+    connection: AsyncConnection, run_id: str, epoch: int, world_size: int, phase: str, step: int, details: JsonObject
 ) -> bool:
     """Store a heartbeat and merge `details`; False if a learner with a higher epoch has taken over: stop then."""
     values = {
@@ -135,7 +129,7 @@ async def next_step(connection: AsyncConnection, run_id: str, epoch: int, step: 
         .where(RunTable.run_id == run_id)
     )
     row = (await connection.execute(statement)).one_or_none()
-    if row is None or row.epoch != epoch or row.state not in (RunState.RUNNING, RunState.PAUSED):
+    if row is None or row.epoch != epoch or row.state not in OPEN_STATES:
         return NextStep.FENCED
     if step > row.last_step:
         return NextStep.NONE

@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Integer, cast, func, select
+from sqlalchemy import Integer, cast, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.types import FAILED_OUTCOMES, GroupState, Outcome, Purpose
-from store.schema import RolloutGroupTable, RolloutTable, RunTable
+from store.schema import RolloutGroupTable, RolloutTable
+from store.training_groups import since_resumed
 
 NO_VERDICT_SHARE = 0.02
 """Share of ended rollouts without a verdict above which a run pauses."""
@@ -63,7 +64,7 @@ async def _too_many(connection: AsyncConnection, run_id: str) -> str:
     newest = (
         select(RolloutTable.outcome)
         .join(RolloutGroupTable, RolloutGroupTable.id == RolloutTable.group_id)
-        .where(RolloutTable.run_id == run_id, RolloutTable.outcome.is_not(None), _since_resumed(run_id))
+        .where(RolloutTable.run_id == run_id, RolloutTable.outcome.is_not(None), since_resumed(run_id))
         .order_by(RolloutTable.id.desc())
         .limit(_RECENT_ROLLOUTS)
         .subquery()
@@ -76,11 +77,6 @@ async def _too_many(connection: AsyncConnection, run_id: str) -> str:
         f"{num_failed} of the newest {num_ended} rollouts got no verdict (grader_failed), over {NO_VERDICT_SHARE:.0%}: "
         "their failures would be missing from their groups; `ratchet show rollouts` shows the reasons"
     )
-
-
-def _since_resumed(run_id: str) -> ColumnElement[bool]:
-    resumed = select(RunTable.patient_from).where(RunTable.run_id == run_id).scalar_subquery()
-    return RolloutGroupTable.group_no >= resumed
 
 
 def _lower_bound(count: int, total: int) -> float:
@@ -123,7 +119,7 @@ async def recent_groups(connection: AsyncConnection, run_id: str) -> list[Settle
         .where(
             RolloutGroupTable.run_id == run_id,
             RolloutGroupTable.purpose == Purpose.TRAIN,
-            _since_resumed(run_id),
+            since_resumed(run_id),
             RolloutGroupTable.state.not_in([GroupState.OPEN, GroupState.CANCELLED]),
         )
         .order_by(RolloutGroupTable.group_no.desc())
@@ -195,7 +191,9 @@ def reward_evidence(groups: Sequence[GroupVerdicts]) -> float:
     evidence = [0.0] * len(_TILTS)
     for _, members in groupby(groups, key=lambda group: group.block):
         block = list(members)
-        scaled = _scaled([group.mean_reward for group in block])
+        rewards = [group.mean_reward for group in block]
+        lowest, spread = min(rewards), max(rewards) - min(rewards)
+        scaled = [(reward - lowest) / spread if spread else 0.0 for reward in rewards]  # to 0 to 1; all 0 if equal
         for group, reward in zip(block, scaled, strict=True):
             weight = min(group.num_missing, _MAX_PER_GROUP)
             if weight:
@@ -204,9 +202,3 @@ def reward_evidence(groups: Sequence[GroupVerdicts]) -> float:
                     evidence[number] += tilt * weight * reward - math.log(normaliser)
     highest = max(evidence)
     return highest + math.log(math.fsum(math.exp(one - highest) for one in evidence) / len(_TILTS))
-
-
-def _scaled(rewards: Sequence[float]) -> list[float]:
-    """Return the rewards scaled to 0 to 1, all 0 if they are equal."""
-    lowest, spread = min(rewards), max(rewards) - min(rewards)
-    return [(reward - lowest) / spread if spread else 0.0 for reward in rewards]

@@ -81,7 +81,12 @@ def _by_stage(condition: ColumnElement[bool]) -> Select[int, int | None, str, in
     """Select the open rollouts that the condition is true of, each with its stage and how long it has been in it."""
     held = SandboxTable.state != SandboxState.RELEASED
     newest = (
-        select(SandboxTable.role, SandboxTable.state, SandboxTable.boot_error, SandboxTable.created_at)
+        select(
+            SandboxTable.role,
+            SandboxTable.state,
+            SandboxTable.boot_error,
+            func.coalesce(SandboxTable.released_at, SandboxTable.live_at, SandboxTable.created_at).label("since"),
+        )
         .where(SandboxTable.rollout_id == RolloutTable.id, held)
         .order_by(SandboxTable.id.desc())
         .limit(1)
@@ -100,7 +105,8 @@ def _by_stage(condition: ColumnElement[bool]) -> Select[int, int | None, str, in
         (exists().where(PatchTable.rollout_id == RolloutTable.id), WAITS_FOR_GRADING_BOX),
         else_=WAITS_FOR_BOX,
     )
-    since = func.coalesce(newest.c.created_at, RolloutTable.claimed_at, RolloutTable.created_at)
+    ended = select(func.max(SandboxTable.released_at)).where(SandboxTable.rollout_id == RolloutTable.id)
+    since = func.coalesce(newest.c.since, ended.scalar_subquery(), RolloutTable.claimed_at, RolloutTable.created_at)
     seconds = seconds_of(func.now() - since)
     return (
         select(

@@ -26,12 +26,12 @@ from ratchet.config import RunConfig
 from ratchet.errors import ConfigError
 from ratchet.lora_slots import FIRST_SLOT, served_rank
 from ratchet.stored_config import read_stored_config
-from ratchet.types import JsonObject, RunState, Wish
+from ratchet.types import OPEN_STATES, JsonObject, RunState, Wish
 from store.runs import ADHOC
 from store.schema import PolicyVersionTable, RunTable
 
 _ONE_OPEN_RUN = 0x52415443  # key of an advisory lock; any number that no other lock uses
-_OPEN = RunTable.state.in_((RunState.RUNNING, RunState.PAUSED))
+_OPEN = RunTable.state.in_(OPEN_STATES)
 _TAKES_A_SET = (RunTable.config_name != ADHOC) & RunTable.source_run_id.is_(None)
 
 
@@ -155,8 +155,8 @@ async def has_slot(connection: AsyncConnection, run_id: str, slot: int) -> bool:
 
 async def newest_run(connection: AsyncConnection) -> str | None:
     """Return the open run, else the newest, else that by hand, or None. Raises ConfigError if several are open."""
-    of_sets = select(RunTable.run_id, RunTable.engine_set).where(_OPEN, _TAKES_A_SET).order_by(RunTable.created_at)
-    several = (await connection.execute(of_sets)).all()
+    of_sets = select(RunTable.run_id, RunTable.engine_set).where(_OPEN, _TAKES_A_SET)
+    several = (await connection.execute(of_sets.order_by(RunTable.created_at, RunTable.run_id))).all()
     if len(several) > 1:
         names = ", ".join(f"{row.run_id} (engine set {row.engine_set})" for row in several)
         raise ConfigError(f"{len(several)} runs are open: {names}; name one of them")

@@ -1,6 +1,7 @@
 """Outages of the stack's parts, suspensions of agents, and how long a rollout has had boxes outside of them.
 
-The watcher writes the outages. Several parts that are away at once count once, and so do several boxes.
+The watcher writes the outages. Several parts that are away at once count once, and so do several boxes. One of a
+gateway behind a front (`Stack.box_gateways`) is that of its boxes only, whose ids begin with the last word of its part.
 """
 
 from collections.abc import Collection
@@ -23,34 +24,33 @@ RECORD_SECONDS = 5.0
 
 _WITH_A_BOX = text("""
 WITH had AS (
-  SELECT range_agg(tstzrange(live_at, greatest(live_at, coalesce(released_at, now())))) AS box, min(live_at) AS since
+  SELECT range_agg(tstzmultirange(tstzrange(live_at, greatest(live_at, coalesce(released_at, now())))) - coalesce((
+    SELECT range_agg(tstzrange(began_at, greatest(began_at, ended_at)))
+    FROM outage WHERE ended_at > live_at AND provider_id ^@ split_part(part, ' ', 3)), '{}')) AS box
   FROM sandbox WHERE rollout_id = :rollout_id AND workflow_id = :workflow_id AND live_at IS NOT NULL
     AND release_reason <> :ended_by_host
-), away AS (
-  SELECT range_agg(tstzrange(began_at, greatest(began_at, ended_at))) AS part
-  FROM outage WHERE ended_at > (SELECT since FROM had)
 ), waits AS (
   SELECT range_agg(span) AS engine FROM session, unnest(engine_waits) AS span WHERE rollout_id = :rollout_id
 )
 SELECT coalesce(sum(extract(epoch FROM upper(span) - lower(span))), 0)
-FROM had, away, waits, unnest(had.box - coalesce(away.part, '{}') - coalesce(waits.engine, '{}')) AS span
+FROM had, waits, unnest(had.box - coalesce(waits.engine, '{}')) AS span
 """)
 
-_AWAY_SINCE_FIRST_TOKEN = """
+_AWAY_SINCE = """
 SELECT coalesce(sum(extract(epoch FROM upper(span) - lower(span))), 0)
 FROM (SELECT min(created_at) AS at FROM session_token WHERE session_id = {session_id}) AS first_token,
 LATERAL (
   SELECT unnest(range_agg(tstzrange(greatest(began_at, at), greatest(began_at, at, ended_at)))) AS span
-  FROM outage WHERE part IN ({parts}) AND ended_at > at
+  FROM outage WHERE part {of} AND ended_at > at
 ) AS recorded
 """
 _RECORDED_AWAY: ColumnElement[float] = literal_column(
-    "("
-    + _AWAY_SINCE_FIRST_TOKEN.format(session_id="session.id", parts=f"'adapter', 'postgres', '{ADAPTER_HEARTBEAT}'")
-    + ")"
+    "(" + _AWAY_SINCE.format(session_id="session.id", of=f"IN ('adapter', 'postgres', '{ADAPTER_HEARTBEAT}')") + ")"
 )
 """The part of a session's time without an adapter that is in the table `outage`; heartbeats of adapters need both."""
-_OF_GATEWAY = text(_AWAY_SINCE_FIRST_TOKEN.format(session_id=":session_id", parts="'gateway'"))
+_OF_GATEWAY = text(
+    _AWAY_SINCE.format(session_id=":session_id", of="^@ 'gateway' AND :box_id ^@ split_part(part, ' ', 3)")
+)
 
 
 @dataclass(slots=True, frozen=True)
@@ -101,9 +101,9 @@ async def add_suspension(connection: AsyncConnection, session_id: int, seconds: 
     )
 
 
-async def gateway_away_seconds(connection: AsyncConnection, session_id: int) -> float:
-    """Return for how long the boxes' gateway has been away since the session's first token, as far as it is recorded.
+async def gateway_away_seconds(connection: AsyncConnection, session_id: int, box_id: str) -> float:
+    """Return for how long the box's gateway has been away since the session's first token, as far as it is recorded.
 
     If the gateway is on another host, the agent's calls do not reach the adapter in this time.
     """
-    return float((await connection.execute(_OF_GATEWAY, {"session_id": session_id})).scalar_one())
+    return float((await connection.execute(_OF_GATEWAY, {"session_id": session_id, "box_id": box_id})).scalar_one())

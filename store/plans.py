@@ -10,7 +10,7 @@ from datetime import datetime
 from sqlalchemy import ColumnElement, case, func, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.types import BatchState, JsonObject, RunState
+from ratchet.types import OPEN_STATES, BatchState, JsonObject
 from store.columns import columns_of, read_one
 from store.schema import BatchTable, PolicyVersionTable, RunTable
 
@@ -20,8 +20,8 @@ class PlanRow:
     """One plan row as stored.
 
     `members`: the fields of `training.plan_types.Member`, one object per rollout. `knobs`: loss settings, updates per
-    step, the learning rate after warm-up and the lowest policy step that is trained. `denominators`: per update,
-    trained tokens and rollouts, for display."""
+    step, the learning rate after warm-up, the lowest policy step that is trained and, if the step trains groups of
+    another run again, that `source_run_id`. `denominators`: per update, trained tokens and rollouts, for display."""
 
     step: int
     members: list[JsonObject]
@@ -33,7 +33,7 @@ class PlanRow:
 async def lock_run_for_planning(connection: AsyncConnection, run_id: str) -> bool:
     """Lock the run's row, so that one transaction at a time consumes its groups; False if the run has ended."""
     statement = select(RunTable.state).where(RunTable.run_id == run_id).with_for_update(key_share=True)
-    return (await connection.execute(statement)).scalar_one() in (RunState.RUNNING, RunState.PAUSED)
+    return (await connection.execute(statement)).scalar_one() in OPEN_STATES
 
 
 async def insert_plan(connection: AsyncConnection, run_id: str, plan: PlanRow) -> None:

@@ -22,17 +22,19 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import DeclarativeBase, aliased
 
 from ratchet.errors import ConfigError, FencedError
-from ratchet.types import JsonObject, PolicyVersionState, RunState, chained_versions
+from ratchet.types import OPEN_STATES, JsonObject, PolicyVersionState, RunState, chained_versions
 from store.arrays import pack_text
 from store.checkpoints import best_checkpoint
 from store.columns import count_rows
 from store.runs import ADHOC
 from store.schema import (
     AttemptTable,
+    BatchItemTable,
     ChainSpanTable,
     ChainTable,
     GradeTable,
     PolicyVersionTable,
+    RolloutGroupTable,
     RolloutTable,
     RolloutWordsTable,
     RunTable,
@@ -50,7 +52,6 @@ ARCHIVED_TABLES: dict[str, type[DeclarativeBase]] = {
 }
 """Tables whose rows are archived. Turns, chains and what the learner saw of them are then deleted; of attempts and
 grades, only the logs are."""
-_OPEN = (RunState.RUNNING, RunState.PAUSED)
 
 
 @dataclass(slots=True, frozen=True)
@@ -115,7 +116,7 @@ async def may_prune(connection: AsyncConnection, run_id: str, force: bool, lock:
         raise ConfigError(f"there is no run {run_id!r}; `ratchet show runs` lists those that there are")
     if row.pruned_at is not None:
         return False
-    if row.state in _OPEN:
+    if row.state in OPEN_STATES:
         what = "it holds rollouts that are started by hand" if row.config_name == ADHOC else "cancel it first"
         raise ConfigError(f"run {run_id} is {row.state} and is not pruned; {what}")
     if row.state != RunState.DONE and not force:
@@ -126,12 +127,14 @@ async def may_prune(connection: AsyncConnection, run_id: str, force: bool, lock:
     if (await connection.execute(select(in_flight))).scalar_one():
         raise ConfigError(f"run {run_id} has rollouts in flight and is not pruned; try again when they have ended")
     forked = RunTable.config["evaluation"]["forked_turn_id"].as_integer()
-    begins = select(RunTable.run_id).join(TurnTable, TurnTable.id == forked).where(RunTable.state.in_(_OPEN))
+    begins = select(RunTable.run_id).join(TurnTable, TurnTable.id == forked).where(RunTable.state.in_(OPEN_STATES))
     of_run = begins.join(RolloutTable, RolloutTable.id == TurnTable.rollout_id).where(RolloutTable.run_id == run_id)
     if (fork := (await connection.execute(of_run.limit(1))).scalar_one_or_none()) is not None:
         raise ConfigError(f"run {run_id} is not pruned, because the rollouts of run {fork} begin with its turns")
-    user = select(RunTable.run_id).where(RunTable.source_run_id == run_id, RunTable.state != RunState.DONE).limit(1)
-    found = (await connection.execute(user)).scalar_one_or_none()
+    user = select(RunTable.run_id).join(BatchItemTable, BatchItemTable.run_id == RunTable.run_id)
+    user = user.join(RolloutGroupTable, RolloutGroupTable.id == BatchItemTable.group_id)
+    other = (RolloutGroupTable.run_id == run_id, RunTable.run_id != run_id, RunTable.pruned_at.is_(None))
+    found = await connection.scalar(user.where(*other, RunTable.state != RunState.DONE).limit(1))
     if found is not None:
         raise ConfigError(f"run {run_id} is not pruned, because run {found} trains on its stored turns")
     return True
@@ -151,9 +154,6 @@ async def require_turns(connection: AsyncConnection, run_id: str) -> None:
             f"the turns of run {run_id} are archived: read `archive/{run_id}` of the state directory, for example with "
             "pandas.read_parquet"
         )
-
-
-# ---------------------------------------------------------------- moving rows
 
 
 async def begin_part(connection: AsyncConnection, run_id: str) -> int:
@@ -212,9 +212,6 @@ async def drop_archived_rows(connection: AsyncConnection, run_id: str, after: in
     attempts = update(AttemptTable).where(AttemptTable.rollout_id.in_(ids))
     await connection.execute(attempts.values(transcript=None, workspace_log=None))
     await connection.execute(update(GradeTable).where(GradeTable.rollout_id.in_(ids)).values(log=pack_text("")))
-
-
-# ---------------------------------------------------------------- weights
 
 
 async def kept_files(connection: AsyncConnection, run_id: str) -> KeptFiles:

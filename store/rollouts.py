@@ -7,7 +7,7 @@ The states and their transitions are listed at `ratchet.types.AttemptState` and 
 from dataclasses import asdict, dataclass, replace
 from typing import TypedDict
 
-from sqlalchemy import and_, func, select, update
+from sqlalchemy import and_, bindparam, func, select, update
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -15,15 +15,7 @@ from ratchet.errors import ConfigError, FencedError
 from ratchet.types import AttemptState, GroupState, Outcome, Purpose, SessionState, TurnState
 from store import groups, sandboxes
 from store.columns import columns_of, read_one
-from store.schema import (
-    AttemptTable,
-    BatchItemTable,
-    PatchTable,
-    RolloutGroupTable,
-    RolloutTable,
-    SessionTable,
-    TurnTable,
-)
+from store.schema import AttemptTable, PatchTable, RolloutGroupTable, RolloutTable, SessionTable, TurnTable
 
 
 @dataclass(slots=True, frozen=True)
@@ -161,19 +153,22 @@ async def open_attempt(connection: AsyncConnection, rollout_id: int, n: int, own
     await connection.execute(pg_insert(AttemptTable).values(rollout_id=rollout_id, n=n).on_conflict_do_nothing())
 
 
+_FENCE = (  # built once: building a statement takes longer than running it
+    update(AttemptTable)
+    .where(
+        AttemptTable.rollout_id == bindparam("of_rollout"),
+        AttemptTable.n == bindparam("attempt"),
+        AttemptTable.state != AttemptState.SUPERSEDED,
+    )
+    .values(fence=AttemptTable.fence + 1)
+    .returning(AttemptTable.fence)
+)
+
+
 async def take_fence(connection: AsyncConnection, rollout_id: int, attempt: int) -> int:
     """Return a fence for this try; older ones match no row now. Raises FencedError if the attempt is superseded."""
-    statement = (
-        update(AttemptTable)
-        .where(
-            AttemptTable.rollout_id == rollout_id,
-            AttemptTable.n == attempt,
-            AttemptTable.state != AttemptState.SUPERSEDED,
-        )
-        .values(fence=AttemptTable.fence + 1)
-        .returning(AttemptTable.fence)
-    )
-    fence = (await connection.execute(statement)).scalar_one_or_none()
+    of_try = {"of_rollout": rollout_id, "attempt": attempt}
+    fence = (await connection.execute(_FENCE, of_try)).scalar_one_or_none()
     if fence is None:
         raise FencedError(f"attempt {attempt} of rollout {rollout_id} has been superseded")
     return int(fence)
@@ -230,7 +225,7 @@ async def patch_of_attempt(connection: AsyncConnection, rollout_id: int, attempt
 
 @dataclass(slots=True, frozen=True)
 class RolloutFacts:
-    """The rollout's row under its lock. `agent_exit`: of its newest attempt."""
+    """The rollout's row under its lock. `agent_exit`: of its newest attempt. `grade_id`: that decided the reward."""
 
     outcome: str | None
     reward: float | None
@@ -241,6 +236,7 @@ class RolloutFacts:
     purpose: str
     owner: str | None
     workflow_id: str
+    grade_id: int | None
 
 
 async def lock_rollout(connection: AsyncConnection, rollout_id: int) -> RolloutFacts:
@@ -327,24 +323,17 @@ async def claimed_and_open(connection: AsyncConnection) -> list[ClaimedRollout]:
     return [ClaimedRollout(*row) for row in await connection.execute(statement.order_by(RolloutTable.id))]
 
 
-async def rewarding_grade(connection: AsyncConnection, rollout_id: int) -> int | None:
-    """Return the id of the grade that decided the rollout's reward, None without one."""
-    found = (await connection.execute(select(RolloutTable.grade_id).where(RolloutTable.id == rollout_id))).scalar_one()
-    return None if found is None else int(found)
-
-
 async def update_reward(connection: AsyncConnection, rollout_id: int, values: OutcomeValues) -> bool:
-    """Store a new verdict's reward; False if the rollout was cancelled or replaced, or a step used its group."""
-    used = select(BatchItemTable.group_id).where(BatchItemTable.group_id == RolloutTable.group_id)
-    planned = select(RolloutGroupTable.id).where(
-        RolloutGroupTable.id == RolloutTable.group_id, RolloutGroupTable.state.in_(["consumed", "cancelled"])
+    """Store a new verdict's reward; False if the rollout or its group was cancelled, or the rollout replaced. A step
+    that has used the group keeps the rewards that it was planned with, in its plan row and in `batch_item`."""
+    cancelled = select(RolloutGroupTable.id).where(
+        RolloutGroupTable.id == RolloutTable.group_id, RolloutGroupTable.state == GroupState.CANCELLED
     )
     statement = update(RolloutTable).where(
         RolloutTable.id == rollout_id,
         RolloutTable.outcome.is_not(None),
         RolloutTable.outcome != Outcome.CANCELLED,
         RolloutTable.replaced_by.is_(None),
-        ~used.exists(),
-        ~planned.exists(),
+        ~cancelled.exists(),
     )
     return bool((await connection.execute(statement.values(**values))).rowcount == 1)

@@ -21,7 +21,7 @@ from ratchet.grading_payloads import LabelledTask
 from ratchet.lora_slots import FIRST_SLOT
 from ratchet.steering import with_last_step
 from ratchet.stored_config import config_digest, known_digests, read_stored_config
-from ratchet.types import GroupState, JsonObject, Purpose, RunState, Wish
+from ratchet.types import OPEN_STATES, GroupState, JsonObject, Purpose, RunState, Wish
 from store.columns import columns_of, count_rows, read_one
 from store.groups import training_groups_of
 from store.schema import PolicyVersionTable, RolloutGroupTable, RolloutTable, RunTable, RunTaskTable, TaskTable
@@ -31,8 +31,8 @@ ADHOC = "adhoc"
 
 
 @dataclass(slots=True, frozen=True)
-class RunRow:
-    """A run; `RunTable` describes the columns."""
+class RunFields:
+    """The fields of a run that it goes on by or that are shown; `RunTable` describes the columns."""
 
     run_id: str
     state: str
@@ -46,18 +46,23 @@ class RunRow:
     checkpoint_step: int
     state_reason: str
     source_run_id: str | None
-    stop_at: int | None = None
-    best_step: int | None = None
-    best_rate: float | None = None
-    config_name: str = ""
-    next_group_no: int = 0
-    engine_set: str = DEFAULT_SET
-    lora_slot: int = FIRST_SLOT
+    stop_at: int | None
+    best_step: int | None
+    best_rate: float | None
+    config_name: str
+    next_group_no: int
+    engine_set: str
+    lora_slot: int
 
     @property
     def is_by_hand(self) -> bool:
         """True if its rollouts are started by hand; such a run trains nothing and never ends."""
         return self.config_name == ADHOC
+
+
+@dataclass(slots=True, frozen=True)
+class RunRow(RunFields):
+    """A run as it is stored."""
 
     @property
     def resolved_config(self) -> RunConfig:
@@ -106,7 +111,7 @@ class NewRun:
 
 
 _COLUMNS = columns_of(RunRow, RunTable)
-_OPEN = RunTable.state.in_((RunState.RUNNING, RunState.PAUSED))
+_OPEN = RunTable.state.in_(OPEN_STATES)
 
 
 async def get_run(connection: AsyncConnection, run_id: str) -> RunRow | None:

@@ -12,7 +12,7 @@ import numpy as np
 from sqlalchemy import ARRAY, BigInteger, Select, String, any_, cast, literal, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.types import REWARDED_OUTCOMES, JsonObject, Purpose, RunState
+from ratchet.types import OPEN_STATES, REWARDED_OUTCOMES, JsonObject, Purpose
 from store import chains
 from store.chains import ChainArrays
 from store.schema import (
@@ -87,7 +87,7 @@ async def rollouts_by_step(connection: AsyncConnection, run_id: str) -> dict[str
     signal or without. `eval_STEP` stands for evaluations of its weights, `unused` for what an ended run leaves behind.
     """
     state = (await connection.execute(select(RunTable.state).where(RunTable.run_id == run_id))).scalar_one()
-    is_over = state not in (RunState.RUNNING, RunState.PAUSED)
+    is_over = state not in OPEN_STATES
     own, of_rollout = RolloutTable.run_id == run_id, (RolloutTable.id, RolloutTable.ended_at)
     planned = (BatchTable.run_id == run_id) & (BatchTable.step == BatchItemTable.step)
     trained = select(cast(BatchTable.step, String), *of_rollout, BatchTable.planned_at).select_from(BatchItemTable)
@@ -112,25 +112,23 @@ async def rollouts_by_step(connection: AsyncConnection, run_id: str) -> dict[str
 
 
 class _PlannedUse(NamedTuple):
-    """The step that uses a rollout, and its advantage there."""
+    """The step that uses a rollout, and its reward and advantage there."""
 
     step: int
+    reward: float
     advantage: float
 
 
 async def _planned(connection: AsyncConnection, batches: Select[Any]) -> dict[int, _PlannedUse]:
     return {
-        member["rollout_id"]: _PlannedUse(row.step, member["advantage"])
+        member["rollout_id"]: _PlannedUse(row.step, member["reward"], member["advantage"])
         for row in await connection.execute(batches)
         for member in row.members
     }
 
 
 async def _paged(
-    connection: AsyncConnection,
-    rollout_ids: Sequence[int],
-    planned: dict[int, _PlannedUse],
-    with_empty: bool = False,
+    connection: AsyncConnection, rollout_ids: Sequence[int], planned: dict[int, _PlannedUse], with_empty: bool = False
 ) -> AsyncIterator[Sample]:
     for start in range(0, len(rollout_ids), _PAGE_ROLLOUTS):
         page = rollout_ids[start : start + _PAGE_ROLLOUTS]
@@ -149,11 +147,12 @@ async def _paged(
 def _sample(chain: ChainArrays, row: Any, plan: _PlannedUse | None, versions: dict[int, list[str]]) -> Sample:
     trains = bool(chain.trained.any())
     turns = dict.fromkeys(chain.turn_ids[chain.sampled].tolist())
-    share = row.reward / row.num_chains if trains and row.reward is not None else 0.0
+    whole = row.reward if plan is None else plan.reward
+    share = whole / row.num_chains if trains and whole is not None else 0.0
     return Sample(
         chain=chain,
-        reward=None if row.reward is None else share,
-        rollout_reward=row.reward,
+        reward=None if whole is None else share,
+        rollout_reward=whole,
         num_chains=row.num_chains,
         advantage=None if plan is None else plan.advantage,
         step=None if plan is None else plan.step,

@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import exists, func, insert, select, text, update
+from sqlalchemy import BigInteger, Text, bindparam, exists, func, insert, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import BoxSpentError, FencedError, SandboxGoneError
 from ratchet.types import JsonObject, SandboxRole, SandboxState
-from store.columns import columns_of, count_rows, read_one, seconds_of
+from store.columns import columns_of, count_rows, seconds_of
 from store.schema import PatchTable, RolloutTable, SandboxTable
 
 
@@ -58,36 +58,50 @@ _ABOUT_TO_BE_GRADED = select(func.count()).where(
 """Number of rollouts between their boxes: the agent's box is released and the grading box not yet requested."""
 
 
+# The statements of every boot are built once: building one takes longer than running it.
+_ROLLOUT, _WORKFLOW = bindparam("rollout_id", type_=BigInteger()), bindparam("workflow_id", type_=Text())
+_UNUSED = (
+    select(*_COLUMNS)
+    .where(
+        SandboxTable.rollout_id == _ROLLOUT,
+        SandboxTable.attempt == bindparam("attempt"),
+        SandboxTable.role == bindparam("role"),
+        SandboxTable.workflow_id == _WORKFLOW,
+        SandboxTable.state.in_(_WANTED),
+        SandboxTable.used_by.is_(None),
+    )
+    .order_by(SandboxTable.id.desc())
+    .limit(1)
+)
+_HAS_USED_GRADING_BOX = select(
+    exists().where(
+        SandboxTable.rollout_id == _ROLLOUT,
+        SandboxTable.workflow_id == _WORKFLOW,
+        SandboxTable.role == SandboxRole.GRADE,
+        SandboxTable.used_by.is_not(None),
+    )
+    & exists().where(RolloutTable.id == _ROLLOUT, RolloutTable.workflow_id == _WORKFLOW)
+)
+_RESERVED = insert(SandboxTable).returning(*_COLUMNS)
+_BOOTING = (SandboxTable.state == SandboxState.CREATING) & SandboxTable.boot_error.is_(None)
+_HELD_AND_BOOTING = select(func.count(), func.count().filter(_BOOTING)).where(
+    SandboxTable.provider == bindparam("provider"), SandboxTable.state.in_(_HELD)
+)
+
+
 async def unused_sandbox(
     connection: AsyncConnection, rollout_id: int, attempt: int, role: SandboxRole, workflow_id: str
 ) -> LedgerRow | None:
     """Return the unused box of an earlier try of the same boot, which a retried boot adopts; None without one."""
-    statement = (
-        select(*_COLUMNS)
-        .where(
-            SandboxTable.rollout_id == rollout_id,
-            SandboxTable.attempt == attempt,
-            SandboxTable.role == role,
-            SandboxTable.workflow_id == workflow_id,
-            SandboxTable.state.in_(_WANTED),
-            SandboxTable.used_by.is_(None),
-        )
-        .order_by(SandboxTable.id.desc())
-        .limit(1)
-    )
-    return await read_one(connection, LedgerRow, statement)
+    boot = {"rollout_id": rollout_id, "attempt": attempt, "role": role, "workflow_id": workflow_id}
+    row = (await connection.execute(_UNUSED, boot)).one_or_none()
+    return None if row is None else LedgerRow(*row)
 
 
 async def has_used_grading_box(connection: AsyncConnection, rollout_id: int, workflow_id: str) -> bool:
     """Return whether the rollout's own workflow has used a grading box for it; a regrade's boxes do not count."""
-    used = exists().where(
-        SandboxTable.rollout_id == rollout_id,
-        SandboxTable.workflow_id == workflow_id,
-        SandboxTable.role == SandboxRole.GRADE,
-        SandboxTable.used_by.is_not(None),
-    )
-    own = exists().where(RolloutTable.id == rollout_id, RolloutTable.workflow_id == workflow_id)
-    return bool((await connection.execute(select(used & own))).scalar_one())
+    own = {"rollout_id": rollout_id, "workflow_id": workflow_id}
+    return bool((await connection.execute(_HAS_USED_GRADING_BOX, own)).scalar_one())
 
 
 async def reserve_sandbox(
@@ -105,7 +119,7 @@ async def reserve_sandbox(
     await connection.execute(text("SELECT pg_advisory_xact_lock(hashtext(:provider))"), {"provider": new.provider})
     if not await _has_room(connection, new, max_boxes, max_boots):
         return None
-    return LedgerRow(*(await connection.execute(insert(SandboxTable).values(**asdict(new)).returning(*_COLUMNS))).one())
+    return LedgerRow(*(await connection.execute(_RESERVED, asdict(new))).one())
 
 
 def places_of_agents(max_boxes: int) -> int:
@@ -142,11 +156,7 @@ async def box_holders(connection: AsyncConnection, provider: str) -> list[BoxHol
 
 
 async def _has_room(connection: AsyncConnection, new: NewSandbox, max_boxes: int, max_boots: int) -> bool:
-    booting = (SandboxTable.state == SandboxState.CREATING) & SandboxTable.boot_error.is_(None)
-    held = select(func.count(), func.count().filter(booting)).where(
-        SandboxTable.provider == new.provider, SandboxTable.state.in_(_HELD)
-    )
-    taken, num_booting = (await connection.execute(held)).one()
+    taken, num_booting = (await connection.execute(_HELD_AND_BOOTING, {"provider": new.provider})).one()
     if new.role is not SandboxRole.AGENT:
         return bool(num_booting < max_boots and taken < max_boxes)
     allowed = places_of_agents(max_boxes)

@@ -8,12 +8,14 @@ import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import cache
 from typing import Any, NamedTuple, NotRequired, TypedDict
 from uuid import UUID
 
 from sqlalchemy import (
     ARRAY,
     DateTime,
+    Select,
     bindparam,
     cast,
     exists,
@@ -93,8 +95,7 @@ class SessionRow:
 
     def version_in(self, label: str | None) -> str | None:
         """Return the version in an engine's label with which it answers this session; None if the session's slot has
-        none, or that of another run, because its run was stopped and has another slot now.
-        """
+        none, or that of another run, because its run was stopped and has another slot now."""
         version = version_in_label(label, self.lora_slot)
         if version is None or "/" not in version or self.is_by_hand:
             return version
@@ -305,8 +306,9 @@ async def close_session(conn: AsyncConnection, rollout_id: int, attempt: int) ->
     ]
 
 
-async def read_progress(conn: AsyncConnection, attempts: Collection[AttemptKey]) -> dict[AttemptKey, SessionProgress]:
-    """Return how far agents are, by rollout and attempt, with one query; attempts without a session are left out."""
+@cache  # building it takes longer than running it
+def _progress_statement() -> Select[Any]:
+    """The statement of `read_progress`; `attempts`: pairs of rollout and attempt."""
     turns = (
         select(
             func.count(TurnTable.id).filter(TurnTable.state == TurnState.COMPLETED).label("num_turns"),
@@ -339,7 +341,12 @@ async def read_progress(conn: AsyncConnection, attempts: Collection[AttemptKey])
     of_session = (SessionTable.engine_wait_seconds, SessionTable.refusal, _AWAY_WHILE_WAITING.label("both"))
     silent = (adapters_alive_seconds(since=turns.c.leased_until) - _WAITED_SINCE_LEASE).label("silent")
     columns = (*key, *of_session, away, *turns.c, opened, silent)
-    rows = await conn.execute(select(*columns).where(tuple_(*key).in_(list(attempts))))
+    return select(*columns).where(tuple_(*key).in_(bindparam("attempts", expanding=True)))
+
+
+async def read_progress(conn: AsyncConnection, attempts: Collection[AttemptKey]) -> dict[AttemptKey, SessionProgress]:
+    """Return how far agents are, by rollout and attempt, with one query; attempts without a session are left out."""
+    rows = await conn.execute(_progress_statement(), {"attempts": list(attempts)})
     return {(row.rollout_id, row.attempt): _progress(row) for row in rows}
 
 

@@ -17,13 +17,11 @@ from ratchet.config import RunConfig
 from ratchet.errors import ConfigError
 from ratchet.steering import acts_on, changed_config, config_value, with_values
 from ratchet.stored_config import read_stored_config
-from ratchet.types import GroupState, RunState, SteeringAction, Wish
+from ratchet.types import OPEN_STATES, GroupState, RunState, SteeringAction, Wish
 from store import open_runs, plans, runs
 from store.columns import columns_of
 from store.runs import ADHOC, RunRow
 from store.schema import BatchItemTable, BatchTable, MetricTable, RolloutGroupTable, RunTable, SteeringTable
-
-_OPEN = (RunState.RUNNING, RunState.PAUSED)
 
 
 @dataclass(slots=True, frozen=True)
@@ -70,7 +68,7 @@ async def _lock(connection: AsyncConnection, run_id: str, with_rollouts: bool = 
 
 
 def _require_open(run: _LockedRun, verb: str) -> None:
-    if run.state not in _OPEN:
+    if run.state not in OPEN_STATES:
         raise ConfigError(f"run {run.run_id} has ended ({run.state}), so it cannot be {verb}")
 
 
@@ -207,16 +205,16 @@ async def record_extension(connection: AsyncConnection, request: Request, num_st
         return SteeringAnswer(f"run {run.run_id} has {run.steps} steps; this request has extended it", changed=False)
     if num_steps < 1:
         raise ConfigError(f"extend: expected a number of steps above 0, found {num_steps}")
-    if run.state in _OPEN and run.wish != Wish.NONE:
+    if run.state in OPEN_STATES and run.wish != Wish.NONE:
         raise ConfigError(f"run {run.run_id} is to {run.wish}: take that back with `ratchet resume {run.run_id}` first")
     steps = run.steps + num_steps
     config = with_values(run.config, {"training.steps": steps})
-    if run.state not in _OPEN:
+    if run.state not in OPEN_STATES:
         await open_runs.resume_run(connection, run.run_id, allow_done=True)
     values = {"config": config.model_dump(mode="json"), "wish": Wish.NONE, "stop_at": None}
     await connection.execute(update(RunTable).where(RunTable.run_id == run.run_id).values(**values))
     await record(connection, request, SteeringAction.EXTEND, "training.steps", run.steps, steps, run.next_step)
-    goes_on = "" if run.state in _OPEN else f", and goes on from step {run.step}"
+    goes_on = "" if run.state in OPEN_STATES else f", and goes on from step {run.step}"
     return SteeringAnswer(f"run {run.run_id} has {steps} steps now instead of {run.steps}{goes_on}")
 
 
@@ -239,7 +237,7 @@ async def record_changes(connection: AsyncConnection, request: Request, changes:
     texts = [
         f"{key}: {config_value(old, key)} → {after}, for {acts_on(key)}" for key, after in sorted(different.items())
     ]
-    later = "" if run.state in _OPEN else f"; the run is {run.state}, so this acts once it goes on"
+    later = "" if run.state in OPEN_STATES else f"; the run is {run.state}, so this acts once it goes on"
     return SteeringAnswer("; ".join(texts) + f" (first planned step: {run.next_step}){later}")
 
 
@@ -272,13 +270,18 @@ async def record_skipped_step(connection: AsyncConnection, request: Request) -> 
     step = await plans.unfinished_step(connection, run_id)
     if step is None:
         raise ConfigError(f"run {run_id} has no step that is planned and not trained")
-    of_step = (BatchItemTable.run_id == run_id, BatchItemTable.step == step, BatchItemTable.use == "trained")
+    # Also the rows behind it, which a run with `retrain` has: a step has no plan row before the one before it has.
+    is_foreign = BatchItemTable.group_id.in_(select(RolloutGroupTable.id).where(RolloutGroupTable.run_id != run_id))
+    is_used = (BatchItemTable.use == "trained") | is_foreign
+    of_step = (BatchItemTable.run_id == run_id, BatchItemTable.step >= step, is_used)
     discarded = await connection.execute(delete(BatchItemTable).where(*of_step).returning(BatchItemTable.group_id))
     group_ids = sorted(discarded.scalars())
-    cancelling = update(RolloutGroupTable).where(RolloutGroupTable.id.in_(group_ids))
+    cancelling = update(RolloutGroupTable).where(
+        RolloutGroupTable.id.in_(group_ids), RolloutGroupTable.run_id == run_id
+    )
     cancelled = cancelling.values(state=GroupState.CANCELLED).returning(RolloutGroupTable.workflow_id)
     names = await connection.scalars(cancelled)
-    await connection.execute(delete(BatchTable).where(BatchTable.run_id == run_id, BatchTable.step == step))
+    await connection.execute(delete(BatchTable).where(BatchTable.run_id == run_id, BatchTable.step >= step))
     # The next batch overwrites only metrics of the same names: those of other datasets and families would stay.
     await connection.execute(delete(MetricTable).where(MetricTable.run_id == run_id, MetricTable.step == step))
     await connection.execute(

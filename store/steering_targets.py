@@ -11,7 +11,7 @@ from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import ConfigError
-from ratchet.types import REWARDED_OUTCOMES, GroupState, Outcome, Purpose, RunState, SteeringAction, Wish
+from ratchet.types import OPEN_STATES, REWARDED_OUTCOMES, GroupState, Outcome, Purpose, RunState, SteeringAction, Wish
 from store import evaluations, groups, names, open_runs, plans, runs, steering
 from store.names import Kind
 from store.schema import RolloutGroupTable, RolloutTable, RunTable
@@ -95,7 +95,7 @@ async def record_retry(connection: AsyncConnection, request: Request, target: Ta
             f"{target.workflow_id} has a verdict; `ratchet tasks regrade {target.id}` judges its patch again"
         )
     run = await runs.get_run(connection, target.run_id)
-    if run is None or run.state not in (RunState.RUNNING, RunState.PAUSED):
+    if run is None or run.state not in OPEN_STATES:
         raise ConfigError(f"run {target.run_id} has ended; `ratchet resume {target.run_id}` lets it go on")
     only = target.id if target.kind is Kind.ROLLOUT else None
     new = await groups.retry_members(connection, target.group_id, only)
@@ -130,7 +130,7 @@ async def _retry_evaluation(
     A run that has ended is opened for the evaluation, and trains no further step: it drains, with its step as the last.
     """
     run = await runs.the_run(connection, target.run_id)
-    if target.state is None and run.state in (RunState.RUNNING, RunState.PAUSED):
+    if target.state is None and run.state in OPEN_STATES:
         raise ConfigError(f"{target.workflow_id} has not ended; it replaces by itself what ends without a verdict")
     begun = {one.label: one for one in await evaluations.begun_evaluations(connection, target.run_id)}
     step = begun[target.label].step
@@ -146,7 +146,7 @@ async def _retry_evaluation(
             f"{run.run_id}` judges the run's patches again"
         )
     text = f"{target.workflow_id}: {len(waiting)} rollouts without a verdict run again"
-    if run.state not in (RunState.RUNNING, RunState.PAUSED):
+    if run.state not in OPEN_STATES:
         await open_runs.resume_run(connection, run.run_id, allow_done=True)
         if run.state != RunState.DONE:
             drained = update(RunTable).where(RunTable.run_id == run.run_id)

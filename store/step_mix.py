@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import func, literal, select
+from sqlalchemy import Float, cast, func, literal, select, true
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from store.schema import BatchItemTable, RolloutGroupTable, RolloutTable, TaskTable
+from store.schema import BatchItemTable, RolloutGroupTable, TaskTable
 
 _MAX_NAMED = 50
 """Datasets or families of one step that get metrics of their own, those with most rollouts first."""
@@ -17,7 +17,7 @@ _MAX_NAMED = 50
 
 @dataclass(slots=True, frozen=True)
 class MixedPart:
-    """The consumed groups of one step that belong to one dataset or family. `reward_mean`: of rollouts with a verdict.
+    """The consumed groups of one step that belong to one dataset or family. `reward_mean`: of what the step saw.
 
     `kind`: `dataset`, whose name is its path, or `family`. `num_trained`: groups that the step trains; the others gave
     no signal or were too old.
@@ -42,6 +42,7 @@ async def step_mix(connection: AsyncConnection, run_id: str, step: int | None = 
 async def _parts(
     connection: AsyncConnection, run_id: str, step: int | None, kind: str, column: Any
 ) -> Sequence[MixedPart]:
+    reward = func.jsonb_array_elements(BatchItemTable.rewards).table_valued("value", name="reward").render_derived()
     statement = (
         select(
             BatchItemTable.step,
@@ -49,13 +50,13 @@ async def _parts(
             column,
             func.count(RolloutGroupTable.id.distinct()),
             func.count(RolloutGroupTable.id.distinct()).filter(BatchItemTable.use == "trained"),
-            func.count(RolloutTable.reward),
-            func.avg(RolloutTable.reward),
+            func.count(reward.c.value),
+            func.avg(cast(reward.c.value, Float)),
         )
         .join(RolloutGroupTable, RolloutGroupTable.id == BatchItemTable.group_id)
         .join(TaskTable, TaskTable.id == RolloutGroupTable.task_id)
-        .join(RolloutTable, RolloutTable.group_id == RolloutGroupTable.id)
-        .where(BatchItemTable.run_id == run_id, RolloutTable.replaced_by.is_(None), column.is_not(None), column != "")
+        .outerjoin(reward, true())
+        .where(BatchItemTable.run_id == run_id, column.is_not(None), column != "")
         .group_by(BatchItemTable.step, column)
     )
     if step is not None:

@@ -4,11 +4,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self, TypedDict
 
-from sqlalchemy import ColumnElement, ScalarSelect, Select, cast, distinct, exists, func, select, tuple_, update
+from sqlalchemy import (
+    ARRAY,
+    ColumnElement,
+    Select,
+    Text,
+    and_,
+    any_,
+    bindparam,
+    cast,
+    distinct,
+    exists,
+    func,
+    select,
+    tuple_,
+    update,
+)
 from sqlalchemy.dialects.postgresql import JSONB, distinct_on, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import aliased
 
+from ratchet.errors import ConfigError
 from ratchet.run_names import plain_name, rollout_number
 from ratchet.types import JsonObject, OpenedUse, Purpose
 from store.columns import columns_of
@@ -97,13 +113,51 @@ async def tasks_of_dataset(connection: AsyncConnection, dataset_digest: str) -> 
     return [NumberedTask(*row) for row in await connection.execute(statement)]
 
 
-async def task_of_rollout(connection: AsyncConnection, rollout_id: int) -> TaskRow:
-    return TaskRow(*(await connection.execute(_of_rollout(rollout_id, *_COLUMNS))).one())
+def _of_rollout(*columns: Any) -> Select[Any]:
+    is_task = RolloutTable.task_id == TaskTable.id
+    return select(*columns).join(RolloutTable, is_task).where(RolloutTable.id == bindparam("rollout_id"))
+
+
+# Built once: building a statement takes longer than running it.
+_TASK = _of_rollout(*_COLUMNS)
+_OLD = aliased(TaskTable)
+_WORK = ["problem_statement", "pre_commands", "repository_archive", "agent_user", "agent_environment", "network"]
+_IS_MENDED = and_(
+    TaskTable.dataset_digest == any_(bindparam("digests", type_=ARRAY(Text))),
+    TaskTable.row_digest != _OLD.row_digest,
+    *(getattr(TaskTable, name) == getattr(_OLD, name) for name in ("label", "image", "workdir")),
+    *(TaskTable.spec[key].is_not_distinct_from(_OLD.spec[key]) for key in _WORK),
+)
+"""A row of imports with these digests gives an agent the same work as the old one, and differs otherwise."""
+_OF_ROLLOUT = select(RolloutTable.task_id).where(RolloutTable.id == bindparam("rollout_id")).scalar_subquery()
+_MENDED = select(*_COLUMNS).join(_OLD, _IS_MENDED).where(_OLD.id == _OF_ROLLOUT).order_by(TaskTable.id.desc()).limit(1)
+_IMAGE, _LABEL = _of_rollout(TaskTable.image), _of_rollout(TaskTable.label)
+_NETWORK = _of_rollout(TaskTable.spec["network"])
+
+
+async def task_of_rollout(connection: AsyncConnection, rollout_id: int, mended_in: Sequence[str] = ()) -> TaskRow:
+    """`mended_in`: digests of datasets; if one of them has other tests for the same work, that row."""
+    of, found = {"rollout_id": rollout_id}, None
+    if mended_in:
+        found = (await connection.execute(_MENDED, {**of, "digests": list(mended_in)})).first()
+    return TaskRow(*(found or (await connection.execute(_TASK, of)).one()))
+
+
+async def count_mended(connection: AsyncConnection, task_ids: Sequence[int], mended_in: Sequence[str]) -> int:
+    """Return how many of the tasks these datasets mend. Raises ConfigError if one is not examined as it was before."""
+    was, is_now = (exists().where(AdmissionTable.task_id == one.id) for one in (_OLD, TaskTable))
+    mended = select(_OLD.label, TaskTable.dataset, (~was | is_now).label("is_examined")).join(TaskTable, _IS_MENDED)
+    mended = mended.where(_OLD.id.in_(task_ids)).distinct().order_by(TaskTable.dataset, _OLD.label)
+    rows = (await connection.execute(mended, {"digests": list(mended_in)})).all()
+    if new := [row for row in rows if not row.is_examined]:
+        what = f"{new[0].dataset}: {len(new)} tasks have other tests that are not examined, such as {new[0].label!r}"
+        raise ConfigError(f"{what}: `ratchet tasks admit {new[0].dataset}` first")
+    return len(rows)
 
 
 async def image_of_rollout(connection: AsyncConnection, rollout_id: int) -> str:
     """Return the image of the rollout's task, without its spec, which may be large."""
-    return str((await connection.execute(_of_rollout(rollout_id, TaskTable.image))).scalar_one())
+    return str((await connection.execute(_IMAGE, {"rollout_id": rollout_id})).scalar_one())
 
 
 async def set_gold_patch(connection: AsyncConnection, task_id: int, patch: str) -> None:
@@ -115,7 +169,7 @@ async def set_gold_patch(connection: AsyncConnection, task_id: int, patch: str) 
 
 async def open_roles(connection: AsyncConnection, rollout_id: int) -> list[str]:
     """Return the roles of boxes for which the rollout's task asks for an open network."""
-    return (await connection.execute(_of_rollout(rollout_id, TaskTable.spec["network"]))).scalar_one() or []
+    return (await connection.execute(_NETWORK, {"rollout_id": rollout_id})).scalar_one() or []
 
 
 async def first_image(connection: AsyncConnection, run_id: str) -> str | None:
@@ -132,13 +186,7 @@ async def first_image(connection: AsyncConnection, run_id: str) -> str | None:
 
 async def task_label_of_rollout(connection: AsyncConnection, rollout_id: int) -> str:
     """Return the label of the rollout's task, without its spec, which may be large."""
-    return str((await connection.execute(_of_rollout(rollout_id, TaskTable.label))).scalar_one())
-
-
-def _of_rollout(rollout_id: int, *columns: Any) -> Select[Any]:
-    return (
-        select(*columns).join(RolloutTable, RolloutTable.task_id == TaskTable.id).where(RolloutTable.id == rollout_id)
-    )
+    return str((await connection.execute(_LABEL, {"rollout_id": rollout_id})).scalar_one())
 
 
 async def get_task(connection: AsyncConnection, task_id: int) -> TaskRow:
@@ -186,20 +234,13 @@ async def list_tasks(connection: AsyncConnection, dataset: str, limit: int) -> l
         .order_by(AdmissionTable.task_id, AdmissionTable.id.desc())
         .subquery()
     )
+    of_task = (TaskTable.id, TaskTable.label, TaskTable.grader, TaskTable.image)
+    of_admission = ("grader_version", "admitted", "evidence", "reason", "gold_seconds")
+    digests = select(TaskTable.dataset_digest).where(TaskTable.dataset == dataset).order_by(*_NEWEST_FIRST)
     statement = (
-        select(
-            TaskTable.id,
-            TaskTable.label,
-            TaskTable.grader,
-            TaskTable.image,
-            newest.c.grader_version,
-            newest.c.admitted,
-            newest.c.evidence,
-            newest.c.reason,
-            newest.c.gold_seconds,
-        )
+        select(*of_task, *(newest.c[name] for name in of_admission))
         .outerjoin(newest, newest.c.task_id == TaskTable.id)
-        .where(_is_newest(TaskTable.dataset_digest == _newest_digest(dataset)))
+        .where(_is_newest(TaskTable.dataset_digest == digests.limit(1).scalar_subquery()))
         .order_by(TaskTable.row_no)
         .limit(limit)
     )
@@ -211,12 +252,6 @@ def _is_newest(*of: ColumnElement[bool]) -> ColumnElement[bool]:
     line = (TaskTable.dataset_digest, TaskTable.row_no)
     newest = select(TaskTable.id).ext(distinct_on(*line)).order_by(*line, *_NEWEST_FIRST)
     return TaskTable.id.in_(newest.where(*of))
-
-
-def _newest_digest(dataset: str) -> ScalarSelect[str]:
-    """Return the digest of a dataset's newest import, as a subquery."""
-    digests = select(TaskTable.dataset_digest).where(TaskTable.dataset == dataset)
-    return digests.order_by(*_NEWEST_FIRST).limit(1).scalar_subquery()
 
 
 async def show_task(connection: AsyncConnection, task: str) -> JsonObject | None:
@@ -258,21 +293,16 @@ async def recent_solve_rates(connection: AsyncConnection, run_id: str, since_ste
         & (RolloutGroupTable.purpose == Purpose.TRAIN)
         & RolloutGroupTable.forked_turn_id.is_(None)
     )
+    task = (TaskTable.id, TaskTable.label, RunTaskTable.position)
+    newest, mean = func.max(RolloutGroupTable.group_no), func.avg(RolloutTable.reward)
     statement = (
-        select(
-            TaskTable.id,
-            TaskTable.label,
-            RunTaskTable.position,
-            func.max(RolloutGroupTable.group_no),
-            func.avg(RolloutTable.reward),
-            RunTaskTable.dataset_no,
-        )
+        select(*task, newest, mean, RunTaskTable.dataset_no)
         .select_from(RunTaskTable)
         .join(TaskTable, TaskTable.id == RunTaskTable.task_id)
         .outerjoin(RolloutGroupTable, mine)
         .outerjoin(RolloutTable, (RolloutTable.group_id == RolloutGroupTable.id) & counted)
         .where(RunTaskTable.run_id == run_id, RunTaskTable.purpose == Purpose.TRAIN)
-        .group_by(TaskTable.id, TaskTable.label, RunTaskTable.position, RunTaskTable.dataset_no)
+        .group_by(*task, RunTaskTable.dataset_no)
         .order_by(RunTaskTable.position)
     )
     return [RecentSolveRate(*row) for row in await connection.execute(statement)]

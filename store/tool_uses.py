@@ -34,7 +34,7 @@ class ToolUse:
 
 
 def object_of(value: Any) -> dict[str, Any]:
-    """Return a stored object; {} for anything else, as in a damaged turn."""
+    """Return a JSON object; {} for anything else, as in a damaged turn or in output that the policy can write to."""
     return value if isinstance(value, dict) else {}
 
 

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sqlalchemy import exists, func, insert, select, update
+from sqlalchemy import ColumnElement, bindparam, cast, exists, func, insert, select, update
+from sqlalchemy.dialects.postgresql import JSONB, aggregate_order_by
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import aliased
 
@@ -55,12 +56,10 @@ class GroupUse(NamedTuple):
 
 @dataclass(slots=True, frozen=True)
 class ConsumedGroup:
-    """`use`: trained, no_signal or expired. Rewards and counts are over the rollouts in the group's statistics."""
+    """`use`: trained, no_signal or expired. `rewards`: those that the step consumed it with."""
 
     use: str
-    lowest: float
-    highest: float
-    num_rollouts: int
+    rewards: list[float]
     num_truncated: int
 
 
@@ -79,22 +78,20 @@ async def ready_groups(
     lock: bool = False,
     states: Sequence[GroupState] = (GroupState.READY,),
     demonstrations: bool = False,
+    of_step: int | None = None,
 ) -> list[ReadyGroup]:
-    """Return the run's training groups in these states, oldest first.
+    """Return the run's training groups in these states, or the groups that its step has consumed, oldest first.
 
     Late and replaced rollouts are left out, and so are truncated ones if `truncated` is "exclude". `demonstrations`:
     return the groups of its evaluations instead, with solved rollouts only. `lock` locks the
     group rows until the transaction ends, so that a cancellation cannot change them meanwhile.
     """
-    statement = (
-        select(RolloutGroupTable.id, RolloutGroupTable.group_no, RolloutGroupTable.forked_turn_id)
-        .where(
-            RolloutGroupTable.run_id == run_id,
-            RolloutGroupTable.purpose == (Purpose.EVAL if demonstrations else Purpose.TRAIN),
-            RolloutGroupTable.state.in_(states),
-        )
-        .order_by(RolloutGroupTable.ready_seq)
-    )
+    table, item = RolloutGroupTable, BatchItemTable
+    purpose = Purpose.EVAL if demonstrations else Purpose.TRAIN
+    wanted = [table.run_id == run_id, table.purpose == purpose, table.state.in_(states)]
+    if of_step is not None:
+        wanted = [table.id.in_(select(item.group_id).where(item.run_id == run_id, item.step == of_step))]
+    statement = select(table.id, table.group_no, table.forked_turn_id).where(*wanted).order_by(table.ready_seq)
     groups = (await connection.execute(statement.with_for_update(key_share=True) if lock else statement)).all()
     columns = columns_of(ReadyMember, RolloutTable, rollout_id=RolloutTable.id)
     rewarded = (
@@ -127,10 +124,13 @@ async def consume_ready_groups(
 
 
 async def record_group_uses(connection: AsyncConnection, run_id: str, uses: Iterable[GroupUse]) -> None:
-    """Record which steps of the run consumed these groups. Raises IntegrityError if one was consumed before."""
-    rows = [{"run_id": run_id, **one._asdict()} for one in uses]
+    """Record which steps consumed these groups, and their rewards. Raises IntegrityError if one was consumed before."""
+    members = RolloutTable.late.is_(False), RolloutTable.replaced_by.is_(None), RolloutTable.reward.is_not(None)
+    rewards = func.jsonb_agg(aggregate_order_by(RolloutTable.reward, RolloutTable.member))
+    seen = select(rewards).where(RolloutTable.group_id == bindparam("of_group"), *members).scalar_subquery()
+    rows = [{"run_id": run_id, "of_group": one.group_id, **one._asdict()} for one in uses]
     if rows:
-        await connection.execute(insert(BatchItemTable), rows)
+        await connection.execute(insert(BatchItemTable).values(rewards=func.coalesce(seen, cast([], JSONB))), rows)
 
 
 async def count_consumed_groups(connection: AsyncConnection, run_id: str, step: int) -> int:
@@ -138,23 +138,25 @@ async def count_consumed_groups(connection: AsyncConnection, run_id: str, step: 
     return await count_rows(connection, BatchItemTable.run_id == run_id, BatchItemTable.step == step)
 
 
+def since_resumed(run_id: str) -> ColumnElement[bool]:
+    resumed = select(RunTable.patient_from).where(RunTable.run_id == run_id).scalar_subquery()
+    return RolloutGroupTable.group_no >= resumed
+
+
 async def count_consumed_since_resume(connection: AsyncConnection, run_id: str, step: int) -> int:
     """Count the groups consumed for `step` that were started after the run began or was last resumed."""
-    since = select(RunTable.patient_from).where(RunTable.run_id == run_id).scalar_subquery()
     counting = select(func.count()).join(RolloutGroupTable, RolloutGroupTable.id == BatchItemTable.group_id)
-    counting = counting.where(
-        BatchItemTable.run_id == run_id, BatchItemTable.step == step, RolloutGroupTable.group_no >= since
-    )
+    counting = counting.where(BatchItemTable.run_id == run_id, BatchItemTable.step == step)
+    counting = counting.where(RolloutGroupTable.run_id == run_id, since_resumed(run_id))
     return int((await connection.execute(counting.select_from(BatchItemTable))).scalar_one())
 
 
 async def failed_groups_in_a_row(connection: AsyncConnection, run_id: str, min_count: int) -> FailedGroups | None:
     """Return groups that failed since the last success or resumption; None if fewer than `min_count`."""
     of_run = (RolloutGroupTable.run_id == run_id, RolloutGroupTable.purpose == Purpose.TRAIN)
-    since = select(RunTable.patient_from).where(RunTable.run_id == run_id).scalar_subquery()
     succeeded = RolloutGroupTable.state.in_([GroupState.READY, GroupState.CONSUMED])
     newest = select(func.coalesce(func.max(RolloutGroupTable.group_no), -1)).where(*of_run, succeeded).scalar_subquery()
-    later = (RolloutGroupTable.group_no >= since, RolloutGroupTable.group_no > newest)
+    later = (since_resumed(run_id), RolloutGroupTable.group_no > newest)
     failed = (training_groups_of(run_id, GroupState.FAILED), *later)
     count = await count_rows(connection, *failed)
     if count < min_count:
@@ -174,8 +176,7 @@ async def failed_groups_in_a_row(connection: AsyncConnection, run_id: str, min_c
 @dataclass(slots=True, frozen=True)
 class FailedGroup:
     """A training group that failed. `others_succeeded`: of the groups of other tasks that were made at about the same
-    time more got their verdicts than failed, so the failure is the task's own and no outage's.
-    """
+    time more got their verdicts than failed, so the failure is the task's own and no outage's."""
 
     task_id: int
     task_label: str
@@ -191,7 +192,6 @@ async def failed_groups_since_resume(connection: AsyncConnection, run_id: str, n
     `nearby`: how far away in group numbers a group of another task counts as made at about the same time.
     """
     succeeded = (GroupState.READY, GroupState.CONSUMED)
-    since = select(RunTable.patient_from).where(RunTable.run_id == run_id).scalar_subquery()
     other = aliased(RolloutGroupTable)
     of_run = (other.run_id == run_id, other.purpose == Purpose.TRAIN, other.forked_turn_id.is_(None))
     around = (
@@ -218,15 +218,11 @@ async def failed_groups_since_resume(connection: AsyncConnection, run_id: str, n
     )
     statement = (
         select(
-            RolloutGroupTable.task_id,
-            TaskTable.label,
-            RolloutGroupTable.group_no,
-            around,
-            func.coalesce(reason, ""),
+            RolloutGroupTable.task_id, TaskTable.label, RolloutGroupTable.group_no, around, func.coalesce(reason, "")
         )
         .join(TaskTable, TaskTable.id == RolloutGroupTable.task_id)
         .where(training_groups_of(run_id, GroupState.FAILED), RolloutGroupTable.forked_turn_id.is_(None))
-        .where(RolloutGroupTable.group_no >= since, ~later_success)
+        .where(since_resumed(run_id), ~later_success)
         .order_by(RolloutGroupTable.group_no)
     )
     return [FailedGroup(*row) for row in await connection.execute(statement)]
@@ -240,11 +236,10 @@ async def seconds_since_newest_group(connection: AsyncConnection, run_id: str) -
 
 
 async def consumed_groups(connection: AsyncConnection, run_id: str, step: int) -> list[ConsumedGroup]:
-    """Return every group that the step consumed, with the range of its rewards."""
+    """Return every group that the step consumed."""
     truncated = func.count().filter(RolloutTable.agent_exit.in_(TRUNCATED_EXITS))
-    lowest, highest = func.min(RolloutTable.reward), func.max(RolloutTable.reward)
     statement = (
-        select(BatchItemTable.use, lowest, highest, func.count(), truncated)
+        select(BatchItemTable.use, BatchItemTable.rewards, truncated)
         .join(RolloutTable, RolloutTable.group_id == BatchItemTable.group_id)
         .where(BatchItemTable.run_id == run_id, BatchItemTable.step == step)
         .where(
@@ -252,7 +247,6 @@ async def consumed_groups(connection: AsyncConnection, run_id: str, step: int) -
             RolloutTable.late.is_(False),
             RolloutTable.replaced_by.is_(None),
         )
-        .group_by(BatchItemTable.group_id, BatchItemTable.use)
+        .group_by(BatchItemTable.run_id, BatchItemTable.group_id)
     )
-    rows = await connection.execute(statement)
-    return [ConsumedGroup(use, low or 0.0, high or 0.0, *counts) for use, low, high, *counts in rows]
+    return [ConsumedGroup(*row) for row in await connection.execute(statement)]

@@ -289,9 +289,7 @@ async def take_over_turn(conn: AsyncConnection, turn_id: int, process_id: str) -
     It is this process's own if a commit succeeded whose confirmation was lost.
     """
     statement = update(TurnTable).where(
-        TurnTable.id == turn_id,
-        TurnTable.state == TurnState.IN_FLIGHT,
-        ~_LEASED | (TurnTable.worker == process_id),
+        TurnTable.id == turn_id, TurnTable.state == TurnState.IN_FLIGHT, ~_LEASED | (TurnTable.worker == process_id)
     )
     return bool((await conn.execute(statement.values(worker=process_id, lease_owner=process_id))).rowcount)
 
@@ -319,12 +317,6 @@ async def attach_client(conn: AsyncConnection, turn_id: int, process_id: str) ->
 _KNOWN = select(*columns_of(KnownCall, TurnTable, leased=_LEASED, attached=_ATTACHED))
 
 
-async def find_call(conn: AsyncConnection, session_id: int, lane: str, digest: bytes) -> KnownCall | None:
-    """Return the newest turn with this digest in this lane, None without one."""
-    found = await find_calls(conn, session_id, lane, digest, 1)
-    return found[0] if found else None
-
-
 async def find_calls(conn: AsyncConnection, session_id: int, lane: str, digest: bytes, limit: int) -> list[KnownCall]:
     """Return the newest turns with this digest in this lane, newest first."""
     where = (TurnTable.session_id == session_id) & (TurnTable.lane == lane) & (TurnTable.digest == digest)
@@ -343,8 +335,7 @@ def _known(row: Any) -> KnownCall:
 
 async def _came_back(conn: AsyncConnection, of_attempt: ColumnElement[bool], ended: Collection[int]) -> set[int]:
     """Turns whose answer is in the history of a later request, or, for sub-agents' turns in `ended`, whose text another
-    lane's request quotes: what a sub-agent says last is a tool's result for the one that asked it.
-    """
+    lane's request quotes: what a sub-agent says last is a tool's result for the one that asked it."""
     columns = (TurnTable.id, TurnTable.lane, TurnTable.request, TurnTable.answer)
     rows = [
         (row.id, row.lane, unpack_json(row.request), row.answer)

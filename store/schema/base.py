@@ -4,17 +4,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import (
-    BigInteger,
-    DateTime,
-    Float,
-    ForeignKey,
-    Identity,
-    LargeBinary,
-    MetaData,
-    Text,
-    func,
-)
+from sqlalchemy import BigInteger, DateTime, Float, ForeignKey, Identity, LargeBinary, MetaData, Text, func
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.dialects.postgresql import UUID as PgUuid
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column

@@ -4,15 +4,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import (
-    BigInteger,
-    CheckConstraint,
-    ForeignKey,
-    Index,
-    Integer,
-    UniqueConstraint,
-    text,
-)
+from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, Integer, UniqueConstraint, text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -155,17 +147,16 @@ class BatchTable(Base):
 
 
 class BatchItemTable(Base):
-    """The step that consumed a group; at most one, by constraint. `use`: `trained`, `no_signal` or `expired`."""
+    """The step that consumed a group; at most one, by constraint. `use`: `trained`, `no_signal` or `expired`.
+    `rewards`: those of the members then, in their order; a regrade changes only those of the rollouts."""
 
     __tablename__ = "batch_item"
     run_id: Mapped[str] = mapped_column(primary_key=True)
     group_id: Mapped[int] = mapped_column(BigInteger, ForeignKey("rollout_group.id"), primary_key=True)
     step: Mapped[int]
     use: Mapped[str]
-    __table_args__ = (
-        Index("ix_batch_item_run_id_step", "run_id", "step"),
-        Index("ix_batch_item_group_id", "group_id"),
-    )
+    rewards: Mapped[list[Any]] = mapped_column(server_default="[]")
+    __table_args__ = (Index("ix_batch_item_run_id_step", "run_id", "step"), Index("ix_batch_item_group_id", "group_id"))
 
 
 class CheckpointTable(Base):

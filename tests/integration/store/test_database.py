@@ -5,6 +5,8 @@ import inspect
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
@@ -13,6 +15,8 @@ import pytest
 from sqlalchemy import cast, func, literal, select, text, update
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.util import greenlet_spawn
 
 from ratchet.errors import StoreUnavailableError
 from store.database import Database, async_url, libpq_url
@@ -162,6 +166,45 @@ async def silenceable_proxy(url: str) -> AsyncIterator[tuple[str, asyncio.Event]
             writer.close()
 
 
+async def test_an_idle_connection_that_the_server_has_ended_is_replaced(postgres_url: str) -> None:
+    """As after a restart of the server: no caller sees it."""
+    async with Database(postgres_url) as database, Database(postgres_url) as other:
+
+        async def ask(connection: AsyncConnection) -> int:
+            return int((await connection.execute(text("SELECT pg_backend_pid()"))).scalar_one())
+
+        uses = (partial(database.run, ask), partial(database.read, ask), partial(database.fetch, "SELECT 1"))
+        for use in uses:
+            backend = await database.run(ask)
+            pooled = await database.engine.raw_connection()
+            driver = pooled.driver_connection
+            assert driver is not None and driver.get_server_pid() == backend
+            await greenlet_spawn(pooled.close)
+            await other.fetch("SELECT pg_terminate_backend($1)", backend)
+            async with asyncio.timeout(20):
+                while not driver.is_closed():
+                    await asyncio.sleep(0.05)
+            await use()
+            assert await database.run(ask) != backend
+
+
+async def test_reads_are_one_message_each_and_see_each_others_commits(database: Database) -> None:
+    async def began(connection: AsyncConnection) -> list[datetime]:
+        return [(await connection.execute(text("SELECT now()"))).scalar_one() for _ in range(2)]
+
+    assert len(set(await database.run(began))) == 1  # of one transaction
+    assert len(set(await database.read(began))) == 2
+
+
+async def test_the_tests_notice_a_read_that_writes(database: Database) -> None:
+    async def lock(connection: AsyncConnection) -> None:
+        await connection.execute(select(RunTable.run_id).with_for_update())
+
+    await database.run(lock)
+    with pytest.raises(AssertionError, match="FOR UPDATE"):
+        await database.read(lock)
+
+
 async def test_a_server_that_falls_silent_is_given_up_in_time(postgres_url: str) -> None:
     """Also in the middle of a transaction: neither the statement nor the rollback may wait for the network's limits."""
     async with (
@@ -182,7 +225,7 @@ async def test_one_silent_connection_is_paid_for_once(postgres_url: str) -> None
     """The idle connections of a pool fall silent together, with the host or the way to it; new ones work."""
     async with (
         silenceable_proxy(postgres_url) as (url, silent),
-        Database(url, pool_size=3, statement_seconds=4, check_connections=False) as database,
+        Database(url, pool_size=3, statement_seconds=4) as database,
     ):
 
         async def ask() -> None:

@@ -195,6 +195,29 @@ async def test_the_members_without_a_reward_come_in_pages(
     assert await begin(last) == ([], False)
 
 
+async def test_an_evaluation_leaves_the_open_rollouts_to_the_step_beside_it(evaluated: Evaluations) -> None:
+    async with evaluated.database.begin() as connection:
+        await runs.publish_initial(connection, f"{evaluated.run_id}/0.e0", evaluated.run_id, "w", [])
+    settings = load_temporal_settings()
+    activities = EvaluationActivities(evaluated.database, settings, RunConfigs(evaluated.database, settings))
+    plan = EvaluationPlan(label="step0-t1", step=0, temperature=1.0, num_samples=1)
+    limits = (await activities.configs.of_run(evaluated.run_id)).sandbox
+
+    async def window(num_open: int) -> int:
+        if num_open:
+            async with evaluated.database.begin() as connection:
+                number = await runs.take_group_numbers(connection, evaluated.run_id, 1)
+                values = (Purpose.TRAIN, num_open, 1, 1.0, 0, f"{evaluated.run_id}/{number}")
+                group = NewGroup(evaluated.run_id, number, evaluated.tasks[0], *values)
+                await groups.create_groups(connection, [group], "bash_agent")
+        asked = EvaluateInput(run_id=evaluated.run_id, evaluation=plan)
+        return (await activities.begin_evaluation(asked)).window
+
+    assert await window(0) == limits.max_open_rollouts
+    assert await window(3) == limits.max_open_rollouts - 3
+    assert await window(limits.max_open_rollouts) == limits.max_boxes
+
+
 async def test_what_is_asked_already_is_evaluated_once(evaluated: Evaluations) -> None:
     """A repetition of a command, on a paused run for example, gets the same evaluation."""
 

@@ -52,7 +52,7 @@ LATER = """
 import sqlalchemy as sa
 from alembic import op
 
-revision, down_revision = "9998", "0005"
+revision, down_revision = "9998", "0006"
 
 
 def upgrade():

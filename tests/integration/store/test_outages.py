@@ -44,6 +44,7 @@ async def box(database: Database, rollout: tuple[int, str], began: float, ended:
     """Insert a box that was requested five minutes before it lived. Hours before now; `ended` None: it still lives."""
     values: Mapping[str, object] = {
         "provider": "p",
+        "provider_id": "i1234567890",
         "role": "agent",
         "rollout_id": rollout[0],
         "workflow_id": rollout[1],
@@ -108,6 +109,18 @@ async def test_outages_are_left_out_however_they_overlap(database: Database, rol
     await away(database, "temporal", 7, 5)  # three hours together
     await away(database, "adapter", 3, 2)  # after it
     assert await hours(database, rollout) == 6 - 1 - 3
+
+
+async def test_an_outage_of_one_host_of_boxes_is_that_of_its_boxes(
+    database: Database, rollout: tuple[int, str]
+) -> None:
+    await box(database, rollout, 10, 6, provider_id="i123456aaa")
+    await box(database, rollout, 5, 3, provider_id="iabcdefaaa")
+    await away(database, "gateway 10.0.0.2 i123456", 9, 4)  # three hours of the first box, none of the second
+    await away(database, "gateway 10.0.0.3 i654321", 10, 2)
+    assert await hours(database, rollout) == 4 - 3 + 2
+    await away(database, "gateway", 4, 3)
+    assert await hours(database, rollout) == 4 - 3 + 1
 
 
 async def test_an_outage_that_ends_before_it_begins_has_no_length(database: Database, rollout: tuple[int, str]) -> None:
@@ -324,9 +337,14 @@ async def test_the_gateways_outages_since_an_agent_began(database: Database, rol
         )
     await away(database, "gateway", 6, 3.5)
     await away(database, "gateway", 2, 1)
+    await away(database, "gateway 10.0.0.2 i123456", 2.5, 1.5)
+    await away(database, "gateway 10.0.0.3 iabcdef", 4, 0)
     await away(database, "adapter", 3, 2)
     async with database.begin() as connection:
-        assert await outages.gateway_away_seconds(connection, session_id) == pytest.approx(1.5 * HOUR, abs=5)
+        seconds = [
+            await outages.gateway_away_seconds(connection, session_id, f"{i}7890") for i in ("i654321", "i123456")
+        ]
+    assert seconds == [pytest.approx(hours * HOUR, abs=5) for hours in (1.5, 2)]
 
 
 async def test_a_box_that_its_workers_machine_ended_does_not_count(
