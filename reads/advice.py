@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 from statistics import median
 
 from ratchet.types import JsonObject
@@ -58,8 +59,8 @@ SETTINGS: Mapping[str, str] = {
 
 @dataclass(slots=True)
 class Advice:
-    """`wall_hours`: since the step before was in the engines. `hours`: rollout-hours by phase. `causes`: the same with
-    waiting counted for what is waited for.
+    """`num_steps`: the newest ones of `num_trained_steps`. `wall_hours`: since the step before was in the engines.
+    `hours`: rollout-hours by phase. `causes`: the same with waiting counted for what is waited for.
 
     `wasted_hours`: of groups that were consumed without being trained. `cause`: the largest one, and `setting` what
     would change it; without it, at most `share` of the hours would be saved.
@@ -67,6 +68,7 @@ class Advice:
 
     run_id: str
     num_steps: int
+    num_trained_steps: int
     num_rollouts: int
     wall_hours: float
     hours: dict[str, float] = field(default_factory=dict)
@@ -102,7 +104,7 @@ class _Span:
 def advise_run(times: RunTimes) -> Advice:
     """Add up the phases and name the setting. Without a trained step there is no advice."""
     steps = {one.step: one for one in times.steps}
-    advice = Advice(times.run_id, len(steps), len(times.rollouts), 0.0)
+    advice = Advice(times.run_id, len(steps), times.num_trained_steps, len(times.rollouts), 0.0)
     if not steps or not times.groups:
         return advice
     members: dict[int, list[RolloutTimes]] = defaultdict(list)
@@ -129,8 +131,7 @@ def advise_run(times: RunTimes) -> Advice:
 
 def _conclude(advice: Advice, num_wasted: int) -> None:
     """Name what costs most. Of `num_wasted` rollouts nothing is trained; with as many fewer, a step would need so much
-    less of the hours that are spent before its plan.
-    """
+    less of the hours that are spent before its plan."""
     total = sum(advice.causes.values())
     if not total:
         return
@@ -195,7 +196,9 @@ class _Account:
         for gap in _gaps(busy, at, step.planned):
             for _ in range(size):
                 self._wait(gap.start, gap.end, last)
-        self._add(Phase.TRAINING, size * (step.stepped - step.planned))
+        for span in step_spans(step, self._evaluations):
+            for phase in span.shares:
+                self._add(phase, size * (span.end - span.start))
         self._add(Phase.SYNC, size * step.sync_seconds)
 
     def _add(self, phase: Phase, seconds: float) -> None:
@@ -214,6 +217,19 @@ class _Account:
             for phase, share in span.shares.items():
                 self.causes[phase] += share * common
         self.causes[Phase.OTHER] += max(0.0, left)
+
+
+def step_spans(step: TrainedStepTimes, evaluations: Iterable[Interval]) -> list[_Span]:
+    """Return the time from a step's plan to its weights: it is trained, and waits before that for a learner that
+    starts, or behind it for the end of an evaluation, which samples the weights before them."""
+    whole = step.stepped - step.planned
+    worked = whole if step.worked_seconds is None else min(whole, step.worked_seconds)
+    if any(step.planned < one.end <= step.stepped for one in evaluations):
+        phases, middle = (Phase.TRAINING, Phase.EVALUATION), step.planned + worked
+    else:
+        phases, middle = (Phase.OTHER, Phase.TRAINING), step.stepped - worked
+    ends = (step.planned, middle, step.stepped)
+    return [_Span(*at, {phase: 1.0}) for phase, at in zip(phases, pairwise(ends), strict=True) if at[1] > at[0]]
 
 
 def spans_of(rollout: RolloutTimes) -> list[_Span]:

@@ -100,19 +100,20 @@ async def read_packed_answers(connection: AsyncConnection, rollout_ids: Sequence
 class CommandCount:
     """A command by its first words, or its first line. `num_unsolved`, `num_solved`: rollouts that ran it.
     `newest_unsolved`: one of them, None if it is in solved ones only. `num_uses`: how often it was run, in all of
-    them."""
+    them. `difference`: its share of the unsolved rollouts less that of the solved ones."""
 
     command: str
     num_unsolved: int
     num_solved: int
     num_uses: int
     newest_unsolved: int | None
+    difference: float
 
 
 def count_commands(
     rollouts: Sequence[JudgedRollout], answers: Iterable[PackedAnswer], by_line: bool = False
 ) -> list[CommandCount]:
-    """Return the commands that are in most unsolved rollouts first; of equal ones, those in fewer solved ones.
+    """Return the commands by the difference of their shares, those that unsolved rollouts have more often first.
 
     `by_line`: commands are equal if their first lines are; otherwise, if their first words are."""
     solved = {one.rollout_id: one.solved for one in rollouts}
@@ -122,14 +123,15 @@ def count_commands(
         for command in commands_of(answer.answer, by_line):
             users[command].add(answer.rollout_id)
             uses[command] += 1
+    num_solved = sum(solved.values())
     counts = []
     for command, ids in users.items():
-        unsolved = [one for one in ids if not solved[one]]
-        number = len(unsolved)
-        counts.append(
-            CommandCount(command, number, len(ids) - number, uses[command], max(unsolved) if unsolved else None)
-        )
-    counts.sort(key=lambda one: (-one.num_unsolved, one.num_solved, one.command))
+        of_solved = sum(solved[one] for one in ids)
+        number = len(ids) - of_solved
+        newest = max((one for one in ids if not solved[one]), default=None)
+        difference = number / (len(solved) - num_solved or 1) - of_solved / (num_solved or 1)
+        counts.append(CommandCount(command, number, of_solved, uses[command], newest, difference))
+    counts.sort(key=lambda one: (-one.difference, -one.num_unsolved, one.command))
     return counts[:_MAX_COMMANDS]
 
 

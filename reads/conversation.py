@@ -1,17 +1,23 @@
-"""The conversation as the agent saw it: per turn the new messages and the answer; and where two of one task differ."""
+"""The conversation as the agent saw it: per turn the new messages and the answer; where two of one task differ; and
+the last calls before an empty patch."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
+from sqlalchemy.ext.asyncio import AsyncConnection
+
 from ratchet.types import ForkCause
-from reads.turns import TurnContent
+from reads.turns import TurnContent, TurnFields, read_turn_contents
+from store.rollout_words import UNREADABLE
 from store.tool_uses import ToolUse, object_of, read_tool_uses
 
 _FIRST_CALLS = (ForkCause.ROOT, ForkCause.SUB_AGENT)
 """Causes of turns whose whole history is new."""
-_READ = ("messages", "answer")
-"""Fields of a turn's content that its view has in another form."""
+_MAX_TURNS = 500
+_NUM_CALLS = 3
+_MAX_CHARS = 80
 
 
 @dataclass(slots=True, frozen=True)
@@ -26,23 +32,13 @@ class MessageView:
 
 
 @dataclass(slots=True, frozen=True)
-class TurnView:
+class TurnView(TurnFields):
     """A turn. `resends_history`: its request does not continue a stored answer, so its messages are a whole history.
 
     `gap_seconds`: since the turn before in its lane was answered, in which the agent ran its tools.
     """
 
-    id: int
     number: int
-    attempt: int
-    lane: str
-    kind: str
-    state: str
-    fork_cause: str | None
-    prompt_tokens: int
-    num_sampled: int
-    finish_reason: str | None
-    unread_call: str | None
     seconds: float | None
     gap_seconds: float | None
     resends_history: bool
@@ -50,9 +46,6 @@ class TurnView:
     num_tools: int
     messages: list[MessageView]
     answer: MessageView | None
-
-
-_COPIED = [one.name for one in fields(TurnContent) if one.name in TurnView.__slots__ and one.name not in _READ]
 
 
 def read_conversation(contents: Sequence[TurnContent], first_number: int = 1) -> list[TurnView]:
@@ -65,14 +58,15 @@ def read_conversation(contents: Sequence[TurnContent], first_number: int = 1) ->
         answer = _message(turn.answer, calls) if turn.answer is not None else None
         before = answered_at.get((turn.attempt, turn.lane))
         seconds = (turn.completed_at - turn.created_at).total_seconds() if turn.completed_at else None
-        copied = {name: getattr(turn, name) for name in _COPIED}
         views.append(
             TurnView(
-                **copied,
+                **{name: getattr(turn, name) for name in TurnFields.__match_args__},
                 number=number,
                 seconds=seconds,
                 gap_seconds=(turn.created_at - before).total_seconds() if before else None,
                 resends_history=turn.after is None and turn.fork_cause not in _FIRST_CALLS,
+                system=turn.system,
+                num_tools=turn.num_tools,
                 messages=messages,
                 answer=answer,
             )
@@ -149,3 +143,33 @@ def _difference(turn: TurnView, what: str, ours: str, theirs: str) -> FirstDiffe
     )
     start = max(0, at - _CONTEXT_CHARS)
     return FirstDifference(turn.id, turn.number, what, theirs[start : at + 4 * _CONTEXT_CHARS], at - start)
+
+
+async def explain_empty_patch(connection: AsyncConnection, rollout_id: int, attempt: int) -> str:
+    """Return the attempt's last calls as a clause; empty if a turn is damaged or there are too many."""
+    with suppress(*UNREADABLE):
+        contents = await read_turn_contents(connection, rollout_id, _MAX_TURNS)
+        turns = [one for one in read_conversation(contents) if one.attempt == attempt]
+        return last_calls(turns) if turns and len(contents) < _MAX_TURNS else ""
+    return ""
+
+
+def last_calls(turns: Sequence[TurnView]) -> str:
+    """Return a clause with the last calls of these turns, all of an attempt, and the first line of each result."""
+    uses = [use for turn in turns if turn.answer for use in turn.answer.tool_uses]
+    if not uses:
+        return "it made no tool call"
+    results = {one.result_of.call_id: one.text for turn in turns for one in turn.messages if one.result_of}
+    told = []
+    for use in uses[-_NUM_CALLS:]:
+        call = use.title if use.kind == "shell" else f"{use.name} {use.title}".strip()
+        result = results.get(use.call_id)
+        gave = "was not answered" if result is None else f"gave {_short(result) or 'nothing'}"
+        told.append(f"`{_short(call)}` {gave}")
+    number = f"the last {len(told)} of {len(uses)}" if len(uses) > len(told) else str(len(told))
+    return f"its calls, {number}: {'; '.join(told)}"
+
+
+def _short(text: str) -> str:
+    line = next((one.strip() for one in text.splitlines() if one.strip()), "")
+    return line if len(line) <= _MAX_CHARS else f"{line[:_MAX_CHARS]}…"

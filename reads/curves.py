@@ -1,17 +1,31 @@
 """The metrics of a run by step, and the rewards of each step with their spread."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import Integer, cast, func, select
+import numpy as np
+import orjson
+from sqlalchemy import ColumnElement, Text, cast, exists, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from store import plans
-from store.schema import BatchItemTable, BatchTable, MetricTable, RolloutGroupTable, RolloutTable
+from store.schema import BatchItemTable, BatchTable, MetricTable, RolloutGroupTable, RunTable
 
 Metrics = dict[str, float]
 _ALARM = "alarm_"
+FIGURES = {
+    "trained_tokens": "trained tokens {:,.0f}",
+    "rollouts": "rollouts {:.0f}",
+    "reward_mean": "mean reward of trained groups {:.3f}",
+    "loss": "loss {:.4g}",
+    "grad_norm": "gradient norm {:.3g} before clipping",
+    "entropy": "entropy {:.3f}",
+    "masked_fraction": "tokens without gradient {:.1%}",
+    "staleness_mean": "mean staleness {:.2f} steps",
+    "mismatch_max": "largest gap between the learner's and the recorded logprob {:.3f} nats",
+}
+"""Name of a metric -> how it is said."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -96,32 +110,37 @@ async def times_by_step(connection: AsyncConnection, run_id: str, first: int, la
 
 
 async def rewards_by_step(connection: AsyncConnection, run_id: str, first: int, last: int) -> list[StepReward]:
-    """Return the rewards of all groups that each step consumed, also of those without signal, without forks."""
-    group = (
-        select(
-            BatchItemTable.step,
-            BatchItemTable.group_id,
-            func.count(RolloutTable.reward).label("number"),
-            func.avg(RolloutTable.reward).label("mean"),
-            func.min(RolloutTable.reward).label("lowest"),
-            func.max(RolloutTable.reward).label("highest"),
-        )
+    """Return the rewards with which each step consumed its groups, also those without signal, without forks."""
+    of_run = (BatchItemTable.run_id == run_id) & BatchItemTable.step.between(first, last)
+    return [one for _, one in await _rewards(connection, of_run)]
+
+
+async def newest_rewards(connection: AsyncConnection, run_ids: Sequence[str]) -> dict[str, StepReward]:
+    """Return the rewards of each run's newest trained step, by run, as `rewards_by_step` does."""
+    newest = (RunTable.run_id == BatchItemTable.run_id) & (RunTable.step == BatchItemTable.step)
+    return dict(await _rewards(connection, exists().where(newest, RunTable.run_id.in_(run_ids))))
+
+
+async def _rewards(connection: AsyncConnection, condition: ColumnElement[bool]) -> list[tuple[str, StepReward]]:
+    keys = (BatchItemTable.run_id, BatchItemTable.step)
+    statement = (
+        select(*keys, func.string_agg(cast(BatchItemTable.rewards, Text), ","))
         .join(RolloutGroupTable, RolloutGroupTable.id == BatchItemTable.group_id)
-        .join(RolloutTable, RolloutTable.group_id == BatchItemTable.group_id)
         .where(
             RolloutGroupTable.forked_turn_id.is_(None),
-            BatchItemTable.run_id == run_id,
-            BatchItemTable.step.between(first, last),
+            condition,
             BatchItemTable.use != "expired",
-            RolloutTable.reward.is_not(None),
-            RolloutTable.late.is_(False),
-            RolloutTable.replaced_by.is_(None),
+            BatchItemTable.rewards != [],
         )
-        .group_by(BatchItemTable.step, BatchItemTable.group_id)
-        .subquery()
+        .group_by(*keys)
+        .order_by(*keys)
     )
-    spread = (func.avg(group.c.mean), func.stddev_samp(group.c.mean), func.min(group.c.lowest))
-    number = cast(func.sum(group.c.number), Integer)
-    statement = select(group.c.step, number, func.count(), *spread, func.max(group.c.highest))
-    statement = statement.group_by(group.c.step).order_by(group.c.step)
-    return [StepReward(*row) for row in await connection.execute(statement)]
+    found = []
+    for run_id, step, listed in await connection.execute(statement):
+        groups = orjson.loads(f"[{listed}]")
+        means = np.array([sum(one) / len(one) for one in groups])
+        rewards = [float(one) for each in groups for one in each]
+        spread = float(means.std(ddof=1)) if len(groups) > 1 else None
+        one = StepReward(step, len(rewards), len(groups), float(means.mean()), spread, min(rewards), max(rewards))
+        found.append((run_id, one))
+    return found

@@ -8,7 +8,7 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import ConfigError
-from ratchet.solve_rates import SolvedCount, estimate_pass_all_k, estimate_pass_at_k, reported_ks
+from ratchet.solve_rates import SolvedCount, estimate, pass_all_k, pass_at_k, reported_ks
 from ratchet.types import REWARDED_OUTCOMES, JsonObject, Purpose
 from store.evaluations import begun_evaluations
 from store.schema import GradeTable, RolloutGroupTable, RolloutTable, TaskTable
@@ -106,6 +106,6 @@ def _report(tasks: Sequence[EvaluatedTask]) -> JsonObject:
         "verdicts": num_verdicts,
         "without_verdict": num_rollouts - num_verdicts,
         "solved": sum(count.num_solved for count in counts),
-        "pass_at_k": {str(k): asdict(estimate_pass_at_k(counts, k)) for k in ks},
-        "pass_all_k": {str(k): asdict(estimate_pass_all_k(counts, k)) for k in ks},
+        "pass_at_k": {str(k): asdict(estimate(pass_at_k, counts, k)) for k in ks},
+        "pass_all_k": {str(k): asdict(estimate(pass_all_k, counts, k)) for k in ks},
     }

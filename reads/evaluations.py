@@ -15,8 +15,8 @@ from store.schema import EvaluationTable, RolloutGroupTable, RolloutTable
 class EvaluationRate:
     """An evaluation. `mean`: over its tasks, of each task's mean reward.
 
-    `num_rated_tasks`: the tasks with a verdict; the mean is over them. `num_graded`: the rollouts with a verdict.
-    `lowest` and `highest`: of the rewards.
+    `num_rated_tasks`: the tasks with a verdict; the mean is over them. `num_graded`: the rollouts with a verdict,
+    `num_ended`: with an outcome. `lowest` and `highest`: of the rewards.
     """
 
     label: str
@@ -34,6 +34,7 @@ class EvaluationRate:
     ended_at: datetime | None
     lowest: float = 0.0
     highest: float = 1.0
+    num_ended: int = 0
 
 
 async def evaluation_rates(connection: AsyncConnection, run_id: str) -> list[EvaluationRate]:
@@ -45,6 +46,7 @@ async def evaluation_rates(connection: AsyncConnection, run_id: str) -> list[Eva
             func.avg(RolloutTable.reward).label("mean"),
             func.count().label("rollouts"),
             func.count(RolloutTable.reward).label("graded"),
+            func.count(RolloutTable.outcome).label("ended"),
             func.min(RolloutTable.reward).label("lowest"),
             func.max(RolloutTable.reward).label("highest"),
         )
@@ -64,6 +66,7 @@ async def evaluation_rates(connection: AsyncConnection, run_id: str) -> list[Eva
             func.count(per_task.c.mean).label("num_rated_tasks"),
             cast(func.sum(per_task.c.rollouts), Integer).label("num_rollouts"),
             cast(func.sum(per_task.c.graded), Integer).label("num_graded"),
+            cast(func.sum(per_task.c.ended), Integer).label("num_ended"),
             func.avg(per_task.c.mean).label("mean"),
             func.stddev_samp(per_task.c.mean).label("deviation"),
             func.min(per_task.c.lowest).label("lowest"),
@@ -72,7 +75,8 @@ async def evaluation_rates(connection: AsyncConnection, run_id: str) -> list[Eva
         .group_by(per_task.c.label)
         .subquery()
     )
-    without = {"num_tasks": 0, "num_rated_tasks": 0, "num_rollouts": 0, "num_graded": 0, "lowest": 0.0, "highest": 1.0}
+    counts = dict.fromkeys(("num_tasks", "num_rated_tasks", "num_rollouts", "num_graded", "num_ended"), 0)
+    without = counts | {"lowest": 0.0, "highest": 1.0}
     found = {name: func.coalesce(rates.c[name], value) for name, value in without.items()}
     columns = columns_of(EvaluationRate, EvaluationTable, mean=rates.c.mean, deviation=rates.c.deviation, **found)
     statement = (

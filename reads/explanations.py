@@ -4,7 +4,7 @@ from collections import Counter
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from reads.curves import raised_alarms
+from reads.curves import FIGURES, raised_alarms
 from reads.reward_explanation import explain_reward
 from reads.rollouts import read_rollout_facts, require_rollout
 from reads.runs import RunHead, require_run
@@ -14,18 +14,6 @@ from store.names import Kind, require_named
 from store.runs import ADHOC
 
 _MAX_LISTED = 3
-_FIGURES = {
-    "trained_tokens": "Trained tokens {:,.0f}",
-    "rollouts": "rollouts {:.0f}",
-    "reward_mean": "mean reward {:.3f}",
-    "loss": "loss {:.4g}",
-    "grad_norm": "gradient norm {:.3g}",
-    "entropy": "entropy {:.3f}",
-    "masked_fraction": "tokens without gradient {:.1%}",
-    "staleness_mean": "mean staleness {:.2f} steps",
-    "mismatch_max": "largest gap between the learner's and the recorded logprob {:.3f} nats",
-}
-"""Name of a metric -> how it is said."""
 
 
 async def explain_thing(connection: AsyncConnection, what: str) -> list[str]:
@@ -45,16 +33,14 @@ async def explain_thing(connection: AsyncConnection, what: str) -> list[str]:
 async def explain_run(connection: AsyncConnection, head: RunHead) -> list[str]:
     """Say how the run is, in the words of its page, and what its failed rollouts share."""
     reason = f": {head.state_reason}" if head.state_reason else ""
-    is_by_hand = head.config_name == ADHOC
-    said = [
-        f"{head.run_id} "
-        + ("holds rollouts by hand; it trains nothing." if is_by_hand else f"is {head.state}{reason}.")
-    ]
+    said = [f"{head.run_id} is {head.state}{reason}."]
+    if head.config_name == ADHOC:
+        said = [f"{head.run_id} holds rollouts by hand; it trains nothing."]
     vitals = await read_vitals(connection, head)
     said += [f"{one.sentence()}." for one in vitals.facts]
     for kind in ("error", "test", "command"):
-        largest = [one for one in vitals.failures if one.kind == kind][:_MAX_LISTED]
-        said += [f"Failures by {one.sentence()}." for one in largest]
+        largest = vitals.failures.of_kind(kind)[:_MAX_LISTED]
+        said += [f"Failures by {one.sentence(vitals.failures.hour)}." for one in largest]
     return said
 
 
@@ -67,7 +53,7 @@ def explain_step(facts: StepFacts) -> list[str]:
     said += [f"{plan.sentence().rstrip('.')}." for plan in facts.discarded]
     if not metrics:
         return [*said, "The learner has not trained it yet."]
-    said.append("; ".join(words.format(metrics[name]) for name, words in _FIGURES.items() if name in metrics) + ".")
+    said.append("; ".join(words.format(metrics[name]) for name, words in FIGURES.items() if name in metrics) + ".")
     for one in facts.tokens[:_MAX_LISTED]:
         command = facts.command_of(one)
         wrote = f" in `{command}`" if command else ""

@@ -12,13 +12,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import ConfigError
 from ratchet.types import (
+    OPEN_STATES,
     REWARDED_OUTCOMES,
     BatchState,
     GroupProgress,
     GroupState,
     Outcome,
     Purpose,
-    RunState,
     SteeringAction,
 )
 from reads.step_rows import discarded_plans
@@ -138,20 +138,18 @@ def group_lines() -> Select[*tuple[Any, ...]]:
     )
 
 
-async def list_open_groups(connection: AsyncConnection, run_id: str, limit: int) -> list[GroupLine]:
-    """Return the groups of the run in which rollouts still run, oldest first."""
-    is_open = RolloutGroupTable.purpose.in_(list(Purpose)) & (RolloutGroupTable.state == GroupState.OPEN)
-    statement = group_lines().where(RolloutGroupTable.run_id == run_id, is_open)
-    rows = await connection.execute(statement.order_by(RolloutGroupTable.group_no).limit(limit))
-    return [GroupLine(*row) for row in rows]
-
-
 async def list_groups_of_step(connection: AsyncConnection, run_id: str, step: int) -> list[GroupLine]:
-    """Return every group that the step consumed, trained or not."""
-    consumed = select(BatchItemTable.group_id).where(BatchItemTable.run_id == run_id, BatchItemTable.step == step)
-    statement = group_lines().where(RolloutGroupTable.id.in_(consumed))
-    rows = await connection.execute(statement.order_by(RolloutGroupTable.group_no))
-    return [GroupLine(*row) for row in rows]
+    """Return every group that the step consumed, trained or not, with the rewards that it was consumed with."""
+    columns = (BatchItemTable.group_id, BatchItemTable.use, BatchItemTable.rewards)
+    items = select(*columns).where(BatchItemTable.run_id == run_id, BatchItemTable.step == step)
+    consumed = {row.group_id: row for row in await connection.execute(items)}
+    statement = group_lines().where(RolloutGroupTable.id == any_(_ids(list(consumed))))
+    found = []
+    for row in await connection.execute(statement.order_by(RolloutGroupTable.group_no)):
+        _, use, rewards = consumed[row.group_id]
+        seen = {"lowest": min(rewards, default=None), "highest": max(rewards, default=None)}
+        found.append(GroupLine(**{**row._mapping, "step": step, "use": use, **seen}))
+    return found
 
 
 async def read_group_line(connection: AsyncConnection, group_id: int) -> GroupLine | None:
@@ -236,7 +234,7 @@ def _has_become(run_id: str, progress: GroupProgress) -> ColumnElement[bool]:
 async def _with_reasons(connection: AsyncConnection, run_id: str, lines: Sequence[GroupLine]) -> list[ListedGroup]:
     planned = set((await connection.execute(_planned_steps(run_id))).scalars())
     state = (await connection.execute(select(RunTable.state).where(RunTable.run_id == run_id))).scalar_one()
-    has_ended = state not in (RunState.RUNNING, RunState.PAUSED)
+    has_ended = state not in OPEN_STATES
     ended = await _ended_groups(connection, [one.group_id for one in lines if one.state in _WITHOUT_A_STEP])
     plans = await discarded_plans(connection, run_id) if ended else []
     discarded = {name: plan for plan in plans for name in plan.groups}

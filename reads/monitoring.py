@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy import func, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.types import EngineState, RunState, SandboxState
+from ratchet.types import OPEN_STATES, EngineState, RunState, SandboxState
 from store import box_failures, learners
 from store.box_failures import BoxCounts
 from store.columns import seconds_of
@@ -69,7 +69,7 @@ async def read_monitored(connection: AsyncConnection) -> Monitored:
 
 
 async def _open_runs(connection: AsyncConnection) -> list[OpenRun]:
-    is_open = RunTable.state.in_((RunState.RUNNING, RunState.PAUSED)) & (RunTable.config_name != ADHOC)
+    is_open = RunTable.state.in_(OPEN_STATES) & (RunTable.config_name != ADHOC)
     columns = select(RunTable.run_id, RunTable.state, RunTable.step).where(is_open)
     rows = (await connection.execute(columns.order_by(RunTable.created_at))).all()
     waits = RolloutTable.owner.is_(None)

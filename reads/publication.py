@@ -15,7 +15,7 @@ from sqlalchemy import Select, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.errors import ConfigError
-from ratchet.types import RunState
+from ratchet.types import OPEN_STATES
 from reads import verify_published
 from store import retention
 from store.parquet_tables import arrow_table
@@ -59,11 +59,12 @@ async def write_publication(connection: AsyncConnection, run_ids: Sequence[str],
 
     Raises ConfigError if a run is open, or its turns have been moved to its archive.
     """
-    sources = select(RunTable.source_run_id).where(RunTable.run_id.in_(run_ids), RunTable.source_run_id.is_not(None))
+    sources = select(RolloutGroupTable.run_id).join(BatchItemTable, BatchItemTable.group_id == RolloutGroupTable.id)
+    sources = sources.where(BatchItemTable.run_id.in_(run_ids)).distinct()
     run_ids = [*run_ids, *(await connection.execute(sources)).scalars()]
     runs = list(await connection.execute(select(RunTable.__table__).where(RunTable.run_id.in_(run_ids))))
     for run in runs:
-        if run.state in (RunState.RUNNING, RunState.PAUSED):
+        if run.state in OPEN_STATES:
             raise ConfigError(f"{run.run_id} is {run.state}; publish it once it has ended")
         await retention.require_turns(connection, run.run_id)
     (out / "tables").mkdir(parents=True)

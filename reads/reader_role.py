@@ -133,13 +133,14 @@ class ReadOnlyStore:
             cursor = connection.cursor()
             known = "FROM pg_settings WHERE name = 'transaction_timeout'"  # before Postgres 17 it is not
             cursor.execute(f"SELECT set_config(name, '{limit}', false) {known}")
+            cursor.execute("SET default_transaction_isolation = 'repeatable read'")
             cursor.close()
             connection.commit()
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
-        """Open a transaction that can only read. Raises StoreUnavailableError as `Database.begin` does, also for a
-        statement that takes longer than the limit."""
+        """Open a transaction that can only read, and sees one state of the store. Raises StoreUnavailableError as
+        `Database.begin` does, also for a statement that takes longer than the limit."""
         async with self.database.begin() as connection:
             if not self._has_role:  # asked again each time, because a viewer may start before `ratchet up` migrates
                 await connection.execute(_BEGIN)

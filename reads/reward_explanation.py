@@ -3,6 +3,7 @@
 Each sentence is made from stored facts only. The viewer and `ratchet explain` show them.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
@@ -13,7 +14,7 @@ from reads.rollouts import GradeView, GroupRewards, RolloutFacts, RolloutHead
 
 _MAX_NAMES = 3
 _ENDED: dict[str, str] = {GroupState.CANCELLED: "been cancelled", GroupState.FAILED: "failed for want of verdicts"}
-_EXITS = {
+EXITS = {
     AgentExit.DONE: "ended by itself",
     AgentExit.TURN_LIMIT: "was ended by its limit of model calls",
     AgentExit.CONTEXT_FULL: "ended because its context was full or an answer was cut at its token limit",
@@ -48,24 +49,20 @@ def _verdict(head: RolloutHead, grade: GradeView | None) -> WhySentence:
         return WhySentence("It has no reward yet, because it still runs.", f"/rollouts/{head.id}#timeline")
     if head.outcome == Outcome.CANCELLED:
         return WhySentence(f"It has no reward, because it was cancelled{_because(head.outcome_reason)}.")
+    lost = f"{_because(head.outcome_reason)}; this is not a zero."
     if head.outcome == Outcome.INFRA_FAILED:
-        text = (
-            f"It has no reward, because the infrastructure failed{_because(head.outcome_reason)}; this is not a zero."
-        )
+        text = f"It has no reward, because the infrastructure failed{lost}"
         return WhySentence(text, f"/rollouts/{head.id}#attempts")
     if head.outcome == Outcome.GRADER_FAILED or grade is None:
-        text = f"It has no reward, because no grader gave a verdict{_because(head.outcome_reason)}; this is not a zero."
-        return WhySentence(
-            text if head.reward is None else f"Its reward is {head.reward:g}.", f"/rollouts/{head.id}#grades"
-        )
-    who = f"the grader {grade.grader} ({grade.grader_version})"
+        text = f"It has no reward, because no grader gave a verdict{lost}"
+        text = text if head.reward is None else f"Its reward is {head.reward:g}."
+        return WhySentence(text, f"/rollouts/{head.id}#grades")
+    verdict = (
+        "judged the patch as solving the task" if grade.solved else "judged that the patch does not solve the task"
+    )
     if grade.rejected:
-        text = f"Its reward is {head.reward:g}, because {who} rejected the patch by the rule {grade.rule or 'unknown'}"
-    else:
-        verdict = (
-            "judged the patch as solving the task" if grade.solved else "judged that the patch does not solve the task"
-        )
-        text = f"Its reward is {head.reward:g}, because {who} {verdict}"
+        verdict = f"rejected the patch by the rule {grade.rule or 'unknown'}"
+    text = f"Its reward is {head.reward:g}, because the grader {grade.grader} ({grade.grader_version}) {verdict}"
     return WhySentence(text + _because(grade.reason) + ".", f"/rollouts/{head.id}#grade-{grade.id}")
 
 
@@ -93,7 +90,7 @@ def _agent(facts: RolloutFacts) -> WhySentence | None:
     leaving = head.agent_exit or (newest.agent_exit if newest else None)
     if leaving is None:
         return None
-    words = _EXITS.get(AgentExit(leaving), leaving) if leaving in list(AgentExit) else leaving
+    words = EXITS.get(AgentExit(leaving), leaving) if leaving in list(AgentExit) else leaving
     text = f"The agent {words}"
     if head.outcome is not None:
         text += f" after {head.num_turns} model {'call' if head.num_turns == 1 else 'calls'}"
@@ -102,9 +99,8 @@ def _agent(facts: RolloutFacts) -> WhySentence | None:
     if len(facts.attempts) > 1:
         text += f" in attempt {newest.n if newest else len(facts.attempts)}"
     if newest is not None and newest.num_replayed:
-        source = (
-            "the attempt before" if head.forked_turn_id is None else f"rollout {head.forked_from or 'of an archive'}"
-        )
+        fork = f"rollout {head.forked_from or 'of an archive'}"
+        source = "the attempt before" if head.forked_turn_id is None else fork
         text += f", which replayed {newest.num_replayed} of them from {source}"
     patch = facts.patch
     if patch is None:
@@ -125,9 +121,8 @@ def _checks(head: RolloutHead, grade: GradeView | None) -> WhySentence | None:
         return None
     parts = [*control_words(grade.control or [])]
     if grade.flags:
-        parts.append(
-            "flagged: " + ", ".join(f"{one.get('what')} ({one.get('place')})" for one in grade.flags[:_MAX_NAMES])
-        )
+        flags = ", ".join(f"{one.get('what')} ({one.get('place')})" for one in grade.flags[:_MAX_NAMES])
+        parts.append(f"flagged: {flags}")
     if grade.findings:
         named = ", ".join(f"{one.get('path')} by {one.get('rule')}" for one in grade.findings[:_MAX_NAMES])
         parts.append(f"integrity rules left out {len(grade.findings)} changed files: {named}")
@@ -137,15 +132,15 @@ def _checks(head: RolloutHead, grade: GradeView | None) -> WhySentence | None:
 
 
 def control_words(runs: Sequence[JsonObject]) -> list[str]:
-    words = []
+    words: Counter[str] = Counter()
     for run in runs:
         if run.get("solved") is not None:
-            words.append("a second run with the true tests " + ("confirmed it" if run["solved"] else "failed"))
+            words["a second run with the true tests " + ("confirmed it" if run["solved"] else "failed")] += 1
         elif run.get("passed"):
-            words.append(f"in a control run {len(run['passed'])} tests passed that must fail")
+            words[f"in a control run {len(run['passed'])} tests passed that must fail"] += 1
         else:
-            words.append(f"in a control run {run.get('failed', 0)} tests failed as they must")
-    return words
+            words[f"in a control run {run.get('failed', 0)} tests failed as they must"] += 1
+    return [one + f" ({number} times)" * (number > 1) for one, number in words.items()]
 
 
 def _training(facts: RolloutFacts) -> WhySentence | None:
@@ -166,6 +161,7 @@ def _training(facts: RolloutFacts) -> WhySentence | None:
     if facts.use is not None:
         text = f"{spread}, so its advantage in step {facts.use.step} is {facts.use.advantage:+.3g}"
         text += f", on {facts.use.num_tokens} trained tokens{_why_untrained(facts)}"
+        text += f"; its reward was {facts.use.reward:g} then" if facts.use.reward != head.reward else ""
         step = f"/runs/{quote(head.run_id)}/steps/{facts.use.step}"
         return WhySentence(text + ".", f"{step}?rollout={head.id}#rollout-{head.id}")
     if group.use == "no_signal":

@@ -1,24 +1,25 @@
-"""Lists of rollouts with filters, newest or longest first, paged by the id of the last one."""
+"""Lists of rollouts with filters, newest, ended last or longest first, paged by the id of the last one."""
 
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Label, Select, false, func, literal, select, tuple_
+from sqlalchemy import Label, Select, case, false, func, literal, literal_column, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ratchet.types import JsonObject
+from ratchet.types import JsonObject, TurnState
 from reads.runs import is_flagged
 from store.columns import columns_of
 from store.open_rollouts import ids_in_stage
-from store.schema import GradeTable, RolloutGroupTable, RolloutTable, TaskTable
+from store.schema import GradeTable, RolloutGroupTable, RolloutTable, TaskTable, TurnTable
 
 OPEN = "open"
 """The value of the outcome filter for rollouts without an outcome."""
 NO_EXIT = "none"
 """The value of the filter of agents' exits for rollouts without one."""
-LONGEST_OF = 1000
-"""The rollouts that are sorted by their duration: the newest that match. No index has durations."""
+SORTED_OF = 1000
+"""The rollouts that are sorted by their end or duration: the newest that match. No index has these."""
+SORTS = ("newest", "ended", "longest")
 
 
 @dataclass(slots=True, frozen=True)
@@ -48,10 +49,9 @@ class RolloutFilter:
 
 
 @dataclass(slots=True, frozen=True)
-class RolloutLine:
-    """A rollout in a list. `group_no`: the group's number in its run, by which people and commands name it.
-
-    `timings`: seconds of its stages, once it has ended."""
+class RolloutFields:
+    """The fields of a rollout in a list and on its own. `group_no`: the group's number in its run, by which people and
+    commands name it. `timings`: seconds of its stages, once it has ended. `num_turns`: model calls so far."""
 
     id: int
     run_id: str
@@ -63,17 +63,12 @@ class RolloutLine:
     task: str
     harness: str
     outcome: str | None
-    reason: str
     reward: float | None
     agent_exit: str | None
     num_turns: int
     num_trained_tokens: int
     late: bool
     replaced_by: int | None
-    policy_step: int | None
-    solved: bool | None
-    rule: str | None
-    flags: list[JsonObject] | None
     created_at: datetime
     claimed_at: datetime | None
     ended_at: datetime | None
@@ -81,11 +76,25 @@ class RolloutLine:
     workflow_id: str
 
 
+@dataclass(slots=True, frozen=True)
+class RolloutLine(RolloutFields):
+    """A rollout in a list, with the verdict that decided its reward."""
+
+    reason: str
+    policy_step: int | None
+    solved: bool | None
+    rule: str | None
+    flags: list[JsonObject] | None
+
+
 def _lines() -> Select[*tuple[Any, ...]]:
+    is_call = (TurnTable.attempt == RolloutTable.attempt) & (TurnTable.state == TurnState.COMPLETED)
+    calls = select(func.count()).where(TurnTable.rollout_id == RolloutTable.id, is_call)
     columns = columns_of(
         RolloutLine,
         RolloutTable,
         group_no=RolloutGroupTable.group_no,
+        num_turns=case((RolloutTable.outcome.is_(None), calls.scalar_subquery()), else_=RolloutTable.num_turns),
         task=TaskTable.label,
         reason=RolloutTable.outcome_reason,
         policy_step=RolloutGroupTable.started_step,
@@ -142,28 +151,32 @@ async def list_rollout_lines(
     return [RolloutLine(*row) for row in await connection.execute(statement)]
 
 
-async def list_longest_rollouts(
-    connection: AsyncConnection, wanted: RolloutFilter, limit: int, before: int | None = None
+async def list_sorted_rollouts(
+    connection: AsyncConnection, wanted: RolloutFilter, sort: str, limit: int, before: int | None = None
 ) -> list[RolloutLine]:
-    """Return rollouts, the longest first, among the `LONGEST_OF` newest that match; open ones count until now.
+    """Return rollouts by one of `SORTS`, but for `newest` among the `SORTED_OF` newest that match: by `ended` those
+    that ended last first, and open ones behind them; by `longest` the longest first, and open ones count until now.
 
     `before`: the id of the last rollout of the page before.
     """
-    seconds = _duration()
-    matching = _filtered(_lines().with_only_columns(RolloutTable.id, seconds), wanted)
-    window = matching.order_by(RolloutTable.id.desc()).limit(LONGEST_OF).subquery()
-    order = tuple_(window.c.duration, window.c.id)
-    page = select(window.c.id).order_by(window.c.duration.desc(), window.c.id.desc()).limit(limit)
+    if sort == "newest":
+        return await list_rollout_lines(connection, wanted, limit, before)
+    matching = _filtered(_lines().with_only_columns(RolloutTable.id, _key(sort)), wanted)
+    window = matching.order_by(RolloutTable.id.desc()).limit(SORTED_OF).subquery()
+    order = tuple_(window.c.key, window.c.id)
+    page = select(window.c.id).order_by(window.c.key.desc(), window.c.id.desc()).limit(limit)
     if before is not None:
-        last = select(_duration()).where(RolloutTable.id == before).scalar_subquery()
+        last = select(_key(sort)).where(RolloutTable.id == before).scalar_subquery()
         page = page.where(order < tuple_(last, literal(before)))
     ids = list((await connection.execute(page)).scalars())
     lines = await lines_of_ids(connection, ids)
     return [lines[one] for one in ids]
 
 
-def _duration() -> Label[Any]:
-    return (func.coalesce(RolloutTable.ended_at, func.now()) - RolloutTable.created_at).label("duration")
+def _key(sort: str) -> Label[Any]:
+    if sort == "ended":
+        return func.coalesce(RolloutTable.ended_at, literal_column("'-infinity'::timestamptz")).label("key")
+    return (func.coalesce(RolloutTable.ended_at, func.now()) - RolloutTable.created_at).label("key")
 
 
 async def list_members(connection: AsyncConnection, group_id: int) -> list[RolloutLine]:

@@ -12,12 +12,15 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.tracing import RolloutTrace
 from ratchet.types import REWARDED_OUTCOMES, GroupState, JsonObject
-from reads.empty_patches import explain_empty_patch
+from reads.conversation import explain_empty_patch
+from reads.rollout_list import RolloutFields
 from reads.runs import shown_endpoint
 from reads.step_rows import discarded_plans
+from reads.turns import TurnFields
 from store.arrays import unpack_text
 from store.columns import columns_of
 from store.forks import Fork, forks_of
+from store.grades import GradeFields
 from store.names import Kind, require_named
 from store.schema import (
     AttemptTable,
@@ -40,40 +43,19 @@ _R = TypeVar("_R")
 
 
 @dataclass(slots=True, frozen=True)
-class RolloutHead:
+class RolloutHead(RolloutFields):
     """A rollout's row with its task and run; `RolloutTable` describes the columns. `endpoint`: url and model of what
     answers in place of the policy, None if the policy does. `forked_turn_id`, `forked_from`: the turn before which it
     began and that turn's rollout, None if it is no fork (`store.forks`)."""
 
-    id: int
-    run_id: str
-    group_id: int | None
-    group_no: int | None
-    task_id: int
-    task: str
-    member: int
-    purpose: str
-    workflow_id: str
     attempt: int
-    harness: str
     temperature: float
     policy_version: str | None
-    outcome: str | None
     outcome_reason: str
-    reward: float | None
     reward_components: JsonObject | None
-    agent_exit: str | None
     grade_id: int | None
-    num_turns: int
     num_chains: int
-    num_trained_tokens: int
-    late: bool
-    replaced_by: int | None
     provenance: JsonObject
-    timings: JsonObject
-    created_at: datetime
-    claimed_at: datetime | None
-    ended_at: datetime | None
     model_path: str
     problem: str
     archived_at: datetime | None
@@ -126,27 +108,9 @@ class PatchView:
 
 
 @dataclass(slots=True, frozen=True)
-class GradeView:
-    """A verdict; `GradeTable` describes the columns."""
-
+class GradeView(GradeFields):
     id: int
-    patch_id: int
-    grader: str
-    grader_version: str
-    solved: bool
-    rejected: bool
-    rule: str
-    reason: str
-    tests: JsonObject
-    fail_to_pass: list[int] | None
-    pass_to_pass: list[int] | None
-    rewards: JsonObject | None
-    findings: list[JsonObject]
-    repeat: int
-    has_oracle: bool
     control: list[JsonObject] | None
-    flags: list[JsonObject]
-    duration_seconds: float
     created_at: datetime
 
 
@@ -159,23 +123,14 @@ class ChainView:
 
 
 @dataclass(slots=True, frozen=True)
-class TurnLine:
-    """A turn without its contents. `gap_seconds` is not stored; it follows from the times of two turns."""
+class TurnLine(TurnFields):
+    """A turn without its contents."""
 
-    id: int
-    attempt: int
-    lane: str
-    state: str
-    kind: str
     parent_turn_id: int | None
-    fork_cause: str | None
     dialect: str
-    prompt_tokens: int
     kept_tokens: int
-    num_sampled: int
     logprobs_valid: bool
     version_spans: list[JsonObject] | None
-    finish_reason: str | None
     delivered: bool
     engine_wait_seconds: float
     engine_id: int | None
@@ -196,8 +151,8 @@ class PlannedUse:
 
 @dataclass(slots=True, frozen=True)
 class GroupRewards:
-    """The rewards of a rollout's group, and what became of the group. `use` is None before a step consumed it.
-    `discarded`: how a person has discarded the plan with the group, else empty. `state`: the group's."""
+    """The rewards of a rollout's group, when a step consumed it if one has, and what became of the group. `use` is None
+    before. `discarded`: how a person has discarded the plan with the group, else empty. `state`: the group's."""
 
     rewards: list[float]
     num_open: int
@@ -328,7 +283,7 @@ async def read_group_rewards(connection: AsyncConnection, run_id: str, group_id:
         RolloutTable.group_id == group_id, RolloutTable.replaced_by.is_(None), RolloutTable.late.is_(False)
     )
     rows = (await connection.execute(statement.order_by(RolloutTable.member))).all()
-    item = select(BatchItemTable.step, BatchItemTable.use).where(
+    item = select(BatchItemTable.step, BatchItemTable.use, BatchItemTable.rewards).where(
         BatchItemTable.run_id == run_id, BatchItemTable.group_id == group_id
     )
     consumed = (await connection.execute(item)).one_or_none()
@@ -336,7 +291,7 @@ async def read_group_rewards(connection: AsyncConnection, run_id: str, group_id:
     group = (await connection.execute(about)).one()
     discarded = await discarded_plans(connection, run_id, group=group.workflow_id) if consumed is None else []
     return GroupRewards(
-        [row.reward for row in rows if row.outcome in REWARDED_OUTCOMES],
+        consumed.rewards if consumed else [row.reward for row in rows if row.outcome in REWARDED_OUTCOMES],
         sum(row.outcome is None for row in rows),
         consumed.step if consumed else None,
         consumed.use if consumed else None,

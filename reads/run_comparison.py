@@ -10,8 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.solve_rates import Estimate, interval
 from reads.evaluation_report import evaluated_tasks
-from reads.evaluations import EvaluationRate, evaluation_rates
-from reads.runs import RunHead
+from reads.evaluations import EvaluationRate
 
 
 @dataclass(slots=True, frozen=True)
@@ -25,12 +24,13 @@ class DifferentSetting:
 @dataclass(slots=True, frozen=True)
 class PairedEvaluation:
     """Two evaluations, each RUN:LABEL, at one temperature. `difference`: of the mean rewards on the tasks that both
-    have, second - first; `before`: the first one's on these tasks."""
+    have, second - first; `before`, `after`: the first and the second one's mean reward on these tasks."""
 
     first: str
     second: str
     temperature: float
     before: float
+    after: Estimate
     difference: Estimate
 
 
@@ -50,17 +50,18 @@ def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield prefix + key, value
 
 
-async def paired_evaluations(connection: AsyncConnection, runs: Sequence[RunHead]) -> list[PairedEvaluation]:
-    """Compare the newest ended evaluations of each further run with those of the first one."""
-    rates = [await evaluation_rates(connection, run.run_id) for run in runs]
-    newest = [
-        {one.temperature: one for one in sorted(of_run, key=lambda one: one.step) if one.ended_at is not None}
-        for of_run in rates
+async def paired_evaluations(
+    connection: AsyncConnection, rates: Mapping[str, Sequence[EvaluationRate]]
+) -> list[PairedEvaluation]:
+    """Compare the newest ended evaluations of each further run with those of the first one. `rates`: by run."""
+    (first, before), *others = [
+        (run_id, {one.temperature: one for one in sorted(found, key=lambda one: one.step) if one.ended_at is not None})
+        for run_id, found in rates.items()
     ]
     pairs = [
-        ((runs[0].run_id, newest[0][temperature]), (run.run_id, evaluations[temperature]))
-        for run, evaluations in zip(runs[1:], newest[1:], strict=True)
-        for temperature in sorted(newest[0].keys() & evaluations.keys())
+        ((first, before[temperature]), (run_id, newest[temperature]))
+        for run_id, newest in others
+        for temperature in sorted(before.keys() & newest.keys())
     ]
     found = [await pair_evaluations(connection, *pair) for pair in pairs]
     return [one for one in found if one is not None]
@@ -76,6 +77,9 @@ async def pair_evaluations(
     if not common:
         return None
     rewards = np.array([[before[task], after[task]] for task in common])
+    mean_after = await asyncio.to_thread(interval, rewards[:, 1])
     difference = await asyncio.to_thread(interval, rewards[:, 1] - rewards[:, 0])
     names = [f"{run_id}:{one.label}" for run_id, one in (first, second)]
-    return PairedEvaluation(names[0], names[1], second[1].temperature, float(rewards[:, 0].mean()), difference)
+    return PairedEvaluation(
+        names[0], names[1], second[1].temperature, float(rewards[:, 0].mean()), mean_after, difference
+    )

@@ -1,17 +1,20 @@
 """The progress and the result of a run, as JSON objects: what `ratchet train` prints while it waits and at the end."""
 
+from collections.abc import Sequence
+
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from ratchet.bounded_numbers import LARGEST_INTEGER
 from ratchet.types import FAILED_OUTCOMES, JsonObject, Purpose
-from reads.evaluations import evaluation_rates
+from reads.curves import newest_rewards, rewards_by_step
+from reads.evaluations import EvaluationRate
 from store import plans
 from store.columns import count_rows
 from store.schema import (
     BatchItemTable,
     BatchTable,
     EvaluationTable,
-    MetricTable,
     RolloutGroupTable,
     RolloutTable,
     RunTable,
@@ -20,7 +23,8 @@ from store.schema import (
 
 
 async def read_steps(connection: AsyncConnection, run_id: str) -> list[JsonObject]:
-    """Return the run's curve, one row per planned step; `stepped_at`: when it was first trained."""
+    """Return the run's curve, one row per planned step; `stepped_at`: when it was first trained. `reward`: the training
+    reward, as `rewards_by_step` has it."""
     statement = select(
         BatchTable.step,
         BatchTable.state,
@@ -29,13 +33,13 @@ async def read_steps(connection: AsyncConnection, run_id: str) -> list[JsonObjec
         BatchTable.planned_at,
         plans.first_trained_at().label("stepped_at"),
     ).where(BatchTable.run_id == run_id)
-    return [dict(row._mapping) for row in await connection.execute(statement.order_by(BatchTable.step))]
+    rewards = {one.step: one.mean for one in await rewards_by_step(connection, run_id, 1, LARGEST_INTEGER)}
+    rows = await connection.execute(statement.order_by(BatchTable.step))
+    return [{**row._mapping, "reward": rewards.get(row.step)} for row in rows]
 
 
 async def evaluation_rewards(connection: AsyncConnection, run_id: str) -> list[JsonObject]:
-    """Return one row per graded rollout of every evaluation: label, temperature, step, task and its dataset and family,
-    reward.
-    """
+    """Return one row per graded rollout of each evaluation: label, temperature, step, task, dataset, family, reward."""
     statement = (
         select(
             RolloutGroupTable.label,
@@ -63,10 +67,9 @@ async def evaluation_rewards(connection: AsyncConnection, run_id: str) -> list[J
     return [dict(row._mapping) for row in await connection.execute(statement)]
 
 
-async def run_progress(connection: AsyncConnection, run_id: str) -> JsonObject:
-    """Return what `ratchet train` shows while it waits. `reward`: mean of the newest trained step's rollouts.
-    `evaluations`: mean of the tasks' mean rewards, of each evaluation that has ended, by its label.
-    """
+async def run_progress(connection: AsyncConnection, run_id: str, rates: Sequence[EvaluationRate]) -> JsonObject:
+    """Return what `ratchet train` shows while it waits. `reward`: training reward of the newest trained step.
+    `evaluations`: mean of the tasks' mean rewards, of each evaluation that has ended, by its label."""
     of_run = select(RunTable.state, RunTable.state_reason.label("reason"), RunTable.step)
     run = (await connection.execute(of_run.where(RunTable.run_id == run_id))).one()
     of_rollouts = select(
@@ -76,12 +79,12 @@ async def run_progress(connection: AsyncConnection, run_id: str) -> JsonObject:
         func.count().filter(RolloutTable.outcome.in_(FAILED_OUTCOMES)).label("failed"),
     )
     counts = (await connection.execute(of_rollouts.where(RolloutTable.run_id == run_id))).one()
-    rewards = select(MetricTable.value).where(MetricTable.run_id == run_id, MetricTable.name == "reward_mean")
+    reward = (await newest_rewards(connection, [run_id])).get(run_id)
     without_signal = (BatchItemTable.run_id == run_id, BatchItemTable.use != "trained")
     return {
         **run._mapping,
         **counts._mapping,
-        "reward": (await connection.execute(rewards.order_by(MetricTable.step.desc()).limit(1))).scalar_one_or_none(),
-        "evaluations": {one.label: one.mean for one in await evaluation_rates(connection, run_id) if one.ended_at},
+        "reward": None if reward is None else reward.mean,
+        "evaluations": {one.label: one.mean for one in rates if one.ended_at},
         "groups_without_signal": await count_rows(connection, *without_signal),
     }

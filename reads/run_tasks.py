@@ -13,8 +13,9 @@ from store.schema import BatchItemTable, RolloutGroupTable, RolloutTable, TaskTa
 @dataclass(slots=True, frozen=True)
 class RunTask:
     """A task that training groups of the run were made of. `num_trained` and `num_untrained`: of its groups that a step
-    consumed; `num_cancelled`: of its groups that were cancelled. `lowest`, `mean`, `highest`: of the rewards, None
-    without a verdict. `num_ended`: of its rollouts."""
+    consumed; `num_cancelled`: of its groups that were cancelled; `is_silent`: a group of it has come to its end, and
+    none was trained. `lowest`, `mean`, `highest`: of the rewards, None without a verdict. `num_ended`: of its
+    rollouts."""
 
     task_id: int
     label: str
@@ -22,6 +23,7 @@ class RunTask:
     num_trained: int
     num_untrained: int
     num_cancelled: int
+    is_silent: bool
     num_ended: int
     num_graded: int
     num_rejected: int
@@ -31,9 +33,9 @@ class RunTask:
 
 
 async def count_tasks(connection: AsyncConnection, run_id: str) -> tuple[int, int]:
-    """Return the number of tasks of the run's training groups, and of those of which no group was trained."""
+    """Return the number of tasks of the run's training groups, and of those that are silent."""
     groups = _groups_by_task(run_id)
-    counted = select(func.count(), func.count().filter(groups.c.num_trained == 0)).select_from(groups)
+    counted = select(func.count(), func.count().filter(groups.c.is_silent)).select_from(groups)
     number, num_silent = (await connection.execute(counted)).one()
     return number, num_silent
 
@@ -41,6 +43,7 @@ async def count_tasks(connection: AsyncConnection, run_id: str) -> tuple[int, in
 def _groups_by_task(run_id: str) -> Subquery:
     """Return the numbers of the run's training groups, one row per task."""
     trained = func.count().filter(BatchItemTable.use == "trained")
+    waits = func.count().filter(RolloutGroupTable.state.in_((GroupState.OPEN, GroupState.READY)))
     return (
         select(
             RolloutGroupTable.task_id,
@@ -48,6 +51,7 @@ def _groups_by_task(run_id: str) -> Subquery:
             trained.label("num_trained"),
             (func.count(BatchItemTable.use) - trained).label("num_untrained"),
             func.count().filter(RolloutGroupTable.state == GroupState.CANCELLED).label("num_cancelled"),
+            ((trained == 0) & (waits < func.count())).label("is_silent"),
         )
         .outerjoin(
             BatchItemTable,

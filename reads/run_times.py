@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.types import GroupState, Purpose, SandboxRole
 from store import plans
-from store.columns import seconds_of
+from store.columns import count_rows, seconds_of
 from store.schema import (
     BatchItemTable,
     BatchTable,
@@ -25,6 +25,7 @@ from store.schema import (
 )
 
 TRAINED = "trained"
+_OF_LEARNER = ("load_seconds", "step_seconds", "publish_seconds", "upload_seconds")
 _TRAINED_TOKENS = text(
     """
     SELECT CAST(member->>'rollout_id' AS bigint) AS rollout_id, CAST(member->>'num_tokens' AS bigint) AS num_tokens
@@ -67,8 +68,7 @@ class RolloutTimes:
 @dataclass(slots=True, frozen=True)
 class GroupTimes:
     """A group that a step has consumed, or that failed meanwhile, which has no step. `ready`: when its last member had
-    ended. `use`: `trained`, or why not.
-    """
+    ended. `use`: `trained`, or why not."""
 
     group_id: int
     step: int | None
@@ -82,12 +82,14 @@ class TrainedStepTimes:
     """A step: when its plan row was written, when it was trained, and how long the engines' update took.
 
     A learner that starts anew trains the steps since its checkpoint once more; `stepped` is of the first time.
+    `worked_seconds`: in which the learner loaded the batch, trained it and wrote the weights; None if not recorded.
     """
 
     step: int
     planned: float
     stepped: float
     sync_seconds: float
+    worked_seconds: float | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -98,7 +100,8 @@ class Interval:
 
 @dataclass(slots=True)
 class RunTimes:
-    """The recorded times of a run's newest steps. `began`: when the step before them was trained, None without one."""
+    """The recorded times of a run's newest steps. `began`: when the step before them was trained, None without one.
+    `num_trained_steps`: of the whole run."""
 
     run_id: str
     steps: list[TrainedStepTimes]
@@ -106,6 +109,7 @@ class RunTimes:
     rollouts: list[RolloutTimes]
     evaluations: list[Interval]
     began: float | None = None
+    num_trained_steps: int = 0
 
 
 async def read_run_times(connection: AsyncConnection, run_id: str, num_steps: int) -> RunTimes:
@@ -127,6 +131,7 @@ async def read_run_times(connection: AsyncConnection, run_id: str, num_steps: in
         rollouts=await _rollouts(connection, [one.group_id for one in groups], num_trained),
         evaluations=[Interval(*row) for row in evaluated],
         began=None if before is None else before.stepped + before.sync_seconds,
+        num_trained_steps=await count_rows(connection, BatchTable.run_id == run_id, BatchTable.stepped_at.is_not(None)),
     )
 
 
@@ -136,13 +141,14 @@ async def _steps(connection: AsyncConnection, run_id: str, num_steps: int) -> li
             BatchTable.step,
             seconds_of(BatchTable.planned_at),
             seconds_of(plans.first_trained_at()),
-            func.coalesce(func.max(MetricTable.value), 0.0),
+            func.coalesce(func.max(MetricTable.value).filter(MetricTable.name == "sync_seconds"), 0.0),
+            func.sum(MetricTable.value).filter(MetricTable.name.in_(_OF_LEARNER)),
         )
         .outerjoin(
             MetricTable,
             (MetricTable.run_id == BatchTable.run_id)
             & (MetricTable.step == BatchTable.step)
-            & (MetricTable.name == "sync_seconds"),
+            & MetricTable.name.in_(("sync_seconds", *_OF_LEARNER)),
         )
         .where(BatchTable.run_id == run_id, BatchTable.stepped_at.is_not(None))
         .group_by(BatchTable.run_id, BatchTable.step)

@@ -6,25 +6,26 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, any_, func, literal, literal_column, select, true, tuple_
+from sqlalchemy import ColumnElement, any_, func, literal, literal_column, null, select, true, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import aliased
 
 from ratchet import secrets
 from ratchet.errors import ConfigError
 from ratchet.types import JsonObject
+from reads.curves import newest_rewards
 from store.columns import columns_of, read_one
 from store.names import Kind, require_named
 from store.open_runs import newest_run
-from store.runs import ADHOC
-from store.schema import GradeTable, MetricTable, RolloutTable, RunTable, TaskTable
+from store.runs import ADHOC, RunFields
+from store.schema import GradeTable, RolloutTable, RunTable
 
 
 @dataclass(slots=True, frozen=True)
 class RunSummary:
     """One line of the list of runs; `RunTable` describes the columns. `is_by_hand`: it holds rollouts that people
     start; it trains nothing and never ends. `endpoint`: url and model of what answers in place of the policy.
-    `mean_reward`: of the groups that the newest step trained, so of those with signal; None before the first step.
+    `training_reward`: the mean over all groups that the newest step consumed; None before the first step.
     `num_groups`: groups that were started. `num_open`: rollouts that have not ended."""
 
     run_id: str
@@ -43,36 +44,21 @@ class RunSummary:
     num_steps: int
     num_groups: int
     num_open: int
-    mean_reward: float | None
+    training_reward: float | None
     created_at: datetime
     ended_at: datetime | None
     is_by_hand: bool
 
 
 @dataclass(slots=True, frozen=True)
-class RunHead:
-    """One run; `RunTable` describes the columns. `config`: with `***` for values of `harness.extra_env` that are
-    written out."""
+class RunHead(RunFields):
+    """A run for people. `config`: with `***` for values of `harness.extra_env` that are written out."""
 
-    run_id: str
-    config_name: str
-    state: str
-    state_reason: str
-    wish: str
-    config: JsonObject
-    seed: int
-    model_path: str
     init_from: str | None
-    source_run_id: str | None
-    engine_set: str
-    epoch: int
-    step: int
-    checkpoint_step: int
     restarts: int
     archived_at: datetime | None
     created_at: datetime
     ended_at: datetime | None
-    best_step: int | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -84,17 +70,6 @@ class VerdictCount:
     agent_exit: str | None
     reward: float | None
     number: int
-
-
-@dataclass(slots=True, frozen=True)
-class FlaggedRollout:
-    """A rollout whose grade has flags of suspicious code or was rejected by a rule."""
-
-    rollout_id: int
-    task: str
-    reward: float | None
-    rule: str
-    flags: list[JsonObject]
 
 
 @dataclass(slots=True, frozen=True)
@@ -135,23 +110,20 @@ async def list_run_summaries(
         .where(RolloutTable.run_id == run.c.run_id, RolloutTable.outcome.is_(None))
         .lateral()
     )
-    reward = (
-        select(MetricTable.value)
-        .where(MetricTable.run_id == run.c.run_id, MetricTable.name == "reward_mean", MetricTable.step == run.c.step)
-        .scalar_subquery()
-    )
     other: dict[str, Any] = {
         "endpoint": run.c.config["endpoint"],
         "reason": run.c.state_reason,
         "num_steps": func.coalesce(run.c.config["training"]["steps"].as_integer(), 0),
         "num_groups": run.c.next_group_no,
         "num_open": counts.c.open,
-        "mean_reward": reward,
+        "training_reward": null(),
         "is_by_hand": run.c.config_name == ADHOC,
     }
     statement = select(*columns_of(RunSummary, run.c, **other)).join(counts, true())
     rows = await connection.execute(statement.order_by(run.c.created_at.desc(), run.c.run_id.desc()))
-    return [replace(RunSummary(*row), endpoint=shown_endpoint(row.endpoint)) for row in rows]
+    found = [replace(RunSummary(*row), endpoint=shown_endpoint(row.endpoint)) for row in rows]
+    rewards = await newest_rewards(connection, [one.run_id for one in found])
+    return [replace(one, training_reward=rewards[one.run_id].mean if one.run_id in rewards else None) for one in found]
 
 
 @dataclass(slots=True, frozen=True)
@@ -176,8 +148,7 @@ async def read_run_head(connection: AsyncConnection, run_id: str) -> RunHead | N
 
 
 async def require_run(connection: AsyncConnection, run_id: str | None) -> RunHead:
-    """Return the run of this name; without one the newest that is open, else the newest. Raises ConfigError if it does
-    not exist."""
+    """Return the run of this name; without one the newest open one, else the newest. Raises ConfigError without it."""
     if run_id is None and (run_id := await newest_run(connection)) is None:
         raise ConfigError("there is no run yet; `ratchet train CONFIG` starts one")
     head = await read_run_head(connection, (await require_named(connection, run_id, Kind.RUN)).run_id)
@@ -186,10 +157,7 @@ async def require_run(connection: AsyncConnection, run_id: str | None) -> RunHea
 
 
 async def count_verdicts(connection: AsyncConnection, run_id: str) -> list[VerdictCount]:
-    """Return the number of rollouts by purpose, outcome, agent's exit and reward: one pass over the run's index.
-
-    Rewards of verdicts are few different numbers.
-    """
+    """Return the number of rollouts by purpose, outcome, exit and reward (few numbers): one pass over an index."""
     keys = (RolloutTable.purpose, RolloutTable.outcome, RolloutTable.agent_exit, RolloutTable.reward)
     statement = select(*keys, func.count()).where(RolloutTable.run_id == run_id).group_by(*keys)
     return [VerdictCount(*row) for row in await connection.execute(statement)]
@@ -210,19 +178,6 @@ def reward_counts(counts: Sequence[VerdictCount], purpose: str) -> dict[float, i
         if one.purpose == purpose and one.reward is not None:
             numbers[one.reward] += one.number
     return dict(sorted(numbers.items()))
-
-
-async def list_flagged(connection: AsyncConnection, run_id: str, limit: int) -> list[FlaggedRollout]:
-    """Return the newest rollouts of the run whose deciding grade has flags or a rule's rejection."""
-    statement = (
-        select(RolloutTable.id, TaskTable.label, RolloutTable.reward, GradeTable.rule, GradeTable.flags)
-        .join(GradeTable, GradeTable.id == RolloutTable.grade_id)
-        .join(TaskTable, TaskTable.id == RolloutTable.task_id)
-        .where(RolloutTable.run_id == run_id, is_flagged())
-        .order_by(RolloutTable.id.desc())
-        .limit(limit)
-    )
-    return [FlaggedRollout(*row) for row in await connection.execute(statement)]
 
 
 async def count_flagged(connection: AsyncConnection, run_id: str) -> FlaggedCount:

@@ -21,8 +21,7 @@ _LOADING = threading.Lock()
 
 
 def load_tokenizer(model_path: str) -> DecodesIds | None:
-    """Return the model's tokenizer, None if its directory is gone or holds none. It may take a second; call it in a
-    thread."""
+    """Return the model's tokenizer, None if its directory is gone or has none. Takes a second: call it in a thread."""
     path = Path(model_path) / "tokenizer.json"
     if not model_path or not path.is_file():
         return None

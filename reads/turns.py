@@ -16,12 +16,8 @@ from store.tool_uses import object_of
 
 
 @dataclass(slots=True, frozen=True)
-class TurnContent:
-    """A turn with its new messages and its answer.
-
-    `messages`: what the request added behind the answer of turn `after`; the whole history if `after` is None.
-    `answer`: None while the call is in flight, and if it was aborted.
-    """
+class TurnFields:
+    """The fields of a turn with and without its contents; `TurnTable` describes the columns."""
 
     id: int
     attempt: int
@@ -33,6 +29,16 @@ class TurnContent:
     num_sampled: int
     finish_reason: str | None
     unread_call: str | None
+
+
+@dataclass(slots=True, frozen=True)
+class TurnContent(TurnFields):
+    """A turn with its new messages and its answer.
+
+    `messages`: what the request added behind the answer of turn `after`; the whole history if `after` is None.
+    `answer`: None while the call is in flight, and if it was aborted.
+    """
+
     created_at: datetime
     completed_at: datetime | None
     after: int | None

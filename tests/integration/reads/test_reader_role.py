@@ -9,6 +9,7 @@ from sqlalchemy.exc import DBAPIError
 from ratchet.errors import StoreUnavailableError
 from reads.reader_role import READER_ROLE, ReadOnlyStore, grant_reader_role
 from store.database import Database
+from tests.integration.training.records import make_config, make_run
 
 WRITES = (
     "UPDATE installation SET namespace_id = 'x'",
@@ -33,6 +34,21 @@ async def test_a_reader_cannot_write(database: Database, write: str, has_role: b
         with pytest.raises((StoreUnavailableError, DBAPIError), match=r"read-only|denied"):
             async with store.read() as connection:
                 await connection.execute(text(write))
+
+
+@pytest.mark.parametrize("has_role", [True, False])
+async def test_a_page_sees_one_state_of_the_store(database: Database, run_id: str, has_role: bool) -> None:
+    """Else its numbers and its lists are of different moments."""
+    if has_role:
+        await grant_reader_role(database)
+    count = text("SELECT count(*) FROM run")
+    async with ReadOnlyStore(database.url) as store:
+        async with store.read() as reader:
+            before = (await reader.execute(count)).scalar_one()
+            await make_run(database, run_id, make_config())
+            assert (await reader.execute(count)).scalar_one() == before
+        async with store.read() as reader:
+            assert (await reader.execute(count)).scalar_one() == before + 1
 
 
 async def test_the_role_is_taken_as_soon_as_it_exists(database: Database) -> None:

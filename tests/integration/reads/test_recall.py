@@ -1,6 +1,7 @@
 """The extent of a fault in a run, over rows as rollouts, planners and learners leave them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -11,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError
 from ratchet.types import GroupState, Purpose
-from reads.recall import Recall, read_recall
+from reads.recall import Recall, read_extent, read_recall
 from store import plans
 from store.database import Database
 from store.schema import (
@@ -124,11 +125,7 @@ async def test_a_task_that_one_step_was_trained_on(database: Database, run_id: s
     assert (found.clean_checkpoint, found.start_step) == (1, 1), "at the step before; that of step 3 is not clean"
     assert (found.num_steps_again, found.num_tokens_again) == (3, await tokens_of(database, run_id, 2, 3, 4))
     assert (found.num_patches, found.grading_seconds) == (4, 16.0)
-    assert found.commands == [
-        f"ratchet tasks regrade group/{run_id}/1 --adopt",
-        f"ratchet stop {run_id}",
-        f"ratchet train CONFIG --new --set init_from={run_id}@1",
-    ]
+    assert found.to_grade == [f"group/{run_id}/1"]
 
 
 async def test_nothing_is_touched(database: Database, run_id: str) -> None:
@@ -136,7 +133,23 @@ async def test_nothing_is_touched(database: Database, run_id: str) -> None:
     found = await recalled(database, run_id, grader="eval_cmd", since=NOON + timedelta(seconds=1))
     assert (found.num_rollouts, found.num_groups, found.num_trained_tokens, found.num_patches) == (0, 0, 0, 0)
     assert (found.first_step, found.num_steps, found.num_steps_again, found.grading_seconds) == (None, 0, 0, 0.0)
-    assert not found.commands and not found.evaluations and not found.descendants
+    assert not found.to_grade and not found.evaluations and not found.descendants
+
+
+async def test_a_verdict_that_replaced_another_meanwhile_is_none_of_them(database: Database, run_id: str) -> None:
+    """But that of a rollout that has ended meanwhile is."""
+    members = (await trained_run(database, run_id))[1]
+    fault = (await recalled(database, run_id, task="task-1")).fault
+    later = NOON + timedelta(days=1)
+    async with database.begin() as connection:
+        await connection.execute(update(RolloutTable).values(ended_at=NOON))
+        regraded = update(GradeTable).where(GradeTable.rollout_id.in_(members[:2])).values(created_at=later)
+        await connection.execute(regraded)
+        ended_later = update(RolloutTable).where(RolloutTable.id == members[1]).values(ended_at=later)
+        await connection.execute(ended_later)
+        found = await read_extent(connection, fault, NOON + timedelta(seconds=1))
+    assert (found.num_rollouts, found.num_steps) == (3, 1)
+    assert 0 < found.num_own_tokens < await tokens_of(database, run_id, 2)
 
 
 async def test_everything_is_touched_from_the_first_step_on(database: Database, run_id: str) -> None:
@@ -148,11 +161,7 @@ async def test_everything_is_touched_from_the_first_step_on(database: Database, 
     assert (found.num_tasks, found.num_groups, found.num_rollouts, found.num_steps) == (4, 4, 16, 4)
     assert (found.first_step, found.clean_checkpoint, found.start_step) == (1, None, None)
     assert found.num_tokens_again == found.num_trained_tokens == await tokens_of(database, run_id, 1, 2, 3, 4)
-    assert found.commands == [f"ratchet tasks regrade {run_id} --adopt", "ratchet train CONFIG --new"]
-    async with database.begin() as connection:
-        await connection.execute(update(RunTable).values(init_from="warm@6"))
-    found = await recalled(database, run_id, grader="eval_cmd@5")
-    assert found.commands[-1] == "ratchet train CONFIG --new --set init_from=warm@6"
+    assert found.to_grade == [run_id]
 
 
 async def test_weights_of_the_clean_checkpoint_that_are_deleted(database: Database, run_id: str) -> None:
@@ -162,7 +171,6 @@ async def test_weights_of_the_clean_checkpoint_that_are_deleted(database: Databa
         await save(connection, run_id, 2, is_kept=False)
     found = await recalled(database, run_id, task="task-3")
     assert (found.first_step, found.clean_checkpoint, found.start_step, found.num_steps_again) == (4, 2, 1, 3)
-    assert found.commands[-1].endswith(f"init_from={run_id}@1")
     lora = make_config(training={"lora": {}}).model_dump(mode="json")
     async with database.begin() as connection:
         await connection.execute(update(RunTable).values(config=lora))
@@ -206,7 +214,8 @@ async def test_rollouts_of_other_runs_do_not_count(database: Database, run_id: s
     async with database.begin() as connection:
         same = select(RolloutTable.task_id).where(RolloutTable.run_id == run_id).limit(1).scalar_subquery()
         await connection.execute(update(RolloutTable).where(RolloutTable.run_id == "other").values(task_id=same))
-    assert await recalled(database, run_id, grader="eval_cmd") == before
+    after = await recalled(database, run_id, grader="eval_cmd")
+    assert replace(after, read_at=before.read_at) == before
     assert (await recalled(database, run_id, task="task-0")).num_rollouts == 4
 
 
@@ -238,8 +247,7 @@ async def test_a_run_on_stored_groups(database: Database, run_id: str) -> None:
     found = await recalled(database, "stored", task="task-3")
     assert (found.num_rollouts, found.num_groups, found.first_step, found.num_steps) == (4, 1, 2, 1)
     assert found.num_trained_tokens == await tokens_of(database, run_id, 4)
-    assert found.commands[0] == f"ratchet tasks regrade group/{run_id}/3 --adopt"
-    assert found.commands[-1] == f"ratchet train CONFIG --new --from-store {run_id}"
+    assert found.to_grade == [f"group/{run_id}/3"]
     assert not (await recalled(database, "stored", grader="eval_cmd@5")).descendants
     with pytest.raises(ConfigError, match="eval_cmd@6"):
         await recalled(database, "stored", grader="eval_cmd@6")
@@ -275,7 +283,7 @@ async def test_evaluations_and_rollouts_without_a_verdict(database: Database, ru
         ("start-t1", 0, 2, 6)
     ]
     assert (found.first_step, found.num_patches) == (None, 3)
-    assert found.commands == [f"ratchet tasks regrade group/{run_id}/10 --adopt"]
+    assert found.to_grade == [f"group/{run_id}/10"]
     whole = await recalled(database, run_id, grader="eval_cmd")
     assert [(one.label, one.num_touched, one.num_counted) for one in whole.evaluations] == [
         ("start-t1", 6, 6),
@@ -330,10 +338,10 @@ async def test_rollouts_by_hand_and_groups_that_no_step_used(database: Database,
         await connection.execute(update(RolloutTable).where(RolloutTable.id == members[0]).values(group_id=None))
     found = await recalled(database, run_id, rollouts=[f"#{members[0]}"])
     assert (found.num_groups, found.num_rollouts, found.num_tasks, found.first_step) == (0, 1, 1, None)
-    assert found.commands == [f"ratchet tasks regrade rollout/{run_id}/0/0 --adopt"]
+    assert found.to_grade == [f"rollout/{run_id}/0/0"]
     whole = await recalled(database, run_id, grader="eval_cmd")
     assert (whole.num_groups, whole.num_rollouts) == (1, 4)
-    assert whole.commands == [f"ratchet tasks regrade {run_id} --adopt"]
+    assert whole.to_grade == [run_id]
 
 
 async def test_some_rollouts(database: Database, run_id: str) -> None:
@@ -342,14 +350,15 @@ async def test_some_rollouts(database: Database, run_id: str) -> None:
     names = [f"rollout/{run_id}/2/1", str(members[2][2]), f"#{members[3][0]}"]
     found = await recalled(database, run_id, rollouts=names)
     assert (found.num_rollouts, found.num_groups, found.num_partly_touched, found.num_steps) == (3, 2, 2, 2)
-    regrades = [f"ratchet tasks regrade rollout/{run_id}/{name} --adopt" for name in ("2/1", "2/2", "3/0")]
-    assert found.commands[:3] == regrades and found.num_patches == 3
+    names = [f"rollout/{run_id}/{name}" for name in ("2/1", "2/2", "3/0")]
+    assert found.to_grade == names and found.num_patches == 3
 
 
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ({}, "name one of --task, --grader and --rollout"),
+        ({}, "name one of --task, --family, --grader and --rollout"),
+        ({"family": "odds"}, "of a family 'odds'; there are none"),
         ({"task": "task-1", "grader": "eval_cmd"}, "name one of"),
         ({"task": "task-x"}, "there is no task 'task-x'"),
         ({"task": "group/other/0"}, "is a group of run other; name a task"),
@@ -357,7 +366,7 @@ async def test_some_rollouts(database: Database, run_id: str) -> None:
         ({"grader": "pytest"}, "by a grader 'pytest'; there are eval_cmd, eval_cmd@5"),
         ({"grader": "eval_cmd@7"}, "did you mean eval_cmd@5"),
         ({"rollouts": ["nobody"]}, "no rollout 'nobody'"),
-        ({"rollouts": ["rollout/other/0/0"]}, "of run other"),
+        ({"rollouts": ["rollout/other/0/0"]}, "of run other, not of"),
     ],
 )
 async def test_what_does_not_exist_is_refused(

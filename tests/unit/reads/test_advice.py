@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 
-from reads.advice import NO_USE, SETTINGS, Phase, advise_run, spans_of
-from reads.run_times import BoxTimes, RolloutTimes, RunTimes
+from reads.advice import NO_USE, SETTINGS, Phase, advise_run, spans_of, step_spans
+from reads.run_times import BoxTimes, Interval, RolloutTimes, RunTimes, TrainedStepTimes
 from tests.standins.pipeline import Pipeline, duration, simulate
 
 BOTTLENECKS = {
@@ -69,6 +69,24 @@ def test_the_phases_add_up_to_the_life_of_every_rollout() -> None:
         one.group_id in {group.group_id for group in times.groups if group.use == "trained"} for one in times.rollouts
     )
     assert found.as_json()["sampled_tokens_per_trained_token"] > 1, "groups without use were sampled, too"
+
+
+@pytest.mark.parametrize(
+    ("evaluations", "phases"),
+    [
+        ([], {Phase.OTHER: 55.0, Phase.TRAINING: 2.0}),
+        ([Interval(0.0, 156.0)], {Phase.TRAINING: 2.0, Phase.EVALUATION: 55.0}),
+    ],
+)
+def test_a_step_waits_for_its_learner_or_for_an_evaluation(
+    evaluations: list[Interval], phases: dict[Phase, float]
+) -> None:
+    step = TrainedStepTimes(1, planned=100.0, stepped=157.0, sync_seconds=1.0, worked_seconds=2.0)
+    spans = step_spans(step, evaluations)
+    assert {phase: one.end - one.start for one in spans for phase in one.shares} == phases
+    assert (spans[0].start, spans[-1].end) == (100.0, 157.0) and spans[0].end == spans[1].start
+    (whole,) = step_spans(replace(step, worked_seconds=None), evaluations)
+    assert whole.shares == {Phase.TRAINING: 1.0}, "the learner did not say how long it worked"
 
 
 def test_a_rollout_that_lost_its_box_and_has_no_times_is_still_whole() -> None:

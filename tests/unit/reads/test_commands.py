@@ -28,7 +28,7 @@ def answer(rollout_id: int, *commands: str) -> PackedAnswer:
     return PackedAnswer(rollout_id, pack_json({"message": {"role": "assistant", "content": "", "tool_calls": calls}}))
 
 
-def test_unsolved_rollouts_come_first_and_a_rollout_counts_once() -> None:
+def test_what_unsolved_rollouts_have_more_often_comes_first_and_a_rollout_counts_once() -> None:
     rollouts = [JudgedRollout(1, False, 9), JudgedRollout(2, False, 9), JudgedRollout(3, True, 9)]
     answers = [
         answer(1, "cat a", "cat b"),
@@ -38,10 +38,11 @@ def test_unsolved_rollouts_come_first_and_a_rollout_counts_once() -> None:
         answer(3, "git st"),
     ]
     found = [(one.command, one.num_unsolved, one.num_solved, one.num_uses) for one in count_commands(rollouts, answers)]
-    assert found == [("cat", 2, 1, 4), ("ls", 1, 0, 1), ("git st", 0, 1, 1)]
+    assert found == [("ls", 1, 0, 1), ("cat", 2, 1, 4), ("git st", 0, 1, 1)], "both unsolved and all solved ones cat"
     assert [one.newest_unsolved for one in count_commands(rollouts, answers)] == [2, 2, None]
+    assert [one.difference for one in count_commands(rollouts, answers)] == [0.5, 0.0, -1.0]
     by_line = [(one.command, one.num_unsolved) for one in count_commands(rollouts, answers, by_line=True)]
-    assert by_line == [("cat a", 2), ("cat b", 1), ("ls", 1), ("git st", 0)]
+    assert by_line == [("cat b", 1), ("ls", 1), ("cat a", 2), ("git st", 0)]
 
 
 @pytest.mark.parametrize(
