@@ -34,7 +34,6 @@ from viewer.routes.search import search_pages
 from viewer.routes.steps import step_pages
 from viewer.routes.tasks import task_pages
 from viewer.settings import LOOPBACK_HOSTS, ViewerSettings
-from viewer.step_rewards import StepRewards
 
 _SHUTDOWN_SECONDS = 5
 """Requests that still run when the process ends are cut off after this time."""
@@ -64,7 +63,6 @@ def create_viewer_app(settings: ViewerSettings) -> FastAPI:
     app = FastAPI(title="Ratchet viewer", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.templates = make_environment(settings)
     app.state.settings = settings
-    app.state.step_rewards = StepRewards()
     app.state.num_streams = 0
     app.state.stopping = asyncio.Event()
     for router in (

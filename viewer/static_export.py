@@ -50,8 +50,7 @@ class PageExporter:
             await self._write(f"/rollouts/{rollout_id}")
 
     async def export_run(self, run_id: str, max_rollouts: int) -> None:
-        """Write the run's pages with its newest steps, and the newest rollouts of each purpose with their groups and
-        tasks."""
+        """Write the run's pages with its newest steps, and per purpose the newest rollouts, their groups and tasks."""
         async with self._app.router.lifespan_context(self._app):
             for page in ("", "/groups", "/tasks", "/costs", "/commands", "/versions"):  # not who asked what
                 self._plan(f"/runs/{quote(run_id)}{page}")

@@ -1,4 +1,4 @@
-"""Curves of runs: which metrics make which chart, over steps, trained tokens or hours, with 95% intervals of means."""
+"""Charts of runs: metrics over steps, trained tokens or hours, with 95% intervals of means; and bins of rewards."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +11,8 @@ from reads.evaluations import EvaluationRate
 from reads.vitals import TRAINING_REWARD
 
 AXES = {"steps": "step", "tokens": "trained tokens", "hours": "hours since the run began"}
+_NUM_BINS = 10
+_MAX_DISTINCT = 12
 
 
 _T_QUANTILES = (
@@ -72,94 +74,66 @@ class RunCurves:
 
 _METRIC_CHARTS = (
     ("entropy", "Entropy", "Mean over trained tokens, in nats.", {"entropy": "entropy"}),
-    (
-        "mismatch",
-        "Mismatch between sampler and learner",
-        "KL of the recorded logprobs against the learner's; the mean gap on tokens of the weights that are trained.",
-        {"mismatch_kl": "KL", "engine_noise_abs": "mean gap"},
-    ),
+    ("mismatch", "Mismatch between sampler and learner",
+     "KL of the recorded logprobs against the learner's; the mean gap on tokens of the weights that are trained.",
+     {"mismatch_kl": "KL", "engine_noise_abs": "mean gap"}),
     ("ratios", "Effective sample size of ratios", "As a share of the tokens; 1 is on policy.", {"ratio_ess": "share"}),
-    (
-        "masked",
-        "Tokens without gradient",
-        "Share of the trained tokens whose ratios are out of bounds, and the parts below and above.",
-        {"masked_fraction": "without gradient", "masked_low_fraction": "below", "masked_high_fraction": "above"},
-    ),
-    (
-        "staleness",
-        "Staleness",
-        "Steps between the weights that sampled and those trained.",
-        {"staleness_mean": "mean", "staleness_max": "largest"},
-    ),
+    ("masked", "Tokens without gradient",
+     "Share of the trained tokens whose ratios are out of bounds, and the parts below and above.",
+     {"masked_fraction": "without gradient", "masked_low_fraction": "below", "masked_high_fraction": "above"}),
+    ("staleness", "Staleness", "Steps between the weights that sampled and those trained.",
+     {"staleness_mean": "mean", "staleness_max": "largest"}),
     ("loss", "Loss and gradient norm", "", {"loss": "loss", "grad_norm": "gradient norm"}),
-    (
-        "speed",
-        "Tokens per second",
-        "Of the learner, over its passes and updates.",
-        {"chain_tokens_per_second": "tokens of chains", "computed_tokens_per_second": "tokens computed"},
-    ),
-    (
-        "time",
-        "Where a step's time goes",
-        "Seconds: waiting for a batch, loading it, training, publishing weights, updating engines.",
-        {
-            "wait_for_batch_seconds": "wait", "load_seconds": "load", "step_seconds": "train",
-            "publish_seconds": "publish", "sync_seconds": "update engines",
-        },
-    ),
-    (
-        "groups",
-        "Groups with signal",
-        "Share of the consumed groups whose rewards differ, and shares that are all solved or all unsolved.",
-        {
-            "groups_with_signal_fraction": "with signal", "groups_solved_all_fraction": "all solved",
-            "groups_solved_none_fraction": "none solved",
-        },
-    ),
+    ("speed", "Tokens per second", "Of the learner, over its passes and updates.",
+     {"chain_tokens_per_second": "tokens of chains", "computed_tokens_per_second": "tokens computed"}),
+    ("time", "Where a step's time goes",
+     "Seconds: waiting for a batch, loading it, training, publishing weights, updating engines.",
+     {"wait_for_batch_seconds": "wait", "load_seconds": "load", "step_seconds": "train",
+      "publish_seconds": "publish", "sync_seconds": "update engines"}),
+    ("groups", "Groups with signal",
+     "Share of the consumed groups whose rewards differ, and shares that are all solved or all unsolved.",
+     {"groups_with_signal_fraction": "with signal", "groups_solved_all_fraction": "all solved",
+      "groups_solved_none_fraction": "none solved"}),
 )  # fmt: skip
-
-
-def run_charts(curves: RunCurves, axis: str) -> list[Chart]:
-    """Return the charts of one run; a chart without a stored value is left out."""
-    charts = [reward_chart([curves], axis), evaluation_chart(curves)]
-    return [chart for chart in [*charts, *_metric_charts([curves], axis)] if chart.xs]
 
 
 def reward_chart(runs: Sequence[RunCurves], axis: str) -> Chart:
     """Return the mean reward by step; one series per run, on a common axis."""
-    points: dict[float, dict[str, StepReward]] = {}
+    points: dict[str, dict[float, StepReward]] = {}
     links: dict[float, str] = {}
     for run in runs:
         position = step_positions(run, axis)
+        of_run = points.setdefault(run.run_id if len(runs) > 1 else TRAINING_REWARD, {})
         for reward in run.rewards:
             if reward.step in position:
-                points.setdefault(position[reward.step], {})[run.run_id] = reward
+                of_run[position[reward.step]] = reward
                 links.setdefault(position[reward.step], f"/runs/{quote(run.run_id)}/steps/{reward.step}")
-    xs = sorted(points)
-    series = []
-    for run in runs:
-        rewards = [points[x].get(run.run_id) for x in xs]
-        series.append(_with_intervals(run.run_id if len(runs) > 1 else TRAINING_REWARD, rewards))
     note = "Mean over all groups but forks that a step consumed, with a 95% interval over groups; the newest 100 steps."
+    xs = sorted(links)
+    series = [_with_intervals(label, [found.get(x) for x in xs]) for label, found in points.items()]
     return Chart("reward", TRAINING_REWARD.capitalize(), note, AXES[axis], xs, series, [links[x] for x in xs])
 
 
-def evaluation_chart(curves: RunCurves) -> Chart:
-    """Return the held-out mean reward by step, one series per temperature and number of samples.
+def evaluation_chart(runs: Sequence[RunCurves], axis: str) -> Chart:
+    """Return the held-out mean reward, one series per run, temperature and number of samples.
 
     Evaluations that still run are left out. If one was repeated at a step, the newest counts.
     """
-    ended = [one for one in curves.evaluations if one.ended_at is not None and one.mean is not None]
-    ended.sort(key=lambda one: one.created_at)
-    xs = sorted({float(one.step) for one in ended})
-    series = []
-    for temperature, samples in sorted({(one.temperature, one.num_samples) for one in ended}):
-        found = {float(one.step): one for one in ended if (one.temperature, one.num_samples) == (temperature, samples)}
-        label = f"T = {temperature:g}, {samples} {'sample' if samples == 1 else 'samples'} a task"
-        series.append(_with_intervals(label, [found.get(x) for x in xs]))
-    links = [f"/rollouts?run={quote(curves.run_id)}&purpose=eval&step={x:.0f}" for x in xs]
+    points: dict[str, dict[float, EvaluationRate]] = {}
+    links: dict[float, str] = {}
+    for run in runs:
+        position = step_positions(run, axis)
+        of_run = f"{run.run_id}, " if len(runs) > 1 else ""
+        for one in sorted(run.evaluations, key=lambda one: (one.temperature, one.num_samples, one.created_at)):
+            if one.step in position and one.ended_at is not None and one.mean is not None:
+                label = f"T = {one.temperature:g}, {one.num_samples} sample{'s' * (one.num_samples > 1)} a task"
+                points.setdefault(of_run + label, {})[position[one.step]] = one
+                page = f"/rollouts?run={quote(run.run_id)}&purpose=eval&step={one.step}"
+                links.setdefault(position[one.step], page)
     note = "Held-out tasks, mean over the tasks with a verdict, with a 95% interval over tasks; ended evaluations only."
-    return Chart("evaluation", "Mean reward in evaluations", note, "step", xs, series, links)
+    xs = sorted(links)
+    series = [_with_intervals(label, [found.get(x) for x in xs]) for label, found in points.items()]
+    return Chart("evaluation", "Mean reward in evaluations", note, AXES[axis], xs, series, [links[x] for x in xs])
 
 
 def _with_intervals(label: str, points: Sequence[StepReward | EvaluationRate | None]) -> ChartSeries:
@@ -175,9 +149,10 @@ def _with_intervals(label: str, points: Sequence[StepReward | EvaluationRate | N
     return ChartSeries(label, [one.mean if one else None for one in points], lows, highs)
 
 
-def compare_charts(runs: Sequence[RunCurves], axis: str) -> list[Chart]:
-    """Return one chart per metric of `_METRIC_CHARTS`, with a series per run."""
-    return [chart for chart in [reward_chart(runs, axis), *_metric_charts(runs, axis)] if chart.xs]
+def draw_charts(runs: Sequence[RunCurves], axis: str) -> list[Chart]:
+    """Return the charts of one run, or of several with a series per run; a chart without a stored value is left out."""
+    charts = [reward_chart(runs, axis), evaluation_chart(runs, axis), *_metric_charts(runs, axis)]
+    return [chart for chart in charts if chart.xs]
 
 
 def _metric_charts(runs: Sequence[RunCurves], axis: str) -> Iterator[Chart]:
@@ -205,17 +180,54 @@ def _metric_charts(runs: Sequence[RunCurves], axis: str) -> Iterator[Chart]:
 
 
 def step_positions(curves: RunCurves, axis: str) -> dict[int, float]:
-    steps = sorted(set(curves.metrics) | {one.step for one in curves.rewards})
+    """Return the places of the steps that have metrics, rewards or an evaluation, as far as the axis has one."""
+    evaluated = {one.step: one.created_at for one in curves.evaluations}
+    steps = sorted(set(curves.metrics) | {one.step for one in curves.rewards} | set(evaluated))
     if axis == "tokens":
-        total = curves.tokens_before
-        found = {}
+        total, found = curves.tokens_before, {}
+        first = min(curves.metrics, default=0) if curves.tokens_before else 0
         for step in steps:
             total += curves.metrics.get(step, {}).get("trained_tokens", 0.0)
-            found[step] = total
+            if step >= first:
+                found[step] = total
         return found
     if axis == "hours":
-        ends = {step: one.stepped_at for step, one in curves.times.items() if one.stepped_at is not None}
+        trained = {step: one.stepped_at for step, one in curves.times.items() if one.stepped_at is not None}
+        ends = evaluated | trained
         return {
             step: round((ends[step] - curves.created_at).total_seconds() / 3600, 4) for step in steps if step in ends
         }
     return {step: float(step) for step in steps}
+
+
+@dataclass(slots=True, frozen=True)
+class RewardBin:
+    """Rewards from `low` to `high`, both inclusive. `share`: of the fullest bin."""
+
+    low: float
+    high: float
+    number: int
+    share: float
+    link: str
+
+
+def reward_bins(run_id: str, counts: Mapping[float, int]) -> list[RewardBin]:
+    """Return one bin per reward if there are few different ones, else ten bins of equal width.
+
+    `counts`: reward → number, the lowest first."""
+    if not counts:
+        return []
+    if len(counts) <= _MAX_DISTINCT:
+        ranges = [(reward, reward, number) for reward, number in counts.items()]
+    else:
+        lowest, width = min(counts), (max(counts) - min(counts)) / _NUM_BINS
+        members: list[list[float]] = [[] for _ in range(_NUM_BINS)]
+        for reward in counts:
+            members[min(_NUM_BINS - 1, int((reward - lowest) / width))].append(reward)
+        ranges = [(part[0], part[-1], sum(counts[one] for one in part)) for part in members if part]
+    fullest = max(number for _, _, number in ranges)
+    page = f"/rollouts?run={quote(run_id)}&purpose=train"
+    return [
+        RewardBin(low, high, number, number / fullest, f"{page}&reward_from={low!r}&reward_to={high!r}")
+        for low, high, number in ranges
+    ]

@@ -1,7 +1,7 @@
 """Marks on a run's curves: what people asked of it, restarts of its learner, and its evaluations."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -49,7 +49,7 @@ def chart_marks(
     """Return the marks in the order of their places. What was before the first charted step is left out; what has no
     place on the curves yet is at their end."""
     positions = step_positions(curves, axis)
-    steps = sorted(step for step in positions if step > 0)  # step 0 is on no curve of metrics
+    steps = sorted(step for step in curves.metrics if step > 0 and step in positions)
     if not steps:
         return []
     found = []
@@ -65,41 +65,22 @@ def chart_marks(
     return sorted(found, key=lambda one: one.x)
 
 
-def _from(request: SteeringLine) -> str:
-    """Say from which step on a new value counts."""
-    return f", from step {request.from_step} on" if request.action == SteeringAction.SET else ""
-
-
-def _events(curves: RunCurves, requests: Sequence[SteeringLine], restarts: Sequence[LearnerRestart]) -> list[_RunEvent]:
-    run = f"/runs/{quote(curves.run_id)}"
-    events = [
-        _RunEvent(
-            MarkKind.REQUEST,
-            one.from_step,
-            one.asked_at,
-            f"{one.asked_by} asked: {one.what}{_from(one)}{f' ({one.reason})' if one.reason else ''}",
-            f"{run}/steering#request-{one.id}",
+def _events(
+    curves: RunCurves, requests: Sequence[SteeringLine], restarts: Sequence[LearnerRestart]
+) -> Iterator[_RunEvent]:
+    run = quote(curves.run_id)
+    for asked in requests:
+        if asked.action not in _OF_PARTS:
+            since = f", from step {asked.from_step} on" if asked.action == SteeringAction.SET else ""
+            text = f"{asked.asked_by} asked: {asked.what}{since}{f' ({asked.reason})' if asked.reason else ''}"
+            link = f"/runs/{run}/steering#request-{asked.id}"
+            yield _RunEvent(MarkKind.REQUEST, asked.from_step, asked.asked_at, text, link)
+    for one in restarts:
+        text = f"a new learner (epoch {one.epoch}) trained step {one.step} and went on from there"
+        yield _RunEvent(MarkKind.RESTART, one.step, one.published_at, text, f"/runs/{run}/versions")
+    for rate in curves.evaluations:
+        text, link = (
+            f"evaluation {rate.label} of step {rate.step}",
+            f"/rollouts?run={run}&evaluation={quote(rate.label)}",
         )
-        for one in requests
-        if one.action not in _OF_PARTS
-    ]
-    events += [
-        _RunEvent(
-            MarkKind.RESTART,
-            one.step,
-            one.published_at,
-            f"a new learner (epoch {one.epoch}) trained step {one.step} and went on from there",
-            f"{run}/versions",
-        )
-        for one in restarts
-    ]
-    return events + [
-        _RunEvent(
-            MarkKind.EVALUATION,
-            one.step,
-            one.created_at,
-            f"evaluation {one.label} of step {one.step}",
-            f"/rollouts?run={quote(curves.run_id)}&evaluation={quote(one.label)}",
-        )
-        for one in curves.evaluations
-    ]
+        yield _RunEvent(MarkKind.EVALUATION, rate.step, rate.created_at, text, link)

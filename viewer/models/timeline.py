@@ -13,15 +13,16 @@ _MIN_WIDTH = 0.002
 
 @dataclass(slots=True, frozen=True)
 class TimeBar:
-    """One bar. `start` and `width` are shares of the whole time; `open`: it has not ended."""
+    """One bar. `start` and `width` are shares of the whole time, `height` of the lane; `open`: it has not ended."""
 
     kind: str
     start: float
     width: float
     seconds: float
     label: str
-    link: str
-    open: bool
+    link: str = ""
+    open: bool = False
+    height: float = 1.0
 
 
 @dataclass(slots=True, frozen=True)

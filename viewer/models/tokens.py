@@ -137,9 +137,6 @@ def signed_class(value: float, bounds: Sequence[float]) -> int:
     return 3 + (above if value > 0 else -above)
 
 
-# ---------------------------------------------------------------- colours
-
-
 def _shade(token: ChainToken, seen: _Seen, colour: str) -> str:
     if not token.sampled:
         return "context"

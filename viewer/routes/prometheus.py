@@ -107,31 +107,15 @@ def _of_runs(found: Monitored) -> list[GaugeMetricFamily]:
 
 def _of_boxes(found: Monitored) -> list[GaugeMetricFamily]:
     recent = found.recent
-    held = [state for state in SandboxState if state is not SandboxState.RELEASED]
+    held: Values = {(one.value,): found.boxes.get(one, 0) for one in SandboxState if one is not SandboxState.RELEASED}
+    attempts: Values = {("boot",): recent.boots, ("grade",): recent.grades}
+    failures: Values = {("boot",): recent.failed_boots, ("grade",): recent.failed_grades}
+    ownerless = "Boxes that are held ten minutes after the end of their rollout."
     return [
-        _gauge(
-            "ratchet_boxes",
-            "Boxes that are not released, by state.",
-            {(state.value,): found.boxes.get(state, 0) for state in held},
-            ("state",),
-        ),
-        _gauge(
-            "ratchet_boxes_without_owner",
-            "Boxes that are held ten minutes after the end of their rollout.",
-            {(): found.boxes_without_owner},
-        ),
-        _gauge(
-            "ratchet_recent_attempts",
-            "Boots and grades that ended within five minutes.",
-            {("boot",): recent.boots, ("grade",): recent.grades},
-            ("stage",),
-        ),
-        _gauge(
-            "ratchet_recent_failures",
-            "Those of them that failed.",
-            {("boot",): recent.failed_boots, ("grade",): recent.failed_grades},
-            ("stage",),
-        ),
+        _gauge("ratchet_boxes", "Boxes that are not released, by state.", held, ("state",)),
+        _gauge("ratchet_boxes_without_owner", ownerless, {(): found.boxes_without_owner}),
+        _gauge("ratchet_recent_attempts", "Boots and grades that ended within five minutes.", attempts, ("stage",)),
+        _gauge("ratchet_recent_failures", "Those of them that failed.", failures, ("stage",)),
     ]
 
 

@@ -10,15 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
-from reads.rollouts import (
-    ChainView,
-    PlannedUse,
-    RolloutHead,
-    list_chains,
-    planned_uses,
-    read_attempt_logs,
-    read_rollout_head,
-)
+from reads import rollouts
 from reads.step_rows import GroupTraining, list_trainings
 from reads.tokenizer import load_tokenizer
 from reads.turns import ChainToken, chain_length, first_position_of_turn, read_token_window
@@ -48,8 +40,8 @@ class TokensPage:
     stored groups; `training` is the one whose values are shown. `advantage`: of every token that it trains. `missing`:
     why tokens lack the learner's values, empty if they do not."""
 
-    head: RolloutHead
-    chains: list[ChainView]
+    head: rollouts.RolloutHead
+    chains: list[rollouts.ChainView]
     chain_no: int
     first: int
     num_tokens: int
@@ -69,7 +61,7 @@ class TokensPage:
 
 @dataclass(slots=True, frozen=True)
 class AttemptLogsPage:
-    head: RolloutHead
+    head: rollouts.RolloutHead
     attempt: int
     workspace_log: str
     transcript: str
@@ -91,7 +83,7 @@ async def show_tokens(
     if colour not in LEGENDS:
         raise HTTPException(422, f"colour is one of {', '.join(LEGENDS)}, not {colour[:40]!r}")
     async with request.app.state.store.read() as connection:
-        head = found(await read_rollout_head(connection, rollout_id), f"rollout {rollout_id}")
+        head = found(await rollouts.read_rollout_head(connection, rollout_id), f"rollout {rollout_id}")
         if turn is not None:
             at = await first_position_of_turn(connection, rollout_id, turn)
             place = found(at, f"a chain with tokens of turn {turn}")
@@ -99,7 +91,7 @@ async def show_tokens(
             start = shown // _PAGE_TOKENS * _PAGE_TOKENS
             link = next_link(request, chain=place[0], first=start, turn=None, position=None)
             return RedirectResponse(f"{link}#token-{shown}", 303)
-        chains = await list_chains(connection, rollout_id)
+        chains = await rollouts.list_chains(connection, rollout_id)
         length = await chain_length(connection, rollout_id, chain)
         if length is None and chains:
             raise HTTPException(404, f"chain {chain} of rollout {rollout_id} does not exist")
@@ -142,7 +134,7 @@ def _choose(trainings: Sequence[GroupTraining], trained_by: str | None) -> Group
 class _Trained(NamedTuple):
     """The plan's use of the rollout, and what the learner saw; None if the step does not use or has not trained it."""
 
-    use: PlannedUse | None
+    use: rollouts.PlannedUse | None
     training: StepTraining | None
 
 
@@ -151,7 +143,7 @@ async def _read_training(
 ) -> _Trained:
     if training is None:
         return _Trained(None, None)
-    use = (await planned_uses(connection, training.run_id, training.step)).get(rollout_id)
+    use = (await rollouts.planned_uses(connection, training.run_id, training.step)).get(rollout_id)
     if use is None or not use.num_tokens or training.stepped_at is None:
         return _Trained(use, None)
     turn_ids = {one.turn_id for one in window if one.trained}
@@ -162,7 +154,7 @@ async def _read_training(
 def _why_missing(
     colour: str,
     training: GroupTraining | None,
-    use: PlannedUse | None,
+    use: rollouts.PlannedUse | None,
     trained: StepTraining | None,
     window: Sequence[ChainToken],
 ) -> str:
@@ -195,6 +187,6 @@ def _runs(tokens: list[TokenView]) -> list[TokenRun]:
 @page_route(rollout_part_pages, "/rollouts/{rollout_id}/attempts/{attempt}")
 async def show_attempt_logs(request: Request, rollout_id: int, attempt: int) -> Response:
     async with request.app.state.store.read() as connection:
-        head = found(await read_rollout_head(connection, rollout_id), f"rollout {rollout_id}")
-        logs = await read_attempt_logs(connection, rollout_id, attempt)
+        head = found(await rollouts.read_rollout_head(connection, rollout_id), f"rollout {rollout_id}")
+        logs = await rollouts.read_attempt_logs(connection, rollout_id, attempt)
     return await respond(request, "attempt.html", AttemptLogsPage(head, attempt, *logs))

@@ -8,22 +8,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
+from reads import rollouts
 from reads.conversation import TurnView, read_conversation
 from reads.reward_explanation import WhySentence, explain_reward
-from reads.rollout_list import LONGEST_OF, RolloutFilter, RolloutLine, list_longest_rollouts, list_rollout_lines
-from reads.rollouts import (
-    RolloutFacts,
-    TurnLine,
-    count_turns,
-    list_turn_ids_through,
-    list_turn_lines,
-    neighbours_of,
-    read_grade_log,
-    read_patch_text,
-    read_rollout_facts,
-    read_rollout_head,
-    read_trace_id,
-)
+from reads.rollout_list import SORTED_OF, SORTS, RolloutFilter, RolloutLine, list_sorted_rollouts
 from reads.turns import read_turn_contents, turns_in_chains
 from store import open_rollouts
 from viewer.models.timeline import Timeline, TurnGraph, build_graph, build_timeline
@@ -35,17 +23,16 @@ rollout_pages = APIRouter()
 _PAGE_ROLLOUTS = 50
 _PAGE_TURNS = 25
 _MAX_TURN_LINES = 500
-SORTS = ("newest", "longest")
 
 
 @dataclass(slots=True, frozen=True)
 class RolloutsPage:
-    """`stages`: of the open rollouts, by id. `sort`: newest or longest; longest among the `longest_of` newest."""
+    """`stages`: of the open rollouts, by id. `sort`: one of `SORTS`; but for newest among the `sorted_of` newest."""
 
     wanted: RolloutFilter
     task: str
     sort: str
-    longest_of: int
+    sorted_of: int
     rollouts: list[RolloutLine]
     stages: dict[int, str]
     next_page: str | None
@@ -58,7 +45,7 @@ class RolloutPage:
     `num_turns`, which the time line and the graph show. `previous` and `next`: the rollouts of the same run beside this
     one. `own_parts`: of the task's renderer."""
 
-    facts: RolloutFacts
+    facts: rollouts.RolloutFacts
     stage: str | None
     versions: list[str]
     trace_id: str
@@ -68,7 +55,7 @@ class RolloutPage:
     turns_in_chains: list[int]
     timeline: Timeline
     graph: TurnGraph
-    turn_lines: list[TurnLine]
+    turn_lines: list[rollouts.TurnLine]
     num_turns: int
     turns: list[TurnView]
     first_turn: int
@@ -122,12 +109,11 @@ async def show_rollouts(
         stage=stage or None,
         has_started=not (outcome or stage),
     )
-    read = list_longest_rollouts if sort == "longest" else list_rollout_lines
     async with request.app.state.store.read() as connection:
-        lines = await read(connection, wanted, _PAGE_ROLLOUTS, before)
+        lines = await list_sorted_rollouts(connection, wanted, sort, _PAGE_ROLLOUTS, before)
         stages = await open_rollouts.stages_of(connection, [one.id for one in lines if one.outcome is None])
     more = next_link(request, before=lines[-1].id) if len(lines) == _PAGE_ROLLOUTS else None
-    page = RolloutsPage(wanted, task.strip(), sort, LONGEST_OF, lines, stages, more)
+    page = RolloutsPage(wanted, task.strip(), sort, SORTED_OF, lines, stages, more)
     return await respond(request, "rollouts.html", page)
 
 
@@ -147,7 +133,7 @@ async def show_rollout(request: Request, rollout_id: int, after: int = 0) -> Res
 async def show_turn(request: Request, rollout_id: int, turn_id: int) -> Response:
     """A deep link to a turn: the page of the conversation that begins with the turn before it."""
     async with request.app.state.store.read() as connection:
-        ids = await list_turn_ids_through(connection, rollout_id, turn_id, _PAGE_TURNS + 1)
+        ids = await rollouts.list_turn_ids_through(connection, rollout_id, turn_id, _PAGE_TURNS + 1)
     found(turn_id if turn_id in ids else None, f"turn {turn_id} of rollout {rollout_id}")
     after = ids[2] if len(ids) > _PAGE_TURNS else 0
     where = f"?after={after}" if after else ""
@@ -157,23 +143,23 @@ async def show_turn(request: Request, rollout_id: int, turn_id: int) -> Response
 async def read_rollout_page(
     connection: AsyncConnection, request: Request, rollout_id: int, after: int, page_turns: int
 ) -> RolloutPage:
-    head = found(await read_rollout_head(connection, rollout_id), f"rollout {rollout_id}")
-    facts = await read_rollout_facts(connection, head)
-    lines = await list_turn_lines(connection, rollout_id, _MAX_TURN_LINES)
+    head = found(await rollouts.read_rollout_head(connection, rollout_id), f"rollout {rollout_id}")
+    facts = await rollouts.read_rollout_facts(connection, head)
+    lines = await rollouts.list_turn_lines(connection, rollout_id, _MAX_TURN_LINES)
     contents = await read_turn_contents(connection, rollout_id, page_turns, after)
-    counts = await count_turns(connection, rollout_id, after)
+    counts = await rollouts.count_turns(connection, rollout_id, after)
     first = counts.num_before + 1
     last = contents[-1].id if contents else after
-    neighbours = await neighbours_of(connection, head.run_id, rollout_id)
+    neighbours = await rollouts.neighbours_of(connection, head.run_id, rollout_id)
     spans = (span for turn in lines for span in turn.version_spans or ())
     return RolloutPage(
         facts=facts,
         stage=(await open_rollouts.stages_of(connection, [rollout_id])).get(rollout_id),
         versions=list(dict.fromkeys(str(span.get("version")) for span in spans)),
-        trace_id=await read_trace_id(connection, rollout_id),
+        trace_id=await rollouts.read_trace_id(connection, rollout_id),
         why=explain_reward(facts),
-        patch_text=await read_patch_text(connection, facts.patch.id) if facts.patch else "",
-        grade_log=await read_grade_log(connection, facts.grade.id) if facts.grade else "",
+        patch_text=await rollouts.read_patch_text(connection, facts.patch.id) if facts.patch else "",
+        grade_log=await rollouts.read_grade_log(connection, facts.grade.id) if facts.grade else "",
         turns_in_chains=await turns_in_chains(connection, rollout_id),
         timeline=build_timeline(head, facts.boxes, lines, datetime.now(UTC)),
         graph=build_graph(lines),

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
+from ratchet.bounded_numbers import ADVICE_STEPS
 from ratchet.types import JsonObject, Purpose
 from reads.advice import SETTINGS, advise_run
 from reads.commands import CommandCount, count_commands, read_packed_answers, sample_judged_rollouts, within_turns
@@ -15,13 +16,15 @@ from reads.run_times import CallUse, read_call_use, read_run_times
 from reads.runs import read_run_head
 from reads.steering import SteeringLine, list_requests
 from reads.versions import VersionLine, published_versions
-from viewer.models.run_lanes import NUM_PARTS, RunLane, run_lanes, use_window
+from viewer.models.run_lanes import NUM_PARTS, run_lanes, use_window
+from viewer.models.timeline import TimeLane
 from viewer.rendering import respond
 from viewer.routes.registration import found, next_link, page_route, read_number
 
 run_history_pages = APIRouter()
 _PAGE_VERSIONS = 200
-_TURNS_PER_ROLLOUT = 20
+_MAX_ROLLOUTS = 1000
+_MAX_TURNS = 20_000
 _MAX_TASKS = 500
 MAX_STEPS = 200
 """All rollouts, boxes and calls of the steps are read."""
@@ -44,14 +47,14 @@ class SteeringPage:
 class CommandsPage:
     """`step`: only rollouts of groups that this step consumed are counted, None: of the whole run. `purpose`: only
     training or evaluation rollouts; None: both. `by_line`: commands are counted by their first lines, not by their
-    first words. `max_rollouts`: how many may be read. `num_judged`: rollouts with a verdict, of which `num_unsolved`
-    and `num_solved` are counted, evenly spread; `num_turns`: of these."""
+    first words. `num_judged`: rollouts with a verdict, of which `num_unsolved` and `num_solved` are counted, evenly
+    spread; `num_turns`: of these, of `max_turns` that may be read."""
 
     run_id: str
     step: int | None
     purpose: Purpose | None
     by_line: bool
-    max_rollouts: int
+    max_turns: int
     num_judged: int
     num_unsolved: int
     num_solved: int
@@ -84,30 +87,20 @@ async def show_commands(
     step: str = "",
     purpose: Literal["", "train", "eval"] = "",
     by_line: bool = False,
-    rollouts: Annotated[int, Query(ge=1, le=1000)] = 100,
+    turns: Annotated[int, Query(ge=1, le=_MAX_TURNS)] = 2000,
 ) -> Response:
-    """`rollouts`: how many are read at most; their turns are at most 20 times as many."""
+    """`turns`: at most so many are read; fewer rollouts are counted if theirs are more."""
     of_step = read_number(int, "step", step)
     only = Purpose(purpose) if purpose else None
     async with request.app.state.store.read() as connection:
         found(await read_run_head(connection, run_id), f"run {run_id}")
-        sample = await sample_judged_rollouts(connection, run_id, of_step, only, rollouts)
-        counted = within_turns(sample.rollouts, _TURNS_PER_ROLLOUT * rollouts)
+        sample = await sample_judged_rollouts(connection, run_id, of_step, only, _MAX_ROLLOUTS)
+        counted = within_turns(sample.rollouts, turns)
         answers = await read_packed_answers(connection, [one.rollout_id for one in counted])
     commands = await asyncio.to_thread(count_commands, counted, answers, by_line)
     num_solved = sum(one.solved for one in counted)
-    page = CommandsPage(
-        run_id=run_id,
-        step=of_step,
-        purpose=only,
-        by_line=by_line,
-        max_rollouts=rollouts,
-        num_judged=sample.number,
-        num_unsolved=len(counted) - num_solved,
-        num_solved=num_solved,
-        num_turns=len(answers),
-        commands=commands,
-    )
+    counts = (sample.number, len(counted) - num_solved, num_solved, len(answers))
+    page = CommandsPage(run_id, of_step, only, by_line, turns, *counts, commands)
     return await respond(request, "commands.html", page)
 
 
@@ -121,10 +114,12 @@ class TaskLine:
 
 @dataclass(slots=True, frozen=True)
 class RunTasksPage:
-    """`silent`: tasks of which no group was trained. `is_cut`: only the tasks that gave least to train are listed."""
+    """`silent`: tasks that gave nothing to train; `waiting`: those whose groups are all open or wait for a step.
+    `is_cut`: only the tasks that gave least to train are listed."""
 
     run_id: str
     silent: list[TaskLine]
+    waiting: list[TaskLine]
     useful: list[TaskLine]
     is_cut: bool
 
@@ -132,15 +127,17 @@ class RunTasksPage:
 @page_route(run_history_pages, "/runs/{run_id}/tasks")
 async def show_run_tasks(request: Request, run_id: str) -> Response:
     async with request.app.state.store.read() as connection:
-        found(await read_run_head(connection, run_id), f"run {run_id}")
+        head = found(await read_run_head(connection, run_id), f"run {run_id}")
         tasks = await list_run_tasks(connection, run_id, _MAX_TASKS + 1)
-    lines = [TaskLine(one, why_untrained(one)) for one in tasks[:_MAX_TASKS]]
-    silent = [one for one in lines if not one.task.num_trained]
-    page = RunTasksPage(run_id, silent, [one for one in lines if one.task.num_trained], len(tasks) > _MAX_TASKS)
+    lines = [TaskLine(one, why_untrained(one, head.ended_at is not None)) for one in tasks[:_MAX_TASKS]]
+    silent = [one for one in lines if one.task.is_silent]
+    waiting = [one for one in lines if one.why and not one.task.is_silent]
+    useful = [one for one in lines if not one.why]
+    page = RunTasksPage(run_id, silent, waiting, useful, len(tasks) > _MAX_TASKS)
     return await respond(request, "run_tasks.html", page)
 
 
-def why_untrained(task: RunTask) -> str:
+def why_untrained(task: RunTask, has_run_ended: bool) -> str:
     """Return why no step has trained a group of this task; empty if one has."""
     if task.num_trained:
         return ""
@@ -150,7 +147,8 @@ def why_untrained(task: RunTask) -> str:
         return "no rollout has a verdict"
     if task.lowest == task.highest:
         rejected = f"; {task.num_rejected} of them rejected by a rule" if task.num_rejected else ""
-        return f"all {task.num_graded} rewards so far are {task.lowest:g}{rejected}"
+        so_far = "" if has_run_ended else " so far"
+        return f"all {task.num_graded} rewards{so_far} are {task.lowest:g}{rejected}"
     if not task.num_untrained and task.num_cancelled == task.num_groups:
         return "its groups were cancelled"
     if not task.num_untrained:
@@ -168,11 +166,13 @@ class CostPage:
     advice: JsonObject
     phases: dict[str, str]
     hours: float
-    lanes: list[RunLane]
+    lanes: list[TimeLane]
 
 
 @page_route(run_history_pages, "/runs/{run_id}/costs")
-async def show_costs(request: Request, run_id: str, steps: Annotated[int, Query(ge=1, le=MAX_STEPS)] = 5) -> Response:
+async def show_costs(
+    request: Request, run_id: str, steps: Annotated[int, Query(ge=1, le=MAX_STEPS)] = ADVICE_STEPS
+) -> Response:
     """`steps`: how many of the newest trained steps are looked at."""
     async with request.app.state.store.read() as connection:
         found(await read_run_head(connection, run_id), f"run {run_id}")

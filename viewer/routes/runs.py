@@ -9,18 +9,21 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
-from reads.curves import Metrics, metrics_by_step, newest_metric_step, times_by_step, trained_tokens_before
+from reads.curves import (
+    Metrics,
+    metrics_by_step,
+    newest_metric_step,
+    rewards_by_step,
+    times_by_step,
+    trained_tokens_before,
+)
 from reads.evaluations import EvaluationRate, evaluation_rates
-from reads.failures import FailureCluster
-from reads.groups import GroupCount, GroupLine, list_open_groups
+from reads.rollout_list import RolloutFilter, RolloutLine, list_rollout_lines
 from reads.run_comparison import DifferentSetting, PairedEvaluation, different_settings, paired_evaluations
 from reads.runs import (
-    FlaggedCount,
-    FlaggedRollout,
     RunHead,
     RunSummary,
     VerdictCount,
-    list_flagged,
     list_run_summaries,
     outcome_counts,
     read_run_head,
@@ -28,23 +31,19 @@ from reads.runs import (
 )
 from reads.steering import list_requests
 from reads.versions import list_restarts
-from reads.vitals import Vital, read_vitals
-from store.engines import EngineRow
-from store.open_rollouts import OpenRollout, StageCount, list_slowest
-from store.runs import ADHOC
-from viewer.models.charts import AXES, Chart, RunCurves, compare_charts, run_charts
-from viewer.models.histogram import RewardBin, reward_bins
+from reads.vitals import Vitals, read_vitals
+from store.open_rollouts import OpenRollout, list_slowest
+from viewer.models.charts import AXES, Chart, RewardBin, RunCurves, draw_charts, reward_bins
 from viewer.models.marks import ChartMark, chart_marks
 from viewer.rendering import respond
 from viewer.routes.registration import found, next_link, page_route
-from viewer.step_rewards import StepRewards
 
 run_pages = APIRouter()
 _PAGE_RUNS = 25
 _MAX_BY_HAND = 10
 _MAX_STEPS = 400
 _MAX_REWARD_STEPS = 100
-"""Steps whose rewards are read with their spread: all rollouts of a step are read for it."""
+"""Steps whose rewards are read with their spread: those of all groups of a step are read for it."""
 _MAX_OPEN = 200
 _MAX_FLAGGED = 20
 _MAX_COMPARED = 6
@@ -77,32 +76,22 @@ class StepLine:
 
 @dataclass(slots=True, frozen=True)
 class RunPage:
-    """`waits`: the open rollouts by stage; `open_rollouts`: by group id. `charts`: of the newest steps only, if there
-    are more than fit. `marks`: on them, by the axis `axis_label`. `cut`: the fields whose lists go on, beyond what a
-    page shows."""
+    """`open_rollouts`: those that have been in their stage for longest. `flagged`: the newest ones with a flagged or
+    rejected patch. `charts`: of the newest steps only, if there are more than fit. `marks`: on them."""
 
     head: RunHead
-    vitals: list[Vital]
+    vitals: Vitals
     is_by_hand: bool
-    is_live: bool
-    waits: list[StageCount]
-    open_groups: list[GroupLine]
-    open_rollouts: dict[int | None, list[OpenRollout]]
+    open_rollouts: list[OpenRollout]
     outcomes: list[VerdictCount]
-    failures: list[FailureCluster]
-    groups: list[GroupCount]
     bins: list[RewardBin]
     evaluations: list[EvaluationRate]
-    flagged_count: FlaggedCount
-    flagged: list[FlaggedRollout]
-    engines: list[EngineRow]
+    flagged: list[RolloutLine]
     charts: list[Chart]
     marks: list[ChartMark]
     axis: str
-    axis_label: str
     first_charted_step: int
     steps: list[StepLine]
-    cut: list[str]
 
 
 @dataclass(slots=True, frozen=True)
@@ -150,7 +139,7 @@ async def show_runs(request: Request, before: str | None = None, by_hand: bool =
 async def show_run(request: Request, run_id: str, axis: str = "steps") -> Response:
     _require_axis(axis)
     async with request.app.state.store.read() as connection:
-        page = await read_run_page(connection, request.app.state.step_rewards, run_id, axis)
+        page = await read_run_page(connection, run_id, axis)
     return await respond(request, "run.html", page)
 
 
@@ -161,11 +150,11 @@ async def show_compare(request: Request, run: Annotated[list[str], Query()], axi
         raise HTTPException(422, f"at most {_MAX_COMPARED} runs are compared")
     async with request.app.state.store.read() as connection:
         heads = [found(await read_run_head(connection, one), f"run {one}") for one in dict.fromkeys(run)]
-        curves = [await _read_curves(connection, request.app.state.step_rewards, head, axis) for head in heads]
-        evaluations = await paired_evaluations(connection, heads)
+        curves = [await _read_curves(connection, head, axis) for head in heads]
+        evaluations = await paired_evaluations(connection, {one.run_id: one.evaluations for one in curves})
     firsts = {one.run_id: min(one.metrics, default=0) for one in curves}
     settings = different_settings([head.config for head in heads])
-    page = ComparePage(heads, firsts, axis, compare_charts(curves, axis), settings, evaluations)
+    page = ComparePage(heads, firsts, axis, draw_charts(curves, axis), settings, evaluations)
     return await respond(request, "compare.html", page)
 
 
@@ -174,54 +163,34 @@ def _require_axis(axis: str) -> None:
         raise HTTPException(422, f"axis is one of {', '.join(AXES)}, not {axis!r}")
 
 
-async def read_run_page(connection: AsyncConnection, rewards: StepRewards, run_id: str, axis: str) -> RunPage:
+async def read_run_page(connection: AsyncConnection, run_id: str, axis: str) -> RunPage:
     head = found(await read_run_head(connection, run_id), f"run {run_id}")
-    curves = await _read_curves(connection, rewards, head, axis)
-    still_open: dict[int | None, list[OpenRollout]] = {}
-    open_rollouts = await list_slowest(connection, run_id, _MAX_OPEN + 1)
-    for one in open_rollouts[:_MAX_OPEN]:
-        still_open.setdefault(one.group_id, []).append(one)
-    open_groups = await list_open_groups(connection, run_id, _MAX_OPEN + 1)
-    flagged = await list_flagged(connection, run_id, _MAX_FLAGGED + 1)
-    num_listed = {
-        "open_groups": (len(open_groups), _MAX_OPEN),
-        "open_rollouts": (len(open_rollouts), _MAX_OPEN),
-        "flagged": (len(flagged), _MAX_FLAGGED),
-    }
+    curves = await _read_curves(connection, head, axis)
     requests = await list_requests(connection, run_id, limit=_MAX_REQUESTS)
     vitals = await read_vitals(connection, head, curves.rewards, curves.evaluations, curves.metrics)
     rewards_of = {one.step: one.mean for one in curves.rewards}
     newest = sorted(curves.times.values(), key=lambda one: -one.step)[:NEWEST_STEPS]
     return RunPage(
         head=head,
-        vitals=vitals.facts,
-        is_by_hand=head.config_name == ADHOC,
-        is_live=head.state in ("running", "paused"),
-        waits=vitals.waits,
-        open_groups=open_groups[:_MAX_OPEN],
-        open_rollouts=still_open,
+        vitals=vitals,
+        is_by_hand=head.is_by_hand,
+        open_rollouts=await list_slowest(connection, run_id, _MAX_OPEN),
         outcomes=outcome_counts(vitals.verdicts),
-        failures=vitals.failures,
-        groups=vitals.groups,
         bins=reward_bins(run_id, reward_counts(vitals.verdicts, "train")),
         evaluations=list(curves.evaluations),
-        flagged_count=vitals.flagged,
-        flagged=flagged[:_MAX_FLAGGED],
-        engines=vitals.engines,
-        charts=run_charts(curves, axis),
+        flagged=await list_rollout_lines(connection, RolloutFilter(run_id, flagged=True), _MAX_FLAGGED),
+        charts=draw_charts([curves], axis),
         marks=chart_marks(curves, requests, await list_restarts(connection, run_id), axis),
         axis=axis,
-        axis_label=AXES[axis],
         first_charted_step=min(curves.metrics, default=0),
         steps=[
             StepLine(one.step, one.state, rewards_of.get(one.step), curves.metrics.get(one.step, {}), one.stepped_at)
             for one in newest
         ],
-        cut=[name for name, (number, limit) in num_listed.items() if number > limit],
     )
 
 
-async def _read_curves(connection: AsyncConnection, rewards: StepRewards, head: RunHead, axis: str) -> RunCurves:
+async def _read_curves(connection: AsyncConnection, head: RunHead, axis: str) -> RunCurves:
     last = max(head.step, await newest_metric_step(connection, head.run_id))
     first = max(0, last - _MAX_STEPS + 1)
     return RunCurves(
@@ -229,7 +198,7 @@ async def _read_curves(connection: AsyncConnection, rewards: StepRewards, head: 
         head.created_at,
         await metrics_by_step(connection, head.run_id, first, last),
         await times_by_step(connection, head.run_id, first, last + 1),
-        await rewards.read(connection, head.run_id, max(first, last - _MAX_REWARD_STEPS + 1), last),
+        await rewards_by_step(connection, head.run_id, max(1, first, last - _MAX_REWARD_STEPS + 1), last),
         await evaluation_rates(connection, head.run_id),
         await trained_tokens_before(connection, head.run_id, first) if axis == "tokens" and first else 0.0,
     )

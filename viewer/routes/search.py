@@ -1,5 +1,4 @@
-"""Search: a run, step, group or rollout by name, tasks by their labels, or a text in conversations of a run or of
-all."""
+"""Search: a run, step, group or rollout by name, tasks by labels, or a text in conversations of a run or of all."""
 
 from contextlib import suppress
 from dataclasses import dataclass

@@ -5,17 +5,8 @@ from dataclasses import dataclass
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from reads import tasks
 from reads.rollout_list import RolloutFilter, RolloutLine, list_rollout_lines
-from reads.tasks import (
-    AdmissionView,
-    ContradictingPatch,
-    TaskHead,
-    TaskPolicyRate,
-    contradicting_patches,
-    list_admissions,
-    read_task_head,
-    task_rates,
-)
 from viewer.rendering import respond
 from viewer.routes.registration import found, page_route
 
@@ -28,13 +19,13 @@ _MAX_CONTRADICTIONS = 20
 class TaskPage:
     """`num_graded` and `mean_reward`: over all runs. `has_more_contradictions`: than are listed."""
 
-    task: TaskHead
+    task: tasks.TaskHead
     num_rollouts: int
     num_graded: int
     mean_reward: float | None
-    rates: list[TaskPolicyRate]
-    admissions: list[AdmissionView]
-    contradictions: list[ContradictingPatch]
+    rates: list[tasks.TaskPolicyRate]
+    admissions: list[tasks.AdmissionView]
+    contradictions: list[tasks.ContradictingPatch]
     has_more_contradictions: bool
     newest: list[RolloutLine]
 
@@ -42,18 +33,18 @@ class TaskPage:
 @page_route(task_pages, "/tasks/{task_id}")
 async def show_task_page(request: Request, task_id: int) -> Response:
     async with request.app.state.store.read() as connection:
-        head = found(await read_task_head(connection, task_id), f"task {task_id}")
-        rates = await task_rates(connection, task_id)
+        head = found(await tasks.read_task_head(connection, task_id), f"task {task_id}")
+        rates = await tasks.task_rates(connection, task_id)
         graded = sum(one.num_graded for one in rates)
         total = sum((one.mean or 0.0) * one.num_graded for one in rates)
-        contradictions = await contradicting_patches(connection, task_id, _MAX_CONTRADICTIONS + 1)
+        contradictions = await tasks.contradicting_patches(connection, task_id, _MAX_CONTRADICTIONS + 1)
         page = TaskPage(
             head,
             sum(one.num_rollouts for one in rates),
             graded,
             total / graded if graded else None,
             rates,
-            await list_admissions(connection, task_id),
+            await tasks.list_admissions(connection, task_id),
             contradictions[:_MAX_CONTRADICTIONS],
             len(contradictions) > _MAX_CONTRADICTIONS,
             await list_rollout_lines(connection, RolloutFilter(task_id=task_id), _NEWEST),

@@ -22,7 +22,6 @@ from store.metrics import record_metrics
 from store.schema import (
     AdmissionTable,
     AttemptTable,
-    BatchItemTable,
     BatchTable,
     EvaluationTable,
     GradeTable,
@@ -36,6 +35,7 @@ from store.schema import (
     TurnTable,
 )
 from store.token_statistics import record_trained_turns
+from store.training_groups import GroupUse, record_group_uses
 from tests.integration.training.records import make_config, make_run
 
 DIFF = """diff --git a/calc.py b/calc.py
@@ -254,10 +254,8 @@ class RunFiller:
         )  # fmt: skip
         rollout_ids = [rollout_id for rollout_id, _, _ in members]
         await record_trained_turns(self.connection, self.run_id, 1, await self.trained_turns(rollout_ids))
-        for group, use in ((group_id, "trained"), (silent_group, "no_signal")):
-            await self.connection.execute(
-                insert(BatchItemTable).values(run_id=self.run_id, group_id=group, step=1, use=use)
-            )
+        uses = [GroupUse(group_id, 1, "trained"), GroupUse(silent_group, 1, "no_signal")]
+        await record_group_uses(self.connection, self.run_id, uses)
         metrics = {"reward_mean": 0.5, "entropy": 0.7, "mismatch_kl": 0.01, "mismatch_max": 0.4, "ratio_ess": 0.97}
         metrics |= {
             "masked_fraction": 0.02,

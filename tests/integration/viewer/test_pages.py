@@ -9,13 +9,13 @@ import httpx
 import pytest
 
 from reads.advice import Phase, advise_run
+from reads.curves import rewards_by_step
 from reads.reader_role import grant_reader_role
 from reads.run_times import read_run_times
 from store.database import Database
 from store.schema import Base
 from store.token_statistics import record_step_tokens
 from tests.integration.viewer.filled_store import SECRET_MARKUP, FilledRun, RunFiller, fill_run
-from viewer.step_rewards import StepRewards
 
 
 def pages_of(filled: FilledRun) -> list[str]:
@@ -39,6 +39,7 @@ def pages_of(filled: FilledRun) -> list[str]:
         f"/compare?run={quote(filled.run_id)}&axis=tokens",
         f"/rollouts?run={quote(filled.run_id)}",
         f"/rollouts?run={quote(filled.run_id)}&sort=longest",
+        f"/rollouts?run={quote(filled.run_id)}&sort=ended",
         f"/rollouts?run={quote(filled.run_id)}&stage=agent%20works",
         f"/groups/{filled.trained_group}",
         f"/groups/{filled.silent_group}",
@@ -235,6 +236,16 @@ async def test_a_list_does_not_begin_with_rollouts_that_have_not_started(
     assert await ids(f"run={filled.run_id}&outcome=open") == [waits, filled.running]
 
 
+async def test_nothing_of_an_evaluation_is_trained_or_pending(client: httpx.AsyncClient, filled: FilledRun) -> None:
+    cells = {
+        purpose: re.findall(r'<td class="num">([^<]*)</td>', await get(client, f"/rollouts?purpose={purpose}"))
+        for purpose in ("eval", "train")
+    }
+    assert "30" in cells["train"] and "30" not in cells["eval"], "the number of trained tokens"
+    assert "1 evaluation ended" in " ".join(re.sub("<[^>]+>", " ", await get(client, f"/runs/{filled.run_id}")).split())
+    assert "1 evaluation ended" in await get(client, f"/runs/{filled.run_id}/groups")
+
+
 async def test_a_search_finds_what_was_said_and_what_tools_returned(
     client: httpx.AsyncClient, filled: FilledRun
 ) -> None:
@@ -260,11 +271,13 @@ async def test_what_a_trained_token_costs(client: httpx.AsyncClient, database: D
     assert page["advice"]["num_trained_tokens"] == 60 == advice.num_trained_tokens
     assert page["advice"]["box_hours_per_million_trained_tokens"] == pytest.approx(advice.box_hours / 60 * 1e6)
     lanes = {lane["name"]: lane["bars"] for lane in page["lanes"]}
-    assert [bar["label"] for bar in lanes["learner"]][1].startswith("step 1 is trained, ")
+    learner = [(bar["label"], round(bar["seconds"])) for bar in lanes["learner"][1:3]]
+    assert learner == [("step 1 waits for the learner to start", 98), ("step 1 is trained", 2)]
     assert max(bar["height"] for bar in lanes["engines"]) == 1
     assert all("tokens sampled a second" in bar["label"] for bar in lanes["engines"])
-    assert {bar["phase"] for bar in lanes[str(filled.solved)]} >= {Phase.QUEUE, Phase.BOOT, Phase.SLOWEST}
+    assert {bar["kind"] for bar in lanes[str(filled.solved)]} >= {Phase.QUEUE, Phase.BOOT, Phase.SLOWEST}
     html = await get(client, f"/runs/{filled.run_id}/costs")
+    assert "the newest 1 of 1 trained step<" in html and (page["steps_wanted"], page["hours"] > 0) == (5, True)
     assert "What changes it" in html and "Where the rollout-hours went" in html
     assert page["phases"].keys() == advice.hours.keys() | advice.causes.keys(), "every part is listed"
     assert all(setting in unescape(html) for setting in page["phases"].values())
@@ -273,22 +286,12 @@ async def test_what_a_trained_token_costs(client: httpx.AsyncClient, database: D
     assert (await client.get(f"/runs/{filled.run_id}/costs?steps=201")).status_code == 422
 
 
-async def test_rewards_of_a_step_are_read_once(database: Database, filled: FilledRun) -> None:
-    """Step 1 has rewards. Steps 2 and 3 have none, as if their groups were forks."""
-    rewards = StepRewards()
-    async with database.begin() as connection:
-        first = await rewards.read(connection, filled.run_id, 0, 3)
-        assert [(one.step, one.num_groups, one.num_rollouts, one.mean) for one in first] == [(1, 2, 4, 0.25)]
-        await connection.exec_driver_sql("UPDATE batch_item SET step = step + 1")
-        assert await rewards.read(connection, filled.run_id, 1, 3) == first
-
-
 async def test_a_step_that_is_planned_anew_has_other_rewards(database: Database, filled: FilledRun) -> None:
-    rewards = StepRewards()
     async with database.begin() as connection:
-        assert [one.step for one in await rewards.read(connection, filled.run_id, 1, 1)] == [1]
+        first = await rewards_by_step(connection, filled.run_id, 1, 3)
+        assert [(one.step, one.num_groups, one.num_rollouts, one.mean) for one in first] == [(1, 2, 4, 0.25)]
         await connection.exec_driver_sql("DELETE FROM batch_item")
-        assert await rewards.read(connection, filled.run_id, 1, 1) == []
+        assert await rewards_by_step(connection, filled.run_id, 1, 1) == []
 
 
 async def test_errors_are_sentences(client: httpx.AsyncClient, filled: FilledRun) -> None:
@@ -302,7 +305,7 @@ async def test_errors_are_sentences(client: httpx.AsyncClient, filled: FilledRun
         (f"/rollouts?before={2**63}", 422, "too large"),
         ("/runs/a%00b", 422, "cannot hold"),
         ("/rollouts?reason=%00", 422, "cannot hold"),
-        ("/rollouts?sort=oldest", 422, "sort is one of newest, longest, not"),
+        ("/rollouts?sort=oldest", 422, "sort is one of newest, ended, longest, not"),
         ("/rollouts?run=a&stage=sleeps", 422, "stage is one of not started,"),
         ("/rollouts?stage=ends", 422, "stage needs a run"),
         ("/rollouts?reward_from=much", 422, "reward_from is a number, not"),

@@ -1,5 +1,7 @@
 """The list of rollouts with its orders and filters, and the page of one."""
 
+import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +119,24 @@ async def test_rollouts_are_listed_by_their_duration(
     assert "agent <span" in html and "1 h 40 min" in html and "so far" in html
 
 
+async def test_a_list_of_a_run_begins_with_what_ended_last(
+    client: httpx.AsyncClient, database: Database, filled: FilledRun
+) -> None:
+    async with database.begin() as connection:
+        for rollout_id, minutes in ((filled.unsolved, 1), (filled.rejected, 2)):
+            await connection.exec_driver_sql(
+                f"UPDATE rollout SET ended_at = now() - interval '{minutes} minutes' WHERE id = {rollout_id}"
+            )
+    address = re.search(r'href="([^"]*)">Rollouts</a>\s+<a href', (await client.get(f"/runs/{filled.run_id}")).text)
+    assert address is not None
+    listed = unescape(address[1])
+    ids = [one["id"] for one in (await client.get(listed.replace("?", ".json?"))).json()["rollouts"]]
+    assert ids[:2] == [filled.unsolved, filled.rejected] and ids[-1] == filled.running and len(ids) == 7
+    behind = (await client.get(f"{listed.replace('?', '.json?')}&before={ids[2]}")).json()["rollouts"]
+    assert [one["id"] for one in behind] == ids[3:]
+    assert "What ended last first" in (await client.get(listed)).text
+
+
 async def test_rollouts_are_found_by_stage_and_by_label(client: httpx.AsyncClient, filled: FilledRun) -> None:
     async def page(query: str) -> dict[str, Any]:
         found: dict[str, Any] = (await client.get(f"/rollouts.json?run={filled.run_id}&{query}")).json()
@@ -132,6 +152,17 @@ async def test_rollouts_are_found_by_stage_and_by_label(client: httpx.AsyncClien
     assert f"/rollouts?run={filled.run_id}&stage=agent%20works" in html
 
 
+async def test_calls_of_an_open_rollout_are_counted(
+    client: httpx.AsyncClient, filled: FilledRun, database: Database
+) -> None:
+    async with database.begin() as connection:
+        await connection.exec_driver_sql(f"UPDATE turn SET state = 'completed' WHERE rollout_id = {filled.running}")
+    listed = (await client.get(f"/rollouts.json?run={filled.run_id}&outcome=open")).json()["rollouts"]
+    assert [one["num_turns"] for one in listed] == [1]
+    html = (await client.get(f"/groups/{filled.open_group}")).text
+    assert "1 turn<" in html
+
+
 async def test_a_group_has_one_number_on_every_page(client: httpx.AsyncClient, filled: FilledRun) -> None:
     number = 0
     assert filled.trained_group != number
@@ -141,7 +172,8 @@ async def test_a_group_has_one_number_on_every_page(client: httpx.AsyncClient, f
     assert link in (await client.get(f"/rollouts?run={filled.run_id}")).text
     rollout = (await client.get(f"/rollouts/{filled.solved}")).text
     assert f'<a href="/groups/{filled.trained_group}">group {number}</a>' in rollout
-    assert f"<h1>Group {number} " in (await client.get(f"/groups/{filled.trained_group}")).text
+    html = (await client.get(f"/groups/{filled.trained_group}")).text
+    assert f"<h1>Group {number} " in html and f"of the run (id {filled.trained_group})" in html
     head = (await client.get(f"/rollouts/{filled.solved}.json")).json()["facts"]["rollout"]
     group = (await client.get(f"/groups/{filled.trained_group}.json")).json()["group"]
     for found in (head, group):

@@ -92,6 +92,7 @@ async def test_commands_of_a_step_and_of_a_run(client: httpx.AsyncClient, filled
     whole = await commands()
     assert (whole["num_unsolved"], whole["num_solved"], whole["num_judged"]) == (2, 2, 4)
     cat = {"command": "cat", "num_unsolved": 1, "num_solved": 1, "num_uses": 2, "newest_unsolved": filled.unsolved}
+    cat["difference"] = 0.0
     assert whole["commands"] == [cat]
     counts = {one: (found["num_unsolved"], found["num_solved"]) for one in ("train", "eval")
               if (found := await commands(f"purpose={one}"))}  # fmt: skip
@@ -99,7 +100,7 @@ async def test_commands_of_a_step_and_of_a_run(client: httpx.AsyncClient, filled
     step = await commands("step=1&by_line=true")
     assert (step["num_unsolved"], step["num_solved"]) == (2, 1), "the evaluation is in no step"
     assert [one["command"] for one in step["commands"]] == ["cat calc.py -n", "cat calc.py"]
-    for query, words in (("step=x", "step is a number"), ("rollouts=1001", "rollouts"), ("purpose=x", "purpose")):
+    for query, words in (("step=x", "step is a number"), ("turns=20001", "turns"), ("purpose=x", "purpose")):
         answer = await client.get(f"/runs/{filled.run_id}/commands?{query}")
         assert answer.status_code == 422 and words in answer.text
 
@@ -124,7 +125,8 @@ async def test_commands_are_counted_all_over_the_run(
             assert not gaps or max(gaps) - min(gaps) <= 1, "they are evenly spread"
         kept = within_turns(every, 30)
         assert [one.rollout_id for one in kept] == ids[::4], "100 turns are too many, and so are 50"
-    page = (await client.get(f"/runs/{filled.run_id}/commands.json?rollouts=4")).json()
-    assert page["num_unsolved"] + page["num_solved"] == 4 and page["num_judged"] == 20
-    html = (await client.get(f"/runs/{filled.run_id}/commands?rollouts=4")).text
-    assert "4 rollouts of 20 with a verdict, evenly spread" in html
+    page = (await client.get(f"/runs/{filled.run_id}/commands.json?turns=30")).json()
+    assert page["num_unsolved"] + page["num_solved"] == 5 and page["num_judged"] == 20
+    html = (await client.get(f"/runs/{filled.run_id}/commands?turns=30")).text
+    assert "5 rollouts of 20 with a verdict, evenly spread" in html and "Count by first lines instead" in html
+    assert "All 20 rollouts with a verdict" in (await client.get(f"/runs/{filled.run_id}/commands")).text

@@ -7,9 +7,10 @@ from sqlalchemy import func, insert, text, update
 
 from reads.curves import rewards_by_step
 from reads.explanations import explain_thing
+from reads.run_result import read_steps, run_progress
 from store.database import Database
 from store.metrics import record_metrics
-from store.schema import EvaluationTable, GradeTable, RolloutTable, RunTable, RunTaskTable
+from store.schema import BatchItemTable, EvaluationTable, GradeTable, RolloutTable, RunTable, RunTaskTable
 from tests.integration.training.records import make_config, make_run
 from tests.integration.viewer.filled_store import FilledRun, RunFiller, result, said, tool_call
 
@@ -54,24 +55,32 @@ async def test_an_evaluation_counts_what_has_no_verdict(
 async def test_groups_of_a_step_count_alike(database: Database, filled: FilledRun) -> None:
     """The interval is over groups, so the mean is, too: also if one group has fewer rewards than another."""
     async with database.begin() as connection:
-        late = update(RolloutTable).where(RolloutTable.id == filled.rejected).values(late=True)
-        await connection.execute(late)
+        fewer = update(BatchItemTable).where(BatchItemTable.use == "no_signal").values(rewards=[0.0])
+        await connection.execute(fewer)
         (reward,) = await rewards_by_step(connection, filled.run_id, 1, 1)
     assert (reward.num_groups, reward.num_rollouts, reward.mean) == (2, 3, 0.25)
 
 
-async def test_the_mean_reward_says_what_it_is_over(client: httpx.AsyncClient, filled: FilledRun) -> None:
-    """The chart is over all groups that a step consumed; the metric is over those with signal."""
+async def test_the_mean_reward_says_what_it_is_over(
+    client: httpx.AsyncClient, filled: FilledRun, database: Database
+) -> None:
+    """Lists, tiles, charts and commands: all groups that a step consumed; the metric: those with signal."""
     for address in ("/runs", f"/runs/{filled.run_id}", f"/runs/{filled.run_id}/steps/1"):
         html = (await client.get(address)).text
-        words = "training reward" if address.endswith(filled.run_id) else "mean reward of trained groups"
+        words = "mean reward of trained groups" if address.endswith("/steps/1") else "training reward"
         assert words in html.lower(), address
     page = (await client.get(f"/runs/{filled.run_id}.json")).json()
     chart = next(one for one in page["charts"] if one["name"] == "reward")
-    tile = next(one for one in page["vitals"] if one["name"] == "training reward")
+    tile = next(one for one in page["vitals"]["facts"] if one["name"] == "training reward")
     assert chart["title"] == "Training reward" and chart["series"][0]["label"] == "training reward"
     assert page["steps"][-1]["reward"] == chart["series"][0]["values"][-1] == 0.25
     assert tile["value"] == "0.25 in step 1"
+    async with database.begin() as connection:
+        await connection.execute(update(RunTable).values(step=1))
+        progress = await run_progress(connection, filled.run_id, [])
+        steps = await read_steps(connection, filled.run_id)
+    (summary,) = (await client.get("/runs.json")).json()["runs"]
+    assert summary["training_reward"] == progress["reward"] == steps[0]["reward"] == 0.25
 
 
 async def test_a_long_run_is_charted_behind_the_tokens_of_its_first_steps(
@@ -90,21 +99,19 @@ async def test_a_list_that_is_cut_says_so(
     client: httpx.AsyncClient, database: Database, filled: FilledRun, model: Path
 ) -> None:
     address = f"/runs/{filled.run_id}"
-    assert (await client.get(f"{address}.json")).json()["cut"] == []
+    whole = (await client.get(address)).text
+    assert "The first" not in whole and "These are the newest" not in whole
     async with database.begin() as connection:
         filler = RunFiller(connection, filled.run_id, model)
-        for number in range(1000, 1200):
-            await filler.group(number, filled.task, "open")
         for member in range(2, 203):
             await filler.rollout(filled.open_group, filled.task, member)
         for member in range(213, 233):
             rollout = await filler.rollout(filled.open_group, filled.task, member, outcome="rejected", reward=0.0)
             await filler.verdict(rollout, False, rejected=True)
     page = (await client.get(f"{address}.json")).json()
-    assert page["cut"] == ["open_groups", "open_rollouts", "flagged"]
-    assert [len(page[name]) for name in ("open_groups", "flagged")] == [200, 20]
+    assert [len(page[name]) for name in ("open_rollouts", "flagged")] == [200, 20]
     html = (await client.get(address)).text
-    for words in ("and more groups", "Only the open rollouts that are longest in their stage", "These are the newest"):
+    for words in ("The first 200 open rollouts", "All open rollouts", "These are the newest"):
         assert words in html, words
 
 
@@ -144,7 +151,7 @@ async def test_flags_are_counted_by_whether_their_verdict_decided_a_reward(
     client: httpx.AsyncClient, database: Database, filled: FilledRun
 ) -> None:
     address = f"/runs/{filled.run_id}"
-    assert (await client.get(f"{address}.json")).json()["flagged_count"] == {
+    assert (await client.get(f"{address}.json")).json()["vitals"]["flagged"] == {
         "num_flagged": 1,
         "num_rejected": 1,
         "num_others": 0,
@@ -155,7 +162,7 @@ async def test_flags_are_counted_by_whether_their_verdict_decided_a_reward(
         flags = """'[{"what": "reads a test", "place": "calc.py:1"}]'"""
         regraded = f"INSERT INTO grade ({copied}, repeat, flags) SELECT {copied}, 1, {flags} FROM grade WHERE "
         await connection.execute(text(f"{regraded} rollout_id = {filled.unsolved}".replace(":", "\\:")))
-    counted = (await client.get(f"{address}.json")).json()["flagged_count"]
+    counted = (await client.get(f"{address}.json")).json()["vitals"]["flagged"]
     assert counted == {
         "num_flagged": 1,
         "num_rejected": 1,
@@ -178,11 +185,11 @@ async def test_a_flagged_verdict_that_decides_no_reward_yet_is_not_counted(
     counted = {"num_flagged": 0, "num_rejected": 1, "num_others": 0, "newest_others": []}
     async with database.begin() as connection:
         await connection.execute(rollout.values(grade_id=None, reward=None, outcome=None))
-    assert (await client.get(f"{address}.json")).json()["flagged_count"] == counted
+    assert (await client.get(f"{address}.json")).json()["vitals"]["flagged"] == counted
     async with database.begin() as connection:
         await connection.execute(rollout.values(outcome="cancelled"))
     counted |= {"num_others": 1, "newest_others": [filled.solved]}
-    assert (await client.get(f"{address}.json")).json()["flagged_count"] == counted
+    assert (await client.get(f"{address}.json")).json()["vitals"]["flagged"] == counted
 
 
 async def test_runs_are_compared_by_settings_and_on_the_same_tasks(
@@ -229,9 +236,11 @@ async def test_failures_are_in_clusters(
         await filler.turn(
             await filler.session(lost[0]), lost[0], 0, [], said("", tool_call(1, "bash", command="make test")), None
         )
-    clusters = (await client.get(f"/runs/{filled.run_id}.json")).json()["failures"]
-    found = {(one["kind"], one["what"]): (one["number"], one["newest"]) for one in clusters}
-    assert found["error", "infra failed: SandboxLostError: box # of #.#.#.# is gone"] == (3, lost[-1])
+    clusters = (await client.get(f"/runs/{filled.run_id}.json")).json()["vitals"]["failures"]["clusters"]
+    found = {(one["kind"], one["what"]): (one["number"], one["example"]) for one in clusters}
+    assert found["error", "infra failed: SandboxLostError: box # of #.#.#.# is gone"] == (3, lost[0]), (
+        "the one with the last command"
+    )
     assert found["test", "test_add of shop-0"][1] == unsolved and found["test", "test_add of shop-0"][0] == 3
     assert found["command", "make test"] == (2, unsolved)
     assert ("error", "rejected: it changed the runner") in found and ("test", "test_sub of shop-0") not in found
@@ -240,5 +249,5 @@ async def test_failures_are_in_clusters(
     assert '<a href="#failures">' in html and "Same last shell command" in html and "<code>make test</code>" in html
     async with database.begin() as connection:
         sentences = " ".join(await explain_thing(connection, filled.run_id))
-    assert f"Failures by last command: `make test` (2, 29%, newest rollout {unsolved})" in sentences
+    assert f"Failures by last command: `make test` (2 of 7 examined, such as rollout {unsolved})" in sentences
     assert "Failures by error: rejected: it changed the runner (1, " in sentences

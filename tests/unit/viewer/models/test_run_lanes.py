@@ -15,15 +15,17 @@ def test_lanes_of_learner_engines_and_rollouts() -> None:
     window = use_window(times)
     assert window is not None
     width = (window.end - window.start) / NUM_PARTS
-    learner, evaluations, engines, *rollouts = run_lanes(times, window, [CallUse(3, 2 * width, 90)])
+    learner, evaluations, engines, boxes, *rollouts = run_lanes(times, window, [CallUse(3, 2 * width, 90)])
     assert all(0 <= bar.start <= bar.start + bar.width <= 1 + 1e-9 for lane in rollouts for bar in lane.bars)
-    assert {bar.phase for bar in learner.bars} == {"waiting for a batch", Phase.TRAINING, Phase.SYNC}
+    assert {bar.kind for bar in learner.bars} == {"waiting for a batch", Phase.TRAINING, Phase.SYNC}
     inside = [bar for bar in learner.bars if bar.start + bar.width < 1]
     assert all(one.start + one.width == pytest.approx(other.start) for one, other in pairwise(inside)), "no gap"
     assert engines.bars[0].start == pytest.approx(3 / NUM_PARTS) and "2.0 calls at once" in engines.bars[0].label
-    assert {bar.phase for lane in rollouts for bar in lane.bars} >= {Phase.QUEUE, Phase.BOOT, Phase.SLOWEST}
+    assert {bar.kind for lane in rollouts for bar in lane.bars} >= {Phase.QUEUE, Phase.BOOT, Phase.SLOWEST}
     assert (evaluations.name, len(rollouts)) == ("evaluations", min(len(times.rollouts), len(rollouts)))
     assert f"{90 / width:.0f} tokens sampled a second" in engines.bars[0].label
+    at_once = [float(bar.label.split()[0]) for bar in boxes.bars]
+    assert 0 < max(at_once) <= 6.05 and max(bar.height for bar in boxes.bars) == 1, "there are six boxes"
 
 
 def test_rollouts_are_sampled_evenly() -> None:
@@ -31,5 +33,5 @@ def test_rollouts_are_sampled_evenly() -> None:
     times.rollouts = [one for one in times.rollouts for _ in range(1 + 450 // len(times.rollouts))]
     window = use_window(times)
     assert window is not None and len(times.rollouts) > 2 * MAX_ROLLOUTS
-    rollouts = run_lanes(times, window, [])[3:]
+    rollouts = run_lanes(times, window, [])[4:]
     assert MAX_ROLLOUTS / 2 < len(rollouts) <= MAX_ROLLOUTS

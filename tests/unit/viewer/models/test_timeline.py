@@ -13,9 +13,9 @@ def turn(turn_id: int, parent: int | None, **values: Any) -> TurnLine:
     plain: dict[str, Any] = {
         "id": turn_id, "attempt": 1, "lane": "", "state": "completed", "kind": "main", "parent_turn_id": parent,
         "fork_cause": None, "dialect": "chat", "prompt_tokens": 1, "kept_tokens": 0, "num_sampled": 1,
-        "logprobs_valid": True, "version_spans": None, "finish_reason": "stop", "delivered": True,
-        "engine_wait_seconds": 0.0, "engine_id": None, "created_at": START + timedelta(seconds=turn_id),
-        "completed_at": START + timedelta(seconds=turn_id + 0.5),
+        "logprobs_valid": True, "version_spans": None, "finish_reason": "stop", "unread_call": None,
+        "delivered": True, "engine_wait_seconds": 0.0, "engine_id": None,
+        "created_at": START + timedelta(seconds=turn_id), "completed_at": START + timedelta(seconds=turn_id + 0.5),
     }  # fmt: skip
     return TurnLine(**{**plain, **values})
 
@@ -36,8 +36,8 @@ def test_a_parent_that_is_not_shown_is_no_edge() -> None:
 
 def test_bars_lie_within_the_time_line_and_one_that_has_not_ended_reaches_now() -> None:
     head = RolloutHead(
-        7, "r", 1, 1, 1, "t", 0, "train", "w", 1, "h", 1.0, None, None, "", None, None, None, None, 0, 0, 0, False,
-        None, {}, {}, START, START + timedelta(seconds=2), None, "", "", None, None,
+        7, "r", 1, 1, 0, "train", 1, "t", "h", None, None, None, 0, 0, False, None, START, START + timedelta(seconds=2),
+        None, {}, "w", 1, 1.0, None, "", None, None, 0, {}, "", "", None, None,
     )  # fmt: skip
     box = BoxView(3, "agent", 1, "live", "p", "x", "host", "", None, START + timedelta(seconds=4), START, None)
     turns = [turn(10, None), turn(12, 10, state="in_flight", completed_at=None)]

@@ -12,8 +12,8 @@ NOW = datetime(2026, 11, 1, tzinfo=UTC)
 
 
 def shown(tests: dict[str, str] | None, **listed: Any) -> list[OwnPart]:
-    columns = (1, 1, "swe_bench", "1", False, False, "", "", tests or {}, None, None, None, [], 0, False, None, [], 1.0)
-    grade = None if tests is None else GradeView(*columns, NOW)
+    columns = (1, "swe_bench", "1", False, False, "", "", tests or {}, None, None, None, [], 0, False, [], 1.0)
+    grade = None if tests is None else GradeView(*columns, 1, None, NOW)
     head: Any = SimpleNamespace()
     return render(ShownRollout(head, listed, [], "", grade))
 
