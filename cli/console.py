@@ -56,7 +56,7 @@ def say(text: str) -> None:
         if estimate := _PACE.line(text, time.time()) if isinstance(text, CountedLine) else text:
             print(elapsed, estimate, file=sys.stderr, flush=True)
     elif isinstance(text, CountedLine):
-        _bar().show(text, elapsed)
+        _bar().show(text, elapsed, _PACE.estimate(text, time.time()))
     else:
         _bar().print_above(f"{elapsed} {text}")
 
@@ -69,19 +69,24 @@ class _Pace:
         self._began = (0.0, 0)
         self._printed_at = 0.0
 
-    def line(self, text: CountedLine, now: float) -> str:
-        """Return the line to print at this time, empty if the last one is less than a minute old."""
+    def estimate(self, text: CountedLine, now: float) -> str:
+        """Return the end of a line that says how long the rest takes; empty if that is not known."""
         if text.what != self._what:
             self._what = text.what
             self._began = (now, text.done)
-        elif text.done < text.total and now - self._printed_at < _LINE_SECONDS:
+        num_done, left = text.done - self._began[1], text.seconds_left
+        if left is None and 0 < num_done < text.total - self._began[1]:
+            left = (text.total - text.done) * (now - self._began[0]) / num_done
+        return f"; about {duration_in_words(left)} left" if left and text.done < text.total else ""
+
+    def line(self, text: CountedLine, now: float) -> str:
+        """Return the line to print at this time, empty if the last one is less than a minute old."""
+        is_new = text.what != self._what
+        estimate = self.estimate(text, now)
+        if not is_new and text.done < text.total and now - self._printed_at < _LINE_SECONDS:
             return ""
         self._printed_at = now
-        num_done = text.done - self._began[1]
-        if not 0 < num_done < text.total - self._began[1]:
-            return str(text)
-        left = (text.total - text.done) * (now - self._began[0]) / num_done
-        return f"{text}; about {duration_in_words(left)} left"
+        return f"{text}{estimate}"
 
 
 _PACE = _Pace()

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from cli.console import print_json, print_table
-from ratchet.bounded_numbers import MAX_ROWS
+from ratchet.bounded_numbers import ADVICE_STEPS, MAX_ROWS
 
 
 def explain(
@@ -21,7 +21,7 @@ def explain(
     ] = False,
     steps: Annotated[
         int, typer.Option(min=1, max=MAX_ROWS, help="--advice looks at so many of the newest trained steps.")
-    ] = 20,
+    ] = ADVICE_STEPS,
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Say why a rollout has its reward, what a step trained, or how a run is doing.
@@ -62,7 +62,8 @@ def _print_advice(found: dict[str, Any]) -> None:
         ]
         for name in names
     ]
-    size = f"{found['num_rollouts']} rollouts of {found['num_steps']} steps, {found['wall_hours']:.2f} h"
+    steps = f"{found['num_steps']} of {found['num_trained_steps']} steps"
+    size = f"{found['num_rollouts']} rollouts of {steps}, {found['wall_hours']:.2f} h"
     columns = ["phase", "rollout-hours", "share", "waits counted for their cause"]
     print_table(f"{found['run_id']}: {size}", columns, rows)
     print(f"{found['wasted_hours'] / total:.0%} of the rollout-hours are of groups that no step trained")

@@ -91,8 +91,8 @@ def _checked(cluster: "Cluster", config: RunConfig, placement: Placement, num_gp
 
     stack = Stack()
     check_start(config, say)
-    boxes = cluster.box_host or "local"
-    if cluster.box_host is None:
+    boxes = ", ".join(cluster.box_hosts) or "local"
+    if not cluster.box_hosts:
         require_boxes(stack, say)
         if not stack.has_gateway:
             provider = sandbox_provider()
@@ -107,7 +107,7 @@ def _launch(
 ) -> None:
     """Start everything, follow the run, and end what was started. `lines`: the placement in words."""
     from stack.agent_programs import provide_program
-    from stack.box_host import box_host
+    from stack.box_hosts import box_hosts
     from stack.ray_nodes import ray_nodes
     from training.rollout_dumps import dump_path
 
@@ -120,7 +120,7 @@ def _launch(
     provide_program(config.harness.name, Stack().has_gateway, say)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a batch system sends it before its time limit
     with contextlib.ExitStack() as started:
-        started.enter_context(box_host(cluster, Stack(), say, say.part))
+        started.enter_context(box_hosts(cluster, Stack(), say, say.part))
         if cluster.ray_hosts:
             started.enter_context(ray_nodes(cluster, placement, say, say.part))
         started.enter_context(following_logs(Stack().home / "logs", say.part))

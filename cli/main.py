@@ -6,10 +6,13 @@ inside their functions, so that `--help` stays fast.
 
 import atexit
 import contextlib
+import functools
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
 
+import structlog
 import typer
 from typer.core import TyperGroup
 
@@ -22,7 +25,6 @@ from cli import (
     explain,
     launch,
     models,
-    publish,
     recall,
     show,
     sql,
@@ -35,9 +37,9 @@ from cli import (
     watch,
 )
 from cli.help_text import unwrap_help
-from cli.part_process import logging_part
 from cli.parts import adapter, ray, services
 from ratchet.errors import RatchetError
+from ratchet.logs import configure_logs, is_json
 from ratchet.machine_faults import describe_refusal, is_machine_fault
 from ratchet.start_variables import start_variables, uses_huge_pages
 
@@ -52,7 +54,7 @@ def _print_version(wanted: bool) -> None:
 
 COMMANDS = {
     "Run": (train.train, launch.launch_command, evaluate.evaluate, evaluate.fork, chat.chat),
-    "Look": (status.status, watch.watch, show.show_app, explain.explain, sql.sql, view.view, publish.publish),
+    "Look": (status.status, watch.watch, show.show_app, explain.explain, sql.sql, view.view, view.publish),
     "Steer": (steer.pause, steer.resume, steer.stop, steer.set, steer.retry, recall.recall),
     "Tasks and models": (tasks.tasks_app, models.models_app),
     "Machine": (up.up, down.down, doctor.doctor, admin.admin_app),
@@ -86,6 +88,26 @@ def options(
     ] = False,
 ) -> None:
     """Durable reinforcement learning for coding agents."""
+
+
+def logging_part(part: Callable[..., None]) -> Callable[..., None]:
+    """Return the command of a part, which sets the log up first. With text, `run_app` prints errors."""
+
+    @functools.wraps(part)
+    def run(*args: Any, **kwargs: Any) -> None:
+        configure_logs(part.__name__.replace("_", "-"))
+        if not is_json():
+            return part(*args, **kwargs)
+        try:
+            part(*args, **kwargs)
+        except RatchetError as error:
+            structlog.get_logger().error(f"ratchet: {error}")
+            raise SystemExit(error.cli_exit_code) from None
+        except Exception:
+            structlog.get_logger().exception("the part has failed")
+            raise SystemExit(1) from None
+
+    return run
 
 
 PARTS = (
@@ -146,8 +168,7 @@ def main() -> NoReturn:
 
 def _set_start_variables() -> None:
     """Set them for this process and those that it starts. A command that may train a tiny policy or a benchmark's
-    model starts again, since malloc has read its own already.
-    """
+    model starts again, since malloc has read its own already."""
     before = uses_huge_pages(os.environ)
     os.environ |= start_variables(os.environ)
     if (
@@ -159,8 +180,7 @@ def _set_start_variables() -> None:
 
 def _open_closed_streams() -> None:
     """Let a command that was started without a standard stream, as by `>&-`, write to nowhere. It opens the lowest free
-    descriptor, so that no other file gets that of the stream.
-    """
+    descriptor, so that no other file gets that of the stream."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115

@@ -3,12 +3,9 @@
 import atexit
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from ratchet.progress import CountedLine
-
-_SPEED_SECONDS = 3600.0
-"""The rest is estimated from the speed within so long; a step of training alone takes minutes."""
 
 
 class ProgressBar:
@@ -18,11 +15,9 @@ class ProgressBar:
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=20),
-            TimeRemainingColumn(elapsed_when_finished=True),
-            TextColumn("left"),
+            TextColumn("{task.fields[estimate]}"),
             console=console,
             transient=True,
-            speed_estimate_period=_SPEED_SECONDS,
             redirect_stdout=False,
             redirect_stderr=False,
         )
@@ -30,8 +25,9 @@ class ProgressBar:
         self._what = ""
         atexit.register(self._progress.stop)
 
-    def show(self, line: CountedLine, elapsed: str) -> None:
-        """Draw the bar at this line; the line is printed if it is the first or the last of its work."""
+    def show(self, line: CountedLine, elapsed: str, estimate: str = "") -> None:
+        """Draw the bar at this line, with the `estimate` of the rest behind it; the line is printed if it is the first
+        or the last of its work."""
         if line.done >= line.total:
             self.print_above(f"{elapsed} {line}")
             self._end()
@@ -39,10 +35,11 @@ class ProgressBar:
         if self._task is None or line.what != self._what:
             self._end()
             self.print_above(f"{elapsed} {line}")
-            self._task = self._progress.add_task("", total=line.total, completed=line.done)
+            self._task = self._progress.add_task("", total=line.total, completed=line.done, estimate="")
             self._what = line.what
-            self._progress.start()
-        self._progress.update(self._task, description=f"{elapsed} {line}", completed=line.done, total=line.total)
+        said, left = f"{elapsed} {line}", estimate.removeprefix("; ")
+        self._progress.update(self._task, description=said, completed=line.done, total=line.total, estimate=left)
+        self._progress.start()
 
     def print_above(self, text: str) -> None:
         self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`ratchet recall`: the extent of a fault of a task, a grader or some verdicts in a run. It changes nothing."""
+"""`ratchet recall`: the extent of a fault of tasks, a grader or some verdicts in a run, and what puts it right."""
 
 from dataclasses import asdict
 from datetime import datetime
@@ -6,35 +6,47 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.console import print_json, print_table
+from cli.console import print_json, print_table, say
 from ratchet.durations import duration_in_words
 
 if TYPE_CHECKING:
     from reads.recall import Recall
 
 _DATES = ["%Y-%m-%d", *(f"%Y-%m-%d{between}%H:%M{end}" for between in "T " for end in ("", ":%S", "%z", ":%S%z"))]
-_MAX_LISTED = 3
 
 
 def recall(
     run: Annotated[str, typer.Argument(help="A run of `ratchet show runs`.", metavar="RUN")],
     task: Annotated[str | None, typer.Option(help="A task that is wrong.")] = None,
+    family: Annotated[str | None, typer.Option(help="A family of tasks that is wrong (metadata.family).")] = None,
     grader: Annotated[str | None, typer.Option(help="A grader that is wrong, or a version of it: eval_cmd@5.")] = None,
     rollout: Annotated[list[str] | None, typer.Option(help="A rollout with a wrong verdict. Repeatable.")] = None,
     since: Annotated[
         datetime | None, typer.Option(formats=_DATES, metavar="DATE", help="Only verdicts since then, in local time.")
     ] = None,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Stop the run, grade the patches again, and train from there in a new run.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
-    """Say what wrong verdicts have touched in a run, and what it would cost to put right. It changes nothing.
+    """Say what wrong verdicts have touched in a run, and what it would cost to put right.
+
+    With --apply, mended datasets are imported, and the new run first trains stored groups again, as many steps as
+    training.max_staleness allows, before it samples. If the command is cut, give it again.
 
     A group rests on the verdicts of all its members; with `training.advantage: batch` its whole step does, which is not
     counted. Steps count by the verdicts that they were planned with.
     """
     from client import Client
 
-    found = Client().run(run).recall(task, grader, rollout or (), since)
-    print_json(asdict(found)) if json else _print(found)
+    of = Client().run(run)
+    found = of.recall(task, grader, rollout or (), since, family)
+    shown = {name: value for name, value in asdict(found).items() if name != "task_ids"}  # which may be thousands
+    print_json(shown) if json else _print(found)
+    if not apply:
+        say("nothing was changed; once the fault is mended, --apply puts it right")
+    elif (new := of.apply_recall(found, say)) is not None:
+        say(f"`ratchet watch {new.run_id}` follows the new run")
 
 
 def _print(found: "Recall") -> None:
@@ -56,12 +68,3 @@ def _print(found: "Recall") -> None:
     print_table(
         f"recall of {found.run_id}{since}", ["what", "how much"], [list(one) for one in facts.items()], breaks_last=True
     )
-    print("nothing was changed; once the fault is mended:" if found.commands else "nothing was changed")
-    num_regrades = sum(" regrade " in one for one in found.commands)
-    for command in [*found.commands[:num_regrades][:_MAX_LISTED], *found.commands[num_regrades:]]:
-        print(f"  {command}")
-    if num_regrades > _MAX_LISTED:
-        print(f"--json has all {num_regrades} commands that grade again")
-    if found.num_steps:
-        is_stored = "--from-store" in found.commands[-1]
-        print("rewards that a step has used stay" + ("" if is_stored else "; the new run samples and grades its own"))

@@ -71,8 +71,7 @@ def status(
 
 def _collect() -> dict[str, Any]:
     """Collect what is known without asking any part; only Postgres is asked, if it answers, and given two seconds. If
-    runs are open, Temporal is asked what the first of them wait for.
-    """
+    runs are open, Temporal is asked what the first of them wait for."""
     from stack.engine_parts import engine_addresses
     from stack.part_health import PartHealth, read_fresh_health
     from stack.supervisor import Supervisor
@@ -124,8 +123,7 @@ async def _add_waits(stack: Stack, runs: list[dict[str, Any]]) -> None:
 
 
 async def _open_runs(stack: Stack) -> dict[str, list[Any]]:
-    """Return the open runs, and a line for each with an adaptive number of boxes; none if Postgres does not answer in
-    time."""
+    """Return the open runs, and a line for each with an adaptive number of boxes; none if Postgres is late."""
     from store import box_cap, open_runs
 
     try:

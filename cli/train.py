@@ -19,7 +19,7 @@ from ratchet.vime_names import dump_pattern
 from stack.parts import Stack
 
 COLUMNS = {
-    "reward": ("reward_mean", "{:.3f}"),
+    "training reward": ("training_reward", "{:.3f}"),
     "rollouts": ("rollouts", "{:.0f}"),
     "tokens": ("trained_tokens", "{:.0f}"),
     "|Δ logprob|": ("mismatch_abs", "{:.4f}"),
@@ -27,11 +27,12 @@ COLUMNS = {
     "grad norm": ("grad_norm", "{:.2f}"),
     "seconds": ("step_seconds", "{:.1f}"),
 }
-"""Title of a column of a run's curve → metric and format; `ratchet watch` has the same."""
+"""Title of a column of a run's curve → metric and format; `ratchet watch` has the same. The reward is no metric."""
 _COLUMN_NOTES = (
-    "rollouts: those of the groups trained on; groups without signal (all rewards equal) are left out. tokens:\n"
-    "trained ones (with `training.negative_weight: 0` only of rollouts above their group's mean). |Δ logprob|: mean\n"
-    "absolute difference, per trained token, between the learner's logprob and the one that the engine recorded."
+    "training reward: mean over all groups of the step. rollouts: those of the groups trained on, without groups of\n"
+    "equal rewards. tokens: trained ones (with `training.negative_weight: 0` only of rollouts above their group's\n"
+    "mean). |Δ logprob|: mean absolute difference, per trained token, between the learner's logprob and the one that\n"
+    "the engine recorded."
 )
 
 
@@ -146,11 +147,16 @@ def _check(stack: Any, config: Any) -> None:
     )
 
 
+def with_reward(metrics: dict[str, float], reward: float | None) -> dict[str, float]:
+    """Return what `COLUMNS` names: a step's metrics with its training reward, if it has one."""
+    return metrics if reward is None else metrics | {"training_reward": reward}
+
+
 def _print_steps(result: dict[str, Any]) -> None:
     rows = [
         [str(step["step"]), *(form.format(found[name]) if name in found else "" for name, form in COLUMNS.values())]
         for step in result["steps"]
-        if (found := step["metrics"])
+        if (found := step["metrics"] and with_reward(step["metrics"], step["reward"]))
     ]
     print_table(f"run {result['run_id']}", ["step", *COLUMNS], rows)
     if rows:
@@ -187,8 +193,7 @@ def _print(result: dict[str, Any], stack: Any) -> None:
     print_table("per family", columns, families)
     picture = stack.home / "curves" / f"{result['run_id']}.png"
     picture.parent.mkdir(exist_ok=True)
-    found = {one["step"]: (one["metrics"] or {}).get("reward_mean") for one in result["steps"]}
-    curve = [(step, reward) for step, reward in found.items() if reward is not None]
+    curve = [(one["step"], one["reward"]) for one in result["steps"] if one["reward"] is not None]
     draw({result["run_id"]: curve}, {result["run_id"]: summary}, f"run {result['run_id']}", picture)
     say(f"picture: {picture}")
 

@@ -7,8 +7,8 @@ import typer
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from cli.train import COLUMNS
-from ratchet.types import RunState
+from cli.train import COLUMNS, with_reward
+from ratchet.types import OPEN_STATES
 
 if TYPE_CHECKING:
     from client import Run
@@ -45,7 +45,7 @@ def watch(
         while True:
             row = run.row()
             live.update(_screen(run), refresh=True)
-            if row.state not in (RunState.RUNNING, RunState.PAUSED):
+            if row.state not in OPEN_STATES:
                 break
             time.sleep(_LOOK_SECONDS)
     console.print(_screen(run))
@@ -55,11 +55,13 @@ def _screen(run: "Run") -> RenderableType:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from cli.run_screen import lines_of
-    from reads.curves import metrics_by_step, newest_metric_step
+    from reads.curves import metrics_by_step, newest_metric_step, rewards_by_step
 
     async def read(connection: AsyncConnection) -> dict[int, dict[str, float]]:
         last = await newest_metric_step(connection, run.run_id)
-        return await metrics_by_step(connection, run.run_id, max(1, last - _NUM_STEPS + 1), last)
+        steps = (connection, run.run_id, max(1, last - _NUM_STEPS + 1), last)
+        rewards = {one.step: one.mean for one in await rewards_by_step(*steps)}
+        return {step: with_reward(found, rewards.get(step)) for step, found in (await metrics_by_step(*steps)).items()}
 
     return Group(Text("\n".join(lines_of(run.why()))), Text(), _steps_table(run.client.read(read)))
 

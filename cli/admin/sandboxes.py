@@ -1,5 +1,4 @@
-"""`ratchet admin sandboxes`: compare the ledger of boxes with the provider, end boxes, open a terminal in one,
-try a service."""
+"""`ratchet admin sandboxes`: compare boxes of ledger and provider, end them, open a terminal in one, try a service."""
 
 import asyncio
 import os
@@ -127,7 +126,7 @@ def _find(name: str) -> dict[str, Any]:
 
 
 def _with_provider(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add `at_provider` to each row: running, paused or gone; `?` if the provider cannot be reached."""
+    """Add `at_provider` to each row: running, paused or not listed; `?` if the provider cannot be reached."""
     from activities.box_lifecycle import INSTALLATION_KEY
     from client import Client
     from store import installations
@@ -145,7 +144,7 @@ def _with_provider(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         states = asyncio.run(listed())
     except RatchetError:
         return [{**row, "at_provider": "?"} for row in rows]
-    return [{**row, "at_provider": states.get(row["provider_id"], "gone")} for row in rows]
+    return [{**row, "at_provider": states.get(row["provider_id"], "not listed")} for row in rows]
 
 
 def _provider() -> Any:

@@ -74,9 +74,6 @@ def _paragraph(finding: _Finding) -> str:
     return fill(text, width, initial_indent=finding.name.ljust(_NAME_WIDTH), subsequent_indent=indent)
 
 
-# ---------------------------------------------------------------- serving and capture
-
-
 def _serving(directory: Path) -> list[_Finding]:
     from adapter.prompt.renderer import Renderer
 
@@ -99,11 +96,7 @@ def _serving(directory: Path) -> list[_Finding]:
         if drops
         else "the template keeps thinking"
     )
-    return [
-        _Finding("capture", f"exact; {cost}"),
-        _Finding("history", thinking),
-        *_parsers(renderer),
-    ]
+    return [_Finding("capture", f"exact; {cost}"), _Finding("history", thinking), *_parsers(renderer)]
 
 
 def _parsers(renderer: "Renderer") -> list[_Finding]:
@@ -139,9 +132,6 @@ def _names(parsers: "Sequence[FittingParser]", condition: str) -> str:
     complete = " or ".join(parser.name for parser in parsers if parser.complete)
     others = " or ".join(parser.name for parser in parsers if not parser.complete)
     return "; ".join(part for part in (complete, others and f"{condition} {others}") if part)
-
-
-# ---------------------------------------------------------------- training and memory
 
 
 def _training(directory: Path, bin_tokens: int) -> list[_Finding]:

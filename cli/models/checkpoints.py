@@ -21,8 +21,7 @@ RunArgument = Annotated[str, typer.Argument(help="A run's id.")]
 @checkpoints_app.command("list")
 def list_all(run: RunArgument, json: Annotated[bool, typer.Option("--json")] = False) -> None:
     """List a run's checkpoints, newest first. The files of older ones are deleted when a newer one is committed; their
-    rows stay.
-    """
+    rows stay."""
     found = [{**row.as_dict(), **_size(row)} for row in _rows(run)]
     keys = ("step", "epoch", "world_size", "num_threads", "mib", "uri")
     rows = [[str(row[key] or ("deleted" if key == "mib" else 0)) for key in keys] for row in found]
@@ -38,9 +37,7 @@ def export_checkpoint_command(
         int | None, typer.Option(min=0, max=LARGEST_INTEGER, help="Step of the checkpoint. Default: the newest.")
     ] = None,
 ) -> None:
-    """Write a checkpoint's weights, tokenizer and chat template as a Hugging Face directory. Needs no learner and no
-    GPU.
-    """
+    """Write a checkpoint's weights, tokenizer and template as a Hugging Face directory. Needs no learner and no GPU."""
     usable = [row for row in _rows(run) if Path(row.uri, ".metadata").exists()]
     chosen = next((row for row in usable if step is None or row.step == step), None)
     if chosen is None:

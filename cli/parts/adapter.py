@@ -52,8 +52,7 @@ class SettingsOfSets:
 
 
 def settings_of_plan(stack: Stack, plan: ServingPlan) -> "AdapterSettings":
-    """Return the adapter's settings for the calls of one engine set, from its plan, the stack's environment and
-    temporal.yaml."""
+    """Return the adapter's settings for one engine set, from its plan, the stack's environment and temporal.yaml."""
     from adapter.settings import AdapterSettings
 
     environment = stack.environment()

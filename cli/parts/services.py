@@ -48,25 +48,38 @@ def temporal_ui() -> None:
     run_temporal_ui(stack.ports["temporal_ui"], stack.environment()["TEMPORAL_ADDRESS"])
 
 
-def gateway() -> None:
-    """Run the local sandbox gateway."""
+def gateway(
+    name: Annotated[str, typer.Option(help="This host's name among those of a launch's front.")] = "",
+    front: Annotated[
+        Path | None, typer.Option(help="Serve the boxes of the hosts in this JSON file: name, URL.")
+    ] = None,
+    lost_seconds: Annotated[
+        float, typer.Option(min=60, max=LARGEST_INTEGER, help="Time without an answer until a host's boxes are gone.")
+    ] = 600,
+) -> None:
+    """Run the local sandbox gateway, or the front of those of several hosts."""
     from activities.harnesses.agent_programs import BOX_AGENTS, agents_directory
     from sandbox_gateway import machine_probe
+    from sandbox_gateway.front import create_front_app, host_tag
     from sandbox_gateway.python_layer import ensure_python_layer
-    from sandbox_gateway.serve import serve_gateway
+    from sandbox_gateway.serve import serve_app, serve_gateway
     from sandbox_gateway.settings import GatewaySettings
     from sandboxes.e2b import image_metadata_key
 
     stack = Stack()
+    if front is not None:
+        serve_app(create_front_app(front, lost_seconds), "127.0.0.1", stack.ports["front"])
+        return
     machine_probe.require_sandbox_support()
     agents_directory().mkdir(mode=0o755, parents=True, exist_ok=True)
     serve_gateway(
         GatewaySettings(
-            root_directory=stack.home / "boxes",
+            root_directory=stack.home / "boxes" / name,
             api_key=stack.environment()["E2B_API_KEY"],
             port=stack.ports["gateway"],
             egress_ports=(int(stack.environment()["ADAPTER_PORT"]),),
             max_boxes=256,
+            box_id_prefix=host_tag(name) if name else "",
             image_metadata_key=image_metadata_key(),
             images_directory=paths.images(),
             layers={"/opt/ratchet": ensure_python_layer(paths.cache()), BOX_AGENTS: agents_directory()},
@@ -125,6 +138,8 @@ def worker(
     ] = None,
 ) -> None:
     """Run a worker, which polls task queues and runs workflows and activities."""
+    import uvloop
+
     from ratchet.trace_export import start_exporting
     from stack.worker import run_worker
 
@@ -133,7 +148,7 @@ def worker(
     if unknown:
         raise ConfigError(f"--queue {unknown[0]}: unknown; expected one of {', '.join(QUEUES)}")
     start_exporting("worker")
-    asyncio.run(run_worker(queues, load_temporal_settings(), Stack().environment()["RATCHET_DATABASE_URL"]))
+    uvloop.run(run_worker(queues, load_temporal_settings(), Stack().environment()["RATCHET_DATABASE_URL"]))
 
 
 def watcher() -> None:

@@ -3,10 +3,9 @@
 import typer
 
 from cli.show.groups import groups
-from cli.show.requests import requests
 from cli.show.rollout import rollout
 from cli.show.rollouts import rollouts, waiting
-from cli.show.runs import runs
+from cli.show.runs import requests, runs
 from cli.show.training import forks, mix
 
 show_app = typer.Typer(

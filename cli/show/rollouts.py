@@ -53,7 +53,7 @@ def rollouts(
             line.outcome or "open",
             "" if line.reward is None else f"{line.reward:g}",
             line.agent_exit or "",
-            "" if line.outcome is None else str(line.num_turns),  # counted when a rollout ends
+            str(line.num_turns),
             "; ".join(f"{flag['what']} ({flag['place']})" for flag in line.flags or []) or line.reason,
         ]
         for line in found

@@ -1,10 +1,10 @@
-"""`ratchet show runs`: list the runs of this installation."""
+"""`ratchet show runs` and `requests`: list the runs of this installation, and what people have asked of one."""
 
 from typing import Annotated, Any
 
 import typer
 
-from cli.console import answered_by, print_json, print_table
+from cli.console import answered_by, print_found, print_json, print_table
 from ratchet.config_engines import DEFAULT_SET
 
 
@@ -49,3 +49,19 @@ def _state(run: dict[str, Any]) -> str:
     if run["is_by_hand"] and run["state"] == "running":
         return "open"  # it takes rollouts for ever, and runs none by itself
     return run["state"] if run["wish"] == "none" else f"{run['state']}, {run['wish']}"
+
+
+def requests(
+    run: Annotated[str, typer.Argument(help="A run of `ratchet show runs`.", metavar="RUN")],
+    json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """List what people have asked of a run, newest first: who, when, from what to what, from which planned step on."""
+    from client import Client
+
+    found = Client().run(run).steering()
+    rows = [
+        [f"{one['asked_at']:%Y-%m-%d %H:%M:%S}", one["asked_by"], str(one["from_step"]), one["what"], one["reason"]]
+        for one in found
+    ]
+    columns = ["asked at", "by", "first step planned after it", "what", "why"]
+    print_found(found, json, f"{len(rows) or 'no'} requests to {run}", columns, rows, breaks_last=True)

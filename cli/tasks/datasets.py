@@ -2,8 +2,6 @@
 
 import asyncio
 import os
-import tempfile
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from uuid import uuid4
@@ -16,7 +14,7 @@ from ratchet import paths
 from ratchet.bounded_numbers import LARGEST_INTEGER, MAX_ROWS
 from ratchet.config import DatasetConfig
 from ratchet.config_sources import load_config
-from ratchet.errors import ConfigError, DatasetError
+from ratchet.errors import ConfigError, DatasetError, MachineError, SandboxBusyError, SandboxFullError
 from ratchet.types import JsonObject
 from stack.parts import Stack
 
@@ -66,9 +64,7 @@ def check(
     metadata_key: MetadataKey = "metadata",
     json: Json = False,
 ) -> None:
-    """List the errors of a dataset, and settings that are allowed but rarely intended. Exit code 1 if a row cannot be
-    used.
-    """
+    """List the errors of a dataset, and settings that are rarely intended. Exit code 1 if a row cannot be used."""
     from activities.datasets.base import Problem
     from activities.datasets.formats import check_rows
     from activities.datasets.lints import lint_config, lint_rows
@@ -105,18 +101,20 @@ def check(
 
 
 async def _lint_boxes(rows: "list[TaskFields]") -> list[str]:
-    """Use the sandbox service that the environment names, else a gateway of this command."""
+    """Use the sandbox service that the environment names, else that of the stack, which is up then."""
     from activities.datasets.box_lints import lint_boxes
     from sandboxes.registry import sandbox_provider
-    from stack.private_gateway import private_gateway
 
-    with ExitStack() as stack:
-        if os.environ.get("E2B_API_KEY") or os.environ.get("RATCHET_SANDBOX_PROVIDER"):
-            provider = sandbox_provider()
-        else:
-            directory = stack.enter_context(tempfile.TemporaryDirectory())
-            provider = stack.enter_context(private_gateway(Path(directory) / "gateway"))
-        return [text async for text in lint_boxes(provider, rows)]
+    os.environ.update(Stack().environment())
+    try:
+        return [text async for text in lint_boxes(sandbox_provider(), rows)]
+    except SandboxBusyError as error:
+        remedy = (
+            "; `ratchet up` starts the boxes of this stack"
+            if Stack().has_gateway and not isinstance(error, SandboxFullError)
+            else ""
+        )
+        raise MachineError(f"{error}{remedy}") from error
 
 
 @tasks_app.command(name="import")
@@ -157,8 +155,7 @@ def list_(
     json: Json = False,
 ) -> None:
     """List datasets, or the tasks of one with the results of admission: per task the result of each patch, the duration
-    of the gold one, and how many of the broken oracles that were tried are valid.
-    """
+    of the gold one, and how many of the broken oracles that were tried are valid."""
     from client import Client
     from store import tasks
 
@@ -242,8 +239,7 @@ def admit(
     json: Json = False,
 ) -> None:
     """Examine tasks: the gold patch must pass and the empty patch must fail, every time. Needs a running stack
-    (`ratchet up`).
-    """
+    (`ratchet up`)."""
     from client.workflows import run_workflow
     from ratchet.grading_payloads import AdmitInput, AdmitResult
 

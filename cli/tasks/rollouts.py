@@ -43,7 +43,8 @@ def regrade(
     grader: Annotated[str | None, typer.Option(help="Grader to use instead of the task's own.")] = None,
     repeats: Annotated[int, typer.Option(min=1, max=1000, help="Number of grades per patch, each in a fresh box.")] = 1,
     adopt: Annotated[
-        bool, typer.Option("--adopt", help="Update rewards to the new verdicts, except in groups that a step has used.")
+        bool,
+        typer.Option("--adopt", help="Update rewards to the new verdicts. Steps keep what they were trained with."),
     ] = False,
     window: Annotated[int, typer.Option(min=1, max=1000, help="Number of patches graded in parallel.")] = 2,
     json: Annotated[bool, typer.Option("--json")] = False,

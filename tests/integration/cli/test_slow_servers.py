@@ -18,8 +18,8 @@ from ratchet.temporal_client import start_train_run
 from store.database import Database
 from store.migration import migrate
 from tests.integration.cli.test_stopped_stack import ASKING
-from tests.integration.stack.test_temporal_server import ROOT, Services, own_server, services
 from tests.integration.training.records import make_config, make_run
+from tests.temporal_services import ROOT, TemporalServices, own_server, services
 
 __all__ = ["own_server", "services"]
 
@@ -84,7 +84,7 @@ class SlowServers:
 
 
 @contextlib.asynccontextmanager
-async def slow_servers(own: Services, home: Path, seconds: float) -> AsyncIterator[SlowServers]:
+async def slow_servers(own: TemporalServices, home: Path, seconds: float) -> AsyncIterator[SlowServers]:
     """Both servers with a run that is open in both of them."""
     url = own.stack.environment()["RATCHET_DATABASE_URL"]
     await asyncio.to_thread(migrate, url)
@@ -116,13 +116,15 @@ async def check(servers: SlowServers, commands: tuple[str, ...], limit_seconds: 
     assert not broken
 
 
-async def test_no_command_ends_because_an_answer_is_slow(own_server: Services, tmp_path: Path) -> None:
+async def test_no_command_ends_because_an_answer_is_slow(own_server: TemporalServices, tmp_path: Path) -> None:
     async with slow_servers(own_server, tmp_path, 2.5) as servers:
         await check(servers, FEW, limit_seconds=120)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-async def test_no_command_of_the_help_ends_because_an_answer_takes_20_s(own_server: Services, tmp_path: Path) -> None:
+async def test_no_command_of_the_help_ends_because_an_answer_takes_20_s(
+    own_server: TemporalServices, tmp_path: Path
+) -> None:
     async with slow_servers(own_server, tmp_path, 20.0) as servers:
         await check(servers, tuple(ASKING), limit_seconds=600)

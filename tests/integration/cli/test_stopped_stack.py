@@ -1,5 +1,6 @@
 """Every command that needs the stack, while it is stopped: one sentence and exit code 2, at once."""
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +34,7 @@ ASKING = {
     "explain": ["RUN"],
     "explain --advice": ["RUN"],
     "recall --since 2026-11-01T12:00+02:00": ["RUN", "--grader", "eval_cmd"],
+    "recall --apply": ["RUN", "--family", "odds"],
     "sql": ["SELECT 1"],
     "view": ["5"],
     "publish": ["RUN", "--out", "published"],
@@ -45,6 +47,7 @@ ASKING = {
     "show forks": ["RUN"],
     "show requests": ["RUN"],
     "tasks list": [],
+    "tasks check --boxes": ["datasets/quickstart/train.jsonl"],
     "tasks show": ["5"],
     "tasks import": ["datasets/quickstart/train.jsonl"],
     "tasks admit": ["datasets/quickstart/train.jsonl"],
@@ -82,11 +85,15 @@ WITHOUT = {
 
 
 @pytest.fixture(autouse=True)
-def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    before = dict(os.environ)  # commands that use boxes set the variables of their service
     for name in ("RATCHET_DATABASE_URL", "RATCHET_READER_DATABASE_URL", "TEMPORAL_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RATCHET_HOME", str(tmp_path))
     free_ports(tmp_path)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
 
 
 def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

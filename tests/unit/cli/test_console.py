@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from cli import console
+from ratchet.progress import CountedLine
 
 RUN = "quickstart-261125-abcd"
 REASON = "no attempt of 3 gave a patch: the sandbox service refused the box because its disk is full [28]"
@@ -78,3 +79,13 @@ def test_columns_that_do_not_fit_follow_below(monkeypatch: pytest.MonkeyPatch) -
 
 def test_empty_tables_have_their_titles(monkeypatch: pytest.MonkeyPatch) -> None:
     assert on_terminal(monkeypatch, 80, ["id", "run"], []) == ["id  run"]
+
+
+@pytest.mark.parametrize(("brought", "told"), [(None, "1 min 40 s"), (229.0, "3 min 49 s")])
+def test_a_line_of_progress_has_the_estimate_that_it_brings_or_that_of_the_pace(
+    brought: float | None, told: str
+) -> None:
+    pace = console._Pace()
+    first, later = (CountedLine(f"{done} of 30", "rollouts", done, 30, brought) for done in (10, 20))
+    assert pace.line(first, 0.0) == ("10 of 30" if brought is None else f"10 of 30; about {told} left")
+    assert pace.line(later, 100.0) == f"20 of 30; about {told} left"

@@ -13,7 +13,9 @@ def screen(lines: list[str]) -> str:
     bar = ProgressBar(Console(file=out, width=80, force_terminal=True, color_system=None))
     for number, line in enumerate(lines):
         elapsed = f"[{number:6.1f} s]"
-        bar.show(line, elapsed) if isinstance(line, CountedLine) else bar.print_above(f"{elapsed} {line}")
+        bar.show(line, elapsed, "; about 3 min left") if isinstance(line, CountedLine) else bar.print_above(
+            f"{elapsed} {line}"
+        )
     return out.getvalue()
 
 
@@ -23,7 +25,7 @@ def counted(done: int) -> CountedLine:
 
 def test_a_bar_is_drawn_and_ends_with_its_work() -> None:
     text = screen([counted(10), counted(50), "a line above", counted(100), "afterwards"])
-    assert "━" in text and "left" in text
+    assert "━" in text and "about 3 min left" in text
     assert "[   2.0 s] a line above" in text
     last = text.rstrip().splitlines()[-1]
     assert last.endswith("[   4.0 s] afterwards") and "━" not in last
