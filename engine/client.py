@@ -81,8 +81,6 @@ class EngineClient:
             self._open_session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
         return self._open_session
 
-    # ------------------------------------------------------------ tokens
-
     async def generate(
         self,
         ids: Sequence[int] | npt.NDArray[np.int32] | IdsText,
@@ -164,8 +162,6 @@ class EngineClient:
             own_ids = [f"generate-tokens-{one}" for one in request_ids]  # vLLM's names of calls on the token route
             await self._call("POST", ABORT, body={"request_ids": own_ids})
 
-    # ------------------------------------------------------------ weights
-
     async def pause(self, mode: str = "keep", clear_cache: bool = True) -> None:
         """Pause generation. `keep` keeps requests; `clear_cache` computes caches anew at `resume`, for new weights."""
         await self._call("POST", "/pause", params={"mode": mode, "clear_cache": "true" if clear_cache else "false"})
@@ -233,8 +229,6 @@ class EngineClient:
         """Return the label of the weights, or None if they have none."""
         label = (await self._call("GET", "/weight_info")).get("weight_version")
         return None if label in (None, "default") else str(label)
-
-    # ------------------------------------------------------------ the server
 
     async def health(self) -> bool:
         """Return whether the server answers and its engine lives."""

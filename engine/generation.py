@@ -73,8 +73,7 @@ class SampledTokens:
         version_of: Callable[[str], str | None] | None = None,
     ) -> None:
         """`on_growth` is called by `notify` with the ids that are new since its last call. `version_of`: the version
-        of the call's LoRA slot in an engine's label, None without one; by default the label itself.
-        """
+        of the call's LoRA slot in an engine's label, None without one; by default the label itself."""
         self.token_ids: list[int] = []
         self.finish_reason: str | None = None
         self._on_growth = on_growth
@@ -138,8 +137,7 @@ class SampledTokens:
 
     def _add_experts(self, data: str | None) -> None:
         """Add the experts of a call that has ended, in numpy's file format. Of a token that an earlier call computed,
-        the experts of that call stay: with them the tokens after it were sampled.
-        """
+        the experts of that call stay: with them the tokens after it were sampled."""
         if data is None:
             return
         found: ExpertIds = np.load(BytesIO(b64decode(data)), allow_pickle=False)

@@ -18,12 +18,13 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
 from engine import adapter_files
 from engine.vllm_plugin import BACKEND, WORKER_EXTENSION
 from ratchet import tracing
 from ratchet.config_engines import DEFAULT_SET
+from ratchet.config_sections import EngineConfig
 from ratchet.errors import MachineError
 from ratchet.lora_slots import FIRST_SLOT, SERVED_RANKS, served_rank, slot_name
 from ratchet.start_variables import start_variables
@@ -33,10 +34,9 @@ _MARKER = "RATCHET_ENGINE_PIDFILE"
 """Environment variable of all processes of one vLLM, inherited by those that it starts; its value is the pidfile."""
 
 
-class EngineSettings(BaseModel):
-    """Settings of one engine, from the options of `ratchet part engine`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class EngineSettings(EngineConfig):
+    """Settings of one engine: those of its set's config, and its place. `args`: with its own; they override what is set
+    here. `kv_cache_gib`, `num_threads`: vLLM decides unless given; a GPU needs `--gpu-memory-utilization` instead."""
 
     model_path: Path
     """The model that is served while no open run has published a policy."""
@@ -55,28 +55,13 @@ class EngineSettings(BaseModel):
 
     vLLM's weight routes have no password, so it must be the loopback address or one of a private network.
     """
-    dtype: str = "auto"
-    """Data type of the weights and activations, as vLLM's `--dtype`; auto takes the model's own."""
     max_model_len: int | None = None
     """Highest number of tokens of prompt and output of one call; None takes it from the model's configuration."""
-    max_num_seqs: int = 64
-    """Highest number of requests that vLLM computes at the same time."""
-    kv_cache_gib: int | None = None
-    """Memory for the KV cache on a CPU, in GiB; None leaves it to vLLM.
-
-    For a GPU, use vLLM's `--gpu-memory-utilization` in `extra_args`.
-    """
-    num_threads: int | None = None
-    """Number of compute threads on a CPU; None leaves it to vLLM."""
     lora_rank: int | None = None
     """Highest rank of the LoRA adapters that are served with the model; None serves no adapter."""
-    lora_runs: int = 1
-    """Number of runs with LoRA that are served at once, each by the adapter in its slot."""
     router_replay: bool = False
     """True if vLLM returns the experts that it chose for each token."""
-    extra_args: tuple[str, ...] = ()
-    """Further arguments of vLLM, which override those set here."""
-    environment: dict[str, str] = {}
+    environment: dict[str, str] = Field(default_factory=dict)
     """Further environment variables of vLLM, such as CUDA_VISIBLE_DEVICES."""
     is_attached: bool = False
     """True if vLLM already runs, so that it is only registered and given weights, and neither started nor stopped."""
@@ -84,7 +69,7 @@ class EngineSettings(BaseModel):
     @property
     def checks_files(self) -> bool:
         """True if vLLM has our worker extension: it is started here, and its arguments name no other extension."""
-        return not self.is_attached and not any("worker-extension-cls" in one for one in self.extra_args)
+        return not self.is_attached and not any("worker-extension-cls" in one for one in self.args)
 
     @property
     def address(self) -> str:
@@ -103,10 +88,8 @@ class EngineSettings(BaseModel):
 
         Its path is short, since a socket's path has at most 107 bytes.
         """
-        return (
-            Path(tempfile.gettempdir())
-            / f"ratchet-engine-{hashlib.sha256(bytes(self.pidfile.resolve())).hexdigest()[:12]}"
-        )
+        digest = hashlib.sha256(bytes(self.pidfile.resolve())).hexdigest()
+        return Path(tempfile.gettempdir()) / f"ratchet-engine-{digest[:12]}"
 
     @property
     def adapter(self) -> Path | None:
@@ -127,16 +110,15 @@ def vllm_command(settings: EngineSettings, model: Path) -> list[str]:
     arguments = ["--model", str(model), *_names(settings)]
     arguments += ["--host", settings.host, "--port", str(settings.port)]
     arguments += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--dtype", settings.dtype]
-    arguments += ["--max-num-seqs", str(settings.max_num_seqs)]
     arguments += ["--weight-transfer-config", f'{{"backend":"{BACKEND}"}}', "--worker-extension-cls", WORKER_EXTENSION]
-    arguments += ["--disable-uvicorn-access-log"]
+    arguments += ["--disable-uvicorn-access-log", "--max-num-seqs", str(settings.max_num_seqs)]
     if settings.max_model_len is not None:
         arguments += ["--max-model-len", str(settings.max_model_len)]
     if settings.router_replay:
         arguments += ["--enable-return-routed-experts"]
     if (collector := tracing.collector_url()) is not None:
         arguments += ["--otlp-traces-endpoint", collector]
-    return [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server", *arguments, *settings.extra_args]
+    return [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server", *arguments, *settings.args]
 
 
 def _names(settings: EngineSettings) -> list[str]:
@@ -164,10 +146,9 @@ def vllm_environment(settings: EngineSettings) -> dict[str, str]:
     if tracing.collector_url() is not None:  # vLLM's own default is gRPC
         values["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] = tracing.collector_protocol()
         values["OTEL_SERVICE_NAME"] = os.environ.get("OTEL_SERVICE_NAME") or "ratchet-engine"
-    if settings.kv_cache_gib is not None:
-        values["VLLM_CPU_KVCACHE_SPACE"] = str(settings.kv_cache_gib)
-    if settings.num_threads is not None:
-        values["OMP_NUM_THREADS"] = str(settings.num_threads)
+    for name, variable in (("kv_cache_gib", "VLLM_CPU_KVCACHE_SPACE"), ("num_threads", "OMP_NUM_THREADS")):
+        if name in settings.model_fields_set:
+            values[variable] = str(getattr(settings, name))
     environment = os.environ | values | settings.environment
     return environment | start_variables(environment)
 
@@ -232,10 +213,8 @@ def end_leftover_engines(settings: EngineSettings) -> None:
     except (OSError, ValueError):
         return
     if int(wrapper) != os.getpid() and _start_time(int(wrapper)) == int(started):
-        raise MachineError(
-            f"an engine with pidfile {settings.pidfile} already runs (pid {wrapper}); "
-            "end it or choose another engine port"
-        )
+        what = f"an engine with pidfile {settings.pidfile} already runs (pid {wrapper})"
+        raise MachineError(f"{what}; end it or choose another engine port")
     # A session's number is not used again while one of its processes lives, so a dead leader's session is ours.
     is_ours = lines[2:] == [_pid_space()] and str(_start_time(int(server))) in (server_started, "None")
     while members := session_members(int(server), settings, by_program=is_ours):

@@ -13,7 +13,6 @@ states and who may change them are in `engine/weight_update.py`.
 import asyncio
 import contextlib
 import os
-import signal
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -25,7 +24,7 @@ from engine.policy_fetcher import PolicyFetcher
 from engine.policy_files import policy_directory, whole_model
 from engine.process import EngineSettings, end_leftover_engines, port_taken, vllm_process
 from engine.weight_update import load_from_files, replace_weights, score_canary
-from ratchet.background_task import errors_logged, running_beside
+from ratchet.background_task import errors_logged, running_beside, stop_event
 from ratchet.errors import EngineUnavailableError, MachineError, StoreUnavailableError
 from ratchet.lora_slots import FIRST_SLOT, label_of_versions, label_with, versions_of_label
 from ratchet.types import EngineState, JsonObject
@@ -54,10 +53,7 @@ async def run_engine(settings: EngineSettings) -> None:
     client = EngineClient(settings.address)
     try:
         await wait_for_schema(database)
-        stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        await EngineWrapper(settings, database, client, stop).run()
+        await EngineWrapper(settings, database, client, stop_event()).run()
     finally:
         await client.close()
         await database.close()
@@ -200,8 +196,6 @@ class EngineWrapper:
             await self._heartbeat()
             await asyncio.sleep(0.5)
 
-    # ------------------------------------------------------------ heartbeats
-
     async def _heartbeat(self) -> None:
         """Write one heartbeat; skip it while vLLM is unresponsive or the store is unavailable.
 
@@ -272,8 +266,6 @@ class EngineWrapper:
                 if not self.is_up or await self.client.health():
                     await self.database.run(engines.heartbeat_engine, self.engine_id)
             await asyncio.sleep(HEARTBEAT_SECONDS)
-
-    # ------------------------------------------------------------ weights
 
     async def _catch_up_after_silence(self) -> None:
         """Load the newest version before the next heartbeat: syncs skip a silent engine."""

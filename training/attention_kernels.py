@@ -101,9 +101,6 @@ def _without_batch(part: Tensor) -> Tensor:
     return part[0].transpose(0, 1)
 
 
-# ---------------------------------------------------------------- block by block
-
-
 def _looped_forward(query: Tensor, key: Tensor, value: Tensor, group: BlockGroup, scale: float) -> BlockOutput:
     wide = torch.promote_types(query.dtype, torch.float32)
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
@@ -139,10 +136,8 @@ def _looped_backward(
     return d_query, d_key, d_value
 
 
-# ---------------------------------------------------------------- the plain formula, over (1, H, T, D)
-
-
 def _scores(query: Tensor, key: Tensor, causal: bool, scale: float) -> Tensor:
+    """Return the scores of the plain formula; it and those below take tensors of (1, H, T, D)."""
     scores = query @ key.repeat_interleave(query.shape[1] // key.shape[1], 1).transpose(-1, -2) * scale
     if causal:
         scores.masked_fill_(torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1), -torch.inf)

@@ -213,8 +213,7 @@ class RankLearner:
         recorders: Sequence[LargestRatios | TrainedTurns],
     ) -> Tensor:
         """Return the weighted loss of one bin, a scalar, and add its statistics to `sums` and its tokens to the
-        recorders; without `sums` it is added to none of them.
-        """
+        recorders; without `sums` it is added to none of them."""
         inputs = make_inputs(bin, self.device, self.policy.sequence_ranks)
         logprobs_M, entropies_M = self.policy(inputs, bin.temperature)
         predictions_N = self._tensor(bin.predictions)

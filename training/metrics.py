@@ -173,12 +173,12 @@ def group_metrics(groups: Sequence[ConsumedGroup]) -> dict[str, float]:
     counts = {
         f"groups_{use}": float(sum(one.use == use for one in groups)) for use in ("trained", "no_signal", "expired")
     }
-    num_unsolved = sum(one.highest <= 0 for one in groups)
-    num_solved = sum(one.lowest >= 1 for one in groups)
+    num_unsolved = sum(max(one.rewards, default=0.0) <= 0 for one in groups)
+    num_solved = sum(min(one.rewards, default=0.0) >= 1 for one in groups)
     solved = {"none": num_unsolved, "all": num_solved, "some": len(groups) - num_unsolved - num_solved}
     fractions = {f"groups_solved_{name}_fraction": number / total for name, number in solved.items()}
     fractions["groups_with_signal_fraction"] = counts["groups_trained"] / total
-    truncated = sum(one.num_truncated for one in groups) / max(1, sum(one.num_rollouts for one in groups))
+    truncated = sum(one.num_truncated for one in groups) / max(1, sum(len(one.rewards) for one in groups))
     return counts | fractions | {"truncated_fraction": truncated}
 
 

@@ -71,9 +71,6 @@ class Bin:
         return sum((one.end - one.start) * (one.subtree_end - one.start) for one in self.segments)
 
 
-# ---------------------------------------------------------------- which chains, which rank, which pass
-
-
 class PassCost(NamedTuple):
     """Costs of a forward and backward pass, in units of one token's linear layers.
 
@@ -226,9 +223,6 @@ def _cut(
                 continue
         bins.append(_Cut([one], [], length, length, _work(length, 0, pair_cost)))
     return bins
-
-
-# ---------------------------------------------------------------- one bin
 
 
 def pack_bin(chains: Sequence[TrainingSequence], packing: Packing) -> Bin:

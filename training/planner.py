@@ -14,10 +14,11 @@ import numpy as np
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ratchet.config import RunConfig
+from ratchet.errors import ConfigError
 from ratchet.types import GroupState
 from scheduling.group_selection import has_enough_groups
 from scheduling.signal import gives_gradient
-from store import chains, plans, training_groups
+from store import chains, plans, retention, training_groups
 from store.chains import ChainArrays
 from store.plans import PlanRow
 from store.training_groups import GroupUse, ReadyGroup
@@ -74,8 +75,7 @@ async def plan_stored(
     The rows of the source run stay as they are. Its groups are taken in the order in which they became ready. All of
     their tokens are trained: staleness has no meaning here, since this run's versions sampled none of them.
     """
-    training = config.training
-    step = 1
+    training, step = config.training, 1
     chosen: list[list[Member]] = []
     uses: list[GroupUse] = []
     states = (GroupState.READY, GroupState.CONSUMED)
@@ -105,6 +105,40 @@ async def plan_stored(
     return step - 1
 
 
+async def plan_again(connection: AsyncConnection, run_id: str, config: RunConfig) -> int:
+    """Write the first rows of a run that begins from step S of another: the other's after S, with the rewards of now,
+    and return how many. A row with too few groups with signal is passed over. Raises ConfigError without S.
+
+    What samples the tokens of K rows and what trains them is K - 1 steps from S at most: 2 (K - 1) <= max_staleness.
+    """
+    training, (source, _, common) = config.training, (config.init_from or "").rpartition("@")
+    if training.steps and not (common.isdecimal() and source):
+        raise ConfigError(f"retrain: init_from must be RUN@step, found {config.init_from!r}")
+    if training.steps:
+        await retention.require_turns(connection, source)
+    step = 1
+    for number in range(training.max_staleness // 2 + 1 if training.steps else 0):
+        row = await plans.get_plan(connection, source, int(common) + 1 + number)
+        if row is None or step > training.steps:
+            break
+        groups = await training_groups.ready_groups(connection, source, training.truncated, of_step=row.step)
+        min_policy_step = row.knobs["min_policy_step"]
+        lengths = await _chain_lengths(connection, groups, min_policy_step)
+        drafts = [draft_members(one, lengths, step, config) for one in groups if gives_gradient(one.rewards, config)]
+        useful = [draft for draft in drafts if _has_trained_tokens(draft)]
+        chosen = {draft[0].group_id: draft for draft in useful[: training.groups_per_step]}
+        if len(chosen) < training.min_groups:
+            continue
+        uses = {one[0].group_id: "expired" for one in drafts} | dict.fromkeys(chosen, "trained")
+        surplus = {draft[0].group_id for draft in useful[training.groups_per_step :]}  # no step has used them
+        groups = [one for one in groups if one.group_id not in surplus]
+        used = [GroupUse(one.group_id, step, uses.get(one.group_id, "no_signal")) for one in groups]
+        await training_groups.record_group_uses(connection, run_id, used)
+        await _insert_plan(connection, run_id, step, min_policy_step, list(chosen.values()), config, source)
+        step += 1
+    return step - 1
+
+
 def _has_trained_tokens(members: Sequence[Member]) -> bool:
     return any(member.num_tokens > 0 for member in members)
 
@@ -127,6 +161,7 @@ async def _insert_plan(
     min_policy_step: int,
     drafts: Sequence[Sequence[Member]],
     config: RunConfig,
+    source_run_id: str | None = None,
 ) -> None:
     members = plan_members(drafts, step, config)
     knobs = {
@@ -134,6 +169,7 @@ async def _insert_plan(
         "updates_per_step": config.training.updates_per_step,
         "min_policy_step": min_policy_step,
         "learning_rate": config.training.learning_rate,
+        **({"source_run_id": source_run_id} if source_run_id else {}),
     }
     rows = [asdict(member) for member in members]
     await plans.insert_plan(connection, run_id, PlanRow(step, rows, knobs, denominators(members), config.seed))

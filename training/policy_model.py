@@ -199,9 +199,6 @@ class TrainablePolicy(nn.Module):
         return found
 
 
-# ---------------------------------------------------------------- what an architecture allows
-
-
 def why_no_segments(model: Any) -> str | None:
     """Return why this model of transformers cannot share prefixes exactly, or None if it can."""
     name = type(model).__name__

@@ -65,8 +65,7 @@ class BlockingStore:
         self.database = Database(url, pool_size=1)
 
     def transaction(self, work: Callable[[AsyncConnection, *_Args], Awaitable[_T]], *args: *_Args) -> _T:
-        """Run `work` in a transaction, and again until it is known to have committed; running it again must change
-        nothing."""
+        """Run `work` in a transaction until it is known to have committed; running it again must change nothing."""
         delay = 0.2
         while True:
             try:

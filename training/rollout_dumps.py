@@ -17,7 +17,7 @@ from ratchet.background_task import errors_logged
 from ratchet.errors import ConfigError
 from ratchet.logs import configure_logs
 from ratchet.progress import ReportProgress
-from ratchet.types import RunState
+from ratchet.types import OPEN_STATES
 from store.database import Database
 from store.schema import RunTable
 from training.sample_export import dump_steps
@@ -71,7 +71,7 @@ async def _write(database: Database, request: Path) -> None:
         if state is None or not (pattern := request.read_text()):  # no row yet, or a command writes the request
             return
         await dump_steps(connection, request.name, pattern, again=False)
-    if state not in (RunState.RUNNING, RunState.PAUSED) and request.read_text() == pattern:
+    if state not in OPEN_STATES and request.read_text() == pattern:
         request.unlink()
 
 

@@ -103,9 +103,6 @@ def _whole_file(path: Path) -> Iterator[Path]:
     partial.replace(path)
 
 
-# ---------------------------------------------------------------- a whole run
-
-
 async def export_run(
     connection: AsyncConnection, run_id: str, formats: Sequence[str], out: Path | None = None
 ) -> dict[Path, int]:

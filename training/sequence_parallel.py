@@ -105,9 +105,6 @@ class _Join(torch.autograd.Function):
         return None, None, *own
 
 
-# ---------------------------------------------------------------- which ranks, and which models
-
-
 def make_sequence_ranks(size: int) -> SequenceRanks | None:
     """Divide all ranks into groups of `size` consecutive ones and return this rank's, None for a size of 1. A
     collective.

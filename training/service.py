@@ -20,7 +20,7 @@ from typing import Any
 import structlog
 
 from ratchet import paths
-from ratchet.background_task import errors_logged
+from ratchet.background_task import errors_logged, stop_event
 from ratchet.config import RunConfig
 from ratchet.errors import BugError
 from ratchet.logs import is_json, json_object
@@ -63,15 +63,11 @@ _RAY_DEFAULTS = {
 
 def default_workers(config: RunConfig) -> int:
     """Return `training.workers`, or its default: a rank per GPU of `training.gpus`; without it one on a machine with a
-    GPU or with up to three CPU cores, two from four cores on.
-    """
+    GPU or with up to three CPU cores, two from four cores on."""
     if config.training.workers is None and config.training.gpus:
         return sum(map(len, config.training.gpus.values()))
     is_large = (os.cpu_count() or 1) >= 4 and not _GPUS.is_dir()
     return config.training.workers or (2 if is_large else 1)
-
-
-# ---------------------------------------------------------------- the driver's process
 
 
 def drive_run(run_id: str, url: str, service_pid: int) -> None:
@@ -105,16 +101,11 @@ async def _read_config(run_id: str, url: str) -> RunConfig:
     return read_stored_config(row.config)
 
 
-# ---------------------------------------------------------------- the service
-
-
 async def run_learner_service(url: str) -> None:
     """Run until SIGTERM or SIGINT. A driver that dies is started again, with a backoff of at most 30 s."""
     database = Database(url, pool_size=1)
     await wait_for_schema(database)
-    stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    stopping = stop_event()
     keepers: dict[str, asyncio.Task[None]] = {}
     dumps = asyncio.create_task(_keep_dumps(url))
     ended: set[str] = set()

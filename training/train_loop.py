@@ -234,8 +234,7 @@ class TrainLoop:
 
     def _wait_for_plan(self, step: int) -> Plan | None:
         """Return the step's plan, None if there is no such step; commit a checkpoint that becomes complete while
-        waiting. A collective.
-        """
+        waiting. A collective."""
         while (found := self.context.ranks.on_rank_zero(lambda: self._poll_plan(step))) is None:
             self.checkpoints.commit()
         return found if isinstance(found, Plan) else None
@@ -269,8 +268,7 @@ class TrainLoop:
 
     def _poll_evaluations(self, step: int) -> bool:
         """Wait on rank 0 until no evaluation samples the version that this step's replaces; return False if a
-        checkpoint must be committed first. Raises FencedError.
-        """
+        checkpoint must be committed first. Raises FencedError."""
         while self.context.store.transaction(evaluations.is_being_evaluated, self.lease.run_id):
             if self.checkpoints.is_written():
                 return False
@@ -283,8 +281,9 @@ class TrainLoop:
         sequences = self.context.store.transaction(
             planner.load_sequences, trained, plan.min_policy_step, self.config.training.router_replay
         )
+        is_stored = self.is_stored or "source_run_id" in plan.knobs
         # The versions of another run do not give the age of a token relative to these weights.
-        return [replace(one, policy_steps=None) for one in sequences] if self.is_stored else sequences
+        return [replace(one, policy_steps=None) for one in sequences] if is_stored else sequences
 
     def _step_metrics(
         self, plan: Plan, sequences: list[TrainingSequence], result: StepResult, timings: dict[str, float]

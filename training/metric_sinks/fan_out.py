@@ -85,8 +85,7 @@ class SinkThread:
         return not self._thread.is_alive()
 
     def abandon(self) -> int:
-        """Take back what is queued, and count it as lost with the point that the sink may be writing. Return their
-        number."""
+        """Take back what is queued; count it, and the point being written, as lost. Return their number."""
         number = int(self._has_point)
         with contextlib.suppress(queue.Empty):
             while True:

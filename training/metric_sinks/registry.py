@@ -4,10 +4,7 @@ from ratchet.import_path import import_object
 from training.metric_sinks.sink import MetricSink
 
 _HERE = "training.metric_sinks"
-SINKS = {
-    "tensorboard": f"{_HERE}.tensorboard:TensorBoardSink",
-    "wandb": f"{_HERE}.wandb:WandbSink",
-}
+SINKS = {"tensorboard": f"{_HERE}.tensorboard:TensorBoardSink", "wandb": f"{_HERE}.wandb:WandbSink"}
 
 
 def load_sink(name: str) -> type[MetricSink]:

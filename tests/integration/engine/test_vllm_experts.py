@@ -57,7 +57,7 @@ async def sample(model: Path, home: Path, router_replay: bool, *args: str) -> li
     home.mkdir()
     make_tokenizer(model)
     never_stop(model)
-    more = {"dtype": "bfloat16", "max_num_seqs": 16, "extra_args": ("--enforce-eager", *args)}
+    more = {"dtype": "bfloat16", "max_num_seqs": 16, "args": ("--enforce-eager", *args)}
     settings = cpu_settings(model, home, router_replay=router_replay, **more)
     async with vllm_process(settings, model) as process, EngineClient(settings.address) as client:
         await wait_until_healthy(client, process)
@@ -191,7 +191,7 @@ async def test_adapters_beside_experts(name: str, targets: list[str], num_layers
     policy = PublishedPolicy("run-1/1.e1", str(root / "1.e1"), learner.publish(root / "1.e1"), after)
     more = {"dtype": "bfloat16", "max_num_seqs": 16, "policies_root": root, "lora_rank": lora["rank"]}
     args = ("--enforce-eager", *(["--language-model-only"] if "Conditional" in name else []))
-    settings = cpu_settings(base, home, router_replay=True, extra_args=args, **more)
+    settings = cpu_settings(base, home, router_replay=True, args=args, **more)
     async with vllm_process(settings, base) as process, EngineClient(settings.address) as client:
         await wait_until_healthy(client, process)
         assert (await score_canary(client, before)).reason is None, "an empty adapter is the base"

@@ -46,7 +46,7 @@ async def test_an_engine_agrees_with_the_learner_after_training(
     await add_run(database)
     version = await record(database, 1, root / "1.e1", files)
     text_only = ("--enforce-eager", "--language-model-only")
-    settings = wrapper_settings(base, tmp_path, root, postgres_url, dtype="bfloat16", extra_args=text_only)
+    settings = wrapper_settings(base, tmp_path, root, postgres_url, dtype="bfloat16", args=text_only)
     async with wrapper(settings), EngineClient(settings.address) as client:
         row = await wait_for_engine(database, EngineState.READY)
         assert row.version == version.version == await client.version()

@@ -11,7 +11,7 @@ from tests.integration.training.test_faults import Runs
 from tests.unit.training.test_gradients import arguments_of, make_architecture
 
 
-@pytest.mark.parametrize("sequence_parallel", [1, 2])
+@pytest.mark.parametrize("sequence_parallel", [pytest.param(1, marks=pytest.mark.slow), 2])
 async def test_kills_change_nothing(sequence_parallel: int, database: Database, model: Path, tmp_path: Path) -> None:
     name = "Qwen3MoeForCausalLM"
     experts = make_architecture(name, tmp_path, **arguments_of(name), vocab_size=400)

@@ -135,7 +135,7 @@ def equal_runs(database: Database, model: Path, tmp_path: Path) -> Runs:
     return Runs(database, model, tmp_path, make_config(training={"steps": 8, "warmup_steps": 4, "weight_decay": 0.1}))
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.slow), 2])
 async def test_kills_at_every_point_change_nothing(equal_runs: Runs, world_size: int) -> None:
     undisturbed, killed = await equal_runs.undisturbed(world_size), await equal_runs.make()
     # Each point on each rank, in a step of its own; save and commit exist in steps with a checkpoint only.
@@ -347,7 +347,7 @@ async def _paused(equal_runs: Runs, settings: RankSettings, world_size: int) -> 
     return row.state_reason
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.slow), 2])
 async def test_an_error_of_the_users_own_code_pauses_the_run(equal_runs: Runs, world_size: int) -> None:
     """A failed learner counts once for any number of ranks."""
     equal_runs.config = make_config(loss={"preset": f"{__name__}:broken_loss"})

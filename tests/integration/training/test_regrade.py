@@ -1,5 +1,7 @@
 """A run trains on a regrade: the new verdict enters the next step's advantages, and no step that is planned already."""
 
+from typing import Any
+
 from sqlalchemy import delete, func, select, update
 
 from activities.grade import grade_row
@@ -12,12 +14,20 @@ from ratchet.config import RunConfig
 from ratchet.grading_payloads import RegradedInput, RegradedResult
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import BatchState, GroupState
-from store import grades, rollouts
+from reads import rollouts as rollouts_read
+from reads.curves import StepReward, rewards_by_step
+from reads.groups import list_groups_of_step
+from reads.reward_explanation import explain_reward
+from store import grades, rollouts, training_groups
 from store.database import Database
+from store.samples import samples_of_rollouts
 from store.schema import BatchTable, ChainTable, RolloutGroupTable, RolloutTable, RunTable
+from store.step_mix import step_mix
 from tests.integration.training.records import make_config, make_group, make_run
+from training.metrics import group_metrics
 from training.planner import load_sequences, load_step_plan, plan_step
 
+FAILED = Verdict(False, "1 fails", "", 1.0)
 SOLVED, REJECTED = Verdict(True, "all pass", "", 1.0), Verdict(False, "tampered", "", 1.0, True, "runner_tampered")
 
 
@@ -76,9 +86,58 @@ async def test_the_next_step_uses_the_new_verdict(database: Database, run_id: st
     assert await advantages(database, run_id, config) == [0.5, 0.5, -0.5, -0.5]
     async with database.begin() as connection:
         planned = await load_step_plan(connection, run_id, 1)
-    assert not (await regraded(database, members[2], SOLVED)).adopted, "its group has been used"
+        trained = await load_sequences(connection, members, 0)
+    assert (await regraded(database, members[2], SOLVED)).adopted and (
+        await regraded(database, members[0], FAILED)
+    ).adopted
     async with database.begin() as connection:
         assert await load_step_plan(connection, run_id, 1) == planned is not None, "a replay trains what was planned"
+        again = await load_sequences(connection, members, 0)
+        assert [one.ids.tolist() for one in again] == [one.ids.tolist() for one in trained]
+        ready = await training_groups.ready_groups(connection, run_id, "train", states=[GroupState.CONSUMED])
+        assert ready[0].rewards == [0.0, 1.0, 1.0, 0.0], "a run that trains on the stored group gets the new verdicts"
+
+
+async def test_what_a_step_saw_stays_beside_a_new_verdict(database: Database, run_id: str) -> None:
+    """Curve, parts, metrics, group lists, exports and explanations of a step show the rewards that it was planned with,
+    also those of a group that it left out.
+    """
+    config = make_config(training={"groups_per_step": 1})
+    await make_run(database, run_id, config)
+    async with database.begin() as connection:
+        left_out = await make_group(connection, run_id, 0, [0.0, 0.0])
+        group_id = await make_group(connection, run_id, 1, [1.0, 0.0, 0.0, 0.0])
+        await connection.execute(update(RolloutTable).values(num_chains=1))
+    assert await advantages(database, run_id, config) == [0.75, -0.25, -0.25, -0.25]
+
+    async def shown() -> list[Any]:
+        async with database.begin() as connection:
+            lines = await list_groups_of_step(connection, run_id, 1)
+            samples = [one async for one in samples_of_rollouts(connection, run_id, 1, [members[0]])]
+            rewards = await rollouts_read.read_group_rewards(connection, run_id, group_id)
+            return [
+                await rewards_by_step(connection, run_id, 1, 1),
+                await step_mix(connection, run_id, 1),
+                group_metrics(await training_groups.consumed_groups(connection, run_id, 1)),
+                [(one.group_no, one.lowest, one.highest, one.use) for one in lines],
+                [one.rollout_reward for one in samples],
+                rewards.rewards,
+            ]
+
+    members = await members_of(database, group_id)
+    before = await shown()
+    assert before[0] == [StepReward(1, 6, 2, 0.125, before[0][0].deviation, 0.0, 1.0)]
+    assert before[3] == [(0, 0.0, 0.0, "no_signal"), (1, 0.0, 1.0, "trained")]
+    assert (before[4], before[5]) == ([1.0] * len(before[4]), [1.0, 0.0, 0.0, 0.0])
+    for rollout_id in [*members, *await members_of(database, left_out)]:
+        assert (await regraded(database, rollout_id, FAILED if rollout_id == members[0] else SOLVED)).adopted
+    assert await shown() == before
+    async with database.begin() as connection:
+        head = await rollouts_read.require_rollout(connection, members[0])
+        facts = await rollouts_read.read_rollout_facts(connection, head)
+    assert facts.rollout.reward == 0.0
+    said = " ".join(one.text for one in explain_reward(facts))
+    assert "Its reward is 0" in said and "advantage in step 1 is +0.75" in said and "its reward was 1 then" in said
 
 
 async def test_a_rejected_patch_is_in_the_baseline_without_reward(database: Database, run_id: str) -> None:

@@ -88,8 +88,8 @@ def test_a_session_that_got_the_number_since_is_left_alone(tmp_path: Path, chang
     [
         ({}, True),
         ({"is_attached": True}, False),
-        ({"extra_args": ("--worker-extension-cls", "mine.Extension")}, False),
-        ({"extra_args": ("--worker-extension-cls=mine.Extension",)}, False),
+        ({"args": ("--worker-extension-cls", "mine.Extension")}, False),
+        ({"args": ("--worker-extension-cls=mine.Extension",)}, False),
     ],
 )
 def test_only_workers_with_our_extension_are_asked_to_check_files(
@@ -139,3 +139,17 @@ def test_vllm_starts_with_huge_pages_unless_the_user_refuses_them(
         environment=of_the_config,
     )
     assert vllm_environment(settings)["GLIBC_TUNABLES"] == expected
+
+
+@pytest.mark.parametrize("given", [{}, {"num_threads": 3}, {"kv_cache_gib": 1, "num_threads": 1}])
+def test_vllm_keeps_its_own_memory_and_threads_unless_they_are_given(
+    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {"kv_cache_gib": "VLLM_CPU_KVCACHE_SPACE", "num_threads": "OMP_NUM_THREADS"}
+    for name in names.values():
+        monkeypatch.delenv(name, raising=False)
+    place = {"model_path": tmp_path, "port": 1, "database_url": "", "state_dir": tmp_path, "policies_root": tmp_path}
+    found = vllm_environment(EngineSettings(**place, **given))
+    assert {name: found[variable] for name, variable in names.items() if variable in found} == {
+        name: str(value) for name, value in given.items()
+    }

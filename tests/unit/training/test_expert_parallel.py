@@ -42,7 +42,7 @@ def alone(single_rank: None, tmp_path_factory: pytest.TempPathFactory) -> Alone:
     return run_alone(cases)
 
 
-@pytest.mark.parametrize("world_size", LAYOUTS)
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_with_divided_experts_train_as_one_rank_does(world_size: int, alone: Alone, tmp_path: Path) -> None:
     """Each rank holds its share of the experts' weights and moments."""
     for name, case, ranks in run_divided(LAYOUTS, world_size, alone, tmp_path):

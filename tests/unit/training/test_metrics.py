@@ -56,10 +56,10 @@ def test_staleness_counts_from_the_weights_that_are_trained() -> None:
 
 def test_groups_are_counted_by_how_many_were_solved() -> None:
     groups = [
-        ConsumedGroup("trained", 0.0, 1.0, 4, 3),
-        ConsumedGroup("trained", 0.0, 0.5, 4, 0),
-        ConsumedGroup("no_signal", 0.0, 0.0, 4, 1),
-        ConsumedGroup("no_signal", 1.0, 1.0, 4, 0),
+        ConsumedGroup("trained", [0.0, 0.0, 1.0, 1.0], 3),
+        ConsumedGroup("trained", [0.0, 0.5, 0.5, 0.0], 0),
+        ConsumedGroup("no_signal", [0.0] * 4, 1),
+        ConsumedGroup("no_signal", [1.0] * 4, 0),
     ]
     found = group_metrics(groups)
     assert (found["groups_trained"], found["groups_no_signal"], found["groups_with_signal_fraction"]) == (2, 2, 0.5)
