@@ -367,7 +367,7 @@ async def serve_adapter(settings: AdapterSettings, read_sets: ReadSets | None = 
     Calls in flight at its end are found in the store by their clients' retries. Raises MachineError if the store has
     the schema of a later version.
     """
-    database = Database(settings.database_url, settings.pool_size, check_connections=False)
+    database = Database(settings.database_url, settings.pool_size)
     schema = asyncio.create_task(wait_for_schema(database))
     try:
         has_schema = partial(_has_schema, schema)

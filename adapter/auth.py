@@ -46,7 +46,7 @@ class SessionAuth:
         if not self._has_schema():
             raise StoreUnavailableError("the store's schema is not known yet")
         try:
-            row = await self._database.run(find_session, digest)
+            row = await self._database.read(find_session, digest)
         except StoreUnavailableError:
             if cached is not None:
                 return cached.row

@@ -27,7 +27,9 @@ def decoded(body: bytes, encoding: str, max_bytes: int) -> bytes:
             case "gzip" | "x-gzip":
                 return _inflated(body, name, _GZIP_BITS, max_bytes)
             case "deflate":
-                return _inflated(body, name, zlib.MAX_WBITS if _has_zlib_head(body) else -zlib.MAX_WBITS, max_bytes)
+                # Some clients leave out zlib's head and checksum, with which HTTP's `deflate` begins and ends.
+                has_head = len(body) >= 2 and body[0] & 0x0F == 8 and int.from_bytes(body[:2]) % 31 == 0
+                return _inflated(body, name, zlib.MAX_WBITS if has_head else -zlib.MAX_WBITS, max_bytes)
             case "zstd":
                 return _from_zstd(body, name, max_bytes)
     except (zlib.error, zstandard.ZstdError) as error:
@@ -35,11 +37,6 @@ def decoded(body: bytes, encoding: str, max_bytes: int) -> bytes:
     raise UnreadEncodingError(
         f"content-encoding: {name[:100]!r} is not read here: send the body as it is, or with gzip, deflate or zstd"
     )
-
-
-def _has_zlib_head(body: bytes) -> bool:
-    """Return whether the body begins as HTTP's `deflate` does. Some clients leave zlib's head and checksum out."""
-    return len(body) >= 2 and body[0] & 0x0F == 8 and int.from_bytes(body[:2]) % 31 == 0
 
 
 def _inflated(body: bytes, name: str, window_bits: int, max_bytes: int) -> bytes:

@@ -157,8 +157,6 @@ class LiveAnswer:
         self._hidden += text[:end]
         self._open_stop = text[end:]
 
-    # ------------------------------------------------------------ what may be shown
-
     def _text_part(self) -> _Part:
         return _Part.REST if self._strips and self._marks.tool_marks is None else _Part.TEXT
 

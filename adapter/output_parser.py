@@ -217,7 +217,8 @@ class OutputParser:
         for end in (match.end() for match in re.finditer(ends, body)):
             num_ends += 1
             is_last = num_ends == _MOST_ENDS
-            found = self._find_calls(body[begin : None if is_last else end], request, is_over=False)
+            is_over = is_complete and begin == 0 and end == len(body)  # one call that ends the answer is read once
+            found = self._find_calls(body[begin : None if is_last else end], request, is_over)
             unread = found.unread or unread or UnreadCause.NO_PARSER
             if found.calls and (is_last or found.are_all):
                 text = text if calls else found.text
@@ -276,8 +277,7 @@ class OutputParser:
 
     def parse_endpoint(self, found: EndpointAnswer, request: ParsedRequest) -> ParsedOutput:
         """Parse an endpoint's answer. Its tool calls are judged like those of a sampled text, and become text as they
-        do; a call that was cut is no JSON.
-        """
+        do; a call that was cut is no JSON."""
         options = request.options
         text, stop_sequence = _cut(found.text, options.stop_sequences)
         stop_sequence = stop_sequence or (
@@ -301,8 +301,7 @@ class OutputParser:
 
     async def write(self, message: Message, request: ParsedRequest) -> Ids | UnreadCause:
         """Return the ids with which the model would give an endpoint's answer; their text must be read as the same
-        message, in which only ids of calls, outer white space and members that are null may differ.
-        """
+        message, in which only ids of calls, outer white space and members that are null may differ."""
         ids = await asyncio.to_thread(self._renderer.written, request.preamble, request.runs, message)
         if len(ids):
             read = await self.parse(self.decode(ids[:-1]), request, stopped=True)

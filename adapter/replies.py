@@ -7,6 +7,7 @@ answer's last byte was handed to the transport; whether the client has received 
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import structlog
@@ -216,29 +217,22 @@ class JsonReply(_CallReply):
         await _write_response(send, FailureReply(self.dialect, failure, message))
 
 
+@dataclass(eq=False, repr=False)
 class HeldReply(Response):
     """Hold a call that has not begun because the store is unavailable or its engine set is not served, then reply as to
     any other.
 
-    `starting` begins the call; `reply` makes the response from its result or its error. A client that `streams` gets
-    comments meanwhile, which all readers of server-sent events skip; nothing else of the stream is known yet. `held` is
-    closed when the call waits no more.
+    `_starting` begins the call; `_reply` makes the response from its result or its error. A client that `_streams` gets
+    comments meanwhile, which all readers of server-sent events skip; nothing else of the stream is known yet. `_held`
+    is closed when the call waits no more.
     """
 
-    def __init__(
-        self,
-        starting: Coroutine[Any, Any, PendingCall],
-        reply: Callable[[PendingCall | BaseException], Response],
-        streams: bool,
-        ping_seconds: float,
-        held: contextlib.ExitStack,
-    ) -> None:
-        self.background = None
-        self._held = held
-        self._starting = starting
-        self._reply = reply
-        self._streams = streams
-        self._ping_seconds = ping_seconds
+    _starting: Coroutine[Any, Any, PendingCall]
+    _reply: Callable[[PendingCall | BaseException], Response]
+    _streams: bool
+    _ping_seconds: float
+    _held: contextlib.ExitStack
+    background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         starting = asyncio.create_task(self._starting)

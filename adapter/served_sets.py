@@ -58,38 +58,31 @@ class SetParts:
     parser: VllmParsers
 
 
+@dataclass(eq=False, repr=False)
 class ServedSets:
-    """The parts by engine set. `unusable`: why a set's calls wait, for its model's tokenizer or template."""
+    """The parts by engine set. `unusable`: why a set's calls wait, for its model's tokenizer or template.
 
-    def __init__(
-        self,
-        settings: AdapterSettings,
-        database: Database,
-        router: EngineRouter,
-        outage: StoreOutage,
-        waits: EngineWaits,
-        read_sets: ReadSets | None,
-        make_renderer: MakeRenderer = renderer_of,
-    ) -> None:
-        """`settings`: of the set that is asked for first. `read_sets`: None if every set has these settings.
+    `_settings`: of the set that is asked for first. `_read_sets`: None if every set has these settings. The parts of
+    the first set that can be used are made at once. Raises ConfigError if there is none.
+    """
 
-        The parts of the first set that can be used are made at once. Raises ConfigError if there is none.
-        """
-        self._settings = settings
-        self._database = database
-        self._router = router
-        self._outage = outage
-        self._waits = waits
-        self._read_sets = read_sets
-        self._make_renderer = make_renderer
-        self._sets: Mapping[str, AdapterSettings] = {} if read_sets is None else read_sets()
+    _settings: AdapterSettings
+    _database: Database
+    _router: EngineRouter
+    _outage: StoreOutage
+    _waits: EngineWaits
+    _read_sets: ReadSets | None
+    _make_renderer: MakeRenderer = renderer_of
+
+    def __post_init__(self) -> None:
+        self._sets: Mapping[str, AdapterSettings] = {} if self._read_sets is None else self._read_sets()
         self._of_set: dict[str, SetParts] = {}
         self._made: dict[str, SetParts] = {}  # by their settings as JSON
         self._unused_since: dict[str, float] = {}  # by the same, monotonic clock
         self._retry_at: dict[str, float] = {}  # by set, monotonic clock
         self._making = asyncio.Lock()
         self.unusable: dict[str, str] = {}
-        self.first = self._add_first(settings)
+        self.first = self._add_first(self._settings)
 
     def _add_first(self, settings: AdapterSettings) -> SetParts:
         try:

@@ -71,8 +71,7 @@ def _load_tokenizer(path: Path) -> Any:
 
 class VllmParsers:
     """`tool_parser` and `reasoning_parser` are vLLM's names (`qwen3_coder`, `hermes`, `qwen3`, …); None switches that
-    parser off. `marks`: those at which the parsers act; None if they are not known, or not yet.
-    """
+    parser off. `marks`: those at which the parsers act; None if they are not known, or not yet."""
 
     def __init__(
         self,

@@ -33,8 +33,7 @@ _ID = "zxqjcid01"
 
 class WrittenCalls:
     """The calls that one template writes. `sample`: one of them, None if its calls cannot be compared: it shows none
-    behind a text, or shows their ids, which clients do not get as they were sampled.
-    """
+    behind a text, or shows their ids, which clients do not get as they were sampled."""
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
@@ -59,8 +58,6 @@ class WrittenCalls:
             return ""
         text = whole.partition(_ANSWER.text)[2].removesuffix(without.partition(_ANSWER.text)[2])
         return self._renderer.tokenizer.with_names(text)
-
-    # ------------------------------------------------------------ values as plain text
 
     def _find_between_values(self, num_arguments: int) -> list[str]:
         """The template's text before, between and behind the values of a call."""
@@ -122,9 +119,6 @@ def _is_text_behind(calls: str, rest: str, marks: Sequence[str]) -> bool:
 
 def _stub(num_arguments: int) -> ToolCall:
     return ToolCall(_ID, _NAME, {f"{_ARGUMENT}{at}": f"{_VALUE}{at}" for at in range(num_arguments)})
-
-
-# ---------------------------------------------------------------- JSON
 
 
 def _is_same_json(text: str, written: str) -> bool:

@@ -93,11 +93,9 @@ class SseWriter(Protocol):
 
     def growth(self, turn_id: int, grown: ShownText) -> bytes:
         """The events that complete what was shown to `grown`, which begins with it; empty if nothing is new."""
-        ...
 
     def closing(self, answer: Answer) -> bytes:
         """The rest of the answer behind what was shown, with all calls: agents run them, so the turn is committed."""
-        ...
 
     def failed(self, failure: Failure, message: str) -> bytes: ...
 
@@ -133,15 +131,12 @@ class Dialect(Protocol):
 
     def preamble(self, fields: Fields) -> PreambleContent:
         """Parse system text and tools. Raises InvalidRequestError."""
-        ...
 
     def messages(self, items: Sequence[Any], first: int) -> list[Message]:
         """Parse items of one side to at least one message; `first`: number of items[0]. Raises InvalidRequestError."""
-        ...
 
     def options(self, fields: Fields, headers: Mapping[str, str], preamble: Preamble) -> RequestOptions:
         """Parse all fields but preamble and history, and the headers. Raises InvalidRequestError."""
-        ...
 
     def reply(self, options: RequestOptions, answer: Answer) -> bytes: ...
 

@@ -79,8 +79,6 @@ class ChatDialect(Dialect):
     preamble_fields: tuple[str, ...] = ("tools",)
     too_long_in_stream = False
 
-    # ------------------------------------------------------------ requests
-
     def call_ids(self, item: msgspec.Raw) -> CallIds:
         found = call_item(item)
         if found.role == "tool":
@@ -110,8 +108,6 @@ class ChatDialect(Dialect):
             logprobs=field_at(fields, "logprobs", bool, False),
             output_schema=schema_of(field_at(fields, "response_format", dict, {}), "response_format"),
         )
-
-    # ------------------------------------------------------------ answers
 
     def reply(self, options: RequestOptions, answer: Answer) -> bytes:
         choice = {
@@ -175,9 +171,6 @@ class ChatStream:
 
     def failed(self, failure: Failure, message: str) -> bytes:
         return b"data: " + openai_failure(failure, message).body + b"\n\n"
-
-
-# ---------------------------------------------------------------- messages
 
 
 def _lane(headers: Mapping[str, str]) -> str:

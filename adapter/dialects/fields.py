@@ -23,8 +23,7 @@ class Support(StrEnum):
 
 class FieldRule(NamedTuple):
     """`note`: for a refused field, what to do instead. `harmless`: values of it that ask for nothing. `is_state`: it
-    refers to a conversation that the vendor's servers keep.
-    """
+    refers to a conversation that the vendor's servers keep."""
 
     support: Support
     note: str = ""

@@ -58,8 +58,6 @@ class MessagesDialect(Dialect):
     preamble_fields: tuple[str, ...] = ("system", "tools")
     too_long_in_stream = False
 
-    # ------------------------------------------------------------ requests
-
     def preamble(self, fields: Fields) -> PreambleContent:
         system = _content(field_at(fields, "system", (str, list), ""), "system").text
         values = field_at(fields, "tools", list, [])
@@ -87,8 +85,6 @@ class MessagesDialect(Dialect):
             output_schema=schema_of(field_of(config, "format", dict, {}), "output_config.format"),
             parallel_calls=not field_of(choice, "disable_parallel_tool_use", bool, False),
         )
-
-    # ------------------------------------------------------------ answers
 
     def reply(self, options: RequestOptions, answer: Answer) -> bytes:
         usage = _usage(answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens)
@@ -165,9 +161,6 @@ class MessagesStream:
 
     def failed(self, failure: Failure, message: str) -> bytes:
         return b"event: error\ndata: " + MessagesDialect().failure(failure, message).body + b"\n\n"
-
-
-# ---------------------------------------------------------------- messages
 
 
 def _messages(value: dict[str, Any], where: str) -> list[Message]:

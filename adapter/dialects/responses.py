@@ -52,8 +52,6 @@ class ResponsesDialect(Dialect):
     preamble_fields: tuple[str, ...] = ("instructions", "tools")
     too_long_in_stream = True
 
-    # ------------------------------------------------------------ requests
-
     def items(self, history: msgspec.Raw | None) -> list[msgspec.Raw]:
         """A string instead of a list is one message of the user's."""
         if history is not None and bytes(memoryview(history)[:1]) == b'"':
@@ -93,8 +91,6 @@ class ResponsesDialect(Dialect):
             logprobs="message.output_text.logprobs" in field_at(fields, "include", list, []),
             output_schema=schema_of(field_of(text, "format", dict, {}), "text.format"),
         )
-
-    # ------------------------------------------------------------ answers
 
     def reply(self, options: RequestOptions, answer: Answer) -> bytes:
         return orjson.dumps(response_of(options, f"resp_{answer.turn_id}", answer))

@@ -146,8 +146,6 @@ class ResponsesStream:
         self._next_number += 1
         return event({"type": kind, "sequence_number": number} | values, kind)
 
-    # ------------------------------------------------------------ items
-
     def _begin_item(self, item: dict[str, Any]) -> bytes:
         empty = {**item, **_EMPTY[item["type"]]} | ({"status": "in_progress"} if "status" in item else {})
         self._num_items += 1

@@ -246,8 +246,6 @@ class PromptBuilder:
             engine_id=engine.id if engine else None,
         )
 
-    # ------------------------------------------------------------ parsing
-
     async def _tokenize_request(
         self, session: LiveSession, body: bytes, dialect: Dialect, headers: Mapping[str, str]
     ) -> _TokenizedRequest:
@@ -310,8 +308,6 @@ class PromptBuilder:
         drops = node.thinks and segments is not None and _may_drop_thinking(segments, new_runs)
         reusable = segments is not None and node.has_answer and not sampled and not drops
         return _StoredPrefix(newest.turn_id, newest.run_index, reusable)
-
-    # ------------------------------------------------------------ tokenising
 
     def _tokenize(
         self, session: LiveSession, request: ParsedRequest, stored: _StoredPrefix | None

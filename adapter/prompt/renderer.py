@@ -108,8 +108,6 @@ class Renderer:
         except NotSegmentableError:
             return True
 
-    # ------------------------------------------------------------ prompts
-
     def full(self, preamble: Preamble, runs: Sequence[MessageRun]) -> Ids:
         """Render and tokenise everything, without sampled ids. Raises TemplateRefusedError."""
         text = self.template.render(preamble.messages(runs), preamble.tools, generation_prompt=True)
@@ -168,8 +166,6 @@ class Renderer:
                 dropped = dropped or at in sampled
         parts.append(self.tokenizer.encode("".join(texts) + segments.generation, at_start=not parts))
         return ComposedPrompt(np.concatenate(parts), thinks, dropped)
-
-    # ------------------------------------------------------------ start
 
     def _require_segments(self) -> TemplateSegments:
         if self.segments is None:

@@ -32,6 +32,7 @@ class LiveSession:
     """A session in memory. `num_calls`: turns in generation. `loaded`: the store has been read once for the tree.
 
     `recorded`: what earlier attempts have asked and this one has not yet (`turns/replay.py`); None: not read yet.
+    `stale`: words of their results that this attempt's results have others for.
     """
 
     row: SessionRow
@@ -42,6 +43,8 @@ class LiveSession:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     num_calls: int = 0
     recorded: list[Any] | None = None
+    has_replayed: bool = False
+    stale: set[str] = field(default_factory=set)
 
     @property
     def at_turn_limit(self) -> bool:
@@ -50,25 +53,23 @@ class LiveSession:
         return limit is not None and self.tree.num_turns >= limit
 
 
+@dataclass(eq=False)
 class SessionCache:
-    def __init__(
-        self,
-        database: Database,
-        renderer: Renderer,
-        max_sessions: int,
-        restore_reasoning: bool | None = None,
-        split: Callable[[Message], Message] | None = None,
-    ) -> None:
-        """`restore_reasoning`: put reasoning back that clients omit; None: if the template shows it.
+    """`_restores`: put reasoning back that clients omit; None: if the template shows it.
 
-        `split`: takes thinking out of the text of an answer that came back.
-        """
-        self._split = split
-        self._database = database
-        self._renderer = renderer
-        self._max_sessions = max_sessions
+    `_split`: takes thinking out of the text of an answer that came back.
+    """
+
+    _database: Database
+    _renderer: Renderer
+    _max_sessions: int
+    _restores: bool | None = None
+    _split: Callable[[Message], Message] | None = None
+
+    def __post_init__(self) -> None:
         self._preambles = PreambleCache()
-        self.restores = renderer.template.shows_reasoning if restore_reasoning is None else restore_reasoning
+        if self._restores is None:
+            self._restores = self._renderer.template.shows_reasoning
         self._sessions: OrderedDict[int, LiveSession] = OrderedDict()
 
     def get(self, row: SessionRow) -> LiveSession:
@@ -76,7 +77,7 @@ class SessionCache:
         session = self._sessions.get(row.id)
         if session is None:
             tree = TurnTree(not self._renderer.template.shows_call_ids)
-            restore = tree.with_reasoning if self.restores and row.endpoint is None else None
+            restore = tree.with_reasoning if self._restores and row.endpoint is None else None
             split = self._split if row.endpoint is None else None
             calls_of = tree.reasoning.calls_of if row.endpoint is None else None
             repairs = HistoryRepairs(restore, not self._renderer.template.shows_call_ids, split, tree.knows, calls_of)

@@ -77,8 +77,6 @@ class TemplateSegments:
         self.drops_thinking = bool(self._next_tool) and self._with_thinking != self._without_thinking
         self._changes_plain_answers = self.drops_thinking and self._finds_changed_plain_answer()
 
-    # ------------------------------------------------------------ segments
-
     def opening(self, preamble: Preamble, run: MessageRun) -> str:
         """Return system text, tools and everything before the first answer."""
         return self._template.render(preamble.messages([run]), preamble.tools)
@@ -147,8 +145,6 @@ class TemplateSegments:
         ]
         return SegmentedHistory(texts, kept, last_drop >= 0)
 
-    # ------------------------------------------------------------ stubs
-
     def _render(self, messages: Sequence[Message]) -> str:
         try:
             return self._template.render(messages)
@@ -166,8 +162,6 @@ class TemplateSegments:
             return _without_prefix(self._after_answer([_USER, _ANSWER, _TOOL]), self.end)
         except NotSegmentableError:
             return ""  # a template without tools
-
-    # ------------------------------------------------------------ the check at start
 
     def check(self) -> Iterator[str]:
         """Yield full texts that equal the sum of their segments. Raises NotSegmentableError at one that does not."""

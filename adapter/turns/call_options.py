@@ -18,8 +18,7 @@ from adapter.conversation import Answer, RequestOptions
 
 class CallOptions(NamedTuple):
     """`max_tokens`: the limit that was in force, of the client's and the session's. `view`: digest of the options that
-    act on the view. `call_key`: digest of the client's `Idempotency-Key`, "" without one.
-    """
+    act on the view. `call_key`: digest of the client's `Idempotency-Key`, "" without one."""
 
     max_tokens: int
     stop_sequences: tuple[str, ...]

@@ -70,23 +70,14 @@ def cause_of(
         return ForkCause.RESTART
     if dropped:
         return ForkCause.THINKING
-    return _cause_of_first_change(tree, attach_point, prompt_tokens, lane, runs, keys)
-
-
-def _cause_of_first_change(
-    tree: TurnTree,
-    attach_point: AttachPoint,
-    prompt_tokens: int,
-    lane: str,
-    runs: Sequence[MessageRun],
-    keys: Sequence[bytes],
-) -> ForkCause:
-    """Distinguish drift from edits: an equal message with other tokens is drift, a different message an edit."""
+    # The first new message: an equal message with other tokens is drift, a different message an edit.
     for at, run in enumerate(runs):
         if keys[at + 1] in tree.known_keys:
             continue
         if run.assistant:
-            return _cause_of_changed_answer(tree, keys[at], run)
+            if tree.has_similar_answer(keys[at], run):
+                return ForkCause.DRIFT
+            return ForkCause.REASONING if tree.reasoning.knows(keys[at], run) else ForkCause.EDIT
         if at > 0:
             return _cause_behind_answer(tree, attach_point, lane, runs[at - 1], keys[at - 1])
         mostly_new = len(runs) == 1 and 2 * attach_point.kept_tokens <= prompt_tokens
@@ -98,18 +89,11 @@ def _cause_behind_answer(
     tree: TurnTree, attach_point: AttachPoint, lane: str, answer: MessageRun, key: bytes
 ) -> ForkCause:
     """The first new message follows a known answer: if the prompt leaves its stream before that, the same messages have
-    other tokens.
-    """
+    other tokens."""
     turn_id = tree.turn_of_answer(key, answer, lane) if answer.assistant else None
     if turn_id is not None and attach_point.kept_tokens < tree.nodes[turn_id].length:
         return ForkCause.DRIFT
     return ForkCause.EDIT
-
-
-def _cause_of_changed_answer(tree: TurnTree, key: bytes, run: MessageRun) -> ForkCause:
-    if tree.has_similar_answer(key, run):
-        return ForkCause.DRIFT
-    return ForkCause.REASONING if tree.reasoning.knows(key, run) else ForkCause.EDIT
 
 
 def _cause_of_opening(tree: TurnTree, lane: str, runs: Sequence[MessageRun], otherwise: ForkCause) -> ForkCause:

@@ -123,7 +123,7 @@ class TurnForwarder:
                 self._waits.set_forwarded(turn_id, False)
             await asyncio.sleep(pause_seconds)
             delay_seconds = min(_MAX_DELAY_SECONDS, delay_seconds * 2)
-            known = await self._outage.hold(lambda: self._database.run(turns.get_call, turn_id))
+            known = await self._outage.hold(lambda: self._database.read(turns.get_call, turn_id))
             if known is None or known.state is TurnState.ABORTED:
                 raise UnauthorisedError
 

@@ -174,7 +174,7 @@ class TurnGenerator:
             return answer
         # Another process completed or aborted the call, the session was sealed, or this process committed and the
         # confirmation was lost.
-        known = await self._stored(session, lambda: self._database.run(turns.get_call, turn_id))
+        known = await self._stored(session, lambda: self._database.read(turns.get_call, turn_id))
         if known is None or known.state is not TurnState.COMPLETED or known.answer is None:
             raise UnauthorisedError
         return stored_answer(known)
@@ -246,8 +246,6 @@ class TurnGenerator:
             unread=output.unread,
         )
 
-    # ------------------------------------------------------------ the engine
-
     async def _sample(
         self, session: LiveSession, prepared: PreparedCall, turn_id: int, live: LiveAnswer | None
     ) -> _SampledOutput:
@@ -276,7 +274,7 @@ class TurnGenerator:
                 await self._stored(session, partial(self._database.run, turns.set_engine, turn_id, engine.id))
             if await self._ask(engine, call):
                 return _SampledOutput(sampled.generation(), engine.id)
-            known = await self._stored(session, lambda: self._database.run(turns.get_call, turn_id))
+            known = await self._stored(session, lambda: self._database.read(turns.get_call, turn_id))
             if known is None or known.state is TurnState.ABORTED:
                 raise UnauthorisedError  # a seal or another process has aborted the call
             if sampled.finish_reason is None and (live is None or live.begin_again()):
@@ -315,8 +313,6 @@ class TurnGenerator:
         with engine_span(engine, version, name):
             ask = client.stream if call.streams else client.generate
             await ask(rest.prompt, rest.sampling, name, salt, call.sampled, slot)
-
-    # ------------------------------------------------------------ the store
 
     async def _stored(self, session: LiveSession, work: Callable[[], Awaitable[_T]]) -> _T:
         """Return what `work` returns, held while the store is away; if it takes long, the session waits."""

@@ -86,11 +86,10 @@ class TurnRegistry:
         for task in self._aborting:
             task.cancel()
 
-    # ------------------------------------------------------------ turns
-
     async def find(self, session: LiveSession, prepared: PreparedCall) -> KnownCall | None:
-        """Return the newest turn of this session and lane with the same digest."""
-        return await self.database.run(turns.find_call, session.row.id, prepared.lane, prepared.digest)
+        """Return the newest turn of this session and lane with the same digest, None without one."""
+        found = await self.database.read(turns.find_calls, session.row.id, prepared.lane, prepared.digest, 1)
+        return found[0] if found else None
 
     async def open(
         self, session: LiveSession, prepared: PreparedCall, ordinal: int, client: ConnectedClient
@@ -136,8 +135,6 @@ class TurnRegistry:
             self._delivering[turn_id] = running.clients
         elif error is not None and not running.clients and not isinstance(error, UnauthorisedError):
             _LOG.error("a turn without a client failed", turn=turn_id, exc_info=error)
-
-    # ------------------------------------------------------------ clients
 
     def connect(self, running: RunningTurn, turn_id: int, client: ConnectedClient, same_view: bool = True) -> None:
         """Add a client to a turn. One with another view of the tokens is shown nothing before they are all there."""

@@ -9,10 +9,10 @@ nothing is sampled.
                   earlier attempt
     replayed      in this attempt's session; `replayed_at` is    The process that got the same request: of the same lane
                   set; not delivered yet                         and kind, behind the same turn, with the same new
-                                                                 messages except for volatile parts of results, and
-                                                                 options that its sample fits. One statement moves
-                                                                 the row; before its commit a repeated request moves it,
-                                                                 after it a repeated request gets the stored answer.
+                                                                 messages but for volatile parts of results and of the
+                                                                 first question, and options that its sample fits. One
+                                                                 statement moves the row: before its commit a repeated
+                                                                 request does so, after it gets the stored answer.
     live          sampled for this attempt                       No recorded turn has the request. What comes behind it
                                                                  is live, too: no recorded turn is behind a live one.
 
@@ -33,41 +33,58 @@ from adapter.conversation import answer_from_json
 from adapter.prompt.prompt_builder import PreparedCall
 from adapter.prompt.session_cache import LiveSession
 from adapter.turns.call_options import CallOptions, fits
-from adapter.turns.volatile_text import without_volatile
+from adapter.turns.volatile_text import names_any, volatile_words, without_volatile
 from store.arrays import pack_json, unpack_json
 from store.database import Database
 from store.replayed_turns import RecordedTurn, load_recorded, move_turn
 
 
 class RecordedCall(NamedTuple):
-    """A recorded turn and the request that it answers: lane, kind, the turn that it is behind, key of its messages."""
+    """A recorded turn and the request that it answers: lane, kind, the turn that it is behind, key of its messages.
+    `contents`: of the messages, with their volatile parts."""
 
     turn: RecordedTurn
     asked: tuple[str, str, int | None, bytes]
+    contents: list[Any]
 
 
 async def replay(database: Database, session: LiveSession, prepared: PreparedCall) -> bool:
     """Move the recorded turn that answers this request to the session; False if there is none."""
     row = session.row
     if session.recorded is None:
-        turns = await database.run(load_recorded, row.rollout_id, row.attempt)
+        turns = await database.read(load_recorded, row.rollout_id, row.attempt)
         session.recorded = await asyncio.to_thread(_script, turns)
-    recorded: list[RecordedCall] = session.recorded or []
     preamble, after = prepared.request.preamble, prepared.after_turn_id
-    key = _key(prepared.new_messages, None if after is not None else [preamble.system, preamble.tools])
-    call = next((one for one in recorded if one.asked == (prepared.lane, prepared.kind, after, key)), None)
-    if call is None:
+    place = (prepared.lane, prepared.kind, after)
+    recorded: list[RecordedCall] = [one for one in session.recorded or [] if one.asked[:3] == place]
+    if not recorded:
         return False
+    opening = None if after is not None else [preamble.system, preamble.tools]
+    key = await asyncio.to_thread(_key, prepared.new_messages, opening)
+    contents = [message["content"] for message in prepared.new_messages]
+    same = sorted((one for one in recorded if one.asked[3] == key), key=lambda one: one.contents != contents)
+    # A later question may mean the date in it.
+    is_free = after is not None or not (session.tree.num_turns or session.has_replayed)
+    if not same or not (is_free or same[0].contents == contents):
+        return False
+    call = same[0]
     answer: Any = unpack_json(call.turn.answer)
     options = CallOptions.of(prepared.request.options, prepared.max_tokens)
     asked = answer.get("asked")
     made_for = CallOptions.from_json(asked)._replace(call_key="") if asked else None  # each call has a key of its own
-    if not fits(made_for, options, answer_from_json(call.turn.id, answer), row.endpoint is not None):
+    given = answer_from_json(call.turn.id, answer)
+    for old, new in zip(call.contents, contents, strict=True):
+        session.stale |= volatile_words(old or "") - volatile_words(new or "")
+    used = orjson.dumps([one.arguments for one in given.message.tool_calls]).decode()
+    if names_any(used, session.stale):
+        return False  # the answer names a process or a file of the lost box
+    if not fits(made_for, options, given, row.endpoint is not None):
         return False
     answer["asked"] = asked and asked | {"call_key": options.call_key}
     changed = (_with_key_of(prepared, call.turn.request), pack_json(answer))
     is_moved = await database.run(move_turn, call.turn.id, row.id, row.attempt, prepared.digest, *changed)
     session.recorded = [one for one in session.recorded or [] if one is not call]
+    session.has_replayed |= is_moved
     return is_moved
 
 
@@ -77,21 +94,21 @@ def _script(turns: Sequence[RecordedTurn]) -> list[RecordedCall]:
         request: Any = unpack_json(turn.request)
         preamble = [request["system"], request["tools"]] if request["after"] is None else None
         key = _key(request["messages"], preamble)
-        calls.append(RecordedCall(turn, (turn.lane, turn.kind, request["after"], key)))
+        contents = [message["content"] for message in request["messages"]]
+        calls.append(RecordedCall(turn, (turn.lane, turn.kind, request["after"], key), contents))
     followed = {call.asked[2] for call in calls}
     return [call for call in calls if not call.turn.is_replayed or call.turn.id in followed]
 
 
 def _key(messages: Sequence[dict[str, Any]], preamble: Sequence[Any] | None) -> bytes:
-    """Equal for messages in the form of templates that differ in ids of calls and volatile parts of results alone.
+    """Equal for messages in the form of templates that differ in ids of calls and volatile parts alone.
 
-    `preamble`: system text and tools, if the messages begin a conversation: then they are a question, not results.
+    `preamble`: system text and tools, if the messages begin a conversation.
     """
     parts: list[Any] = []
     for message in messages:
         calls = [[call["function"]["name"], call["function"]["arguments"]] for call in message.get("tool_calls", ())]
-        is_result = message["role"] != "assistant" and preamble is None
-        text = without_volatile(message["content"]) if is_result else message["content"]
+        text = message["content"] if message["role"] == "assistant" else without_volatile(message["content"])
         parts.append([message["role"], text, message.get("reasoning_content", ""), calls])
     opening = None if preamble is None else [without_volatile(preamble[0]), preamble[1]]
     return blake2b(orjson.dumps([opening, parts], option=orjson.OPT_SORT_KEYS), digest_size=16).digest()

@@ -76,9 +76,6 @@ class RetryResolver:
         asked = CallOptions.of(options, prepared.max_tokens)
         deadline = time.monotonic() + self._registry.lease.lease_seconds + _POLL_SECONDS
 
-        def can_answer(one: EarlierCall) -> bool:
-            return fits(one.made_for, asked, one.answer, session.row.endpoint is not None)
-
         newest = known
         of_key = partial(_call_of_key, self._database, self._registry, session.row.id, prepared, newest)
         known = await self._outage.hold(of_key)
@@ -87,7 +84,8 @@ class RetryResolver:
             running, answer = earlier.running, earlier.answer
             same_view = earlier.made_for is None or earlier.made_for.view == asked.view
             is_sdk_retry = options.retry or earlier.has_key(asked.call_key)
-            match self._decide(earlier, is_sdk_retry, time.monotonic() < deadline, can_answer(earlier)):
+            can_answer = fits(earlier.made_for, asked, answer, session.row.endpoint is not None)
+            match self._decide(earlier, is_sdk_retry, time.monotonic() < deadline, can_answer):
                 case RetryDecision.AGAIN:
                     return await self._wait(await run_shielded(self._sample_again(session, prepared, newest, client)))
                 case RetryDecision.STORED:
@@ -196,5 +194,5 @@ async def _call_of_key(
     call_key = prepared.request.options.call_key
     if not call_key or newest.ordinal == 0 or EarlierCall.of(newest, registry).has_key(call_key):
         return newest
-    found = await database.run(turns.find_calls, session_id, prepared.lane, prepared.digest, _MOST_EQUAL_CALLS)
+    found = await database.read(turns.find_calls, session_id, prepared.lane, prepared.digest, _MOST_EQUAL_CALLS)
     return next((one for one in found if EarlierCall.of(one, registry).has_key(call_key)), newest)

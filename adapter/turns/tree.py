@@ -82,8 +82,7 @@ class TurnGrowth:
 @dataclass(slots=True)
 class TurnTree:
     """`follows_loose_chains`: recognise answers in histories whose answers are all only loosely equal, as of a client
-    that makes new ids of tool calls for each request. Not if the template shows the ids.
-    """
+    that makes new ids of tool calls for each request. Not if the template shows the ids."""
 
     follows_loose_chains: bool = True
     nodes: dict[int, TreeNode] = field(default_factory=dict)
@@ -94,8 +93,7 @@ class TurnTree:
     reasoning: ReasoningIndex = field(default_factory=ReasoningIndex)
     _buffers: dict[TokenBuffer, int] = field(default_factory=dict)
     """Buffers in the order of their first turns, each with the number of tokens that turns use; further tokens belong
-    to a prompt in flight.
-    """
+    to a prompt in flight."""
     _by_history: dict[bytes, tuple[int, ...]] = field(default_factory=dict)
     _by_loose_history: dict[bytes, tuple[int, ...]] = field(default_factory=dict)
     _by_loose_chain: dict[bytes, tuple[int, ...]] = field(default_factory=dict)
@@ -117,14 +115,11 @@ class TurnTree:
             return TokenStream.of(suffix)
         return self.nodes[attach_point.parent_turn_id].stream.cut(attach_point.kept_tokens).extended(suffix)
 
-    # ------------------------------------------------------------ look-up
-
     def newest_answer(
         self, runs: Sequence[MessageRun], keys: Sequence[bytes], loose_keys: Sequence[bytes], lane: str
     ) -> StoredAnswer | None:
         """The last answer among these runs (the parsed part of a history) that a stored turn gave to the history before
-        it, strictly or loosely equal.
-        """
+        it, strictly or loosely equal."""
         for at in range(len(runs) - 1, -1, -1):
             if not runs[at].assistant:
                 continue
@@ -221,8 +216,6 @@ class TurnTree:
                 kept = common
                 candidates = list(node.children)
         return AttachPoint(parent, kept)
-
-    # ------------------------------------------------------------ growth
 
     def add(
         self, turn_id: int, attach_point: AttachPoint, prompt: TokenStream, sampled: Ids, growth: TurnGrowth

@@ -64,7 +64,7 @@ async def finished(adapter: str, engine: ScriptedEngine, database: Database, ope
             "agent_exit": "done",
         }
         await conn.execute(update(RolloutTable).where(RolloutTable.id == opened.rollout_id).values(**verdict))
-        member = {"rollout_id": opened.rollout_id, "group_id": 1, "advantage": ADVANTAGE}
+        member = {"rollout_id": opened.rollout_id, "group_id": 1, "reward": REWARD, "advantage": ADVANTAGE}
         await conn.execute(
             insert(BatchTable).values(run_id="run-1", step=3, members=[member], denominators=[], knobs={}, seed=0)
         )

@@ -13,7 +13,9 @@ from store import sessions, turns
 from store.arrays import ids_from_bytes, pack_json, unpack_json
 from store.schema import PatchTable, TurnTable
 from tests.integration.adapter.conftest import LIMITS, Opened, ScriptedEngine, adapter_here, adapter_settings
+from tests.integration.adapter.test_dialects import CALL, CHAT_TOOLS
 from tests.integration.adapter.test_durability import ask
+from tests.integration.adapter.test_sampling import post
 
 QUESTION: list[dict[str, Any]] = [{"role": "user", "content": "fix it"}]
 LISTED = ["-rw-r--r-- 1 agent agent 12 Nov 29 10:00 calc.py", "1 passed in 0.03s", "[main 1a2b3c4] Mend it\n done"]
@@ -88,6 +90,62 @@ async def test_what_is_volatile_is_shown_as_it_was(
     async with opened.database.begin() as conn:
         (chain,) = build_chains(await turns.load_metas(conn, opened.rollout_id, 2))
     assert chain.num_trained == sum(row.num_sampled for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("days", "answers"), [((3, 2, 4), ["one", "two", "sampled anew"]), ((3, 4), ["one", "sampled anew"])]
+)
+async def test_a_question_that_names_the_date_is_replayed_after_midnight(
+    adapter: str, engine: ScriptedEngine, opened: Opened, days: tuple[int, ...], answers: list[str]
+) -> None:
+    """Programs write the date into their first messages. A later question, such as a sub-agent's, may mean its date."""
+
+    def question(day: int) -> list[dict[str, Any]]:
+        system = {"role": "system", "content": f"Today's date is 2026-12-{day:02}."}
+        return [system, {"role": "user", "content": f"fix it, since 2026-12-{day:02}"}]
+
+    await engine.say("one", "two", "sampled anew")
+    for day in (1, 2):
+        await ask(adapter, opened.token, messages=question(day))
+    again = await next_attempt(opened, 2)
+    found = []
+    for day in days:
+        reply = await ask(adapter, again.token, messages=question(day))
+        found.append(reply.json()["choices"][0]["message"]["content"])
+    assert found == answers and await num_calls(engine) == 3
+
+
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning", "ignore::SyntaxWarning"
+)
+@pytest.mark.parametrize(("lost", "present"), [(4711, 523), (7, 9)])
+async def test_an_answer_that_names_a_process_of_the_lost_box_ends_the_replay(
+    thinking: str, engine: ScriptedEngine, opened: Opened, lost: int, present: int
+) -> None:
+    """Its result would be read as before, while the process of the new box, which has another id, goes on. An answer
+    that has the same number for something else is replayed.
+    """
+
+    async def converse_with(opened: Opened, pid: int) -> list[str]:
+        messages: list[dict[str, Any]] = list(QUESTION)
+        commands = []
+        for result in (f"serving, pid {pid}", "1 passed in 0.03s", "done"):
+            reply = await post(thinking, opened, "/v1/chat/completions", {"messages": messages, "tools": CHAT_TOOLS})
+            message = reply.json()["choices"][0]["message"]
+            (called,) = message["tool_calls"]
+            commands.append(called["function"]["arguments"])
+            messages += [message, {"role": "tool", "tool_call_id": called["id"], "content": result}]
+        return commands
+
+    def call(command: str) -> str:
+        return CALL.replace("ls -a", command)
+
+    await engine.say(call("python -m http.server &"), call("head -7 a"), call(f"kill {lost}"), call(f"kill {present}"))
+    first = await converse_with(opened, lost)
+    assert f"kill {lost}" in first[2]
+    again = await next_attempt(opened, 2)
+    found = await converse_with(again, present)
+    assert found[:2] == first[:2] and f"kill {present}" in found[2] and await num_calls(engine) == 4
 
 
 async def test_another_result_ends_the_replay(adapter: str, engine: ScriptedEngine, opened: Opened) -> None:

@@ -2,10 +2,13 @@
 
 import random
 
+import orjson
 import pytest
 
-from adapter.turns.volatile_text import without_volatile
+from adapter.turns.volatile_text import names_any, volatile_words, without_volatile
 
+SLOWEST = "============ slowest durations =============\n"
+HIDDEN = "\n({} durations < 0.005s hidden.  Use -vv to show these durations.)\n3 passed in 0.12s"
 VOLATILE = [
     ("-rw-r--r-- 1 agent agent 12 Nov 29 10:00 calc.py", "-rw-r--r-- 1 agent agent 12 Dec  1 09:13 calc.py"),
     ("-rw-r--r-- 1 a a 12 Jan  3  2025 calc.py", "-rw-r--r-- 1 a a 12 Jan 13  2026 calc.py"),
@@ -14,6 +17,14 @@ VOLATILE = [
     ("2026-11-29T15:00:43.123Z started", "2026-12-01T00:10:43.9Z started"),
     ("2026-11-29 15:00:43,123 INFO ready", "2026-11-30 15:00:44,001 INFO ready"),
     ("3 passed, 1 failed in 0.12s", "3 passed, 1 failed in 11.02s"),
+    (
+        f"{SLOWEST}0.02s call     a.py::test_add\n0.01s setup    b.py::test_mean\n{HIDDEN.format(4)}",
+        f"{SLOWEST}0.03s call     b.py::test_mean\n{HIDDEN.format(5)}",
+    ),
+    (
+        f"{SLOWEST}{HIDDEN.format(6)}",
+        f"{SLOWEST}0.03s call     b.py::test_mean\n0.01s teardown b.py::test_mean\n3 passed in 0.04s",
+    ),
     ("Ran 3 tests in 0.001s", "Ran 3 tests in 0.010s"),
     ("real\t0m0.012s", "real\t1m2.500s"),
     ("took 15.5 ms", "took 9.25 ms"),
@@ -28,9 +39,63 @@ VOLATILE = [
     ("[main (root-commit) 1a2b3c4] Add", "[main (root-commit) 0000aaa] Add"),
     ("1a2b3c4 Mend it", "99ffee1 Mend it"),
     ("<object at 0x7f3ecacf1b90>", "<object at 0x7faaaaaa0010>"),
-    ("http://localhost:8080/ ready", "http://localhost:40123/ ready"),
+    ("http://localhost:41080/ ready", "http://localhost:40123/ ready"),
+    (
+        "Serving HTTP on 0.0.0.0 port 43121 (http://0.0.0.0:43121/)",
+        "Serving HTTP on 0.0.0.0 port 33009 (http://0.0.0.0:33009/)",
+    ),
+    ("/tmp/4513bc4f-0311-4b63-9e57-9dcbca959e75/a", "/tmp/7b354561-46fa-4939-ae49-a55b1ab6a968/a"),
+    ("2000 loops, best of 5: 1.2 usec per loop", "2000 loops, best of 5: 900 nsec per loop"),
+    ('<testsuite tests="1" time="0.243"/>', '<testsuite tests="1" time="1.283"/>'),
+    ("# duration_ms 1.25", "# duration_ms 12.5"),
+    ("[1]+ 171 Running                 sleep 60 &", "[1]+  4110 Running                 sleep 60 &"),
+    (
+        "agent        171  0.0  0.0   5480   900 ?        S    10:00   0:00 sleep 61",
+        "agent       4110  0.3  0.1   5484  1032 ?        S    11:30   0:00 sleep 61",
+    ),
+    ("agent 171 1 0 10:00 ? 00:00:00 sleep 62", "agent    4110  300  2 11:30 ? 00:00:01 sleep 62"),
+    ("Device: 7,0\tInode: 8811        Links: 1", "Device: 7,12\tInode: 12        Links: 1"),
+    (
+        "Dropped refs/stash@{0} (1f0c0ffee1f0c0ffee1f0c0ffee1f0c0ffee1234)",
+        "Dropped refs/stash@{0} (aaaaaffee1f0c0ffee1f0c0ffee1f0c0ffee1234)",
+    ),
+    (
+        "From 1f0c0ffee1f0c0ffee1f0c0ffee1f0c0ffee1234 Mon Sep 17 00:00:00 2001",
+        "From aaaaaffee1f0c0ffee1f0c0ffee1f0c0ffee1234 Mon Sep 17 00:00:00 2001",
+    ),
+    ("* 1a2b3c4 Mend it", "* 99ffee1 Mend it"),
+    ("Chunk ID: 89840d\nWall time: 0.0512 seconds", "Chunk ID: 2ed15c\nWall time: 1.2000 seconds"),
+    (
+        "Process running with session ID 18017\nOriginal token count: 0\nOutput:",
+        "Process running with session ID 7277\nOriginal token count: 0\nOutput:",
+    ),
+    (
+        "Command running in background with ID: baejjo4or. Output is being written to: /tmp/a/tasks/baejjo4or.output",
+        "Command running in background with ID: bp4i301dr. Output is being written to: /tmp/a/tasks/bp4i301dr.output",
+    ),
+    (
+        "id: bg_0c210b66\npid: 292\noutput file: /a/shell-bg_0c210b66.output",
+        "id: bg_da47e190\npid: 318\noutput file: /a/shell-bg_da47e190.output",
+    ),
+    ("<task-id>baejjo4or</task-id>", "<task-id>bp4i301dr</task-id>"),
+    ("Original token count: 107\nOutput:\n1", "Original token count: 108\nOutput:\n1"),
 ]
 DIFFERENT = [
+    (
+        f"{SLOWEST}0.02s call     a.py::test_add\n1 passed in 0.1s",
+        f"{SLOWEST}0.02s call     a.py::test_add\n2 passed in 0.1s",
+    ),
+    ("0.02s call of the API\n", "0.02s called off\n"),
+    ("0.5s call a\n", "0.5s call b\n"),
+    ("connected to localhost:5432", "connected to localhost:6379"),
+    ("3e2b7f1a  data.bin", "deadbee0  data.bin"),
+    ("fault at 0x000000000000", "fault at 0xffffffffffff"),
+    ("took 1.5 s", "took 1.5 ms"),
+    (
+        "b3f1c2d4-1111-4222-8333-0123456789ab b3f1c2d4-1111-4222-8333-0123456789ab",
+        "b3f1c2d4-1111-4222-8333-0123456789ab b3f1c2d4-1111-4222-8333-0123456789ac",
+    ),
+    ("root  12  0.0  0.1 100 200 pts/0 T 10:00 0:00 x", "root  12  0.0  0.1 100 200 pts/0 R 10:00 0:00 x"),
     ("3 passed in 0.12s", "2 passed in 0.12s"),
     ("-rw-r--r-- 1 a a 12 Nov 29 10:00 calc.py", "-rw-r--r-- 1 a a 13 Nov 29 10:00 calc.py"),
     ("-rw-r--r-- 1 a a 12 Nov 29 10:00 calc.py", "-rwxr--r-- 1 a a 12 Nov 29 10:00 calc.py"),
@@ -52,6 +117,32 @@ DIFFERENT = [
     ("mode 0x000001", "mode 0xffffff"),
     ("[main 1a2b3c4] Mend it", "[dev 1a2b3c4] Mend it"),
     ("1234567 bytes", "1234568 bytes"),
+    ("on port 8000", "on port 8001"),
+    ("Chunk ID: 89840d1", "Chunk ID: 2ed15c1"),
+    ("Device: 7,0 Inode: 8811", "Device: 7,1 Inode: 8811"),
+    ("id: 0c210b66", "id: da47e190"),
+    ("with session ID 4711", "with session ID 4712"),
+    ("Original token count: 107", "Original token count: 108"),
+    ("/src/tasks/dashboard.py", "/src/tasks/beginning.py"),
+    ("[1]  1984 George Orwell", "[1]  1949 George Orwell"),
+    ("row  12  0.5  0.7  12  13  kg  Total ", "row  12  0.5  0.8  12  13  kg  Total "),
+    ("classes 09:00 10:30 room", "classes 09:00 10:45 room"),
+    ('{"duration": 0.5}', '{"duration": 0.6}'),
+    ("4513bc4f-0311-1b63-9e57-9dcbca959e75", "7b354561-46fa-1939-ae49-a55b1ab6a968"),
+    ("time 0.243", "time 1.283"),
+    ("[1]+ 171 Running  sleep 60 &", "[1]+ 171 Done  sleep 60 &"),
+    (
+        "agent        171  0.0  0.0   5480   900 ?        S    10:00   0:00 sleep 61",
+        "agent        171  0.0  0.0   5480   900 ?        S    10:00   0:00 sleep 62",
+    ),
+    (
+        "agent        171  0.0  0.0   5480   900 ?        S    10:00   0:00 sleep 61",
+        "root         171  0.0  0.0   5480   900 ?        S    10:00   0:00 sleep 61",
+    ),
+    ("171 0.5 0.7 12 13", "171 0.5 0.8 12 13"),
+    ("(1f0c0ffee1f0c0ffee1f0c0ffee1f0c0ffee1234) a", "(aaaaaffee1f0c0ffee1f0c0ffee1f0c0ffee1234) a"),
+    ("2000 loops, best of 5", "2000 loops, best of 3"),
+    ("5 s per loop", "5 m per loop"),
 ]
 
 
@@ -76,3 +167,120 @@ def test_a_change_of_any_word_outside_of_volatile_parts_is_seen() -> None:
         first, _, rest = lines[at].partition(" ")
         changed = [*lines[:at], " ".join([rng.choice([one for one in words if one != first]), rest]), *lines[at + 1 :]]
         assert without_volatile("\n".join(lines)) != without_volatile("\n".join(changed))
+
+
+def as_json(*calls: dict[str, object]) -> str:
+    return orjson.dumps(calls).decode()
+
+
+def bash(command: str) -> str:
+    return as_json({"command": command})
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        *map(
+            bash,
+            (
+                "kill 7",
+                "kill -9 7 8",
+                "sleep 1; kill -TERM -7",
+                "wait 7 && cat out",
+                "cat /proc/7/status",
+                "tail --pid=7 -f out",
+                "ps -p 7 -o stat",
+                "lsof -p 7",
+                "for p in 7 8; do kill $p; done",
+                "SERVER_PID=7 ./stop.sh",
+                "python -c 'import os; os.kill(7, 9)'",
+                "python -c 'import os; os.killpg(7, 9)'",
+                "python -c 'import psutil; psutil.Process(7).terminate()'",
+                "if true; then\n\tkill 7\r\nfi",
+                "nsenter -t 7 -a ls",
+                "taskset -p 7",
+                "ionice -c 3 -p 7",
+                "top -b -n 1 -p 7",
+                "pstree 7",
+                "pmap 7",
+                "pwdx 7",
+                "gcore 7",
+                "cpulimit 7",
+                "jobs -x echo 7",
+                "cat <<E >>x\n\tout.7",
+                "cat /tmp/7.sock",
+                "cat server-7.log",
+                "cat out.7",
+            ),
+        ),
+        as_json({"session_id": 7, "chars": ""}),
+        as_json({"shellId": "7"}),
+        as_json({"job": 7}),
+        as_json({"terminal": "7"}),
+        as_json({"command": "ls"}, {"pid": 7}),
+    ],
+)
+def test_a_small_number_that_names_a_process_or_a_file(calls: str) -> None:
+    assert names_any(calls, volatile_words("serving, pid 7"))
+    assert not names_any(calls, {"70"}) and not names_any(calls, set())
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        *map(
+            bash,
+            (
+                "head -7 calc.py",
+                "head -n 7 calc.py",
+                "sed -n 7p calc.py",
+                "sed -n '7,9p' calc.py",
+                "python -c 'print(range(1, 7))'",
+                "timeout 7 pytest -q",
+                "sleep 0.03",
+                "pip install 'x==1.7'",
+                "awaits 7; steps=7; https 7",
+                "kill 17",
+                "cat /proc/71/status",
+            ),
+        ),
+        as_json({"path": "calc.py", "offset": 7, "limit": 20}),
+        as_json({"path": "calc.py", "old": "x = 6", "new": "x = 7"}),
+    ],
+)
+def test_a_small_number_that_names_nothing(calls: str) -> None:
+    assert not names_any(calls, volatile_words("serving, pid 7"))
+    assert not names_any(calls, {"0.03"})
+
+
+@pytest.mark.parametrize("command", ["kill $X; sleep 0.03", "cat out-0.03.log", "cat /tmp/0.03"])
+def test_a_small_decimal_that_names_something(command: str) -> None:
+    assert names_any(bash(command), {"0.03"}) and not names_any(bash(command), {"0.04"})
+
+
+@pytest.mark.parametrize("number", range(2, 100, 7))
+def test_any_small_number_outside_of_names(number: int) -> None:
+    """Words beside it may be any but those of processes; the same number in a command on processes is found."""
+    rng = random.Random(number)
+    words = ["head", "-n", "x", "=", "calc.py", "+", "(", ")", "sed", "--limit", "3", "timeout", "line"]
+    for _ in range(200):
+        command = rng.choices(words, k=rng.randint(1, 6))
+        command.insert(rng.randint(0, len(command)), str(number))
+        assert not names_any(bash(" ".join(command)), {str(number)})
+        assert names_any(bash(" ".join([*command, "&&", "kill", "$X"])), {str(number)})
+
+
+@pytest.mark.parametrize(
+    ("written", "command"),
+    [
+        ("serving, pid 4711", "for p in 4711; do stop $p; done"),
+        ("Serving HTTP on 0.0.0.0 port 43121", "curl localhost:43121"),
+        ("/tmp/tmp.Xa81mPq2oL/out", "cat /tmp/tmp.Xa81mPq2oL/out"),
+        ("/tmp/tmpab12cd_x", "cd /tmp && ls tmpab12cd_x"),
+        ("[main 1a2b3c4] Mend it", "git show 1a2b3c4"),
+        ("/tmp/tmpab12cd_x", "cd /tmp\ntmpab12cd_x/run"),
+        ("log-15:00:43.txt", "cat log-15:00:43.txt"),
+    ],
+)
+def test_a_word_that_is_no_small_number_is_a_name_anywhere(written: str, command: str) -> None:
+    assert names_any(bash(command), volatile_words(written))
