@@ -45,8 +45,7 @@ class TestRun:
     """One run of a task's test command. `outcomes`: test → passed, failed, skipped, xfailed or xpassed, from the
     witness or from the printed log; empty if neither names tests. `gap`: why the run shows nothing of the patch, empty
     if it has the evidence of its grader (`evidence.py`). `claim`: what the verdict rests on instead of the exit code;
-    `rewards`: its numbers. `is_silent`: pytest did not run, and no printed line of a runner tells of a test.
-    """
+    `rewards`: its numbers. `is_silent`: pytest did not run, and no printed line of a runner tells of a test."""
 
     __test__ = False
 
@@ -94,15 +93,12 @@ class Grader(Protocol):
 
     def test_files(self, spec: JsonObject) -> TestFiles:
         """Return the files to put into the box after the patch. Raises GraderFailedError if the row cannot be read."""
-        ...
 
     async def run(self, box: Sandbox, workdir: str, spec: JsonObject, limit_seconds: float) -> TestRun:
         """Run the hidden tests. Raises GraderFailedError if the box cannot run tests, and the box's own errors."""
-        ...
 
     def judge(self, run: TestRun, spec: JsonObject, oracle: Oracle | None) -> Verdict:
         """Judge a run; `oracle` None: not admitted. Raises GraderFailedError for a fault that is not the patch's."""
-        ...
 
 
 def tests_user(spec: JsonObject) -> str:

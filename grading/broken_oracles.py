@@ -77,8 +77,7 @@ class EditedTest:
 class BrokenOracle:
     """`digests`: target → sha256 of the source that the edits were made for. `up`: expected numbers are larger, else
     smaller. `must_fail`: edited tests that failed with the gold patch although they pass without the edits.
-    `exit_fails`: the command's exit code was not 0. `edited`: what the edits change, empty if it is not recorded.
-    """
+    `exit_fails`: the command's exit code was not 0. `edited`: what the edits change, empty if it is not recorded."""
 
     edits: tuple[Edit, ...]
     digests: dict[str, str]

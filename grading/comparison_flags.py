@@ -1,6 +1,5 @@
 """Find, by syntax, Python code that decides how values compare, in the lines that a patch adds: a definition of, or an
-assignment to, a method of comparison that may hold for a plain value, under any names of its parameters.
-"""
+assignment to, a method of comparison that may hold for a plain value, under any names of its parameters."""
 
 import ast
 import re
@@ -78,18 +77,15 @@ def _is_ordinary(method: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 def _mirrors(result: ast.expr, own: str, other: str) -> bool:
     """Return whether a comparison, or one that must hold, too, has the same of each object as its sides: what is read
-    of both without a condition, with an attribute that no plain value has.
-    """
+    of both without a condition, with an attribute that no plain value has."""
     if isinstance(result, ast.BoolOp) and isinstance(result.op, ast.And):
         return any(_mirrors(one, own, other) for one in result.values)
     if not isinstance(result, ast.Compare) or len(result.ops) > 1 or not isinstance(result.ops[0], _ORDERS):
         return False
     left, right = result.left, result.comparators[0]
-    read = {node.attr for node in ast.walk(right) if isinstance(node, ast.Attribute) and _is_name(node.value, other)}
+    read = {
+        node.attr for node in ast.walk(right) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == other
+    }
     if not read - _PLAIN or not all(isinstance(node, _SIDE) for node in ast.walk(left)):
         return False
     return ast.unparse(left) != ast.unparse(right) == re.sub(rf"\b{own}\b", other, ast.unparse(left))
-
-
-def _is_name(node: ast.expr, name: str) -> bool:
-    return isinstance(node, ast.Name) and node.id == name

@@ -323,8 +323,7 @@ def base_tree_script(workdir: str) -> str:
 
 def both_versions_script(workdir: str, max_bytes: int) -> str:
     """Return a script that prints two lines per path of PATHS: the base's content in base64 and the present one, `-` if
-    missing. A file of more than `max_bytes` is cut after one byte more.
-    """
+    missing. A file of more than `max_bytes` is cut after one byte more."""
     git = _git_with_base(workdir)
     limit = f"head -c {max_bytes + 1} | base64 -w0"
     body = f"""

@@ -112,12 +112,7 @@ class BoxPreparation:
     async def _make_base(self, base_commit: str | None, has_patch: bool) -> None:
         archive = await upload_archive(self.box, self.task.spec)
         script = git_scripts.prepare_script(
-            self.task.workdir,
-            self.task.spec["pre_commands"],
-            None,
-            archive=archive,
-            keep_history=True,
-            user=self.user,
+            self.task.workdir, self.task.spec["pre_commands"], None, archive=archive, keep_history=True, user=self.user
         )
         try:
             printed = await self._execute(script)

@@ -29,8 +29,7 @@ class Oracle:
     patch passed without the others; empty: control runs repeat all tests. `may_run_more`: control runs follow, so that
     more sessions are no difference. `cpu_seconds`: the most that a gold run used, None if it was not measured.
     `last_line` of the log without its digits, empty if it varied or pytest ran. `num_results`: how often the log tells
-    of tests that ran, the least of the gold runs; 0 if pytest ran or the log is too long.
-    """
+    of tests that ran, the least of the gold runs; 0 if pytest ran or the log is too long."""
 
     outcomes: dict[str, str] = field(default_factory=dict)
     num_sessions: int | None = None

@@ -196,8 +196,7 @@ class _Screening:
 
     def _is_apart(self, change: FileChange) -> bool:
         """Return whether a settings file lies in a new directory, without tests: only a file of the base that names it
-        could make a runner read it, and no such file names what did not exist.
-        """
+        could make a runner read it, and no such file names what did not exist."""
         is_known = change.path.rpartition("/")[0] in self._directories
         return not is_known and not self.tests.reached_by(change.path)
 

@@ -71,8 +71,7 @@ class LoadedModule:
 class RunnerSession:
     """One run of pytest as its witness saw it. `tests`: node id → worst reported outcome. `exit` None: it did not
     end. `nested`: a test started it. `worker`: it is a process of xdist. `num_missed`: collected tests without any
-    report. `modules`: by the test file's path; below `root` it is relative.
-    """
+    report. `modules`: by the test file's path; below `root` it is relative."""
 
     token: str
     number: int

@@ -91,8 +91,7 @@ def _resolved(directory: str, name: str) -> str:
 
 def _started(text: str) -> Iterable[str]:
     """Yield the words of a shell text that name a program or a file that it loads: the first word of a command, the
-    first argument of an interpreter, and the value of an option that loads a file.
-    """
+    first argument of an interpreter, and the value of an option that loads a file."""
     for command in _SEPARATORS.split(text[:MAX_PROGRAM_TEXT]):
         words = _WORD.findall(command.strip().lstrip("@-"))
         while words and re.fullmatch(r"\w+=.*", words[0]):

@@ -59,8 +59,7 @@ def _makefile(base: str, patched: str) -> str | None:
 
 def _adds_only_sources(base: str, patched: str) -> bool:
     """Return whether `patched` is `base` with names of sources added beside others. What code of such a source does,
-    code of the product could do as well.
-    """
+    code of the product could do as well."""
     old, new = [*_TOKEN.findall(base), ""], [*_TOKEN.findall(patched), ""]
     at = 0
     added: list[str] = []
@@ -77,8 +76,7 @@ def _adds_only_sources(base: str, patched: str) -> bool:
 
 def _is_source_list(added: list[str], before: str, after: str) -> bool:
     """Return whether added tokens are names of sources with their separators, next to a source, so that the rest of the
-    file is read as before: quotes are closed, and a backslash joins no line of the base.
-    """
+    file is read as before: quotes are closed, and a backslash joins no line of the base."""
     text = "".join(added)
     names = [token for token in added if not _SEPARATOR.fullmatch(token)]
     joined = any(token == "\\" and following[:1] != "\n" for token, following in pairwise([*added, ""]))

@@ -46,8 +46,7 @@ def is_test_name(directory: str) -> bool:
 class TaskTests:
     """The task's tests in a base commit. `listed` None: the row does not list its tests, so that every file of the base
     that is named like a test counts. `named`: files that the row's test ids name. `module_path`: more directories on
-    the module path. `commands`: the row's test commands.
-    """
+    the module path. `commands`: the row's test commands."""
 
     def __init__(
         self,
@@ -116,8 +115,7 @@ class TaskTests:
     def support(self) -> frozenset[str]:
         """Files of the base that listed tests may use: all below test directories, every conftest.py that applies to a
         test, and helpers elsewhere; without ordinary tests that nothing imports. Tests themselves if the row does not
-        list them.
-        """
+        list them."""
         below = {path for path in self.base.files if self.holds(path)}
         conftests = {
             path for path in self.base.files if path.rpartition("/")[2] == "conftest.py" and self.reached_by(path)
@@ -129,8 +127,7 @@ class TaskTests:
 
     def _is_helper(self, path: str) -> bool:
         """Return whether a file outside test directories belongs to tests: expected output, a module with such a name
-        that tests import, or a part of a listed test's Go package.
-        """
+        that tests import, or a part of a listed test's Go package."""
         *directories, name = path.split("/")
         if path.endswith("_test.go"):
             return "/".join(directories) in self._listed_directories

@@ -34,11 +34,7 @@ def python_helper(source: bytes, up: bool) -> HelperCode:
     """Return the functions for a Python test of this source. `up`: numbers become larger, else smaller."""
     rng = _rng_of(source, up)
     names = _new_names(source, (*_python_names(), "reached_by_test"), rng)
-    values = {
-        "_STEP": str(1 if up else -1),
-        "_PLACE": str(rng.randrange(1000)),
-        "_WORD": repr(far_text(rng)),
-    }
+    values = {"_STEP": str(1 if up else -1), "_PLACE": str(rng.randrange(1000)), "_WORD": repr(far_text(rng))}
     text = re.sub(r"\b[A-Za-z_]+\b", lambda match: names.get(match[0], values.get(match[0], match[0])), _python_code())
     return HelperCode(text + "\n\n", names["near_value"], names["refused_value"], names["reached_by_test"])
 

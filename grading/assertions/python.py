@@ -85,9 +85,7 @@ class _FunctionSites:
         self.rng = rng
         self.up = up
         self.helper = file.helper
-        self.insertion = file.insertion
-        self.functions = file.functions
-        self.compared_by = file.compared
+        self.file = file
         arguments = function.args
         self.helpers = file.functions | {one.arg for one in [*arguments.args, *arguments.kwonlyargs]} - {"self", "cls"}
         self.places = list(places_of(function))
@@ -196,7 +194,7 @@ class _FunctionSites:
             changed = f"{head}{self.helper.refused}({self.spans.text(node)}){tail}"
             lines = ["try:", f"    {changed}", "except AssertionError:", "    raise"]
             lines += ["except Exception:", "    pass", "return"]
-            yield replace(self._replace("refused", statement, f"\n{before}".join(lines)), needs=(self.insertion,))
+            yield replace(self._replace("refused", statement, f"\n{before}".join(lines)), needs=(self.file.insertion,))
 
     def _may_change(self, name: str, at: int, node: ast.expr) -> bool:
         """Return whether no correct result satisfies another literal as argument `at`.
@@ -205,8 +203,8 @@ class _FunctionSites:
         """
         if not is_literal(node) or isinstance(node, ast.Call):
             return False
-        if name in self.functions:
-            return at in self.compared_by[name]
+        if name in self.file.functions:
+            return at in self.file.compared[name]
         value = node.value if isinstance(node, ast.Constant) else None
         return not isinstance(value, str | bytes | bool) and not isinstance(node, ast.Set | ast.Dict)
 
@@ -221,10 +219,10 @@ class _FunctionSites:
             arguments.append(f"3 * ({ast.unparse(tolerance)})")
         site = self._replace(kind, node, f"{function}({', '.join(arguments)})")
         if is_certain:
-            yield replace(site, needs=(self.insertion,))
+            yield replace(site, needs=(self.file.insertion,))
         elif self.can_end:
             guarded = self._guarded(site)
-            yield replace(guarded, needs=(self.insertion, *guarded.needs))
+            yield replace(guarded, needs=(self.file.insertion, *guarded.needs))
 
     def _guarded(self, site: AssertionSite) -> AssertionSite:
         """Add a list at the start of the test and, at its end, an assertion that the list is not empty."""

@@ -24,8 +24,7 @@ _VAGUE = re.compile(
 class Pair(NamedTuple):
     """Two values with a relation that an assertion requires. `is_certain`: each run that passes has evaluated them.
     `is_equal`: they must be equal, or not further apart than `tolerance` if that is given. `expected`: the only one of
-    the two sides that may be changed, None if either may be.
-    """
+    the two sides that may be changed, None if either may be."""
 
     sides: list[ast.expr]
     is_certain: bool

@@ -141,8 +141,7 @@ def _line_around(tokens: Sequence[Token], number: int, text: str) -> _Line:
 
 def _enclosing(before: list[str]) -> str:
     """Return the word that governs a comparison: of the call or statement whose parentheses hold it, `!` if it is
-    negated, empty if there is none in the line.
-    """
+    negated, empty if there is none in the line."""
     depth = 0
     for at in range(len(before) - 1, -1, -1):
         word = before[at]

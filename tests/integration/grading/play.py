@@ -12,9 +12,9 @@ from collections import Counter
 from pathlib import Path
 
 from grading.judge_patch import GradingLimits
-from stack.private_gateway import private_gateway
 from tests.integration.boxes import boxes_of
 from tests.integration.grading.ecosystems import ECOSYSTEMS, Referee, make_referee, patch_of
+from tests.private_gateway import private_gateway
 
 EVAL_SECONDS = 60.0
 
