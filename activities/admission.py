@@ -170,8 +170,7 @@ class AdmitActivities:
     async def _grade_gold(self, box: Sandbox, task: TaskRow, input: TrialInput) -> TrialResult:
         """Judge the gold patch by the task's oracle, screened as a rollout's grade screens it: by every rule if no
         broken oracle is valid, so that no control run would follow. If control runs could repeat some tests alone, only
-        these run, which is a `control` trial.
-        """
+        these run, which is a `control` trial."""
         judge = _judge_of(task, input)
         examined = await self.database.run(_examined, task.id, _version(judge.grader))
         known = replace(examined, broken=_final_pool(examined, task))
@@ -373,14 +372,10 @@ def decide_admission(trials: Sequence[TrialResult]) -> AdmissionResult:
         flaky = " (flaky)" if num_failed else ""
         reasons.append(f"the empty patch failed {num_failed} of {len(empty)} times{flaky}")
     if graded is not None and not graded.solved:
-        reasons.append(_why_no_grade(graded))
+        reasons.append(
+            f"no control run can check this task's grades, so {', '.join(graded.left_out)} of the gold patch is left "
+            f"out, and it is not solved ({graded.reason}); `metadata.integrity.allow` keeps files of a patch"
+            if graded.left_out
+            else f"the gold patch passed and then failed as a grade (flaky: {graded.reason})"
+        )
     return AdmissionResult(admitted=not reasons, reason="; ".join(reasons))
-
-
-def _why_no_grade(graded: TrialResult) -> str:
-    if not graded.left_out:
-        return f"the gold patch passed and then failed as a grade (flaky: {graded.reason})"
-    return (
-        f"no control run can check this task's grades, so {', '.join(graded.left_out)} of the gold patch is left out, "
-        f"and it is not solved ({graded.reason}); `metadata.integrity.allow` keeps files of a patch"
-    )

@@ -19,9 +19,8 @@ from activities.harnesses.base import DEFAULT_PROMPT, BaseHarness, ExitReport, H
 from activities.harnesses.cli_exits import exit_of_error
 from activities.harnesses.registry import Harnesses
 from activities.progress_reader import ProgressReader
-from activities.run_configs import RunConfigs
 from activities.stage import activity_stage, heartbeating
-from activities.stage_context import StageContext
+from activities.stage_context import BoxActivities, StageContext
 from ratchet import secrets
 from ratchet.background_task import errors_logged, running_beside
 from ratchet.config import RunConfig
@@ -29,9 +28,8 @@ from ratchet.durations import duration_in_words
 from ratchet.errors import CommandFailedError, GuardSpentError, RatchetError, SandboxBusyError, StoreUnavailableError
 from ratchet.payloads import AgentResult, StageInput
 from ratchet.types import MODEL_NAME, AgentExit
-from sandboxes.base import Sandbox, SandboxProvider
+from sandboxes.base import Sandbox
 from store import outages, sessions
-from store.database import Database
 
 _LOG = structlog.get_logger()
 
@@ -44,18 +42,15 @@ _TTL_UPDATES_PER_MARGIN = 10
 """The number of renewals of the time to live within `rollout.ttl_margin`."""
 
 
-class AgentActivities:
+@dataclasses.dataclass(eq=False)
+class AgentActivities(BoxActivities):
     """The agent stage. `adapter_url`: the adapter as boxes reach it, without `/v1`."""
 
-    def __init__(
-        self, database: Database, provider: SandboxProvider, configs: RunConfigs, harnesses: Harnesses, adapter_url: str
-    ) -> None:
-        self.database = database
-        self.provider = provider
-        self.configs = configs
-        self.harnesses = harnesses
-        self.adapter_url = adapter_url
-        self.progress = ProgressReader(database)
+    harnesses: Harnesses
+    adapter_url: str
+
+    def __post_init__(self) -> None:
+        self.progress = ProgressReader(self.database)
 
     @activity_stage("agent")
     async def agent(self, input: StageInput) -> AgentResult:
@@ -166,7 +161,7 @@ class AgentActivities:
         suspended_seconds = suspended.suspended_seconds + time.monotonic() - asked
         async with self.database.begin() as connection:
             await outages.add_suspension(connection, session_id, suspended_seconds)
-            gateway_seconds = await outages.gateway_away_seconds(connection, session_id)
+            gateway_seconds = await outages.gateway_away_seconds(connection, session_id, box.id)
         input = context.input
         progress = await self._session_progress(input)
         report = dataclasses.replace(suspended, suspended_seconds=suspended_seconds)

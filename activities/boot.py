@@ -3,6 +3,7 @@
 import asyncio
 import random
 import time
+from dataclasses import dataclass
 
 import psutil
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -11,40 +12,32 @@ from temporalio import activity
 from activities.box_lifecycle import BoxCreator, box_ttl_seconds, guard_seconds, kill_and_record, network_of
 from activities.guard import require_wall_time
 from activities.image_builds import ImageBuilds
-from activities.run_configs import RunConfigs
 from activities.stage import activity_stage, heartbeating
+from activities.stage_context import BoxActivities
 from activities.worker_lateness import WorkerLateness
 from ratchet.config import RunConfig, SandboxConfig
-from ratchet.errors import SandboxBusyError
+from ratchet.errors import SandboxFullError
 from ratchet.payloads import LiveSandbox, StageInput, StageResult
 from ratchet.types import MODEL_NAME, SandboxRole, SandboxState
-from sandboxes.base import BoxLimits, SandboxProvider
+from sandboxes.base import BoxLimits
 from store import box_cap, forks, rollouts, sandboxes, sessions, tasks
 from store.box_cap import MachineLoad
 from store.box_failures import ENDED_BY_HOST
-from store.database import Database
 from store.sandboxes import LedgerRow, NewSandbox
 
 _WAIT_FOR_ROOM_SECONDS = 60.0
 _KEPT_SECONDS = 5.0
 
 
-class BootActivities:
+@dataclass(eq=False)
+class BootActivities(BoxActivities):
     """Boot and release, with one line of waiting boots per role."""
 
-    def __init__(
-        self,
-        database: Database,
-        provider: SandboxProvider,
-        configs: RunConfigs,
-        builds: ImageBuilds | None,
-        lateness: WorkerLateness,
-    ) -> None:
-        self.database = database
-        self.lateness = lateness
-        self.provider = provider
-        self.configs = configs
-        self._creator = BoxCreator(database, provider, builds)
+    builds: ImageBuilds | None
+    lateness: WorkerLateness
+
+    def __post_init__(self) -> None:
+        self._creator = BoxCreator(self.database, self.provider, self.builds)
         self._waiting_lines = {role: asyncio.Lock() for role in SandboxRole}
         self._held = ""
         self._held_until = 0.0
@@ -53,7 +46,7 @@ class BootActivities:
     async def boot(self, input: StageInput) -> LiveSandbox:
         """Return a live, unused box for this attempt and role; adopt the box of an earlier try if there is one.
 
-        Raises SandboxBusyError if no box is free within a minute or the image is being built, GuardSpentError if the
+        Raises SandboxFullError if no box is free within a minute or the image is being built, GuardSpentError if the
         rollout may have no further box.
         """
         config = await self.configs.of_rollout(input.rollout_id)
@@ -67,7 +60,7 @@ class BootActivities:
             row = await self._reserve(input, new, config)
             if row.state == SandboxState.LIVE and row.provider_id is not None:
                 return LiveSandbox(sandbox_id=row.id, provider_id=row.provider_id)
-            opened = {*config.sandbox.network, *await self.database.run(tasks.open_roles, input.rollout_id)}
+            opened = {*config.sandbox.network, *await self.database.read(tasks.open_roles, input.rollout_id)}
             started = time.monotonic()
             provider_id = await self._creator.create(
                 row,
@@ -108,7 +101,7 @@ class BootActivities:
             return False
         workflow_id = activity.info().workflow_id
         assert workflow_id is not None
-        return await self.database.run(sandboxes.has_used_grading_box, input.rollout_id, workflow_id)
+        return await self.database.read(sandboxes.has_used_grading_box, input.rollout_id, workflow_id)
 
     async def _reserve(self, input: StageInput, new: NewSandbox, config: RunConfig) -> LedgerRow:
         """Return the row of an earlier try, or a new one as soon as a box is free.
@@ -119,7 +112,7 @@ class BootActivities:
         max_boots = self.configs.settings.queues["boot"].slots
         max_boxes = config.sandbox.max_boxes
         earlier_try = (input.rollout_id, input.attempt, input.role, new.workflow_id)
-        row = await self.database.run(sandboxes.unused_sandbox, *earlier_try)
+        row = await self.database.read(sandboxes.unused_sandbox, *earlier_try)
         if row is not None:
             return row
         try:
@@ -141,7 +134,7 @@ class BootActivities:
             limit = (
                 "sandbox.max_boxes" if max_boxes == config.sandbox.max_boxes else "sandbox.adaptive; `ratchet status`"
             )
-            raise SandboxBusyError(
+            raise SandboxFullError(
                 f"all {max_boxes} boxes ({limit}) are taken ({await self._holders(new.provider)}), or {max_boots} "
                 "(queues.boot.slots) are booting; `ratchet admin sandboxes` lists them",
                 retry_after_seconds=5,

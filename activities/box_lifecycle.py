@@ -18,6 +18,7 @@ from ratchet.errors import (
     ConfigError,
     RatchetError,
     SandboxBusyError,
+    SandboxFullError,
     SandboxGoneError,
     StoreUnavailableError,
     UnknownImageError,
@@ -72,7 +73,7 @@ class BoxCreator:
         self.builds = builds
 
     def require_not_building(self, image: str) -> None:
-        """Raise SandboxBusyError if the image is being built, as far as this process knows: no row is needed yet."""
+        """Raise SandboxFullError if the image is being built, as far as this process knows: no row is needed yet."""
         if self.builds is not None:
             self.builds.require_not_under_way(image)
 
@@ -90,7 +91,7 @@ class BoxCreator:
 
         That is the id of another try's box if that try was faster; the box made here is killed then. Raises
         SandboxGoneError if the box is not wanted any more, and the provider's own errors, which the ledger then holds.
-        If the image has yet to be built, the row is given up and SandboxBusyError raised.
+        If the image has yet to be built, the row is given up and SandboxFullError raised.
         """
         installation = await self.database.run(installations.installation_id)
         try:
@@ -107,10 +108,9 @@ class BoxCreator:
                 # Its place is for boxes that can be made now.
                 await kill_and_record(self.database, self.provider, [row])
                 await self.builds.raise_state(image)
-            is_waiting = isinstance(error, SandboxBusyError) and error.is_full
             with suppress(StoreUnavailableError):  # the provider's error is what the caller has to know
                 async with self.database.begin() as connection:
-                    words = "" if is_waiting else str(error)
+                    words = "" if isinstance(error, SandboxFullError) else str(error)
                     await sandboxes.set_boot_error(connection, row.id, words)
             raise
         await box.close()

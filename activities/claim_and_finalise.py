@@ -10,18 +10,16 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio import activity
 
 from activities.outcomes import RolloutChains, build_rollout_chains, compute_outcome
-from activities.run_configs import RunConfigs
+from activities.run_configs import RecordActivities
 from activities.stage import activity_stage
 from activities.temporal_ui_details import viewer_link
 from ratchet import tracing
 from ratchet.config import RunConfig
 from ratchet.errors import BugError, ConfigError, FencedError
 from ratchet.payloads import Claim, FinaliseInput, RolloutInput, RolloutResult
-from ratchet.temporal_settings import TemporalSettings
 from ratchet.tracing import Fact, RolloutTrace
 from ratchet.types import AgentExit, Outcome
 from store import chains, grades, rollouts, tasks
-from store.database import Database
 from store.rollout_times import EndedRollout, read_ended_rollout
 from store.rollouts import OutcomeValues, RolloutFacts
 from store.schema import GradeTable, PatchTable
@@ -34,12 +32,7 @@ class _GradedPatch(NamedTuple):
     patch: PatchTable
 
 
-class RolloutRecordActivities:
-    def __init__(self, database: Database, settings: TemporalSettings, configs: RunConfigs) -> None:
-        self.database = database
-        self.settings = settings
-        self.configs = configs
-
+class RolloutRecordActivities(RecordActivities):
     @activity_stage("claim")
     async def claim(self, input: RolloutInput) -> Claim:
         """Make this workflow run the rollout's owner and return its limits; an ended rollout is returned unchanged."""
@@ -83,7 +76,7 @@ class RolloutRecordActivities:
         if trace is None:
             return
         try:
-            ended = await self.database.run(read_ended_rollout, rollout_id)
+            ended = await self.database.read(read_ended_rollout, rollout_id)
             if ended is not None:
                 _record_spans(trace, rollout_id, ended)
         except Exception as error:  # a rollout that has its outcome must not fail for its telemetry

@@ -80,8 +80,7 @@ def unmet_needs(needs: Mapping[str, Any], offered: Mapping[str, Any]) -> list[st
 
 def _take_build_contexts(rows: list[NewTask]) -> dict[str, bytes]:
     """Remove the archives of images that have to be built from the rows, and return them by image: every stage of a
-    rollout reads its task, and none of them needs the archive.
-    """
+    rollout reads its task, and none of them needs the archive."""
     taken: dict[str, bytes] = {}
     for row in rows:
         archive = row["spec"].pop(BUILD_CONTEXT, None)

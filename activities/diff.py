@@ -22,9 +22,8 @@ from activities.grade import grade_row
 from activities.guard import require_wall_time
 from activities.harnesses import launcher
 from activities.harnesses.registry import Harnesses
-from activities.run_configs import RunConfigs
 from activities.stage import activity_stage, heartbeating
-from activities.stage_context import StageContext
+from activities.stage_context import BoxActivities, StageContext
 from engine.client import EngineClient
 from grading.base import Grader, Verdict
 from grading.git_scripts import diff_script
@@ -32,10 +31,9 @@ from grading.judge_patch import JudgedPatch, find_grader
 from grading.reward_file import HARBOR
 from ratchet.errors import EngineRejectedError, EngineUnavailableError, FencedError, SandboxBusyError
 from ratchet.payloads import DiffResult, StageInput
-from sandboxes.base import Sandbox, SandboxProvider
+from sandboxes.base import Sandbox
 from store import admissions, grades, rollouts, sandboxes, sessions
 from store.arrays import pack_text
-from store.database import Database
 from store.rollouts import NewPatch
 from store.tasks import TaskRow
 
@@ -55,11 +53,8 @@ class CapturedDiff(NamedTuple):
     reason: str
 
 
-@dataclass
-class DiffActivities:
-    database: Database
-    provider: SandboxProvider
-    configs: RunConfigs
+@dataclass(eq=False)
+class DiffActivities(BoxActivities):
     harnesses: Harnesses
     graders: Mapping[str, Grader]
 

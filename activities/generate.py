@@ -117,8 +117,7 @@ class OwnRollout:
     @asynccontextmanager
     async def sandbox(self) -> AsyncIterator[Sandbox]:
         """Make a box of the task's image, with the repository prepared, which ends with the block. One at a time, since
-        the next one takes the session, and rollouts that wait for a second box would hold each other up.
-        """
+        the next one takes the session, and rollouts that wait for a second box would hold each other up."""
         if self._is_in_box or self._patch is not None:
             raise ConfigError(
                 "harness.generate: a rollout has one `sandbox()` at a time, and none after its `git_diff`"

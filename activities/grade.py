@@ -14,10 +14,9 @@ from dataclasses import asdict, dataclass, replace
 from temporalio import activity
 
 from activities.box_lifecycle import connected_box, try_kill_box
-from activities.run_configs import RunConfigs
 from activities.running_commands import shortened, try_ends
 from activities.stage import activity_stage, heartbeating
-from activities.stage_context import StageContext
+from activities.stage_context import BoxActivities, StageContext
 from grading.base import Grader, Verdict
 from grading.broken_oracles import judge_control
 from grading.integrity_rules import CONTROL_RUN
@@ -26,12 +25,10 @@ from ratchet.errors import GraderFailedError, RatchetError, SuspectPatchError
 from ratchet.payloads import GradeResult, StageInput
 from ratchet.secrets import without_secrets
 from ratchet.types import JsonObject
-from sandboxes.base import SandboxProvider
 from store import admissions, grades, rollouts, sandboxes
 from store.admissions import GraderVersion
 from store.arrays import pack_text, unpack_bytes, unpack_text
 from store.box_failures import NO_VERDICT, SUSPECT_PATCH, VERDICT_STORED
-from store.database import Database
 from store.grades import ControlVerdict, NewGrade
 from store.schema import GradeTable, PatchTable
 
@@ -39,13 +36,10 @@ _MAX_REASON_CHARACTERS = 300
 _ONLY_A_CODE = re.compile(r"exit code \d+")
 
 
-@dataclass
-class GradeActivities:
+@dataclass(eq=False)
+class GradeActivities(BoxActivities):
     """The stages grade and control_run; each may run once per box."""
 
-    database: Database
-    provider: SandboxProvider
-    configs: RunConfigs
     graders: Mapping[str, Grader]
 
     @activity_stage("grade")
@@ -152,11 +146,11 @@ class GradeActivities:
 
     async def _patch(self, input: StageInput) -> PatchTable:
         assert input.patch_id is not None
-        return await self.database.run(rollouts.get_patch, input.patch_id, input.rollout_id)
+        return await self.database.read(rollouts.get_patch, input.patch_id, input.rollout_id)
 
     async def _judge(self, context: StageContext, patch: PatchTable) -> PatchJudge:
         grader = find_grader(self.graders, context.input.grader or context.task.grader)
-        stored = await self.database.run(
+        stored = await self.database.read(
             admissions.task_oracle, context.task.id, GraderVersion(grader.name, grader.version)
         )
         known = KnownRuns.of_task(stored, context.task.spec)
@@ -180,7 +174,7 @@ class GradeActivities:
         info = activity.info()
         if info.workflow_type != "Rollout" or info.workflow_id is None:
             return None  # a regrade is asked for another verdict
-        return await self.database.run(grades.grade_of_workflow, patch_id, info.workflow_id)
+        return await self.database.read(grades.grade_of_workflow, patch_id, info.workflow_id)
 
     async def _release(self, context: StageContext, reason: str) -> None:
         """Release a box that is not needed any more, so that the next try finds a free one."""
@@ -254,6 +248,7 @@ def grade_row(rollout_id: int, patch_id: int, grader: Grader, judged: JudgedPatc
         fail_to_pass=verdict.fail_to_pass,
         pass_to_pass=verdict.pass_to_pass,
         rewards=verdict.rewards,
+        repeat=0,
         findings=[asdict(finding) for finding in judged.findings],
         flags=[{"what": flag.what, "place": flag.place} for flag in judged.flags],
         has_oracle=verdict.has_oracle,

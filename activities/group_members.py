@@ -1,20 +1,13 @@
 """The activities of the RolloutGroup workflow: list, replace and settle the members of a group."""
 
-from activities.run_configs import RunConfigs
+from activities.run_configs import RecordActivities
 from activities.stage import activity_stage
 from ratchet.payloads import GroupInput, GroupPlan, GroupResult, MemberInput, Replacement
-from ratchet.temporal_settings import TemporalSettings
 from store import groups, rollouts, runs
-from store.database import Database
 
 
-class GroupRecordActivities:
+class GroupRecordActivities(RecordActivities):
     """Book-keeping of a group; every method is one transaction."""
-
-    def __init__(self, database: Database, settings: TemporalSettings, configs: RunConfigs) -> None:
-        self.database = database
-        self.settings = settings
-        self.configs = configs
 
     @activity_stage("plan_group")
     async def plan_group(self, input: GroupInput) -> GroupPlan:

@@ -35,4 +35,4 @@ async def require_wall_time(
 async def _seconds_left(database: Database, input: StageInput, guard_seconds: float) -> float:
     workflow_id = activity.info().workflow_id
     assert workflow_id is not None
-    return guard_seconds - await database.run(outages.seconds_with_a_box, input.rollout_id, workflow_id)
+    return guard_seconds - await database.read(outages.seconds_with_a_box, input.rollout_id, workflow_id)

@@ -25,7 +25,7 @@ from temporalio.service import RPCError
 
 from activities.stage import activity_stage, heartbeating
 from ratchet.built_images import build_workflow_id
-from ratchet.errors import BuildFailedError, ConfigError, SandboxBusyError, TemporalUnavailableError
+from ratchet.errors import BuildFailedError, ConfigError, SandboxBusyError, SandboxFullError, TemporalUnavailableError
 from ratchet.image_payloads import BuildImageInput, BuildImageResult
 from ratchet.payload_codec import PayloadKeyError
 from ratchet.secrets import without_secrets
@@ -53,19 +53,19 @@ class ImageBuilds:
         self._under_way: dict[str, float] = {}  # image -> until when it need not be asked for again, monotonic clock
 
     def require_not_under_way(self, image: str) -> None:
-        """Raise SandboxBusyError if the image was under way a moment ago, without asking anew: many boots may wait."""
+        """Raise SandboxFullError if the image was under way a moment ago, without asking anew: many boots may wait."""
         if time.monotonic() < self._under_way.get(image, 0.0):
             raise self._is_building(image)
 
-    def _is_building(self, image: str) -> SandboxBusyError:
+    def _is_building(self, image: str) -> SandboxFullError:
         workflow_id = self.settings.own(build_workflow_id(image))
         words = f"image {image} is being built by workflow {workflow_id}"
-        return SandboxBusyError(words, _ASK_AGAIN_SECONDS, is_full=True)
+        return SandboxFullError(words, _ASK_AGAIN_SECONDS)
 
     async def raise_state(self, image: str) -> NoReturn:
         """Start the build of an image that the service does not have, unless it is under way.
 
-        Raises SandboxBusyError while it is built, ConfigError if its newest build failed, and TemporalUnavailableError.
+        Raises SandboxFullError while it is built, ConfigError if its newest build failed, and TemporalUnavailableError.
         """
         workflow_id = self.settings.own(build_workflow_id(image))
         try:
@@ -83,7 +83,7 @@ class ImageBuilds:
         raise self._is_building(image)
 
     async def _require_old(self, image: str, workflow_id: str, info: WorkflowExecutionInfo, has_failed: bool) -> None:
-        """Raise ConfigError if a recent build failed, else SandboxBusyError: the service should know the image."""
+        """Raise ConfigError if a recent build failed, else SandboxFullError: the service should know the image."""
         ended_at = info.close_time.ToDatetime(UTC)
         age = (datetime.now(UTC) - ended_at).total_seconds()
         if has_failed and age < _FAILED_SECONDS:
@@ -92,11 +92,10 @@ class ImageBuilds:
                 "Dockerfile and import the tasks again, or try again with `ratchet tasks images build`"
             )
         if not has_failed and age < _JUST_BUILT_SECONDS:
-            raise SandboxBusyError(
+            raise SandboxFullError(
                 f"image {image} was built at {ended_at:%H:%M:%S} UTC, and the sandbox service does not have it: "
                 "workers of queue `image` must run beside the service's gateway or daemon only",
                 _ASK_AGAIN_SECONDS,
-                is_full=True,
             )
 
     async def _failure(self, workflow_id: str, run_id: str) -> str:

@@ -122,7 +122,7 @@ class LearnActivities:
         if config.endpoint is not None:
             return EngineList(engine_ids=[])
         while True:
-            found = await self.database.run(engines.list_engines, config.engine_set)
+            found = await self.database.read(engines.list_engines, config.engine_set)
             usable = [engine.id for engine in found if engine.reachable]
             if usable:
                 return EngineList(engine_ids=usable)

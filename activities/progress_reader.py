@@ -44,7 +44,7 @@ class ProgressReader:
 
     async def _answer(self, asked: dict[AttemptKey, asyncio.Future[SessionProgress]]) -> None:
         try:
-            found = await self._database.run(sessions.read_progress, asked)
+            found = await self._database.read(sessions.read_progress, asked)
         except BaseException as error:
             for answer in asked.values():
                 answer.set_exception(error)

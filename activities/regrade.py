@@ -6,16 +6,15 @@ A faulty grader costs grades, but no model calls. The workflow boots and grades 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from activities.outcomes import build_rollout_chains, compute_outcome
-from activities.run_configs import RunConfigs
+from activities.run_configs import RecordActivities
 from activities.stage import activity_stage
 from grading.registry import GRADERS
 from ratchet.config import RunConfig
 from ratchet.errors import ConfigError
 from ratchet.grading_payloads import RegradedInput, RegradedResult, RegradeInput, RegradePage
-from ratchet.temporal_settings import TemporalSettings
+from ratchet.types import REWARDED_OUTCOMES
 from store import chains, grades, groups, retention, rollouts
-from store.database import Database
-from store.rollouts import OutcomeValues
+from store.rollouts import RolloutFacts
 from store.schema import GradeTable
 
 _PAGE = 200
@@ -29,12 +28,7 @@ def decisive_grade(verdicts: list[GradeTable]) -> GradeTable:
     return (rejected or (solved if len(solved) > len(others) else others))[0]
 
 
-class RegradeActivities:
-    def __init__(self, database: Database, settings: TemporalSettings, configs: RunConfigs) -> None:
-        self.database = database
-        self.settings = settings
-        self.configs = configs
-
+class RegradeActivities(RecordActivities):
     @activity_stage("regrade_page")
     async def regrade_page(self, input: RegradeInput) -> RegradePage:
         """Return the next patches, in order of their rollouts. Raises ConfigError if there is nothing to grade."""
@@ -59,7 +53,7 @@ class RegradeActivities:
 
     @activity_stage("settle_regrade")
     async def settle_regrade(self, input: RegradedInput) -> RegradedResult:
-        """Count the new verdicts; with `adopt`, let them decide the reward, unless a step has used the group."""
+        """Count the new verdicts; with `adopt`, let them decide the reward."""
         config = await self.configs.of_rollout(input.rollout_id)
         async with self.database.begin() as connection:
             facts = await rollouts.lock_rollout(connection, input.rollout_id)
@@ -70,11 +64,10 @@ class RegradeActivities:
             if not given:
                 return RegradedResult(rollout_id=input.rollout_id, graded=0, solved=0, changed=False, adopted=False)
             decisive = decisive_grade(given)
-            old = await rollouts.rewarding_grade(connection, input.rollout_id)
-            before = await grades.get_grade(connection, old, input.rollout_id) if old is not None else None
+            before = await grades.get_grade(connection, facts.grade_id, input.rollout_id) if facts.grade_id else None
             now = (decisive.solved, decisive.rejected)
             changed = before is None or (before.solved, before.rejected) != now
-            adopted = input.adopt and await _adopt(connection, input, decisive, config, facts.group_id)
+            adopted = input.adopt and await _adopt(connection, input, decisive, config, facts)
         num_solved = sum(grade.solved and not grade.rejected for grade in given)
         return RegradedResult(
             rollout_id=input.rollout_id, graded=len(given), solved=num_solved, changed=changed, adopted=adopted
@@ -82,27 +75,30 @@ class RegradeActivities:
 
 
 async def _adopt(
-    connection: AsyncConnection, input: RegradedInput, grade: GradeTable, config: RunConfig, group_id: int | None
+    connection: AsyncConnection, input: RegradedInput, grade: GradeTable, config: RunConfig, facts: RolloutFacts
 ) -> bool:
-    """Store outcome, reward and chains by this grade; return False if the rollout or its group cannot change any more.
+    """Store outcome and reward by this grade; return False if the rollout or its group cannot change any more.
 
-    The chains are built from the turns that made the patch, because a rollout that ended without a verdict may have
-    stored none. A run whose turns are archived is no longer changed.
+    A rollout that ended without a verdict may have stored no chains, so they are built from the turns that made the
+    patch. One with a verdict keeps its chains, because a step that is replayed trains them. A run whose turns are
+    archived is no longer changed. The group's lock orders this with planning.
     """
-    if await retention.is_pruned(connection, await rollouts.run_of_rollout(connection, input.rollout_id)):
+    if await retention.is_pruned(connection, facts.run_id):
         return False
+    if facts.group_id is not None:
+        await groups.lock_group(connection, facts.group_id)
     patch = await rollouts.get_patch(connection, input.patch_id, input.rollout_id)
     built = await build_rollout_chains(connection, input.rollout_id, patch.attempt, config)
     agent_exit = await rollouts.agent_exit_of(connection, input.rollout_id, patch.attempt)
-    values: OutcomeValues = {
-        **built.counts(),
-        **compute_outcome(config.grading.reward, grade, patch, agent_exit, built),
-    }
-    if agent_exit:
-        values["agent_exit"] = agent_exit
+    values = compute_outcome(config.grading.reward, grade, patch, agent_exit, built)
+    is_first = facts.outcome not in REWARDED_OUTCOMES
+    if is_first:
+        values |= built.counts()
+        values |= {"agent_exit": agent_exit} if agent_exit else {}
     if not await rollouts.update_reward(connection, input.rollout_id, values):
         return False
-    await chains.replace_chains(connection, input.rollout_id, built.chains)
-    if group_id is not None:
-        await groups.settle_group_again(connection, group_id)
+    if is_first:
+        await chains.replace_chains(connection, input.rollout_id, built.chains)
+    if facts.group_id is not None:
+        await groups.settle_group_again(connection, facts.group_id)
     return True

@@ -4,6 +4,7 @@ What decides about a run (TrainRun's activities, the planner) reads the run's ro
 """
 
 import time
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from ratchet import secrets
@@ -41,7 +42,7 @@ class RunConfigs:
         if known is not None and time.monotonic() - known.read_at < _MAX_AGE_SECONDS:
             return known.config
         started = time.monotonic()
-        row = await self.database.run(runs.get_run, run_id)
+        row = await self.database.read(runs.get_run, run_id)
         if row is None:
             raise FencedError(f"run {run_id} has no row")
         config = read_stored_config(row.config)
@@ -56,5 +57,14 @@ class RunConfigs:
         if rollout_id not in self._run_of_rollout:
             if len(self._run_of_rollout) >= _MAX_ROLLOUTS:
                 self._run_of_rollout.clear()
-            self._run_of_rollout[rollout_id] = await self.database.run(rollouts.run_of_rollout, rollout_id)
+            self._run_of_rollout[rollout_id] = await self.database.read(rollouts.run_of_rollout, rollout_id)
         return self._run_of_rollout[rollout_id]
+
+
+@dataclass(eq=False)
+class RecordActivities:
+    """Base of activities that read and write the store, and use no box."""
+
+    database: Database
+    settings: TemporalSettings
+    configs: RunConfigs

@@ -26,6 +26,7 @@ from ratchet.types import JsonObject, Purpose, policy_version
 from store import forks, open_runs, runs
 from store.database import Database
 from store.runs import NewRun, OrderedTask
+from training import planner
 
 
 class InitialVersion(NamedTuple):
@@ -62,7 +63,9 @@ async def create_run_from_config(
             slot = FIRST_SLOT
             if name != runs.ADHOC:
                 slot = await open_runs.require_slot(connection, run_id, config, first.files)
-            await runs.create_run(connection, NewRun.of_config(run_id, name, config, model, lora_slot=slot))
+            new = NewRun.of_config(run_id, name, config, model, lora_slot=slot)
+            if await runs.create_run(connection, new) and config.retrain and name != runs.ADHOC:
+                await planner.plan_again(connection, run_id, config)
             for purpose, ordered in order.items():
                 await runs.set_task_order(connection, run_id, purpose, ordered)
             await runs.publish_initial(connection, policy_version(run_id, 0, 0), run_id, *first)

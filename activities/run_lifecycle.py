@@ -10,7 +10,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio.client import Client
 
 from activities.box_lifecycle import box_ttl_seconds
-from activities.evaluations import evaluations_of_step
 from activities.run_configs import RunConfigs
 from activities.run_creation import create_run_from_config
 from activities.sandbox_probe import PATIENCE_SECONDS, SandboxProbe
@@ -39,24 +38,14 @@ from ratchet.payloads import (
 from ratchet.steering_payloads import SteerRunInput, SteerRunResult, SteerTargetInput
 from ratchet.stored_config import read_stored_config
 from ratchet.temporal_settings import TemporalSettings
-from ratchet.types import Purpose, RunState, Wish
+from ratchet.types import OPEN_STATES, Purpose, RunState, Wish
 from scheduling import circuit_breaker, group_selection
 from scheduling.fork_selection import with_forks
 from scheduling.quarantine import quarantined_tasks
 from scheduling.task_selection import choose_tasks, mix_datasets
-from store import (
-    box_failures,
-    evaluations,
-    groups,
-    metrics,
-    open_runs,
-    plans,
-    runs,
-    steering,
-    tasks,
-    training_groups,
-)
+from store import box_failures, evaluations, groups, metrics, open_runs, plans, runs, steering, tasks, training_groups
 from store.database import Database
+from store.evaluation_plans import evaluations_of_step
 from store.groups import NewGroup
 
 _LOG = structlog.get_logger()
@@ -135,7 +124,6 @@ class RunActivities:
                 row = await runs.the_run(connection, input.run_id)
             begun = await evaluations.begun_evaluations(connection, input.run_id)
             asked = await evaluations.asked_evaluations(connection, input.run_id)
-            ended = await evaluations.ended_evaluations(connection, input.run_id)
             step = await runs.published_step(connection, input.run_id)
             situation = await describe_situation(connection, row)
             batch_reward_mean = await metrics.read_metric(connection, input.run_id, step, "reward_mean")
@@ -155,7 +143,7 @@ class RunActivities:
             plannable=plannable,
             wish=Wish(row.wish),
             evaluations_begun=[one.label for one in begun],
-            evaluations_ended=sorted(ended),
+            evaluations_ended=sorted(one.label for one in begun if one.has_ended),
             state=RunState(row.state),
             reason=row.state_reason,
             last_step=row.resolved_config.training.steps,
@@ -263,7 +251,7 @@ class RunActivities:
         while True:
             row = await self.database.run(runs.the_run, run_id)
             last_step = row.resolved_config.training.steps
-            if row.checkpoint_step >= last_step or row.state not in (RunState.RUNNING, RunState.PAUSED):
+            if row.checkpoint_step >= last_step or row.state not in OPEN_STATES:
                 return
             if decided_step is not None and decided_step != last_step:
                 return

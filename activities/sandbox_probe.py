@@ -78,8 +78,7 @@ class Finding:
 
 class SandboxProbe:
     """Tries a service. `url`: the adapter as a box reaches it, which is not tried if it is empty. `outside`: addresses
-    that no box may reach.
-    """
+    that no box may reach."""
 
     def __init__(self, provider: SandboxProvider, url: str, outside: Sequence[str] = OUTSIDE) -> None:
         self.provider = provider
@@ -119,8 +118,7 @@ class SandboxProbe:
         more: bool = False,
     ) -> AsyncGenerator[Finding, None]:
         """Yield what a run needs, in the order in which it is tried. `more`: also what every service has that keeps the
-        contract of `sandboxes/base.py`, with its speed.
-        """
+        contract of `sandboxes/base.py`, with its speed."""
         tries: list[tuple[str, Network, _Try]] = [
             ("metadata", True, self._keeps_metadata),
             ("time to live", True, partial(self._lives, ttl_seconds)),

@@ -10,11 +10,21 @@ from temporalio import activity
 from activities.run_configs import RunConfigs
 from ratchet.config import RunConfig
 from ratchet.payloads import StageInput
+from sandboxes.base import SandboxProvider
 from store import rollouts, sandboxes, tasks
 from store.database import Database
 from store.rollouts import AttemptValues
 from store.sandboxes import BoxOwner
 from store.tasks import TaskRow
+
+
+@dataclass(eq=False)
+class BoxActivities:
+    """Base of the stages of a rollout that use a box."""
+
+    database: Database
+    provider: SandboxProvider
+    configs: RunConfigs
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +73,8 @@ class StageContext:
             provider_id = await sandboxes.spend_sandbox(connection, input.sandbox_id, owner, user)
         else:
             provider_id = await sandboxes.live_provider_id(connection, input.sandbox_id, owner)
-        task = (await tasks.task_of_rollout(connection, input.rollout_id)).with_network(config.sandbox.network)
+        task = await tasks.task_of_rollout(connection, input.rollout_id, input.datasets)
+        task = task.with_network(config.sandbox.network)
         return cls(input, input.sandbox_id, provider_id, config, task, fence)
 
     @property

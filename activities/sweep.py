@@ -138,7 +138,7 @@ class SweepActivities:
         async with self.database.begin() as connection:
             rows = await sandboxes.list_unreleased(connection, self.provider.name)
             old = await sandboxes.stale_creating_ids(connection, self.provider.name, self.settings.sweep.creating_grace)
-        alive = await self._alive({row.workflow_id for row in rows})
+        alive = await temporal_client.open_workflows(self.client, {row.workflow_id for row in rows})
         by_uuid = {info.metadata.get(UUID_KEY): info.id for info in listed}
         ids = {None, *(info.id for info in listed)}
         found = []
@@ -149,7 +149,7 @@ class SweepActivities:
             if row.state == SandboxState.RELEASE_WANTED:
                 reason = f"{name}: its release is wanted"
                 found.append(_SweptBox(row, box_id, requested=True, reason=reason))
-            elif not alive[row.workflow_id] and (row.state == SandboxState.LIVE or row.id in old):
+            elif row.workflow_id not in alive and (row.state == SandboxState.LIVE or row.id in old):
                 reason = f"{name}: {row.workflow_id} does not run"
                 found.append(_SweptBox(row, box_id, requested=False, reason=reason))
         known = {str(row.uuid) for row in rows}
@@ -189,10 +189,6 @@ class SweepActivities:
             is_over = end.is_over and not end.left_to
         activity.heartbeat()
         return is_over
-
-    async def _alive(self, workflow_ids: set[str]) -> dict[str, bool]:
-        found = await temporal_client.open_workflows(self.client, workflow_ids)
-        return {name: name in found for name in workflow_ids}
 
     async def _reset_contradicted(self) -> None:
         """Let workflows begin anew that no worker can go on with, as after a restore of Temporal; the store has what
@@ -254,8 +250,8 @@ class SweepActivities:
         """Give rollouts whose workflow is closed or missing the outcome `infra_failed`."""
         num_sessions = 0
         claimed = await self.database.run(rollouts.claimed_and_open)
-        alive = await self._alive({one.workflow_id for one in claimed})
-        orphaned = [one for one in claimed if not alive[one.workflow_id]]
+        alive = await temporal_client.open_workflows(self.client, {one.workflow_id for one in claimed})
+        orphaned = [one for one in claimed if one.workflow_id not in alive]
         for one in [] if dry_run else orphaned:
             async with self.database.begin() as connection:
                 facts = await rollouts.lock_rollout(connection, one.id)
@@ -275,7 +271,7 @@ class SweepActivities:
     async def _settle_if_orphaned(self, group_id: int) -> None:
         """Settle a group whose own workflow does not run either, since no member will be replaced; wake its run."""
         group = await self.database.run(groups.get_group, group_id)
-        if not (await self._alive({group.workflow_id}))[group.workflow_id]:
+        if not await temporal_client.open_workflows(self.client, {group.workflow_id}):
             async with self.database.begin() as connection:
                 await groups.settle_group(connection, group_id, accept_failed=True)
             try:

@@ -3,29 +3,21 @@
 import time
 
 from activities.box_lifecycle import connected_box
-from activities.run_configs import RunConfigs
 from activities.running_commands import RunningPreCommand
 from activities.stage import activity_stage, heartbeating
-from activities.stage_context import StageContext
+from activities.stage_context import BoxActivities, StageContext
 from grading.git_scripts import FAILED_PRE_COMMAND, PRE_COMMAND_BEGINS, prepare_script
 from grading.grading_box import close_network, upload_archive
 from ratchet.errors import CommandFailedError
 from ratchet.payloads import StageInput, StageResult
 from ratchet.types import SandboxRole
-from sandboxes.base import SandboxProvider
 from store.arrays import pack_text
-from store.database import Database
 
 _MAX_LOG_CHARACTERS = 200_000
 
 
-class WorkspaceActivities:
+class WorkspaceActivities(BoxActivities):
     """The workspace stage; it may run once per box."""
-
-    def __init__(self, database: Database, provider: SandboxProvider, configs: RunConfigs) -> None:
-        self.database = database
-        self.provider = provider
-        self.configs = configs
 
     @activity_stage("workspace")
     async def workspace(self, input: StageInput) -> StageResult:

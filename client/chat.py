@@ -22,7 +22,7 @@ from ratchet.payloads import RolloutInput, RolloutResult
 from ratchet.progress import ReportProgress
 from ratchet.run_names import plain_name, step_number
 from ratchet.temporal_settings import load_temporal_settings
-from ratchet.types import CHAT, MODEL_NAME, EngineState, JsonObject, RunState
+from ratchet.types import CHAT, MODEL_NAME, OPEN_STATES, EngineState, JsonObject
 from reads.rollouts import read_rollout_head
 from stack.parts import Stack
 from store import runs, sessions
@@ -61,7 +61,7 @@ async def served_config(stack: Stack, what: str, config: Path | None, by: str, s
                 version = None if number is None else await runs.newest_version(connection, run_id, number)
                 engines = await list_engines(connection, row.engine_set)
                 loaded = {version_in_label(one.version, row.lora_slot) for one in engines}
-                is_open = row.state in (RunState.RUNNING, RunState.PAUSED)
+                is_open = row.state in OPEN_STATES
                 if (is_open and not step) or (version is not None and loaded == {version.version}):
                     return row.resolved_config
         found = await run_evaluation(stack, what, EvaluationSettings(temperatures=(), config=config), by, say)

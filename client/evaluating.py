@@ -20,7 +20,7 @@ from ratchet.progress import ReportProgress
 from ratchet.run_names import newest_steps, plain_name, step_number
 from ratchet.solve_rates import compare
 from ratchet.stored_config import read_stored_config
-from ratchet.types import CHAT, JsonObject, RunState
+from ratchet.types import CHAT, OPEN_STATES, JsonObject, RunState
 from reads.evaluation_report import evaluated_tasks, find_evaluation, report_evaluation
 from reads.evaluations import evaluation_rates
 from reads.runs import shown_endpoint
@@ -84,7 +84,7 @@ async def run_evaluation(
     number = step_number(step)
     if row is None or (step and number is None):
         raise ConfigError(f"{what!r} is no config file, no run, no RUN@STEP, no model directory and no http address")
-    if row.state in (RunState.RUNNING, RunState.PAUSED):
+    if row.state in OPEN_STATES:
         if step:  # the run may have trained another step by the time that it is evaluated
             raise ConfigError(
                 f"run {run_id} is open at step {row.step}, and the engines serve one policy at a time: "
@@ -249,7 +249,7 @@ def _require_going_on(run: RunRow, waiting: Sequence[str]) -> None:
             f"run {run.run_id} is paused ({run.state_reason}): {', '.join(waiting)} is kept, "
             f"and begins after `ratchet resume {run.run_id}`"
         )
-    if run.state not in (RunState.RUNNING, RunState.PAUSED):
+    if run.state not in OPEN_STATES:
         raise ConfigError(f"run {run.run_id} is {run.state}: {run.state_reason}")
 
 

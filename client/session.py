@@ -4,36 +4,43 @@ They work in notebooks, too, whose event loop is busy: a call then runs on a loo
 """
 
 import asyncio
+import shlex
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_type_hints
-from uuid import uuid4
+from zlib import crc32
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from activities.dataset_import import import_dataset, offers_of
+from activities.datasets.formats import dataset_digest
 from client import evaluating, steering
 from client.evaluating import EvaluationSettings
 from client.read_only_sql import NoReaderError, SqlResult, read_sql, read_sql_as_reader
 from client.workflows import run_workflow
-from ratchet.bounded_numbers import LARGEST_INTEGER
+from ratchet.bounded_numbers import ADVICE_STEPS, LARGEST_INTEGER
 from ratchet.config import RunConfig
 from ratchet.config_sources import load_config, resolve_config
 from ratchet.errors import ConfigError, MachineError, StoreUnavailableError
 from ratchet.grading_payloads import RegradeInput, RegradeResult
 from ratchet.progress import ReportProgress
 from ratchet.run_names import refuse_link_to_number, require_run_id
+from ratchet.steering import with_values
+from ratchet.stored_config import read_stored_config
 from ratchet.temporal_settings import load_temporal_settings
-from ratchet.types import JsonObject, SteeringAction
+from ratchet.types import OPEN_STATES, JsonObject, SteeringAction
 from reads.advice import Advice, advise_run
 from reads.curves import StepTimes, metrics_by_step, times_by_step
 from reads.evaluations import EvaluationRate, evaluation_rates
 from reads.groups import ListedGroup, list_groups, read_group_filter
 from reads.reader_role import ReadOnlyStore
-from reads.recall import Recall, read_recall
+from reads.recall import Recall, read_extent, read_recall, retrained_runs
 from reads.rollout_list import RolloutFilter, RolloutLine, list_rollout_lines
 from reads.rollouts import describe_rollout
 from reads.run_times import read_run_times
@@ -47,6 +54,7 @@ from store import runs, step_mix
 from store.names import Kind, Named, require_named
 from store.runs import RunRow
 from store.steering import SteeringAnswer
+from store.tasks import count_mended
 
 _T = TypeVar("_T")
 
@@ -76,8 +84,7 @@ class Rows(list[JsonObject]):
         self._kinds = kinds
 
     def frame(self) -> Any:
-        """Return the rows as a pandas data frame, which has its columns and their types without rows, too. Raises
-        MachineError without pandas."""
+        """Return the rows as a data frame, typed also if there are none. Raises MachineError without pandas."""
         try:
             import pandas
         except ImportError:
@@ -94,6 +101,19 @@ def _example(hint: Any) -> Any:
     if datetime in kinds:
         return datetime.now(UTC)
     return next((kind() for kind in (bool, int, float) if kind in kinds), "" if issubclass(kinds[0], str) else None)
+
+
+def _new_run(row: RunRow, fault: JsonObject, after: str) -> str:
+    """Return the name of the run that a recall of a fault in the run `after` starts."""
+    return f"{row.config_name}-recall-{crc32(repr(fault | {'run_id': after}).encode()):08x}"
+
+
+def _recall_command(run_id: str, fault: JsonObject) -> str:
+    """Return the command that recalls a fault in this run."""
+    words = [word for key in ("task", "family", "grader") if fault[key] for word in (f"--{key}", fault[key])]
+    words += [word for one in fault["rollout_ids"] for word in ("--rollout", str(one))]
+    words += ["--since", f"{fault['since']:%Y-%m-%dT%H:%M:%S%z}"] if fault["since"] else []
+    return shlex.join(["ratchet", "recall", run_id, *words])
 
 
 class Client:
@@ -145,9 +165,7 @@ class Client:
         return self.read(lambda connection: require_named(connection, str(name), *kinds))
 
     def run(self, run_id: str | None = None) -> "Run":
-        """Return a run; without a name the newest one that is open, else the newest. Raises ConfigError if it does not
-        exist.
-        """
+        """Return a run; without a name the newest open one, else the newest. Raises ConfigError if there is none."""
         if run_id:
             require_run_id(run_id)  # before the store is asked
         return Run(self, self.read(lambda connection: require_run(connection, run_id)).run_id)
@@ -262,10 +280,12 @@ class Client:
         adopt: bool = False,
         window: int = 2,
         say: ReportProgress = _silent,
+        datasets: Sequence[str] = (),
     ) -> RegradeResult:
-        """Grade the stored patches of a run, a group (`group/RUN/3`) or a rollout again, and wait for the verdicts.
+        """Grade the stored patches of a run, a group (`group/RUN/3`) or a rollout again, and wait for the verdicts: of
+        the workflow of an equal request, if it still runs. `datasets`: digests of those that mend tests.
 
-        Raises ConfigError if there is no such run, group or rollout.
+        Raises ConfigError if there is no such thing.
         """
         name = str(what)
         refuse_link_to_number(name)
@@ -273,9 +293,9 @@ class Client:
         source: JsonObject = {"run_id": found.run_id}
         if found.kind is not Kind.RUN:
             source = {"group": found.name} if found.kind is Kind.GROUP else {"rollout_id": found.id}
-        options = {"grader": grader, "repeats": repeats, "adopt": adopt, "window": window}
+        options = {"grader": grader, "repeats": repeats, "adopt": adopt, "window": window, "datasets": datasets}
         wanted = RegradeInput.model_validate({**source, **options})
-        workflow_id = f"regrade/{found.id or found.run_id}-{uuid4().hex[:6]}"
+        workflow_id = f"regrade/{found.id or found.run_id}-{crc32(wanted.model_dump_json().encode()):08x}"
         return run_blocking(run_workflow(self.stack, "Regrade", wanted, workflow_id, RegradeResult, say))
 
 
@@ -315,14 +335,11 @@ class Run:
         `now`: end an evaluation in progress, too, with the verdicts that it has; without it, the run ends after it.
         """
         answer = self._ask(SteeringAction.STOP, reason)
-        if not now:
-            return answer
         client = self.client
-        ended = run_blocking(steering.cancel_evaluations(client.stack, self.run_id, client.by, reason))
+        ended = run_blocking(steering.cancel_evaluations(client.stack, self.run_id, client.by, reason)) if now else []
         if not ended:
             return answer
-        text = f"{answer.text}; evaluations that end with the verdicts that they have: {', '.join(ended)}"
-        return SteeringAnswer(text, changed=True)
+        return SteeringAnswer(f"{answer.text}; evaluations that end with the verdicts they have: {', '.join(ended)}")
 
     def extend(self, steps: int, reason: str = "") -> SteeringAnswer:
         """Add steps; a run that has ended goes on."""
@@ -340,7 +357,7 @@ class Run:
         """Say what the run waits for."""
         return run_blocking(diagnose(self.client.stack, self.run_id))
 
-    def advise(self, num_steps: int = 20) -> Advice:
+    def advise(self, num_steps: int = ADVICE_STEPS) -> Advice:
         """Say where the hours of the newest trained steps went, and which setting would change it most."""
         return advise_run(self.client.read(lambda connection: read_run_times(connection, self.run_id, num_steps)))
 
@@ -350,9 +367,71 @@ class Run:
         grader: str | None = None,
         rollouts: Sequence[str] = (),
         since: datetime | None = None,
+        family: str | None = None,
     ) -> Recall:
         """Return what wrong verdicts have touched in this run; see `reads.recall.read_recall`. It changes nothing."""
-        return self.client.read(lambda found: read_recall(found, self.run_id, task, grader, rollouts, since))
+        return self.client.read(lambda found: read_recall(found, self.run_id, task, grader, rollouts, since, family))
+
+    def apply_recall(self, found: Recall, say: ReportProgress = _silent) -> "Run | None":
+        """Put right what `recall` has found: import this run's datasets, stop it, grade the touched patches by them,
+        and start a run that trains from the last clean weights on. Return that one; None if no step is touched.
+
+        If it is cut, call it again. Raises ConfigError for a run on stored groups, without a patch to grade, for
+        mended tasks that are not examined as they were before, and if a patch that had a verdict gets none.
+        """
+        client, row = self.client, self.row()
+        config = read_stored_config(row.config)
+        if row.source_run_id:
+            raise ConfigError(f"run {self.run_id} sampled nothing: train on run {row.source_run_id} again with --new")
+        if not found.to_grade:
+            what = f"run {self.run_id} has no patch with such a verdict, so there is nothing to put right"
+            raise ConfigError(f"{what}; name another fault, or an earlier --since")
+        newest, new = self.run_id, _new_run(row, found.fault, self.run_id)
+        while client.read(partial(runs.get_run, run_id=new)) is not None:
+            newest, new = new, _new_run(row, found.fault, new)
+        if newest != self.run_id:
+            again = _recall_command(newest, found.fault)
+            say(f"run {newest} is of this recall, and nothing is graded again: `{again}`, or resume it")
+            return Run(client, newest)
+        digests = [dataset_digest(dataset) for dataset in config.datasets]
+
+        async def import_datasets(connection: AsyncConnection) -> int:
+            for dataset, digest in zip(config.datasets, digests, strict=True):
+                await import_dataset(connection, dataset, digest, offers_of(config))
+            return await count_mended(connection, found.task_ids, digests)
+
+        async def extent(connection: AsyncConnection, before: datetime | None = None) -> Recall:
+            now = await read_extent(connection, found.fault, before)
+            await count_mended(connection, now.task_ids, digests)  # rollouts of other tasks may have ended meanwhile
+            return now
+
+        say(f"the datasets have other tests for {client.read(import_datasets)} of {found.num_tasks} tasks")
+        while (found := client.read(extent)).num_steps and self.row().state in OPEN_STATES:
+            say(self.stop("recalled").text)
+            while self.row().state in OPEN_STATES:
+                time.sleep(2)
+        missing = 0
+        for name in found.to_grade:
+            graded = client.regrade(name, adopt=True, window=4, say=say, datasets=digests)
+            missing += graded.without_verdict
+            say(f"{name}: of {graded.rollouts} verdicts, {graded.changed} changed, {graded.without_verdict} missing")
+        if missing > found.num_without_verdict:
+            raise ConfigError(f"{missing} patches got no verdict; mend tests or grader, then give this command again")
+        if not found.num_steps:  # with the verdicts that were wrong, since the new ones are right
+            if (found := client.read(partial(extent, before=found.read_at))).num_steps:
+                say(f"step {found.first_step} was planned with these rollouts meanwhile")
+                return self.apply_recall(found, say)
+            say(f"no step is touched: run {self.run_id} keeps the tests that it began with")
+            return None
+        values: JsonObject = {"init_from": f"{self.run_id}@{found.start_step or 0}", "retrain": True}
+        values["training.steps"] = config.training.steps - (found.start_step or 0)
+        values["evaluation.at"] = [one for one in config.evaluation.at if one != "start"]
+        if config.loss.reference_kl and not config.loss.reference_model:
+            values["loss.reference_model"] = row.model_path  # not the weights that it begins from
+        run_blocking(start_run(client.stack, with_values(row.config, values), row.config_name, True, say, new))
+        for sentence in client.read(partial(retrained_runs, run_id=new)):
+            say(sentence)
+        return Run(client, new)
 
     def wait(self, say: ReportProgress = print) -> JsonObject:
         """Follow the run to its end and return its result. Raises ConfigError if it fails or is paused."""

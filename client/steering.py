@@ -51,8 +51,7 @@ async def steer_run(
     changes: Mapping[str, Any] | None = None,
 ) -> SteeringAnswer:
     """Pause, resume, drain, stop, extend or change a run. Raises ConfigError with the reason of a refusal, and
-    MachineError if a run could not go on because a part of the stack is given up or does not answer.
-    """
+    MachineError if a run could not go on because a part of the stack is given up or does not answer."""
     settings = load_temporal_settings()
     input = SteerRunInput(
         run_id=run_id, action=action, request_id=uuid4().hex, by=by, reason=reason, steps=steps, changes=changes or {}

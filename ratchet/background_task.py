@@ -1,7 +1,8 @@
-"""Run a coroutine beside a block, such as a heartbeat or a lease's renewal, or work in a thread that may hang."""
+"""Run a coroutine beside a block, such as a heartbeat, or work in a thread that may hang; and end on a signal."""
 
 import asyncio
 import contextlib
+import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextvars import Context
@@ -19,6 +20,14 @@ _T = TypeVar("_T")
 def start_process_task(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
     """Start a task that serves the whole process, so that its log lines have no ids of the call that starts it."""
     return asyncio.create_task(work, context=Context())
+
+
+def stop_event() -> asyncio.Event:
+    """Return an event that SIGTERM and SIGINT set from now on; called in the event loop of the process."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
 
 
 @contextlib.asynccontextmanager

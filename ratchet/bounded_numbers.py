@@ -12,6 +12,8 @@ LARGEST_INTEGER = 2**31 - 1
 """The largest value of a Postgres `integer`."""
 MAX_ROWS = 1_000_000
 """Most rows of one list: a larger one does not fit in memory beside others."""
+ADVICE_STEPS = 5
+"""The newest trained steps whose hours are told if no number is asked for: all rows of their rollouts are read."""
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(gt=0, le=LARGEST_INTEGER)]

@@ -1,9 +1,8 @@
 """The config of a run as one pydantic tree.
 
-Every setting of a run is declared once, in `config_sections.py`, `config_loss.py`, `config_limits.py` and
-`config_engines.py`. Unknown keys are refused.
-`config_sources.py` reads the values from the file, the environment and the command line; the resolved tree is stored in
-the run's row, and all parts read it from there.
+Every setting of a run is declared once, in `config_sections.py`, `config_loss.py` and `config_engines.py`. Unknown keys
+are refused. `config_sources.py` reads the values from the file, the environment and the command line; the resolved tree
+is stored in the run's row, and all parts read it from there.
 """
 
 from collections.abc import Mapping
@@ -12,7 +11,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from ratchet.config_engines import DEFAULT_SET, PlacedEnginesConfig, engine_entries, require_set_name
-from ratchet.config_limits import LimitsConfig
 from ratchet.config_loss import LOSS_PRESET_VALUES, LossConfig
 from ratchet.config_sections import (
     ADVANTAGES,
@@ -24,6 +22,7 @@ from ratchet.config_sections import (
     EvaluationConfig,
     GradingConfig,
     HarnessConfig,
+    LimitsConfig,
     LoraConfig,
     MetricsConfig,
     MetricSinkConfig,
@@ -74,6 +73,9 @@ class RunConfig(Section):
     init_from: str | None = None
     """Weights to start from instead of the model's own: a directory, or `RUN@step` of a run with that step published.
     None, the default, uses the model's."""
+    retrain: bool = False
+    """With `init_from: RUN@step`: first train again what RUN trained after that step, with the rewards of now and
+    without sampling, as `ratchet recall --apply` does. False is the default."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
     """Seed of the task order, the split into updates, all shuffles and, for `tiny` and `tiny-curriculum`, the
     warm start."""

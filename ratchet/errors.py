@@ -103,14 +103,16 @@ class MachineError(UserError):
 class SandboxBusyError(RetryableError):
     """The sandbox service is busy, rate-limited or unreachable; the same call may succeed later.
 
-    `retry_after_seconds` is the service's own hint, None if it gave none. `is_full`: the service works, and has no room
-    or capacity for this call now.
+    `retry_after_seconds` is the service's own hint, None if it gave none.
     """
 
-    def __init__(self, message: str, retry_after_seconds: float | None = None, is_full: bool = False) -> None:
+    def __init__(self, message: str, retry_after_seconds: float | None = None) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
-        self.is_full = is_full
+
+
+class SandboxFullError(SandboxBusyError):
+    """The sandbox service works, and has no room or capacity for this call now; calls wait for it."""
 
 
 class SandboxRefusesError(SandboxBusyError):
@@ -187,8 +189,7 @@ class GraderFailedError(RatchetError):
 
 class SuspectPatchError(GraderFailedError):
     """The run did not solve the task, but no test failed, or the log reports a full disk or no memory; that may be the
-    machine's fault. The patch is to blame if a second box shows the same `suspicion`.
-    """
+    machine's fault. The patch is to blame if a second box shows the same `suspicion`."""
 
     def __init__(self, reason: str, suspicion: Suspicion) -> None:
         super().__init__(reason)

@@ -57,8 +57,7 @@ Trial = Literal["gold", "empty", "broken", "grade", "control"]
 class TrialInput(Payload):
     """One run of a task's hidden tests in a new box: on its gold patch, on an empty one, on the gold patch with broken
     tests (`broken`), or on the gold patch as a rollout's grade judges it (`grade`). `repeat` counts the runs of each
-    kind. `failing`: tests that failed without a patch. `failed_at`: lines of files that this run's log names.
-    """
+    kind. `failing`: tests that failed without a patch. `failed_at`: lines of files that this run's log names."""
 
     task_id: int
     patch: Trial
@@ -116,8 +115,9 @@ class AdmitResult(Payload):
 class RegradeInput(StartInput):
     """Argument of Regrade: grade the stored patches of a run, of a group (its workflow id) or of one rollout again.
 
-    `grader` None: the task's own. `adopt`: the new verdict decides the rollout's reward, unless a step has used its
-    group. `after` and `counts` are set by continue-as-new.
+    `grader` None: the task's own. `adopt`: the new verdict decides the rollout's reward; steps that have used it
+    keep the one that they trained. `datasets`: digests of datasets whose tests for the same work replace a task's.
+    `after` and `counts` are set by continue-as-new.
     """
 
     run_id: str | None = None
@@ -127,6 +127,7 @@ class RegradeInput(StartInput):
     repeats: Positive = 1
     adopt: bool = False
     window: Positive = 4
+    datasets: list[str] = Field(default_factory=list)
     after: RowId = 0
     counts: dict[str, int] = Field(default_factory=dict)
 

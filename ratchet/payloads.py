@@ -114,8 +114,7 @@ class StageInput(Payload):
     """Argument of every stage that uses a box. `grader` None: the task's own. `repeat` counts grades of one patch.
     `grade_id`: the solved grade that a control run checks; `control_number` counts its control runs from 0.
     `suspected`: what earlier boxes showed of the patch; this box's word is final on these.
-    `ended_by_host`: the worker's machine ended the try of the boxes that are released.
-    """
+    `ended_by_host`: the worker's machine ended the try of the boxes that are released. `datasets`: as of a regrade."""
 
     rollout_id: int
     attempt: int
@@ -128,6 +127,7 @@ class StageInput(Payload):
     control_number: int = 0
     suspected: list[Suspicion] = []
     ended_by_host: bool = False
+    datasets: list[str] = []
 
 
 class StageResult(Payload):

@@ -89,9 +89,8 @@ def note_values(values: Mapping[str, str]) -> None:
 
 def note_environment() -> None:
     """Make `without_secrets` replace the values of variables whose names end with KEY, TOKEN, SECRET or PASSWORD."""
-    for name, value in os.environ.items():
-        if _SECRET_VARIABLE.search(name) and len(value) >= _MIN_VARIABLE_CHARS:
-            _used.add(value)
+    found = {value for name, value in os.environ.items() if _SECRET_VARIABLE.search(name)}
+    _used.update(value for value in found if len(value) >= _MIN_VARIABLE_CHARS)
 
 
 def without_secrets(text: str) -> str:

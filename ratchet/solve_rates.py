@@ -6,7 +6,7 @@ is the chance that one of k rollouts solves the task (Chen et al. 2021), and pas
 percentiles over tasks, because the rollouts of one task are not independent.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
 
@@ -74,14 +74,9 @@ def interval(values: npt.NDArray[np.float64], seed: int = 0) -> Estimate:
     return Estimate(float(values.mean()), float(low), float(high), len(values))
 
 
-def estimate_pass_at_k(counts: Iterable[SolvedCount], k: int) -> Estimate:
-    """Return pass@k over the tasks with at least k verdicts."""
-    return interval(np.array([pass_at_k(count, k) for count in counts if count.num_verdicts >= k]))
-
-
-def estimate_pass_all_k(counts: Iterable[SolvedCount], k: int) -> Estimate:
-    """Return pass^k over the tasks with at least k verdicts."""
-    return interval(np.array([pass_all_k(count, k) for count in counts if count.num_verdicts >= k]))
+def estimate(chance: Callable[[SolvedCount, int], float], counts: Iterable[SolvedCount], k: int) -> Estimate:
+    """Return `chance`, which is `pass_at_k` or `pass_all_k`, over the tasks with at least k verdicts."""
+    return interval(np.array([chance(count, k) for count in counts if count.num_verdicts >= k]))
 
 
 def reported_ks(counts: Sequence[SolvedCount]) -> list[int]:

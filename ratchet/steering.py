@@ -55,6 +55,7 @@ _NUMBER = re.compile(r"\.\d+")
 _FIXED = {
     "model": "the run's weights descend from it; start another run",
     "init_from": "the run has started from it; start another run",
+    "retrain": "its first plan rows are written; start another run",
     "seed": "the task order and the plan rows follow from it",
     "drift": "stored chains were built with it, and one step must not mix both kinds",
     "endpoint": "one evaluation would mix the answers of two models; start another one",

@@ -25,7 +25,7 @@ from temporalio.envconfig import ClientConfig
 from temporalio.runtime import Runtime
 from temporalio.service import KeepAliveConfig, RPCError, RPCStatusCode
 
-from ratchet.errors import ConfigError, MachineError, TemporalUnavailableError
+from ratchet.errors import ConfigError, MachineError, SandboxFullError, TemporalUnavailableError
 from ratchet.patience import ANSWER_SECONDS, Patience
 from ratchet.payload_codec import payload_converter
 from ratchet.payloads import TrainRunInput
@@ -171,13 +171,14 @@ async def describe_workflow(client: Client, workflow_id: str) -> DescribeWorkflo
 class PendingActivity:
     """An activity that has not ended. `heartbeat`: what its newest heartbeat says, such as the command that runs.
 
-    `error`: what the try before this one failed with. Both are empty without words.
+    `error`: what the try before this one failed with. Both are empty without words. `is_waiting`: for room.
     """
 
     name: str
     attempt: int
     heartbeat: str
     error: str
+    is_waiting: bool = False
 
 
 async def pending_activities(client: Client, workflow_id: str) -> list[PendingActivity] | None:
@@ -202,7 +203,8 @@ async def _pending_activity(client: Client, info: PendingActivityInfo) -> Pendin
     if info.HasField("last_failure"):
         failure = await client.data_converter.decode_failure(info.last_failure)
         error = without_secrets(str(getattr(failure, "message", failure)))
-    return PendingActivity(info.activity_type.name, info.attempt, heartbeat, error)
+    is_waiting = info.last_failure.application_failure_info.type == SandboxFullError.__name__
+    return PendingActivity(info.activity_type.name, info.attempt, heartbeat, error, is_waiting)
 
 
 async def workflow_states(client: Client, workflow_ids: Collection[str]) -> dict[str, WorkflowState | None]:

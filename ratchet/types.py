@@ -53,8 +53,6 @@ MODEL_NAME = "policy"
 CHAT = "activities.chat:hold_session"
 """The generate function of a chat, which is also the harness of its rollout."""
 
-# ---------------------------------------------------------------- states
-
 
 class Purpose(StrEnum):
     """The purpose of a rollout, a group or a task of a run; fixed when the row is created."""
@@ -89,6 +87,10 @@ class RunState(StrEnum):
     """The run stopped with an error, which is in `state_reason`; it can be resumed from its newest checkpoint."""
     CANCELLED = "cancelled"
     """The run was cancelled before its last step; it can be resumed from its newest checkpoint."""
+
+
+OPEN_STATES = (RunState.RUNNING, RunState.PAUSED)
+"""States of a run that has not ended."""
 
 
 class GroupState(StrEnum):
@@ -388,8 +390,6 @@ class Wish(StrEnum):
     """Cancel the open groups; end the run after the step that is planned, or at once if none is."""
 
 
-# ---------------------------------------------------------------- search attributes (registered by `ratchet up`)
-
 SEARCH_ATTRIBUTES: dict[str, str] = {
     "ratchet_run": "Keyword",
     "ratchet_task": "Keyword",
@@ -398,6 +398,7 @@ SEARCH_ATTRIBUTES: dict[str, str] = {
     "ratchet_reward": "Double",
     "ratchet_step": "Int",
 }
+"""Search attributes and their types, as `ratchet up` registers them."""
 
 
 def policy_version(run_id: str, step: int, epoch: int) -> str:

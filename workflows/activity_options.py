@@ -18,6 +18,7 @@ from temporalio.exceptions import (
     ApplicationError,
     CancelledError,
     ChildWorkflowError,
+    FailureError,
     TimeoutError,
 )
 from temporalio.workflow import ActivityCancellationType, ChildWorkflowCancellationType, ParentClosePolicy
@@ -38,6 +39,9 @@ FIRST_STAGE = StageOptions(
 )
 """Options of a workflow's first activity, which returns the options of all others. It runs on the workflow's own queue,
 because the names of the others depend on the installation."""
+
+_LOCAL_SECONDS = 5.0
+"""Limit of a local activity, which holds its workflow's task and is shown nowhere while it runs."""
 
 GUARD_SPENT = GuardSpentError.__name__
 """The `FailureCause.kind` of a stage that found the rollout's guard exceeded."""
@@ -94,6 +98,7 @@ async def run_activity_even_if_cancelled(
     argument: ArgumentT,
     options: StageOptions,
     summary: str | None = None,
+    is_local: bool = False,
 ) -> ResultT:
     """Run an activity and return its result if it completes, even if the workflow was cancelled meanwhile.
 
@@ -101,8 +106,22 @@ async def run_activity_even_if_cancelled(
 
     If an activity's completion comes in the same workflow task as the cancellation, the SDK drops the result and raises
     CancelledError. The activity is then run again; activities that are called in this way return what they have stored.
+
+    `is_local`: the first try is a local activity, whose result is one event instead of six. If anything goes wrong with
+    it, the activity is run again as any other, which can wait for an outage where people see it.
     """
     wanted = activity_options(options, summary)
+    if is_local:
+        try:
+            return await workflow.execute_local_activity_method(
+                method,
+                argument,
+                schedule_to_close_timeout=timedelta(seconds=_LOCAL_SECONDS),
+                retry_policy=RetryPolicy(maximum_attempts=1),
+                summary=summary,
+            )
+        except (FailureError, asyncio.CancelledError):
+            pass
     try:
         result: ResultT = await workflow.execute_activity_method(method, argument, **wanted)
     except asyncio.CancelledError:
@@ -140,14 +159,8 @@ def search_attributes(
     run: str, task: str | None = None, harness: str | None = None, step: int | None = None
 ) -> TypedSearchAttributes:
     """Return the search attributes of a workflow; None leaves one out."""
-    pairs: list[SearchAttributePair[Any]] = [SearchAttributePair(RUN, run)]
-    if task is not None:
-        pairs.append(SearchAttributePair(TASK, task))
-    if harness is not None:
-        pairs.append(SearchAttributePair(HARNESS, harness))
-    if step is not None:
-        pairs.append(SearchAttributePair(STEP, step))
-    return TypedSearchAttributes(pairs)
+    values: dict[Any, str | int | None] = {RUN: run, TASK: task, HARNESS: harness, STEP: step}
+    return TypedSearchAttributes([SearchAttributePair(key, one) for key, one in values.items() if one is not None])
 
 
 class ChildOptions(TypedDict, total=False):

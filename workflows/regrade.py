@@ -75,6 +75,7 @@ class Regrade:
             patch_id=patch.patch_id,
             grader=input.grader,
             repeat=repeat,
+            datasets=input.datasets,
         )
         tries = BoxTries(page.grade_tries, page.stages["grade"].retry_max_seconds, "no grading box gave a verdict")
 

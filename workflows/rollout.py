@@ -74,6 +74,9 @@ _WORKS_ON = {
 }
 """Stage → what is done in it, for people who look at the workflow."""
 
+_RECORDS_LOCALLY = "records-locally"
+"""Patch since which `claim` and `finalise` are local activities."""
+
 _MAX_SUMMARY_BYTES = 350
 """The largest size of an activity's summary; Temporal's documented limit is 400 bytes."""
 
@@ -160,7 +163,8 @@ class Rollout:
                 [RUN.value_set(row.run_id), TASK.value_set(row.task), HARNESS.value_set(row.harness)]
             )
             input = RolloutInput(rollout_id=row.rollout_id)
-        return await run_activity_even_if_cancelled(RolloutRecordActivities.claim, input, FIRST_STAGE)
+        claim, is_local = RolloutRecordActivities.claim, workflow.patched(_RECORDS_LOCALLY)
+        return await run_activity_even_if_cancelled(claim, input, FIRST_STAGE, is_local=is_local)
 
     async def _make_patch(self, claim: Claim) -> int:
         """Make attempts, each in a new box, until one has a patch; return the patch's id."""
@@ -273,7 +277,11 @@ class Rollout:
         told = f"{ending.failure}: {reason}" if ending.failure else self.status.verdict
         summary = told.encode()[:_MAX_SUMMARY_BYTES].decode(errors="ignore")
         result = await run_activity_even_if_cancelled(
-            RolloutRecordActivities.finalise, ending, claim.stages["record"], summary
+            RolloutRecordActivities.finalise,
+            ending,
+            claim.stages["record"],
+            summary,
+            workflow.patched(_RECORDS_LOCALLY),
         )
         self._show(f"ended as {result.outcome}")
         changes = [OUTCOME.value_set(result.outcome.value)]

@@ -80,8 +80,7 @@ class SteeredRun:
 
     def show(self, plan: RunPlan, view: RunView) -> None:
         """Show the run's state: the details change with each look, memo and search attributes if the step or the state
-        has changed, because each change of these is an event of the history.
-        """
+        has changed, because each change of these is an event of the history."""
         self.view = view
         self._show_details(plan)
         told = (view.state, view.wish, view.step)

@@ -45,7 +45,7 @@ with workflow.unsafe.imports_passed_through():
         TrainRunInput,
         ViewRunInput,
     )
-    from ratchet.types import RunState, Wish
+    from ratchet.types import OPEN_STATES, RunState, Wish
     from workflows.activity_options import (
         FIRST_STAGE,
         child_options,
@@ -82,8 +82,7 @@ class ChildFailedError(Exception):
 @workflow.defn(name="TrainRun", failure_exception_types=[ValidationError])
 class TrainRun(SteeredRun):
     """State: which groups this execution has started, with the handles of those that it did not adopt; how often each
-    child has failed; when it last looked for groups whose workflow is missing.
-    """
+    child has failed; when it last looked for groups whose workflow is missing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,8 +180,7 @@ class TrainRun(SteeredRun):
 
     async def _wait_until_resumed(self, plan: RunPlan) -> RunView:
         """Return the run's state at the first change: it is resumed, or has to stop. Engines of a resumed run are
-        brought up to date first, because an update of one of them may be what failed.
-        """
+        brought up to date first, because an update of one of them may be what failed."""
         while True:
             if workflow.info().is_continue_as_new_suggested():
                 await self._continue_as_new(plan)
@@ -199,7 +197,7 @@ class TrainRun(SteeredRun):
         self.woken = False
         input = ViewRunInput(run_id=plan.run_id)
         view = await run_activity(RunActivities.advance_run, input, plan.stages["record"], summary="look")
-        if view.state not in (RunState.RUNNING, RunState.PAUSED):
+        if view.state not in OPEN_STATES:
             raise ApplicationError(
                 f"run {plan.run_id} has ended ({view.state}); `ratchet resume {plan.run_id}` continues it",
                 type="RunEnded",

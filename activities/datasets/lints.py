@@ -59,8 +59,7 @@ def lint_rows(rows: Iterable[TaskFields]) -> list[str]:
 
 def describe_rows(rows: Iterable[TaskFields], path: str) -> list[str]:
     """Return what was understood of a dataset's rows: one sentence per kind, with their number and the first label, or
-    the labels of all whose images have to be built.
-    """
+    the labels of all whose images have to be built."""
 
     def describe(row: TaskFields) -> Iterator[str]:
         spec = row["spec"]

@@ -63,11 +63,7 @@ def translate_swe_row(row: JsonObject, number: int, file: str) -> RawRow | Probl
                 "here or in an eval_script",
             )
         log_parser = str(row.get("log_parser") or run.log_parser)
-        patch = {
-            "test_patch": str(row.get("test_patch") or ""),
-            "test_cmd": run.test_cmd,
-            "log_parser": log_parser,
-        }
+        patch = {"test_patch": str(row.get("test_patch") or ""), "test_cmd": run.test_cmd, "log_parser": log_parser}
         if log_parser.removeprefix("parse_log_") not in PARSERS:  # some of the package's parsers need these
             patch |= {name: str(row[name]) for name in ("instance_id", "version") if row.get(name) is not None}
         metadata["swe_bench"] = {"fail_to_pass": fail_to_pass, "pass_to_pass": pass_to_pass, **patch}

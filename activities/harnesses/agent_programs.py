@@ -98,9 +98,7 @@ def _program(name: str, command: str, pinned: str, tarball: str | None, node_tar
             raise ConfigError(f"{source} is not a file; the environment names it as a tarball of {name}")
     facts = [(str(source.resolve()), source.stat().st_size, source.stat().st_mtime_ns) for source in sources]
     digest = hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
-    return AgentProgram(
-        name, command, pinned, f"tarball-{digest}", sources[0], sources[1] if len(sources) > 1 else None
-    )
+    return AgentProgram(name, command, pinned, f"tarball-{digest}", *sources)
 
 
 async def ensure_program(box: Sandbox, program: AgentProgram) -> None:

@@ -21,10 +21,12 @@ from activities.harnesses.launcher import StartResult
 from ratchet.errors import ConfigError
 from ratchet.types import AgentExit
 from sandboxes.base import Sandbox
+from store.tool_uses import object_of
 
 WireProtocol = Literal["messages", "chat", "responses"]
 
 MAX_TRANSCRIPT_BYTES = 16 << 20
+_SAME_ORDER = "export PYTHONHASHSEED=${PYTHONHASHSEED-0}\n"  # a replayed command prints sets as it did before
 
 DEFAULT_PROMPT = """\
 Fix the issue below in the repository at {workdir}, which is your working directory.
@@ -106,7 +108,8 @@ class NoOptions(BaseModel):
 
 
 class BaseHarness(ABC):
-    """One agent program. A subclass defines its files (`configure`), its exit (`read_exit`) and its transcript.
+    """One agent program. A subclass defines its files (`configure`) and its transcript, and its exit (`read_exit`) if
+    the exit code does not tell it.
 
     The launcher starts the program once, waits for it, suspends it at the deadline and ends it, for all in the same
     way. Every method may be called again, by another try or process, also after success. `attempt` identifies the
@@ -135,7 +138,7 @@ class BaseHarness(ABC):
     def files(self, spec: HarnessSpec) -> dict[str, bytes]:
         """Return the files of `configure`; `command.sh` begins with the task's variables, which it may set anew."""
         made = self.configure(spec)
-        return {**made, "command.sh": exports(spec.task_env).encode() + made["command.sh"]}
+        return {**made, "command.sh": (_SAME_ORDER + exports(spec.task_env)).encode() + made["command.sh"]}
 
     def environment(self, spec: HarnessSpec) -> dict[str, str]:
         """Return the environment variables beside the token and the box's own; `spec.extra_env` overrides."""
@@ -155,12 +158,7 @@ class BaseHarness(ABC):
     async def start(self, box: Sandbox, spec: HarnessSpec, attempt: int, token: str) -> StartResult:
         """Start the agent detached, unless this attempt was started before. Raises CommandFailedError if it cannot."""
         return await launcher.start_once(
-            box,
-            self.files(spec),
-            token,
-            attempt=attempt,
-            user=spec.agent_user,
-            budget_seconds=spec.time_budget_seconds,
+            box, self.files(spec), token, attempt=attempt, user=spec.agent_user, budget_seconds=spec.time_budget_seconds
         )
 
     async def wait(self, box: Sandbox, attempt: int) -> ExitReport:
@@ -209,11 +207,6 @@ def json_lines(data: bytes) -> list[dict[str, Any]]:
             if isinstance(event, dict):
                 found.append(event)
     return found
-
-
-def object_of(value: Any) -> dict[str, Any]:
-    """Return a JSON object, or an empty one for any other value: the policy can write to the program's output."""
-    return value if isinstance(value, dict) else {}
 
 
 def token_counts(*usages: Any) -> dict[str, int]:

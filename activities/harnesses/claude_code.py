@@ -7,10 +7,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from activities.harnesses.base import HarnessSpec, Transcript, json_lines
-from activities.harnesses.cli_exits import exit_of_error, last_output
-from activities.harnesses.fetched_harness import FetchedHarness
+from activities.harnesses.cli_exits import exit_of_error
+from activities.harnesses.fetched_harness import EventsHarness
 from ratchet.types import AgentExit
-from sandboxes.base import Sandbox
 
 _INVESTIGATOR = {
     "investigator": {
@@ -50,7 +49,7 @@ class ClaudeCodeOptions(BaseModel):
     """Text that is appended to the program's own system prompt."""
 
 
-class ClaudeCode(FetchedHarness):
+class ClaudeCode(EventsHarness):
     """Claude Code; its transcript is the CLI's stream-json output."""
 
     name = "claude_code"
@@ -87,8 +86,18 @@ class ClaudeCode(FetchedHarness):
         arguments += shlex.split(DEFAULT_EXTRA_ARGS if spec.extra_args is None else spec.extra_args)
         return self.program_files(_COMMAND, spec, arguments)
 
-    async def read_exit(self, box: Sandbox, attempt: int, exit_code: int, errors: str) -> AgentExit:
-        return read_claude_code_exit(await last_output(box, attempt), exit_code)
+    @staticmethod
+    def exit_of_events(events: list[dict[str, Any]], exit_code: int) -> AgentExit:
+        """Read the exit from the closing event; a program that ended without one has crashed."""
+        result = next((event for event in reversed(events) if event.get("type") == "result"), None)
+        if result is None:
+            return AgentExit.CRASHED
+        if result.get("subtype") == "error_max_turns":
+            return AgentExit.TURN_LIMIT
+        if result.get("is_error"):
+            words = f"{result.get('subtype')} {result.get('result')} {result.get('errors')}"
+            return exit_of_error(words, any(_is_answer(event) for event in events))
+        return AgentExit.DONE
 
     def read_transcript(self, data: bytes) -> Transcript:
         events = json_lines(data)
@@ -128,17 +137,3 @@ def _is_answer(event: dict[str, Any]) -> bool:
     """Return whether the event is the model's answer; the CLI reports its own errors as messages of `<synthetic>`."""
     message = event.get("message")
     return event.get("type") == "assistant" and isinstance(message, dict) and message.get("model") != "<synthetic>"
-
-
-def read_claude_code_exit(output: bytes, exit_code: int) -> AgentExit:
-    """Read the exit from the closing event; a program that ended without one has crashed."""
-    events = json_lines(output)
-    result = next((event for event in reversed(events) if event.get("type") == "result"), None)
-    if result is None:
-        return AgentExit.CRASHED
-    if result.get("subtype") == "error_max_turns":
-        return AgentExit.TURN_LIMIT
-    if result.get("is_error"):
-        words = f"{result.get('subtype')} {result.get('result')} {result.get('errors')}"
-        return exit_of_error(words, any(_is_answer(event) for event in events))
-    return AgentExit.DONE

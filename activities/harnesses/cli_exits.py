@@ -69,14 +69,8 @@ async def last_output(box: Sandbox, attempt: int) -> bytes:
 def exit_of_error(words: str, answered: bool = False) -> AgentExit:
     """Classify an error of a model call by its words, else as `starved`. `answered`: a call was answered before."""
     found = _FIRST_OWN_WORDS.search(words)
-    exit = _OWN_WORDS[found[0].lower()] if found else _exit_by_client_words(words)
+    by_client = (exit for exit, pattern in _CLIENT_WORDS if re.search(pattern, words, re.IGNORECASE))
+    exit = _OWN_WORDS[found[0].lower()] if found else next(by_client, AgentExit.STARVED)
     if exit is AgentExit.STARVED and answered and _UNAUTHORISED.search(found[0] if found else words):
         return AgentExit.CRASHED
     return exit
-
-
-def _exit_by_client_words(words: str) -> AgentExit:
-    for exit, pattern in _CLIENT_WORDS:
-        if re.search(pattern, words, re.IGNORECASE):
-            return exit
-    return AgentExit.STARVED

@@ -4,10 +4,9 @@ import json
 from typing import Any
 
 from activities.harnesses.base import HarnessSpec, Transcript, json_lines, token_counts
-from activities.harnesses.cli_exits import exit_of_error, last_output
-from activities.harnesses.fetched_harness import FetchedHarness
+from activities.harnesses.cli_exits import exit_of_error
+from activities.harnesses.fetched_harness import EventsHarness
 from ratchet.types import AgentExit
-from sandboxes.base import Sandbox
 
 _COMMAND = """\
 mkdir -p "$HOME/.codex"
@@ -37,7 +36,7 @@ enabled = false
 """
 
 
-class Codex(FetchedHarness):
+class Codex(EventsHarness):
     """Codex; its transcript is the CLI's JSON events."""
 
     name = "codex"
@@ -50,8 +49,15 @@ class Codex(FetchedHarness):
             config = f"model_context_window = {spec.max_context_tokens}\n" + config
         return {**self.program_files(_COMMAND, spec), "config.toml": config.encode()}
 
-    async def read_exit(self, box: Sandbox, attempt: int, exit_code: int, errors: str) -> AgentExit:
-        return read_codex_exit(await last_output(box, attempt))
+    @staticmethod
+    def exit_of_events(events: list[dict[str, Any]], exit_code: int) -> AgentExit:
+        """Read the exit from the last `turn.completed` or `turn.failed` event; a program without either has crashed."""
+        for event in reversed(events):
+            if event.get("type") == "turn.completed":
+                return AgentExit.DONE
+            if event.get("type") == "turn.failed":
+                return exit_of_error(json.dumps(event.get("error")), any(_is_answer(one) for one in events))
+        return AgentExit.CRASHED
 
     def read_transcript(self, data: bytes) -> Transcript:
         events = json_lines(data)
@@ -69,14 +75,3 @@ def _is_answer(event: dict[str, Any]) -> bool:
     """Return whether the event is an item of the model; the CLI reports its own errors as items of type `error`."""
     item = event.get("item")
     return event.get("type") == "item.completed" and isinstance(item, dict) and item.get("type") != "error"
-
-
-def read_codex_exit(output: bytes) -> AgentExit:
-    """Read the exit from the last `turn.completed` or `turn.failed` event; a program without either has crashed."""
-    events = json_lines(output)
-    for event in reversed(events):
-        if event.get("type") == "turn.completed":
-            return AgentExit.DONE
-        if event.get("type") == "turn.failed":
-            return exit_of_error(json.dumps(event.get("error")), any(_is_answer(one) for one in events))
-    return AgentExit.CRASHED

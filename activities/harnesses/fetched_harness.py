@@ -1,10 +1,14 @@
 """Base of the harnesses whose program is fetched first (`ratchet admin agents fetch`)."""
 
 import shlex
+from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 from activities.harnesses import agent_programs
-from activities.harnesses.base import BaseHarness, HarnessSpec, exports
+from activities.harnesses.base import BaseHarness, HarnessSpec, exports, json_lines
+from activities.harnesses.cli_exits import last_output
+from ratchet.types import AgentExit
 from sandboxes.base import Sandbox
 
 
@@ -40,3 +44,15 @@ class FetchedHarness(BaseHarness):
 
     async def install(self, box: Sandbox, spec: HarnessSpec) -> None:
         await agent_programs.ensure_program(box, self._program)
+
+
+class EventsHarness(FetchedHarness):
+    """A harness whose program writes events, as JSON lines."""
+
+    async def read_exit(self, box: Sandbox, attempt: int, exit_code: int, errors: str) -> AgentExit:
+        return self.exit_of_events(json_lines(await last_output(box, attempt)), exit_code)
+
+    @staticmethod
+    @abstractmethod
+    def exit_of_events(events: list[dict[str, Any]], exit_code: int) -> AgentExit:
+        """Return the exit of a program that ended by itself, by the last events of its output."""

@@ -3,11 +3,11 @@
 import json
 from typing import Any
 
-from activities.harnesses.base import HarnessSpec, Transcript, json_lines, object_of, token_counts
-from activities.harnesses.cli_exits import exit_of_error, last_output
-from activities.harnesses.fetched_harness import FetchedHarness
+from activities.harnesses.base import HarnessSpec, Transcript, json_lines, token_counts
+from activities.harnesses.cli_exits import exit_of_error
+from activities.harnesses.fetched_harness import EventsHarness
 from ratchet.types import AgentExit
-from sandboxes.base import Sandbox
+from store.tool_uses import object_of
 
 # The prompt comes by standard input, because the program puts quotes around an argument of several words.
 _COMMAND = """\
@@ -20,7 +20,7 @@ _CONTEXT_TOKENS = 1_000_000
 _RESPONSE_TOKENS = 32_000
 
 
-class OpenCode(FetchedHarness):
+class OpenCode(EventsHarness):
     """OpenCode; its transcript is the program's JSON events."""
 
     name = "opencode"
@@ -56,8 +56,18 @@ class OpenCode(FetchedHarness):
         }
         return {**self.program_files(_COMMAND, spec), "opencode.json": json.dumps(config).encode()}
 
-    async def read_exit(self, box: Sandbox, attempt: int, exit_code: int, errors: str) -> AgentExit:
-        return read_opencode_exit(await last_output(box, attempt))
+    @staticmethod
+    def exit_of_events(events: list[dict[str, Any]], exit_code: int) -> AgentExit:
+        """Read the exit from the last event: an error, or the end of a step that asked for no more tools."""
+        if not events:
+            return AgentExit.CRASHED
+        last = events[-1]
+        if last.get("type") == "error":
+            answered = any(event.get("type") in ("text", "tool_use") for event in events)
+            return exit_of_error(json.dumps(last.get("error")), answered)
+        if last.get("type") == "step_finish" and object_of(last.get("part")).get("reason") != "tool-calls":
+            return AgentExit.DONE
+        return AgentExit.CRASHED
 
     def read_transcript(self, data: bytes) -> Transcript:
         events = json_lines(data)
@@ -65,17 +75,3 @@ class OpenCode(FetchedHarness):
         parts = [object_of(event.get("part")) for event in events if event.get("type") == "step_finish"]
         usage = token_counts(*(part.get("tokens") for part in parts))
         return Transcript(data, num_turns=kinds.count("step_finish"), num_steps=kinds.count("tool_use"), usage=usage)
-
-
-def read_opencode_exit(output: bytes) -> AgentExit:
-    """Read the exit from the last event: an error, or the end of a step that asked for no more tools."""
-    events = json_lines(output)
-    if not events:
-        return AgentExit.CRASHED
-    last = events[-1]
-    if last.get("type") == "error":
-        answered = any(event.get("type") in ("text", "tool_use") for event in events)
-        return exit_of_error(json.dumps(last.get("error")), answered)
-    if last.get("type") == "step_finish" and object_of(last.get("part")).get("reason") != "tool-calls":
-        return AgentExit.DONE
-    return AgentExit.CRASHED

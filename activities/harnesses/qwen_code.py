@@ -4,11 +4,11 @@ import json
 import re
 from typing import Any
 
-from activities.harnesses.base import HarnessSpec, Transcript, json_lines, object_of, token_counts
-from activities.harnesses.cli_exits import exit_of_error, last_output
-from activities.harnesses.fetched_harness import FetchedHarness
+from activities.harnesses.base import HarnessSpec, Transcript, json_lines, token_counts
+from activities.harnesses.cli_exits import exit_of_error
+from activities.harnesses.fetched_harness import EventsHarness
 from ratchet.types import AgentExit
-from sandboxes.base import Sandbox
+from store.tool_uses import object_of
 
 _COMMAND = """\
 export OPENAI_API_KEY="$RATCHET_SESSION_TOKEN"
@@ -29,7 +29,7 @@ _OWN_END = re.compile(
 _MODEL_CALL_FAILURE = re.compile(r"\[API Error|max session turns|connection error|fetch failed", re.IGNORECASE)
 
 
-class QwenCode(FetchedHarness):
+class QwenCode(EventsHarness):
     """Qwen Code; its transcript is the program's JSON events."""
 
     name = "qwen_code"
@@ -55,16 +55,24 @@ class QwenCode(FetchedHarness):
             "telemetry": {"enabled": False},
             # Calls of its own beside the task, whose result only later conversations of a person would use.
             "memory": {"enableManagedAutoMemory": False, "enableManagedAutoDream": False, "enableAutoSkill": False},
-            "model": {
-                "name": spec.model_name,
-                "maxSessionTurns": spec.max_turns or -1,
-                "generationConfig": generation,
-            },
+            "model": {"name": spec.model_name, "maxSessionTurns": spec.max_turns or -1, "generationConfig": generation},
         }
         return {**self.program_files(_COMMAND, spec), "settings.json": json.dumps(settings).encode()}
 
-    async def read_exit(self, box: Sandbox, attempt: int, exit_code: int, errors: str) -> AgentExit:
-        return read_qwen_code_exit(await last_output(box, attempt))
+    @staticmethod
+    def exit_of_events(events: list[dict[str, Any]], exit_code: int) -> AgentExit:
+        """Read the exit from the last `result` event; a program without one has crashed."""
+        result = next((event for event in reversed(events) if event.get("type") == "result"), None)
+        if result is None:
+            return AgentExit.CRASHED
+        if not result.get("is_error"):
+            return AgentExit.DONE
+        error = json.dumps(result.get("error"))
+        if _OWN_END.search(error) or not _MODEL_CALL_FAILURE.search(error):
+            return AgentExit.CRASHED
+        # The program repeats the error as an answer of its model, so an answer counts only if it called a tool.
+        answered = any(part.get("type") == "tool_use" for event in events for part in _content_of(event))
+        return exit_of_error(error, answered)
 
     def read_transcript(self, data: bytes) -> Transcript:
         events = json_lines(data)
@@ -81,19 +89,3 @@ class QwenCode(FetchedHarness):
 def _content_of(event: dict[str, Any]) -> list[dict[str, Any]]:
     content = object_of(event.get("message")).get("content") if event.get("type") == "assistant" else None
     return [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
-
-
-def read_qwen_code_exit(output: bytes) -> AgentExit:
-    """Read the exit from the last `result` event; a program without one has crashed."""
-    events = json_lines(output)
-    result = next((event for event in reversed(events) if event.get("type") == "result"), None)
-    if result is None:
-        return AgentExit.CRASHED
-    if not result.get("is_error"):
-        return AgentExit.DONE
-    error = json.dumps(result.get("error"))
-    if _OWN_END.search(error) or not _MODEL_CALL_FAILURE.search(error):
-        return AgentExit.CRASHED
-    # The program repeats the error as an answer of its model, so an answer counts only if it called a tool.
-    answered = any(part.get("type") == "tool_use" for event in events for part in _content_of(event))
-    return exit_of_error(error, answered)

@@ -79,9 +79,6 @@ class Config:
         self.outage_seconds: float = values["outage_seconds"]
 
 
-# ---------------------------------------------------------------- what the model sees of a command
-
-
 def format_observation(output: bytes, exit_code: int, timed_out_after: float | None = None) -> str:
     """Return the text of a tool message: the output, the exit code unless 0, and NO_OUTPUT if there is neither."""
     lines = [output.decode("utf-8", "replace").rstrip("\n")]
@@ -174,8 +171,7 @@ def wait_for(process: subprocess.Popen[bytes], seconds: float) -> bool:
 
 def read_all(pipe: int, output: CappedOutput, max_chunks: int = 64) -> bool:
     """Read what is available; return False at the end of the stream. Bounded, so that endless output cannot delay
-    the deadline check.
-    """
+    the deadline check."""
     for _ in range(max_chunks):
         try:
             data = os.read(pipe, 65536)
@@ -185,9 +181,6 @@ def read_all(pipe: int, output: CappedOutput, max_chunks: int = 64) -> bool:
             return False
         output.add(data)
     return True
-
-
-# ---------------------------------------------------------------- the model
 
 
 class Adapter:
@@ -255,9 +248,6 @@ def error_message(data: bytes) -> str:
         return str(json.loads(data)["error"]["message"])
     except (ValueError, LookupError, TypeError):
         return ""
-
-
-# ---------------------------------------------------------------- the loop
 
 
 def write_event(event: str, **fields: Any) -> None:

@@ -55,7 +55,24 @@ async def graded(database: Database, rollout_id: int, attempt: int) -> int:
         patch = NewPatch(rollout_id, attempt, "", pack_text(""), 0, 0)
         patch_id = await rollouts.store_patch(connection, patch)
         verdict = NewGrade(
-            rollout_id, patch_id, "g", "1", True, False, "", "", {}, None, None, [], pack_text(""), duration_seconds=1
+            patch_id=patch_id,
+            grader="g",
+            grader_version="1",
+            solved=True,
+            rejected=False,
+            rule="",
+            reason="",
+            tests={},
+            fail_to_pass=None,
+            pass_to_pass=None,
+            rewards=None,
+            findings=[],
+            repeat=0,
+            has_oracle=False,
+            flags=[],
+            duration_seconds=1.0,
+            rollout_id=rollout_id,
+            log=pack_text(""),
         )
         return await grades.store_grade(connection, verdict)
 

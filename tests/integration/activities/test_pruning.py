@@ -26,10 +26,12 @@ from store.arrays import ids_from_bytes, pack_text
 from store.database import Database
 from store.schema import (
     AttemptTable,
+    BatchItemTable,
     CheckpointTable,
     GradeTable,
     PatchTable,
     PolicyVersionTable,
+    RolloutGroupTable,
     RolloutTable,
     RunTable,
     TurnTable,
@@ -233,7 +235,9 @@ async def test_a_run_with_a_rollout_in_flight_or_a_user_is_refused(
     async with database.begin() as connection:
         await connection.execute(late.values(outcome="cancelled"))
         await make_run(database, "user", CONFIG)
-        await connection.execute(update(RunTable).where(RunTable.run_id == "user").values(source_run_id=run_id))
+        group = select(RolloutGroupTable.id).where(RolloutGroupTable.run_id == run_id).limit(1).scalar_subquery()
+        used = {"run_id": "user", "group_id": group, "step": 1, "use": "trained"}
+        await connection.execute(insert(BatchItemTable).values(**used))
     with pytest.raises(ConfigError, match="run user trains on its stored turns"):
         await pruning.prune_run(database, PruneTask(run_id), force=True)
 

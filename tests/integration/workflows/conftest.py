@@ -35,7 +35,6 @@ from sandboxes.e2b import E2BProvider
 from stack import temporal_namespace
 from stack.parts import Stack
 from stack.postgres import ensure_database
-from stack.temporal_server import ensure_temporal_cli
 from store.database import Database
 from store.migration import migrate
 from store.schema import EngineTable, RolloutTable, TurnTable
@@ -43,6 +42,7 @@ from tests.free_ports import free_ports
 from tests.replay.record import record_all
 from tests.standins.collector import Collector
 from tests.standins.tiny_model import make_tokenizer
+from tests.temporal_services import own_temporal
 
 ROOT = Path(__file__).parents[3]
 _LOG_LINES = 20
@@ -63,9 +63,10 @@ def _short(directory: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def temporal_cli() -> str:
-    """Path of Temporal's CLI, whose dev server some tests need. It is downloaded, or else built for minutes, once."""
-    return str(ensure_temporal_cli(print))
+async def client() -> AsyncIterator[Client]:
+    """Of a server that has no other worker than those of a test with stand-in activities."""
+    async with own_temporal() as client:
+        yield client
 
 
 @dataclass

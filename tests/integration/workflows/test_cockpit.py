@@ -1,5 +1,6 @@
 """A run and a rollout in the Temporal UI: search attributes, memo, details, summaries and queries."""
 
+import json
 from typing import Any
 
 import pytest
@@ -31,13 +32,17 @@ async def details(handle: WorkflowHandle[Any, Any]) -> str:
 
 
 async def summaries(handle: WorkflowHandle[Any, Any]) -> dict[str, str]:
-    """Return the summary of each activity of a workflow, by its type."""
+    """Return the summary of each activity of a workflow, by its type; local ones are markers in the history."""
     found = {}
     for event in (await handle.fetch_history()).events:
         if event.HasField("activity_task_scheduled_event_attributes"):
             name = event.activity_task_scheduled_event_attributes.activity_type.name
-            payload = event.user_metadata.summary
-            found[name] = str(pydantic_data_converter.payload_converter.from_payload(payload)) if payload.data else ""
+        elif event.marker_recorded_event_attributes.marker_name == "core_local_activity":
+            name = json.loads(event.marker_recorded_event_attributes.details["data"].payloads[0].data)["activity_type"]
+        else:
+            continue
+        payload = event.user_metadata.summary
+        found[name] = str(pydantic_data_converter.payload_converter.from_payload(payload)) if payload.data else ""
     return found
 
 

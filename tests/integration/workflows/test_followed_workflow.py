@@ -9,11 +9,11 @@ from uuid import uuid4
 import pytest
 from pydantic import BaseModel
 from temporalio import activity, workflow
+from temporalio.client import Client
 from temporalio.common import RetryPolicy
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from client import workflows
-from tests.integration.workflows.dev_server import start_dev_server
 
 _QUEUE = "followed"
 _ERRORS: list[str] = []
@@ -39,21 +39,20 @@ class Followed:
         return _Answer(text="done")
 
 
-async def test_what_an_activity_fails_with_is_said_once(temporal_cli: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_an_activity_fails_with_is_said_once(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workflows, "_LOOK_SECONDS", 0.1)
     _ERRORS[:] = ["401: the key is wrong, request 7f3a", "401: the key is wrong, request 81c2"] * 2
     said: list[str] = []
-    async with await start_dev_server(temporal_cli) as server:
-        worker = Worker(
-            server.client,
-            task_queue=_QUEUE,
-            workflows=[Followed],
-            activities=[ask_service],
-            workflow_runner=UnsandboxedWorkflowRunner(),
-        )
-        async with worker:
-            handle = await server.client.start_workflow(Followed.run, id=uuid4().hex, task_queue=_QUEUE)
-            found = await workflows.follow_workflow(server.client, handle, "Followed", said.append)
+    worker = Worker(
+        client,
+        task_queue=_QUEUE,
+        workflows=[Followed],
+        activities=[ask_service],
+        workflow_runner=UnsandboxedWorkflowRunner(),
+    )
+    async with worker:
+        handle = await client.start_workflow(Followed.run, id=uuid4().hex, task_queue=_QUEUE)
+        found = await workflows.follow_workflow(client, handle, "Followed", said.append)
     assert found == _Answer(text="done")
     (line,) = said
     assert line.startswith("ask_service has failed ") and "is tried again: 401: the key is wrong" in line

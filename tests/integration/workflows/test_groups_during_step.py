@@ -7,8 +7,8 @@ has been started that was made after its step had begun.
 import asyncio
 from typing import Any
 
-import pytest
 from temporalio import activity
+from temporalio.client import Client
 from temporalio.worker import Worker
 
 from ratchet.payloads import (
@@ -31,11 +31,8 @@ from ratchet.payloads import (
 )
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import RunState, Wish
-from tests.integration.workflows.dev_server import start_dev_server
 from workflows.rollout_group import RolloutGroup
 from workflows.train_run import TrainRun
-
-pytestmark = pytest.mark.timeout(1500)  # with the build of Temporal's CLI
 
 
 class Learner:
@@ -96,19 +93,16 @@ class Learner:
         return RunEnded(ended=True)
 
 
-async def test_a_group_that_is_made_during_a_step_is_started_during_it(temporal_cli: str) -> None:
+async def test_a_group_that_is_made_during_a_step_is_started_during_it(client: Client) -> None:
     learner = Learner()
     activities: list[Any] = [
         *(learner.prepare, learner.advance, learner.find, learner.plan_group, learner.plan),
         *(learner.step, learner.engines, learner.end),
     ]
     async with (
-        await start_dev_server(temporal_cli) as server,
-        Worker(server.client, task_queue="control", workflows=[TrainRun, RolloutGroup], activities=activities),
-        Worker(server.client, task_queue="learn", activities=[learner.step, learner.engines]),
+        Worker(client, task_queue="control", workflows=[TrainRun, RolloutGroup], activities=activities),
+        Worker(client, task_queue="learn", activities=[learner.step, learner.engines]),
     ):
-        handle = await server.client.start_workflow(
-            TrainRun.run, TrainRunInput(run_id="r"), id="run/r", task_queue="control"
-        )
+        handle = await client.start_workflow(TrainRun.run, TrainRunInput(run_id="r"), id="run/r", task_queue="control")
         assert await handle.result() == "r"
     assert learner.started == {1, 2}

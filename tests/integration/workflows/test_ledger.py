@@ -16,11 +16,12 @@ from uuid import uuid4
 
 import pytest
 from sqlalchemy import func, select, text
-from temporalio.client import WorkflowHandle
+from temporalio.client import Client, WorkflowHandle
 from temporalio.testing import ActivityEnvironment
 
 from activities.box_lifecycle import INSTALLATION_KEY
 from activities.sweep import SweepActivities
+from ratchet import temporal_client
 from ratchet.sweep_payloads import SweepInput
 from store import installations, rollouts, runs
 from store.schema import RolloutTable, SandboxTable, TurnTable
@@ -239,10 +240,10 @@ async def test_a_rollout_that_is_taken_up_while_the_sweep_asks_is_left_alone(
     await handle.terminate()
     rollout_id = (await loop.rollout(handle)).id
     activities = SweepActivities(loop.database, loop.provider(), loop.settings, loop.client)
-    ask = activities._alive
+    ask = temporal_client.open_workflows
 
-    async def ask_too_long(workflow_ids: set[str]) -> dict[str, bool]:
-        alive = await ask(workflow_ids)
+    async def ask_too_long(client: Client, workflow_ids: set[str]) -> set[str]:
+        alive = await ask(client, workflow_ids)
         async with loop.database.begin() as connection:
             await rollouts.claim_rollout(connection, rollout_id, handle.id, "another life")
         return alive
@@ -251,7 +252,7 @@ async def test_a_rollout_that_is_taken_up_while_the_sweep_asks_is_left_alone(
         await ActivityEnvironment().run(activities.sweep, SweepInput(force=True))
         return (await loop.rollout(handle)).outcome
 
-    monkeypatch.setattr(activities, "_alive", ask_too_long)
+    monkeypatch.setattr(temporal_client, "open_workflows", ask_too_long)
     assert await outcome_after_a_sweep() is None
     monkeypatch.undo()
     assert await outcome_after_a_sweep() == "infra_failed"

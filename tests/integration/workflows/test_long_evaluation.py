@@ -8,17 +8,17 @@ from collections import Counter
 
 import pytest
 from temporalio import activity
+from temporalio.client import Client
 from temporalio.worker import Worker
 
 from ratchet.evaluation_payloads import EvaluateInput, EvaluateMembers, EvaluateResult, StartedMember
 from ratchet.payloads import Claim, EvaluationPlan, MemberInput, Replacement, RolloutInput
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import Outcome
-from tests.integration.workflows.dev_server import start_dev_server
+from tests.temporal_services import suggest_continue_as_new
 from workflows.evaluate import Evaluate
 from workflows.rollout import Rollout
 
-pytestmark = pytest.mark.timeout(1500)  # with the build of Temporal's CLI
 NUM_MEMBERS = 40
 SUGGEST_AFTER = 60
 
@@ -71,25 +71,25 @@ class Rollouts:
 
 @pytest.mark.parametrize(("page", "suggest_after"), [(NUM_MEMBERS, SUGGEST_AFTER), (15, 4096)])
 async def test_a_long_evaluation_continues_as_new_and_runs_each_rollout_once(
-    page: int, suggest_after: int, temporal_cli: str
+    client: Client, page: int, suggest_after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Because its history is long, or because there are more members than one execution gets."""
+    suggest_continue_as_new(monkeypatch, suggest_after)
     rollouts = Rollouts(page)
     async with (
-        await start_dev_server(temporal_cli, limit_historyCount_suggestContinueAsNew=suggest_after) as server,
         Worker(
-            server.client,
+            client,
             task_queue="control",
             workflows=[Evaluate, Rollout],
             activities=[rollouts.begin, rollouts.claim, rollouts.replace, rollouts.end],
         ),
     ):
         plan = EvaluationPlan(label="l", step=0, temperature=0.0, num_samples=1)
-        handle = await server.client.start_workflow(
+        handle = await client.start_workflow(
             Evaluate.run, EvaluateInput(run_id="r", evaluation=plan), id="evaluate/r/l", task_queue="control"
         )
         result = await handle.result()
-        last = await server.client.get_workflow_handle("evaluate/r/l").fetch_history()
+        last = await client.get_workflow_handle("evaluate/r/l").fetch_history()
     assert result.num_graded == NUM_MEMBERS // 2
     assert len(rollouts.claims) == NUM_MEMBERS and set(rollouts.claims.values()) == {1}
     assert rollouts.begins > 2, "it has continued as new"

@@ -43,11 +43,9 @@ from ratchet.payloads import (
 )
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import AgentExit, Outcome, Suspicion
-from tests.integration.workflows.dev_server import start_dev_server
 from workflows.regrade import Regrade
 from workflows.rollout import Rollout
 
-pytestmark = pytest.mark.timeout(1500)  # with the build of Temporal's CLI
 Loss = Callable[[], Awaitable[None]]
 
 
@@ -128,6 +126,7 @@ class Stages:
 
     @activity_stage("claim")
     async def claim(self, input: RolloutInput) -> Claim:
+        await self._use_box("claim")
         return Claim(
             rollout_id=1,
             attempt=1,
@@ -184,6 +183,7 @@ class Stages:
 
     @activity_stage("finalise")
     async def finalise(self, input: FinaliseInput) -> RolloutResult:
+        await self._use_box("finalise")
         self.num_finalised += 1
         reward = None if input.failure else 1.0
         return RolloutResult(rollout_id=1, outcome=Outcome(input.failure or "graded"), reward=reward)
@@ -195,12 +195,6 @@ class Stages:
 
     def worker(self, client: Client) -> Worker:
         return Worker(client, task_queue="control", workflows=[Rollout, Regrade], activities=self.activities())
-
-
-@pytest.fixture(scope="module")
-async def client(temporal_cli: str) -> Any:
-    async with await start_dev_server(temporal_cli) as server:
-        yield server.client
 
 
 async def play(client: Client, stages: Stages, name: str) -> RolloutResult:
@@ -218,6 +212,38 @@ async def test_a_lost_try_is_none_of_the_tries(client: Client, loss: Loss) -> No
     result = await play(client, stages, loss.__name__)
     assert (result.outcome, result.reward) == (Outcome.GRADED, 1.0)
     assert (stages.tries["workspace"], stages.tries["grade"]) == (2, 2) and stages.suspected == [[], []]
+
+
+async def _scheduled(client: Client, name: str) -> list[str]:
+    """Return the activities of a workflow that are no local ones, in their order."""
+    history = await client.get_workflow_handle(name).fetch_history()
+    await Replayer(workflows=[Rollout], data_converter=pydantic_data_converter).replay_workflow(history)
+    events = [one.activity_task_scheduled_event_attributes.activity_type.name for one in history.events]
+    return [one for one in events if one]
+
+
+@pytest.mark.parametrize("loss", [is_silent, lost_the_store])
+async def test_a_local_activity_is_tried_once(client: Client, loss: Loss) -> None:
+    """After a failure an ordinary activity follows, which Temporal shows while it waits."""
+    name = f"local {loss.__name__}"
+    stages = Stages({"claim": [loss], "finalise": [loss]})
+    assert (await play(client, stages, name)).outcome is Outcome.GRADED
+    assert (stages.tries["claim"], stages.tries["finalise"]) == (2, 2)
+    scheduled = await _scheduled(client, name)
+    assert scheduled[0] == "claim" and scheduled[-1] == "finalise"
+    await play(client, Stages({}), f"{name}, not lost")
+    assert not {"claim", "finalise"} & set(await _scheduled(client, f"{name}, not lost"))
+
+
+async def test_a_rollout_that_is_cancelled_in_its_claim_gets_its_outcome(client: Client) -> None:
+    stages = Stages({"claim": [is_silent]})
+    async with stages.worker(client):
+        handle = await client.start_workflow(Rollout.run, RolloutInput(rollout_id=1), id="early", task_queue="control")
+        await stages.began.wait()
+        await handle.cancel()
+        with pytest.raises(WorkflowFailureError):
+            await handle.result()
+    assert (stages.tries["claim"], stages.num_finalised) == (2, 1)
 
 
 async def test_a_lost_box_is_one_of_the_tries(client: Client) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from temporalio import activity
+from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
@@ -26,11 +27,8 @@ from ratchet.payloads import (
 )
 from ratchet.temporal_settings import load_temporal_settings
 from ratchet.types import RunState, Wish
-from tests.integration.workflows.dev_server import start_dev_server
 from workflows.rollout_group import RolloutGroup
 from workflows.train_run import TrainRun
-
-pytestmark = pytest.mark.timeout(1500)  # with the build of Temporal's CLI
 
 
 class Store:
@@ -81,17 +79,14 @@ class Store:
 
 
 @pytest.mark.parametrize("num_refused", [1, 3])
-async def test_a_run_whose_pause_is_refused_goes_on(temporal_cli: str, num_refused: int) -> None:
+async def test_a_run_whose_pause_is_refused_goes_on(client: Client, num_refused: int) -> None:
     store = Store(num_refused)
     activities: list[Any] = [store.prepare, store.advance, store.pause, store.end]
     async with (
-        await start_dev_server(temporal_cli) as server,
-        Worker(server.client, task_queue="control", workflows=[TrainRun, RolloutGroup], activities=activities),
-        Worker(server.client, task_queue="learn", activities=[store.engines, store.sync]),
+        Worker(client, task_queue="control", workflows=[TrainRun, RolloutGroup], activities=activities),
+        Worker(client, task_queue="learn", activities=[store.engines, store.sync]),
     ):
-        handle = await server.client.start_workflow(
-            TrainRun.run, TrainRunInput(run_id="r"), id="run/r", task_queue="control"
-        )
+        handle = await client.start_workflow(TrainRun.run, TrainRunInput(run_id="r"), id="run/r", task_queue="control")
         assert await handle.result() == "r"
     assert store.ends == [RunState.DONE], "it was neither failed nor cancelled"
     own, other = store.asked[0], store.asked[1]

@@ -7,15 +7,14 @@ from datetime import timedelta
 
 import pytest
 from temporalio import activity, workflow
-from temporalio.contrib.pydantic import pydantic_data_converter
-from temporalio.testing import WorkflowEnvironment
+from temporalio.client import Client
 from temporalio.worker import Worker
 
 from ratchet.payloads import RunView
 from ratchet.types import RunState, Wish
+from tests.temporal_services import suggest_continue_as_new
 from workflows.steered_run import SteeredRun
 
-pytestmark = pytest.mark.timeout(1500)  # with the build of Temporal's CLI
 SUGGEST_AFTER = 60
 WAIT_SECONDS = 5
 POLL_SECONDS = 0.01
@@ -46,22 +45,15 @@ class Waits(SteeredRun):
         await workflow.execute_activity(look_up, start_to_close_timeout=timedelta(seconds=60))
 
 
-async def test_the_history_of_a_long_wait_is_bounded(temporal_cli: str) -> None:
+async def test_the_history_of_a_long_wait_is_bounded(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine that is too slow for many looks in the time of the wait, the test proves less and does not fail."""
+    suggest_continue_as_new(monkeypatch, SUGGEST_AFTER)
     async with (
-        await WorkflowEnvironment.start_local(
-            data_converter=pydantic_data_converter,
-            dev_server_existing_path=temporal_cli,
-            dev_server_extra_args=[
-                "--dynamic-config-value",
-                f"limit.historyCount.suggestContinueAsNew={SUGGEST_AFTER}",
-            ],
-        ) as server,
-        Worker(server.client, task_queue="waits", workflows=[Waits], activities=[look_up]),
+        Worker(client, task_queue="waits", workflows=[Waits], activities=[look_up]),
     ):
         looks, events = {}, {}
         for state in (RunState.RUNNING, RunState.PAUSED):
-            handle = await server.client.start_workflow(Waits.run, state, id=state, task_queue="waits")
+            handle = await client.start_workflow(Waits.run, state, id=state, task_queue="waits")
             looks[state] = await handle.result()
             events[state] = len((await handle.fetch_history()).events)
     assert looks[RunState.RUNNING] > 0 and looks[RunState.PAUSED] == 0

@@ -35,7 +35,7 @@ async def test_agents_at_work_and_a_pause(training: Training, loop: Loop) -> Non
     await loop.until(both_work, "both agents are in their boxes")
     found = await diagnose(loop.stack, training.run_id)
     assert (found.state, found.step, found.num_steps) == ("running", 0, 1)
-    assert "all groups: 1 open" in " ".join(shown(found).split())
+    assert "groups: 1 open" in " ".join(shown(found).split())
     assert "open rollouts: 2 (2 agent works, for up to " in shown(found)
     assert "Temporal" not in shown(found), "it was asked and answered"
     async with loop.database.begin() as connection:

@@ -25,8 +25,8 @@ from ratchet.payloads import (
 )
 from ratchet.temporal_settings import TemporalSettings, load_temporal_settings
 from ratchet.types import Outcome, RunState, Wish
-from tests.integration.stack.test_temporal_server import Services, own_server, services
 from tests.integration.workflows.test_lost_tries import Stages
+from tests.temporal_services import TemporalServices, own_server, services
 from workflows.rollout import Rollout
 from workflows.train_run import TrainRun
 
@@ -86,7 +86,7 @@ class Version:
                 await asyncio.sleep(0.05)
 
 
-async def test_a_run_goes_over_to_the_version_that_is_made_current(own_server: Services) -> None:
+async def test_a_run_goes_over_to_the_version_that_is_made_current(own_server: TemporalServices) -> None:
     client = await own_server.client()
     settings = own_server.settings.model_copy(update={"worker_versioning": True})
     old, new = Version("1+aaa"), Version("2+bbb")

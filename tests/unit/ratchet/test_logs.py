@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[3]
 SCRIPT = """
 import logging, warnings
 import structlog
-from cli.part_process import logging_part
+from cli.main import logging_part
 from ratchet.errors import MachineError
 
 def gateway():

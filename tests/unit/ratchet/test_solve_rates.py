@@ -9,8 +9,7 @@ import pytest
 from ratchet.solve_rates import (
     SolvedCount,
     compare,
-    estimate_pass_all_k,
-    estimate_pass_at_k,
+    estimate,
     interval,
     mcnemar,
     pass_all_k,
@@ -40,10 +39,10 @@ def test_large_samples_do_not_overflow() -> None:
 
 def test_tasks_with_too_few_verdicts_are_left_out_and_counted() -> None:
     counts = [SolvedCount(4, 2), SolvedCount(1, 1), SolvedCount(0, 0)]
-    assert estimate_pass_at_k(counts, 1).num_tasks == 2, "a task without a verdict is no failure"
-    assert estimate_pass_at_k(counts, 1).mean == 0.75
-    assert estimate_pass_all_k(counts, 2).num_tasks == 1
-    assert math.isnan(estimate_pass_at_k(counts, 8).mean)
+    assert estimate(pass_at_k, counts, 1).num_tasks == 2, "a task without a verdict is no failure"
+    assert estimate(pass_at_k, counts, 1).mean == 0.75
+    assert estimate(pass_all_k, counts, 2).num_tasks == 1
+    assert math.isnan(estimate(pass_at_k, counts, 8).mean)
 
 
 @pytest.mark.parametrize(

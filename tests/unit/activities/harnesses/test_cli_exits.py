@@ -5,16 +5,15 @@
 
 import asyncio
 import json
-from typing import Any
 
 import pytest
 
-from activities.harnesses.claude_code import read_claude_code_exit
+from activities.harnesses.claude_code import ClaudeCode
 from activities.harnesses.cli_exits import exit_of_error
-from activities.harnesses.codex import read_codex_exit
+from activities.harnesses.codex import Codex
 from activities.harnesses.mini_swe_agent import read_mini_swe_agent_exit
-from activities.harnesses.opencode import read_opencode_exit
-from activities.harnesses.qwen_code import read_qwen_code_exit
+from activities.harnesses.opencode import OpenCode
+from activities.harnesses.qwen_code import QwenCode
 from adapter.auth import UnauthorisedError
 from adapter.conversation import RequestOptions
 from adapter.dialects.base import Dialect, Failure, InvalidRequestError, StateNotKeptError
@@ -71,22 +70,18 @@ def test_the_adapters_refusals_are_recognised(dialect: Dialect, error: BaseExcep
 def test_each_program_reports_the_refusal_in_its_own_way(error: BaseException, kind: AgentExit) -> None:
     status, body = MessagesDialect().failure(*classify(error))
     claude = {"type": "result", "is_error": True, "result": f"API Error: {status} {body.decode()}"}
-    assert read_claude_code_exit(lines(claude), 1) is kind
+    assert ClaudeCode.exit_of_events([claude], 1) is kind
     status, body = ResponsesDialect().failure(*classify(error))
     codex = {"type": "turn.failed", "error": {"message": f"unexpected status {status} Bad: {body.decode()}"}}
-    assert read_codex_exit(lines(codex)) is kind
+    assert Codex.exit_of_events([codex], 0) is kind
     sentence = json.loads(body)["error"]["message"]
     said = {"name": "APIError", "data": {"message": sentence, "statusCode": status, "responseBody": body.decode()}}
-    assert read_opencode_exit(lines({"type": "error", "error": said})) is kind
+    assert OpenCode.exit_of_events([{"type": "error", "error": said}], 0) is kind
     failed = {"message": f"[API Error: {status} {sentence}]"}
-    assert read_qwen_code_exit(lines({"type": "result", "is_error": True, "error": failed})) is kind
+    assert QwenCode.exit_of_events([{"type": "result", "is_error": True, "error": failed}], 0) is kind
     printed = "the policy printed: internal error, the session token, turn limit\n"
     litellm = f'{printed}litellm.BadRequestError: OpenAIException - {sentence}\n"exit_status": "BadRequestError"'
     assert read_mini_swe_agent_exit(litellm) is kind
-
-
-def lines(*events: dict[str, Any]) -> bytes:
-    return b"\n".join(json.dumps(event).encode() for event in events)
 
 
 def test_changed_credentials_after_an_answer_are_the_agents_own_act() -> None:
@@ -95,17 +90,17 @@ def test_changed_credentials_after_an_answer_are_the_agents_own_act() -> None:
     result = {"type": "result", "is_error": True, "result": f"Failed to authenticate. API Error: 401 {words}"}
     own = {"type": "assistant", "message": {"model": "<synthetic>", "content": []}}
     answer = {"type": "assistant", "message": {"model": "policy", "content": []}}
-    assert read_claude_code_exit(lines(own, result), 1) is AgentExit.STARVED
-    assert read_claude_code_exit(lines(answer, own, result), 1) is AgentExit.CRASHED
+    assert ClaudeCode.exit_of_events([own, result], 1) is AgentExit.STARVED
+    assert ClaudeCode.exit_of_events([answer, own, result], 1) is AgentExit.CRASHED
     failed = {"type": "turn.failed", "error": {"message": "unexpected status 401 Unauthorized"}}
     item = {"type": "item.completed", "item": {"type": "command_execution"}}
-    assert read_codex_exit(lines({"type": "item.completed", "item": {"type": "error"}}, failed)) is AgentExit.STARVED
-    assert read_codex_exit(lines(item, failed)) is AgentExit.CRASHED
+    assert Codex.exit_of_events([{"type": "item.completed", "item": {"type": "error"}}, failed], 0) is AgentExit.STARVED
+    assert Codex.exit_of_events([item, failed], 0) is AgentExit.CRASHED
     result = {"type": "result", "is_error": True, "error": {"message": "[API Error: 401 the session token is unknown]"}}
     own = {"type": "assistant", "message": {"content": [{"type": "text", "text": "[API Error: 401]"}]}}
     answer = {"type": "assistant", "message": {"content": [{"type": "tool_use", "name": "edit", "input": {}}]}}
-    assert read_qwen_code_exit(lines(own, result)) is AgentExit.STARVED
-    assert read_qwen_code_exit(lines(answer, own, result)) is AgentExit.CRASHED
+    assert QwenCode.exit_of_events([own, result], 0) is AgentExit.STARVED
+    assert QwenCode.exit_of_events([answer, own, result], 0) is AgentExit.CRASHED
     failed = "litellm.AuthenticationError: OpenAIException - the session token is unknown or its session has ended\n"
     status = '"exit_status": "AuthenticationError"\n'
     assert read_mini_swe_agent_exit(failed + status) is AgentExit.STARVED
@@ -127,7 +122,7 @@ def test_changed_credentials_after_an_answer_are_the_agents_own_act() -> None:
 def test_only_failed_model_calls_of_qwen_code_are_the_machines(words: str, kind: AgentExit) -> None:
     """It also ends by itself if the policy repeats itself or answers nothing: with an error, but by no failed call."""
     result = {"type": "result", "is_error": True, "error": {"message": words}}
-    assert read_qwen_code_exit(lines(result)) is kind
+    assert QwenCode.exit_of_events([result], 0) is kind
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,16 @@ def test_variables_of_a_task_stand_below_those_of_the_harness() -> None:
     assert printed == "http://adapter 3 a mine\n"
 
 
+def test_sets_are_printed_in_one_order_unless_image_or_task_says_otherwise() -> None:
+    def order(image: dict[str, str], **more: Any) -> str:
+        first = ClaudeCode().files(make_spec("http://a", "/w", **more))["command.sh"].decode().splitlines()[:2]
+        script = "\n".join([*first, 'echo "$PYTHONHASHSEED"'])
+        return subprocess.run(["sh", "-c", script], env=image, capture_output=True, text=True, check=True).stdout
+
+    assert order({}) == "0\n" and order({"PYTHONHASHSEED": "random"}) == "random\n"
+    assert order({}, task_env={"PYTHONHASHSEED": "7"}) == "7\n"
+
+
 def test_what_the_brief_says_of_claude_code() -> None:
     spec = make_spec("http://a", "/w", extra_env={"BASH_MAX_TIMEOUT_MS": "7"})
     command = ClaudeCode().configure(spec)["command.sh"].decode()

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from activities.harnesses.base import BaseHarness
+from activities.harnesses.base import BaseHarness, json_lines
 from activities.harnesses.codex import Codex
-from activities.harnesses.opencode import OpenCode, read_opencode_exit
-from activities.harnesses.qwen_code import QwenCode, read_qwen_code_exit
+from activities.harnesses.opencode import OpenCode
+from activities.harnesses.qwen_code import QwenCode
 from ratchet.types import AgentExit
 
 ODD = [None, 1, "text", ["tokens"], {"tokens": "text", "reason": 1}, {"tokens": {"input": "many", "output": 2}}]
@@ -28,10 +28,10 @@ def test_qwen_codes_events_may_have_any_value(odd: object) -> None:
     events = [{"type": "assistant", "message": odd}, {"type": "assistant", "message": {"content": odd}}]
     data = "\n".join(map(json.dumps, [*events, {"type": "result", "is_error": True, "usage": odd, "error": odd}]))
     assert QwenCode().read_transcript(data.encode()).num_steps == 0
-    assert read_qwen_code_exit(data.encode()) is AgentExit.CRASHED
+    assert QwenCode.exit_of_events(json_lines(data.encode()), 1) is AgentExit.CRASHED
 
 
 @pytest.mark.parametrize("part", ODD)
 def test_the_last_event_may_have_any_part(part: object) -> None:
     event = json.dumps({"type": "step_finish", "part": part}).encode()
-    assert read_opencode_exit(event) is AgentExit.DONE
+    assert OpenCode.exit_of_events(json_lines(event), 0) is AgentExit.DONE
