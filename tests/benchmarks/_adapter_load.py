@@ -456,6 +456,27 @@ async def _long(found: Rig, say: Say) -> dict[str, Any]:
     }
 
 
+async def _deep(found: Rig, say: Say) -> dict[str, Any]:
+    """64 agents with histories of about 80k tokens, all calls at once. The first turn, which reads all of it, is not
+    counted."""
+    say("64 deep sessions")
+    agents = await _agents(found.database, 2_000_000, 64, RESULT_CHARS)
+    for talk in (agent.talk for agent in agents):
+        for _ in range(45):
+            answer = talk.answer()
+            talk.go_on(answer.wire(), answer.call_id)
+    await _saturate(found, agents, 1, 64)
+    before = await found.clocks()
+    rate = await _saturate(found, agents, 4, 64)
+    work = _work(before, await found.clocks(), 4 * 64)
+    return {
+        "prompt_tokens": (await _rows(found))[agents[0].session_id][-1].prompt_tokens,
+        "turns_per_second": round(rate, 1),
+        "turns_per_cpu_second": round(1e3 / work["adapter_cpu_ms_per_turn"], 1),
+        **work,
+    }
+
+
 async def _event_loop(found: Rig, say: Say) -> dict[str, Any]:
     """Measure for how long callbacks block asyncio's event loop while a hundred sessions make calls, 32 at once."""
     say("the event loop's callbacks")
@@ -475,6 +496,7 @@ async def _measure(num_sessions: int, seconds: float, say: Say) -> dict[str, Any
         measured = {
             "streaming": streaming,
             "one_long_conversation": await _long(found, say),
+            "deep_sessions": await _deep(found, say),
             "load": await _load(found, num_sessions, seconds, say),
         }
     async with rig("--clocked") as found:

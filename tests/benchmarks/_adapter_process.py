@@ -119,6 +119,13 @@ class TimedDatabase(Database):
         self.num += 1
         self.seconds += time.monotonic() - started
 
+    async def read(self, *arguments: Any) -> Any:
+        started = time.monotonic()
+        found = await super().read(*arguments)
+        self.num += 1
+        self.seconds += time.monotonic() - started
+        return found
+
     async def fetch(self, statement: str, *values: object) -> list[Any]:
         started = time.monotonic()
         rows = await super().fetch(statement, *values)
@@ -132,7 +139,7 @@ async def main(settings: AdapterSettings) -> None:
     start_exporting("adapter")  # as `ratchet part adapter` does, if the environment names a collector
     clock = LoopClock()
     collector = CollectorClock()
-    database = TimedDatabase(settings.database_url, settings.pool_size, check_connections=False)  # as it does
+    database = TimedDatabase(settings.database_url, settings.pool_size)  # as it does
     app = create_adapter_app(settings, database)
     process = psutil.Process()
     freeze_startup_objects()  # as `serve_adapter` does

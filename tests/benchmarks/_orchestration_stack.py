@@ -55,6 +55,8 @@ class OrchestrationStack:
     """All state is in `home`. `at_once`: boxes that may exist at once. `real_boxes`: those of the gateway, in which the
     bash agent works; otherwise boxes are scripted. `beside_postgres`: variables of every part but Postgres."""
 
+    tool_parser = "hermes"
+
     def __init__(self, home: Path, at_once: int, real_boxes: bool) -> None:
         self.run_id = f"orchestration-{uuid4().hex[:6]}"
         free_ports(home)
@@ -121,7 +123,7 @@ class OrchestrationStack:
         make_tokenizer(self.model)
         (self.model / "config.json").write_text("{}")
         config = RunConfig.model_validate(
-            {"model": str(self.model), "datasets": [{"path": "unused"}], "engine": {"tool_parser": "hermes"}}
+            {"model": str(self.model), "datasets": [{"path": "unused"}], "engine": {"tool_parser": self.tool_parser}}
         )
         write_plan(self.stack, ServingPlan(config=config, model_path=self.model))
         for name in ("postgres", "temporal"):
@@ -132,7 +134,7 @@ class OrchestrationStack:
         await temporal_namespace.prepare_namespace(client, self.database, self.settings, is_own=True)
         adapter = f"http://127.0.0.1:{self.stack.ports['adapter']}"
         self.spawn("adapter")
-        self.spawn("engine", "tests.standins.bulk_engine", str(self.stack.ports["engine"]))
+        self.start_engine()
         if self.real_boxes:
             boxes = self.environment["E2B_API_URL"]
             self.spawn("gateway")
@@ -142,14 +144,17 @@ class OrchestrationStack:
         self.spawn("worker")
         for address in (adapter, self.engine, boxes):
             await _until_answering(f"{address}/health")
-        await self._script_engine()
+        await self.script_engine()
         return client
+
+    def start_engine(self) -> None:
+        self.spawn("engine", "tests.standins.bulk_engine", str(self.stack.ports["engine"]))
 
     @property
     def engine(self) -> str:
         return f"http://127.0.0.1:{self.stack.ports['engine']}"
 
-    async def _script_engine(self) -> None:
+    async def script_engine(self) -> None:
         tokenizer = Tokenizer.from_file(str(self.model / "tokenizer.json"))
         stop = tokenizer.token_to_id("<|im_end|>")
         texts = [f"I look at file {number}." for number in range(7)]
@@ -266,11 +271,12 @@ async def orchestration_stack(
     num_turns: int,
     real_boxes: bool = False,
     around: Callable[[OrchestrationStack], AbstractAsyncContextManager[Any]] | None = None,
+    kind: type[OrchestrationStack] = OrchestrationStack,
 ) -> AsyncIterator[tuple[OrchestrationStack, Client]]:
     """Start the stack in a new directory, and remove both at the end; `around` is entered before the first part."""
     home = Path(tempfile.mkdtemp(prefix="ratchet-orchestration-"))
     home.chmod(0o755)  # the embedded Postgres runs as another user
-    found = OrchestrationStack(home, at_once, real_boxes)
+    found = kind(home, at_once, real_boxes)
     os.environ["RATCHET_HOME"] = str(home)
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(shutil.rmtree, home, ignore_errors=True)

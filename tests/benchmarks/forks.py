@@ -7,12 +7,13 @@ advantages, the plan and the learner are the product's. All runs begin with the 
 order of the tasks and in what is sampled. `shuffled` permutes the advantages within each group.
 
 `ratchet admin bench forks` prints the solve rates before and after, and how many groups of both kinds had signal.
+`-- --pipeline` makes one such pair through the whole pipeline instead (`_forks_pipeline.py`).
 """
 
 import json
 import random
 import sys
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,6 +38,7 @@ from scheduling.signal import has_signal
 from store.arrays import logprobs_to_bytes
 from store.forks import ForkableTurn
 from tests.benchmarks._commit import commit
+from tests.benchmarks._forks_pipeline import measure_pair
 from tests.benchmarks.simulation import Case, Simulation, alone, evaluated
 
 ARMS = {
@@ -46,6 +48,7 @@ ARMS = {
     "shuffled": ["training.forks.share=0.5", "training.advantage=shuffled"],
 }
 MAX_STEPS = 30
+QUICKSTART = Path("configs/quickstart.yaml")
 
 
 class Group(NamedTuple):
@@ -136,7 +139,7 @@ def turns_of(play: Play) -> tuple[list[int], list[int]]:
 
 
 def load(arm: str, seed: int, overrides: Sequence[str]) -> ForkSimulation:
-    config = load_config(Path("configs/quickstart.yaml"), [*overrides, *ARMS[arm], f"seed={seed}"])
+    config = load_config(QUICKSTART, [*overrides, *ARMS[arm], f"seed={seed}"])
     model_path = paths.cache() / "simulation" / "tiny-0"
     make_tiny_policy(model_path, 0, say, RECIPES[config.model])
     torch.manual_seed(seed)
@@ -156,11 +159,30 @@ def simulate(arm: str, seed: int, budget: int | None, overrides: Sequence[str]) 
     return found
 
 
+def make_pair(options: Namespace) -> None:
+    def write(found: dict[str, Any]) -> None:
+        say(str(found))
+        if options.out:
+            options.out.write_text(json.dumps(found, indent=2) + "\n")
+
+    found = measure_pair(options.config, options.overrides, ARMS[options.arm], options.samples, write)
+    json.dump(found, sys.stdout, indent=2)
+    print()
+
+
 def main() -> None:
     parser = ArgumentParser()
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE")
+    parser.add_argument("--pipeline", action="store_true", help="one pair of runs with all real parts")
+    parser.add_argument("--config", type=Path, default=QUICKSTART, help="of the pair")
+    parser.add_argument("--arm", choices=[arm for arm in ARMS if ARMS[arm]], default="uniform", help="of the pair")
+    parser.add_argument("--samples", type=int, default=2, help="of each held-out task of the pair")
+    parser.add_argument("--out", type=Path, help="file for the pair's JSON so far")
     options = parser.parse_args()
+    if options.pipeline:
+        make_pair(options)
+        return
     runs = []
     with alone():
         before = load("plain", 0, options.overrides).solve_rate()

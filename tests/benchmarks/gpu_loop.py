@@ -212,6 +212,7 @@ async def measure(size: Size, home: Path, on_gpu: bool, extra_args: Sequence[str
     base = root / "0.e0"
     size.make(base)
     room = ("--gpu-memory-utilization", str(size.memory)) if on_gpu else ("--enforce-eager",)
+    of_cpu = {} if on_gpu else {"kv_cache_gib": 1, "num_threads": 1}
     settings = EngineSettings(
         model_path=base,
         port=free_port(),
@@ -221,9 +222,8 @@ async def measure(size: Size, home: Path, on_gpu: bool, extra_args: Sequence[str
         dtype=size.dtype,
         max_model_len=PROMPT_TOKENS + size.tokens + 256,
         max_num_seqs=size.calls + 1,
-        kv_cache_gib=None if on_gpu else 1,
-        num_threads=None if on_gpu else 1,
-        extra_args=(*room, *extra_args),
+        args=[*room, *extra_args],
+        **of_cpu,
     )
     async with vllm_process(settings, base) as process, EngineClient(settings.address, 600) as client:
         await wait_until_healthy(client, process)

@@ -41,10 +41,10 @@ from ratchet import paths
 from ratchet.config import DatasetConfig, RunConfig
 from sandbox_gateway.python_layer import ensure_python_layer
 from sandboxes.base import Sandbox, SandboxProvider
-from stack.private_gateway import private_gateway
 from store.tasks import TaskRow
 from tests.benchmarks._commit import commit
 from tests.benchmarks._options import asks_for_all_repetitions
+from tests.private_gateway import private_gateway
 
 RECIPES, QUICKSTART = Path("datasets/packages"), Path("datasets/quickstart/heldout.jsonl")
 SIDE_BY_SIDE = 2

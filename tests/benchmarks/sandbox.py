@@ -29,9 +29,9 @@ from cli.console import say
 from sandboxes import docker_settings
 from sandboxes.base import Sandbox, SandboxProvider
 from sandboxes.registry import sandbox_provider
-from stack.private_gateway import private_gateway
 from tests.benchmarks._commit import commit
 from tests.benchmarks._options import asks_for_all_repetitions
+from tests.private_gateway import private_gateway
 
 BUBBLEWRAP = ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--die-with-parent"]
 # Without the profile of the user who runs the benchmark.

@@ -62,8 +62,8 @@ INSERT INTO rollout (run_id, group_id, task_id, member, purpose, workflow_id, ow
     CASE WHEN state = 'consumed' THEN 'graded' END, 'all tests passed',
     CASE WHEN state = 'consumed' THEN (group_no * 7 + m * 3) % 2 END, 'done', {TURNS}, 600, now(), now()
   FROM rollout_group g, generate_series(0, {GROUP_SIZE - 1}) m;
-INSERT INTO batch_item (run_id, step, group_id, use)
-  SELECT run_id, 1 + group_no / 32, id, 'trained' FROM rollout_group WHERE state = 'consumed';
+INSERT INTO batch_item (run_id, step, group_id, use, rewards)
+  SELECT run_id, 1 + group_no / 32, id, 'trained', '[0, 1, 0, 1]' FROM rollout_group WHERE state = 'consumed';
 INSERT INTO batch (run_id, step, state, planned_at, stepped_at, members, denominators, knobs, seed)
   SELECT b.run_id, b.step, 'committed', now(), now() + interval '1 minute',
     jsonb_agg(jsonb_build_object('rollout_id', r.id, 'group_id', r.group_id,
@@ -201,6 +201,7 @@ async def bench(url: str) -> dict[str, Any]:
         "rollouts in the middle": f"/rollouts?run={RUN}&before={middle}",
         "rollouts by reward": f"/rollouts?run={RUN}&reward_from=1",
         "rollouts, the longest first": f"/rollouts?run={RUN}&sort=longest",
+        "rollouts, ended last first": f"/rollouts?run={RUN}&sort=ended",
         "rollouts in a stage": f"/rollouts?run={RUN}&stage=agent%20works",
         "rollouts of a task's label": f"/rollouts?run={RUN}&task=task-77",
         "rollouts of an unknown label": f"/rollouts?run={RUN}&task=nothing",
