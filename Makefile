@@ -40,12 +40,12 @@ train: setup
 
 check: environment
 	@$(RUN)/ruff format --check . && $(RUN)/ruff check . && $(RUN)/mypy && $(RUN)/lint-imports
-	@$(RUN)/python scripts/house.py --list
+	@$(RUN)/python tests/house.py --list
 	@$(RUN)/python scripts/generate_pages.py --check
 
 # Sizes, names and prose of the product's packages against the limits of CONTRIBUTING.md.
 house: environment
-	@$(RUN)/python scripts/house.py --list
+	@$(RUN)/python tests/house.py --list
 
 # Pages that are generated from the code.
 docs: environment

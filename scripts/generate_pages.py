@@ -1,7 +1,7 @@
 """Write the pages of docs/reference/ from the code; with `--check`, build them elsewhere and look for what is missing.
 
 Generated pages are not committed: `make docs` writes them. `--check` copies the hand-written pages to a temporary
-folder, builds the generated ones beside them, and names each dead link and each thing without words (page_checks.py).
+folder, builds the generated ones beside them, and names each dead link and each thing without words.
 """
 
 import argparse
@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import get_args
 
-from page_checks import dead_links, without_words
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined, to_json
@@ -22,6 +21,7 @@ from reference_pages import commands_page, http_page, page, tables_page
 
 from tests.benchmarks._runs_table import bench_runs_table
 from tests.brief.page import brief_page
+from tests.page_checks import dead_links, without_words
 
 SOURCE = Path("ratchet/types.py")
 FOLDER = Path("docs/reference")

@@ -21,7 +21,7 @@ def cpu_settings(model: Path, home: Path, **values: Any) -> EngineSettings:
         "max_model_len": 512,
         "kv_cache_gib": 1,
         "num_threads": 1,
-        "extra_args": ("--enforce-eager",),
+        "args": ("--enforce-eager",),
     }
     return EngineSettings.model_validate(defaults | values)
 

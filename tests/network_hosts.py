@@ -35,12 +35,20 @@ class NetworkHost:
         script = 'mkdir -p "$0" && mount -t tmpfs none "$0" && exec "$@"'
         return self.inside("unshare", "--mount", "sh", "-c", script, str(directory), *command)
 
-    def commands(self) -> list[str]:
-        """Return the commands of the processes with this host's network."""
+    def processes(self) -> list[psutil.Process]:
+        """Return the processes with this host's network."""
         found = []
         for pid in _ip("netns", "pids", self.namespace).split():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found.append(psutil.Process(int(pid)))
+        return found
+
+    def commands(self) -> list[str]:
+        """Return the commands of these processes."""
+        found = []
+        for process in self.processes():
             with contextlib.suppress(psutil.Error):
-                found.append(" ".join(psutil.Process(int(pid)).cmdline()))
+                found.append(" ".join(process.cmdline()))
         return found
 
     def cut(self) -> None:

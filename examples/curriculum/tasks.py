@@ -58,8 +58,7 @@ TRAIN_SEED, HELD_OUT_SEED = 30_241, 30_251
 NUM_TRAIN = {"warm": 10, "new": 60}
 NUM_HELD_OUT = {"warm": 2, "new": 7, "unseen": 10}
 """Tasks of each family, by its kind: `warm` families occur in the warm start; `new` ones only in the run's
-training tasks; `unseen` ones in neither.
-"""
+training tasks; `unseen` ones in neither."""
 FAMILIES_OF = {"random": RANDOM_BUGS, "warm": WARM_FAMILIES, "new": NEW_FAMILIES, "unseen": UNSEEN_FAMILIES}
 
 

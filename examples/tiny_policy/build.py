@@ -89,8 +89,7 @@ def make_tiny_policy(out: Path, seed: int, progress: Progress, recipe: Recipe = 
 
 def _made_already(out: Path, digest: str, seed: int, progress: Progress) -> TinyPolicyReport | None:
     """Return the report of the policy at `out` if it has these settings and this seed. Raises MachineError if `out`
-    holds something else than a tiny policy.
-    """
+    holds something else than a tiny policy."""
     existing = read_report(out)
     if existing is not None and (existing.recipe, existing.seed) == (digest, seed):
         progress(f"the tiny policy exists already: {out}")

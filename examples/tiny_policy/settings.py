@@ -31,8 +31,7 @@ NOISY_MIX: Mapping[str, float] = {
 @dataclass(frozen=True, slots=True)
 class TinyPolicySettings:
     """Model and warm start. `initializer_range` is large because copying from the context is the bottleneck: no
-    copying circuit forms with the usual 0.02.
-    """
+    copying circuit forms with the usual 0.02."""
 
     hidden_size: int = 128
     num_layers: int = 3
@@ -54,8 +53,7 @@ class TinyPolicySettings:
     max_gradient_norm: float = 1.0
     num_threads: int = 2
     """Part of the digest, because another number of threads rounds sums differently. Two threads save a third of the
-    time on idle cores, which `make train` has while it makes the policy.
-    """
+    time on idle cores, which `make train` has while it makes the policy."""
     noisy_mix: Mapping[str, float] = field(default_factory=lambda: dict(NOISY_MIX))
 
     # gates of the self-check

@@ -18,9 +18,7 @@ from examples.tiny_policy.simulated_shell import Files, run_command
 
 @dataclass(slots=True)
 class Play:
-    """One conversation in progress: `ids` so far, `sampled` and `logprobs` parallel to them (0 for tokens not
-    sampled).
-    """
+    """One conversation in progress: `ids`, and parallel to them `sampled` and `logprobs` (0 for tokens not sampled)."""
 
     task: BugTask
     ids: list[int]

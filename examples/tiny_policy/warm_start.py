@@ -48,8 +48,7 @@ def fresh_model(settings: TinyPolicySettings, tokenizer: PreTrainedTokenizerFast
 
 def encode_pieces(tokenizer: PreTrainedTokenizerFast, pieces: Sequence[Piece]) -> Encoded:
     """Return the ids and, parallel to them, whether the policy produces them. Pieces meet at token boundaries, so the
-    ids equal those of the whole text.
-    """
+    ids equal those of the whole text."""
     ids: list[int] = []
     sampled: list[bool] = []
     for piece in pieces:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -59,6 +60,17 @@ class Launch:
         files = (self.directory / "rollout_dumps").glob("*.pt")
         loaded = {path.stem: torch.load(path, weights_only=True)["samples"] for path in files}
         return {name: {one["rollout_id"] for one in samples} for name, samples in loaded.items()}
+
+
+def evaluation_config(path: Path, home: Path, num_rollouts: int, *engines: str) -> dict[str, Any]:
+    """The config of an evaluation: scripted engines have no weights that a step could replace."""
+    config: dict[str, Any] = yaml.safe_load(path.read_text())
+    tasks = (ROOT / "datasets/quickstart/heldout.jsonl").read_text().splitlines(keepends=True)
+    (home / "tasks.jsonl").write_text("".join(tasks[:num_rollouts]))
+    config["datasets"] = [{"path": str(home / "tasks.jsonl"), "use": "eval"}]
+    config["training"]["steps"] = 0
+    config["evaluation"] = {"at": ["start"], "temperatures": [1.0], "samples": 1}
+    return config | {"engines": [{"address": address} for address in engines]}
 
 
 @contextlib.contextmanager

@@ -14,11 +14,9 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
-import yaml
 from sqlalchemy import select
 from tokenizers import Tokenizer
 
@@ -26,7 +24,7 @@ from stack.ports import free_port
 from store.database import Database
 from store.schema import EngineTable, RolloutTable, RunTable
 from tests.e2e.conftest import ROOT
-from tests.e2e.launch_process import Launch, launching, processes_with
+from tests.e2e.launch_process import Launch, evaluation_config, launching, processes_with
 from tests.network_hosts import NetworkHost, network_hosts, ssh_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -92,17 +90,6 @@ def engines(hosts: list[NetworkHost], tiny_policy: Path) -> Iterator[list[str]]:
         yield addresses
 
 
-def config_of(path: Path, home: Path, engines: list[str]) -> dict[str, Any]:
-    """An evaluation: scripted engines have no weights that a step could replace."""
-    config: dict[str, Any] = yaml.safe_load(path.read_text())
-    tasks = (ROOT / "datasets/quickstart/heldout.jsonl").read_text().splitlines(keepends=True)
-    (home / "tasks.jsonl").write_text("".join(tasks[:NUM_ROLLOUTS]))
-    config["datasets"] = [{"path": str(home / "tasks.jsonl"), "use": "eval"}]
-    config["training"]["steps"] = 0
-    config["evaluation"] = {"at": ["start"], "temperatures": [1.0], "samples": 1}
-    return config | {"engines": [{"address": address} for address in engines]}
-
-
 def seconds_at(launch: Launch, text: str) -> float:
     """Return when the launch said a text for the first time, in seconds since its start."""
     (found,) = re.findall(rf"^\[ *([\d.]+) s\] .*{re.escape(text)}", launch.said(), re.M)[:1]
@@ -122,7 +109,8 @@ def test_eight_hosts_start_and_end_by_one_command(
         before = {host.address: sorted(host.commands()) for host in others}
         nodes = {host.address: {"gpus": 0} for host in others}
         cluster = {"head": head.address, "hosts": nodes, "ssh": list(ssh), "user": "root", "port": port}
-        with launching(home / "eight", head, cluster, config_of(config_path, home, engines), variables) as launch:
+        config = evaluation_config(config_path, home, NUM_ROLLOUTS, *engines)
+        with launching(home / "eight", head, cluster, config, variables) as launch:
             launch.wait_done(1500)
             assert f"with {1 + NUM_HOSTS} nodes" in launch.said()
             ray, stack = seconds_at(launch, "Ray is up"), seconds_at(launch, "every part answers")

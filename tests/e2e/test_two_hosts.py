@@ -112,9 +112,10 @@ def test_boxes_and_a_worker_on_the_other_host(
         with launching(home / "boxes", head, cluster, config_of(config_path), {}) as launch:
             launch.until(lambda: "step 1:" in launch.said())
             there = worker.commands()
-            for part in ("ratchet part gateway", "ratchet part worker --queue=boot --queue=agent --queue=grade"):
+            queues = "--queue=boot --queue=agent --queue=grade"
+            for part in (f"ratchet part gateway --name={worker.address}", f"ratchet part worker {queues}"):
                 assert any(part in line for line in there), there
-            assert not any(line.endswith(" gateway") for line in head.commands())
+            assert not any(line.endswith(f" part gateway --name={worker.address}") for line in head.commands())
             worker.cut()
             time.sleep(CUT_SECONDS)  # the length of the cut
             worker.mend()

@@ -1,11 +1,13 @@
 """One real Postgres for all integration tests of a session, an empty store for each test, and fresh boxes."""
 
+import re
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Connection, event
 
 from stack.ports import free_port
 from stack.postgres import database_url, embedded_server, initialise
@@ -49,8 +51,14 @@ def postgres_url() -> Iterator[str]:
 
 @pytest.fixture
 async def database(postgres_url: str) -> AsyncIterator[Database]:
-    """A connection pool on the shared server, with every table empty."""
+    """A connection pool on the shared server, with every table empty, whose `read` refuses to write or lock."""
     database = Database(postgres_url)
+
+    @event.listens_for(database.engine.sync_engine, "before_cursor_execute")
+    def only_read(connection: Connection, _: object, statement: str, *__: object) -> None:
+        if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
+            assert not re.search(r"\b(INSERT|UPDATE|DELETE|FOR SHARE|FOR NO KEY)\b|advisory", statement), statement
+
     async with database.begin() as connection:
         await connection.exec_driver_sql(EMPTY)
     yield database

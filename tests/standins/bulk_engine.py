@@ -44,8 +44,8 @@ class BulkEngine:
     async def texts(self, request: Request) -> Response:
         body = orjson.loads(await request.body())
         if body.get("outputs"):
-            self.replies = [(digest_of(ids), _reply(ids)) for ids in body["outputs"]]
-            self.streams = [_stream(ids) for ids in body["outputs"]]
+            self.replies = [(digest_of(ids), as_reply(ids)) for ids in body["outputs"]]
+            self.streams = [as_stream(ids) for ids in body["outputs"]]
         self.hold_seconds = tuple(body["hold_seconds"])
         self.token_seconds = body.get("token_seconds", 0.0)
         return Response()
@@ -85,7 +85,7 @@ class BulkEngine:
         return Starlette(routes=[*post, Route("/calls", self.seen), Route("/health", self.health)])
 
 
-def _reply(ids: list[int]) -> bytes:
+def as_reply(ids: list[int]) -> bytes:
     content = [{"token_id": one, "logprob": -0.5, "rank": 1} for one in ids]
     spans = [{"version": "run/0.e1", "start": 0, "end": len(ids)}]
     choice = {
@@ -98,9 +98,9 @@ def _reply(ids: list[int]) -> bytes:
     return orjson.dumps({"request_id": "", "choices": [choice]})
 
 
-def _stream(ids: list[int]) -> list[bytes]:
+def as_stream(ids: list[int]) -> list[bytes]:
     """The reply in chunks of as many tokens as vLLM is asked for."""
-    whole = orjson.loads(_reply(ids))["choices"][0]
+    whole = orjson.loads(as_reply(ids))["choices"][0]
     events = []
     for start in [0, *range(1, len(ids), TOKENS_PER_CHUNK)]:
         end = 1 if start == 0 else min(start + TOKENS_PER_CHUNK, len(ids))

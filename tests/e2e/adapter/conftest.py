@@ -17,9 +17,10 @@ from typing import Any
 import httpx
 import pytest
 
-from activities.harnesses.base import BaseHarness, HarnessSpec, json_lines
+from activities.harnesses.base import HarnessSpec, json_lines
 from activities.harnesses.claude_code import ClaudeCode
 from activities.harnesses.codex import Codex
+from activities.harnesses.fetched_harness import EventsHarness
 from activities.harnesses.opencode import OpenCode
 from activities.harnesses.qwen_code import QwenCode
 from adapter.prompt.renderer import Renderer
@@ -45,7 +46,7 @@ from tests.unit.adapter.prompt.test_prompt_builder import KEEPING
 class Cli:
     """One agent program. `tool` and `argument`: the names of its shell tool and of the tool's argument."""
 
-    harness: type[BaseHarness]
+    harness: type[EventsHarness]
     fetch: str
     tool: str
     argument: str

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from activities.harnesses import claude_code, codex, opencode, qwen_code
+from activities.harnesses.base import json_lines
 from adapter.turns.loss_mask import build_chains
 from ratchet.types import AgentExit
 from store import turns
@@ -20,8 +20,6 @@ from tests.e2e.adapter.conftest import (
     CLAUDE_CODE,
     CLIS,
     CODEX,
-    OPENCODE,
-    QWEN_CODE,
     Cli,
     RunningCli,
     Testbed,
@@ -35,6 +33,7 @@ from tests.integration.adapter.conftest import Opened, adapter_process, line_to
 
 pytestmark = pytest.mark.timeout(3000)
 EACH_CLI = pytest.mark.parametrize("cli", CLIS.values(), ids=CLIS)
+_OFTEN = ("claude_code", "codex")
 
 STEP = "I look for the loop, step"
 SUMMARY = "The parser in reader.py was read, its loop was found to be off by one, and nothing has been changed so far."
@@ -51,14 +50,7 @@ async def num_trained(opened: Opened) -> list[int]:
 
 
 def read_end(cli: Cli, running: RunningCli) -> AgentExit:
-    output = running.output.read_bytes()
-    if cli is CODEX:
-        return codex.read_codex_exit(output)
-    if cli is OPENCODE:
-        return opencode.read_opencode_exit(output)
-    if cli is QWEN_CODE:
-        return qwen_code.read_qwen_code_exit(output)
-    return claude_code.read_claude_code_exit(output, running.process.returncode)
+    return cli.harness.exit_of_events(json_lines(running.output.read_bytes()), running.process.returncode)
 
 
 @each_agent(RETURN)
@@ -190,7 +182,9 @@ async def test_sub_agents_have_lanes_of_their_own(background: bool, testbed: Tes
     assert sum(await num_trained(opened)) == sum(row.num_sampled for row in rows)
 
 
-@EACH_CLI
+@pytest.mark.parametrize(
+    "cli", [pytest.param(cli, id=name, marks=() if name in _OFTEN else pytest.mark.slow) for name, cli in CLIS.items()]
+)
 async def test_an_adapter_killed_twice_in_mid_call(
     cli: Cli, testbed: Testbed, directory: Path, postgres_url: str, model_dir: Path
 ) -> None:

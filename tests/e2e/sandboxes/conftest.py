@@ -66,9 +66,9 @@ def _install() -> None:
             _POLICY.unlink()
 
 
-def _start(directory: Path, *options: str) -> subprocess.Popen[bytes] | None:
-    """Start the daemon; None if it ended by itself."""
-    command = [
+def dockerd(directory: Path, *options: str) -> list[str]:
+    """Return the command of a daemon in a network namespace of its own."""
+    return [
         "unshare",
         "--net",
         "dockerd",
@@ -78,17 +78,25 @@ def _start(directory: Path, *options: str) -> subprocess.Popen[bytes] | None:
         f"{directory}/data",
         "--exec-root",
         f"{directory}/exec",
+        "--pidfile",
+        f"{directory}/pid",
+        "--bridge=none",
+        *options,
     ]
-    command += ["--pidfile", f"{directory}/pid", "--bridge=none", *options]
+
+
+def start_daemon(directory: Path, command: list[str], **variables: str) -> subprocess.Popen[bytes] | None:
+    """Start a daemon with Docker's API; None if it ended by itself."""
     with (directory / "dockerd.log").open("ab") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        environment = os.environ | variables
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, env=environment)
     until = time.monotonic() + START_SECONDS
     while process.poll() is None and time.monotonic() < until:
         if docker(directory, "version").returncode == 0:
             return process
         time.sleep(0.2)
     if process.poll() is None:
-        _end(process)
+        end_daemon(process)
     return None
 
 
@@ -97,7 +105,7 @@ def docker(directory: Path, *arguments: str, **options: object) -> subprocess.Co
     return subprocess.run(command, capture_output=True, check=False, **options)  # type: ignore[call-overload]
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end_daemon(process: subprocess.Popen[bytes]) -> None:
     process.send_signal(signal.SIGTERM)
     try:
         process.wait(60)
@@ -114,24 +122,24 @@ def docker_directory() -> Iterator[Path]:
     process = None
     try:
         for options in ((), ("--storage-driver=vfs",)):
-            process = _start(directory, *options)
+            process = start_daemon(directory, dockerd(directory, *options))
             if process is not None:
                 break
         if process is None:
             words = (directory / "dockerd.log").read_text(errors="replace").strip().splitlines()
             pytest.skip(f"dockerd does not run here: {words[-1][-300:] if words else 'it says nothing'}")
-        _import_image(directory)
+        import_image(directory)
         yield directory
         found = docker(directory, "ps", "-aq").stdout.decode().split()
         if found:
             docker(directory, "rm", "-f", *found)
     finally:
         if process is not None and process.poll() is None:
-            _end(process)
+            end_daemon(process)
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _import_image(directory: Path) -> None:
+def import_image(directory: Path) -> None:
     """Import `host`: the machine's own programs that boxes need, and an interpreter at the path of local boxes."""
     layer = ensure_python_layer(paths.cache())
     tree = image_files.make_tree(directory / "tree", _PROGRAMS)

@@ -19,7 +19,7 @@ from ratchet import temporal_client
 from ratchet.errors import MachineError
 from ratchet.types import SEARCH_ATTRIBUTES
 from stack import temporal_namespace
-from tests.integration.stack.test_temporal_server import Services, own_server, services
+from tests.temporal_services import TemporalServices, own_server, services
 
 __all__ = ["own_server", "services"]
 
@@ -69,7 +69,7 @@ async def tls_proxy(directory: Path, target: str) -> AsyncIterator[str]:
 
 
 async def test_a_client_with_a_certificate_is_served_and_one_without_is_not(
-    own_server: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_server: TemporalServices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_certificates(tmp_path)
     await own_server.client()
@@ -129,7 +129,7 @@ async def users_only(directory: Path, target: str, key: str) -> AsyncIterator[st
 
 
 async def test_an_api_key_is_enough_for_a_server_whose_operators_are_others(
-    own_server: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_server: TemporalServices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Missing search attributes are named with what adds them; nothing asks for the operator service."""
     make_certificates(tmp_path)
