@@ -4,6 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ FIX, DONE = call("echo right > a.txt"), "Done."
 
 
 @pytest.fixture
-async def faulty(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> Training:
+async def faulty(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Training]:
     """A run that has ended with one trained step, of a rollout that solves its task and one that does not; its tests
     said the opposite, and are mended in its dataset since.
     """
@@ -47,7 +48,10 @@ async def faulty(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> Training:
         await connection.execute(of_run.values(state="committed"))
     dataset = await dataset_of(training)
     dataset.write_text(dataset.read_text().replace("!=", "="))
-    return training
+    yield training
+    async with loop.database.begin() as connection:  # the next test's run is refused beside one that is open again
+        still_open = update(RunTable).where(RunTable.run_id == training.run_id, RunTable.state == RunState.RUNNING)
+        await connection.execute(still_open.values(state=RunState.STOPPED))
 
 
 async def dataset_of(training: Training) -> Path:
