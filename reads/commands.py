@@ -21,7 +21,7 @@ _SEPARATOR = re.compile(r"&&|\|\||[;|\n]")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=\S*$")
 _SUBCOMMAND = re.compile(r"[a-z][a-z-]*$")
 _WITH_SUBCOMMANDS = frozenset({"git", "pip", "npm", "yarn", "cargo", "go", "make", "uv", "poetry", "docker", "apt-get"})
-_NO_COMMAND = re.compile(r"[#(){}&<>]|''|(fi|done|esac)$")
+_NO_COMMAND = re.compile(r"[#(){}&<>'\"]|(fi|done|esac)$")
 _HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1(.*?)\n.*?^\2$", re.DOTALL | re.MULTILINE)
 _QUOTED = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
 

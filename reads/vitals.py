@@ -177,18 +177,19 @@ async def _waits_for(
         return f"a person has asked it to {head.wish}; `ratchet show requests {head.run_id}` says who"
     if head.state_reason:  # why a running run starts no new groups
         return head.state_reason
+    labels = ", ".join(one.label for one in rates if one.ended_at is None)
+    evaluation = f"evaluation {labels}, during which no step begins" if labels else ""
     if waits and waits[0].longest_seconds > _LONG_SECONDS:
-        slowest, evaluating = waits[0], [one.label for one in rates if one.ended_at is None]
-        name = f"evaluation {', '.join(evaluating)}, during which no step begins; " if evaluating else ""
-        longest = duration_in_words(slowest.longest_seconds)
-        return f"{name}the slowest of {slowest.count} rollouts: {slowest.stage} for {longest}"
+        slowest, longest = waits[0], duration_in_words(waits[0].longest_seconds)
+        found = f"the slowest of {slowest.count} rollouts: {slowest.stage} for {longest}"
+        return f"{evaluation}; {found}" if evaluation else found
     if 0 < read_stored_config(head.config).training.steps <= head.step and waits:
         num_open = sum(stage.count for stage in waits)
-        return f"nothing is stuck: all steps are trained, and {num_open} rollouts of the last evaluation are open"
+        return f"the last evaluation: all steps are trained, and {num_open} of its rollouts are open"
     if not waits and (learner := await learners.get_learner(connection, head.run_id)) is not None:
         silent = duration_in_words(learner.silent_seconds)
         return f"the learner: {learner.phase} {learner.step}, heartbeat {silent} ago"
-    return "nothing is stuck"
+    return evaluation or "nothing: rollouts go on"
 
 
 def _times(head: RunHead, recent: "_Recent") -> Vital:

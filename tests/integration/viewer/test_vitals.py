@@ -368,7 +368,7 @@ async def test_what_there_is_none_of_is_said(database: Database, run_id: str, mo
     assert found["without verdict"].detail == "0 in all; no error"
     assert found["alarms"].detail == "" and found["learning rate"].detail == ""
     assert found["unsolved"].detail == "no failed test or last command is shared"
-    assert found["learning rate"].value == "0.001" and found["waits for"].value == "nothing is stuck"
+    assert found["learning rate"].value == "0.001" and found["waits for"].value == "nothing: rollouts go on"
     assert found["engines"].value == "no engine runs"
 
 

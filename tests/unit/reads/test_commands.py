@@ -17,6 +17,7 @@ from store.arrays import pack_json
         ("cat > a.py <<'EOF'\nimport os; rm = 1\nEOF\npip install -e .", ["cat", "pip install"]),
         ("for f in *.py\ndo sed -i s/a/b/ $f\ndone", ["for", "sed"]),
         ("# a comment\n\n", []),
+        ("sed -i s'a\n' b.py; 'cat\n\"", ["sed"]),
     ],
 )
 def test_first_words(script: str, expected: list[str]) -> None:
