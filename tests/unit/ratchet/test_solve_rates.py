@@ -118,3 +118,8 @@ def test_evaluations_of_one_policy_differ_as_often_as_the_test_says(samples: tup
         ]
         alarms += compare(*counts).p_value < 0.05
     assert alarms <= 0.09 * 200
+
+
+def test_pages_and_commands_that_read_tasks_in_another_order_print_one_interval() -> None:
+    values = np.random.default_rng(7).random(60)
+    assert interval(values) == interval(values[::-1])
