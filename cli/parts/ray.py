@@ -11,10 +11,14 @@ from typing import NoReturn
 import psutil
 
 from stack.parts import Stack
+from stack.ports import free_port
 from stack.serving_plan import read_plan
 from training.ray_demand import is_ray_wanted
 
 _NODE = {"gcs_server", "raylet"}
+_AGENT_PORTS = ("dashboard-agent-grpc", "metrics-export", "runtime-env-agent")
+"""Ports that Ray's agents would choose themselves. A raylet ends if one of them takes more than 15 seconds, on a busy
+machine each time anew (ray-project/ray#65983)."""
 LOOK_SECONDS = 2.0
 _UNWANTED_LOOKS = 15
 """Looks in a row after which Ray ends: after a suspension the learner service needs time for its note."""
@@ -39,22 +43,23 @@ def ray() -> None:
         f"--ray-client-server-port={stack.ports['ray_client']}",
         f"--dashboard-agent-listen-port={stack.ports['ray_agent']}",
     ]
+    arguments += [f"--{name}-port={free_port()}" for name in _AGENT_PORTS]
     arguments += ["--min-worker-port=0", "--max-worker-port=0", "--disable-usage-stats"]
     if devices is not None:
         arguments.append(f"--num-gpus={devices.num_gpus}")
-    _run_on_demand(arguments, stack.home)
+    _run_on_demand(arguments, stack)
 
 
-def _run_on_demand(arguments: list[str], home: Path) -> NoReturn:
+def _run_on_demand(arguments: list[str], stack: Stack) -> NoReturn:
     from engine.process import die_with_parent
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # so that the head ends with this process
     while True:
-        while not is_ray_wanted(home):
+        while not is_ray_wanted(stack.home):
             time.sleep(LOOK_SECONDS)
         head = psutil.Popen(arguments, preexec_fn=die_with_parent)
         try:
-            gone = _watch(head, home)
+            gone = _watch(head, stack)
         finally:
             with contextlib.suppress(psutil.NoSuchProcess):
                 for process in (*head.children(recursive=True), head):
@@ -65,7 +70,7 @@ def _run_on_demand(arguments: list[str], home: Path) -> NoReturn:
             sys.exit(1)
 
 
-def _watch(head: psutil.Popen, home: Path) -> set[str]:
+def _watch(head: psutil.Popen, stack: Stack) -> set[str]:
     """Return which processes of the node have ended by themselves, none if Ray is not wanted any more.
 
     If a raylet exits by itself, for example after the machine was suspended for half a minute, Ray treats that as an
@@ -74,21 +79,25 @@ def _watch(head: psutil.Popen, home: Path) -> set[str]:
     seen: set[str] = set()
     num_unwanted = 0
     while num_unwanted < _UNWANTED_LOOKS:
-        num_unwanted = 0 if is_ray_wanted(home) else num_unwanted + 1
-        there = _children(head)
-        if gone := seen - there:
+        num_unwanted = 0 if is_ray_wanted(stack.home) else num_unwanted + 1
+        there = {}
+        with contextlib.suppress(psutil.NoSuchProcess):
+            there = {child.name(): child for child in head.children()}
+        if gone := seen - there.keys():
             return gone
         if head.poll() is not None:
             return {"ray"}
-        seen |= there & _NODE
+        if "raylet" in there:
+            _tell_port(there["raylet"], stack.ports["ray_agent"])
+        seen |= there.keys() & _NODE
         time.sleep(LOOK_SECONDS)
     return set()
 
 
-def _children(head: psutil.Popen) -> set[str]:
-    names = set()
-    with contextlib.suppress(psutil.NoSuchProcess):
-        for child in head.children():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                names.add(child.name())
-    return names
+def _tell_port(raylet: psutil.Process, port: int) -> None:
+    """Write the file with the agent's port, for which the raylet waits as long although its head is given the port."""
+    with contextlib.suppress(psutil.Error, KeyError, OSError):
+        options = dict(one.split("=", 1) for one in raylet.cmdline() if "=" in one)
+        path = Path(options["--session_dir"], f"dashboard_agent_listen_port_{options['--node_id']}")
+        if not path.exists():
+            path.write_text(str(port))

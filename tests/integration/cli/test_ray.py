@@ -13,6 +13,11 @@ from cli.parts.ray import LOOK_SECONDS
 from training.ray_demand import is_ray_wanted, note_ray_demand
 
 PATIENCE_SECONDS = 240
+_LATE_AGENTS = """
+import sys, time
+if "agent" in open("/proc/self/cmdline").read().split("--")[0]:
+    time.sleep(60)
+"""
 
 
 def test_ray_is_wanted_for_a_while_after_the_last_note(tmp_path: Path) -> None:
@@ -24,10 +29,13 @@ def test_ray_is_wanted_for_a_while_after_the_last_note(tmp_path: Path) -> None:
 
 
 def test_a_head_whose_raylet_gave_up_ends_and_leaves_nothing(tmp_path: Path) -> None:
-    """A raylet that gives up ends like one that receives SIGTERM; Ray's head itself goes on."""
+    """A raylet that gives up ends like one that receives SIGTERM; Ray's head itself goes on. Its agents start late, as
+    on a busy machine.
+    """
+    (tmp_path / "sitecustomize.py").write_text(_LATE_AGENTS)
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {
-        "RATCHET_HOME": str(tmp_path)
-    }
+        "RATCHET_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    }  # fmt: skip
     note_ray_demand(tmp_path)
     arguments = [sys.executable, "-m", "cli.main", "part", "ray"]
     with (tmp_path / "ray.log").open("w") as log:
