@@ -12,11 +12,10 @@ import hashlib
 import io
 import json
 import lzma
-import mmap
-import os
 import platform
 import re
 import shutil
+import struct
 import subprocess
 import tarfile
 import tempfile
@@ -30,14 +29,19 @@ from typing import Any, cast
 import zstandard
 
 from ratchet.errors import ConfigError
+from sandbox_gateway.boxd.id_modes import enter_own_namespaces, id_mode
 
 _MAX_JSON_BYTES = 16 << 20
 _MAX_INDEX_DEPTH = 4
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _NAME_ANNOTATIONS = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
-_SIF_MAGIC, _SQUASHFS_MAGIC, _SIF_ALIGNMENT = b"SIF_MAGIC", b"hsqs", 4096
+_SIF_MAGIC, _SIF_NUM_AND_OFFSET, _SIF_MAX_OBJECTS = b"SIF_MAGIC", 88, 4096
+_SIF_OBJECT = struct.Struct("<i?3I7Q128s2i376x")
+_SIF_PARTITION, _SIF_JSON, _SIF_CONFIG = 0x4004, 0x4006, b"oci-config.json"
+_SIF_SQUASHFS_OF_SYSTEM = (1, 2)  # kind of file system, use of the partition
 _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+_UNREADABLE = (tarfile.TarError, struct.error, subprocess.SubprocessError, ValueError, LookupError, TypeError)
 
 Open = Callable[[str], AbstractContextManager[io.BufferedReader]]
 """Opens a file of the archive by name. Raises KeyError or OSError if it does not exist."""
@@ -76,16 +80,13 @@ def open_image(path: Path, wanted: str | None, scratch: Path) -> Iterator[ImageS
             yield _from_directory(path, wanted)
             return
         if _is_sif(path):
-            tree = _unpacked_sif(path, scratch / path.stem)
-            # Only root can unpack files of other owners.
-            owners = () if os.geteuid() == 0 else ("--owner=0", "--group=0")
-            yield ImageSource([Layer(str(path), lambda: _packed(tree, *owners), None)], names=[path.stem.lower()])
+            yield _from_sif(path, scratch / path.stem)
             return
         with _plain_file(path, scratch) as file, tarfile.open(fileobj=file, mode="r:") as archive:
             yield _from_archive(archive, path, wanted)
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: there is no {error.filename or error}") from error
-    except (tarfile.TarError, json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+    except _UNREADABLE as error:
         raise ConfigError(f"{path} cannot be read as an image: {error}") from error
 
 
@@ -160,36 +161,51 @@ def _is_sif(path: Path) -> bool:
         return file.read(64)[32:].startswith(_SIF_MAGIC)
 
 
-def _unpacked_sif(path: Path, target: Path) -> Path:
-    """Unpack an image of Apptainer or Singularity. Raises ConfigError, also if no program here can."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        pages = range(0, len(content), _SIF_ALIGNMENT)
-        offset = next((at for at in pages if content[at : at + 4] == _SQUASHFS_MAGIC), 0)
-    build, unpack = ["build", "--sandbox", str(target), str(path)], ["-o", str(offset), "-d", str(target), str(path)]
-    programs = {"apptainer": build, "singularity": build, "unsquashfs": unpack}
-    program = next((name for name in programs if shutil.which(name)), None)
-    if program is None:
+def _from_sif(path: Path, tree: Path) -> ImageSource:
+    """Unpack an image of Apptainer or Singularity into `tree`. One that was made of an OCI image keeps its config.
+
+    Format: header, descriptors and objects of version 01 in apptainer/sif, `pkg/sif`. Raises ConfigError.
+    """
+    offset, config = None, {}
+    with path.open("rb") as file:
+        num_objects, start = struct.unpack_from("<2Q", file.read(128), _SIF_NUM_AND_OFFSET)
+        file.seek(start)
+        for found in _SIF_OBJECT.iter_unpack(file.read(min(num_objects, _SIF_MAX_OBJECTS) * _SIF_OBJECT.size)):
+            kind, is_used, at, size, name = found[0], found[1], found[5], found[6], found[12]
+            if is_used and kind == _SIF_PARTITION and found[13:] == _SIF_SQUASHFS_OF_SYSTEM:
+                offset = at
+            elif is_used and kind == _SIF_JSON and name.rstrip(b"\0") == _SIF_CONFIG:
+                file.seek(at)
+                config = dict(json.loads(file.read(min(size, _MAX_JSON_BYTES))))
+    if offset is None:
         raise ConfigError(
-            f"{path} is a SIF file; install apptainer, or unsquashfs (package squashfs-tools), to unpack it"
+            f"{path} has no plain squashfs with a system, as an encrypted or an OCI-SIF file has none; make a "
+            f"directory of it with `apptainer build --sandbox DIRECTORY {path.name}`, and import that"
         )
-    done = subprocess.run([program, *programs[program]], capture_output=True, text=True, check=False)
-    if done.returncode not in (0, 2):  # 2: unsquashfs could not make devices or set attributes, which boxes lack anyway
+    if shutil.which("unsquashfs") is None:
+        raise ConfigError(f"{path} is a SIF file; install unsquashfs (package squashfs-tools) to unpack it")
+    command = ["unsquashfs", "-no-xattrs", "-o", str(offset), "-d", str(tree), str(path)]
+    # As root of its own namespaces an ordinary user gives files to its subordinate ids, and reads those without u+r.
+    prepare = partial(enter_own_namespaces, id_mode())
+    done = subprocess.run(command, preexec_fn=prepare, capture_output=True, text=True, check=False)
+    if done.returncode not in (0, 2):  # 2: it could not make devices or set attributes, which boxes lack anyway
         raise ConfigError(f"{path} cannot be unpacked: {done.stderr.strip()[-400:]}")
-    return target
+    layer = Layer(str(path), lambda: _packed(tree, prepare), None)
+    return ImageSource([layer], names=[path.stem.lower()], **_settings(config))
 
 
 @contextlib.contextmanager
-def _packed(directory: Path, *options: str) -> Iterator[io.BufferedReader]:
-    """Yield a directory as a tar in an order that does not depend on the disk."""
-    options = ("--sort=name", "--numeric-owner", "--format=posix", "--pax-option=delete=atime,delete=ctime", *options)
+def _packed(directory: Path, prepare: Callable[[], None] | None = None) -> Iterator[io.BufferedReader]:
+    """Yield a directory as a tar in an order that does not depend on the disk. `prepare`: done first in the child."""
+    options = ("--sort=name", "--numeric-owner", "--format=posix", "--pax-option=delete=atime,delete=ctime")
     command = ["tar", *options, "-C", str(directory), "-cf", "-", "."]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=prepare) as process:
         assert process.stdout is not None and process.stderr is not None, "both are pipes"
         yield cast(io.BufferedReader, process.stdout)
         process.stdout.close()
         problem = process.stderr.read().decode(errors="replace").strip()
     if process.returncode != 0:
-        raise ConfigError(f"{directory} cannot be packed: {problem[-400:]}")
+        raise ConfigError(f"{directory} cannot be packed; make it readable, or import a tar of it: {problem[-400:]}")
 
 
 def _from_docker(open_file: Open, manifest: list[Any], wanted: str | None, where: str) -> ImageSource:
@@ -225,18 +241,25 @@ def _image(
     names: list[str],
 ) -> ImageSource:
     parsed = json.loads(raw_config)
-    config, diff_ids = parsed.get("config") or {}, parsed["rootfs"]["diff_ids"]
+    diff_ids = parsed["rootfs"]["diff_ids"]
     if len(diff_ids) != len(layers):
         raise ConfigError(f"the image's config names {len(diff_ids)} layers and its manifest {len(layers)}")
-    pairs = [entry.partition("=") for entry in config.get("Env") or []]
     return ImageSource(
         layers=[Layer(name, opened, diff_id) for (name, opened), diff_id in zip(layers, diff_ids, strict=True)],
         digest="sha256:" + hashlib.sha256(raw_config).hexdigest(),
         names=names,
-        env={name: value for name, _, value in pairs if name},
-        workdir=str(config.get("WorkingDir") or ""),
-        user=str(config.get("User") or ""),
+        **_settings(parsed.get("config") or {}),
     )
+
+
+def _settings(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of ImageSource that an OCI image's config sets for its processes."""
+    pairs = [entry.partition("=") for entry in config.get("Env") or []]
+    return {
+        "env": {name: value for name, _, value in pairs if name},
+        "workdir": str(config.get("WorkingDir") or ""),
+        "user": str(config.get("User") or ""),
+    }
 
 
 def _choose(

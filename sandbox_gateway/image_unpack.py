@@ -38,7 +38,14 @@ _PROFILE_SCRIPT = "/etc/profile.d/zz-ratchet-path.sh"
 _PROFILE = f"""\
 # Login shells reset PATH; this restores the image's own.
 [ -z "${{{PATH_KEEPER}}}" ] || export PATH="${{{PATH_KEEPER}}}"
+if [ -d /.singularity.d/env ]; then  # the environment of an Apptainer image, which it sets by scripts
+  for part in /.singularity.d/env/10-docker*.sh /.singularity.d/env/9[01]-environment.sh; do
+    [ ! -r "$part" ] || . "$part"
+  done
+  export PATH="$PATH:${{{PATH_KEEPER}}}"
+fi
 """
+_READS_SCRIPTS = f"[ ! -r {_PROFILE_SCRIPT} ] || . {_PROFILE_SCRIPT}\n"
 _HOSTS = "127.0.0.1\tlocalhost box\n::1\tlocalhost\n"
 
 
@@ -211,7 +218,7 @@ def _clear(directory: str, fresh: set[str]) -> None:
 
 
 def _complete(workdir: str) -> str:
-    """Add what runtimes add to every image: mount points, `localhost`, working directory, PATH of login shells."""
+    """Add what runtimes add to every image: mount points, `localhost`, working directory, variables of login shells."""
     os.chmod("/", 0o755)
     for path in ("/dev", "/proc", "/etc"):
         os.makedirs(path, 0o755, exist_ok=True)
@@ -220,9 +227,9 @@ def _complete(workdir: str) -> str:
     if os.path.isabs(workdir):
         os.makedirs(workdir, 0o755, exist_ok=True)
     _write_missing("/etc/hosts", _HOSTS)
-    if os.path.exists("/etc/profile"):
-        os.makedirs("/etc/profile.d", 0o755, exist_ok=True)
-        _write_missing(_PROFILE_SCRIPT, _PROFILE)
+    _write_missing("/etc/profile", _READS_SCRIPTS)
+    os.makedirs("/etc/profile.d", 0o755, exist_ok=True)
+    _write_missing(_PROFILE_SCRIPT, _PROFILE)
     return ""
 
 

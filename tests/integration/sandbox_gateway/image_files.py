@@ -6,6 +6,7 @@ import io
 import json
 import platform
 import shutil
+import struct
 import subprocess
 import tarfile
 from collections.abc import Iterable
@@ -128,4 +129,35 @@ def write_oci_layout(path: Path, layers: list[bytes], name: str | None) -> Path:
     for file, content in oci_files(layers, name).items():
         (path / file).parent.mkdir(parents=True, exist_ok=True)
         (path / file).write_bytes(content)
+    return path
+
+
+def write_unsquashfs(directory: Path) -> None:
+    """Write a stand-in for the program that unpacks what `write_sif` has written, and says that it lacks rights."""
+    directory.mkdir(exist_ok=True)
+    unpack = 'mkdir "$5" && tail -c +$(($3 + 1)) "$6" | tar -xp -C "$5"; exit 2'
+    (directory / "unsquashfs").write_text(
+        f"#!/bin/sh\n# called with -no-xattrs -o OFFSET -d DIRECTORY FILE\n{unpack}\n"
+    )
+    (directory / "unsquashfs").chmod(0o755)
+
+
+def write_sif(path: Path, layer: bytes, config: dict[str, Any] | None = None, file_system: int = 1) -> Path:
+    """Write a SIF file whose system is a tar in the place of a squashfs, behind an overlay partition and a label.
+
+    `file_system`: the number of its kind, 1 for squashfs.
+    """
+    objects = [(0x4004, "overlay", (1, 4), b"other"), (0x4004, "system", (file_system, 2), layer)]
+    objects += [(0x4006, "inspect-metadata.json", (0, 0), b"[]")]
+    objects += [(0x4006, "oci-config.json", (0, 0), json.dumps(config).encode())] if config is not None else []
+    descriptors, data, start = b"", b"", 32_768
+    for number, (kind, name, facts, content) in enumerate(objects, 1):
+        at = (start + len(data), len(content), len(content), 0, 0, 0, 0)
+        descriptors += struct.pack("<i?3I7q128s2i376x", kind, True, number, 0, 0, *at, name.encode(), *facts)
+        data += content.ljust(-len(content) % 4096 + len(content), b"\0")
+    head = b"#!/usr/bin/env run-singularity\n".ljust(32, b"\0") + b"SIF_MAGIC\00001\00002\0"
+    numbers = struct.pack("<8q", 0, 0, 44, 48, 4096, len(descriptors), start, len(data))
+    path.write_bytes(
+        (head.ljust(64, b"\0") + numbers).ljust(4096, b"\0") + descriptors.ljust(start - 4096, b"\0") + data
+    )
     return path

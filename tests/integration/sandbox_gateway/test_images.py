@@ -352,30 +352,75 @@ def test_what_a_killed_import_left_goes_with_the_next_one(layers: list[bytes], t
     shutil.rmtree(image.directory)
 
 
-_UNPACKERS = {
-    "apptainer": 'mkdir "$3" && tail -c +8197 "$4" | tar -x -C "$3"',
-    "unsquashfs": 'mkdir "$4" && tail -c +$(($2 + 5)) "$5" | tar -x -C "$4"; exit 2',
-}
-"""Stand-ins for programs, called with `build --sandbox DIRECTORY FILE` and `-o OFFSET -d DIRECTORY FILE`."""
-
-
-@pytest.mark.parametrize("program", _UNPACKERS)
-def test_a_sif_file_is_unpacked_by_what_there_is(
-    program: str, layers: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The file's system of files is a tar behind the magic number of squashfs."""
-    start = b"#!/usr/bin/env run-singularity\n".ljust(32, b"\0") + b"SIF_MAGIC\0"
-    (tmp_path / "Tool.sif").write_bytes(start.ljust(8192, b"\0") + b"hsqs" + layers[0])
-    (tmp_path / "bin").mkdir()
+@pytest.fixture
+def unsquashfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a stand-in for the program on PATH."""
+    image_files.write_unsquashfs(tmp_path / "bin")
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
-    store = ImageStore(tmp_path / "images")
-    with pytest.raises(ConfigError, match="squashfs-tools"):
-        store.add(tmp_path / "Tool.sif", None, print)
-    (tmp_path / "bin" / program).write_text(f"#!/bin/sh\n{_UNPACKERS[program]}\n")
-    (tmp_path / "bin" / program).chmod(0o755)
-    image = store.add(tmp_path / "Tool.sif", None, print)
+
+
+_SIF_SCRIPTS = {
+    "10-docker2singularity.sh": """\
+export PATH="/opt/tool:/usr/bin:/bin"
+export FROM_IMAGE="${FROM_IMAGE:-"yes and = more"}"
+""",
+    "90-environment.sh": 'export GREETING="hello $FROM_IMAGE"\nPATH=/srv/definition:$PATH\n',
+    "94-appsbase.sh": "export FROM_IMAGE=wrong\n",
+}
+
+
+@pytest.mark.parametrize("has_profile", (True, False))
+@pytest.mark.parametrize("has_config", (True, False))
+async def test_a_sif_file_boots_as_its_image_says(
+    has_config: bool,
+    has_profile: bool,
+    tmp_path: Path,
+    cache: Path,
+    gateway: GatewayProcess,
+    unsquashfs: None,
+    box_of: Callable[[str], Any],
+) -> None:
+    """Without a config, as one that was made of a directory, it has the environment of its scripts."""
+    tree = image_files.make_tree(tmp_path / "tree")
+    (tree / ".singularity.d/env").mkdir(parents=True)
+    for name, text in _SIF_SCRIPTS.items():
+        (tree / ".singularity.d/env" / name).write_text(f"#!/bin/sh\n{text}")
+    if not has_profile:
+        (tree / "etc/profile").unlink()
+    config = image_files.CONFIG if has_config else None
+    sif = image_files.write_sif(tmp_path / "Tool.sif", image_files.tree_layer(tree), config)
+    image = ImageStore(cache / "ratchet/images").add(sif, None, print)
     assert image.reference == "tool:latest"
-    assert (image.directory / "rootfs/srv/from-image").read_text() == "image\n"
+    box = await box_of("tool")
+    asked = 'echo "$FROM_IMAGE"; echo "$GREETING"; our-tool; echo "$PATH"'
+    said = (await box.exec(asked)).stdout.splitlines()
+    assert said[:3] == ["yes and = more", "hello yes and = more", "tool"]
+    assert said[3].startswith("/srv/definition:/opt/tool:") and said[3].endswith(":/opt/ratchet/bin")
+    plain = await _run_as_default_user(gateway, box, "id -u; pwd")
+    assert plain.split() == (["1234", "/srv/work"] if has_config else ["0", "/root"])
+
+
+@pytest.mark.parametrize("fault", ("encrypted", "cut", "hostile"))
+def test_a_sif_file_that_cannot_be_read_is_refused(
+    fault: str, layers: list[bytes], tmp_path: Path, unsquashfs: None
+) -> None:
+    sif = image_files.write_sif(tmp_path / "a.sif", layers[1], file_system=5 if fault == "encrypted" else 1)
+    if fault == "cut":
+        os.truncate(sif, 5000)
+    elif fault == "hostile":
+        with sif.open("r+b") as file:
+            file.seek(88)
+            file.write(b"\xff" * 16)
+    with pytest.raises(ConfigError, match="apptainer build --sandbox" if fault == "encrypted" else "cannot be read"):
+        ImageStore(tmp_path / "images").add(sif, None, print)
+
+
+def test_a_sif_file_without_a_program_that_unpacks_it_is_refused(
+    layers: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="squashfs-tools"):
+        ImageStore(tmp_path / "images").add(image_files.write_sif(tmp_path / "a.sif", layers[1]), None, print)
 
 
 def test_probe_reports_this_machine(python_layer: Path) -> None:

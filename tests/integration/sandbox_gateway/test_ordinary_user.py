@@ -29,7 +29,7 @@ from tests.integration.sandbox_gateway.conftest import (
     running,
 )
 from tests.integration.sandbox_gateway.contract import *  # noqa: F403
-from tests.integration.sandbox_gateway.image_files import PROGRAMS, make_tree
+from tests.integration.sandbox_gateway.image_files import PROGRAMS, make_tree, tree_layer, write_sif, write_unsquashfs
 from tests.integration.sandbox_gateway.ordinary_user import USER, OrdinaryUser, ordinary_user
 from tests.integration.sandbox_gateway.test_durability import (  # noqa: F401
     test_a_box_ends_itself_without_a_gateway_and_is_cleared_away,
@@ -189,6 +189,31 @@ async def test_an_image_keeps_the_owners_that_a_box_has(
         assert owner == ("0:0" if mode is ONE_ID else "1000:1000")
         await box.exec("rm -r /srv && mkdir /srv")
         assert (await box.exec("ls -A /srv")).stdout == "", "the new directory hides what the image has there"
+
+
+async def test_a_sif_file_keeps_owners_and_modes_also_of_files_that_cannot_be_read(
+    provider: E2BProvider, caller: OrdinaryUser, mode: IdMode
+) -> None:
+    tree = make_tree(caller.home / "of-sif", (*PROGRAMS, "rm"))
+    (tree / "srv/closed").mkdir()
+    for name, bits in (("etc/gshadow", 0), ("srv/only-run", 0o4111), ("srv/closed", 0)):
+        if name != "srv/closed":
+            (tree / name).write_text("secret\n")
+        os.chown(tree / name, 1000, 1000)
+        (tree / name).chmod(bits)
+    write_unsquashfs(caller.home / "bin")
+    sif = write_sif(caller.home / "closed.sif", tree_layer(tree))
+    add = "from pathlib import Path; from sandbox_gateway.image_store import ImageStore; import os; "
+    add += f"os.environ['PATH'] = '{caller.home}/bin:' + os.environ['PATH']; "
+    add += f"ImageStore(Path('{caller.home}/images')).add(Path('{sif}'), 'closed', print)"
+    imported = as_user(caller, add)
+    assert imported.returncode == 0, imported.stderr
+    async with await provider.create(
+        "closed", ttl_seconds=300, metadata={}, idempotency_key=uuid.uuid4().hex, network=False
+    ) as box:
+        found = await box.exec("cat /etc/gshadow; stat -c '%a %u:%g' /etc/gshadow /srv/only-run /srv/closed")
+        owner = "0:0" if mode is ONE_ID else "1000:1000"
+        assert found.stdout.splitlines() == ["secret", f"0 {owner}", f"4111 {owner}", f"0 {owner}"]
 
 
 async def test_agents_and_tests_have_users_that_the_box_has(box: Sandbox, mode: IdMode) -> None:
