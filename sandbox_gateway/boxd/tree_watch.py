@@ -2,7 +2,7 @@
 
 boxd adds up the processes that the box's own /proc lists, which are all of its pid namespace, and kills some if they
 exceed a limit together: the largest for memory, as the kernel does, and the newest for processes. Memory that no
-process maps, such as a closed memfd's, is not seen.
+process maps or has open as a memfd, such as files in /dev/shm, is not seen.
 """
 
 import contextlib
@@ -36,6 +36,8 @@ class TreeWatch:
         self._max_processes = max_processes
         self._killed: dict[tuple[int, str], int] = {}
         """Pid and start time of killed processes that have not ended, with the looks in which they are left out."""
+        self._memfds: dict[int, int] = {}
+        """Pid → bytes of the memfds that the process has open, divided among those that have them open."""
         self.next_look = 0.0
 
     def enforce(self, now: float) -> None:
@@ -46,6 +48,7 @@ class TreeWatch:
         self._killed = {key: looks - 1 for key, looks in self._killed.items() if self._key(key[0]) == key}
         ending = {pid for (pid, _started), looks in self._killed.items() if looks > 0}
         pids = {int(name) for name in os.listdir(self._proc) if name.isdigit()} - ending
+        self._memfds = self._find_memfds(pids)
         living = [usage for pid in pids if (usage := self._read(pid)) is not None]
         newest = sorted(living, key=attrgetter("pid"), reverse=True)
         excess = sum(usage.num_threads for usage in living) - self._max_processes
@@ -92,7 +95,8 @@ class TreeWatch:
         for path in self._threads(pid):
             fields = self._fields(f"{path}/status")
             if "RssAnon" in fields:  # a first thread that has ended has none, although others may live
-                return _Usage(pid, path, int(fields["Threads"]), _bytes(fields, "RssAnon", "RssShmem", "VmSwap"))
+                shared = max(_bytes(fields, "RssShmem"), self._memfds.get(pid, 0))
+                return _Usage(pid, path, int(fields["Threads"]), _bytes(fields, "RssAnon", "VmSwap") + shared)
         return None
 
     def _threads(self, pid: int) -> Iterator[str]:
@@ -110,7 +114,24 @@ class TreeWatch:
         fields = self._fields(f"{usage.path}/smaps_rollup")
         if "Pss_Anon" not in fields:  # it has ended, or this kernel does not tell
             return self._read(usage.pid)
-        return _Usage(usage.pid, usage.path, usage.num_threads, _bytes(fields, "Pss_Anon", "Pss_Shmem", "SwapPss"))
+        shared = max(_bytes(fields, "Pss_Shmem"), self._memfds.get(usage.pid, 0))
+        return _Usage(usage.pid, usage.path, usage.num_threads, _bytes(fields, "Pss_Anon", "SwapPss") + shared)
+
+    def _find_memfds(self, pids: set[int]) -> dict[int, int]:
+        """Find memfds, whose memory need not be mapped, and divide each among the processes that have it open."""
+        holders: dict[tuple[int, int], set[int]] = {}  # by number and size of the inode
+        for pid in pids:
+            with contextlib.suppress(*_ENDED, PermissionError):
+                for entry in os.scandir(f"{self._proc}/{pid}/fd"):
+                    with contextlib.suppress(*_ENDED):
+                        if os.readlink(entry.path).startswith("/memfd:"):
+                            found = entry.stat()
+                            holders.setdefault((found.st_ino, found.st_blocks * 512), set()).add(pid)
+        shares: dict[int, int] = {}
+        for (_inode, size), owners in holders.items():
+            for pid in owners:
+                shares[pid] = shares.get(pid, 0) + size // len(owners)
+        return shares
 
     def _fields(self, path: str) -> dict[str, str]:
         pairs = [line.partition(":") for line in self._text(path).split("\n")]

@@ -45,6 +45,16 @@ def hold():
 threading.Thread(target=hold).start()
 ctypes.CDLL(None).pthread_exit(None)
 """
+_MEMFD = f"""
+import os, time
+fd = os.memfd_create("odd")
+for _ in range({_HELD_BYTES >> 20}):
+    os.write(fd, bytes(1 << 20))
+if "fork" in "FORKS":
+    os.fork() or time.sleep(600)
+print("ready", flush=True)
+time.sleep(600)
+"""
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="an own pid namespace takes root")
 
 
@@ -86,7 +96,9 @@ def test_the_newest_processes_end_and_never_the_first() -> None:
         strict.enforce(strict.next_look)
 
 
-@pytest.mark.parametrize("program", (_ODD_NAME, _FIRST_THREAD_ENDS), ids=("odd_name", "first_thread_ended"))
+@pytest.mark.parametrize(
+    "program", (_ODD_NAME, _FIRST_THREAD_ENDS, _MEMFD), ids=("odd_name", "first_thread_ended", "memfd")
+)
 def test_the_memory_of_an_odd_process_counts(program: str) -> None:
     with namespace(_ONE, sys.executable, program) as found:
         assert found.first_line == b"ready\n"
@@ -97,6 +109,13 @@ def test_the_memory_of_an_odd_process_counts(program: str) -> None:
         assert int(found.output.readline()) > 1
 
 
+def test_a_memfd_counts_once_if_several_processes_have_it_open() -> None:
+    with namespace(_ONE, sys.executable, _MEMFD.replace("FORKS", "fork")) as found:
+        watch = TreeWatch(found.init, memory_bytes=2 * _HELD_BYTES, max_processes=100)
+        watch.enforce(0.0)
+        assert sorted(watch._memfds.values()) == [_HELD_BYTES // 2] * 2 and not watch._killed
+
+
 def test_an_ended_process_counts_nothing() -> None:
     """It was read before it ended, as a child is that shares its parent's memory until it starts a program."""
     with namespace(_SLEEPERS) as found:
@@ -104,7 +123,8 @@ def test_an_ended_process_counts_nothing() -> None:
         watch = TreeWatch(found.init, memory_bytes=_UNLIMITED, max_processes=100)
         usage = watch._read(pid)
         assert usage is not None and watch._read_exactly(usage) is not None
-        assert watch._kill(usage) and set(watch._killed) == {watch._key(pid)}
+        key = watch._key(pid)
+        assert watch._kill(usage) and set(watch._killed) == {key}
         assert int(found.output.readline()) == pid
         assert watch._read(pid) is None and watch._read_exactly(usage) is None
         watch.enforce(0.0)
