@@ -42,23 +42,14 @@ for part in /etc/profile.d/*.sh; do
 done
 unset part
 """
+_ROOTS_DIRECTORIES = ("", "/dev", "/etc", "/home", "/mnt", "/opt", "/run", "/srv", "/usr", "/var", "/workspace")
 _HOST_DIRECTORIES = [
-    ("", 0, 0o755),
-    ("/dev", 0, 0o755),
-    ("/etc", 0, 0o755),
-    ("/home", 0, 0o755),
+    *((path, 0, 0o755) for path in _ROOTS_DIRECTORIES),
     ("/home/agent", AGENT_UID, 0o755),
-    ("/mnt", 0, 0o755),
-    ("/opt", 0, 0o755),
     ("/proc", 0, 0o555),
     ("/root", 0, 0o700),
-    ("/run", 0, 0o755),
-    ("/srv", 0, 0o755),
     ("/tmp", 0, 0o1777),
-    ("/usr", 0, 0o755),
-    ("/var", 0, 0o755),
     ("/var/tmp", 0, 0o1777),
-    ("/workspace", 0, 0o755),
 ]
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from sandbox_gateway.boxd.command_launch import StartRequest
-from sandbox_gateway.boxd.processes import Process
+from sandbox_gateway.boxd.processes import Process, ProcessTable
 from sandbox_gateway.boxd.protocol import (
     MAX_MESSAGE_BYTES,
     BoxFaultError,
@@ -132,45 +132,30 @@ class Connection:
 
 
 def _list(box: "BoxProcess", _request: JsonMessage) -> JsonMessage:
-    rows = [
-        {
-            "pid": p.pid,
-            "tag": p.request.tag,
-            "cmd": p.request.command,
-            "args": p.request.args,
-            "envs": p.request.env,
-            "cwd": p.request.cwd,
-        }
-        for p in box.processes.running()
-    ]
+    rows = []
+    for process in box.processes.running():
+        asked = process.request
+        row = {"cmd": asked.command, "args": asked.args, "envs": asked.env, "cwd": asked.cwd}
+        rows.append({"pid": process.pid, "tag": asked.tag, **row})
     return {"processes": rows}
 
 
-def _signal(box: "BoxProcess", request: JsonMessage) -> None:
-    process = box.processes.find_running(request["pid"], request["tag"])
-    box.processes.send_signal(process, signal.Signals(request["signal"]))
+def _on_process(change: Callable[[ProcessTable, Process, JsonMessage], None]) -> "_Operation":
+    """Return the operation that changes the running process which the request names."""
+
+    def operation(box: "BoxProcess", request: JsonMessage) -> None:
+        change(box.processes, box.processes.find_running(request["pid"], request["tag"]), request)
+
+    return operation
 
 
-def _input(box: "BoxProcess", request: JsonMessage) -> None:
-    process = box.processes.find_running(request["pid"], request["tag"])
-    box.processes.write_stdin(process, binascii.a2b_base64(request["data"]))
-
-
-def _resize(box: "BoxProcess", request: JsonMessage) -> None:
-    rows, columns = request["size"]
-    box.processes.resize(box.processes.find_running(request["pid"], request["tag"]), (rows, columns))
-
-
-def _close_stdin(box: "BoxProcess", request: JsonMessage) -> None:
-    box.processes.close_stdin(box.processes.find_running(request["pid"], request["tag"]))
-
-
-_OPERATIONS: dict[str, Callable[["BoxProcess", JsonMessage], JsonMessage | None]] = {
+_Operation = Callable[["BoxProcess", JsonMessage], JsonMessage | None]
+_OPERATIONS: dict[str, _Operation] = {
     "list": _list,
-    "signal": _signal,
-    "input": _input,
-    "resize": _resize,
-    "close_stdin": _close_stdin,
+    "signal": _on_process(lambda table, process, asked: table.send_signal(process, signal.Signals(asked["signal"]))),
+    "input": _on_process(lambda table, process, asked: table.write_stdin(process, binascii.a2b_base64(asked["data"]))),
+    "resize": _on_process(lambda table, process, asked: table.resize(process, (asked["size"][0], asked["size"][1]))),
+    "close_stdin": _on_process(lambda table, process, _asked: table.close_stdin(process)),
     "deadline": lambda box, request: box.set_deadline(request["deadline"]),
     "freeze": lambda box, request: box.freeze(request["frozen"]),
     "ping": lambda _box, _request: {"pid": os.getpid()},
