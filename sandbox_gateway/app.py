@@ -22,7 +22,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sandbox_gateway.box_client import BoxClient
-from sandbox_gateway.box_fleet import RETRY_AFTER, Fleet
+from sandbox_gateway.box_fleet import Fleet
 from sandbox_gateway.boxd.protocol import BoxFaultError
 from sandbox_gateway.control_plane import ControlPlane
 from sandbox_gateway.envd import serve_rpc
@@ -31,7 +31,7 @@ from sandbox_gateway.fork_client import ForkServer
 from sandbox_gateway.images import Catalogue
 from sandbox_gateway.port_proxy import serve_port
 from sandbox_gateway.settings import GATEWAY_MARK, GatewaySettings
-from sandbox_gateway.wire_errors import HTTP_STATUS_OF_CODE, BoxNotFoundError, RefusalError, unsupported
+from sandbox_gateway.wire_errors import HTTP_STATUS_OF_CODE, RETRY_AFTER, BoxNotFoundError, RefusalError, unsupported
 
 _log = structlog.get_logger(__name__)
 

@@ -24,7 +24,7 @@ from sandbox_gateway.boxd.protocol import BoxFaultError, BoxSpec, clock
 from sandbox_gateway.fork_client import COPY_SECONDS, ForkServer, remove_tree
 from sandbox_gateway.images import Catalogue
 from sandbox_gateway.settings import GatewaySettings
-from sandbox_gateway.wire_errors import BoxNotFoundError, RefusalError
+from sandbox_gateway.wire_errors import RETRY_AFTER, BoxNotFoundError, RefusalError
 
 _ID = re.compile(r"i[a-z0-9]{20}")
 _ID_ALPHABET = string.ascii_lowercase + string.digits
@@ -34,7 +34,6 @@ _DESTROY_SECONDS = 10.0
 _ADOPT_SECONDS = 5.0
 _ADOPT_AGAIN_SECONDS = 1.0
 _REAP_SECONDS = 0.5
-RETRY_AFTER = {"Retry-After": "5", "Should-Retry": "false"}  # the caller's retry policy decides, not the SDK's
 
 _log = structlog.get_logger(__name__)
 
@@ -180,7 +179,6 @@ class Fleet:
         letters = "".join(secrets.choice(_ID_ALPHABET) for _ in range(20))
         box_id = f"i{settings.box_id_prefix}{letters[len(settings.box_id_prefix) :]}"
         own_uid_base = _FIRST_UID + (self._first_slot + slot) % _NUM_SLOTS * NUM_IDS
-        copies_image = self._copies_images and plan.lower is not None
         spec = BoxSpec(
             box_id=box_id,
             uid_base=own_uid_base if ids.first_id is None else ids.first_id,
@@ -190,7 +188,7 @@ class Fleet:
             memory_bytes=settings.memory_bytes,
             max_processes=settings.max_processes,
             egress_ports=list(settings.egress_ports) if request.network else [],
-            deadline=clock() + request.ttl_seconds + (COPY_SECONDS if copies_image else 0),
+            ttl_seconds=request.ttl_seconds,
             grace_seconds=_GRACE_SECONDS,
             default_user=plan.default_user,
             workdir=plan.workdir,
@@ -199,7 +197,7 @@ class Fleet:
             links=plan.links,
             owned_directories=plan.owned_directories,
             lower=plan.lower,
-            copies_image=copies_image,
+            copies_image=self._copies_images and plan.lower is not None,
             disk_template=self._disk_template,
             disk_bytes=(settings.disk_bytes or 0) if self._disk_template else 0,
             extra_path=self._catalogue.extra_path,
@@ -212,14 +210,11 @@ class Fleet:
             metadata=request.metadata,
             idempotency_key=request.idempotency_key,
             started_at=time.time(),
-            deadline=spec.deadline,
+            deadline=clock() + COPY_SECONDS + request.ttl_seconds,  # of a box that is adopted; set after a boot
             memory_bytes=settings.memory_bytes,
             spec=asdict(spec),
         )
-        box = await self._boot(record)
-        if copies_image:
-            await self.set_deadline(box, clock() + request.ttl_seconds)
-        return box
+        return await self._boot(record)
 
     def _take_slot(self) -> int:
         if len(self._slots) >= self._settings.max_boxes:
@@ -230,13 +225,18 @@ class Fleet:
 
     async def _boot(self, record: BoxRecord) -> BoxClient:
         directory = self._boxes_directory / record.id
-        directory.mkdir(mode=0o700)
-        box = BoxClient(directory, record)
+        try:
+            directory.mkdir(mode=0o700)
+            box = BoxClient(directory, record)
+        except OSError:  # no room, or no descriptor
+            self._slots.discard(record.slot)
+            raise
         try:
             box.save(record)
             assert self._fork_server is not None, "boxes are created after start"
             async with self._boots:
                 boxd_pid = await self._fork_server.boot(directory, copies_image=record.spec["copies_image"])
+            box.save(record.model_copy(update={"deadline": clock() + record.spec["ttl_seconds"]}))
             self._take_in(box, boxd_pid)
         except BaseException:
             self._discard(box, await self._end(box))

@@ -10,9 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from sandbox_gateway.boxd.id_modes import id_mode
-from sandbox_gateway.wire_errors import RefusalError
+from sandbox_gateway.wire_errors import HTTP_STATUS_OF_CODE, RETRY_AFTER, RefusalError
 
-_BOOT_SECONDS, COPY_SECONDS = 30.0, 570.0
+_BOOT_SECONDS, COPY_SECONDS = 30.0, 3600.0
 _ENVIRONMENT = {"LANG": "C.UTF-8"}
 """The whole environment of boxd and of all that it starts: the gateway's contains credentials of the host."""
 _PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from sandbox_gateway.boxd import fork_server; fork_server."
@@ -59,7 +59,8 @@ class ForkServer:
     async def boot(self, directory: Path, *, copies_image: bool) -> int:
         """Boot the box described by `directory`/box.json and return the pid of its boxd.
 
-        Raises RefusalError(500) with the reason if the box cannot start. A fork server that was killed is restarted.
+        Raises RefusalError with the reason if the box cannot start: 503 if the disk is full, else 500. A fork server
+        that was killed is restarted.
         """
         if self._process.poll() is not None:
             self._socket.close()
@@ -78,7 +79,8 @@ class ForkServer:
             theirs.close()
         reply = json.loads(answer or b'{"error": "boxd ended before it was ready"}')
         if "error" in reply:
-            raise RefusalError(500, f"the box could not be started: {reply['error']}")
+            status = HTTP_STATUS_OF_CODE[reply.get("code", "internal")]
+            raise RefusalError(status, f"the box could not be started: {reply['error']}", RETRY_AFTER)
         return int(reply["pid"])
 
     def close(self) -> None:

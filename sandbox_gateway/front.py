@@ -36,12 +36,11 @@ from starlette.routing import Mount
 from starlette.types import Receive, Scope, Send
 
 from sandbox_gateway.app import ERRORS, box_and_port, health, on_error, on_failure
-from sandbox_gateway.box_fleet import RETRY_AFTER
 from sandbox_gateway.connect_protocol import read_body
 from sandbox_gateway.control_plane import PAGE_SIZE_MAX, no_such_box
 from sandbox_gateway.port_proxy import EXCHANGE_ERRORS, NOT_PASSED_ON, Exchange
 from sandbox_gateway.settings import SILENT_HOSTS
-from sandbox_gateway.wire_errors import BoxNotFoundError, RefusalError, unsupported
+from sandbox_gateway.wire_errors import RETRY_AFTER, BoxNotFoundError, RefusalError, unsupported
 
 _TAG_LENGTH = 6
 _LOOK_SECONDS, _ANSWER_SECONDS = 1.0, 10.0

@@ -47,7 +47,7 @@ class Protection:
 
 
 def probe_machine() -> list[Protection]:
-    return [_bubblewrap(), _user_namespaces(), _ids(), _limits(), _disk(), _overlays(), _system_calls(), _network()]
+    return [_bubblewrap(), _user_namespaces(), _ids(), _limits(), _disk(), shared_images(), _system_calls(), _network()]
 
 
 def require_sandbox_support() -> None:
@@ -142,8 +142,8 @@ def _disk() -> Protection:
     return Protection(name, False, f"{reason}; boxes share the disk of the gateway's directory")
 
 
-def _overlays() -> Protection:
-    name, directory = "shared images", paths.home()
+def shared_images() -> Protection:
+    name, directory = "shared images", (paths.home() / "boxes").resolve()
     if disk_template.is_possible():
         return Protection(name, True, "each box sees its image under an overlay on its own disk")
     while not directory.is_dir():

@@ -21,6 +21,7 @@ HTTP_STATUS_OF_CODE: Final[Mapping[str, int]] = {
     "unauthenticated": 401,
     "internal": 500,
 }
+RETRY_AFTER = {"Retry-After": "5", "Should-Retry": "false"}  # the caller's retry policy decides, not the SDK's
 
 
 class RefusalError(Exception):

@@ -120,6 +120,8 @@ def require_boxes(stack: Stack, say: Callable[[str], None]) -> None:
         machine_probe.require_sandbox_support()
         if id_mode().lacks:
             say(f"the local boxes are those of {id_mode().words}")
+        if not (images := machine_probe.shared_images()).on:
+            say(images.reason)
     elif docker_settings.needs_egress():
         asyncio.run(docker_egress.require_docker_egress())
     else:

@@ -5,6 +5,7 @@ it with the box's directory as working directory.
 """
 
 import contextlib
+import errno
 import gc
 import json
 import os
@@ -35,12 +36,9 @@ class BoxProcess:
 
     def __init__(self, spec: BoxSpec, bubblewrap: str) -> None:
         self._spec = spec
-        self._deadline = spec.deadline
         self.frozen = False
         self._ended = False
         self._selector = selectors.DefaultSelector()
-        self._control = _listen(CONTROL_SOCKET)
-        self._files = _listen(FILES_SOCKET)
         self._file_requests: set[int] = set()
         user_ns = namespaces.make_user_namespace(spec.uid_base, spec.num_ids)
         assemble(spec, user_ns)
@@ -52,6 +50,10 @@ class BoxProcess:
             self._watch = TreeWatch(self._namespaces.init_pid, spec.memory_bytes, spec.max_processes)
         open_egress(spec.egress_ports, self._namespaces, self._selector)
         self.processes = ProcessTable(spec, self._namespaces, self._cgroup, self._selector)
+        # Only now: a gateway adopts a box that listens, and a boot can take long.
+        self._control = _listen(CONTROL_SOCKET)
+        self._files = _listen(FILES_SOCKET)
+        self._deadline = clock() + spec.ttl_seconds
 
     def run(self) -> None:
         for listener, on_connect in ((self._control, self._on_connect), (self._files, self._on_file_request)):
@@ -156,11 +158,14 @@ def run_box(report: socket.socket, bubblewrap: str) -> None:
             spec = BoxSpec(**json.load(record)["spec"])
         supervisor = BoxProcess(spec, bubblewrap)
         gc.freeze()
-        report.sendall(json.dumps({"pid": os.getpid()}).encode())
+        with contextlib.suppress(OSError):  # the gateway has ended; the next one adopts the box
+            report.sendall(json.dumps({"pid": os.getpid()}).encode())
         report.close()
         supervisor.run()
     except BaseException as error:
         report_exception()
+        is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        code = getattr(error, "code", "unavailable" if is_full else "internal")
         with contextlib.suppress(OSError):
-            report.sendall(json.dumps({"error": str(error)}).encode())
+            report.sendall(json.dumps({"error": str(error), "code": code}).encode())
         raise

@@ -74,7 +74,7 @@ def make_user_namespace(first_id: int, num_ids: int) -> int:
     os.close(ready_write)
     try:
         if not os.read(ready_read, 1):
-            raise BoxFaultError("unavailable", "this machine refuses user namespaces")
+            raise BoxFaultError("internal", "this machine refuses user namespaces")
         for name in ("uid_map", "gid_map"):
             with open(f"/proc/{child}/{name}", "w") as mapping:
                 mapping.write(f"0 {first_id} {num_ids}")
@@ -119,7 +119,7 @@ def start_namespaces(bubblewrap: str, hostname: str, user_ns: int, spec: BoxSpec
         info = file.read()
     if not info or os.read(ready_read, 1) != b"r":
         os.waitpid(pid, 0)
-        raise BoxFaultError("unavailable", "the box could not be started; boxd.log has bubblewrap's words")
+        raise BoxFaultError("internal", "the box could not be started; boxd.log has bubblewrap's words")
     os.close(ready_read)
     init_pid = int(json.loads(info)["child-pid"])
     # the OOM killer must choose a process of the workload, never the box's first process

@@ -52,8 +52,8 @@ class BoxSpec:
     memory_bytes: int
     max_processes: int
     egress_ports: list[int]
-    deadline: float
-    """The box ends itself `grace_seconds` after this time, in `clock` seconds; a `deadline` message changes it."""
+    ttl_seconds: float
+    """The box ends itself `grace_seconds` after so long from the end of its boot; a `deadline` message changes it."""
     grace_seconds: float
     default_user: str
     workdir: str

@@ -4,6 +4,7 @@ The tree is built from fds before any namespace is entered, so the box needs no 
 above it (a 0700 home, a test's temporary folder).
 """
 
+import errno
 import fcntl
 import os
 import stat
@@ -53,11 +54,16 @@ def _stage_directory(spec: BoxSpec) -> None:
 
 def _copy_tree(source: str, target: str) -> None:
     """Copy a tree with its owners, modes, times and hard links. Blocks are shared if the file system can (reflink)."""
-    from subprocess import run
+    from subprocess import PIPE, run
 
-    done = run(["cp", "-a", "--reflink=auto", f"{source}/.", target], capture_output=True, text=True, check=False)
+    done = run(["cp", "-a", "--reflink=auto", f"{source}/.", target], stderr=PIPE, text=True, check=False)
     if done.returncode != 0:
-        raise BoxFaultError("unavailable", f"the image cannot be copied: {done.stderr.strip()[-400:]}")
+        is_full = any(os.strerror(number) in done.stderr for number in (errno.ENOSPC, errno.EDQUOT))
+        size = run(["du", "-sm", source], stdout=PIPE, text=True, check=False).stdout.partition("\t")[0]
+        raise BoxFaultError(
+            "unavailable" if is_full else "internal",
+            f"the image, {size} MiB, cannot be copied to {os.getcwd()}: {done.stderr.strip()[:400]}",
+        )
 
 
 def _shift_owners(tree: str, first_id: int) -> None:
