@@ -4,9 +4,11 @@ An import is slow and started by a person; creating a box is fast and never pull
 at the same time and share only this directory.
 
     <directory>/catalogue.json          reference → name of a tree
-    <directory>/<digest>/rootfs         the tree; boxes mount it read-only and hold a shared lock on it
-    <directory>/<digest>/meta.json      `ImageFacts`
-    <directory>/.new-*                  an import in progress, locked while its process lives
+    <directory>/<digest>/rootfs         the tree; boxes mount it read-only
+    <directory>/<digest>/meta.json      `ImageFacts`; boxes hold a shared lock on it
+    <directory>/.new-*                  an import in progress; `lock` in it is locked while its process lives
+
+Several hosts may share the directory. Locks are on files, because NFS keeps those on directories to each host.
 """
 
 import contextlib
@@ -28,7 +30,7 @@ from sandbox_gateway.image_unpack import unpack
 
 BUILT_IN_REFERENCES = ("host", "base")
 ROOTFS, META = "rootfs", "meta.json"
-_CATALOGUE, _LOCK, _UNDER_WAY = "catalogue.json", "catalogue.lock", ".new-"
+_CATALOGUE, _LOCK, _UNDER_WAY, _LOCK_OF_IMPORT = "catalogue.json", "catalogue.lock", ".new-", "lock"
 _REFERENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,254}")
 
 
@@ -118,22 +120,21 @@ class ImageStore:
     def _locked(self) -> Iterator[dict[str, str]]:
         """Yield the catalogue under its lock and write it back atomically at the end."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(self.directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
+        with (self.directory / _LOCK).open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             catalogue = self._read()
             yield catalogue
             fresh = self.directory / f"{_CATALOGUE}.new"
             fresh.write_text(json.dumps(catalogue, indent=1, sort_keys=True))
             fresh.replace(self.directory / _CATALOGUE)
-        finally:
-            os.close(lock)
 
     @contextlib.contextmanager
     def _under_way(self) -> Iterator[Path]:
         """Yield a directory for one import, locked while this process lives; the next import clears one that is not."""
-        fresh = Path(tempfile.mkdtemp(prefix=_UNDER_WAY, dir=self.directory))
-        with _lock(fresh, fcntl.LOCK_EX):
+        with contextlib.ExitStack() as held:
+            with self._locked():  # else another import may clear the directory before it is locked
+                fresh = Path(tempfile.mkdtemp(prefix=_UNDER_WAY, dir=self.directory))
+                held.enter_context(_lock(fresh / _LOCK_OF_IMPORT))
             try:
                 yield fresh
             finally:
@@ -146,7 +147,7 @@ class ImageStore:
                 under_way = entry.name.startswith(_UNDER_WAY)
                 if not entry.is_dir() or entry.name in catalogue.values():
                     continue
-                with _lock(entry if under_way else entry / ROOTFS, fcntl.LOCK_EX) as free:
+                with _lock(entry / (_LOCK_OF_IMPORT if under_way else META)) as free:
                     if free:
                         remove_tree(entry)
 
@@ -184,18 +185,15 @@ def _reference(name: str | None, source: ImageSource, path: Path) -> str:
 
 
 @contextlib.contextmanager
-def _lock(directory: Path, kind: int) -> Iterator[bool]:
-    """Yield whether the lock was acquired; never waits."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+def _lock(file: Path) -> Iterator[bool]:
+    """Yield whether the exclusive lock was acquired; never waits."""
+    with file.open("a") as opened:
         try:
-            fcntl.flock(fd, kind | fcntl.LOCK_NB)
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
             free = True
         except BlockingIOError:
             free = False
         yield free
-    finally:
-        os.close(fd)
 
 
 def _size_bytes(tree: Path) -> int:

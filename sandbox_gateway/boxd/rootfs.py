@@ -101,8 +101,9 @@ def mount_overlay(shares_ids: bool) -> None:
 
 
 def _hold_image(lower: str) -> None:
-    """Hold a shared lock on the image's tree while this process lives, so that its removal sees the use."""
-    fcntl.flock(os.open(lower, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), fcntl.LOCK_SH | fcntl.LOCK_NB)
+    """Hold a shared lock on the image's facts while this process lives, so that its removal sees the use."""
+    facts = os.open(f"{os.path.dirname(lower)}/meta.json", os.O_RDONLY | os.O_CLOEXEC)
+    fcntl.flock(facts, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 def _make_owned(root: str, spec: BoxSpec) -> None:

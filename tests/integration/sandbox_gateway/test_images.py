@@ -4,6 +4,9 @@ import gzip
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -25,7 +28,7 @@ from sandboxes.base import Sandbox
 from sandboxes.e2b import E2BProvider
 from tests.integration.ratchet_command import Ended, Ratchet
 from tests.integration.sandbox_gateway import image_files
-from tests.integration.sandbox_gateway.conftest import GatewayProcess, eventually, provider_of
+from tests.integration.sandbox_gateway.conftest import CHECKOUT, GatewayProcess, eventually, provider_of
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="images keep their files' owners, which only root may set")
 
@@ -357,6 +360,42 @@ def unsquashfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put a stand-in for the program on PATH."""
     image_files.write_unsquashfs(tmp_path / "bin")
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+
+
+_SLOW_TAR = """#!/bin/bash
+PATH=/usr/bin:/bin
+tar "$@" | head -c 3000000
+touch {begun}
+sleep 600
+"""
+
+
+async def test_an_import_that_is_killed_half_way_is_no_image(
+    tmp_path: Path, cache: Path, gateway: GatewayProcess, box_of: Callable[[str], Any]
+) -> None:
+    tree, store = image_files.make_tree(tmp_path / "tree"), ImageStore(cache / "ratchet/images")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/tar").write_text(_SLOW_TAR.format(begun=tmp_path / "begun"))
+    (tmp_path / "bin/tar").chmod(0o755)
+    add = "import sys; from pathlib import Path; from sandbox_gateway.image_store import ImageStore; "
+    add += "ImageStore(Path(sys.argv[1])).add(Path(sys.argv[2]), 'cut', print)"
+    command = [sys.executable, "-c", add, str(store.directory), str(tree)]
+    environment = os.environ | {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    with subprocess.Popen(command, env=environment, cwd=CHECKOUT, start_new_session=True) as importing:
+
+        async def is_half_done() -> bool:
+            return (tmp_path / "begun").exists() and bool([*store.directory.glob(".new-*/image/rootfs/bin/bash")])
+
+        await eventually(is_half_done)
+        store.add(
+            image_files.write_docker_archive(tmp_path / "a.tar", [image_files.make_layer([])], ["other"]), None, print
+        )
+        assert len([*store.directory.glob(".new-*")]) == 1, "an import that is under way is left alone"
+        os.killpg(importing.pid, signal.SIGKILL)
+    assert gateway.call("POST", "/sandboxes", json={"templateID": "cut"}).status_code == 404
+    store.add(tree, "cut", print)
+    assert not [*store.directory.glob(".new-*")]
+    assert (await (await box_of("cut")).exec("cat /srv/from-image")).stdout == "image\n"
 
 
 _SIF_SCRIPTS = {
