@@ -27,6 +27,8 @@ class Cgroup:
             os.makedirs(directory, exist_ok=True)
         if self.version == 2:
             _write(f"{self.directories[0]}/memory.max", str(memory_bytes))
+            with contextlib.suppress(FileNotFoundError):  # a kernel without swap
+                _write(f"{self.directories[0]}/memory.swap.max", "0")
             _write(f"{self.directories[0]}/pids.max", str(max_processes))
         elif self.version == 1:
             _write(f"{self._v1('memory')}/memory.limit_in_bytes", str(memory_bytes))
@@ -121,10 +123,27 @@ def _usable_group() -> str | None:
     own = [line.strip()[3:] for line in _read(OWN).splitlines() if line.startswith("0::")]
     for group in ("", *(path.removesuffix(f"/{_LEAF}").rstrip("/") for path in own)):
         directory = MOUNT + group
-        may_share = _writable(directory) and os.access(f"{directory}/cgroup.subtree_control", os.W_OK)
+        # Who moves a process needs the right on the `procs` of the group above both ends, too.
+        files = (f"{directory}/cgroup.{name}" for name in ("subtree_control", "procs"))
+        may_share = _writable(directory) and all(os.access(file, os.W_OK) for file in files)
         if may_share and {"memory", "pids"} <= set(_read(f"{directory}/cgroup.controllers").split()):
-            return group
+            return group if _is_delegated(group) else None
     return None
+
+
+def _is_delegated(group: str) -> bool:
+    """Return whether a group belongs to its processes. All below a user's systemd is writable to the user, but if the
+    kernel kills a process for memory in a unit without `Delegate=yes`, systemd ends the unit, and the stack with it.
+    """
+    if "/user@" not in group:
+        return True
+    from subprocess import run
+
+    show = ["systemctl", "--user", "show", "--property=Delegate", "--", os.path.basename(group)]
+    environment = {"XDG_RUNTIME_DIR": f"/run/user/{os.geteuid()}", **os.environ}
+    with contextlib.suppress(OSError):
+        return "yes" in run(show, capture_output=True, text=True, check=False, env=environment).stdout
+    return False
 
 
 def prepare_parent(name: str, *, moves_processes: bool) -> None:

@@ -1,6 +1,7 @@
 """The group of version 2 in which a gateway makes those of its boxes."""
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,13 @@ import pytest
 from sandbox_gateway.boxd import cgroups
 
 _OWN = "user.slice/user@1000.service/run.scope"
+
+
+def say_delegated(mount: Path, answer: str) -> None:
+    """Let a stand-in for systemctl say this of the group's unit."""
+    program = mount.parent / "systemctl"
+    program.write_text(f'#!/bin/sh\n[ "$5" = run.scope ] && echo Delegate={answer}\n')
+    program.chmod(0o755)
 
 
 @pytest.fixture
@@ -23,6 +31,8 @@ def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "own").write_text(f"1:name=other:/elsewhere\n0::/{_OWN}\n")
     monkeypatch.setattr(cgroups, "MOUNT", str(mount))
     monkeypatch.setattr(cgroups, "OWN", str(tmp_path / "own"))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    say_delegated(mount, "yes")
     return mount
 
 
@@ -40,6 +50,7 @@ def test_a_gateway_that_is_started_in_the_leaf_of_an_earlier_one_finds_the_same_
 
 def test_the_whole_mount_comes_before_the_own_group(mount: Path) -> None:
     (mount / "cgroup.subtree_control").touch()
+    (mount / "cgroup.procs").touch()
     assert cgroups.name_of("ours") == "ours"
 
 
@@ -48,6 +59,17 @@ def test_a_group_without_the_controllers_is_of_no_use(mount: Path, controllers: 
     (mount / _OWN / "cgroup.controllers").write_text(controllers)
     assert cgroups.usable_version() == 0
     assert not cgroups.cgroup_at("").directories
+
+
+@pytest.mark.parametrize("has_systemctl", (True, False))
+def test_a_unit_of_systemd_is_of_use_only_if_it_is_delegated(
+    mount: Path, monkeypatch: pytest.MonkeyPatch, has_systemctl: bool
+) -> None:
+    if has_systemctl:
+        say_delegated(mount, "no")
+    else:
+        monkeypatch.setenv("PATH", str(mount))
+    assert cgroups.usable_version() == 0 and cgroups.name_of("ours") == "ours"
 
 
 def test_the_processes_of_the_group_move_only_if_they_may(mount: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,3 +87,13 @@ def test_the_processes_of_the_group_move_only_if_they_may(mount: Path, monkeypat
     cgroups.prepare_parent(cgroups.name_of("ours"), moves_processes=True)
     assert (own / cgroups._LEAF / "cgroup.procs").read_text() == "34", "each is written by itself"
     assert (own / "cgroup.subtree_control").read_text() == "+memory +pids"
+
+
+def test_a_box_swaps_nothing(mount: Path) -> None:
+    """The limit of memory is none while the kernel may swap what exceeds it."""
+    group = cgroups.cgroup_at(f"{_OWN}/ours/box")
+    (mount / _OWN / "ours/box").mkdir(parents=True)
+    (mount / _OWN / "ours/box/cgroup.procs").touch()
+    group.create(1 << 30, 100)
+    written = {name: (mount / _OWN / "ours/box" / name).read_text() for name in ("memory.max", "memory.swap.max")}
+    assert written == {"memory.max": str(1 << 30), "memory.swap.max": "0"}
