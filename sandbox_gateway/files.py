@@ -4,7 +4,7 @@ import asyncio
 import errno
 import os
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from python_multipart.exceptions import MultipartParseError
 from python_multipart.multipart import MultipartParser, parse_options_header
@@ -24,6 +24,9 @@ _STATUS = {
     "permission_denied": 403,
     "unavailable": 503,
 }
+_PART_EVENTS = (
+    "part_begin", "header_field", "header_value", "header_end", "headers_finished", "part_data", "part_end", "end",
+)  # fmt: skip
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -170,59 +173,40 @@ async def _body(request: Request) -> AsyncIterator[bytes]:
         raise RefusalError(400, "the gzip body ends too early")
 
 
-class _Parts:
-    """Collect the multipart parser's synchronous callbacks as events to handle afterwards."""
-
-    def __init__(self, boundary: bytes) -> None:
-        self.events: list[tuple[str, bytes]] = []
-        self._name = bytearray()
-        self._value = bytearray()
-        self._disposition = b""
-        self.complete = False
-        self.parser = MultipartParser(
-            boundary,
-            {
-                "on_part_begin": self._begin,
-                "on_part_data": lambda data, start, end: self.events.append(("data", data[start:end])),
-                "on_part_end": lambda: self.events.append(("end", b"")),
-                "on_header_field": lambda data, start, end: self._name.extend(data[start:end]),
-                "on_header_value": lambda data, start, end: self._value.extend(data[start:end]),
-                "on_header_end": self._header_end,
-                "on_headers_finished": lambda: self.events.append(("headers", self._disposition)),
-                "on_end": self._end,
-            },
-        )
-
-    def _begin(self) -> None:
-        self._disposition = b""
-
-    def _header_end(self) -> None:
-        if bytes(self._name).lower() == b"content-disposition":
-            self._disposition = bytes(self._value)
-        self._name.clear()
-        self._value.clear()
-
-    def _end(self) -> None:
-        self.complete = True
-
-
 async def _receive_multipart(request: Request, upload: _Upload, boundary: bytes) -> None:
     """Store every part called `file`; its path is the query's, else the part's own file name."""
-    parts, query_path = _Parts(boundary), request.query_params.get("path", "")
-    async for data in _body(request):
+    events: list[tuple[str, bytes]] = []  # from the parser's callbacks, which cannot wait
+
+    def noting(kind: str) -> Callable[..., None]:
+        return lambda data=b"", start=0, end=None: events.append((kind, data[start:end]))
+
+    parser = MultipartParser(boundary, {f"on_{kind}": noting(kind) for kind in _PART_EVENTS})  # type: ignore[arg-type]
+    name = value = disposition = b""
+    kind = ""
+    async for piece in _body(request):
         try:
-            parts.parser.write(data)
+            parser.write(piece)
         except MultipartParseError as error:
             raise RefusalError(400, f"the multipart body is broken: {error}") from error
-        for kind, value in parts.events:
-            if kind == "headers":
-                _, options = parse_options_header(value)
+        for kind, data in events:
+            if kind == "part_begin":
+                name = value = disposition = b""
+            elif kind == "header_field":
+                name += data
+            elif kind == "header_value":
+                value += data
+            elif kind == "header_end":
+                disposition = value if name.lower() == b"content-disposition" else disposition
+                name = value = b""
+            elif kind == "headers_finished":
+                _, options = parse_options_header(disposition)
                 if options.get(b"name") == b"file":
-                    await upload.open(query_path or options.get(b"filename", b"").decode("utf-8", "replace"))
-            elif kind == "data":
-                await upload.write(value)
-            else:
+                    path = request.query_params.get("path", "")
+                    await upload.open(path or options.get(b"filename", b"").decode("utf-8", "replace"))
+            elif kind == "part_data":
+                await upload.write(data)
+            elif kind == "part_end":
                 await upload.finish_file()
-        parts.events.clear()
-    if not parts.complete:
+        events.clear()
+    if kind != "end":
         raise RefusalError(400, "the multipart body ends too early")

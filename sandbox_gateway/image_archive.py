@@ -148,12 +148,11 @@ def _from_archive(archive: tarfile.TarFile, path: Path, wanted: str | None) -> I
     return ImageSource([Layer(path.name, lambda: _reopened(archive), None)], names=[stem])
 
 
-@contextlib.contextmanager
-def _reopened(archive: tarfile.TarFile) -> Iterator[io.BufferedReader]:
-    """Yield the archive's own file, from its start."""
+def _reopened(archive: tarfile.TarFile) -> AbstractContextManager[io.BufferedReader]:
+    """Return the archive's own file, from its start."""
     assert archive.fileobj is not None, "an open archive has a file"
     archive.fileobj.seek(0)
-    yield cast(io.BufferedReader, archive.fileobj)
+    return contextlib.nullcontext(cast(io.BufferedReader, archive.fileobj))
 
 
 def _is_sif(path: Path) -> bool:

@@ -49,7 +49,7 @@ class BoxProcess:
         if not self._cgroup.directories:
             self._watch = TreeWatch(self._namespaces.init_pid, spec.memory_bytes, spec.max_processes)
         open_egress(spec.egress_ports, self._namespaces, self._selector)
-        self.processes = ProcessTable(spec, self._namespaces, self._cgroup, self._selector)
+        self.processes: ProcessTable = ProcessTable(spec, self._namespaces, self._cgroup, self._selector)
         # Only now: a gateway adopts a box that listens, and a boot can take long.
         self._control = _listen(CONTROL_SOCKET)
         self._files = _listen(FILES_SOCKET)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from sandbox_gateway.boxd.command_launch import StartRequest
-from sandbox_gateway.boxd.processes import Process, ProcessTable
+from sandbox_gateway.boxd.processes import Process
 from sandbox_gateway.boxd.protocol import (
     MAX_MESSAGE_BYTES,
     BoxFaultError,
@@ -140,22 +140,17 @@ def _list(box: "BoxProcess", _request: JsonMessage) -> JsonMessage:
     return {"processes": rows}
 
 
-def _on_process(change: Callable[[ProcessTable, Process, JsonMessage], None]) -> "_Operation":
-    """Return the operation that changes the running process which the request names."""
-
-    def operation(box: "BoxProcess", request: JsonMessage) -> None:
-        change(box.processes, box.processes.find_running(request["pid"], request["tag"]), request)
-
-    return operation
+def _running(box: "BoxProcess", request: JsonMessage) -> Process:
+    return box.processes.find_running(request["pid"], request["tag"])
 
 
 _Operation = Callable[["BoxProcess", JsonMessage], JsonMessage | None]
 _OPERATIONS: dict[str, _Operation] = {
     "list": _list,
-    "signal": _on_process(lambda table, process, asked: table.send_signal(process, signal.Signals(asked["signal"]))),
-    "input": _on_process(lambda table, process, asked: table.write_stdin(process, binascii.a2b_base64(asked["data"]))),
-    "resize": _on_process(lambda table, process, asked: table.resize(process, (asked["size"][0], asked["size"][1]))),
-    "close_stdin": _on_process(lambda table, process, _asked: table.close_stdin(process)),
+    "signal": lambda box, asked: box.processes.send_signal(_running(box, asked), signal.Signals(asked["signal"])),
+    "input": lambda box, asked: box.processes.write_stdin(_running(box, asked), binascii.a2b_base64(asked["data"])),
+    "resize": lambda box, asked: box.processes.resize(_running(box, asked), (asked["size"][0], asked["size"][1])),
+    "close_stdin": lambda box, asked: box.processes.close_stdin(_running(box, asked)),
     "deadline": lambda box, request: box.set_deadline(request["deadline"]),
     "freeze": lambda box, request: box.freeze(request["frozen"]),
     "ping": lambda _box, _request: {"pid": os.getpid()},

@@ -6,7 +6,7 @@ firewall rule to misconfigure.
 
 import selectors
 import socket
-from collections.abc import Callable
+from functools import partial
 
 from sandbox_gateway.boxd.namespaces import Namespaces
 
@@ -21,22 +21,19 @@ def open_egress(ports: list[int], namespaces: Namespaces, selector: selectors.Ba
         listener.bind(("127.0.0.1", port))
         listener.listen(_BACKLOG)
         listener.setblocking(False)
-        selector.register(listener, selectors.EVENT_READ, _acceptor(listener, port, selector))
+        selector.register(listener, selectors.EVENT_READ, partial(_accept, listener, port, selector))
 
 
-def _acceptor(listener: socket.socket, port: int, selector: selectors.BaseSelector) -> Callable[[int], None]:
-    def accept(_events: int) -> None:
-        try:
-            inside, _ = listener.accept()
-        except OSError:
-            return
-        inside.setblocking(False)
-        outside = socket.socket()
-        outside.setblocking(False)
-        outside.connect_ex(("127.0.0.1", port))
-        Splice(inside, outside, selector)
-
-    return accept
+def _accept(listener: socket.socket, port: int, selector: selectors.BaseSelector, _events: int) -> None:
+    try:
+        inside, _ = listener.accept()
+    except OSError:
+        return
+    inside.setblocking(False)
+    outside = socket.socket()
+    outside.setblocking(False)
+    outside.connect_ex(("127.0.0.1", port))
+    Splice(inside, outside, selector)
 
 
 class _Side:
@@ -68,27 +65,24 @@ class Splice:
             if wanted == side.events:
                 continue
             if not side.events:
-                self._selector.register(side.socket, wanted, self._handler(index))
+                self._selector.register(side.socket, wanted, partial(self._handle, index))
             elif wanted:
-                self._selector.modify(side.socket, wanted, self._handler(index))
+                self._selector.modify(side.socket, wanted, partial(self._handle, index))
             else:
                 self._selector.unregister(side.socket)
             side.events = wanted
 
-    def _handler(self, index: int) -> Callable[[int], None]:
-        def handle(events: int) -> None:
-            try:
-                if events & selectors.EVENT_READ:
-                    self._read(self._sides[index], self._sides[1 - index])
-                if events & selectors.EVENT_WRITE:
-                    self._write(self._sides[index])
-                self._finish_or_update()
-            except BlockingIOError:
-                return
-            except OSError:
-                self._close()
-
-        return handle
+    def _handle(self, index: int, events: int) -> None:
+        try:
+            if events & selectors.EVENT_READ:
+                self._read(self._sides[index], self._sides[1 - index])
+            if events & selectors.EVENT_WRITE:
+                self._write(self._sides[index])
+            self._finish_or_update()
+        except BlockingIOError:
+            return
+        except OSError:
+            self._close()
 
     def _read(self, side: _Side, other: _Side) -> None:
         data = side.socket.recv(_BUFFER_BYTES)

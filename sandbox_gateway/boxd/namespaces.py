@@ -138,27 +138,8 @@ def start_namespaces(bubblewrap: str, hostname: str, user_ns: int, spec: BoxSpec
 
 def _arguments(hostname: str, info_fd: int, shared_memory_bytes: int) -> list[str]:
     """Limit /dev/shm, because its memory is not freed when processes end; /dev itself accepts no files."""
-    flags = [
-        "--unshare-pid",
-        "--unshare-net",
-        "--unshare-ipc",
-        "--unshare-uts",
-        "--unshare-cgroup",
-        "--die-with-parent",
-        "--as-pid-1",
-    ]
+    flags = "--unshare-pid --unshare-net --unshare-ipc --unshare-uts --unshare-cgroup --die-with-parent --as-pid-1"
     shared = ["--perms", "1777", "--size", str(shared_memory_bytes), "--tmpfs", "/dev/shm"]
     tree = ["--bind", STAGE, "/", "--proc", "/proc", "--dev", "/dev", *shared, "--remount-ro", "/dev"]
-    return [
-        "bwrap",
-        *flags,
-        "--hostname",
-        hostname,
-        *tree,
-        "--cap-drop",
-        "ALL",
-        "--info-fd",
-        str(info_fd),
-        "--",
-        *_PID_ONE,
-    ]
+    names = ["--hostname", hostname, "--cap-drop", "ALL", "--info-fd", str(info_fd)]
+    return ["bwrap", *flags.split(), *names, *tree, "--", *_PID_ONE]

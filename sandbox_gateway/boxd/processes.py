@@ -9,6 +9,7 @@ import selectors
 import signal
 import struct
 from collections.abc import Callable
+from functools import partial
 
 from sandbox_gateway.boxd.cgroups import Cgroup
 from sandbox_gateway.boxd.command_launch import Launched, StartRequest, launch, set_terminal_size
@@ -105,7 +106,7 @@ class ProcessTable:
         self._by_pid[process.pid] = process
         for fd in process.outputs:
             os.set_blocking(fd, False)
-            self._selector.register(fd, selectors.EVENT_READ, self._output_handler(process, fd))
+            self._selector.register(fd, selectors.EVENT_READ, partial(self._read_output, process, fd))
         self._selector.register(process.pidfd, selectors.EVENT_READ, lambda _events: self._on_exit(process))
         if process.stdin is not None:
             os.set_blocking(process.stdin, False)
@@ -178,21 +179,18 @@ class ProcessTable:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(process.host_pid, 0)
 
-    def _output_handler(self, process: Process, fd: int) -> Callable[[int], None]:
-        def read(_events: int) -> None:
-            try:
-                data = os.read(fd, _READ_BYTES)
-            except BlockingIOError:
-                return
-            except OSError:  # EIO: the last program has closed the terminal
-                data = b""
-            if data:
-                self._append(process, process.outputs[fd], data)
-            else:
-                self._close_output(process, fd)
-                self._finish_if_complete(process)
-
-        return read
+    def _read_output(self, process: Process, fd: int, _events: int) -> None:
+        try:
+            data = os.read(fd, _READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:  # EIO: the last program has closed the terminal
+            data = b""
+        if data:
+            self._append(process, process.outputs[fd], data)
+        else:
+            self._close_output(process, fd)
+            self._finish_if_complete(process)
 
     def _append(self, process: Process, stream: int, data: bytes) -> None:
         """Spool output and tell the listeners. If some is lost, end the command: the rest must not pass for all."""

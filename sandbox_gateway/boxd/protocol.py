@@ -88,15 +88,11 @@ def fault_message(code: str, message: str) -> JsonMessage:
 
 def receive_line(connection: socket.socket) -> bytes:
     """Read one line, blocking; empty if the peer has closed. Raises BoxFaultError if the line exceeds the limit."""
-    buffer = bytearray()
-    while not buffer.endswith(b"\n"):
-        chunk = connection.recv(1 << 20)
-        if not chunk:
-            return b""
-        buffer += chunk
-        if len(buffer) > MAX_MESSAGE_BYTES:
-            raise BoxFaultError("invalid_argument", f"request is larger than {MAX_MESSAGE_BYTES} bytes")
-    return bytes(buffer)
+    with connection.makefile("rb") as file:
+        line = file.readline(MAX_MESSAGE_BYTES + 1)
+    if len(line) > MAX_MESSAGE_BYTES:
+        raise BoxFaultError("invalid_argument", f"request is larger than {MAX_MESSAGE_BYTES} bytes")
+    return line if line.endswith(b"\n") else b""
 
 
 def send_with_fds(connection: socket.socket, message: JsonMessage, fds: list[int]) -> None:
