@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sandbox_gateway.box_fleet import Fleet, cgroup_parent
+from sandbox_gateway.box_fleet import CreateRequest, Fleet, cgroup_parent
 from sandbox_gateway.boxd import cgroups
 from sandbox_gateway.images import Catalogue
 from sandbox_gateway.settings import GatewaySettings
@@ -42,3 +42,12 @@ async def test_a_copied_record_ends_no_process_of_the_original(
             assert living.is_running() and living.status() != psutil.STATUS_ZOMBIE
             living.kill()
         assert living.wait(10) == -9
+
+
+async def test_a_box_without_a_directory_gives_its_slot_back(tmp_path: Path) -> None:
+    """None can be made, as on a full disk."""
+    settings = GatewaySettings(root_directory=tmp_path / "missing", api_key="k", max_boxes=1)
+    fleet = Fleet(settings, Catalogue(tmp_path / "state", None, {}, ()), lambda: pytest.fail("no box is made"))
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError):
+            await fleet.create(CreateRequest("host", {}, {}, ttl_seconds=60, idempotency_key=None))
