@@ -37,15 +37,17 @@ from adapter.turns.volatile_text import names_any, volatile_words, without_volat
 from store.arrays import pack_json, unpack_json
 from store.database import Database
 from store.replayed_turns import RecordedTurn, load_recorded, move_turn
+from store.tool_uses import read_tool_uses
 
 
 class RecordedCall(NamedTuple):
     """A recorded turn and the request that it answers: lane, kind, the turn that it is behind, key of its messages.
-    `contents`: of the messages, with their volatile parts."""
+    `contents`: of the messages, with their volatile parts. `commands`: of all recorded turns, by ids of calls."""
 
     turn: RecordedTurn
     asked: tuple[str, str, int | None, bytes]
-    contents: list[Any]
+    contents: list[tuple[Any, str]]
+    commands: dict[str, str]
 
 
 async def replay(database: Database, session: LiveSession, prepared: PreparedCall) -> bool:
@@ -60,8 +62,8 @@ async def replay(database: Database, session: LiveSession, prepared: PreparedCal
     if not recorded:
         return False
     opening = None if after is not None else [preamble.system, preamble.tools]
-    key = await asyncio.to_thread(_key, prepared.new_messages, opening)
-    contents = [message["content"] for message in prepared.new_messages]
+    contents = _contents(prepared.new_messages, recorded[0].commands)
+    key = await asyncio.to_thread(_key, prepared.new_messages, contents, opening)
     same = sorted((one for one in recorded if one.asked[3] == key), key=lambda one: one.contents != contents)
     # A later question may mean the date in it.
     is_free = after is not None or not (session.tree.num_turns or session.has_replayed)
@@ -74,7 +76,7 @@ async def replay(database: Database, session: LiveSession, prepared: PreparedCal
     made_for = CallOptions.from_json(asked)._replace(call_key="") if asked else None  # each call has a key of its own
     given = answer_from_json(call.turn.id, answer)
     for old, new in zip(call.contents, contents, strict=True):
-        session.stale |= volatile_words(old or "") - volatile_words(new or "")
+        session.stale |= volatile_words(*old) - volatile_words(*new)
     used = orjson.dumps([one.arguments for one in given.message.tool_calls]).decode()
     if names_any(used, session.stale):
         return False  # the answer names a process or a file of the lost box
@@ -89,26 +91,32 @@ async def replay(database: Database, session: LiveSession, prepared: PreparedCal
 
 
 def _script(turns: Sequence[RecordedTurn]) -> list[RecordedCall]:
+    answers: list[Any] = [unpack_json(turn.answer) for turn in turns]
+    uses = [use for answer in answers for use in read_tool_uses(answer["message"]) if use.kind == "shell"]
+    commands = {use.call_id: use.body for use in uses}
     calls = []
     for turn in turns:
         request: Any = unpack_json(turn.request)
         preamble = [request["system"], request["tools"]] if request["after"] is None else None
-        key = _key(request["messages"], preamble)
-        contents = [message["content"] for message in request["messages"]]
-        calls.append(RecordedCall(turn, (turn.lane, turn.kind, request["after"], key), contents))
+        contents = _contents(request["messages"], commands)
+        asked = (turn.lane, turn.kind, request["after"], _key(request["messages"], contents, preamble))
+        calls.append(RecordedCall(turn, asked, contents, commands))
     followed = {call.asked[2] for call in calls}
     return [call for call in calls if not call.turn.is_replayed or call.turn.id in followed]
 
 
-def _key(messages: Sequence[dict[str, Any]], preamble: Sequence[Any] | None) -> bytes:
-    """Equal for messages in the form of templates that differ in ids of calls and volatile parts alone.
+def _contents(messages: Sequence[dict[str, Any]], commands: dict[str, str]) -> list[tuple[Any, str]]:
+    """Return each message's text and the command whose result it is."""
+    return [(message["content"] or "", commands.get(message.get("tool_call_id", ""), "")) for message in messages]
 
-    `preamble`: system text and tools, if the messages begin a conversation.
-    """
+
+def _key(messages: Sequence[dict[str, Any]], contents: list[tuple[Any, str]], preamble: Sequence[Any] | None) -> bytes:
+    """Equal for messages in the form of templates that differ in ids of calls and volatile parts alone. `preamble`:
+    system text and tools, if the messages begin a conversation."""
     parts: list[Any] = []
-    for message in messages:
+    for message, content in zip(messages, contents, strict=True):
         calls = [[call["function"]["name"], call["function"]["arguments"]] for call in message.get("tool_calls", ())]
-        text = message["content"] if message["role"] == "assistant" else without_volatile(message["content"])
+        text = message["content"] if message["role"] == "assistant" else without_volatile(*content)
         parts.append([message["role"], text, message.get("reasoning_content", ""), calls])
     opening = None if preamble is None else [without_volatile(preamble[0]), preamble[1]]
     return blake2b(orjson.dumps([opening, parts], option=orjson.OPT_SORT_KEYS), digest_size=16).digest()
@@ -118,6 +126,5 @@ def _with_key_of(prepared: PreparedCall, packed: bytes) -> bytes:
     """Return the stored request with the keys of the request that it answers now, if they are other ones."""
     request: Any = unpack_json(packed)
     keys = [prepared.request.keys[-1].hex(), prepared.request.loose_keys[-1].hex()]
-    if keys == [request["keys"][-1], request["loose_key"]]:
-        return packed
-    return pack_json(request | {"asked_again": keys})
+    is_same = keys == [request["keys"][-1], request["loose_key"]]
+    return packed if is_same else pack_json(request | {"asked_again": keys})

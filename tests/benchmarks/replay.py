@@ -217,21 +217,22 @@ def cause_of(case: Case, turn: Any, mains: Sequence[int], live: Sequence[Any]) -
         return where, differing(json.dumps(recorded[where], indent=0), json.dumps(again[where], indent=0))
     results = 0
     for before, after in zip(recorded["messages"], again["messages"], strict=False):
-        if _words(before) != _words(after):
-            calls = case.turns[number - 1] if number else []
-            call = calls[min(results, len(calls) - 1)] if calls else None
+        calls = case.turns[number - 1] if number else []
+        call = calls[min(results, len(calls) - 1)] if calls else None
+        words = [_words(one, call.words if call else "") for one in (before, after)]
+        if words[0] != words[1]:
             name = f"{call.family}: {call.words}" if call else f"first {before['role']} message"
-            return name, differing(_words(before), _words(after))
+            return name, differing(*words)
         results += before["role"] == "tool"
     if len(recorded["messages"]) != len(again["messages"]):
         return "number of messages", []
     return "options of the call", []
 
 
-def _words(message: Any) -> str:
+def _words(message: Any, command: str) -> str:
     calls = [[one["function"]["name"], one["function"]["arguments"]] for one in message.get("tool_calls") or ()]
     content = message["content"] if isinstance(message["content"], str) else json.dumps(message["content"])
-    return without_volatile(content) + json.dumps(calls)
+    return without_volatile(content, command) + json.dumps(calls)
 
 
 def differing(before: str, after: str) -> list[str]:

@@ -123,13 +123,13 @@ async def test_an_answer_that_names_a_process_of_the_lost_box_ends_the_replay(
     thinking: str, engine: ScriptedEngine, opened: Opened, lost: int, present: int
 ) -> None:
     """Its result would be read as before, while the process of the new box, which has another id, goes on. An answer
-    that has the same number for something else is replayed.
+    that has the same number for something else is replayed. That the result is an id, its command says.
     """
 
     async def converse_with(opened: Opened, pid: int) -> list[str]:
         messages: list[dict[str, Any]] = list(QUESTION)
         commands = []
-        for result in (f"serving, pid {pid}", "1 passed in 0.03s", "done"):
+        for result in (f"started {pid}", "1 passed in 0.03s", "done"):
             reply = await post(thinking, opened, "/v1/chat/completions", {"messages": messages, "tools": CHAT_TOOLS})
             message = reply.json()["choices"][0]["message"]
             (called,) = message["tool_calls"]
@@ -140,7 +140,12 @@ async def test_an_answer_that_names_a_process_of_the_lost_box_ends_the_replay(
     def call(command: str) -> str:
         return CALL.replace("ls -a", command)
 
-    await engine.say(call("python -m http.server &"), call("head -7 a"), call(f"kill {lost}"), call(f"kill {present}"))
+    await engine.say(
+        call("python -m http.server & echo started $!"),
+        call("head -7 a"),
+        call(f"kill {lost}"),
+        call(f"kill {present}"),
+    )
     first = await converse_with(opened, lost)
     assert f"kill {lost}" in first[2]
     again = await next_attempt(opened, 2)

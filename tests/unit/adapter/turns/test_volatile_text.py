@@ -177,6 +177,118 @@ def bash(command: str) -> str:
     return as_json({"command": command})
 
 
+PROFILE = """   Ordered by: internal time
+
+   ncalls  tottime  percall  cumtime  percall filename:lineno(function)
+"""
+SERVER = "python3 -m http.server 8123 & echo started $!"
+COUNTED = "sleep 60 & echo $!; wc -l < calc.py"
+OF_COMMANDS = [
+    (
+        "pip wheel . --no-deps -w /tmp/wheels",
+        f"  Created wheel for calc: filename=calc-0.1-py3-none-any.whl size=1437 sha256={'5f0a' * 16}\n"
+        "  Stored in directory: /tmp/pip-ephem-wheel-cache-2k9x_1ab/wheels/5f/0a",
+        f"  Created wheel for calc: filename=calc-0.1-py3-none-any.whl size=1441 sha256={'b1c2' * 16}\n"
+        "  Stored in directory: /tmp/pip-ephem-wheel-cache-zz00aa_q/wheels/5f/0a",
+    ),
+    ("python3 -m timeit 'f()'", "1000 loops, best of 5: 203 usec per loop", "2000 loops, best of 5: 187 usec per loop"),
+    (
+        "ipython -c '%timeit f()'",
+        "203 µs ± 4.1 µs per loop (mean ± std. dev. of 7 runs, 1,000 loops each)",
+        "1.02 ms ± 12 µs per loop (mean ± std. dev. of 7 runs, 10,000 loops each)",
+    ),
+    (SERVER, "started 17", "started 4123"),
+    (
+        "dd if=/dev/zero of=/tmp/x bs=1M count=1",
+        "1048576 bytes (1.0 MB, 1.0 MiB) copied, 0.00123 s, 853 MB/s",
+        "1048576 bytes (1.0 MB, 1.0 MiB) copied, 0.000871 s, 1.2 GB/s",
+    ),
+    (
+        "curl -si localhost:8123",
+        "HTTP/1.0 200 OK\nDate: Tue, 01 Dec 2026 09:13:42 GMT\nContent-Length: 12",
+        "HTTP/1.0 200 OK\nDate: Mon, 30 Nov 2026 23:59:58 GMT\nContent-Length: 12",
+    ),
+    (
+        "python3 -m cProfile -s tottime run.py",
+        f"{PROFILE}      100    0.101    0.001    0.102    0.001 core.py:12(mean)\n        1    0.002    0.002",
+        f"{PROFILE}      100    0.113    0.001    0.114    0.001 core.py:12(mean)\n        1    0.002    0.002",
+    ),
+    ("cp -r . /tmp/copy; date +%s", "1796112822", "1796099999"),
+    (
+        "/usr/bin/time python3 run.py",
+        "5\n0.02user 0.00system 0:00.03elapsed 96%CPU (0avgtext+0avgdata 9812maxresident)k\n"
+        "0inputs+8outputs (0major+1012minor)pagefaults 0swaps",
+        "5\n0.11user 0.01system 0:00.13elapsed 92%CPU (0avgtext+0avgdata 9904maxresident)k\n"
+        "8inputs+8outputs (1major+1009minor)pagefaults 0swaps",
+    ),
+    (
+        "cat server.log",
+        "INFO:     Started server process [17]\n[2026-12-01 09:13:42 +0000] [17] [INFO] Booting worker with pid: 17",
+        "INFO:     Started server process [523]\n[2026-12-01 10:02:01 +0000] [523] [INFO] Booting worker with pid: 523",
+    ),
+    ("python3 train.py", "100%|███| 10/10 [00:01<00:00,  9.87it/s]", "100%|███| 10/10 [00:02<00:00,  4.91it/s]"),
+    (
+        "sleep 60 & ps -ef | grep sleep",
+        "agent 18 12 0 10:00 ? 00:00:00 sleep 60\nagent 20 12 0 10:00 ? 00:00:00 grep sleep",
+        "agent 18 12 0 10:00 ? 00:00:00 bash -c sleep 60 & ps -ef | grep sleep",
+    ),
+    ("sleep 60 >/dev/null 2>&1 & sleep 1; pgrep -f 'sleep 60'", "17\n18", "23\n24"),
+    (
+        "python3 -c 'import tempfile; print(tempfile.mkdtemp(prefix=\"case_\"))'",
+        "/tmp/case_yc2y4_vg",
+        "/tmp/case_abcdefgh",
+    ),
+    ("git push", "3.40 MiB/s, done.\nTotal 3", "812.00 KiB/s, done.\nTotal 3"),
+    ("npx jest", "  ✓ adds (3 ms)\n  ✕ means (12 ms)", "  ✓ adds (5 ms)\n  ✕ means (9 ms)"),
+]
+OTHERS_OF_COMMANDS = [
+    (
+        "pip wheel . --no-deps",
+        f"  Created wheel for calc: filename=calc-0.1-py3-none-any.whl size=1437 sha256={'5f0a' * 16}",
+        f"  Created wheel for calc: filename=calc-0.2-py3-none-any.whl size=1437 sha256={'5f0a' * 16}",
+    ),
+    (
+        "pip wheel . --no-deps",
+        f"  Created wheel for calc: filename=calc-0.1-py3-none-any.whl size=1437 sha256={'5f0a' * 16}",
+        f"  Created wheel for calc: filename=calc-0.1-py3-none-any.whl size=91437 sha256={'b1c2' * 16}",
+    ),
+    ("N=$(wc -l < calc.py); echo started $N", "started 17", "started 23"),
+    (COUNTED, "17\n12", "23\n13"),
+    (
+        "dd if=a of=/tmp/x",
+        "1048576 bytes (1.0 MB, 1.0 MiB) copied, 0.00123 s, 853 MB/s",
+        "1048577 bytes (1.0 MB, 1.0 MiB) copied, 0.00123 s, 853 MB/s",
+    ),
+    (
+        "python3 -m cProfile run.py",
+        f"{PROFILE}      100    0.001    0.000    0.002    0.000 core.py:12(mean)",
+        f"{PROFILE}      101    0.001    0.000    0.002    0.000 core.py:12(mean)",
+    ),
+    (
+        "python3 app.py >log 2>&1 & sleep 1; ps -ef | grep app.py",
+        "agent 18 12 0 10:00 ? 00:00:00 python3 app.py\nagent 20 12 0 10:00 ? 00:00:00 grep app.py",
+        "agent 20 12 0 10:00 ? 00:00:00 grep app.py",
+    ),
+    ("pgrep -c -f app", "1", "2"),
+    ("pgrep -f app >/dev/null; wc -l < log", "17", "18"),
+    ("pgrep -f app; python3 run.py 2>/dev/null", "17", "18"),
+    ("mktemp >/dev/null; ls /tmp/data", "/tmp/data/one", "/tmp/data/two"),
+    ("python3 count.py", "1796112822", "1796099999"),
+    ("cat notes.txt", "waits (30 ms) for it", "waits (31 ms) for it"),
+]
+
+
+@pytest.mark.parametrize(("command", "before", "later"), OF_COMMANDS)
+def test_what_a_command_writes_anew(command: str, before: str, later: str) -> None:
+    assert without_volatile(before, command) == without_volatile(later, command)
+    assert without_volatile(f"a\n{before}\nb", command) == without_volatile(f"a\n{later}\nb", command)
+
+
+@pytest.mark.parametrize(("command", "before", "later"), OTHERS_OF_COMMANDS)
+def test_what_a_command_writes_by_its_work(command: str, before: str, later: str) -> None:
+    assert without_volatile(before, command) != without_volatile(later, command)
+
+
 @pytest.mark.parametrize(
     "calls",
     [
