@@ -46,7 +46,7 @@ class RecordedCall(NamedTuple):
 
     turn: RecordedTurn
     asked: tuple[str, str, int | None, bytes]
-    contents: list[tuple[Any, str]]
+    contents: list[Any]
     commands: dict[str, str]
 
 
@@ -62,8 +62,8 @@ async def replay(database: Database, session: LiveSession, prepared: PreparedCal
     if not recorded:
         return False
     opening = None if after is not None else [preamble.system, preamble.tools]
-    contents = _contents(prepared.new_messages, recorded[0].commands)
-    key = await asyncio.to_thread(_key, prepared.new_messages, contents, opening)
+    contents, commands = [message["content"] for message in prepared.new_messages], recorded[0].commands
+    key = await asyncio.to_thread(_key, prepared.new_messages, commands, opening)
     same = sorted((one for one in recorded if one.asked[3] == key), key=lambda one: one.contents != contents)
     # A later question may mean the date in it.
     is_free = after is not None or not (session.tree.num_turns or session.has_replayed)
@@ -75,8 +75,9 @@ async def replay(database: Database, session: LiveSession, prepared: PreparedCal
     asked = answer.get("asked")
     made_for = CallOptions.from_json(asked)._replace(call_key="") if asked else None  # each call has a key of its own
     given = answer_from_json(call.turn.id, answer)
-    for old, new in zip(call.contents, contents, strict=True):
-        session.stale |= volatile_words(*old) - volatile_words(*new)
+    for old, message in zip(call.contents, prepared.new_messages, strict=True):
+        command = commands.get(message.get("tool_call_id", ""), "")
+        session.stale |= volatile_words(old or "", command) - volatile_words(message["content"] or "", command)
     used = orjson.dumps([one.arguments for one in given.message.tool_calls]).decode()
     if names_any(used, session.stale):
         return False  # the answer names a process or a file of the lost box
@@ -98,25 +99,21 @@ def _script(turns: Sequence[RecordedTurn]) -> list[RecordedCall]:
     for turn in turns:
         request: Any = unpack_json(turn.request)
         preamble = [request["system"], request["tools"]] if request["after"] is None else None
-        contents = _contents(request["messages"], commands)
-        asked = (turn.lane, turn.kind, request["after"], _key(request["messages"], contents, preamble))
+        asked = (turn.lane, turn.kind, request["after"], _key(request["messages"], commands, preamble))
+        contents = [message["content"] for message in request["messages"]]
         calls.append(RecordedCall(turn, asked, contents, commands))
     followed = {call.asked[2] for call in calls}
     return [call for call in calls if not call.turn.is_replayed or call.turn.id in followed]
 
 
-def _contents(messages: Sequence[dict[str, Any]], commands: dict[str, str]) -> list[tuple[Any, str]]:
-    """Return each message's text and the command whose result it is."""
-    return [(message["content"] or "", commands.get(message.get("tool_call_id", ""), "")) for message in messages]
-
-
-def _key(messages: Sequence[dict[str, Any]], contents: list[tuple[Any, str]], preamble: Sequence[Any] | None) -> bytes:
+def _key(messages: Sequence[dict[str, Any]], commands: dict[str, str], preamble: Sequence[Any] | None) -> bytes:
     """Equal for messages in the form of templates that differ in ids of calls and volatile parts alone. `preamble`:
     system text and tools, if the messages begin a conversation."""
     parts: list[Any] = []
-    for message, content in zip(messages, contents, strict=True):
+    for message in messages:
         calls = [[call["function"]["name"], call["function"]["arguments"]] for call in message.get("tool_calls", ())]
-        text = message["content"] if message["role"] == "assistant" else without_volatile(*content)
+        command, text = commands.get(message.get("tool_call_id", ""), ""), message["content"]
+        text = text if message["role"] == "assistant" else without_volatile(text, command)
         parts.append([message["role"], text, message.get("reasoning_content", ""), calls])
     opening = None if preamble is None else [without_volatile(preamble[0]), preamble[1]]
     return blake2b(orjson.dumps([opening, parts], option=orjson.OPT_SORT_KEYS), digest_size=16).digest()

@@ -57,6 +57,7 @@ _OF_COMMANDS = (
 """Volatile parts that only the command tells from content: seconds since the epoch, other temporary names."""
 _ECHOED_ID = re.compile(r"\becho [\"']?([^\"'$;&|<>`\n]*)\$[!$]([^\"'$;&|<>`\n]*)")
 _NO_COUNTS = re.compile(r"\s*(?:(?:sleep|cd|p?kill|export|wait|ps|pidof|p?grep(?! -\w*c))\b|.*>|$)")
+_SEARCHES = re.compile(r"\s*(?:(?:cd|find|fd|rg|ag|grep (?:-\S+ )*-\w*[rR]\w*)\b(?!.*(?: -exec|xargs))|$)")
 _BY_CHANCE = re.compile(r"ERROR: Pipe to stdout was broken|:0: UserWarning: The test results are likely unreliable\..*")
 _ON_PROCESSES = re.compile(
     r"(?i)(?<![a-z])(?:p?kill(?:all|pg)?|wait(?:pid)?|fg|bg|disown|jobs?|ps|pstree|top|pmap|pwdx|lsof|(?:re|io)nice"
@@ -69,7 +70,7 @@ def without_volatile(text: str, command: str = "") -> str:
     """Return the text with a mark for each volatile part, so that texts that differ only in them become equal. Which
     ids are the same within the text, and which processes are stopped or zombies, makes a difference. `command`: the
     one that has written the text. Rows of `ps` on itself and on what starts beside it are left out: it sees them
-    before or after their exec."""
+    before or after their exec. The order of what a search of files finds makes no difference."""
     seen: dict[str, int] = {}
 
     def mark(match: re.Match[str]) -> str:
@@ -78,11 +79,13 @@ def without_volatile(text: str, command: str = "") -> str:
         kept = "".join(part or "" for name, part in match.groupdict().items() if name.startswith("kept"))
         return f"\0{kept}{len(match['size'] or '') or ''}"
 
-    listing = next((step for step in re.split(r"\n|;|&&|\|\|", command) if re.search(r"\bps\b", step)), "")
+    steps = re.split(r"\n|;|&&|\|\|", command)
+    listing = next((step for step in steps if re.search(r"\bps\b", step)), "")
     beside = [one.strip() for one in re.split("[&|]", re.sub(r"\d?>+(?:&\d|\s*\S+)|['\"]", "", listing))]
     own = tuple(f" {one}" for one in [*beside, command] if listing and one)
     lines = (line for line in text.split("\n") if not (line.endswith(own) or _BY_CHANCE.fullmatch(line)))
-    return _pattern(text, command).sub(mark, "\n".join(lines))
+    marked = _pattern(text, command).sub(mark, "\n".join(lines))
+    return "\n".join(sorted(marked.split("\n"))) if command and all(map(_SEARCHES.match, steps)) else marked
 
 
 def _pattern(text: str, command: str) -> re.Pattern[str]:

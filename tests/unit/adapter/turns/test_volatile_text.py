@@ -239,6 +239,8 @@ OF_COMMANDS = [
         "/tmp/case_abcdefgh",
     ),
     ("git push", "3.40 MiB/s, done.\nTotal 3", "812.00 KiB/s, done.\nTotal 3"),
+    ("cd calc && grep -n -r 'def ' .", "b.py:1:def b():\na.py:1:def a():", "a.py:1:def a():\nb.py:1:def b():"),
+    ("find . -name '*.py'", "./b.py\n./a/c.py", "./a/c.py\n./b.py"),
     ("npx jest", "  ✓ adds (3 ms)\n  ✕ means (12 ms)", "  ✓ adds (5 ms)\n  ✕ means (9 ms)"),
 ]
 OTHERS_OF_COMMANDS = [
@@ -269,6 +271,11 @@ OTHERS_OF_COMMANDS = [
         "agent 18 12 0 10:00 ? 00:00:00 python3 app.py\nagent 20 12 0 10:00 ? 00:00:00 grep app.py",
         "agent 20 12 0 10:00 ? 00:00:00 grep app.py",
     ),
+    ("grep -rn 'def ' .", "b.py:1:def b():\na.py:1:def a():", "a.py:1:def a():\nb.py:2:def b():"),
+    ("ls -t", "b.py\na.py", "a.py\nb.py"),
+    ("", "b.py\na.py", "a.py\nb.py"),
+    ("find . -name '*.py' -exec head -1 {} +", "b.py\na.py", "a.py\nb.py"),
+    ("python3 -c 'print(names.find(1))'; find calc", "b.py\na.py", "a.py\nb.py"),
     ("pgrep -c -f app", "1", "2"),
     ("pgrep -f app >/dev/null; wc -l < log", "17", "18"),
     ("pgrep -f app; python3 run.py 2>/dev/null", "17", "18"),
