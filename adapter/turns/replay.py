@@ -79,9 +79,8 @@ async def replay(database: Database, session: LiveSession, prepared: PreparedCal
         command = commands.get(message.get("tool_call_id", ""), "")
         session.stale |= volatile_words(old or "", command) - volatile_words(message["content"] or "", command)
     used = orjson.dumps([one.arguments for one in given.message.tool_calls]).decode()
-    if names_any(used, session.stale):
-        return False  # the answer names a process or a file of the lost box
-    if not fits(made_for, options, given, row.endpoint is not None):
+    # An answer may name a process or a file of the lost box.
+    if names_any(used, session.stale) or not fits(made_for, options, given, row.endpoint is not None):
         return False
     answer["asked"] = asked and asked | {"call_key": options.call_key}
     changed = (_with_key_of(prepared, call.turn.request), pack_json(answer))

@@ -97,7 +97,7 @@ def _pattern(text: str, command: str) -> re.Pattern[str]:
             more.append(line)
     programs = re.split(r"[;&|\n]+", re.sub(r"2>(?:&\d|\s*\S+)", "", command))
     if re.search(r"\b(?:pgrep|pidof)\b", command) and all(map(_NO_COUNTS.match, programs)):
-        more.append(r"^\d+\b")
+        more.append(r"^\d+(?: \d+)*$")
     return re.compile("|".join([*more, _VOLATILE.pattern]), re.MULTILINE) if more else _VOLATILE
 
 

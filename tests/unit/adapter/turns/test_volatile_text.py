@@ -145,38 +145,6 @@ DIFFERENT = [
     ("5 s per loop", "5 m per loop"),
 ]
 
-
-@pytest.mark.parametrize(("before", "later"), VOLATILE)
-def test_what_changes_each_time_is_left_out(before: str, later: str) -> None:
-    assert without_volatile(before) == without_volatile(later) != before
-    assert without_volatile(f"a\n{before}\nb") == without_volatile(f"a\n{later}\nb")
-
-
-@pytest.mark.parametrize(("before", "later"), DIFFERENT)
-def test_nothing_else_is(before: str, later: str) -> None:
-    assert without_volatile(before) != without_volatile(later)
-
-
-def test_a_change_of_any_word_outside_of_volatile_parts_is_seen() -> None:
-    rng = random.Random(0)
-    words = ["error", "12", "0.25", "calc.py:3", "deadbee", "true", "a-b", "v2", "[x]", "1e-3", "#4"]
-    for _ in range(2000):
-        lines = [" ".join(rng.choices(words, k=rng.randint(1, 5))) for _ in range(rng.randint(1, 4))]
-        lines[rng.randrange(len(lines))] += " " + rng.choice([one for one, _ in VOLATILE])
-        at = rng.randrange(len(lines))
-        first, _, rest = lines[at].partition(" ")
-        changed = [*lines[:at], " ".join([rng.choice([one for one in words if one != first]), rest]), *lines[at + 1 :]]
-        assert without_volatile("\n".join(lines)) != without_volatile("\n".join(changed))
-
-
-def as_json(*calls: dict[str, object]) -> str:
-    return orjson.dumps(calls).decode()
-
-
-def bash(command: str) -> str:
-    return as_json({"command": command})
-
-
 PROFILE = """   Ordered by: internal time
 
    ncalls  tottime  percall  cumtime  percall filename:lineno(function)
@@ -192,6 +160,12 @@ OF_COMMANDS = [
         "  Stored in directory: /tmp/pip-ephem-wheel-cache-zz00aa_q/wheels/5f/0a",
     ),
     ("python3 -m timeit 'f()'", "1000 loops, best of 5: 203 usec per loop", "2000 loops, best of 5: 187 usec per loop"),
+    (
+        "python3 -m timeit -n 2000 'f()'",
+        "2000 loops, best of 5: 405 nsec per loop\n:0: UserWarning: The test results are likely unreliable. The worst"
+        " time (1.92 usec) was more than four times slower than the best time (405 nsec).",
+        "2000 loops, best of 5: 411 nsec per loop",
+    ),
     (
         "ipython -c '%timeit f()'",
         "203 µs ± 4.1 µs per loop (mean ± std. dev. of 7 runs, 1,000 loops each)",
@@ -283,6 +257,43 @@ OTHERS_OF_COMMANDS = [
     ("python3 count.py", "1796112822", "1796099999"),
     ("cat notes.txt", "waits (30 ms) for it", "waits (31 ms) for it"),
 ]
+
+
+@pytest.mark.parametrize(("before", "later"), VOLATILE)
+def test_what_changes_each_time_is_left_out(before: str, later: str) -> None:
+    assert without_volatile(before) == without_volatile(later) != before
+    assert without_volatile(f"a\n{before}\nb") == without_volatile(f"a\n{later}\nb")
+
+
+@pytest.mark.parametrize(("before", "later"), DIFFERENT)
+def test_nothing_else_is(before: str, later: str) -> None:
+    assert without_volatile(before) != without_volatile(later)
+
+
+@pytest.mark.parametrize("command", sorted({one for one, _, _ in [*OF_COMMANDS, *OTHERS_OF_COMMANDS]}))
+def test_no_command_makes_other_results_equal(command: str) -> None:
+    for before, later in DIFFERENT:
+        assert without_volatile(before, command) != without_volatile(later, command), before
+
+
+def test_a_change_of_any_word_outside_of_volatile_parts_is_seen() -> None:
+    rng = random.Random(0)
+    words = ["error", "12", "0.25", "calc.py:3", "deadbee", "true", "a-b", "v2", "[x]", "1e-3", "#4"]
+    for _ in range(2000):
+        lines = [" ".join(rng.choices(words, k=rng.randint(1, 5))) for _ in range(rng.randint(1, 4))]
+        lines[rng.randrange(len(lines))] += " " + rng.choice([one for one, _ in VOLATILE])
+        at = rng.randrange(len(lines))
+        first, _, rest = lines[at].partition(" ")
+        changed = [*lines[:at], " ".join([rng.choice([one for one in words if one != first]), rest]), *lines[at + 1 :]]
+        assert without_volatile("\n".join(lines)) != without_volatile("\n".join(changed))
+
+
+def as_json(*calls: dict[str, object]) -> str:
+    return orjson.dumps(calls).decode()
+
+
+def bash(command: str) -> str:
+    return as_json({"command": command})
 
 
 @pytest.mark.parametrize(("command", "before", "later"), OF_COMMANDS)
