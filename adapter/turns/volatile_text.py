@@ -5,6 +5,9 @@ A command that a replayed agent runs again writes them anew. The model is shown 
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
+
+import orjson
 
 _DAY = "(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun),? )?"
 _MONTH = "(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
@@ -28,6 +31,7 @@ _VOLATILE = re.compile(
     r"|^(?P<kept_test> *[✓✔✕✖√×] .*\()\d+(?= ?ms\)$)|^(?P<kept_calls> +\d+(?:/\d+)?)(?: +\d+\.\d{3}){4}(?= )"
     r"|(?:(?<= s, )[\d.]+|\b\d+\.\d+) [kKMGT]?i?B/s\b|\[[\d:]+<[\d:?]+, +[\d.?]+(?:\w+/s|s/\w+)(?=[],])"
     r"|(?<![\w.:])\d[\d.:]*(?=(?:user|system|elapsed|%CPU|avg(?:text|data)|maxresident|inputs|outputs|major|minor)\b)"
+    r"|^(?P<kept_usage>\t(?:User|System|Percent|Elapsed|Maximum|Major|Minor|(?:Inv|V)oluntary|File system) .*: )[\d.:]+"
     # Temporary names, and an archive that was built now; the number of digits of its size is content.
     r"|(?<=/)tmp(?:\.[A-Za-z0-9]{6,12}|[a-z0-9_]{8})\b|\bpytest-\d+\b|(?<=/pip-ephem-wheel-cache-)[a-z0-9_]{8}\b"
     r"|(?<=\.whl size=)(?P<size>\d+) sha256=[0-9a-f]{64}\b"
@@ -51,11 +55,14 @@ _VOLATILE = re.compile(
     re.MULTILINE,
 )
 _OF_COMMANDS = (
-    (re.compile(r"%s\b|%[WXYZ]\b|%T@|\btime(?:_ns)?\(\)|\bDate\.now\b"), r"\b1[789]\d{8}(?:\.\d+|\d{9}|\d{3})?\b"),
-    (re.compile(r"\bmktemp\b|\btempfile\b"), r"(?P<kept_prefix>(?<=/tmp/)[\w.-]*?)[a-z0-9_]{8}(?![\w-])"),
+    (r"%s\b|%[WXYZ]\b|%T@|\btime(?:_ns)?\(\)|\bDate\.now\b", r"\b1[789]\d{8}(?:\.\d+|\d{9}|\d{3})?\b"),
+    (r"\b(?:perf_counter|monotonic|time)\(\)", r"(?i:\b(?:took|elapsed|seconds)\b\W+|\btime[:=] ?)\d+\.\d+"),
+    (r"\b(?:rev-parse|rev-list|merge-base)\b|format=\W?%[hH]", r"^[0-9a-f]{7,40}$"),
+    (r"X{6}", r"(?P<kept_template>(?<=/tmp/)[\w-]*[._-])[A-Za-z0-9]{6,12}(?![\w-])"),
+    (r"\bmktemp\b|\btempfile\b", r"(?P<kept_prefix>(?<=/tmp/)[\w.-]*?)[a-z0-9_]{8}(?![\w-])"),
 )
-"""Volatile parts that only the command tells from content: seconds since the epoch, other temporary names."""
-_ECHOED_ID = re.compile(r"\becho [\"']?([^\"'$;&|<>`\n]*)\$[!$]([^\"'$;&|<>`\n]*)")
+"""Volatile parts that only the command tells from content: times, hashes of commits, other temporary names."""
+_ECHOED_ID = re.compile(r"\becho [\"']?([^\"'$;&|<>`\n]*)\$[!$]([^\"'$;&|<>`\n]*)|\bprint\(os\.getpid\(\)\)")
 _NO_COUNTS = re.compile(r"\s*(?:(?:sleep|cd|p?kill|export|wait|ps|pidof|p?grep(?! -\w*c))\b|.*>|$)")
 _SEARCHES = re.compile(r"\s*(?:(?:cd|find|fd|rg|ag|grep (?:-\S+ )*-\w*[rR]\w*)\b(?!.*(?: -exec|xargs))|$)")
 _BY_CHANCE = re.compile(r"ERROR: Pipe to stdout was broken|:0: UserWarning: The test results are likely unreliable\..*")
@@ -83,14 +90,23 @@ def without_volatile(text: str, command: str = "") -> str:
     listing = next((step for step in steps if re.search(r"\bps\b", step)), "")
     beside = [one.strip() for one in re.split("[&|]", re.sub(r"\d?>+(?:&\d|\s*\S+)|['\"]", "", listing))]
     own = tuple(f" {one}" for one in [*beside, command] if listing and one)
+    text = _unescaped(text)
     lines = (line for line in text.split("\n") if not (line.endswith(own) or _BY_CHANCE.fullmatch(line)))
     marked = _pattern(text, command).sub(mark, "\n".join(lines))
     return "\n".join(sorted(marked.split("\n"))) if command and all(map(_SEARCHES.match, steps)) else marked
 
 
+def _unescaped(text: str) -> str:
+    """Return a result in JSON, such as mini-swe-agent's, with each string unescaped and on lines of its own."""
+    with suppress(orjson.JSONDecodeError):
+        if text.startswith("{") and orjson.loads(text):
+            return re.sub(r'"(?:[^"\\]|\\.)*"', lambda match: f'"\n{orjson.loads(match[0])}\n"', text)
+    return text
+
+
 def _pattern(text: str, command: str) -> re.Pattern[str]:
     """Return the pattern of the volatile parts of a text that the command has written."""
-    more = [written for asks, written in _OF_COMMANDS if asks.search(command)]
+    more = [written for asks, written in _OF_COMMANDS if re.search(asks, command)]
     for before, after in _ECHOED_ID.findall(command):
         line = rf"(?<=^{re.escape(before)})\d+(?={re.escape(after.rstrip())}$)"
         if len(re.findall(line, text, re.MULTILINE)) == 1:  # of several, some may be counts
@@ -103,6 +119,7 @@ def _pattern(text: str, command: str) -> re.Pattern[str]:
 
 def volatile_words(text: str, command: str = "") -> set[str]:
     """Return the first and the last word of each volatile part, such as the id of a process or a temporary name."""
+    text = _unescaped(text)
     words = (match.group().split() for match in _pattern(text, command).finditer(text) if not match["slowest"])
     return {word for part in words if part for word in (part[0], part[-1])}
 

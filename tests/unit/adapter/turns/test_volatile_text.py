@@ -215,6 +215,19 @@ OF_COMMANDS = [
     ("git push", "3.40 MiB/s, done.\nTotal 3", "812.00 KiB/s, done.\nTotal 3"),
     ("cd calc && grep -n -r 'def ' .", "b.py:1:def b():\na.py:1:def a():", "a.py:1:def a():\nb.py:1:def b():"),
     ("find . -name '*.py'", "./b.py\n./a/c.py", "./a/c.py\n./b.py"),
+    ("python3 -c 'import os; print(os.getpid())'", "100", "109"),
+    ("git rev-parse HEAD", "1f0c" * 10, "aaa0" * 10),
+    ("mktemp -d /tmp/build.XXXXXX", "/tmp/build.3HjAch", "/tmp/build.rfuXhy"),
+    (
+        "python3 -c 'import time; t = time.time(); run(); print(\"took:\", time.time() - t)'",
+        "took: 0.013900995254516602",
+        "took: 1.014082193374633789",
+    ),
+    (
+        "/usr/bin/time -v python3 run.py",
+        "\tElapsed (wall clock) time (h:mm:ss or m:ss): 0:00.60\n\tPercent of CPU this job got: 11%",
+        "\tElapsed (wall clock) time (h:mm:ss or m:ss): 0:12.41\n\tPercent of CPU this job got: 9%",
+    ),
     ("npx jest", "  ✓ adds (3 ms)\n  ✕ means (12 ms)", "  ✓ adds (5 ms)\n  ✕ means (9 ms)"),
 ]
 OTHERS_OF_COMMANDS = [
@@ -250,6 +263,10 @@ OTHERS_OF_COMMANDS = [
     ("", "b.py\na.py", "a.py\nb.py"),
     ("find . -name '*.py' -exec head -1 {} +", "b.py\na.py", "a.py\nb.py"),
     ("python3 -c 'print(names.find(1))'; find calc", "b.py\na.py", "a.py\nb.py"),
+    ("/usr/bin/time -v python3 run.py", "\tExit status: 0", "\tExit status: 1"),
+    ("python3 -c 'import os; print(os.getpid()); print(count)'", "100\n5", "109\n6"),
+    ("python3 -c 'import time; t = time.time(); print(\"loss\", loss)'", "loss 0.25", "loss 0.75"),
+    ("git rev-parse HEAD; sha1sum a", f"{'1f0c' * 10}  a", f"{'aaa0' * 10}  a"),
     ("pgrep -c -f app", "1", "2"),
     ("pgrep -f app >/dev/null; wc -l < log", "17", "18"),
     ("pgrep -f app; python3 run.py 2>/dev/null", "17", "18"),
@@ -259,15 +276,22 @@ OTHERS_OF_COMMANDS = [
 ]
 
 
+def as_result(text: str) -> str:
+    """The result of a command in the form of mini-swe-agent."""
+    return f'{{\n  "returncode": 0,\n  "output": {orjson.dumps(text + chr(10)).decode()},\n  "exception_info": ""\n}}'
+
+
 @pytest.mark.parametrize(("before", "later"), VOLATILE)
 def test_what_changes_each_time_is_left_out(before: str, later: str) -> None:
     assert without_volatile(before) == without_volatile(later) != before
     assert without_volatile(f"a\n{before}\nb") == without_volatile(f"a\n{later}\nb")
+    assert without_volatile(as_result(before)) == without_volatile(as_result(later))
 
 
 @pytest.mark.parametrize(("before", "later"), DIFFERENT)
 def test_nothing_else_is(before: str, later: str) -> None:
     assert without_volatile(before) != without_volatile(later)
+    assert without_volatile(as_result(before)) != without_volatile(as_result(later))
 
 
 @pytest.mark.parametrize("command", sorted({one for one, _, _ in [*OF_COMMANDS, *OTHERS_OF_COMMANDS]}))
@@ -300,11 +324,13 @@ def bash(command: str) -> str:
 def test_what_a_command_writes_anew(command: str, before: str, later: str) -> None:
     assert without_volatile(before, command) == without_volatile(later, command)
     assert without_volatile(f"a\n{before}\nb", command) == without_volatile(f"a\n{later}\nb", command)
+    assert without_volatile(as_result(before), command) == without_volatile(as_result(later), command)
 
 
 @pytest.mark.parametrize(("command", "before", "later"), OTHERS_OF_COMMANDS)
 def test_what_a_command_writes_by_its_work(command: str, before: str, later: str) -> None:
     assert without_volatile(before, command) != without_volatile(later, command)
+    assert without_volatile(as_result(before), command) != without_volatile(as_result(later), command)
 
 
 @pytest.mark.parametrize(
