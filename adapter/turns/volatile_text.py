@@ -65,7 +65,10 @@ _OF_COMMANDS = (
 _ECHOED_ID = re.compile(r"\becho [\"']?([^\"'$;&|<>`\n]*)\$[!$]([^\"'$;&|<>`\n]*)|\bprint\(os\.getpid\(\)\)")
 _NO_COUNTS = re.compile(r"\s*(?:(?:sleep|cd|p?kill|export|wait|ps|pidof|p?grep(?! -\w*c))\b|.*>|$)")
 _SEARCHES = re.compile(r"\s*(?:(?:cd|find|fd|rg|ag|grep (?:-\S+ )*-\w*[rR]\w*)\b(?!.*(?: -exec|xargs))|$)")
-_BY_CHANCE = re.compile(r"ERROR: Pipe to stdout was broken|:0: UserWarning: The test results are likely unreliable\..*")
+_BY_CHANCE = re.compile(
+    r"(?m)^(?:ERROR: Pipe to stdout was broken|:0: UserWarning: The test results are likely unreliable\..*"
+    r"|Exception ignored in: <_io\.TextIOWrapper name='<stdout>'.*\nBrokenPipeError: .*)\n"
+)
 _ON_PROCESSES = re.compile(
     r"(?i)(?<![a-z])(?:p?kill(?:all|pg)?|wait(?:pid)?|fg|bg|disown|jobs?|ps|pstree|top|pmap|pwdx|lsof|(?:re|io)nice"
     r"|taskset|cpulimit|nsenter|strace|gdb|gcore|proc(?:ess)?|p?pids?|terminate|terminal)(?![a-z])"
@@ -90,8 +93,8 @@ def without_volatile(text: str, command: str = "") -> str:
     listing = next((step for step in steps if re.search(r"\bps\b", step)), "")
     beside = [one.strip() for one in re.split("[&|]", re.sub(r"\d?>+(?:&\d|\s*\S+)|['\"]", "", listing))]
     own = tuple(f" {one}" for one in [*beside, command] if listing and one)
-    text = _unescaped(text)
-    lines = (line for line in text.split("\n") if not (line.endswith(own) or _BY_CHANCE.fullmatch(line)))
+    text = _BY_CHANCE.sub("", _unescaped(text) + "\n")
+    lines = (line for line in text.split("\n") if not line.endswith(own))
     marked = _pattern(text, command).sub(mark, "\n".join(lines))
     return "\n".join(sorted(marked.split("\n"))) if command and all(map(_SEARCHES.match, steps)) else marked
 

@@ -228,6 +228,12 @@ OF_COMMANDS = [
         "\tElapsed (wall clock) time (h:mm:ss or m:ss): 0:00.60\n\tPercent of CPU this job got: 11%",
         "\tElapsed (wall clock) time (h:mm:ss or m:ss): 0:12.41\n\tPercent of CPU this job got: 9%",
     ),
+    (
+        "pip show setuptools | head -1",
+        "Name: setuptools\nException ignored in: <_io.TextIOWrapper name='<stdout>' mode='w' encoding='utf-8'>\n"
+        "BrokenPipeError: [Errno 32] Broken pipe",
+        "Name: setuptools",
+    ),
     ("npx jest", "  ✓ adds (3 ms)\n  ✕ means (12 ms)", "  ✓ adds (5 ms)\n  ✕ means (9 ms)"),
 ]
 OTHERS_OF_COMMANDS = [
@@ -267,6 +273,7 @@ OTHERS_OF_COMMANDS = [
     ("python3 -c 'import os; print(os.getpid()); print(count)'", "100\n5", "109\n6"),
     ("python3 -c 'import time; t = time.time(); print(\"loss\", loss)'", "loss 0.25", "loss 0.75"),
     ("git rev-parse HEAD; sha1sum a", f"{'1f0c' * 10}  a", f"{'aaa0' * 10}  a"),
+    ("python3 client.py", "sent\nBrokenPipeError: [Errno 32] Broken pipe", "sent"),
     ("pgrep -c -f app", "1", "2"),
     ("pgrep -f app >/dev/null; wc -l < log", "17", "18"),
     ("pgrep -f app; python3 run.py 2>/dev/null", "17", "18"),
