@@ -35,10 +35,8 @@ class AdhocRolloutActivities:
 
     @activity_stage("prepare_rollout")
     async def prepare_rollout(self, input: RolloutInput) -> RolloutRow:
-        """Insert the rollout's row, in a run `adhoc-…` per config. Safe to repeat by workflow id.
-
-        Raises ConfigError or DatasetError for a wrong config, model, policy version, dataset or task.
-        """
+        """Insert the rollout's row, in a run `adhoc-…` per config. Safe to repeat by workflow id. Raises ConfigError or
+        DatasetError for a wrong config, model, policy version, dataset or task."""
         workflow_id = activity.info().workflow_id
         assert workflow_id is not None
         config = _config_of(input)

@@ -123,9 +123,7 @@ class AdmitActivities:
 
     async def _with_gold(self, task: TaskRow, input: TrialInput) -> TaskRow:
         """Return the task with the gold patch that its solution makes in a box like the agent's; store that patch.
-
-        Raises GraderFailedError if the row has no solution, or if that makes no patch.
-        """
+        Raises GraderFailedError if the row has no solution, or if that makes no patch."""
         if not task.spec.get("solution_cmd"):
             raise GraderFailedError("the row has no gold_patch")
         gold = await self._in_box(task, input, lambda box: solve(box, task, input))

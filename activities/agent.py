@@ -266,10 +266,8 @@ def agent_progress(progress: sessions.SessionProgress, budget_seconds: float) ->
 
 
 def owed_seconds(ended: ExitReport, budget_seconds: float, waited_seconds: float) -> float:
-    """Return how much of its budget an agent had left at its deadline.
-
-    `waited_seconds` contains the suspension (`outages.add_suspension`); a wait during it does not count twice.
-    """
+    """Return how much of its budget an agent had left at its deadline. `waited_seconds` contains the suspension
+    (`outages.add_suspension`); a wait during it does not count twice."""
     return waited_seconds - ended.suspended_seconds - (ended.used_seconds - budget_seconds)
 
 

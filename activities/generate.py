@@ -54,10 +54,8 @@ class GenerateActivities:
 
     @activity_stage("generate")
     async def generate(self, input: StageInput) -> DiffResult:
-        """Call the function and store which of the recorded chains train.
-
-        Raises ConfigError if the function fails or makes no patch or no model call, GuardSpentError at the guard.
-        """
+        """Call the function and store which of the recorded chains train. Raises ConfigError if the function fails or
+        makes no patch or no model call, GuardSpentError at the guard."""
         started = time.monotonic()
         config = await self.agent.configs.of_rollout(input.rollout_id)
         async with self.agent.database.begin() as connection:

@@ -63,10 +63,8 @@ class ImageBuilds:
         return SandboxFullError(words, _ASK_AGAIN_SECONDS)
 
     async def raise_state(self, image: str) -> NoReturn:
-        """Start the build of an image that the service does not have, unless it is under way.
-
-        Raises SandboxFullError while it is built, ConfigError if its newest build failed, and TemporalUnavailableError.
-        """
+        """Start the build of an image that the service does not have, unless it is under way. Raises SandboxFullError
+        while it is built, ConfigError if its newest build failed, and TemporalUnavailableError."""
         workflow_id = self.settings.own(build_workflow_id(image))
         try:
             found = await describe_workflow(self.client, workflow_id)

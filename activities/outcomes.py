@@ -39,9 +39,7 @@ async def build_rollout_chains(
     connection: AsyncConnection, rollout_id: int, attempt: int, config: RunConfig, chosen_only: bool = True
 ) -> RolloutChains:
     """Build the chains of an attempt's completed turns; the caller stores them. An endpoint's need no logprobs.
-
-    `chosen_only`: if the run has a generate function of its own, only chains that are stored as trained are trained.
-    """
+    `chosen_only`: if the run has a generate function of its own, only chains that are stored as trained are trained."""
     metas = await turns.load_metas(connection, rollout_id, attempt)
     if config.endpoint is not None:
         metas = [replace(one, logprobs_valid=True) for one in metas]

@@ -101,9 +101,7 @@ async def prune_run(database: Database, task: PruneTask, force: bool = False, ma
 
 async def archive_next_part(database: Database, run_id: str, part_bytes: int = _PART_BYTES) -> int | None:
     """Move the next rollouts' rows of a run, about `part_bytes` of them; return how many rollouts, None at the end.
-
-    `begin_prune` comes first. Raises FencedError or StoreUnavailableError if another process moves the same rows.
-    """
+    `begin_prune` comes first. Raises FencedError or StoreUnavailableError if another process moves the same rows."""
     from activities.turn_archive import ArchivePart, remove_partial_files  # loads pyarrow
 
     async with database.begin() as connection:

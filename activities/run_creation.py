@@ -102,10 +102,8 @@ def publish_model(model: Path, run_id: str, address: str | None) -> InitialVersi
 
 
 async def model_directory(database: Database, config: RunConfig) -> Path:
-    """Return the directory of the run's initial weights, fetched from their address if they are not here.
-
-    Raises ConfigError naming what is missing, WeightStorageError if an address does not answer.
-    """
+    """Return the directory of the run's initial weights, fetched from their address if they are not here. Raises
+    ConfigError naming what is missing, WeightStorageError if an address does not answer."""
     if config.init_from is not None and "@" in config.init_from and not Path(config.init_from).exists():
         run_id, _, step = config.init_from.rpartition("@")
         number = step_number(step)

@@ -55,9 +55,7 @@ async def sample_judged_rollouts(
     connection: AsyncConnection, run_id: str, step: int | None, purpose: str | None, size: int
 ) -> JudgedSample:
     """Return `size` rollouts of the run with a verdict, evenly spread over those that match, or all if they are fewer.
-
-    `step`: only of groups that this step consumed. `purpose`: only of this purpose.
-    """
+    `step`: only of groups that this step consumed. `purpose`: only of this purpose."""
     table = RolloutTable
     no = func.row_number().over(order_by=table.id) - 1
     judged = select(

@@ -29,10 +29,8 @@ class EvaluatedTask:
 
 
 async def find_evaluation(connection: AsyncConnection, run_id: str, label: str | None) -> str:
-    """Return the label, or that of the run's newest evaluation that has ended.
-
-    Raises ConfigError if there is none, or if it has not ended: the tasks that have verdicts first are not a sample.
-    """
+    """Return the label, or that of the run's newest evaluation that has ended. Raises ConfigError if there is none, or
+    if it has not ended: the tasks that have verdicts first are not a sample."""
     found = await begun_evaluations(connection, run_id)
     ended = [one.label for one in found if one.has_ended]
     if not found:

@@ -17,10 +17,8 @@ _MAX_LISTED = 3
 
 
 async def explain_thing(connection: AsyncConnection, what: str) -> list[str]:
-    """Return the sentences about a rollout, a step or a run with this name (`store.names`).
-
-    Raises ConfigError if it does not exist.
-    """
+    """Return the sentences about a rollout, a step or a run with this name (`store.names`). Raises ConfigError if it
+    does not exist."""
     named = await require_named(connection, what, Kind.ROLLOUT, Kind.STEP, Kind.RUN)
     if named.kind is Kind.ROLLOUT:
         rollout = await read_rollout_facts(connection, await require_rollout(connection, named.id))

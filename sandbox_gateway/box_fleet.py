@@ -119,8 +119,7 @@ class Fleet:
 
     def get(self, box_id: str) -> BoxClient:
         """Return a live box, running or paused. Raises BoxNotFoundError; an expired box counts as gone before it is
-        removed. Raises RefusalError 503 for a box that is not adopted yet.
-        """
+        removed. Raises RefusalError 503 for a box that is not adopted yet."""
         if box_id in self._pending:
             raise RefusalError(503, f"sandbox '{box_id}' cannot be reached at present", RETRY_AFTER)
         box = self._boxes.get(box_id)
@@ -330,8 +329,7 @@ class Fleet:
 
     async def _free_later(self, box: BoxClient, alive: list[psutil.Process]) -> None:
         """Free a slot after the processes have ended: a new box would run with their user ids. Until then the box's
-        record holds the slot, also for a gateway that is started meanwhile.
-        """
+        record holds the slot, also for a gateway that is started meanwhile."""
         while await asyncio.to_thread(box_end.any_runs, alive):
             await asyncio.sleep(_REAP_SECONDS)
         self._free(box)

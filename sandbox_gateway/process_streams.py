@@ -87,8 +87,7 @@ async def process_events(
     stream: BoxStream, keepalive_seconds: float, started_here: bool, seconds: float = 0.0
 ) -> AsyncIterator[bytes]:
     """Yield the start event, existing and new output, and the end event. Closes the stream, also if the client
-    disconnects. `seconds`: after which a listener is sent away, 0 for never; the process goes on.
-    """
+    disconnects. `seconds`: after which a listener is sent away, 0 for never; the process goes on."""
     offset, until = 0, time.monotonic() + (seconds or float("inf"))
     try:
         yield envelope({"event": {"start": {"pid": stream.pid}}})

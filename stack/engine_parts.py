@@ -48,10 +48,8 @@ def with_gpus(plan: StackPlan) -> StackPlan:
 
 
 def choose_ports(stack: Stack, plan: StackPlan, running: Collection[str]) -> None:
-    """Choose the ports of the engines of a plan before it is written. `running`: engines that listen already.
-
-    Raises ConfigError if two engines of any sets have the same host and port, also if they name the host differently.
-    """
+    """Choose the ports of the engines of a plan before it is written. `running`: engines that listen already. Raises
+    ConfigError if two engines of any sets have the same host and port, also if they name the host differently."""
     used = {name: stack.ports[name] for name in running if name in stack.ports}
     stack.refresh_ports(plan.model_dump(mode="json"))
     stack.ports |= used

@@ -142,10 +142,8 @@ class HostProcess:
 
 
 def wait_up(processes: Sequence[HostProcess], say: Say) -> None:
-    """Wait while processes go on with their start. One that has ended since and starts again does not go on.
-
-    Raises MachineError, naming the process and what it said, if one does not come up.
-    """
+    """Wait while processes go on with their start. One that has ended since and starts again does not go on. Raises
+    MachineError, naming the process and what it said, if one does not come up."""
     said_at = time.monotonic()
     for one in processes:
         while not one.is_up.wait(_LOOK_SECONDS):

@@ -165,10 +165,8 @@ class Stack:
         return self.home / "stack.json"
 
     def kept_secret(self, name: str, prefix: str = "") -> str:
-        """Return the secret in this file of the state directory; a new one if there is no file.
-
-        Raises MachineError if the file is empty: a new secret would shut out what runs with the old one.
-        """
+        """Return the secret in this file of the state directory; a new one if there is no file. Raises MachineError if
+        the file is empty: a new secret would shut out what runs with the old one."""
         path = self.home / name
         if not path.is_file():
             self.home.mkdir(parents=True, exist_ok=True)

@@ -253,10 +253,8 @@ class _Owners:
         return [gpu for gpu in range(self.num_gpus.get(node, 1024)) if (node, gpu) not in self.part_of]
 
     def take_kept(self, node: str, part: str, kept: Sequence[int]) -> None:
-        """Give a part the GPUs that it had before, if all are free.
-
-        Raises ConfigError if the config of another set names one of them, whose part would have to move.
-        """
+        """Give a part the GPUs that it had before, if all are free. Raises ConfigError if the config of another set
+        names one of them, whose part would have to move."""
         for gpu in kept:
             if (node, gpu) in self.named and self.part_of[node, gpu][0] != self.engine_set:
                 self._take(node, gpu, part)

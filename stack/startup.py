@@ -201,10 +201,8 @@ def _to_stop(
 
 
 async def _open_sets(stack: Stack, fresh: bool = False) -> list[OpenSet] | None:
-    """Return the engine sets with an open run; None if the store does not answer, or has no tables yet.
-
-    `fresh`: the stack's own Postgres does not run, so that what listens on its port, if anything, is something else.
-    """
+    """Return the engine sets with an open run; None if the store does not answer, or has no tables yet. `fresh`: the
+    stack's own Postgres does not run, so that what listens on its port, if anything, is something else."""
     if fresh and not stack.is_external("RATCHET_DATABASE_URL"):
         return None
     try:

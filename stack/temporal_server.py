@@ -79,10 +79,8 @@ def settle_temporal_kind(home: Path, say: ReportProgress) -> TemporalKind:
 
 
 def build_early() -> None:
-    """Build the server if this stack will run it, beside the Python environment, which is not needed yet.
-
-    `ratchet admin setup` waits for this build. If it fails, it builds again and says so.
-    """
+    """Build the server if this stack will run it, beside the Python environment, which is not needed yet. `ratchet
+    admin setup` waits for this build. If it fails, it builds again and says so."""
     if not os.environ.get("TEMPORAL_ADDRESS") and temporal_kind(paths.home()) is TemporalKind.SERVER and find_go():
         ensure_server_program(lambda line: print(f"temporal: {line}", file=sys.stderr, flush=True))
 

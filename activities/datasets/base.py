@@ -251,10 +251,8 @@ def with_identity(row: TaskFields, path: Path, digest: str, number: int) -> NewT
 
 
 def rows_of(raws: Iterator[RawRow | Problem], dataset: DatasetConfig, digest: str) -> Iterator[NewTask]:
-    """Yield rows for the store, in order, up to the first that cannot be used.
-
-    Raises DatasetError at the end, with file, row (from 1), field and expectation of each row that cannot be used.
-    """
+    """Yield rows for the store, in order, up to the first that cannot be used. Raises DatasetError at the end, with
+    file, row (from 1), field and expectation of each row that cannot be used."""
     problems: list[str] = []
     for row in checked_rows(raws, dataset, digest):
         if isinstance(row, Problem):

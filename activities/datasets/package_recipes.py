@@ -97,10 +97,8 @@ def read_recipes(path: Path) -> list[PackageRecipe]:
 
 
 def write_rows(recipes: Path, target: Path, cache: Path, image: str, python: str, only: frozenset[str]) -> list[str]:
-    """Write the dataset atomically and return its labels. `only`: labels to write, empty for all.
-
-    Raises DatasetError if a recipe does not fit its archive, or for a label that no recipe has.
-    """
+    """Write the dataset atomically and return its labels. `only`: labels to write, empty for all. Raises DatasetError
+    if a recipe does not fit its archive, or for a label that no recipe has."""
     labels: list[str] = []
     unfinished = target.with_name(f".{target.name}.unfinished")
     try:

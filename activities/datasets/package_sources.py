@@ -19,10 +19,8 @@ _LINK = re.compile(r"<a\s[^>]*href=\"([^\"]+)\"[^>]*>\s*([^<\s]+)\s*</a>", re.IG
 
 
 def source_archive(package: str, file: str, sha256: str, cache: Path) -> Path:
-    """Return the archive's path, fetching it if the cache does not have it.
-
-    Raises DatasetError if the index has no such file or one with another digest, MachineError if it does not answer.
-    """
+    """Return the archive's path, fetching it if the cache does not have it. Raises DatasetError if the index has no
+    such file or one with another digest, MachineError if it does not answer."""
     path = cache / "sources" / sha256[:16] / file
     if path.is_file() and _digest(path.read_bytes()) == sha256:
         return path

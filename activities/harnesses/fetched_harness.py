@@ -30,10 +30,8 @@ class FetchedHarness(BaseHarness):
     def program_files(
         self, template: str, spec: HarnessSpec, arguments: Sequence[str] | None = None
     ) -> dict[str, bytes]:
-        """Return `command.sh` and `prompt.txt`. The command is the environment and the filled template.
-
-        `template`: with `workdir`, `program` and `arguments`. `arguments`: all of them; None: only `spec.extra_args`.
-        """
+        """Return `command.sh` and `prompt.txt`. The command is the environment and the filled template. `template`:
+        with `workdir`, `program` and `arguments`. `arguments`: all of them; None: only `spec.extra_args`."""
         if arguments is None:
             arguments = shlex.split(spec.extra_args or "")
         filled = template.format(

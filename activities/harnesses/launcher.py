@@ -152,10 +152,8 @@ async def resume_suspended(box: Sandbox, attempt: int, seconds: float) -> None:
 
 
 async def stop(box: Sandbox, attempt: int, reason: Literal["deadline", "stalled", "guard"]) -> None:
-    """End the whole tree, recorded as `reason`: `BaseHarness.wait` then returns `time_budget`.
-
-    `deadline`: only if the agent is suspended at its deadline. `stalled`: it makes no progress. `guard`: the rollout's.
-    """
+    """End the whole tree, recorded as `reason`: `BaseHarness.wait` then returns `time_budget`. `deadline`: only if the
+    agent is suspended at its deadline. `stalled`: it makes no progress. `guard`: the rollout's."""
     await box.exec(launcher_command(attempt, "stop", reason), user="root", timeout=END_TIMEOUT_SECONDS)
 
 

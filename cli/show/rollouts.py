@@ -66,10 +66,8 @@ def waiting(
     limit: Annotated[int, typer.Option(min=1, max=MAX_ROWS, help="Maximum number of rollouts.")] = 20,
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
-    """List open rollouts by how long they have been in their stage: who waits for what, and since when.
-
-    `ratchet show rollout ID` says what a rollout does now; `ratchet stop` and `ratchet retry` take an id or a group.
-    """
+    """List open rollouts by how long they have been in their stage: who waits for what, and since when. `ratchet show
+    rollout ID` says what a rollout does now; `ratchet stop` and `ratchet retry` take an id or a group."""
     from client import Client
     from store import open_rollouts
 

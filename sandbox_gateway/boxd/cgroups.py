@@ -118,8 +118,7 @@ def _is_v2() -> bool:
 
 def _usable_group() -> str | None:
     """Return the path below the mount of the v2 group in which this process's user may make groups with limits: the
-    mount itself, or the process's own group if it is delegated to the user (systemd's `Delegate=yes`, a SLURM step).
-    """
+    mount itself, or the process's own group if it is delegated to the user (systemd's `Delegate=yes`, a SLURM step)."""
     own = [line.strip()[3:] for line in _read(OWN).splitlines() if line.startswith("0::")]
     for group in ("", *(path.removesuffix(f"/{_LEAF}").rstrip("/") for path in own)):
         directory = MOUNT + group
@@ -133,8 +132,7 @@ def _usable_group() -> str | None:
 
 def _is_delegated(group: str) -> bool:
     """Return whether a group belongs to its processes. All below a user's systemd is writable to the user, but if the
-    kernel kills a process for memory in a unit without `Delegate=yes`, systemd ends the unit, and the stack with it.
-    """
+    kernel kills a process for memory in a unit without `Delegate=yes`, systemd ends the unit, and the stack with it."""
     if "/user@" not in group:
         return True
     from subprocess import run

@@ -33,8 +33,7 @@ _READ_BYTES = 65_536
 
 class Process:
     """One command and its state. `end` is the Connect end event, None while it runs. `lost_output`: why some of its
-    output could not be spooled; empty if all was.
-    """
+    output could not be spooled; empty if all was."""
 
     def __init__(self, request: StartRequest, launched: Launched, spool_path: str) -> None:
         self.request = request

@@ -71,8 +71,7 @@ class TreeWatch:
 
     def _kill(self, usage: _Usage) -> bool:
         """Return False if that frees nothing: it was killed before, or is the box's first process, whose end the
-        box's would be.
-        """
+        box's would be."""
         if usage.pid == _INIT:
             return False
         try:
