@@ -80,9 +80,7 @@ def _watch(head: psutil.Popen, stack: Stack) -> set[str]:
     num_unwanted = 0
     while num_unwanted < _UNWANTED_LOOKS:
         num_unwanted = 0 if is_ray_wanted(stack.home) else num_unwanted + 1
-        there = {}
-        with contextlib.suppress(psutil.NoSuchProcess):
-            there = {child.name(): child for child in head.children()}
+        there = _children(head)
         if gone := seen - there.keys():
             return gone
         if head.poll() is not None:
@@ -92,6 +90,15 @@ def _watch(head: psutil.Popen, stack: Stack) -> set[str]:
         seen |= there.keys() & _NODE
         time.sleep(LOOK_SECONDS)
     return set()
+
+
+def _children(head: psutil.Popen) -> dict[str, psutil.Process]:
+    found = {}
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in head.children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found[child.name()] = child
+    return found
 
 
 def _tell_port(raylet: psutil.Process, port: int) -> None:
