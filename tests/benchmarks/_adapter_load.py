@@ -15,13 +15,14 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import orjson
-from sqlalchemy import insert, select, text
+from sqlalchemy import func, insert, select, text
 
 from adapter.prompt.renderer import Renderer
 from adapter.settings import AdapterSettings
@@ -106,8 +107,10 @@ def _answer(reply: bytes) -> tuple[dict[str, Any], str]:
 
 
 @contextlib.asynccontextmanager
-async def bench_process(*arguments: str, health: str = "") -> AsyncIterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, *arguments], stdout=sys.stderr)
+async def bench_process(
+    *arguments: str, health: str = "", cwd: Path | None = None
+) -> AsyncIterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, *arguments], stdout=sys.stderr, cwd=cwd)
     try:
         async with asyncio.timeout(900), httpx.AsyncClient(trust_env=False) as http:
             while health:
@@ -167,8 +170,8 @@ class Rig:
 
 
 @contextlib.asynccontextmanager
-async def rig(*options: str) -> AsyncIterator[Rig]:
-    """`options`: of the adapter's process."""
+async def rig(*options: str, checkout: Path | None = None) -> AsyncIterator[Rig]:
+    """`options`: of the adapter's process. `checkout`: whose adapter it is; None: this one's."""
     directory = model_directory()
     engine_port = free_port()
     adapter_port = free_port()
@@ -184,6 +187,7 @@ async def rig(*options: str) -> AsyncIterator[Rig]:
                 settings.model_dump_json(),
                 *options,
                 health=f"http://127.0.0.1:{adapter_port}/health",
+                cwd=checkout,
             ),
         ):
             database = Database(url)
@@ -456,16 +460,23 @@ async def _long(found: Rig, say: Say) -> dict[str, Any]:
     }
 
 
-async def _deep(found: Rig, say: Say) -> dict[str, Any]:
-    """64 agents with histories of about 80k tokens, all calls at once. The first turn, which reads all of it, is not
-    counted."""
-    say("64 deep sessions")
-    agents = await _agents(found.database, 2_000_000, 64, RESULT_CHARS)
+async def _deep_agents(found: Rig, number: int, num_answers: int, result_chars: int) -> list[Agent]:
+    """Agents whose histories have answers already, after their first turns, which read the whole histories."""
+    async with found.database.begin() as conn:
+        first = 2_000_000 + int((await conn.execute(select(func.count(RolloutTable.id)))).scalar_one())
+    agents = await _agents(found.database, first, number, result_chars)
     for talk in (agent.talk for agent in agents):
-        for _ in range(45):
+        for _ in range(num_answers):
             answer = talk.answer()
             talk.go_on(answer.wire(), answer.call_id)
-    await _saturate(found, agents, 1, 64)
+    await _saturate(found, agents, 1, number)
+    return agents
+
+
+async def _deep(found: Rig, say: Say) -> dict[str, Any]:
+    """64 agents with histories of about 80k tokens, all calls at once."""
+    say("64 deep sessions")
+    agents = await _deep_agents(found, 64, 45, RESULT_CHARS)
     before = await found.clocks()
     rate = await _saturate(found, agents, 4, 64)
     work = _work(before, await found.clocks(), 4 * 64)
@@ -474,6 +485,36 @@ async def _deep(found: Rig, say: Say) -> dict[str, Any]:
         "turns_per_second": round(rate, 1),
         "turns_per_cpu_second": round(1e3 / work["adapter_cpu_ms_per_turn"], 1),
         **work,
+    }
+
+
+async def compare(checkout: Path, num_rounds: int, say: Say) -> dict[str, Any]:
+    """Compare turns of about 79k tokens in the adapters of this checkout and of another one, in turn."""
+    kinds = {"one_session": (1, 75, 40, 2_350), "64_sessions": (64, 51, 4, RESULT_CHARS)}
+    ms: dict[str, dict[str, list[float]]] = {kind: {"ours": [], "theirs": []} for kind in kinds}
+    tokens = {}
+    async with rig() as ours, rig(checkout=checkout) as theirs:
+        rigs = {"ours": ours, "theirs": theirs}
+        for one in rigs.values():
+            await _warm_up(one, say)
+        for number, (kind, (num_agents, num_answers, num_turns, chars)) in product(range(num_rounds), kinds.items()):
+            say(f"round {number + 1} of {num_rounds}: {kind}")
+            agents = {name: await _deep_agents(one, num_agents, num_answers, chars) for name, one in rigs.items()}
+            before = {name: await one.clocks() for name, one in rigs.items()}
+            for _, (name, one) in product(range(num_turns), rigs.items()):
+                await _saturate(one, agents[name], 1, num_agents)
+            for name, one in rigs.items():
+                work = _work(before[name], await one.clocks(), num_turns * num_agents)
+                ms[kind][name].append(work["adapter_cpu_ms_per_turn"])
+            tokens[kind] = (await _rows(ours))[agents["ours"][0].session_id][num_turns // 2].prompt_tokens
+    return {
+        kind: {
+            "prompt_tokens": tokens[kind],
+            "cpu_ms_per_turn": {name: round(float(np.median(one)), 2) for name, one in found.items()},
+            "ours_over_theirs": round(float(np.median(np.divide(found["ours"], found["theirs"]))), 3),
+            "each": found,
+        }
+        for kind, found in ms.items()
     }
 
 
