@@ -182,9 +182,11 @@ class VllmParsers:
         tool_parser = self._tool_class(self._tokenizer, known.params)
         if self._reasoning_class is None and hasattr(tool_parser, "skip_reasoning_parsing"):
             tool_parser.skip_reasoning_parsing = True  # without a reasoning parser, marks of thinking are plain content
+        config = _engine_config(tool_parser)
+        if config is not None:  # no call is streamed: without this, each part of one reads the call from its start
+            tool_parser._parser_engine._stream_arg_deltas = False
         found = tool_parser.extract_tool_calls(body, known.request)
         calls = found.tool_calls if found.tools_called else ()
-        config = _engine_config(tool_parser)
         writes_text = config is not None and not config.tool_args_json
         parsed = tuple(
             _typed(call.function, known.types.get(call.function.name, {}))
