@@ -96,7 +96,7 @@ class EngineRouter:
             if time.monotonic() - self._read_at < max_age_seconds:
                 return
             try:
-                self._engines = {row.id: row for row in await self._database.run(list_all_engines)}
+                self._engines = {row.id: row for row in await self._database.read(list_all_engines)}
             except StoreUnavailableError:
                 self._heartbeats_unknown_until = time.monotonic() + SILENT_SECONDS
                 await asyncio.sleep(_POLL_SECONDS)  # keep the last view; a turn cannot be stored now anyway
