@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import threading
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -27,10 +28,8 @@ from adapter.dialects.chat import ChatDialect
 from adapter.dialects.messages import MessagesDialect
 from adapter.dialects.responses import ResponsesDialect
 from adapter.gc_tuning import collect_when_idle, freeze_startup_objects
-from adapter.heartbeat import heartbeat_adapter
 from adapter.http_limits import MAX_HEAD_BYTES, LimitedHttpProtocol
 from adapter.prompt.prompt_builder import PromptTooLongError, UnknownModelError
-from adapter.refusal_notes import RefusalNotes
 from adapter.replies import (
     REFUSALS,
     BodyTooLargeError,
@@ -46,7 +45,7 @@ from adapter.replies import (
 )
 from adapter.served_sets import MakeRenderer, ReadSets, ServedSets, SetNotServedError, renderer_of
 from adapter.settings import AdapterSettings
-from adapter.store_outage import HeldCalls, StoreOutage
+from adapter.store_outage import HeldCalls, StoreOutage, heartbeat_adapter
 from adapter.turns.capture import Capture, PendingCall
 from adapter.turns.engine_waits import EngineWaits
 from adapter.turns.routing import EngineRouter
@@ -54,13 +53,35 @@ from adapter.turns.telemetry import bind_session
 from adapter.vllm_parsers import VllmParsers
 from ratchet.errors import StoreUnavailableError
 from ratchet.web_server import WebServer
+from store import session_notes
 from store.database import Database
 from store.migration import wait_for_schema
 from store.sessions import SessionRow
 
 _LOG = structlog.get_logger("ratchet.adapter")
 
+_MOST_NOTED = 10_000
 _T = TypeVar("_T")
+
+
+class RefusalNotes:
+    """The first refusal of each session, recorded before its client hears of it, since a refused call has no turn.
+
+    An agent whose first call is refused ends without an answer; the agent stage says why it was.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._noted: OrderedDict[int, None] = OrderedDict()  # sessions, the least recently noted first
+
+    async def note(self, session_id: int, reason: str) -> None:
+        """Raises StoreUnavailableError; then it may be repeated."""
+        if session_id in self._noted:
+            return
+        await self._database.run(session_notes.note_refusal, session_id, reason)
+        self._noted[session_id] = None
+        if len(self._noted) > _MOST_NOTED:
+            self._noted.popitem(last=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import structlog
 
 from ratchet.background_task import start_process_task
 from ratchet.errors import StoreUnavailableError
+from store import adapters
 from store.database import Database
 
 _LOG = structlog.get_logger("ratchet.adapter")
@@ -102,3 +103,19 @@ class StoreOutage:
                 async with self._database.begin() as conn:
                     await conn.exec_driver_sql("SELECT 1")
                 return
+
+
+async def heartbeat_adapter(database: Database, outage: StoreOutage, ready: Callable[[], bool]) -> None:
+    """Write heartbeats from when calls can be answered on. Gaps above five seconds are not in agents' time budgets.
+
+    While the store is unavailable, or a lock stops calls, no heartbeat is written, which is right: no call can be
+    answered then. So `outage` knows of an outage also if no call is made. Never returns.
+    """
+    while not ready():
+        await asyncio.sleep(0.2)
+    while True:
+        try:
+            await outage.hold(lambda: database.run(adapters.heartbeat_adapters))
+        except Exception:  # if this loop ended, the time budget of every agent would stop running
+            _LOG.exception("heartbeat not recorded")
+        await asyncio.sleep(adapters.BEAT_SECONDS)
