@@ -47,8 +47,11 @@ class LocalBox:
         command += [*f"setpriv --reuid={user} --regid={user} --init-groups /bin/bash -l -c".split(), cmd]
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
-        async with asyncio.timeout(timeout):
-            stdout, stderr = await process.communicate(data)
+        try:
+            async with asyncio.timeout(timeout):
+                stdout, stderr = await process.communicate(data)
+        finally:
+            process._transport.close()  # type: ignore[attr-defined]  # it may run on, and its pipes are open
         return process.returncode or 0, stdout, stderr
 
     async def write_file(self, path: str, content: bytes | str | Path, *, user: str = "root") -> None:
