@@ -36,9 +36,18 @@ def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return mount
 
 
+def make_group(directory: Path, *names: str) -> Path:
+    """Make a group with these files, as the kernel does; it refuses to create others."""
+    directory.mkdir(parents=True)
+    for name in names:
+        (directory / name).touch()
+    return directory
+
+
 def test_groups_are_made_in_a_delegated_group(mount: Path) -> None:
     assert cgroups.usable_version() == 2
     assert cgroups.name_of("ours") == f"{_OWN}/ours"
+    make_group(mount / _OWN / "ours", "cgroup.subtree_control")
     cgroups.prepare_parent(cgroups.name_of("ours"), moves_processes=True)
     assert (mount / _OWN / "ours/cgroup.subtree_control").read_text() == "+memory +pids"
 
@@ -75,9 +84,11 @@ def test_a_unit_of_systemd_is_of_use_only_if_it_is_delegated(
 def test_the_processes_of_the_group_move_only_if_they_may(mount: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel's refusal is played: this machine's group may be of version 1."""
     own, write = mount / _OWN, cgroups._write
+    make_group(own / cgroups._LEAF, "cgroup.procs")
+    make_group(own / "ours", "cgroup.subtree_control")
 
     def refuse(path: str, text: str) -> None:
-        if path == f"{own}/cgroup.subtree_control" and not (own / cgroups._LEAF).exists():
+        if path == f"{own}/cgroup.subtree_control" and not (own / cgroups._LEAF / "cgroup.procs").read_text():
             raise OSError(errno.EBUSY, "Device or resource busy")
         write(path, text)
 
@@ -89,11 +100,11 @@ def test_the_processes_of_the_group_move_only_if_they_may(mount: Path, monkeypat
     assert (own / "cgroup.subtree_control").read_text() == "+memory +pids"
 
 
-def test_a_box_swaps_nothing(mount: Path) -> None:
-    """The limit of memory is none while the kernel may swap what exceeds it."""
-    group = cgroups.cgroup_at(f"{_OWN}/ours/box")
-    (mount / _OWN / "ours/box").mkdir(parents=True)
-    (mount / _OWN / "ours/box/cgroup.procs").touch()
-    group.create(1 << 30, 100)
-    written = {name: (mount / _OWN / "ours/box" / name).read_text() for name in ("memory.max", "memory.swap.max")}
-    assert written == {"memory.max": str(1 << 30), "memory.swap.max": "0"}
+@pytest.mark.parametrize("has_swap", (True, False))
+def test_a_box_swaps_nothing(mount: Path, has_swap: bool) -> None:
+    """The limit of memory is none while the kernel may swap what exceeds it; some kernels cannot limit that."""
+    limits = {"memory.max": str(1 << 30), "pids.max": "100"} | ({"memory.swap.max": "0"} if has_swap else {})
+    box = make_group(mount / _OWN / "ours/box", "cgroup.procs", *limits)
+    cgroups.cgroup_at(f"{_OWN}/ours/box").create(1 << 30, 100)
+    assert {name: (box / name).read_text() for name in limits} == limits
+    assert (box / "memory.swap.max").exists() == has_swap
