@@ -2,18 +2,22 @@
 
 boxd adds up the processes that the box's own /proc lists, which are all of its pid namespace, and kills some if they
 exceed a limit together: the largest for memory, as the kernel does, and the newest for processes. Memory that no
-process maps or has open as a memfd, such as files in /dev/shm, is not seen.
+process maps or has open as a memfd, such as files in /dev/shm, is not seen. Of a process's memfds only what exceeds its
+mapped shared memory is counted, so that a box can hold up to twice its limit.
 """
 
 import contextlib
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 
 _LOOK_SECONDS = 0.5
 _LOOKS_TO_END = 20
+_FILES_PER_LOOK = 10_000
+"""Open files, of whole processes, that one look asks for memfds; the other processes' are asked in the next ones."""
 _INIT = 1
 _ENDED = (FileNotFoundError, ProcessLookupError)
 
@@ -36,8 +40,10 @@ class TreeWatch:
         self._max_processes = max_processes
         self._killed: dict[tuple[int, str], int] = {}
         """Pid and start time of killed processes that have not ended, with the looks in which they are left out."""
+        self._open_memfds: dict[int, dict[tuple[int, int], int]] = {}
+        """Pid → device and inode → bytes of the memfds that the process has open, the longest known first."""
         self._memfds: dict[int, int] = {}
-        """Pid → bytes of the memfds that the process has open, divided among those that have them open."""
+        """Pid → bytes of these memfds, divided among the processes that have them open."""
         self.next_look = 0.0
 
     def enforce(self, now: float) -> None:
@@ -118,19 +124,30 @@ class TreeWatch:
 
     def _find_memfds(self, pids: set[int]) -> dict[int, int]:
         """Find memfds, whose memory need not be mapped, and divide each among the processes that have it open."""
-        holders: dict[tuple[int, int], set[int]] = {}  # by number and size of the inode
-        for pid in pids:
-            with contextlib.suppress(*_ENDED, PermissionError):
-                for entry in os.scandir(f"{self._proc}/{pid}/fd"):
-                    with contextlib.suppress(*_ENDED):
-                        if os.readlink(entry.path).startswith("/memfd:"):
-                            found = entry.stat()
-                            holders.setdefault((found.st_ino, found.st_blocks * 512), set()).add(pid)
-        shares: dict[int, int] = {}
-        for (_inode, size), owners in holders.items():
-            for pid in owners:
-                shares[pid] = shares.get(pid, 0) + size // len(owners)
-        return shares
+        self._open_memfds = {pid: found for pid, found in self._open_memfds.items() if pid in pids}
+        num_left = _FILES_PER_LOOK
+        for pid in [*(pids - self._open_memfds.keys()), *self._open_memfds]:
+            if num_left > 0:
+                self._open_memfds.pop(pid, None)
+                self._open_memfds[pid], num_files = self._memfds_of(pid)
+                num_left -= num_files
+        sizes: dict[tuple[int, int], int] = {}
+        for found in self._open_memfds.values():
+            sizes |= found
+        num_holders = Counter(key for found in self._open_memfds.values() for key in found)
+        return {pid: sum(sizes[key] // num_holders[key] for key in found) for pid, found in self._open_memfds.items()}
+
+    def _memfds_of(self, pid: int) -> tuple[dict[tuple[int, int], int], int]:
+        """Return device and inode → bytes of a process's memfds, and the number of its open files."""
+        found, names = {}, list[str]()
+        with contextlib.suppress(*_ENDED, PermissionError):
+            names = os.listdir(f"{self._proc}/{pid}/fd")
+        for name in names:
+            with contextlib.suppress(*_ENDED):
+                if os.readlink(f"{self._proc}/{pid}/fd/{name}").startswith("/memfd:"):
+                    entry = os.stat(f"{self._proc}/{pid}/fd/{name}")
+                    found[entry.st_dev, entry.st_ino] = entry.st_blocks * 512
+        return found, len(names)
 
     def _fields(self, path: str) -> dict[str, str]:
         pairs = [line.partition(":") for line in self._text(path).split("\n")]

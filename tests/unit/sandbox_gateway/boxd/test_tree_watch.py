@@ -1,5 +1,6 @@
 """Processes of a pid namespace that exceed its limits."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import IO
 
 import pytest
 
+from sandbox_gateway.boxd import tree_watch
 from sandbox_gateway.boxd.tree_watch import TreeWatch
 
 _UNLIMITED = 1 << 40
@@ -113,7 +115,33 @@ def test_a_memfd_counts_once_if_several_processes_have_it_open() -> None:
     with namespace(_ONE, sys.executable, _MEMFD.replace("FORKS", "fork")) as found:
         watch = TreeWatch(found.init, memory_bytes=2 * _HELD_BYTES, max_processes=100)
         watch.enforce(0.0)
-        assert sorted(watch._memfds.values()) == [_HELD_BYTES // 2] * 2 and not watch._killed
+        assert sorted(watch._memfds.values()) == [0] + [_HELD_BYTES // 2] * 2 and not watch._killed
+
+
+def test_a_memfd_that_grows_during_a_look_counts_once() -> None:
+    with namespace(_ONE, sys.executable, _MEMFD.replace("FORKS", "fork")) as found:
+        watch = TreeWatch(found.init, memory_bytes=2 * _HELD_BYTES, max_processes=100)
+        find, grown = watch._memfds_of, itertools.count(1)
+
+        def grow(pid: int) -> tuple[dict[tuple[int, int], int], int]:
+            """Play that the memfd had half of its size, and less before, when the process was asked."""
+            memfds, num_files = find(pid)
+            return {key: size // 2 + next(grown) for key, size in memfds.items()}, num_files
+
+        watch._memfds_of = grow  # type: ignore[method-assign]
+        watch.enforce(0.0)
+        assert sorted(watch._memfds.values()) == [0] + [_HELD_BYTES // 4 + 1] * 2, "the newest size, divided by two"
+
+
+def test_a_look_asks_few_open_files_and_the_next_ones_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree_watch, "_FILES_PER_LOOK", 1)
+    with namespace(_ONE, sys.executable, _MEMFD.replace("FORKS", "fork")) as found:
+        watch = TreeWatch(found.init, memory_bytes=2 * _HELD_BYTES, max_processes=100)
+        pids = {int(name) for name in os.listdir(watch._proc) if name.isdigit()}
+        sums = [sum(watch._find_memfds(pids).values()) for _ in range(6)]
+        assert len(pids) == 3 and sums[2:] == [_HELD_BYTES] * 4
+        asked = [next(reversed(watch._open_memfds)) for _ in range(6) if watch._find_memfds(pids)]
+        assert asked[:3] == asked[3:] and set(asked) == pids
 
 
 def test_an_ended_process_counts_nothing() -> None:
