@@ -23,7 +23,7 @@ from sandbox_gateway.boxd.users import BoxUser, find_user, resolve_path
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PATH_KEEPER = "RATCHET_PATH"
 """A login shell resets PATH; the images' profile restores it from this variable."""
-_RESERVED_PROCESSES = 32
+_RESERVED_PROCESSES, _FILES_PER_PROCESS = 32, 4096
 _TERMINAL_SENT = b"t"
 
 
@@ -176,11 +176,11 @@ def set_terminal_size(terminal: int, size: tuple[int, int]) -> None:
 def _limit(spec: BoxSpec) -> None:
     """Limit each user below the box's limit, so that root can still start a process that ends a fork bomb.
 
-    Without control groups, each process has the memory limit of the box for its data.
+    Without control groups, each process has the memory limit of the box for its data, and boxd looks at its open files.
     """
     limits = {resource.RLIMIT_NPROC: spec.max_processes - _RESERVED_PROCESSES}
     if not spec.cgroup:
-        limits[resource.RLIMIT_DATA] = spec.memory_bytes
+        limits |= {resource.RLIMIT_DATA: spec.memory_bytes, resource.RLIMIT_NOFILE: _FILES_PER_PROCESS}
     for kind, limit in limits.items():
         _soft, hard = resource.getrlimit(kind)
         if hard != resource.RLIM_INFINITY:

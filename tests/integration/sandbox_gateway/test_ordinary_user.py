@@ -122,6 +122,8 @@ async def test_memory_is_limited_per_process_and_the_number_of_processes_per_use
     await box.write_file("/workspace/bomb.py", FORK_BOMB)
     bomb = await box.exec("/opt/ratchet/bin/python3 /workspace/bomb.py", user="agent", check=False)
     assert bomb.exit_code == 9 and int(bomb.stdout) < 96
+    tries = "ulimit -Hn; ulimit -n 4097 && echo raised; ulimit -n 1024 && echo lowered"
+    assert (await box.exec(tries, check=False)).stdout == "4096\nlowered\n", "boxd looks at each open file"
 
 
 _FAMILY = """\
