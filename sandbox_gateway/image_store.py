@@ -134,7 +134,7 @@ class ImageStore:
         with contextlib.ExitStack() as held:
             with self._locked():  # else another import may clear the directory before it is locked
                 fresh = Path(tempfile.mkdtemp(prefix=_UNDER_WAY, dir=self.directory))
-                held.enter_context(_lock(fresh / _LOCK_OF_IMPORT))
+                held.enter_context(_lock(fresh, fresh / _LOCK_OF_IMPORT))
             try:
                 yield fresh
             finally:
@@ -147,7 +147,9 @@ class ImageStore:
                 under_way = entry.name.startswith(_UNDER_WAY)
                 if not entry.is_dir() or entry.name in catalogue.values():
                     continue
-                with _lock(entry / (_LOCK_OF_IMPORT if under_way else META)) as free:
+                # An earlier version locks the directory.
+                files = (entry, entry / _LOCK_OF_IMPORT) if under_way else (entry / ROOTFS, entry / META)
+                with _lock(*files) as free:
                     if free:
                         remove_tree(entry)
 
@@ -185,14 +187,17 @@ def _reference(name: str | None, source: ImageSource, path: Path) -> str:
 
 
 @contextlib.contextmanager
-def _lock(file: Path) -> Iterator[bool]:
-    """Yield whether the exclusive lock was acquired; never waits."""
-    with file.open("a") as opened:
-        try:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            free = True
-        except BlockingIOError:
-            free = False
+def _lock(*paths: Path) -> Iterator[bool]:
+    """Yield whether the exclusive locks on all were acquired; never waits. A file that is missing is made."""
+    with contextlib.ExitStack() as held:
+        free = True
+        for path in paths:
+            opened = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o600)
+            held.callback(os.close, opened)
+            try:
+                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                free = False
         yield free
 
 

@@ -1,5 +1,6 @@
 """Images: imported from every format, booted by reference, shared and locked by boxes, removed."""
 
+import fcntl
 import gzip
 import json
 import os
@@ -353,6 +354,26 @@ def test_what_a_killed_import_left_goes_with_the_next_one(layers: list[bytes], t
         assert alive.is_dir(), "an import that is under way is left alone"
     assert sorted(path.name for path in store.directory.iterdir() if path.is_dir()) == [image.directory.name]
     shutil.rmtree(image.directory)
+
+
+@pytest.mark.parametrize("locked", (".new-old", "sha256-held/rootfs", "sha256-held/meta.json"))
+def test_what_a_process_of_any_version_uses_is_left_alone(locked: str, layers: list[bytes], tmp_path: Path) -> None:
+    """An earlier version holds its locks on directories."""
+    store = ImageStore(tmp_path / "images")
+    for directory in (".new-old/image/rootfs", "sha256-held/rootfs", "sha256-free/rootfs"):
+        (store.directory / directory).mkdir(parents=True)
+    (store.directory / "sha256-held/meta.json").touch()
+    source = image_files.write_docker_archive(tmp_path / "a.tar", [layers[1]], ["tiny"])
+    opened = os.open(store.directory / locked, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_SH)
+        image = store.add(source, None, print)
+        left = {path.name for path in store.directory.iterdir() if path.is_dir()}
+        assert left == {locked.partition("/")[0], image.directory.name}
+    finally:
+        os.close(opened)
+    store.remove(image.reference)
+    assert not [path for path in store.directory.iterdir() if path.is_dir()]
 
 
 @pytest.fixture
