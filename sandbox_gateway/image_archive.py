@@ -41,7 +41,7 @@ _SIF_OBJECT = struct.Struct("<i?3I7Q128s2i376x")
 _SIF_PARTITION, _SIF_JSON, _SIF_CONFIG = 0x4004, 0x4006, b"oci-config.json"
 _SIF_SQUASHFS_OF_SYSTEM = (1, 2)  # kind of file system, use of the partition
 _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
-_UNREADABLE = (tarfile.TarError, struct.error, subprocess.SubprocessError, ValueError, LookupError, TypeError)
+_UNREADABLE = (tarfile.TarError, struct.error, ValueError, LookupError, TypeError)
 
 Open = Callable[[str], AbstractContextManager[io.BufferedReader]]
 """Opens a file of the archive by name. Raises KeyError or OSError if it does not exist."""
@@ -75,19 +75,31 @@ def open_image(path: Path, wanted: str | None, scratch: Path) -> Iterator[ImageS
 
     Raises ConfigError for input that is not an image.
     """
+    with contextlib.ExitStack() as held:
+        with blamed(str(path)):
+            if path.is_dir():
+                source = _from_directory(path, wanted)
+            elif _is_sif(path):
+                source = _from_sif(path, scratch / "sif")
+            else:
+                file = held.enter_context(_plain_file(path, scratch))
+                source = _from_archive(held.enter_context(tarfile.open(fileobj=file, mode="r:")), path, wanted)
+        yield source
+
+
+@contextlib.contextmanager
+def blamed(name: str) -> Iterator[None]:
+    """Turn errors of reading the image or layer of this name into ConfigError."""
     try:
-        if path.is_dir():
-            yield _from_directory(path, wanted)
-            return
-        if _is_sif(path):
-            yield _from_sif(path, scratch / path.stem)
-            return
-        with _plain_file(path, scratch) as file, tarfile.open(fileobj=file, mode="r:") as archive:
-            yield _from_archive(archive, path, wanted)
+        yield
     except FileNotFoundError as error:
-        raise ConfigError(f"{path}: there is no {error.filename or error}") from error
+        raise ConfigError(f"{name}: there is no {error.filename or error}") from error
+    except subprocess.SubprocessError as error:  # in `preexec_fn`
+        raise ConfigError(
+            f"{name} cannot be unpacked: this user may not make user namespaces; see `ratchet doctor`"
+        ) from error
     except _UNREADABLE as error:
-        raise ConfigError(f"{path} cannot be read as an image: {error}") from error
+        raise ConfigError(f"{name} cannot be read as an image: {error}") from error
 
 
 def decompressed(stream: io.BufferedReader) -> io.BufferedReader:
@@ -176,13 +188,11 @@ def _from_sif(path: Path, tree: Path) -> ImageSource:
             elif is_used and kind == _SIF_JSON and name.rstrip(b"\0") == _SIF_CONFIG:
                 file.seek(at)
                 config = dict(json.loads(file.read(min(size, _MAX_JSON_BYTES))))
+    remedy = f"make a directory of it with `apptainer build --sandbox DIRECTORY {path.name}`, and import that"
     if offset is None:
-        raise ConfigError(
-            f"{path} has no plain squashfs with a system, as an encrypted or an OCI-SIF file has none; make a "
-            f"directory of it with `apptainer build --sandbox DIRECTORY {path.name}`, and import that"
-        )
+        raise ConfigError(f"{path} has no plain squashfs, as an encrypted or an OCI-SIF file has none; {remedy}")
     if shutil.which("unsquashfs") is None:
-        raise ConfigError(f"{path} is a SIF file; install unsquashfs (package squashfs-tools) to unpack it")
+        raise ConfigError(f"{path} is a SIF file; install unsquashfs (package squashfs-tools), or {remedy}")
     command = ["unsquashfs", "-no-xattrs", "-o", str(offset), "-d", str(tree), str(path)]
     # As root of its own namespaces an ordinary user gives files to its subordinate ids, and reads those without u+r.
     prepare = partial(enter_own_namespaces, id_mode())

@@ -7,6 +7,7 @@ Whiteouts follow the OCI image specification: `.wh.NAME` removes NAME of lower l
 lower layers put into its directory. Devices are skipped, because boxes have their own, and so are extended attributes.
 """
 
+import contextlib
 import errno
 import hashlib
 import io
@@ -29,7 +30,7 @@ from sandbox_gateway.boxd.command_launch import PATH_KEEPER
 from sandbox_gateway.boxd.id_modes import IdMode, enter_own_namespaces, id_mode
 from sandbox_gateway.boxd.linux_calls import CLONE_NEWUSER, setns
 from sandbox_gateway.boxd.namespaces import change_user, make_user_namespace
-from sandbox_gateway.image_archive import ImageSource, Layer, decompressed
+from sandbox_gateway.image_archive import ImageSource, Layer, blamed, decompressed
 
 _WHITEOUT, _META, _OPAQUE = ".wh.", ".wh..wh.", ".wh..wh..opq"
 _NOBODY = 65_534
@@ -56,7 +57,9 @@ def unpack(source: ImageSource, rootfs: Path) -> str:
     """
     digest = ""
     for layer in source.layers:
-        with layer.open() as stream:
+        with contextlib.ExitStack() as held:
+            with blamed(f"layer {layer.name}"):
+                stream = held.enter_context(layer.open())
             digest = _in_root(rootfs, partial(_unpack_layer, stream), f"layer {layer.name}")
         _verify(layer, digest)
     _in_root(rootfs, partial(_complete, source.workdir), "the image's last touches")

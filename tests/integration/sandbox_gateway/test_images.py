@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from grading.git_scripts import ENSURE_AGENT_USER
 from ratchet.errors import ConfigError
-from sandbox_gateway import images
+from sandbox_gateway import image_archive, images
 from sandbox_gateway.boxd import cgroups
 from sandbox_gateway.image_store import ImageStore
 from sandbox_gateway.images import Catalogue
@@ -479,8 +479,31 @@ def test_a_sif_file_without_a_program_that_unpacks_it_is_refused(
     layers: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match="squashfs-tools"):
+    with pytest.raises(ConfigError, match=r"squashfs-tools.*apptainer build --sandbox DIRECTORY a\.sif"):
         ImageStore(tmp_path / "images").add(image_files.write_sif(tmp_path / "a.sif", layers[1]), None, print)
+
+
+@pytest.mark.parametrize("stem", ("image", "lock", "sif"))
+def test_a_sif_file_may_have_any_name(stem: str, layers: list[bytes], tmp_path: Path, unsquashfs: None) -> None:
+    sif = image_files.write_sif(tmp_path / f"{stem}.sif", layers[0])
+    assert ImageStore(tmp_path / "images").add(sif, None, print).reference == f"{stem}:latest"
+
+
+def test_forbidden_namespaces_are_no_fault_of_the_image(
+    layers: list[bytes], tmp_path: Path, unsquashfs: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_mode: object) -> None:
+        raise PermissionError("played: no namespaces")
+
+    monkeypatch.setattr(image_archive, "enter_own_namespaces", refuse)
+    with pytest.raises(ConfigError, match="may not make user namespaces"):
+        ImageStore(tmp_path / "images").add(image_files.write_sif(tmp_path / "a.sif", layers[0]), None, print)
+
+
+def test_an_error_of_the_store_is_no_fault_of_the_image(layers: list[bytes], tmp_path: Path) -> None:
+    source = image_files.write_docker_archive(tmp_path / "a.tar", layers, ["x"])
+    with pytest.raises(ValueError, match="ours"), image_archive.open_image(source, None, tmp_path):
+        raise ValueError("ours")
 
 
 def test_probe_reports_this_machine(python_layer: Path) -> None:
