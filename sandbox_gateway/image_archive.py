@@ -12,6 +12,7 @@ import hashlib
 import io
 import json
 import lzma
+import os
 import platform
 import re
 import shutil
@@ -206,9 +207,17 @@ def _from_sif(path: Path, tree: Path) -> ImageSource:
 @contextlib.contextmanager
 def _packed(directory: Path, prepare: Callable[[], None] | None = None) -> Iterator[io.BufferedReader]:
     """Yield a directory as a tar in an order that does not depend on the disk. `prepare`: done first in the child."""
-    options = ("--sort=name", "--numeric-owner", "--format=posix", "--pax-option=delete=atime,delete=ctime")
-    command = ["tar", *options, "-C", str(directory), "-cf", "-", "."]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=prepare) as process:
+    options = ["--sort=name", "--numeric-owner", "--format=posix", "--pax-option=delete=atime,delete=ctime"]
+    with contextlib.ExitStack() as held:
+        if prepare is None and os.geteuid() != 0:
+            # What an ordinary user owns is root's in the image: its number may be the agent's in a box.
+            for kind, number in (("owner", os.geteuid()), ("group", os.getegid())):
+                mapping = held.enter_context(tempfile.NamedTemporaryFile("w"))
+                print(f"+{number} +0", file=mapping, flush=True)
+                options.append(f"--{kind}-map={mapping.name}")
+        command = ["tar", *options, "-C", str(directory), "-cf", "-", "."]
+        pipe = subprocess.PIPE
+        process = held.enter_context(subprocess.Popen(command, stdout=pipe, stderr=pipe, preexec_fn=prepare))
         assert process.stdout is not None and process.stderr is not None, "both are pipes"
         yield cast(io.BufferedReader, process.stdout)
         process.stdout.close()

@@ -180,6 +180,7 @@ async def test_an_image_keeps_the_owners_that_a_box_has(
 ) -> None:
     tree = make_tree(caller.home / "tree", (*PROGRAMS, "rm"))
     os.chown(tree / "srv/from-image", 1000, 1000)
+    os.chown(tree / "bin/bash", USER, USER)
     add = "from pathlib import Path; from sandbox_gateway.image_store import ImageStore; "
     add += f"print(ImageStore(Path('{caller.home}/images')).add(Path('{tree}'), 'small', print).reference)"
     imported = as_user(caller, add)
@@ -189,6 +190,7 @@ async def test_an_image_keeps_the_owners_that_a_box_has(
     ) as box:
         owner = (await box.exec("stat -c %u:%g /srv/from-image")).stdout.strip()
         assert owner == ("0:0" if mode is ONE_ID else "1000:1000")
+        assert (await box.exec("stat -c %u:%g /bin/bash")).stdout == "0:0\n", "the importing user's"
         await box.exec("rm -r /srv && mkdir /srv")
         assert (await box.exec("ls -A /srv")).stdout == "", "the new directory hides what the image has there"
 
