@@ -13,6 +13,7 @@ Several hosts may share the directory. Locks are on files, because NFS keeps tho
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -26,16 +27,17 @@ from pydantic import BaseModel, ConfigDict, Field
 from ratchet.errors import ConfigError
 from sandbox_gateway.fork_client import remove_tree
 from sandbox_gateway.image_archive import ImageSource, familiar, open_image
-from sandbox_gateway.image_unpack import unpack
+from sandbox_gateway.image_unpack import read_scripts, unpack
 
 BUILT_IN_REFERENCES = ("host", "base")
 ROOTFS, META = "rootfs", "meta.json"
 _CATALOGUE, _LOCK, _UNDER_WAY, _LOCK_OF_IMPORT = "catalogue.json", "catalogue.lock", ".new-", "lock"
+_MAX_LEFT_OUT = 1000
 _REFERENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,254}")
 
 
 class ImageFacts(BaseModel):
-    """`digest` of the image's config or of the tree's tar stream; env, workdir and user as the image sets them."""
+    """`digest` of the image's config, or of the tree's tar stream and the settings, which are the image's."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -78,7 +80,7 @@ class ImageStore:
             reference, made, digest = _reference(name, source, path), fresh / "image", source.digest
             if digest is None or not self._directory(digest).is_dir():
                 say(f"unpacking {len(source.layers)} layer(s) of {path}")
-                digest = _unpack_into(made, source, path)
+                digest = _unpack_into(made, source, path, say)
             with self._locked() as catalogue:
                 directory = self._directory(digest)
                 if not directory.is_dir():
@@ -154,16 +156,23 @@ class ImageStore:
                         remove_tree(entry)
 
 
-def _unpack_into(directory: Path, source: ImageSource, path: Path) -> str:
+def _unpack_into(directory: Path, source: ImageSource, path: Path, say: Callable[[str], None]) -> str:
     rootfs = directory / ROOTFS
     rootfs.mkdir(parents=True)
-    stream_digest = unpack(source, rootfs)
+    unpacked = unpack(source, rootfs)
+    variables = read_scripts(unpacked.scripts, source.env)
+    if left_out := "; ".join(variables.left_out)[:_MAX_LEFT_OUT]:
+        say(f"not taken over from the scripts of the image's environment, which boxes do not run: {left_out}")
+    settings = [variables.env, source.workdir, source.user]
+    digest = source.digest or unpacked.digest
+    if source.digest is None and any(settings):
+        digest = "sha256:" + hashlib.sha256(json.dumps([digest, *settings], sort_keys=True).encode()).hexdigest()
     facts = ImageFacts(
-        digest=source.digest or stream_digest,
+        digest=digest,
         source=str(path.resolve()),
         imported_at=time.time(),
         size_bytes=_size_bytes(rootfs),
-        env=source.env,
+        env=variables.env,
         workdir=source.workdir,
         user=source.user,
     )

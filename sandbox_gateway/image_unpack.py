@@ -9,24 +9,27 @@ lower layers put into its directory. Devices are skipped, because boxes have the
 
 import contextlib
 import errno
+import glob
 import hashlib
 import io
 import json
 import lzma
 import os
+import re
 import shutil
 import stat
 import sys
 import tarfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import zstandard
 
 from ratchet.errors import ConfigError
-from sandbox_gateway.boxd.command_launch import PATH_KEEPER
+from sandbox_gateway.boxd.command_launch import PATH_KEEPER, SYSTEM_PATH
 from sandbox_gateway.boxd.id_modes import IdMode, enter_own_namespaces, id_mode
 from sandbox_gateway.boxd.linux_calls import CLONE_NEWUSER, setns
 from sandbox_gateway.boxd.namespaces import change_user, make_user_namespace
@@ -39,19 +42,27 @@ _PROFILE_SCRIPT = "/etc/profile.d/zz-ratchet-path.sh"
 _PROFILE = f"""\
 # Login shells reset PATH; this restores the image's own.
 [ -z "${{{PATH_KEEPER}}}" ] || export PATH="${{{PATH_KEEPER}}}"
-if [ -d /.singularity.d/env ]; then  # the environment of an Apptainer image, which it sets by scripts
-  for part in /.singularity.d/env/10-docker*.sh /.singularity.d/env/9[01]-environment.sh; do
-    [ ! -r "$part" ] || . "$part"
-  done
-  export PATH="$PATH:${{{PATH_KEEPER}}}"
-fi
 """
-_READS_SCRIPTS = f"[ ! -r {_PROFILE_SCRIPT} ] || . {_PROFILE_SCRIPT}\n"
+_SCRIPTS = ("/.singularity.d/env/10-docker*.sh", "/.singularity.d/env/9[01]-environment.sh")
+"""The scripts by which an Apptainer image sets its environment, in order."""
+_MAX_SCRIPT_CHARACTERS, _MAX_LINE_CHARACTERS = 1 << 16, 4096
+_ASSIGNMENT = re.compile(r'\s*(export\s+)?([A-Za-z_]\w*)=(?:"?\$\{\2:-(.*)\}"?|(.*?))(?:;|\s+#.*)?\s*', re.ASCII)
+_VALUE = re.compile(r"""'([^']*)'|"((?:[^"\\`]|\\.)*)"|([^\s"'\\`;&|<>()#~]*)""")
+_EXPANSION = re.compile(r'\\([\\"$`])|\$(?:(\w+)|\{(\w+)\})|\$', re.ASCII)
+_BLOCK_BEGINS, _BLOCK_ENDS = {"if", "case", "for", "while", "until", "{", "("}, {"fi", "esac", "done", "}", ")"}
 _HOSTS = "127.0.0.1\tlocalhost box\n::1\tlocalhost\n"
 
 
-def unpack(source: ImageSource, rootfs: Path) -> str:
-    """Fill the empty directory `rootfs` and return the digest of the last layer as a stream.
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """`digest`: of the last layer as a stream. `scripts`: text of those that set an Apptainer image's environment."""
+
+    digest: str
+    scripts: str
+
+
+def unpack(source: ImageSource, rootfs: Path) -> Unpacked:
+    """Fill the empty directory `rootfs`.
 
     Raises ConfigError that names the layer if it cannot be unpacked or its digest differs from the config's.
     """
@@ -62,8 +73,7 @@ def unpack(source: ImageSource, rootfs: Path) -> str:
                 stream = held.enter_context(layer.open())
             digest = _in_root(rootfs, partial(_unpack_layer, stream), f"layer {layer.name}")
         _verify(layer, digest)
-    _in_root(rootfs, partial(_complete, source.workdir), "the image's last touches")
-    return digest
+    return Unpacked(digest, _in_root(rootfs, partial(_complete, source.workdir), "the image's last touches"))
 
 
 def _verify(layer: Layer, digest: str) -> None:
@@ -221,7 +231,8 @@ def _clear(directory: str, fresh: set[str]) -> None:
 
 
 def _complete(workdir: str) -> str:
-    """Add what runtimes add to every image: mount points, `localhost`, working directory, variables of login shells."""
+    """Add what runtimes add to every image: mount points, `localhost`, working directory, PATH of login shells. Return
+    the text of its scripts."""
     os.chmod("/", 0o755)
     for path in ("/dev", "/proc", "/etc"):
         os.makedirs(path, 0o755, exist_ok=True)
@@ -230,10 +241,56 @@ def _complete(workdir: str) -> str:
     if os.path.isabs(workdir):
         os.makedirs(workdir, 0o755, exist_ok=True)
     _write_missing("/etc/hosts", _HOSTS)
-    _write_missing("/etc/profile", _READS_SCRIPTS)
-    os.makedirs("/etc/profile.d", 0o755, exist_ok=True)
-    _write_missing(_PROFILE_SCRIPT, _PROFILE)
-    return ""
+    if os.path.exists("/etc/profile"):
+        os.makedirs("/etc/profile.d", 0o755, exist_ok=True)
+        _write_missing(_PROFILE_SCRIPT, _PROFILE)
+    texts = []
+    for path in (path for pattern in _SCRIPTS for path in sorted(glob.glob(pattern)) if os.path.isfile(path)):
+        with open(path, errors="replace") as script:
+            texts.append(script.read(_MAX_SCRIPT_CHARACTERS))
+    return "\n".join(texts)
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptVariables:
+    """`env`: with the variables that scripts set. `left_out`: lines that may set others."""
+
+    env: dict[str, str]
+    left_out: list[str]
+
+
+def read_scripts(text: str, env: Mapping[str, str]) -> ScriptVariables:
+    """Read the assignments of scripts that do not depend on what runs them; nothing of an image is run for that."""
+    found, left_out, depth = dict(env), list[str](), 0
+    for line in text.replace("\\\n", "").splitlines():
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        match = _ASSIGNMENT.fullmatch(line) if len(line) <= _MAX_LINE_CHARACTERS else None
+        if match and not depth and (match[1] or match[2] in {"PATH", *found}):
+            default = match[3]
+            value = found.get(match[2]) if default is not None else None
+            value = value or _expand(match[2], match[4] if default is None else default, found)
+            if value is not None:
+                found[match[2]] = value
+                continue
+        left_out.append(line.strip())
+        words = line.replace(";", " ").split()
+        depth += sum(word in _BLOCK_BEGINS for word in words) - sum(word in _BLOCK_ENDS for word in words)
+        depth = max(0, depth + line.count('"') % 2 + line.count("'") % 2)  # a quoted end of line
+    return ScriptVariables(found, left_out)
+
+
+def _expand(name: str, written: str, found: Mapping[str, str]) -> str | None:
+    """Return a value as a shell reads it; None if it refers to what the image does not set."""
+    match = _VALUE.fullmatch(written)
+    if match is None or match[1] is not None:
+        return match and match[1]
+    known = {name: "", "PATH": SYSTEM_PATH, **found}
+    try:
+        return _EXPANSION.sub(lambda part: part[1] or known[part[2] or part[3]], match[2] or match[3] or "")
+    except KeyError:
+        return None
 
 
 def _write_missing(path: str, text: str) -> None:

@@ -20,7 +20,7 @@ from sandbox_gateway.boxd.namespaces import ALL_KINDS, Namespaces, change_user
 from sandbox_gateway.boxd.protocol import BoxFaultError, BoxSpec, JsonMessage
 from sandbox_gateway.boxd.users import BoxUser, find_user, resolve_path
 
-_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PATH_KEEPER = "RATCHET_PATH"
 """A login shell resets PATH; the images' profile restores it from this variable."""
 _RESERVED_PROCESSES, _FILES_PER_PROCESS = 32, 4096
@@ -213,7 +213,7 @@ def _change_directory(wanted: str, user: BoxUser) -> None:
 
 
 def _environment(wanted: Mapping[str, str], spec: BoxSpec, user: BoxUser) -> dict[str, str]:
-    base = {"PATH": _SYSTEM_PATH, "HOME": user.home, "USER": user.name, "LOGNAME": user.name, "LANG": "C.UTF-8"}
+    base = {"PATH": SYSTEM_PATH, "HOME": user.home, "USER": user.name, "LOGNAME": user.name, "LANG": "C.UTF-8"}
     environment = {**base, **spec.env, **wanted}
     if "PATH" not in wanted:
         environment["PATH"] = ":".join([environment["PATH"], *spec.extra_path])

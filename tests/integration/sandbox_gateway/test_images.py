@@ -424,7 +424,7 @@ _SIF_SCRIPTS = {
 export PATH="/opt/tool:/usr/bin:/bin"
 export FROM_IMAGE="${FROM_IMAGE:-"yes and = more"}"
 """,
-    "90-environment.sh": 'export GREETING="hello $FROM_IMAGE"\nPATH=/srv/definition:$PATH\n',
+    "90-environment.sh": 'set -e\nexport GREETING="hello $FROM_IMAGE"\nPATH=/srv/definition:$PATH\nfalse\n',
     "94-appsbase.sh": "export FROM_IMAGE=wrong\n",
 }
 
@@ -440,24 +440,36 @@ async def test_a_sif_file_boots_as_its_image_says(
     unsquashfs: None,
     box_of: Callable[[str], Any],
 ) -> None:
-    """Without a config, as one that was made of a directory, it has the environment of its scripts."""
+    """Without a config, as one that was made of a directory, it has the environment of its scripts. None is run."""
     tree = image_files.make_tree(tmp_path / "tree")
     (tree / ".singularity.d/env").mkdir(parents=True)
     for name, text in _SIF_SCRIPTS.items():
         (tree / ".singularity.d/env" / name).write_text(f"#!/bin/sh\n{text}")
+        os.chown(tree / ".singularity.d/env" / name, 1000, 1000)
     if not has_profile:
         (tree / "etc/profile").unlink()
     config = image_files.CONFIG if has_config else None
     sif = image_files.write_sif(tmp_path / "Tool.sif", image_files.tree_layer(tree), config)
-    image = ImageStore(cache / "ratchet/images").add(sif, None, print)
-    assert image.reference == "tool:latest"
+    said: list[str] = []
+    image = ImageStore(cache / "ratchet/images").add(sif, None, said.append)
+    assert image.reference == "tool:latest" and said[-1].endswith("do not run: set -e; false")
     box = await box_of("tool")
     asked = 'echo "$FROM_IMAGE"; echo "$GREETING"; our-tool; echo "$PATH"'
-    said = (await box.exec(asked)).stdout.splitlines()
-    assert said[:3] == ["yes and = more", "hello yes and = more", "tool"]
-    assert said[3].startswith("/srv/definition:/opt/tool:") and said[3].endswith(":/opt/ratchet/bin")
+    answer = (await box.exec(asked)).stdout.splitlines()
+    assert answer[:3] == ["yes and = more", "hello yes and = more", "tool"]
+    assert answer[3] == "/srv/definition:/opt/tool:/usr/bin:/bin:/opt/ratchet/bin"
+    assert (await box.exec("echo $GREETING", env={"GREETING": "the caller's"})).stdout == "the caller's\n"
     plain = await _run_as_default_user(gateway, box, "id -u; pwd")
     assert plain.split() == (["1234", "/srv/work"] if has_config else ["0", "/root"])
+
+
+def test_a_sif_file_with_new_settings_is_another_image(layers: list[bytes], tmp_path: Path, unsquashfs: None) -> None:
+    store, found = ImageStore(tmp_path / "images"), []
+    for user in ("", "1000", "1000", "1001"):
+        sif = image_files.write_sif(tmp_path / "a.sif", layers[0], {"User": user})
+        found.append(store.add(sif, None, print))
+    assert [image.user for image in found] == ["", "1000", "1000", "1001"]
+    assert len({image.digest for image in found}) == 3
 
 
 @pytest.mark.parametrize("fault", ("encrypted", "cut", "hostile"))
