@@ -114,7 +114,7 @@ def _limits() -> Protection:
     name, version = "memory and process limits", cgroups.usable_version()
     parent = cgroups.name_of(f"ratchet-probe-{os.getpid()}")
     if version == 0:
-        return Protection(name, False, f"no writable control groups at {cgroups.MOUNT}; {_WITHOUT_LIMITS}")
+        return Protection(name, False, f"{cgroups.why_unusable()}; {_WITHOUT_LIMITS}")
     group = cgroups.cgroup_at(f"{parent}/box")
     try:
         cgroups.prepare_parent(parent, moves_processes=False)

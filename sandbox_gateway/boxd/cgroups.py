@@ -5,6 +5,7 @@ import errno
 import os
 import time
 from dataclasses import dataclass, field
+from functools import cache
 
 MOUNT = "/sys/fs/cgroup"
 OWN = "/proc/self/cgroup"
@@ -12,6 +13,7 @@ _LEAF = "ratchet-processes"
 _V1_CONTROLLERS = ("memory", "pids", "freezer", "cpuacct")
 _REMOVE_TRIES, _REMOVE_PAUSE_SECONDS = 100, 0.01
 _MOVE_TRIES = 20
+_SYSTEMCTL_SECONDS = 5
 
 
 @dataclass(slots=True)
@@ -116,7 +118,18 @@ def _is_v2() -> bool:
     return os.path.exists(f"{MOUNT}/cgroup.controllers")
 
 
+def why_unusable() -> str:
+    """Return why `usable_version` is 0."""
+    group = _shared_group() if _is_v2() else None
+    return _lacks_delegation(group) if group is not None else f"no writable control groups at {MOUNT}"
+
+
 def _usable_group() -> str | None:
+    group = _shared_group()
+    return None if group is None or _lacks_delegation(group) else group
+
+
+def _shared_group() -> str | None:
     """Return the path below the mount of the v2 group in which this process's user may make groups with limits: the
     mount itself, or the process's own group if it is delegated to the user (systemd's `Delegate=yes`, a SLURM step)."""
     own = [line.strip()[3:] for line in _read(OWN).splitlines() if line.startswith("0::")]
@@ -126,22 +139,30 @@ def _usable_group() -> str | None:
         files = (f"{directory}/cgroup.{name}" for name in ("subtree_control", "procs"))
         may_share = _writable(directory) and all(os.access(file, os.W_OK) for file in files)
         if may_share and {"memory", "pids"} <= set(_read(f"{directory}/cgroup.controllers").split()):
-            return group if _is_delegated(group) else None
+            return group
     return None
 
 
-def _is_delegated(group: str) -> bool:
-    """Return whether a group belongs to its processes. All below a user's systemd is writable to the user, but if the
-    kernel kills a process for memory in a unit without `Delegate=yes`, systemd ends the unit, and the stack with it."""
-    if "/user@" not in group:
-        return True
-    from subprocess import run
+@cache
+def _lacks_delegation(group: str) -> str:
+    """Return why a group does not belong to its processes, else an empty text. All below a user's systemd is writable
+    to the user, but if the kernel kills a process for memory in a unit without `Delegate=yes`, systemd ends the unit,
+    and the stack with it. systemd is asked once per process."""
+    _, is_of_user, path = group.partition("/user@")
+    if not is_of_user:
+        return ""
+    from subprocess import SubprocessError, run
 
-    show = ["systemctl", "--user", "show", "--property=Delegate", "--", os.path.basename(group)]
+    units = [name for name in path.split("/")[1:] if name.endswith((".service", ".scope"))]
+    if not units:
+        return f"control group {group} is no unit's"
+    show = ["systemctl", "--user", "show", "--property=Delegate", "--", units[-1]]
     environment = {"XDG_RUNTIME_DIR": f"/run/user/{os.geteuid()}", **os.environ}
-    with contextlib.suppress(OSError):
-        return "yes" in run(show, capture_output=True, text=True, check=False, env=environment).stdout
-    return False
+    try:
+        asked = run(show, capture_output=True, text=True, check=False, env=environment, timeout=_SYSTEMCTL_SECONDS)
+    except (OSError, SubprocessError) as error:
+        return f"systemd does not say whether unit {units[-1]} has Delegate=yes ({error})"
+    return "" if "yes" in asked.stdout else f"unit {units[-1]} has no Delegate=yes"
 
 
 def prepare_parent(name: str, *, moves_processes: bool) -> None:

@@ -14,8 +14,9 @@ _OWN = "user.slice/user@1000.service/run.scope"
 def say_delegated(mount: Path, answer: str) -> None:
     """Let a stand-in for systemctl say this of the group's unit."""
     program = mount.parent / "systemctl"
-    program.write_text(f'#!/bin/sh\n[ "$5" = run.scope ] && echo Delegate={answer}\n')
+    program.write_text(f'#!/bin/sh\necho >>{mount.parent}/asked\n[ "$5" = run.scope ] && echo Delegate={answer}\n')
     program.chmod(0o755)
+    cgroups._lacks_delegation.cache_clear()
 
 
 @pytest.fixture
@@ -70,15 +71,34 @@ def test_a_group_without_the_controllers_is_of_no_use(mount: Path, controllers: 
     assert not cgroups.cgroup_at("").directories
 
 
-@pytest.mark.parametrize("has_systemctl", (True, False))
+@pytest.mark.parametrize("answer", ("no", "not found", "never"))
 def test_a_unit_of_systemd_is_of_use_only_if_it_is_delegated(
-    mount: Path, monkeypatch: pytest.MonkeyPatch, has_systemctl: bool
+    mount: Path, monkeypatch: pytest.MonkeyPatch, answer: str
 ) -> None:
-    if has_systemctl:
-        say_delegated(mount, "no")
-    else:
+    say_delegated(mount, answer)
+    if answer == "not found":
         monkeypatch.setenv("PATH", str(mount))
+    elif answer == "never":
+        (mount.parent / "systemctl").write_text("#!/bin/sh\nexec sleep 60\n")
+        monkeypatch.setattr(cgroups, "_SYSTEMCTL_SECONDS", 0.1)
     assert cgroups.usable_version() == 0 and cgroups.name_of("ours") == "ours"
+    assert ("unit run.scope has no Delegate=yes" if answer == "no" else "not say whether") in cgroups.why_unusable()
+
+
+def test_a_group_below_a_delegated_unit_is_of_use_and_systemd_is_asked_once(mount: Path) -> None:
+    below = make_group(mount / _OWN / "a/b", "cgroup.subtree_control", "cgroup.procs")
+    (below / "cgroup.controllers").write_text("memory pids\n")
+    Path(cgroups.OWN).write_text(f"0::/{_OWN}/a/b\n")
+    assert [cgroups.name_of("ours") for _ in range(3)] == [f"{_OWN}/a/b/ours"] * 3 and cgroups.usable_version() == 2
+    assert (mount.parent / "asked").read_text() == "\n"
+
+
+def test_a_group_of_no_unit_is_of_no_use(mount: Path) -> None:
+    """A slice has no `Delegate=`, and the user's systemd does not know its own unit."""
+    for name, text in (("subtree_control", ""), ("procs", ""), ("controllers", "memory pids")):
+        (mount / f"user.slice/user@1000.service/cgroup.{name}").write_text(text)
+    Path(cgroups.OWN).write_text("0::/user.slice/user@1000.service\n")
+    assert cgroups.usable_version() == 0 and "no unit's" in cgroups.why_unusable()
 
 
 def test_the_processes_of_the_group_move_only_if_they_may(mount: Path, monkeypatch: pytest.MonkeyPatch) -> None:
