@@ -21,7 +21,7 @@ from sandbox_gateway.box_client import RECORD_FILE, BoxClient, BoxRecord
 from sandbox_gateway.boxd import cgroups
 from sandbox_gateway.boxd.id_modes import NUM_IDS, id_mode
 from sandbox_gateway.boxd.protocol import BoxFaultError, BoxSpec, clock
-from sandbox_gateway.fork_client import COPY_SECONDS, ForkServer, remove_tree
+from sandbox_gateway.fork_client import ForkServer, boot_seconds, remove_tree
 from sandbox_gateway.images import Catalogue
 from sandbox_gateway.settings import GatewaySettings
 from sandbox_gateway.wire_errors import RETRY_AFTER, BoxNotFoundError, RefusalError
@@ -209,7 +209,7 @@ class Fleet:
             metadata=request.metadata,
             idempotency_key=request.idempotency_key,
             started_at=time.time(),
-            deadline=clock() + COPY_SECONDS + request.ttl_seconds,  # of a box that is adopted; set after a boot
+            deadline=0.0,  # set by the boot
             memory_bytes=settings.memory_bytes,
             spec=asdict(spec),
         )
@@ -231,10 +231,12 @@ class Fleet:
             self._slots.discard(record.slot)
             raise
         try:
-            box.save(record)
             assert self._fork_server is not None, "boxes are created after start"
             async with self._boots:
-                boxd_pid = await self._fork_server.boot(directory, copies_image=record.spec["copies_image"])
+                copies = bool(record.spec["copies_image"])
+                latest = clock() + boot_seconds(copies_image=copies) + record.spec["ttl_seconds"]
+                box.save(record.model_copy(update={"deadline": latest}))  # for a gateway that adopts the box
+                boxd_pid = await self._fork_server.boot(directory, copies_image=copies)
             box.save(record.model_copy(update={"deadline": clock() + record.spec["ttl_seconds"]}))
             self._take_in(box, boxd_pid)
         except BaseException:

@@ -1,6 +1,8 @@
 """A gateway on a copy of another's root directory."""
 
+import json
 import shutil
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -8,8 +10,10 @@ import pytest
 
 from sandbox_gateway.box_fleet import CreateRequest, Fleet, cgroup_parent
 from sandbox_gateway.boxd import cgroups
+from sandbox_gateway.boxd.protocol import clock
 from sandbox_gateway.images import Catalogue
 from sandbox_gateway.settings import GatewaySettings
+from sandbox_gateway.wire_errors import RefusalError
 from tests.unit.sandbox_gateway.test_box_end import _SLEEP, _record
 
 
@@ -51,3 +55,30 @@ async def test_a_box_without_a_directory_gives_its_slot_back(tmp_path: Path) -> 
     for _ in range(2):
         with pytest.raises(FileNotFoundError):
             await fleet.create(CreateRequest("host", {}, {}, ttl_seconds=60, idempotency_key=None))
+
+
+@dataclass
+class _NoBoots:
+    """A fork server that boots nothing. `latest`: the seconds after which a box would have been given up."""
+
+    latest: float = 0.0
+
+    async def boot(self, directory: Path, *, copies_image: bool) -> int:
+        self.latest = json.loads((directory / "box.json").read_bytes())["deadline"] - clock()
+        raise RefusalError(503, "played")
+
+
+@pytest.mark.parametrize(("copies", "expected"), ((False, 90), (True, 3660)))
+async def test_a_box_that_copies_nothing_is_given_up_soon(tmp_path: Path, copies: bool, expected: int) -> None:
+    """By a gateway that is started meanwhile."""
+    settings = GatewaySettings(root_directory=tmp_path, api_key="k")
+    for name in ("boxes", "trash"):
+        (tmp_path / name).mkdir()
+    server, catalogue = _NoBoots(), Catalogue(tmp_path / "state", None, {}, ())
+    fleet = Fleet(settings, catalogue, lambda: pytest.fail("it is there"))
+    fleet._fork_server = server  # type: ignore[assignment]
+    fleet._copies_images = copies
+    catalogue._host = replace(catalogue._host, lower=str(tmp_path))
+    with pytest.raises(RefusalError):
+        await fleet.create(CreateRequest("host", {}, {}, ttl_seconds=60, idempotency_key=None))
+    assert expected - 10 < server.latest <= expected
