@@ -21,7 +21,7 @@ from sandbox_gateway.box_client import RECORD_FILE, BoxClient, BoxRecord
 from sandbox_gateway.boxd import cgroups
 from sandbox_gateway.boxd.id_modes import NUM_IDS, id_mode
 from sandbox_gateway.boxd.protocol import BoxFaultError, BoxSpec, clock
-from sandbox_gateway.fork_client import ForkServer, boot_seconds, remove_tree
+from sandbox_gateway.fork_client import BOOT_SECONDS, COPY_SECONDS, ForkServer, remove_tree
 from sandbox_gateway.images import Catalogue
 from sandbox_gateway.settings import GatewaySettings
 from sandbox_gateway.wire_errors import RETRY_AFTER, BoxNotFoundError, RefusalError
@@ -233,10 +233,10 @@ class Fleet:
         try:
             assert self._fork_server is not None, "boxes are created after start"
             async with self._boots:
-                copies = bool(record.spec["copies_image"])
-                latest = clock() + boot_seconds(copies_image=copies) + record.spec["ttl_seconds"]
-                box.save(record.model_copy(update={"deadline": latest}))  # for a gateway that adopts the box
-                boxd_pid = await self._fork_server.boot(directory, copies_image=copies)
+                seconds = COPY_SECONDS if record.spec["copies_image"] else BOOT_SECONDS
+                latest = clock() + seconds + record.spec["ttl_seconds"]  # for a gateway that adopts the box
+                box.save(record.model_copy(update={"deadline": latest}))
+                boxd_pid = await self._fork_server.boot(directory, seconds)
             box.save(record.model_copy(update={"deadline": clock() + record.spec["ttl_seconds"]}))
             self._take_in(box, boxd_pid)
         except BaseException:

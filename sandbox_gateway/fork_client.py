@@ -12,7 +12,7 @@ from pathlib import Path
 from sandbox_gateway.boxd.id_modes import id_mode
 from sandbox_gateway.wire_errors import HTTP_STATUS_OF_CODE, RETRY_AFTER, RefusalError
 
-_BOOT_SECONDS, _COPY_SECONDS = 30.0, 3600.0
+BOOT_SECONDS, COPY_SECONDS = 30.0, 3600.0
 _ENVIRONMENT = {"LANG": "C.UTF-8"}
 """The whole environment of boxd and of all that it starts: the gateway's contains credentials of the host."""
 _PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from sandbox_gateway.boxd import fork_server; fork_server."
@@ -37,11 +37,6 @@ def remove_tree(path: Path) -> None:
         subprocess.run(_command(_REMOVE, str(path)), env=_ENVIRONMENT, stdin=subprocess.DEVNULL, check=False)
 
 
-def boot_seconds(*, copies_image: bool) -> float:
-    """Return the longest time that a boot may take."""
-    return _COPY_SECONDS if copies_image else _BOOT_SECONDS
-
-
 class ForkServer:
     def __init__(self, bubblewrap: str) -> None:
         self._bubblewrap = bubblewrap
@@ -61,8 +56,8 @@ class ForkServer:
         theirs.close()
         self._socket = ours
 
-    async def boot(self, directory: Path, *, copies_image: bool) -> int:
-        """Boot the box described by `directory`/box.json and return the pid of its boxd.
+    async def boot(self, directory: Path, seconds: float) -> int:
+        """Boot the box described by `directory`/box.json in at most so many seconds; return the pid of its boxd.
 
         Raises RefusalError with the reason if the box cannot start: 503 if the disk is full, else 500. A fork server
         that was killed is restarted.
@@ -75,7 +70,7 @@ class ForkServer:
         try:
             socket.send_fds(self._socket, [str(directory).encode()], [theirs.fileno()])
             theirs.close()
-            async with asyncio.timeout(boot_seconds(copies_image=copies_image)):
+            async with asyncio.timeout(seconds):
                 answer = await asyncio.get_running_loop().sock_recv(ours, 65_536)
         except (OSError, TimeoutError) as error:
             raise RefusalError(500, f"the box could not be started: {error or 'boxd does not answer'}") from error

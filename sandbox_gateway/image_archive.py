@@ -96,9 +96,7 @@ def blamed(name: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise ConfigError(f"{name}: there is no {error.filename or error}") from error
     except subprocess.SubprocessError as error:  # in `preexec_fn`
-        raise ConfigError(
-            f"{name} cannot be unpacked: this user may not make user namespaces; see `ratchet doctor`"
-        ) from error
+        raise ConfigError(f"{name}: this user may not make user namespaces; see `ratchet doctor`") from error
     except _UNREADABLE as error:
         raise ConfigError(f"{name} cannot be read as an image: {error}") from error
 

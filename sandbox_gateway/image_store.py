@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ratchet.errors import ConfigError
 from sandbox_gateway.fork_client import remove_tree
 from sandbox_gateway.image_archive import ImageSource, familiar, open_image
-from sandbox_gateway.image_unpack import read_scripts, unpack
+from sandbox_gateway.image_unpack import unpack
 
 BUILT_IN_REFERENCES = ("host", "base")
 ROOTFS, META = "rootfs", "meta.json"
@@ -160,10 +160,9 @@ def _unpack_into(directory: Path, source: ImageSource, path: Path, say: Callable
     rootfs = directory / ROOTFS
     rootfs.mkdir(parents=True)
     unpacked = unpack(source, rootfs)
-    variables = read_scripts(unpacked.scripts, source.env)
-    if left_out := "; ".join(variables.left_out)[:_MAX_LEFT_OUT]:
+    if left_out := "; ".join(unpacked.left_out)[:_MAX_LEFT_OUT]:
         say(f"not taken over from the scripts of the image's environment, which boxes do not run: {left_out}")
-    settings = [variables.env, source.workdir, source.user]
+    settings = [unpacked.env, source.workdir, source.user]
     digest = source.digest or unpacked.digest
     if source.digest is None and any(settings):
         digest = "sha256:" + hashlib.sha256(json.dumps([digest, *settings], sort_keys=True).encode()).hexdigest()
@@ -172,7 +171,7 @@ def _unpack_into(directory: Path, source: ImageSource, path: Path, say: Callable
         source=str(path.resolve()),
         imported_at=time.time(),
         size_bytes=_size_bytes(rootfs),
-        env=variables.env,
+        env=unpacked.env,
         workdir=source.workdir,
         user=source.user,
     )

@@ -46,7 +46,7 @@ _PROFILE = f"""\
 _SCRIPTS = ("/.singularity.d/env/10-docker*.sh", "/.singularity.d/env/9[01]-environment.sh")
 """The scripts by which an Apptainer image sets its environment, in order."""
 _MAX_SCRIPT_CHARACTERS, _MAX_LINE_CHARACTERS = 1 << 16, 4096
-_ASSIGNMENT = re.compile(r'\s*(export\s+)?([A-Za-z_]\w*)=(?:"?\$\{\2:-(.*)\}"?|(.*?))(?:;|\s+#.*)?\s*', re.ASCII)
+_ASSIGNMENT = re.compile(r'(export\s+)?([A-Za-z_]\w*)=(?:"?\$\{\2:-(.*)\}"?|(.*?))(?:;|\s+#.*)?', re.ASCII)
 _VALUE = re.compile(r"""'([^']*)'|"((?:[^"\\`]|\\.)*)"|([^\s"'\\`;&|<>()#~]*)""")
 _EXPANSION = re.compile(r'\\([\\"$`])|\$(?:(\w+)|\{(\w+)\})|\$', re.ASCII)
 _BLOCK_BEGINS, _BLOCK_ENDS = {"if", "case", "for", "while", "until", "{", "("}, {"fi", "esac", "done", "}", ")"}
@@ -55,10 +55,11 @@ _HOSTS = "127.0.0.1\tlocalhost box\n::1\tlocalhost\n"
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """`digest`: of the last layer as a stream. `scripts`: text of those that set an Apptainer image's environment."""
+    """`digest`: of the last layer as a stream. `env`: also of the image's scripts; `left_out`: their other lines."""
 
     digest: str
-    scripts: str
+    env: dict[str, str]
+    left_out: list[str]
 
 
 def unpack(source: ImageSource, rootfs: Path) -> Unpacked:
@@ -73,7 +74,8 @@ def unpack(source: ImageSource, rootfs: Path) -> Unpacked:
                 stream = held.enter_context(layer.open())
             digest = _in_root(rootfs, partial(_unpack_layer, stream), f"layer {layer.name}")
         _verify(layer, digest)
-    return Unpacked(digest, _in_root(rootfs, partial(_complete, source.workdir), "the image's last touches"))
+    env, scripts = dict(source.env), _in_root(rootfs, partial(_complete, source.workdir), "the image's last touches")
+    return Unpacked(digest, env, read_scripts(scripts, env))
 
 
 def _verify(layer: Layer, digest: str) -> None:
@@ -251,34 +253,24 @@ def _complete(workdir: str) -> str:
     return "\n".join(texts)
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptVariables:
-    """`env`: with the variables that scripts set. `left_out`: lines that may set others."""
-
-    env: dict[str, str]
-    left_out: list[str]
-
-
-def read_scripts(text: str, env: Mapping[str, str]) -> ScriptVariables:
-    """Read the assignments of scripts that do not depend on what runs them; nothing of an image is run for that."""
-    found, left_out, depth = dict(env), list[str](), 0
-    for line in text.replace("\\\n", "").splitlines():
-        words = line.split()
-        if not words or words[0].startswith("#"):
+def read_scripts(text: str, env: dict[str, str]) -> list[str]:
+    """Add the assignments of scripts that need no shell, since nothing of an image is run; return the other lines."""
+    left_out, depth = list[str](), 0
+    for line in (line.strip() for line in text.replace("\\\n", "").splitlines()):
+        if not line or line.startswith("#"):
             continue
         match = _ASSIGNMENT.fullmatch(line) if len(line) <= _MAX_LINE_CHARACTERS else None
-        if match and not depth and (match[1] or match[2] in {"PATH", *found}):
-            default = match[3]
-            value = found.get(match[2]) if default is not None else None
-            value = value or _expand(match[2], match[4] if default is None else default, found)
+        if match and not depth and (match[1] or match[2] in {"PATH", *env}):
+            value = env.get(match[2]) if match[3] is not None else None
+            value = value or _expand(match[2], match[3] or match[4] or "", env)
             if value is not None:
-                found[match[2]] = value
+                env[match[2]] = value
                 continue
-        left_out.append(line.strip())
+        left_out.append(line)
         words = line.replace(";", " ").split()
         depth += sum(word in _BLOCK_BEGINS for word in words) - sum(word in _BLOCK_ENDS for word in words)
         depth = max(0, depth + line.count('"') % 2 + line.count("'") % 2)  # a quoted end of line
-    return ScriptVariables(found, left_out)
+    return left_out
 
 
 def _expand(name: str, written: str, found: Mapping[str, str]) -> str | None:

@@ -63,7 +63,7 @@ class _NoBoots:
 
     latest: float = 0.0
 
-    async def boot(self, directory: Path, *, copies_image: bool) -> int:
+    async def boot(self, directory: Path, _seconds: float) -> int:
         self.latest = json.loads((directory / "box.json").read_bytes())["deadline"] - clock()
         raise RefusalError(503, "played")
 

@@ -52,17 +52,18 @@ def shell(script: str, given: dict[str, str]) -> dict[str, str]:
 @pytest.mark.parametrize("script", TAKEN)
 def test_an_assignment_is_read_as_a_shell_does(script: str) -> None:
     given = {"GIVEN": "the config's"}
-    read = read_scripts(script, given)
-    assert read.left_out == []
-    assert {"PATH": SYSTEM_PATH, **read.env} == shell(script, given)
+    env = dict(given)
+    assert read_scripts(script, env) == []
+    assert {"PATH": SYSTEM_PATH, **env} == shell(script, given)
 
 
 @pytest.mark.parametrize("script", LEFT)
 def test_what_needs_a_shell_is_left_out_and_named(script: str) -> None:
-    read = read_scripts(script, {})
-    assert read.env == {} and read.left_out[0] == script.split("\n")[0]
+    env: dict[str, str] = {}
+    assert read_scripts(script, env)[0] == script.split("\n")[0] and env == {}
 
 
 def test_what_follows_a_block_is_read() -> None:
-    read = read_scripts("if true; then\n  export A=b\nfi\nif true; then :; fi\nexport C=d", {})
-    assert read.env == {"C": "d"} and len(read.left_out) == 4
+    env: dict[str, str] = {}
+    left_out = read_scripts("if true; then\n  export A=b\nfi\nif true; then :; fi\nexport C=d", env)
+    assert env == {"C": "d"} and len(left_out) == 4
