@@ -66,8 +66,7 @@ async def health(_request: Request) -> Response:
 
 
 class BoxDispatch:
-    """Handle requests for a box; pass the others on to the control plane, if they have the API key or ask for
-    `/health`."""
+    """Handle requests for a box; pass the others on to the control plane, if they have the API key or are `/health`."""
 
     def __init__(self, app: ASGIApp, fleet: Fleet, api_key: str) -> None:
         self._app = app

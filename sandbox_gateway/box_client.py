@@ -107,10 +107,8 @@ class BoxClient:
         return reply
 
     async def boxd_pid(self, timeout_seconds: float) -> int:
-        """Return the pid of boxd as the kernel knows it, also if boxd does not answer.
-
-        Raises BoxNotFoundError if no process listens, and BoxFaultError if too many calls wait.
-        """
+        """Return the pid of boxd as the kernel knows it, also if boxd does not answer. Raises BoxNotFoundError if no
+        process listens, and BoxFaultError if too many calls wait."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.setblocking(False)
             try:

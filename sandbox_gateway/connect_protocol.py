@@ -1,7 +1,5 @@
-"""The Connect protocol as the SDK uses it: JSON, unary and server-streaming, no compression.
-
-This module knows framing and error shapes, not the meaning of calls. Specification: connectrpc.com/docs/protocol.
-"""
+"""The Connect protocol as the SDK uses it: JSON, unary and server-streaming, no compression. This module knows framing
+and error shapes, not the meaning of calls. Specification: connectrpc.com/docs/protocol."""
 
 import json
 import struct

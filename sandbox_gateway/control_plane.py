@@ -193,10 +193,8 @@ class ControlPlane:
     def _ttl(self, seconds: int | None) -> int:
         if seconds is None:
             return min(self._settings.default_ttl_seconds, self._settings.max_ttl_seconds)
-        if seconds > self._settings.max_ttl_seconds:
-            raise RefusalError(
-                400, f"timeout: {seconds} s is more than the {self._settings.max_ttl_seconds} s this gateway allows"
-            )
+        if seconds > (limit := self._settings.max_ttl_seconds):
+            raise RefusalError(400, f"timeout: {seconds} s is more than the {limit} s this gateway allows")
         return seconds
 
     def _sandbox(self, box: BoxClient) -> dict[str, Any]:

@@ -1,7 +1,5 @@
-"""The RPCs that E2B's in-box daemon envd serves: processes and file system metadata.
-
-They are translated into requests to boxd, so the box itself runs no daemon that its root could kill.
-"""
+"""The RPCs that E2B's in-box daemon envd serves: processes and file system metadata. They are translated into requests
+to boxd, so the box itself runs no daemon that its root could kill."""
 
 import base64
 from collections.abc import Awaitable, Callable
@@ -104,9 +102,8 @@ async def serve_rpc(request: Request, box: BoxClient, service: str, method: str)
     streaming = _STREAMING.get((service, method))
     unary = _UNARY.get((service, method))
     if streaming is None and unary is None:
-        refused = BoxFaultError(
-            "unimplemented", unsupported(f"{service}/{method}"[:200], _REMEDIES.get(method, _NO_REMEDY))
-        )
+        words = unsupported(f"{service}/{method}"[:200], _REMEDIES.get(method, _NO_REMEDY))
+        refused = BoxFaultError("unimplemented", words)
         is_stream = request.headers.get("content-type", "").startswith(STREAM_TYPE)
         return stream_error(refused) if is_stream else unary_error(refused)
     if streaming is not None:
@@ -187,9 +184,8 @@ async def _send_signal(box: BoxClient, data: bytes, _user: str) -> dict[str, Any
     body = parse(SignalBody, data)
     number = _SIGNALS.get(body.signal)
     if number is None:
-        raise BoxFaultError(
-            "invalid_argument", f"signal: {str(body.signal)[:40]!r} is neither SIGNAL_SIGKILL nor SIGNAL_SIGTERM"
-        )
+        words = f"signal: {str(body.signal)[:40]!r} is neither SIGNAL_SIGKILL nor SIGNAL_SIGTERM"
+        raise BoxFaultError("invalid_argument", words)
     return await box.control(op="signal", signal=number, pid=body.process.pid, tag=body.process.tag)
 
 
@@ -200,9 +196,8 @@ async def _send_input(box: BoxClient, data: bytes, _user: str) -> dict[str, Any]
 
 async def _update(box: BoxClient, data: bytes, _user: str) -> dict[str, Any]:
     body = parse(UpdateBody, data)
-    return await box.control(
-        op="resize", size=[body.pty.size.rows, body.pty.size.cols], pid=body.process.pid, tag=body.process.tag
-    )
+    size = [body.pty.size.rows, body.pty.size.cols]
+    return await box.control(op="resize", size=size, pid=body.process.pid, tag=body.process.tag)
 
 
 async def _close_stdin(box: BoxClient, data: bytes, _user: str) -> dict[str, Any]:

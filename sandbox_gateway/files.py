@@ -117,9 +117,8 @@ class _Upload:
         try:
             await asyncio.to_thread(_write_all, self._fd, data)
         except OSError as error:
-            raise RefusalError(
-                507 if error.errno in _FULL_DISK else 400, f"the file cannot be written: {error.strerror}"
-            ) from error
+            status = 507 if error.errno in _FULL_DISK else 400
+            raise RefusalError(status, f"the file cannot be written: {error.strerror}") from error
 
 
 def _write_all(fd: int, data: bytearray) -> None:

@@ -21,10 +21,8 @@ _REMOVE = "remove_tree(sys.argv[3], sys.argv[2])"
 
 
 def _command(call: str, *arguments: str) -> list[str]:
-    """Return the command of a process that may become root of the gateway's own namespaces.
-
-    -I -S: nothing of the user's environment and no site-packages in a process with such rights.
-    """
+    """Return the command of a process that may become root of the gateway's own namespaces. -I -S: nothing of the
+    user's environment and no site-packages in a process with such rights."""
     checkout, ids = str(Path(__file__).resolve().parents[1]), json.dumps(asdict(id_mode()))
     return [sys.executable, "-I", "-S", "-c", _PROGRAM + call, checkout, ids, *arguments]
 

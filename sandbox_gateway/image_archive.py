@@ -173,9 +173,7 @@ def _is_sif(path: Path) -> bool:
 
 def _from_sif(path: Path, tree: Path) -> ImageSource:
     """Unpack an image of Apptainer or Singularity into `tree`. One that was made of an OCI image keeps its config.
-
-    Format: header, descriptors and objects of version 01 in apptainer/sif, `pkg/sif`. Raises ConfigError.
-    """
+    Format: header, descriptors and objects of version 01 in apptainer/sif, `pkg/sif`. Raises ConfigError."""
     offset, config = None, {}
     with path.open("rb") as file:
         num_objects, start = struct.unpack_from("<2Q", file.read(128), _SIF_NUM_AND_OFFSET)
@@ -245,10 +243,8 @@ def _from_oci(open_file: Open, wanted: str | None, where: str) -> ImageSource:
         manifest = _read_blob(open_file, _of_this_machine(manifest["manifests"], where))
     raw = _read_verified(open_file, manifest["config"])
     blobs = [_blob_path(layer) for layer in manifest["layers"]]
-    # A bare tag is not a name.
-    return _image(
-        raw, [(name, partial(open_file, name)) for name in blobs], [name for name in names if re.search("[/:]", name)]
-    )
+    full = [name for name in names if re.search("[/:]", name)]  # a bare tag is not a name
+    return _image(raw, [(name, partial(open_file, name)) for name in blobs], full)
 
 
 def _image(

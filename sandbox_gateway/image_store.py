@@ -71,10 +71,8 @@ class ImageStore:
         return [self._image(reference, name) for reference, name in sorted(self._read().items())]
 
     def add(self, path: Path, name: str | None, say: Callable[[str], None]) -> Image:
-        """Import a directory, tar, OCI layout, OCI archive, docker-archive or SIF file under a reference.
-
-        Idempotent: an existing tree only gets the reference. Raises ConfigError for input that is not an image.
-        """
+        """Import a directory, tar, OCI layout, OCI archive, docker-archive or SIF file under a reference. Idempotent:
+        an existing tree only gets the reference. Raises ConfigError for input that is not an image."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._under_way() as fresh, open_image(path, name, fresh) as source:
             reference, made, digest = _reference(name, source, path), fresh / "image", source.digest

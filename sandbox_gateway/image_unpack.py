@@ -63,10 +63,8 @@ class Unpacked:
 
 
 def unpack(source: ImageSource, rootfs: Path) -> Unpacked:
-    """Fill the empty directory `rootfs`.
-
-    Raises ConfigError that names the layer if it cannot be unpacked or its digest differs from the config's.
-    """
+    """Fill the empty directory `rootfs`. Raises ConfigError that names the layer if it cannot be unpacked or its digest
+    differs from the config's."""
     digest = ""
     for layer in source.layers:
         with contextlib.ExitStack() as held:
@@ -80,9 +78,7 @@ def unpack(source: ImageSource, rootfs: Path) -> Unpacked:
 
 def _verify(layer: Layer, digest: str) -> None:
     if layer.diff_id is not None and layer.diff_id != digest:
-        raise ConfigError(
-            f"layer {layer.name} is damaged: its content is {digest}, the image's config says {layer.diff_id}"
-        )
+        raise ConfigError(f"layer {layer.name} is damaged: it is {digest}, the image's config says {layer.diff_id}")
 
 
 def _in_root(rootfs: Path, work: Callable[[], str], what: str) -> str:

@@ -1,7 +1,5 @@
-"""Image references, and the file tree of a box for each of them.
-
-A new kind of image is a new branch of `Catalogue.plan`; boxd only gets mounts and directories.
-"""
+"""Image references, and the file tree of a box for each of them. A new kind of image is a new branch of
+`Catalogue.plan`; boxd only gets mounts and directories."""
 
 import hashlib
 import os

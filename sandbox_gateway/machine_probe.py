@@ -63,9 +63,8 @@ def find_bubblewrap() -> str | None:
 
 def _bubblewrap() -> Protection:
     path = find_bubblewrap()
-    return Protection(
-        "bubblewrap", path is not None, f"found at {path}" if path else f"`bwrap` is not on PATH; {_INSTALL}"
-    )
+    reason = f"found at {path}" if path else f"`bwrap` is not on PATH; {_INSTALL}"
+    return Protection("bubblewrap", path is not None, reason)
 
 
 def _ids() -> Protection:
@@ -77,13 +76,9 @@ def _user_namespaces() -> Protection:
     name = "user namespaces"
     limit = Path("/proc/sys/user/max_user_namespaces")
     if limit.exists() and limit.read_text().strip() == "0":
-        return Protection(
-            name, False, "user namespaces are switched off; run `sysctl -w user.max_user_namespaces=65536`"
-        )
+        return Protection(name, False, "user namespaces are off; run `sysctl -w user.max_user_namespaces=65536`")
     if not limit.exists() and not Path("/proc/self/ns/user").exists():
-        return Protection(
-            name, False, "this kernel was built without user namespaces; boot one that has CONFIG_USER_NS"
-        )
+        return Protection(name, False, "this kernel has no user namespaces; boot one that has CONFIG_USER_NS")
     if not _succeeds_in_child(_NEW_USER_NAMESPACE):
         remedy = "run a container with CAP_SYS_ADMIN and without a seccomp profile"
         if os.geteuid() != 0:
@@ -100,11 +95,9 @@ def _succeeds_in_child(code: str) -> bool:
     A forked child would not do: libraries start threads in it (OpenTelemetry does), and with a second thread the kernel
     refuses a user namespace.
     """
-    path = f"import sys; sys.path[:] = {sys.path!r}; "
+    command = [sys.executable, "-P", "-c", f"import sys; sys.path[:] = {sys.path!r}; {code}"]
     try:
-        return (
-            subprocess.run([sys.executable, "-P", "-c", path + code], capture_output=True, check=False).returncode == 0
-        )
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
     except OSError:  # this user may not run the interpreter
         return False
 
@@ -172,9 +165,8 @@ def _system_calls() -> Protection:
         return Protection(name, False, f"there is no table of system calls for {machine}")
     if not _succeeds_in_child(f"{_NEW_USER_NAMESPACE}; seccomp.apply()"):
         return Protection(name, False, "seccomp filters are refused, or no interpreter can be started to try one")
-    return Protection(
-        name, True, "mounts, namespaces, modules, BPF, io_uring, keys, clocks and rare socket families are refused"
-    )
+    refused = "mounts, namespaces, modules, BPF, io_uring, keys, clocks and rare socket families are refused"
+    return Protection(name, True, refused)
 
 
 def _network() -> Protection:

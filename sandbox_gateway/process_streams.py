@@ -1,7 +1,5 @@
 """A process's input and output: client-streamed stdin (`StreamInput`), and Connect events replayed from the first byte.
-
-Reading the spool and following its growth is the gateway's most frequent work.
-"""
+Reading the spool and following its growth is the gateway's most frequent work."""
 
 import asyncio
 import base64
@@ -128,10 +126,8 @@ def _data_events(data: bytes) -> tuple[bytes, int]:
 
 
 def _last_events(end: dict[str, Any], started_here: bool) -> bytes:
-    """Report a time limit only to the call that set it; elsewhere the end event would race the client's own timer.
-
-    A command whose output was lost has no result, so every caller gets an error that it may repeat.
-    """
+    """Report a time limit only to the call that set it; elsewhere the end event would race the client's own timer. A
+    command whose output was lost has no result, so every caller gets an error that it may repeat."""
     if "lostOutput" in end:
         return end_of_stream(BoxFaultError("resource_exhausted", end["lostOutput"]))
     if end["timedOut"] and started_here:

@@ -1,7 +1,5 @@
-"""The layer `python`: an interpreter with pytest for boxes, built once per machine and mounted at /opt/ratchet.
-
-Graders must not depend on an image's own Python, and a box cannot download anything.
-"""
+"""The layer `python`: an interpreter with pytest for boxes, built once per machine and mounted at /opt/ratchet. Graders
+must not depend on an image's own Python, and a box cannot download anything."""
 
 import compileall
 import hashlib
@@ -29,6 +27,7 @@ _LEFT_OUT = (
     "tests", "tkinter", "turtledemo", "EXTERNALLY-MANAGED",
 )  # fmt: skip
 _ABANDONED_SECONDS = 3600
+_UNCHECKED = py_compile.PycInvalidationMode.UNCHECKED_HASH
 _RELATIVE_LIBRARY_PATH = b"$ORIGIN/../lib\0"
 
 # Debian's interpreter searches only dist-packages.
@@ -49,9 +48,7 @@ def ensure_python_layer(cache_directory: Path) -> Path:
     """
     interpreter = (Path(sys.base_prefix) / "bin" / f"python{_VERSION}").resolve()
     if not interpreter.exists():
-        raise MachineError(
-            f"The base interpreter {interpreter} is missing; make the environment anew with a complete Python."
-        )
+        raise MachineError(f"The interpreter {interpreter} is missing; make the environment anew with a whole Python.")
     target = cache_directory / "layers" / f"python-{_digest(interpreter)}"
     if target.exists():
         return target
@@ -120,9 +117,7 @@ def _copy_interpreter(interpreter: Path, layer: Path) -> None:
 def install_packages(packages: Path, requirements: list[str]) -> None:
     """Install and compile packages for the layer; requirements and options are pip's. Raises MachineError."""
     _install((Path(sys.base_prefix) / "bin" / f"python{_VERSION}").resolve(), packages, requirements)
-    compileall.compile_dir(
-        str(packages), quiet=2, force=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH
-    )
+    compileall.compile_dir(str(packages), quiet=2, force=True, invalidation_mode=_UNCHECKED)
 
 
 def _install(interpreter: Path, packages: Path, requirements: list[str]) -> None:
@@ -168,7 +163,7 @@ def _compile(layer: Path) -> None:
         force=True,
         stripdir=str(layer),
         prependdir=PYTHON_LAYER_PATH,
-        invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+        invalidation_mode=_UNCHECKED,
     )
 
 
@@ -179,5 +174,5 @@ def _check(layer: Path) -> None:
     if result.returncode != 0:
         tail = (result.stderr or result.stdout).strip()[-600:]
         raise MachineError(
-            f"A copy of {sys.base_prefix} does not run: {tail}; use an interpreter from uv, pyenv or the system."
+            f"A copy of {sys.base_prefix} does not run: {tail}; use an interpreter from uv or the system."
         )

@@ -53,9 +53,7 @@ class SandboxInfo:
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """Optional features of a back end; stages ask for these and not for the vendor. `limits`: those of `create`.
-
-    `without`: what a run does without, one sentence each, which it says at its start.
-    """
+    `without`: what a run does without, one sentence each, which it says at its start."""
 
     pause: bool
     network_policy: bool
@@ -122,9 +120,7 @@ class Sandbox(Protocol):
 
     async def write_file(self, path: str, content: bytes | str | Path, *, user: str = "root") -> None:
         """Write the bytes, the text as UTF-8, or the local file at a Path; make parents; the user owns the result.
-
-        Raises CommandFailedError if the box refuses the path or its disk is full.
-        """
+        Raises CommandFailedError if the box refuses the path or its disk is full."""
 
     async def read_file(self, path: str, *, user: str = "root", max_bytes: int | None = None) -> bytes:
         """Return at most `max_bytes`. Raises FileNotFoundError; CommandFailedError for other than regular files."""

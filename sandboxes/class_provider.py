@@ -181,9 +181,8 @@ class ClassSandbox(Sandbox):
             except TimeoutError as error:
                 raise CommandFailedError(command.cmd, None, "", "", timed_out=True) from error
             code, *texts = answer if isinstance(answer, tuple) else (answer.exit_code, answer.stdout, answer.stderr)
-            result = CommandResult(
-                int(code), *(text.decode(errors="replace") if isinstance(text, bytes) else text for text in texts)
-            )
+            words = (text.decode(errors="replace") if isinstance(text, bytes) else text for text in texts)
+            result = CommandResult(int(code), *words)
         if command.on_stderr is not None and result.stderr:
             command.on_stderr(result.stderr)
         return result

@@ -168,16 +168,14 @@ class DockerProvider:
     async def describe(self, sandbox_id: str) -> SandboxInfo:
         with service_errors(sandbox_id):
             found = await self._docker().containers.get(sandbox_id)
-            return _info(
-                found.id, found["Config"]["Labels"], datetime.fromisoformat(found["Created"]), found["State"]["Status"]
-            )
+            made = datetime.fromisoformat(found["Created"])
+            return _info(found.id, found["Config"]["Labels"], made, found["State"]["Status"])
 
     async def list(self, metadata: Mapping[str, str]) -> list[SandboxInfo]:
         labels = [f"{name}={value}" for name, value in metadata.items()]
         with service_errors("the list of boxes"):
-            found = await self._docker().containers.list(
-                all=True, filters={"label": labels, "status": list(_LIVE_STATES)}
-            )
+            wanted = {"label": labels, "status": list(_LIVE_STATES)}
+            found = await self._docker().containers.list(all=True, filters=wanted)
             boxes = [
                 _info(one.id, one["Labels"], datetime.fromtimestamp(one["Created"], UTC), one["State"])
                 for one in found

@@ -108,9 +108,8 @@ class DockerSandbox(Sandbox):
         if "\0" in path:
             raise CommandFailedError(action, 1, "", "the path contains a NUL byte")
         async with _time_limit(action, _TRANSFER_SECONDS):
-            code, data, errors = await self._run(
-                ["/bin/bash", "-c", place + script, "file", home_path], user, {}, None, content
-            )
+            arguments = ["/bin/bash", "-c", place + script, "file", home_path]
+            code, data, errors = await self._run(arguments, user, {}, None, content)
         if code == _MISSING:
             raise FileNotFoundError(f"{path} is not in box {self.id}")
         if code == _CUT:
@@ -175,17 +174,14 @@ class DockerSandbox(Sandbox):
         with service_errors(self.id):
             shown = await self._container.show()
             for one in shown["NetworkSettings"]["Networks"].values():
-                await (await self._container.docker.networks.get(one["NetworkID"])).disconnect(
-                    {"Container": self.id, "Force": True}
-                )
+                network_of_box = await self._container.docker.networks.get(one["NetworkID"])
+                await network_of_box.disconnect({"Container": self.id, "Force": True})
 
     async def set_ttl(self, seconds: int) -> None:
         async with _time_limit(f"the time to live of box {self.id}", _ENDING_SECONDS):
             code, _, errors = await self._run(["/bin/sh", "-c", _SET_LIFE, "life", str(seconds)], "root", {}, None)
         if code != 0:
-            raise SandboxBusyError(
-                f"the time to live of box {self.id} cannot be set: {errors.decode(errors='replace')}"
-            )
+            raise SandboxBusyError(f"box {self.id}'s time to live cannot be set: {errors.decode(errors='replace')}")
 
     async def kill(self) -> None:
         with contextlib.suppress(SandboxGoneError), service_errors(self.id):
@@ -198,10 +194,8 @@ def _login(cmd: str, cwd: str | None) -> list[str]:
 
 
 async def _code_without_mark(process: Exec) -> int:
-    """Return the exit code of a shell that could not start, or died before it wrote the end mark.
-
-    Raises SandboxBusyError if it runs or has ended well: then the daemon has lost the rest of the output.
-    """
+    """Return the exit code of a shell that could not start, or died before it wrote the end mark. Raises
+    SandboxBusyError if it runs or has ended well: then the daemon has lost the rest of the output."""
     pause = _POLL_SECONDS
     until = time.monotonic() + _REMOVAL_SECONDS  # the daemon reports the end a little later than that of the output
     while (facts := await process.inspect())["Running"] and time.monotonic() < until:

@@ -36,10 +36,8 @@ async def require_running(container: DockerContainer) -> None:
 
 @contextmanager
 def service_errors(subject: str, missing: type[RatchetError] = SandboxGoneError) -> Iterator[None]:
-    """Translate errors of the block. `missing`: class of the error if the daemon does not know the object.
-
-    Only a refusal that is recognised is final. Any other error can go away, also an answer that cannot be read.
-    """
+    """Translate errors of the block. `missing`: class of the error if the daemon does not know the object. Only a
+    refusal that is recognised is final. Any other error can go away, also an answer that cannot be read."""
     try:
         yield
     except RatchetError:
@@ -47,14 +45,12 @@ def service_errors(subject: str, missing: type[RatchetError] = SandboxGoneError)
     except DockerError as error:
         raise _translate(error, subject, missing) from error
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        raise SandboxBusyError(
-            f"the Docker daemon cannot be reached for {subject}: {error or type(error).__name__}"
-        ) from error
+        reason = error or type(error).__name__
+        raise SandboxBusyError(f"the Docker daemon cannot be reached for {subject}: {reason}") from error
     except Exception as error:
         log_unexplained("unknown error of a call to the Docker daemon; it is repeated", error, subject=subject)
-        raise SandboxBusyError(
-            f"the Docker daemon gives no usable answer for {subject}: {type(error).__name__}: {error}"
-        ) from error
+        reason = f"{type(error).__name__}: {error}"
+        raise SandboxBusyError(f"the Docker daemon gives no usable answer for {subject}: {reason}") from error
 
 
 def _translate(error: DockerError, subject: str, missing: type[RatchetError]) -> RatchetError:

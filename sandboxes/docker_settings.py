@@ -1,7 +1,5 @@
-"""Settings of the Docker back end from the environment, and the label that marks boxes with egress.
-
-Workers, `ratchet part egress` and `ratchet up` read the same values here. This module imports no Docker client.
-"""
+"""Settings of the Docker back end from the environment, and the label that marks boxes with egress. Workers, `ratchet
+part egress` and `ratchet up` read the same values here. This module imports no Docker client."""
 
 import os
 from collections.abc import Mapping

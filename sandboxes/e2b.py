@@ -1,7 +1,5 @@
-"""The E2B back end, over the unmodified SDK: E2B's cloud, a self-hosted fleet, or the local gateway.
-
-Only the files `e2b*.py` import `e2b`; the SDK's exceptions and settings do not leave them.
-"""
+"""The E2B back end, over the unmodified SDK: E2B's cloud, a self-hosted fleet, or the local gateway. Only the files
+`e2b*.py` import `e2b`; the SDK's exceptions and settings do not leave them."""
 
 from __future__ import annotations
 

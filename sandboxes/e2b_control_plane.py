@@ -124,10 +124,8 @@ class ControlPlane:
         return self._row(answer.required(box_id), answer.call)
 
     async def ask(self, method: str, box_id: str, path: str = "", **request: Any) -> Any:
-        """Make a call about one box. Raises SandboxGoneError if the service does not know the box.
-
-        A 404 that does not have the form of the service's answers counts only if its list of boxes lacks the box, too.
-        """
+        """Make a call about one box. Raises SandboxGoneError if the service does not know the box. A 404 that does not
+        have the form of the service's answers counts only if its list of boxes lacks the box, too."""
         answer = await self.send(method, f"/sandboxes/{quote(box_id, safe='')}{path}", box_id, **request)
         if answer.status == 404 and (answer.is_of_service or not await self._lists(box_id)):
             raise SandboxGoneError(f"{box_id}: {answer.words}")

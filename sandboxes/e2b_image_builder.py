@@ -1,7 +1,5 @@
-"""Build templates of E2B's cloud, or of a service with its API for builds, from Dockerfiles.
-
-An image `ratchet-build:DIGEST` is the build with the tag DIGEST of the template `ratchet-build`.
-"""
+"""Build templates of E2B's cloud, or of a service with its API for builds, from Dockerfiles. An image
+`ratchet-build:DIGEST` is the build with the tag DIGEST of the template `ratchet-build`."""
 
 import asyncio
 import io
@@ -26,10 +24,8 @@ _SERVICE_FAULT = re.compile(r"5\d\d: ")
 
 
 class E2BImageBuilder:
-    """Builds by the SDK. `api_url` None: that of the SDK's own variables.
-
-    `of_gateway`: builds if the service is a local gateway, which has no builder of its own.
-    """
+    """Builds by the SDK. `api_url` None: that of the SDK's own variables. `of_gateway`: builds if the service is a
+    local gateway, which has no builder of its own."""
 
     def __init__(self, api_key: str, api_url: str | None = None, of_gateway: ImageBuilder | None = None) -> None:
         self._options: dict[str, Any] = {"api_key": api_key}

@@ -59,9 +59,7 @@ def image_builder() -> ImageBuilder | None:
 def _own_provider(path: str) -> SandboxProvider:
     try:
         if ":" not in path:
-            raise ImportError(
-                "it is neither e2b nor docker, nor an import path like `my_package.my_boxes:make_provider`"
-            )
+            raise ImportError("it is neither e2b nor docker, nor an import path like `my_package.boxes:make_provider`")
         made = import_object(path)
         if isinstance(made, type) and hasattr(made, "exec"):
             return ClassProvider(made, path, positive_number("RATCHET_SANDBOX_MAX_TTL_SECONDS", 86_400))

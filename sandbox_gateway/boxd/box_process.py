@@ -59,9 +59,8 @@ class BoxProcess:
         for listener, on_connect in ((self._control, self._on_connect), (self._files, self._on_file_request)):
             listener.setblocking(False)
             self._selector.register(listener, selectors.EVENT_READ, on_connect)
-        self._selector.register(
-            os.pidfd_open(self._namespaces.bwrap_pid), selectors.EVENT_READ, lambda _events: self._end()
-        )
+        ended = os.pidfd_open(self._namespaces.bwrap_pid)
+        self._selector.register(ended, selectors.EVENT_READ, lambda _events: self._end())
         while True:
             now = clock()
             due = min(self._deadline + self._spec.grace_seconds, self.processes.next_deadline())

@@ -35,9 +35,7 @@ class Cgroup:
         elif self.version == 1:
             _write(f"{self._v1('memory')}/memory.limit_in_bytes", str(memory_bytes))
             _write(f"{self._v1('pids')}/pids.max", str(max_processes))
-        self._procs = [
-            os.open(f"{directory}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for directory in self.directories
-        ]
+        self._procs = [os.open(f"{group}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for group in self.directories]
 
     def join(self) -> None:
         """Move the calling process in; its later children start there."""
@@ -216,10 +214,8 @@ def used_cpu_seconds(parent: str) -> float:
         if group.version == 1:
             return int(_read(f"{MOUNT}/cpuacct/{parent}/cpuacct.usage")) / 1e9
         if group.version == 2:
-            (line,) = [
-                line for line in _read(f"{MOUNT}/{parent}/cpu.stat").splitlines() if line.startswith("usage_usec ")
-            ]
-            return int(line.split()[1]) / 1e6
+            usage = dict(line.split() for line in _read(f"{MOUNT}/{parent}/cpu.stat").splitlines())
+            return int(usage["usage_usec"]) / 1e6
     return 0.0
 
 

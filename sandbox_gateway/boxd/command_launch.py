@@ -1,7 +1,5 @@
-"""Start one command inside the box: fork, enter its namespaces, change to its user, exec.
-
-The code between fork and exec runs with the rights of the host's root, so it is short and its order matters.
-"""
+"""Start one command inside the box: fork, enter its namespaces, change to its user, exec. The code between fork and
+exec runs with the rights of the host's root, so it is short and its order matters."""
 
 import fcntl
 import json
@@ -60,9 +58,7 @@ class Launched:
 
 def launch(request: StartRequest, spec: BoxSpec, namespaces: Namespaces, cgroup: Cgroup) -> Launched:
     """Return once the command has been exec'd. The calling thread is in the box's pid namespace, so the child is, too.
-
-    Raises BoxFaultError with the reason: unknown user, missing directory or no such program.
-    """
+    Raises BoxFaultError with the reason: unknown user, missing directory or no such program."""
     ours, theirs = socket.socketpair()
     pipes = _Pipes.none() if request.terminal else _Pipes.make(request.wants_stdin)
     pid = os.fork()
@@ -174,10 +170,8 @@ def set_terminal_size(terminal: int, size: tuple[int, int]) -> None:
 
 
 def _limit(spec: BoxSpec) -> None:
-    """Limit each user below the box's limit, so that root can still start a process that ends a fork bomb.
-
-    Without control groups, each process has the memory limit of the box for its data, and boxd looks at its open files.
-    """
+    """Limit each user below the box's limit, so that root can still start a process that ends a fork bomb. Without
+    control groups, each process has the memory limit of the box for its data, and boxd looks at its open files."""
     limits = {resource.RLIMIT_NPROC: spec.max_processes - _RESERVED_PROCESSES}
     if not spec.cgroup:
         limits |= {resource.RLIMIT_DATA: spec.memory_bytes, resource.RLIMIT_NOFILE: _FILES_PER_PROCESS}

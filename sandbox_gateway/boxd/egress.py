@@ -6,6 +6,7 @@ firewall rule to misconfigure.
 
 import selectors
 import socket
+from dataclasses import dataclass, field
 from functools import partial
 
 from sandbox_gateway.boxd.namespaces import Namespaces
@@ -36,17 +37,15 @@ def _accept(listener: socket.socket, port: int, selector: selectors.BaseSelector
     Splice(inside, outside, selector)
 
 
+@dataclass(slots=True)
 class _Side:
     """One socket, the bytes that wait to be written to it, and the directions that are still open."""
 
-    __slots__ = ("events", "open_for_reading", "peer_ended", "pending", "socket")
-
-    def __init__(self, connection: socket.socket) -> None:
-        self.socket = connection
-        self.pending = bytearray()
-        self.open_for_reading = True
-        self.peer_ended = False
-        self.events = 0
+    socket: socket.socket
+    pending: bytearray = field(default_factory=bytearray)
+    open_for_reading: bool = True
+    peer_ended: bool = False
+    events: int = 0
 
 
 class Splice:
@@ -78,7 +77,10 @@ class Splice:
                 self._read(self._sides[index], self._sides[1 - index])
             if events & selectors.EVENT_WRITE:
                 self._write(self._sides[index])
-            self._finish_or_update()
+            if any(side.open_for_reading or side.pending for side in self._sides):
+                self._update()
+            else:
+                self._close()
         except BlockingIOError:
             return
         except OSError:
@@ -103,12 +105,6 @@ class Splice:
         if side.peer_ended and not side.pending:
             side.peer_ended = False
             side.socket.shutdown(socket.SHUT_WR)
-
-    def _finish_or_update(self) -> None:
-        if any(side.open_for_reading or side.pending for side in self._sides):
-            self._update()
-        else:
-            self._close()
 
     def _close(self) -> None:
         for side in self._sides:

@@ -51,10 +51,8 @@ Reply = tuple[JsonMessage, list[int]]
 
 
 def start_answer(connection: socket.socket, namespaces: Namespaces) -> int:
-    """Answer one request in a child process and return its pid, so that a stuck request blocks no other.
-
-    The child is outside the box's pid namespace, so the box cannot see it.
-    """
+    """Answer one request in a child process and return its pid, so that a stuck request blocks no other. The child is
+    outside the box's pid namespace, so the box cannot see it."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -190,9 +188,7 @@ def _list(request: JsonMessage, user: BoxUser) -> Reply:
         entries.append(entry)
         pending += [(os.path.join(path, name), depth - 1) for name in below]
         if len(entries) > _NUM_LISTED_MAX:
-            raise BoxFaultError(
-                "failed_precondition", f"more than {_NUM_LISTED_MAX} entries below {top}; ask for less depth"
-            )
+            raise BoxFaultError("failed_precondition", f"more than {_NUM_LISTED_MAX} entries below {top}; lower depth")
     return {"entries": entries}, []
 
 

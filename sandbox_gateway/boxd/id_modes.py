@@ -23,9 +23,7 @@ WITHOUT_CGROUPS = (
 @dataclass(frozen=True, slots=True)
 class IdMode:
     """`num_ids`: of one box. `first_id`: of every box, as boxd sees it; None: each box has ids that no other has.
-
-    `mappers`: the commands that map the ids, without the process.
-    """
+    `mappers`: the commands that map the ids, without the process."""
 
     name: str
     num_ids: int
@@ -101,10 +99,8 @@ def _first_subordinate_id(file: str, uid: int) -> str | None:
 
 
 def enter_own_namespaces(mode: IdMode) -> None:
-    """Become root of a user and a mount namespace, if the user is not root. This process has one thread.
-
-    Raises OSError if the machine refuses it.
-    """
+    """Become root of a user and a mount namespace, if the user is not root. This process has one thread. Raises OSError
+    if the machine refuses it."""
     if mode.first_id is None:
         return
     ready, entered = os.pipe()

@@ -57,10 +57,8 @@ def setns(fd: int, kind: int) -> None:
 
 
 def within(namespace: int, kind: int, work: Callable[[], _T]) -> _T:
-    """Do `work` in a thread that joins a namespace and ends then: only the machine's root could leave it again.
-
-    In a pid namespace, the children that the thread forks are inside, and not this process.
-    """
+    """Do `work` in a thread that joins a namespace and ends then: only the machine's root could leave it again. In a
+    pid namespace, the children that the thread forks are inside, and not this process."""
     results: list[_T] = []
     errors: list[Exception] = []
 
@@ -100,9 +98,8 @@ def clone_tree(source: str, idmap_user_ns: int | None) -> int:
 
 def _set_attributes(fd: int, attributes: int, user_ns: int) -> None:
     packed = struct.pack("QQQQ", attributes, 0, 0, user_ns)
-    _check(
-        _libc.syscall(_SYS_MOUNT_SETATTR, fd, b"", _AT_EMPTY_PATH | _AT_RECURSIVE, packed, len(packed)), "mount_setattr"
-    )
+    flags = _AT_EMPTY_PATH | _AT_RECURSIVE
+    _check(_libc.syscall(_SYS_MOUNT_SETATTR, fd, b"", flags, packed, len(packed)), "mount_setattr")
 
 
 def attach_tree(fd: int, target: str, *, read_only: bool) -> None:

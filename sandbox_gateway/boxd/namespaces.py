@@ -1,7 +1,5 @@
-"""The namespaces of one box: created through bubblewrap, kept as fds, entered by every later child.
-
-The order in which namespaces are joined matters and is written only here.
-"""
+"""The namespaces of one box: created through bubblewrap, kept as fds, entered by every later child. The order in which
+namespaces are joined matters and is written only here."""
 
 import contextlib
 import json
@@ -57,9 +55,7 @@ ALL_KINDS = tuple(kind for kind in _KINDS if kind != "pid")
 
 def make_user_namespace(first_id: int, num_ids: int) -> int:
     """Return an fd of a new user namespace in which 0 and up are the ids from `first_id` on that this process sees.
-
-    bubblewrap itself maps only one id, so the box would have no second user.
-    """
+    bubblewrap itself maps only one id, so the box would have no second user."""
     ready_read, ready_write = os.pipe()
     done_read, done_write = os.pipe()
     child = os.fork()

@@ -1,7 +1,5 @@
-"""The box's process table: output spooled to a file from byte 0, exit codes, time limits, stdin.
-
-A second client can attach at any time and read everything from the start, whether or not another client listens.
-"""
+"""The box's process table: output spooled to a file from byte 0, exit codes, time limits, stdin. A second client can
+attach at any time and read everything from the start, whether or not another client listens."""
 
 import contextlib
 import os
@@ -62,10 +60,8 @@ class Process:
             listener()
 
     def append(self, stream: int, data: bytes) -> None:
-        """Spool output, up to the limit, at which the command is to be killed.
-
-        Raises OSError if the disk is full; the spool then ends before `data`.
-        """
+        """Spool output, up to the limit, at which the command is to be killed. Raises OSError if the disk is full; the
+        spool then ends before `data`."""
         if self.size >= _MAX_SPOOL_BYTES:
             return
         self._write_frame(stream, data)
@@ -140,9 +136,7 @@ class ProcessTable:
         if process.stdin is None or process.stdin_closing:
             raise BoxFaultError("failed_precondition", "stdin is not open")
         if len(process.stdin_pending) + len(data) > _MAX_STDIN_BYTES:
-            raise BoxFaultError(
-                "resource_exhausted", f"the process leaves more than {_MAX_STDIN_BYTES} bytes of stdin unread"
-            )
+            raise BoxFaultError("resource_exhausted", f"more than {_MAX_STDIN_BYTES} bytes of stdin would be unread")
         process.stdin_pending += data
         self._flush_stdin(process)
 

@@ -1,7 +1,5 @@
-"""The protocol between gateway and boxd: one JSON line per message over a unix socket, with fds beside it.
-
-Both ends share the boot specification, the fault class and the framing. Standard library only.
-"""
+"""The protocol between gateway and boxd: one JSON line per message over a unix socket, with fds beside it. Both ends
+share the boot specification, the fault class and the framing. Standard library only."""
 
 import json
 import socket

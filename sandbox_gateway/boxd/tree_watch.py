@@ -76,8 +76,7 @@ class TreeWatch:
         return killed
 
     def _kill(self, usage: _Usage) -> bool:
-        """Return False if that frees nothing: it was killed before, or is the box's first process, whose end the
-        box's would be."""
+        """Return False if that frees nothing: it was killed before, or is the box's first, with which the box ends."""
         if usage.pid == _INIT:
             return False
         try:

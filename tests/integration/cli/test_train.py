@@ -158,7 +158,7 @@ def test_user_namespaces_are_switched_off(machine: Machine) -> None:
         'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"',
         "sh",
     ]
-    assert "user namespaces are switched off; run `sysctl" in machine.train_under(switched_off)
+    assert "user namespaces are off; run `sysctl" in machine.train_under(switched_off)
     assert not machine.home.exists()
 
 
