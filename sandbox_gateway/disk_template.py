@@ -19,9 +19,8 @@ def is_possible() -> bool:
 def make_template(path: Path, size_bytes: int) -> None:
     """Make an empty file system of this size, about 100 KiB on disk. Raises OSError if it cannot be made."""
     fresh = path.with_suffix(".new")
-    done = subprocess.run(
-        ["mkfs.ext4", *_MKFS_OPTIONS, str(fresh), f"{size_bytes >> 10}k"], capture_output=True, text=True, check=False
-    )
+    command = ["mkfs.ext4", *_MKFS_OPTIONS, str(fresh), f"{size_bytes >> 10}k"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise OSError(f"mkfs.ext4: {done.stderr.strip()[-200:]}")
     fresh.replace(path)

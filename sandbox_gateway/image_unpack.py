@@ -33,7 +33,7 @@ from sandbox_gateway.boxd.command_launch import PATH_KEEPER, SYSTEM_PATH
 from sandbox_gateway.boxd.id_modes import IdMode, enter_own_namespaces, id_mode
 from sandbox_gateway.boxd.linux_calls import CLONE_NEWUSER, setns
 from sandbox_gateway.boxd.namespaces import change_user, make_user_namespace
-from sandbox_gateway.image_archive import ImageSource, Layer, blamed, decompressed
+from sandbox_gateway.image_archive import ImageSource, blamed, decompressed
 
 _WHITEOUT, _META, _OPAQUE = ".wh.", ".wh..wh.", ".wh..wh..opq"
 _NOBODY = 65_534
@@ -71,14 +71,10 @@ def unpack(source: ImageSource, rootfs: Path) -> Unpacked:
             with blamed(f"layer {layer.name}"):
                 stream = held.enter_context(layer.open())
             digest = _in_root(rootfs, partial(_unpack_layer, stream), f"layer {layer.name}")
-        _verify(layer, digest)
+        if layer.diff_id not in (None, digest):
+            raise ConfigError(f"layer {layer.name} is damaged: it is {digest}, the image's config says {layer.diff_id}")
     env, scripts = dict(source.env), _in_root(rootfs, partial(_complete, source.workdir), "the image's last touches")
     return Unpacked(digest, env, read_scripts(scripts, env))
-
-
-def _verify(layer: Layer, digest: str) -> None:
-    if layer.diff_id is not None and layer.diff_id != digest:
-        raise ConfigError(f"layer {layer.name} is damaged: it is {digest}, the image's config says {layer.diff_id}")
 
 
 def _in_root(rootfs: Path, work: Callable[[], str], what: str) -> str:

@@ -39,7 +39,8 @@ def serve_gateway(settings: GatewaySettings) -> None:
 
 def serve_app(app: Starlette, host: str, port: int) -> None:
     """Serve a gateway, or a front of several, until SIGTERM or SIGINT."""
-    _raise_file_limit()
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a box costs two files here and a command three
     config = uvicorn.Config(
         app,
         host=host,
@@ -63,9 +64,3 @@ def _lock(root: Path) -> int:
         os.close(fd)
         raise MachineError(f"Another gateway already uses {root}; stop it or choose another root directory.") from error
     return fd
-
-
-def _raise_file_limit() -> None:
-    """Raise the limit of open files: a box costs two fds here and a command three, and the usual soft limit is 1024."""
-    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

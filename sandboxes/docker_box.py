@@ -68,9 +68,8 @@ class DockerSandbox(Sandbox):
         started = time.monotonic()
         try:
             async with _time_limit(f"a command in box {self.id}", timeout and timeout + _ENDING_SECONDS):
-                code, stdout, stderr = await self._run(
-                    arguments, command.user, command.env, command.cwd, on_stderr=command.on_stderr
-                )
+                running = self._run(arguments, command.user, command.env, command.cwd, on_stderr=command.on_stderr)
+                code, stdout, stderr = await running
         except CommandFailedError as unable:
             code, stdout, stderr = _CANNOT_START, b"", unable.stderr.encode()
         result = CommandResult(code, stdout.decode(errors="replace"), stderr.decode(errors="replace"))

@@ -142,7 +142,7 @@ class TreeWatch:
         with contextlib.suppress(*_ENDED, PermissionError):
             names = os.listdir(f"{self._proc}/{pid}/fd")
         for name in names:
-            with contextlib.suppress(*_ENDED):
+            with contextlib.suppress(*_ENDED, PermissionError):
                 if os.readlink(f"{self._proc}/{pid}/fd/{name}").startswith("/memfd:"):
                     entry = os.stat(f"{self._proc}/{pid}/fd/{name}")
                     found[entry.st_dev, entry.st_ino] = entry.st_blocks * 512
