@@ -16,7 +16,7 @@ from operator import attrgetter
 
 _LOOK_SECONDS = 0.5
 _LOOKS_TO_END = 20
-_FILES_PER_LOOK = 10_000
+_FILES_PER_LOOK = 5_000
 """Open files, of whole processes, that one look asks for memfds; the other processes' are asked in the next ones."""
 _INIT = 1
 _ENDED = (FileNotFoundError, ProcessLookupError)
