@@ -149,7 +149,8 @@ class ImageStore:
                     continue
                 # An earlier version locks the directory.
                 files = (entry, entry / _LOCK_OF_IMPORT) if under_way else (entry / ROOTFS, entry / META)
-                with _lock(*files) as free:
+                # An import that ends removes its own directory at any time.
+                with contextlib.suppress(FileNotFoundError), _lock(*files) as free:
                     if free:
                         remove_tree(entry)
 
