@@ -23,6 +23,7 @@ tokens begin with those of a turn that was not replayed; and those of an attempt
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -76,7 +77,7 @@ async def replay(database: Database, session: LiveSession, prepared: PreparedCal
     made_for = CallOptions.from_json(asked)._replace(call_key="") if asked else None  # each call has a key of its own
     given = answer_from_json(call.turn.id, answer)
     for old, message in zip(call.contents, prepared.new_messages, strict=True):
-        command = commands.get(message.get("tool_call_id", ""), "")
+        command = commands.get(message.get("tool_call_id"), "")
         session.stale |= volatile_words(old or "", command) - volatile_words(message["content"] or "", command)
     used = orjson.dumps([one.arguments for one in given.message.tool_calls]).decode()
     # An answer may name a process or a file of the lost box.
@@ -92,8 +93,10 @@ async def replay(database: Database, session: LiveSession, prepared: PreparedCal
 
 def _script(turns: Sequence[RecordedTurn]) -> list[RecordedCall]:
     answers: list[Any] = [unpack_json(turn.answer) for turn in turns]
-    uses = [use for answer in answers for use in read_tool_uses(answer["message"]) if use.kind == "shell"]
-    commands = {use.call_id: use.body for use in uses}
+    read = (use for answer in answers for use in read_tool_uses(answer["message"]))
+    uses = {(use.call_id, use.body) for use in read if use.kind == "shell"}
+    counts = Counter(call_id for call_id, _ in uses)  # some models give each turn's calls the same ids
+    commands = {call_id: body for call_id, body in uses if counts[call_id] == 1}
     calls = []
     for turn in turns:
         request: Any = unpack_json(turn.request)
@@ -111,7 +114,7 @@ def _key(messages: Sequence[dict[str, Any]], commands: dict[str, str], preamble:
     parts: list[Any] = []
     for message in messages:
         calls = [[call["function"]["name"], call["function"]["arguments"]] for call in message.get("tool_calls", ())]
-        command, text = commands.get(message.get("tool_call_id", ""), ""), message["content"]
+        command, text = commands.get(message.get("tool_call_id"), ""), message["content"]
         text = text if message["role"] == "assistant" else without_volatile(text, command)
         parts.append([message["role"], text, message.get("reasoning_content", ""), calls])
     opening = None if preamble is None else [without_volatile(preamble[0]), preamble[1]]
