@@ -1,8 +1,7 @@
 """A further attempt gets the answers of the attempts before it again, as long as its agent asks the same.
 
-A box may die. The next attempt's agent begins anew in a fresh box, does its commands again and asks the same questions.
-The turn that answered such a question moves to the new session: it stays one row, which is trained at most once, and
-nothing is sampled.
+A box may die. The next attempt's agent begins anew in a fresh box, does its commands again and asks the same. The turn
+that answered moves to the new session: it stays one row, which is trained at most once, and nothing is sampled.
 
     a turn is     that is                                        who makes it so, and on which condition
     recorded      completed, in the closed session of an         `boot` of the next attempt, which closes that session
@@ -77,7 +76,7 @@ async def replay(database: Database, session: LiveSession, prepared: PreparedCal
     made_for = CallOptions.from_json(asked)._replace(call_key="") if asked else None  # each call has a key of its own
     given = answer_from_json(call.turn.id, answer)
     for old, message in zip(call.contents, prepared.new_messages, strict=True):
-        command = commands.get(message.get("tool_call_id"), "")
+        command = commands.get(message.get("tool_call_id", ""), "")
         session.stale |= volatile_words(old or "", command) - volatile_words(message["content"] or "", command)
     used = orjson.dumps([one.arguments for one in given.message.tool_calls]).decode()
     # An answer may name a process or a file of the lost box.
@@ -93,10 +92,9 @@ async def replay(database: Database, session: LiveSession, prepared: PreparedCal
 
 def _script(turns: Sequence[RecordedTurn]) -> list[RecordedCall]:
     answers: list[Any] = [unpack_json(turn.answer) for turn in turns]
-    read = (use for answer in answers for use in read_tool_uses(answer["message"]))
-    uses = {(use.call_id, use.body) for use in read if use.kind == "shell"}
+    uses = {(use.call_id, use.body) for one in answers for use in read_tool_uses(one["message"]) if use.kind == "shell"}
     counts = Counter(call_id for call_id, _ in uses)  # some models give each turn's calls the same ids
-    commands = {call_id: body for call_id, body in uses if counts[call_id] == 1}
+    commands = {call_id: body for call_id, body in uses if call_id and counts[call_id] == 1}
     calls = []
     for turn in turns:
         request: Any = unpack_json(turn.request)
@@ -114,7 +112,7 @@ def _key(messages: Sequence[dict[str, Any]], commands: dict[str, str], preamble:
     parts: list[Any] = []
     for message in messages:
         calls = [[call["function"]["name"], call["function"]["arguments"]] for call in message.get("tool_calls", ())]
-        command, text = commands.get(message.get("tool_call_id"), ""), message["content"]
+        command, text = commands.get(message.get("tool_call_id", ""), ""), message["content"]
         text = text if message["role"] == "assistant" else without_volatile(text, command)
         parts.append([message["role"], text, message.get("reasoning_content", ""), calls])
     opening = None if preamble is None else [without_volatile(preamble[0]), preamble[1]]

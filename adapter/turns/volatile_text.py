@@ -20,16 +20,14 @@ _VOLATILE = re.compile(
     # pytest's slowest tests: which they are, and in which order, is measured.
     r"(?P<slowest>(?:^\d{1,9}\.\d+s (?:setup|call|teardown) {1,9}(?>\S+?::).*+\n)+(?:\n?\(\d+ durations < \d.*\n)?"
     r"|\n?^\(\d+ durations < \d.*\n)"
-    # Dates, durations and rates.
+    # Dates and durations.
     rf"|\b\d{{4}}-\d\d-\d\d(?:[T ]{_CLOCK}(?: ?(?:Z|UTC|[+-]\d\d:?\d\d))?)?|\b\d\d:\d\d:\d\d(?:[.,]\d+)?\b"
     rf"|\b{_DAY}\d\d[ /]{_MONTH}[ /]\d{{4}}[ :]{_CLOCK}(?: (?:GMT|UTC|[+-]\d{{4}}))?\b"
     rf"|\b{_DAY}\b{_MONTH} {{1,2}}\d{{1,2}},?(?: +\d{{4}})?(?: +{_CLOCK})?"
     r"(?:(?<=\d:\d\d:\d\d)(?: (?:UTC|[AP]M))* \d{4})?(?: [+-]\d{4})?\b"
-    r"|(?<= copied, )[\d.e-]{1,12} s, [\d.]{1,9} [kMGT]?B/s$|(?<= bytes \| )\d{1,4}\.\d\d [KMG]iB/s(?=, done\.$)"
     rf"|\b\d+(?:\.\d+)? {_UNIT}(?: ± [\d.]{{1,9}} {_UNIT})?(?= per loop\b)|(?<= runs, )[\d,]{{1,9}}(?= loops? each)"
     rf"|(?<![\w,])\d{{1,9}}(?= loops?, best of \d{{1,3}}: [\d.]{{1,9}} {_UNIT} per loop$)"
     rf"|(?:(?<=\bin )(?:\d+m )?\d+|\b(?:\d+m)?\d+[.,]\d+)(?= ?{_UNIT}\b)|(?:(?<=\btime=\")|(?<=\bduration_ms ))\d+\.\d+"
-    r"|\[(?:\d{1,2}:)?\d\d:\d\d<(?:(?:\d{1,2}:)?\d\d:\d\d|\?), {1,2}[\d.?]{1,9}(?:it/s|s/it)(?=[],])"
     # Temporary names, and an archive that was built now; the number of digits of its size is content.
     r"|(?<=/)tmp(?:\.[A-Za-z0-9]{6,12}|[a-z0-9_]{8})\b|\bpytest-\d+\b|(?<=/pip-ephem-wheel-cache-)[a-z0-9_]{8}\b"
     r"|(?<=\.whl size=)(?P<size>\d+) sha256=[0-9a-f]{64}\b"
@@ -39,7 +37,6 @@ _VOLATILE = re.compile(
     r"|(?<=\bbackground with ID: )b[a-z0-9]{8}(?=\. )|(?<=<task-id>)b[a-z0-9]{8}(?=</task-id>)|(?<=\bbg_)[0-9a-f]{8}\b"
     # Ids of processes; rows of `jobs -l`, `ps`, `ps aux` and `ps -ef` up to the command.
     r"|(?:(?<=\bpid: )|(?<=\bpid )|(?<=\bPID )|(?<=\bpid=)|(?<= server process \[))\d+|^\[\d{1,2}\] \d{3,7}$"
-    r"|(?<=\d\d:\d\d:\d\d [+-]\d{4}\] )\[\d+\](?= \[(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\] )"
     r"|(?<=^\[\d\][-+ ] ) *\d+(?= (?:Running|Stopped|Done|Exit|Terminated|Killed)\b)"
     rf"| {{1,12}}\d+ +\d+\.\d +\d+\.\d +\d+ +\d+ +{_TTY} +(?:[DIRS]|(?P<stat>[TZ]))[<NLsl+]* +"
     rf"\d\d:\d\d +\d+:\d\d(?= )|^ *\d+(?= {_TTY} +\d\d:\d\d:\d\d \S)| {{1,12}}\d+ +\d+ +\d+ \d\d:\d\d {_TTY} +"
@@ -78,8 +75,7 @@ _IN_FILE_OR_ID = r"(?:/|[A-Za-z_][.-]|(?:(?:\b|_)id|Id)\W{1,4})"
 
 def without_volatile(text: str, command: str = "") -> str:
     """Return the text with a mark for each volatile part, so that texts that differ only in them become equal. Which
-    ids are the same within the text, and which processes are stopped or zombies, makes a difference. `command`: the
-    one that has written the text. The order of what a search of files finds makes no difference."""
+    ids are the same and which processes are stopped or zombies makes a difference, the order of a search none."""
     seen: dict[str, int] = {}
 
     def mark(match: re.Match[str]) -> str:
@@ -95,8 +91,7 @@ def without_volatile(text: str, command: str = "") -> str:
 
 
 def _unescaped(text: str) -> str:
-    """Return mini-swe-agent's result, which is JSON, with the lines of its output as lines; any other as it is. Texts
-    that differ stay different: other escapes are left."""
+    """Return the text with the output in mini-swe-agent's JSON as lines. Other escapes are content, and stay."""
     lines = re.search(r'(?<="output":)\s*+"((?:[^"\\]++|\\.)*+)', text)
     with suppress(orjson.JSONDecodeError):
         of = orjson.loads(text) if lines and text.startswith("{") else {}
@@ -117,8 +112,7 @@ def _patterns(text: str, command: str) -> list[re.Pattern[str]]:
     programs = _printing(command)
     own = [written for asks, written in _OF_PROGRAMS if len(programs) == 1 and re.fullmatch(asks, programs[0])]
     if programs and (echo := _ECHOED_ID.fullmatch(programs[-1])):
-        # One program may print beside an echo that surely prints, after `&`, and says what the number is.
-        is_told = len(programs) == 2 and echo[1] and re.search(r"[^&>]&\s*+echo\b", command)
+        is_told = len(programs) == 2 and echo[1] and re.search(r"[^&>]&\s*+echo\b", command)  # it surely prints
         line = rf"(?<=^{re.escape(echo[1])})\d{{1,7}}(?={re.escape(echo[2].rstrip())}$)"
         own = [line] if (len(programs) == 1 or is_told) and len(re.findall(line, text, re.MULTILINE)) == 1 else []
     return [*(re.compile(one, re.MULTILINE) for one in own), _VOLATILE]
@@ -127,9 +121,7 @@ def _patterns(text: str, command: str) -> list[re.Pattern[str]]:
 def volatile_words(text: str, command: str = "") -> set[str]:
     """Return the first and the last word of each volatile part, such as the id of a process or a temporary name."""
     text = _unescaped(text)
-    found = (
-        one for pattern in _patterns(text, command) for one in pattern.finditer(text) if one.lastgroup != "slowest"
-    )
+    found = (one for kind in _patterns(text, command) for one in kind.finditer(text) if one.lastgroup != "slowest")
     return {word for match in found if (part := match.group().split()) for word in (part[0], part[-1])}
 
 

@@ -173,11 +173,6 @@ OF_COMMANDS = [
     ),
     (SERVER, "started 17", "started 4123"),
     (
-        "dd if=/dev/zero of=/tmp/x bs=1M count=1",
-        "1048576 bytes (1.0 MB, 1.0 MiB) copied, 0.00123 s, 853 MB/s",
-        "1048576 bytes (1.0 MB, 1.0 MiB) copied, 0.000871 s, 1.2 GB/s",
-    ),
-    (
         "curl -si localhost:8123",
         "HTTP/1.0 200 OK\nDate: Tue, 01 Dec 2026 09:13:42 GMT\nContent-Length: 12",
         "HTTP/1.0 200 OK\nDate: Mon, 30 Nov 2026 23:59:58 GMT\nContent-Length: 12",
@@ -185,12 +180,10 @@ OF_COMMANDS = [
     ("cp -r . /tmp/copy; date +%s", "1796112822", "1796099999"),
     (
         "cat server.log",
-        "INFO:     Started server process [17]\n[2026-12-01 09:13:42 +0000] [17] [INFO] Booting worker with pid: 17",
-        "INFO:     Started server process [523]\n[2026-12-01 10:02:01 +0000] [523] [INFO] Booting worker with pid: 523",
+        "INFO:     Started server process [17]\n[2026-12-01 09:13:42 +0000] Booting worker with pid: 17",
+        "INFO:     Started server process [523]\n[2026-12-01 10:02:01 +0000] Booting worker with pid: 523",
     ),
-    ("python3 train.py", "100%|███| 10/10 [00:01<00:00,  9.87it/s]", "100%|███| 10/10 [00:02<00:00,  4.91it/s]"),
     ("sleep 60 >/dev/null 2>&1 & sleep 1; pgrep -f 'sleep 60'", "17\n18", "23\n24"),
-    ("git push", "99 bytes | 3.40 MiB/s, done.\nTotal 3", "99 bytes | 812.00 KiB/s, done.\nTotal 3"),
     ("cd calc && grep -n -r 'def ' .", "b.py:1:def b():\na.py:1:def a():", "a.py:1:def a():\nb.py:1:def b():"),
     ("find . -name '*.py'", "./b.py\n./a/c.py", "./a/c.py\n./b.py"),
     ("git rev-parse HEAD", "1f0c" * 10, "aaa0" * 10),
