@@ -85,7 +85,7 @@ def _watch(head: psutil.Popen, stack: Stack) -> set[str]:
             return gone
         if head.poll() is not None:
             return {"ray"}
-        if "raylet" in there:
+        if "raylet" in there.keys() - seen:
             _tell_port(there["raylet"], stack.ports["ray_agent"])
         seen |= there.keys() & _NODE
         time.sleep(LOOK_SECONDS)
@@ -107,4 +107,6 @@ def _tell_port(raylet: psutil.Process, port: int) -> None:
         options = dict(one.split("=", 1) for one in raylet.cmdline() if "=" in one)
         path = Path(options["--session_dir"], f"dashboard_agent_listen_port_{options['--node_id']}")
         if not path.exists():
-            path.write_text(str(port))
+            whole = path.with_name(f"{path.name}.ratchet")  # the raylet reads the file as soon as it is there
+            whole.write_text(str(port))
+            whole.replace(path)
