@@ -113,7 +113,11 @@ written("write to a new directory", "ts/")
 written("write below a file", "f/x", "touch f")
 written("write a name of 256 bytes", "n" * 256)
 written("write a link loop", "l1", "ln -s l2 l1; ln -s l1 l2")
-written("write a running program", "slp", "cp /bin/sleep slp; ./slp 8 >/dev/null 2>&1 &")
+written(
+    "write a running program",
+    "slp",
+    "cp /bin/sleep slp; ./slp 60 >/dev/null 2>&1 & until readlink /proc/$!/exe | grep -q slp; do sleep 0.1; done",
+)
 written("write a pipe", "ff", "mkfifo ff")
 written("write /dev/null", "/dev/null")
 written("write as an unknown user", f"{D}/u", user="nobody-here")
