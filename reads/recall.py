@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ratchet.errors import ConfigError
 from ratchet.suggestions import did_you_mean
 from ratchet.types import JsonObject
-from reads.runs import RunHead, require_run
+from reads.runs import require_run
 from store.names import Kind, require_named
 
 _DECIDED = """
@@ -199,7 +199,7 @@ async def read_recall(
     task = (await require_named(connection, task, Kind.TASK)).name if task else None
     if grader or family:
         await _require_known(connection, head.run_id, grader, family)
-    ids = sorted([await _rollout_id(connection, head, one) for one in rollouts])
+    ids = sorted([await _rollout_id(connection, head.run_id, one) for one in rollouts])
     since = since and since.astimezone(UTC)
     fault: JsonObject = {"task": task, "family": family, "grader": grader, "rollout_ids": ids, "since": since}
     fault["run_id"] = head.run_id
@@ -239,9 +239,11 @@ async def _require_known(connection: AsyncConnection, run_id: str, grader: str |
         raise ConfigError(f"no rollout of run {run_id} is {what} {name!r}{there}")
 
 
-async def _rollout_id(connection: AsyncConnection, head: RunHead, name: str) -> int:
+async def _rollout_id(connection: AsyncConnection, run_id: str, name: str) -> int:
     """Return the rollout's id. Raises ConfigError if it is not one on which the run rests."""
     named = await require_named(connection, name, Kind.ROLLOUT)
-    if named.run_id not in (head.run_id, head.source_run_id, (head.init_from or "").rpartition("@")[0]):
-        raise ConfigError(f"{name!r} is a rollout of run {named.run_id}, not of {head.source_run_id or head.run_id}")
+    rests = text(f"WITH {_DECIDED} SELECT :id IN (SELECT rollout_id FROM decided)")
+    values = {"run_id": run_id, "id": named.id}
+    if named.run_id != run_id and not (await connection.execute(rests, values)).scalar_one():
+        raise ConfigError(f"{name!r} is a rollout of run {named.run_id}, and run {run_id} does not rest on it")
     return named.id

@@ -251,6 +251,12 @@ async def test_a_run_on_stored_groups(database: Database, run_id: str) -> None:
     assert not (await recalled(database, "stored", grader="eval_cmd@5")).descendants
     with pytest.raises(ConfigError, match="eval_cmd@6"):
         await recalled(database, "stored", grader="eval_cmd@6")
+    by_hand = [f"rollout/{run_id}/3/0"]
+    async with database.begin() as connection:  # a run rests on what it planned, however far back that was sampled
+        await connection.execute(update(RunTable).values(source_run_id=None, init_from=None))
+    assert (await recalled(database, "stored", rollouts=by_hand)).num_rollouts == 1
+    with pytest.raises(ConfigError, match="run clean does not rest on it"):
+        await recalled(database, "clean", rollouts=by_hand)
 
 
 async def test_evaluations_and_rollouts_without_a_verdict(database: Database, run_id: str) -> None:
@@ -366,7 +372,7 @@ async def test_some_rollouts(database: Database, run_id: str) -> None:
         ({"grader": "pytest"}, "by a grader 'pytest'; there are eval_cmd, eval_cmd@5"),
         ({"grader": "eval_cmd@7"}, "did you mean eval_cmd@5"),
         ({"rollouts": ["nobody"]}, "no rollout 'nobody'"),
-        ({"rollouts": ["rollout/other/0/0"]}, "of run other, not of"),
+        ({"rollouts": ["rollout/other/0/0"]}, "of run other, and run .* does not rest on it"),
     ],
 )
 async def test_what_does_not_exist_is_refused(
