@@ -128,7 +128,7 @@ async def end_all(boxes: list[Sandbox]) -> None:
 
 async def idle(provider: SandboxProvider, count: int) -> dict[str, Any]:
     """The machine's memory before and after; other programs of the machine are part of it."""
-    before, boxes, slots = used_bytes(), list[Sandbox](), asyncio.Semaphore(8)
+    before, boxes, slots = await settled_bytes(), list[Sandbox](), asyncio.Semaphore(8)
 
     async def one() -> None:
         async with slots:
@@ -141,6 +141,16 @@ async def idle(provider: SandboxProvider, count: int) -> dict[str, Any]:
     finally:
         await end_all(boxes)
     return {"count": count, "seconds": round(took, 1), "mebibytes_each": round(used / count / (1 << 20), 2)}
+
+
+async def settled_bytes() -> int:
+    """The machine's used memory once boxes that ended give none back any more."""
+    used = used_bytes()
+    while True:
+        await asyncio.sleep(5)
+        before, used = used, used_bytes()
+        if used > before - (4 << 20):
+            return used
 
 
 async def measure(providers: dict[str, SandboxProvider], num_idle: dict[str, int]) -> dict[str, Any]:
