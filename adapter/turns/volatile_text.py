@@ -14,7 +14,7 @@ _MONTH = "(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
 _CLOCK = r"\d{1,2}:\d\d(?::\d\d(?:[.,]\d+)?)?"
 _HASH = r"(?=\d*[a-f])(?=[a-f]*\d)[0-9a-f]{7,12}"
 _UNIT = "(?:[nuµm]?s|[num]?secs?|seconds?)"
-_FREE_PORT = r"(?:3[3-9]\d{3}|[45]\d{4}|6[0-5]\d{3})"  # the kernel gives such a one to who asks for none
+_FREE_PORT = r"(?:32(?:76[89]|7[7-9]\d|[89]\d\d)|3[3-9]\d{3}|[45]\d{4}|6[0-5]\d{3})"  # one that the kernel gives
 _TTY = r"(?:\?|pts/\d+)"
 _VOLATILE = re.compile(
     # pytest's slowest tests: which they are, and in which order, is measured.
@@ -27,7 +27,11 @@ _VOLATILE = re.compile(
     r"(?:(?<=\d:\d\d:\d\d)(?: (?:UTC|[AP]M))* \d{4})?(?: [+-]\d{4})?\b"
     rf"|\b\d+(?:\.\d+)? {_UNIT}(?: ± [\d.]{{1,9}} {_UNIT})?(?= per loop\b)|(?<= runs, )[\d,]{{1,9}}(?= loops? each)"
     rf"|(?<![\w,])\d{{1,9}}(?= loops?, best of \d{{1,3}}: [\d.]{{1,9}} {_UNIT} per loop$)"
+    rf"|(?:(?<=The worst time \()|(?<=than the best time \())\d+(?:\.\d+)? {_UNIT}(?=\))"
     rf"|(?:(?<=\bin )(?:\d+m )?\d+|\b(?:\d+m)?\d+[.,]\d+)(?= ?{_UNIT}\b)|(?:(?<=\btime=\")|(?<=\bduration_ms ))\d+\.\d+"
+    # What GNU time measures; the number of digits of the memory is content.
+    r"|^\d+\.\d\duser \d+\.\d\dsystem \d+:\d\d[.:]\d\delapsed [\d?]+%CPU \(0avgtext\+0avgdata (?P<size_kib>\d+)"
+    r"maxresident\)k\n\d+inputs\+\d+outputs \(\d+major\+\d+minor\)pagefaults \d+swaps$"
     # Temporary names, and an archive that was built now; the number of digits of its size is content.
     r"|(?<=/)tmp(?:\.[A-Za-z0-9]{6,12}|[a-z0-9_]{8})\b|\bpytest-\d+\b|(?<=/pip-ephem-wheel-cache-)[a-z0-9_]{8}\b"
     r"|(?<=\.whl size=)(?P<size>\d+) sha256=[0-9a-f]{64}\b"
@@ -50,9 +54,9 @@ _VOLATILE = re.compile(
     re.MULTILINE,
 )
 _WORD = r"""(?!['"]*-)(?:[\w./*?=+:,@%~^-]|'[^'\n]*+'|"(?:[^"$`\\\n]|\\[^"\n])*+")++"""
-_OF_PROGRAMS = (  # and the parts of what they write that only they tell from content
+_OF_PROGRAMS = (  # and the parts that only they tell from content, if the command has no others that may print
     (r"git (?:rev-parse|merge-base)(?: [\w./~^@-]{1,99}){1,9}", r"^(?P<one>(?=\d*[a-f])(?=[a-f]*\d)[0-9a-f]{7,40})$"),
-    (r"date(?: -u)? ['\"]?\+%s(?:\.?%N)?['\"]?", r"^1[789]\d{8}(?:\.?\d{9})?$"),
+    (r"date(?: -u)?(?: ['\"]?\+[\w%:.-]*['\"]?)?", r"^1[789]\d{8}(?:\.?\d{9})?$"),
     (rf"(?:pgrep|pidof)(?: -[fxno])*+(?: {_WORD})++", r"^\d{1,7}$"),
 )
 _ECHOED_ID = re.compile(r"echo \"?([^\"'$|<>`\\]*)\$!([^\"'$|<>`\\]*)\"?")
@@ -69,7 +73,7 @@ _ON_PROCESSES = re.compile(
     r"(?i)(?<![a-z])(?:p?kill(?:all|pg)?|wait(?:pid)?|fg|bg|disown|jobs?|ps|pstree|top|pmap|pwdx|lsof|(?:re|io)nice"
     r"|taskset|cpulimit|nsenter|strace|gdb|gcore|proc(?:ess)?|p?pids?|terminate|terminal)(?![a-z])"
 )
-_ESCAPED = {r"\n": "\n", r"\t": "\t", r"\"": '"'}
+_ESCAPED = {r"\n": "\n", r"\t": "\t", r"\"": '"', r"\u003c": "<", r"\u003e": ">", r"\u0026": "&", r"\u0027": "'"}
 _IN_FILE_OR_ID = r"(?:/|[A-Za-z_][.-]|(?:(?:\b|_)id|Id)\W{1,4})"
 
 
@@ -81,7 +85,7 @@ def without_volatile(text: str, command: str = "") -> str:
     def mark(match: re.Match[str]) -> str:
         name, part = match.lastgroup or "", match[match.lastgroup or 0]
         number = seen.setdefault(part, len(seen)) if name.startswith("one") else ""
-        return f"\0{number}{part if name == 'stat' else len(part) if name == 'size' else ''}"
+        return f"\0{number}{part if name == 'stat' else len(part) if name.startswith('size') else ''}"
 
     text = _unescaped(text)
     for pattern in _patterns(text, command):
@@ -96,7 +100,7 @@ def _unescaped(text: str) -> str:
     with suppress(orjson.JSONDecodeError):
         of = orjson.loads(text) if lines and text.startswith("{") else {}
         if lines and isinstance(of.get("output"), str) and of.keys() <= {"returncode", "output", "exception_info"}:
-            shown = re.sub(r"\\.", lambda match: _ESCAPED.get(match[0], match[0]), lines[1])
+            shown = re.sub(r"\\(?:u[0-9a-f]{4}|.)", lambda match: _ESCAPED.get(match[0], match[0]), lines[1])
             return f"{text[: lines.start(1)]}\0\n{shown}\n{text[lines.end(1) :]}"
     return text
 
@@ -110,7 +114,7 @@ def _printing(command: str) -> list[str]:
 def _patterns(text: str, command: str) -> list[re.Pattern[str]]:
     """Return the patterns of volatile parts; a program's own ones if no other one of the command can write such."""
     programs = _printing(command)
-    own = [written for asks, written in _OF_PROGRAMS if len(programs) == 1 and re.fullmatch(asks, programs[0])]
+    own = [written for asks, written in _OF_PROGRAMS if programs and all(re.fullmatch(asks, one) for one in programs)]
     if programs and (echo := _ECHOED_ID.fullmatch(programs[-1])):
         is_told = len(programs) == 2 and echo[1] and re.search(r"[^&>]&\s*+echo\b", command)  # it surely prints
         line = rf"(?<=^{re.escape(echo[1])})\d{{1,7}}(?={re.escape(echo[2].rstrip())}$)"

@@ -10,7 +10,17 @@ from adapter.turns.volatile_text import names_any, volatile_words, without_volat
 
 SLOWEST = "============ slowest durations =============\n"
 HIDDEN = "\n({} durations < 0.005s hidden.  Use -vv to show these durations.)\n3 passed in 0.12s"
+FAULTS = "{}inputs+0outputs (0major+{}minor)pagefaults 0swaps"
 VOLATILE = [
+    (
+        f"0.04user 0.00system 0:00.04elapsed 95%CPU (0avgtext+0avgdata 12904maxresident)k\n{FAULTS.format(0, 2014)}",
+        f"1.03user 0.01system 1:00.23elapsed ?%CPU (0avgtext+0avgdata 13130maxresident)k\n{FAULTS.format(8, 2016)}",
+    ),
+    (
+        "The worst time (2.1 usec) was more than four times slower than the best time (426 nsec).",
+        "The worst time (9 usec) was more than four times slower than the best time (1.5 usec).",
+    ),
+    ("listening on port 32777", "listening on port 32801"),
     ("-rw-r--r-- 1 agent agent 12 Nov 29 10:00 calc.py", "-rw-r--r-- 1 agent agent 12 Dec  1 09:13 calc.py"),
     ("-rw-r--r-- 1 a a 12 Jan  3  2025 calc.py", "-rw-r--r-- 1 a a 12 Jan 13  2026 calc.py"),
     ("Sat Nov 29 15:00:43 UTC 2026", "Sun Nov  1 05:10:43 UTC 2026"),
@@ -82,6 +92,13 @@ VOLATILE = [
     ("Original token count: 107\nOutput:\n1", "Original token count: 108\nOutput:\n1"),
 ]
 DIFFERENT = [
+    (
+        f"0.04user 0.00system 0:00.04elapsed 95%CPU (0avgtext+0avgdata 12904maxresident)k\n{FAULTS.format(0, 2014)}",
+        f"0.04user 0.00system 0:00.04elapsed 95%CPU (0avgtext+0avgdata 912904maxresident)k\n{FAULTS.format(0, 2014)}",
+    ),
+    (FAULTS.format(0, 2014), FAULTS.format(8, 2014)),
+    ("the best time (426)", "the best time (427)"),
+    ("port 32767", "port 32801"),
     (
         f"{SLOWEST}0.02s call     a.py::test_add\n1 passed in 0.1s",
         f"{SLOWEST}0.02s call     a.py::test_add\n2 passed in 0.1s",
@@ -178,6 +195,8 @@ OF_COMMANDS = [
         "HTTP/1.0 200 OK\nDate: Mon, 30 Nov 2026 23:59:58 GMT\nContent-Length: 12",
     ),
     ("cp -r . /tmp/copy; date +%s", "1796112822", "1796099999"),
+    ("date -u +%Y-%m-%dT%H:%M:%SZ; date +%s", "2026-11-30T15:00:43Z\n1796140746", "2026-12-01T15:00:43Z\n1796140811"),
+    ("git rev-parse HEAD; git rev-parse HEAD~1", f"{'1f0c' * 10}\n{'2e0c' * 10}", f"{'aaa0' * 10}\n{'bbb0' * 10}"),
     (
         "cat server.log",
         "INFO:     Started server process [17]\n[2026-12-01 09:13:42 +0000] Booting worker with pid: 17",
@@ -224,6 +243,9 @@ OTHERS_OF_COMMANDS = [
     ("/usr/bin/time -v python3 run.py", "\tExit status: 0", "\tExit status: 1"),
     ("python3 -c 'import os; print(os.getpid()); print(count)'", "100\n5", "109\n6"),
     ("python3 -c 'import time; t = time.time(); print(\"loss\", loss)'", "loss 0.25", "loss 0.75"),
+    ("git rev-parse HEAD; git rev-parse main", f"{'1f0c' * 10}\n{'1f0c' * 10}", f"{'aaa0' * 10}\n{'bbb0' * 10}"),
+    ("date +%s; stat -c %s big", "1796140746\n1796140746", "1796140811\n1796140747"),
+    ("git rev-parse HEAD; date +%s", f"{'1f0c' * 10}\n1796140746", f"{'1f0c' * 10}\n1796140747"),
     ("git rev-parse HEAD; sha1sum a", f"{'1f0c' * 10}  a", f"{'aaa0' * 10}  a"),
     ("python3 client.py", "sent\nBrokenPipeError: [Errno 32] Broken pipe", "sent"),
     ("pgrep -c -f app", "1", "2"),
