@@ -1,5 +1,6 @@
 """Turns of a rollout's earlier attempts, and their move to the session of the attempt that asks for them again."""
 
+from datetime import datetime
 from typing import NamedTuple
 
 from sqlalchemy import exists, func, select, update
@@ -16,7 +17,7 @@ COPIED = "copied"
 
 class RecordedTurn(NamedTuple):
     """A completed turn of an earlier attempt, with its packed request and answer. `is_replayed`: sampled for an attempt
-    before that one; a copy is not."""
+    before that one; a copy is not. `asked_at`: the time of the request in that attempt."""
 
     id: int
     lane: str
@@ -24,12 +25,14 @@ class RecordedTurn(NamedTuple):
     request: bytes
     answer: bytes
     is_replayed: bool
+    asked_at: datetime
 
 
 async def load_recorded(conn: AsyncConnection, rollout_id: int, attempt: int) -> list[RecordedTurn]:
     """Return the completed turns of the attempts before this one that have no patch, the newest attempt's first."""
     is_replayed = TurnTable.replayed_at.is_not(None) & (TurnTable.worker != COPIED)
-    columns = columns_of(RecordedTurn, TurnTable, is_replayed=is_replayed)
+    asked_at = func.coalesce(TurnTable.replayed_at, TurnTable.created_at)
+    columns = columns_of(RecordedTurn, TurnTable, is_replayed=is_replayed, asked_at=asked_at)
     completed = (TurnTable.rollout_id == rollout_id) & (TurnTable.state == TurnState.COMPLETED)
     has_patch = exists().where(PatchTable.rollout_id == rollout_id, PatchTable.attempt == TurnTable.attempt)
     statement = select(*columns).where(completed, TurnTable.attempt < attempt, ~has_patch)

@@ -32,7 +32,8 @@ class LiveSession:
     """A session in memory. `num_calls`: turns in generation. `loaded`: the store has been read once for the tree.
 
     `recorded`: what earlier attempts have asked and this one has not yet (`turns/replay.py`); None: not read yet.
-    `stale`: words of their results that this attempt's results have others for.
+    `replayed`: turns that this process moved here, and when. `stale`: words of their results that this attempt's
+    results have others for.
     """
 
     row: SessionRow
@@ -43,7 +44,7 @@ class LiveSession:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     num_calls: int = 0
     recorded: list[Any] | None = None
-    has_replayed: bool = False
+    replayed: dict[int, float] = field(default_factory=dict)
     stale: set[str] = field(default_factory=set)
 
     @property

@@ -17,11 +17,14 @@ that answered moves to the new session: it stays one row, which is trained at mo
 
 A result that differs in volatile parts alone is represented by the recorded tokens, so the context of later samples is
 what the model has seen. The key of the client's own history is stored with the turn, by which its next request is
-recognised. Not replayed are a turn that two boxes have ended behind, since its commands may be the cause; one whose
-tokens begin with those of a turn that was not replayed; and those of an attempt that has a patch, which may be graded.
+recognised. A message that came by itself, such as the end of a program in the background, comes behind the same turn
+again: that one is answered no earlier than it was, counted from the request that first named the program's id. Not
+replayed are a turn that two boxes have ended behind, since its commands may be the cause; one whose tokens begin with
+those of a turn that was not replayed; and those of an attempt that has a patch, which may be graded.
 """
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -39,15 +42,19 @@ from store.database import Database
 from store.replayed_turns import RecordedTurn, load_recorded, move_turn
 from store.tool_uses import read_tool_uses
 
+_LONGEST_WAIT = 240.0  # shorter than time limits of clients for an answer
+
 
 class RecordedCall(NamedTuple):
     """A recorded turn and the request that it answers: lane, kind, the turn that it is behind, key of its messages.
-    `contents`: of the messages, with their volatile parts. `commands`: of all recorded turns, by ids of calls."""
+    `contents`: of the messages, with their volatile parts. `commands`: of all recorded turns, by ids of calls. `cause`:
+    of a message that came by itself, the turn whose request first named it, and seconds from that request to this."""
 
     turn: RecordedTurn
     asked: tuple[str, str, int | None, bytes]
     contents: list[Any]
     commands: dict[str, str]
+    cause: tuple[int, float] | None
 
 
 async def replay(database: Database, session: LiveSession, prepared: PreparedCall) -> bool:
@@ -66,7 +73,7 @@ async def replay(database: Database, session: LiveSession, prepared: PreparedCal
     key = await asyncio.to_thread(_key, prepared.new_messages, commands, opening)
     same = sorted((one for one in recorded if one.asked[3] == key), key=lambda one: one.contents != contents)
     # A later question may mean the date in it.
-    is_free = after is not None or not (session.tree.num_turns or session.has_replayed)
+    is_free = after is not None or not (session.tree.num_turns or session.replayed)
     if not same or not (is_free or same[0].contents == contents):
         return False
     call = same[0]
@@ -82,11 +89,15 @@ async def replay(database: Database, session: LiveSession, prepared: PreparedCal
     # An answer may name a process or a file of the lost box.
     if names_any(used, session.stale) or not fits(made_for, options, given, row.endpoint is not None):
         return False
+    times = session.replayed | {call.turn.id: (now := time.monotonic())}
+    causes = [one.cause for one in session.recorded or [] if one.asked[2] == call.turn.id and one.cause]
+    waits = [times[turn_id] + seconds - now for turn_id, seconds in causes if turn_id in times]
+    await asyncio.sleep(min(max(waits, default=0.0), _LONGEST_WAIT))
     answer["asked"] = asked and asked | {"call_key": options.call_key}
     changed = (_with_key_of(prepared, call.turn.request), pack_json(answer))
     is_moved = await database.run(move_turn, call.turn.id, row.id, row.attempt, prepared.digest, *changed)
     session.recorded = [one for one in session.recorded or [] if one is not call]
-    session.has_replayed |= is_moved
+    session.replayed |= {call.turn.id: now} if is_moved else {}
     return is_moved
 
 
@@ -95,15 +106,29 @@ def _script(turns: Sequence[RecordedTurn]) -> list[RecordedCall]:
     uses = {(use.call_id, use.body) for one in answers for use in read_tool_uses(one["message"]) if use.kind == "shell"}
     counts = Counter(call_id for call_id, _ in uses)  # some models give each turn's calls the same ids
     commands = {call_id: body for call_id, body in uses if call_id and counts[call_id] == 1}
-    calls = []
+    calls, causes = list[RecordedCall](), _causes(turns)
     for turn in turns:
         request: Any = unpack_json(turn.request)
         preamble = [request["system"], request["tools"]] if request["after"] is None else None
         asked = (turn.lane, turn.kind, request["after"], _key(request["messages"], commands, preamble))
         contents = [message["content"] for message in request["messages"]]
-        calls.append(RecordedCall(turn, asked, contents, commands))
+        calls.append(RecordedCall(turn, asked, contents, commands, causes.get(turn.id)))
     followed = {call.asked[2] for call in calls}
     return [call for call in calls if not call.turn.is_replayed or call.turn.id in followed]
+
+
+def _causes(turns: Sequence[RecordedTurn]) -> dict[int, tuple[int, float]]:
+    """Return `cause` of the turns that have one: beside results their request has a message with an id of before."""
+    causes, before = dict[int, tuple[int, float]](), list[tuple[RecordedTurn, str]]()
+    for turn in sorted(turns, key=lambda one: one.asked_at):
+        messages: Any = unpack_json(turn.request)["messages"]  # type: ignore[index]
+        told = [one["content"] or "" for one in messages if one["role"] not in ("tool", "assistant")]
+        words = {word for one in told for word in volatile_words(one)} if len(told) < len(messages) else set[str]()
+        first = next((one for one, text in before if any(word in text for word in words)), None)
+        if first is not None:
+            causes[turn.id] = (first.id, (turn.asked_at - first.asked_at).total_seconds())
+        before.append((turn, "\n".join(one["content"] or "" for one in messages)))
+    return causes
 
 
 def _key(messages: Sequence[dict[str, Any]], commands: dict[str, str], preamble: Sequence[Any] | None) -> bytes:

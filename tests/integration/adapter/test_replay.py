@@ -1,6 +1,8 @@
 """A further attempt gets the answers of the one before: each turn stays one row, and none is sampled again."""
 
+import asyncio
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +153,40 @@ async def test_an_answer_that_names_a_process_of_the_lost_box_ends_the_replay(
     again = await next_attempt(opened, 2)
     found = await converse_with(again, present)
     assert found[:2] == first[:2] and f"kill {present}" in found[2] and await num_calls(engine) == 4
+
+
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning", "ignore::SyntaxWarning"
+)
+@pytest.mark.parametrize("slower", [0.0, 0.6])
+async def test_a_message_that_comes_by_itself_comes_behind_the_same_turn(
+    thinking: str, engine: ScriptedEngine, opened: Opened, slower: float
+) -> None:
+    """A program in the background ends by the clock, while answers of a replay take no time."""
+
+    async def converse_with(opened: Opened, process: str, pause: float) -> list[str]:
+        messages: list[dict[str, Any]] = list(QUESTION)
+        ended_at, found = None, list[str]()
+        for number in range(4):
+            await asyncio.sleep(pause)
+            reply = await post(thinking, opened, "/v1/chat/completions", {"messages": messages, "tools": CHAT_TOOLS})
+            message = reply.json()["choices"][0]["message"]
+            (called,) = message["tool_calls"]
+            found.append(called["function"]["arguments"])
+            result = f"Command running in background with ID: {process}. It works." if number == 0 else "1 passed"
+            messages += [message, {"role": "tool", "tool_call_id": called["id"], "content": result}]
+            if number == 0:
+                ended_at = time.monotonic() + 1.0
+            elif ended_at is not None and time.monotonic() > ended_at:
+                messages.append({"role": "user", "content": f"<task-id>{process}</task-id> completed"})
+                ended_at = None
+        assert ended_at is None
+        return found
+
+    await engine.say(*(CALL.replace("ls -a", f"step {number}") for number in range(5)))
+    first = await converse_with(opened, "baejjo4or", 0.75)
+    again = await next_attempt(opened, 2)
+    assert await converse_with(again, "bp4i301dr", slower) == first and await num_calls(engine) == 4
 
 
 async def test_another_result_ends_the_replay(adapter: str, engine: ScriptedEngine, opened: Opened) -> None:
