@@ -41,7 +41,7 @@ _VOLATILE = re.compile(
     r"|(?<=\bbackground with ID: )b[a-z0-9]{8}(?=\. )|(?<=<task-id>)b[a-z0-9]{8}(?=</task-id>)|(?<=\bbg_)[0-9a-f]{8}\b"
     # Ids of processes; rows of `jobs -l`, `ps`, `ps aux` and `ps -ef` up to the command.
     r"|(?:(?<=\bpid: )|(?<=\bpid )|(?<=\bPID )|(?<=\bpid=)|(?<= server process \[))\d+|^\[\d{1,2}\] \d{3,7}$"
-    r"|(?<=^\[\d\][-+ ] ) *\d+(?= (?:Running|Stopped|Done|Exit|Terminated|Killed)\b)"
+    r"|(?<=^\[\d\][-+ ] ) *\d+(?= (?:Running|Stopped|Done|Exit|Terminated|Killed)\b)|(?<= PGID: )\d+"
     rf"| {{1,12}}\d+ +\d+\.\d +\d+\.\d +\d+ +\d+ +{_TTY} +(?:[DIRS]|(?P<stat>[TZ]))[<NLsl+]* +"
     rf"\d\d:\d\d +\d+:\d\d(?= )|^ *\d+(?= {_TTY} +\d\d:\d\d:\d\d \S)| {{1,12}}\d+ +\d+ +\d+ \d\d:\d\d {_TTY} +"
     r"\d\d:\d\d:\d\d(?= )|(?<=^Device: )\S+\tInode: (?P<one_inode>\d+)"
@@ -95,7 +95,9 @@ def without_volatile(text: str, command: str = "") -> str:
 
 
 def _unescaped(text: str) -> str:
-    """Return the text with the output in mini-swe-agent's JSON as lines. Other escapes are content, and stay."""
+    """Return the text with the output in Qwen Code's report, and in mini-swe-agent's JSON, as lines. Other escapes are
+    content, and stay."""
+    text = re.sub(r"^(Directory: .*\nOutput: )", "\\1\0\n", text, count=1, flags=re.MULTILINE)
     lines = re.search(r'(?<="output":)\s*+"((?:[^"\\]++|\\.)*+)', text)
     with suppress(orjson.JSONDecodeError):
         of = orjson.loads(text) if lines and text.startswith("{") else {}

@@ -262,17 +262,24 @@ def as_result(text: str) -> str:
     return f'{{\n  "returncode": 0,\n  "output": {orjson.dumps(text + chr(10)).decode()},\n  "exception_info": ""\n}}'
 
 
+def as_report(text: str) -> str:
+    """The result of a command in the form of Qwen Code."""
+    return f"Command: x\nDirectory: (root)\nOutput: {text}\nError: (none)\nExit Code: 0\nProcess Group PGID: 293"
+
+
 @pytest.mark.parametrize(("before", "later"), VOLATILE)
 def test_what_changes_each_time_is_left_out(before: str, later: str) -> None:
     assert without_volatile(before) == without_volatile(later) != before
     assert without_volatile(f"a\n{before}\nb") == without_volatile(f"a\n{later}\nb")
     assert without_volatile(as_result(before)) == without_volatile(as_result(later))
+    assert without_volatile(as_report(before)) == without_volatile(as_report(later).replace("293", "4110"))
 
 
 @pytest.mark.parametrize(("before", "later"), DIFFERENT)
 def test_nothing_else_is(before: str, later: str) -> None:
     assert without_volatile(before) != without_volatile(later)
     assert without_volatile(as_result(before)) != without_volatile(as_result(later))
+    assert without_volatile(as_report(before)) != without_volatile(as_report(later))
 
 
 @pytest.mark.parametrize("command", sorted({one for one, _, _ in [*OF_COMMANDS, *OTHERS_OF_COMMANDS]}))
@@ -306,12 +313,14 @@ def test_what_a_command_writes_anew(command: str, before: str, later: str) -> No
     assert without_volatile(before, command) == without_volatile(later, command)
     assert without_volatile(f"a\n{before}\nb", command) == without_volatile(f"a\n{later}\nb", command)
     assert without_volatile(as_result(before), command) == without_volatile(as_result(later), command)
+    assert without_volatile(as_report(before), command) == without_volatile(as_report(later), command)
 
 
 @pytest.mark.parametrize(("command", "before", "later"), OTHERS_OF_COMMANDS)
 def test_what_a_command_writes_by_its_work(command: str, before: str, later: str) -> None:
     assert without_volatile(before, command) != without_volatile(later, command)
     assert without_volatile(as_result(before), command) != without_volatile(as_result(later), command)
+    assert without_volatile(as_report(before), command) != without_volatile(as_report(later), command)
 
 
 A, B = "1f0c" * 10, "aaa0" * 10
@@ -394,6 +403,7 @@ ESCAPED = [
 def test_what_a_command_of_another_kind_writes(command: str, before: str, later: str) -> None:
     assert without_volatile(before, command) != without_volatile(later, command)
     assert without_volatile(as_result(before), command) != without_volatile(as_result(later), command)
+    assert without_volatile(as_report(before), command) != without_volatile(as_report(later), command)
 
 
 @pytest.mark.parametrize(("before", "later"), ESCAPED)
